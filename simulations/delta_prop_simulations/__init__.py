@@ -1,0 +1,1 @@
+"""Simulation: the real service in a false world. Nothing in production imports it."""

@@ -1,0 +1,130 @@
+"""The numbers of the 0xD3 protocol: versions, sizes, limits, codes.
+
+Nothing here computes; a number that two modules must agree on stands here once.
+"""
+
+from enum import IntEnum
+
+MAGIC = 0xD3
+VERSION = 0x01
+HEADER_BYTES = 16
+STAMP_BYTES = 48
+BODY_HEADER_BYTES = 64
+BODY_VERSION = 1
+CRC_BYTES = 4
+ALIGNMENT = 8
+
+FRAME_PAYLOAD_BYTES_MAX = 16 * 1024 * 1024
+DELTA_BYTES_MAX = 1024 * 1024
+VECTOR_ID_BYTES_MAX = 512
+NAMESPACE_BYTES_MAX = 255
+TOPIC_BYTES_MAX = 255
+TRANSFORM_NAME_BYTES_MAX = 255
+TOPICS_PER_DELTA_MAX = 16
+PARENTS_PER_DELTA_MAX = 64
+CLOCK_ENTRIES_MAX = 1024
+METADATA_BYTES_MAX = 64 * 1024
+DIMENSION_MAX = 65_536
+BATCH_ROWS_MAX = 65_536
+
+DELTA_ID_BYTES = 16
+PRODUCER_ID_BITS = 44
+PARTITION_BITS = 16
+LANE_BITS = 4
+COUNTER_MAX = (1 << 63) - 1
+"""Counters and Lamport numbers stay below 2**63, so that every store can keep them as signed."""
+
+
+class FrameType(IntEnum):
+    """The eight frames."""
+
+    DELTA = 0
+    BATCH = 1
+    ACK = 2
+    NACK = 3
+    BACKPRESSURE = 4
+    HEARTBEAT = 5
+    SUBSCRIBE = 6
+    UNSUBSCRIBE = 7
+
+
+class Flag(IntEnum):
+    """Bits of the header's flags byte; bits 4 to 7 are sent 0 and refused if set."""
+
+    ACK_WANTED = 1
+    HIGH_PRIORITY = 2
+    COMPRESSED = 4
+    BATCHED = 8
+
+
+class Attribute(IntEnum):
+    """Bits of a body's attributes word; 10-11 hold the ack level, 12-13 the priority, 14-15 are 0."""
+
+    TRANSACTIONAL = 1 << 0
+    CONTROL = 1 << 1
+    IDS = 1 << 2
+    PARENTS = 1 << 3
+    CLOCK = 1 << 4
+    MIXED_KINDS = 1 << 5
+    MIXED_NAMESPACES = 1 << 6
+    ROW_OFFSETS = 1 << 7
+    COUNTERS_LEAP = 1 << 8
+    STATE_ROWS = 1 << 9
+
+
+ACK_LEVEL_SHIFT = 10
+PRIORITY_SHIFT = 12
+
+
+class ErrorCode(IntEnum):
+    """Why something was refused. Names and numbers are part of the protocol."""
+
+    BAD_FRAME = 1
+    UNSUPPORTED_VERSION = 2
+    UNSUPPORTED_FLAG = 3
+    TOO_LARGE = 4
+    CHECKSUM = 5
+    UNAUTHORIZED = 6
+    UNKNOWN_TOPIC = 7
+    QUEUE_FULL = 8
+    RATE_LIMITED = 9
+    DEP_TIMEOUT = 10
+    FENCED = 11
+    CURSOR_TOO_OLD = 12
+    PROCESSING_FAILED = 13
+    INVALID_DELTA = 14
+    SHUTTING_DOWN = 15
+    DOT_REUSED = 16
+    UNKNOWN_ORIGIN = 17
+    CONFLICT = 18
+    PENDING_FULL = 19
+    LOG_FULL = 20
+    LOG_FAILED = 21
+    LEVEL_UNAVAILABLE = 22
+    OVERLAP = 23
+
+
+VOIDING = frozenset(
+    {
+        ErrorCode.TOO_LARGE,
+        ErrorCode.UNAUTHORIZED,
+        ErrorCode.INVALID_DELTA,
+        ErrorCode.CONFLICT,
+        ErrorCode.LEVEL_UNAVAILABLE,
+    }
+)
+"""Refusals for good: the dot becomes void, a corrected delta takes a new one."""
+
+RETRYABLE = frozenset(
+    {
+        ErrorCode.QUEUE_FULL,
+        ErrorCode.RATE_LIMITED,
+        ErrorCode.DEP_TIMEOUT,
+        ErrorCode.SHUTTING_DOWN,
+        ErrorCode.PENDING_FULL,
+        ErrorCode.LOG_FULL,
+        ErrorCode.LOG_FAILED,
+        ErrorCode.OVERLAP,
+    }
+)
+"""Refusals that may pass: the dot stays open, the same dot is sent again, in order."""
