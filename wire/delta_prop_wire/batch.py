@@ -1,0 +1,433 @@
+"""A batch: deltas that travel together, as an immutable view of the bytes that carry them.
+
+Columns are decoded when first asked for, and kept. Nothing here rewrites a body: who needs other
+bytes encodes another batch (`encode.py`).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source
+from delta_prop_wire.layout import (
+    BODY_HEADER,
+    CLOCK_ENTRY,
+    COLUMN_MASK,
+    EXPECT,
+    NAME_LENGTH,
+    PARENT,
+    TAG,
+    Column,
+)
+from delta_prop_wire.spec import (
+    ACK_LEVEL_SHIFT,
+    ALIGNMENT,
+    BODY_HEADER_BYTES,
+    CRC_BYTES,
+    HEADER_BYTES,
+    PRIORITY_SHIFT,
+    STAMP_BYTES,
+    Attribute,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SPARSE_KINDS = frozenset({Kind.SPARSE, Kind.SPARSE_ADD})
+_CRC = struct.Struct("<I")
+_HEAD_BYTES = HEADER_BYTES + STAMP_BYTES
+
+
+class Batch:
+    """Columns of one body. Shapes: n rows; `values` float32 and `indices` uint32 of all rows, end to end."""
+
+    version: int
+    header_words: int
+    attributes: int
+    count: int
+    origin: int
+    epoch: int
+    schema: int
+    base: int
+    hybrid_time: int
+    kinds_mask: int
+    dimension: int
+    body_length: int
+    previous: int
+
+    def __init__(self, body: bytes | memoryview) -> None:
+        """Read the header of a body that is known to be sound; `parse` is for bytes from elsewhere."""
+        self.body = memoryview(body)
+        (
+            self.version,
+            self.header_words,
+            self.attributes,
+            self.count,
+            self.origin,
+            self.epoch,
+            self.schema,
+            self.base,
+            self.hybrid_time,
+            self.kinds_mask,
+            self.dimension,
+            self.body_length,
+            self.previous,
+        ) = BODY_HEADER.unpack_from(self.body)
+
+    @classmethod
+    def parse(cls, body: bytes | memoryview) -> Batch:
+        """Read a body (with its padding and CRC) from elsewhere. Raises PeerError; checks every length."""
+        from delta_prop_wire.soundness import check_body
+
+        check_body(memoryview(body))
+        batch = cls(body)
+        batch.check()
+        return batch
+
+    def check(self) -> None:
+        """Raise PeerError unless the columns agree with each other, so that reading them cannot fail."""
+        from delta_prop_wire.soundness import check_columns
+
+        check_columns(self)
+
+    # --- the header's words
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole frame."""
+        return _HEAD_BYTES + len(self.body)
+
+    @property
+    def crc(self) -> int:
+        """The checksum that the batch's producer gave it."""
+        return int(_CRC.unpack_from(self.body, len(self.body) - CRC_BYTES)[0])
+
+    @property
+    def ack_level(self) -> AckLevel:
+        """What the producer wants an acknowledgement to promise."""
+        return AckLevel(self.attributes >> ACK_LEVEL_SHIFT & 3)
+
+    @property
+    def priority(self) -> Priority:
+        """The lane of all rows."""
+        return Priority(self.attributes >> PRIORITY_SHIFT & 3)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether the rows only fill places: they take offsets and are never delivered."""
+        return bool(self.attributes & Attribute.CONTROL)
+
+    @property
+    def leaps(self) -> bool:
+        """Whether counters need not be contiguous."""
+        return bool(self.attributes & Attribute.COUNTERS_LEAP)
+
+    @cached_property
+    def last(self) -> int:
+        """Counter of the last row."""
+        counters = self.counters
+        return self.base + self.count - 1 if counters is None else int(counters[-1])
+
+    # --- columns
+
+    @cached_property
+    def _places(self) -> dict[int, tuple[int, int]]:
+        """Column number to (start, length) within the body."""
+        mask = COLUMN_MASK.unpack_from(self.body, BODY_HEADER_BYTES)[0]
+        present = [k for k in range(mask.bit_length()) if mask >> k & 1]
+        at = BODY_HEADER_BYTES + COLUMN_MASK.size
+        lengths = struct.unpack_from(f"<{len(present)}I", self.body, at)
+        at += _padded(4 * len(present))
+        places = {}
+        for column, length in zip(present, lengths, strict=True):
+            places[column] = (at, length)
+            at += _padded(length)
+        return places
+
+    def column(self, column: Column) -> memoryview | None:
+        """The raw bytes of a column, None where it is absent."""
+        place = self._places.get(column)
+        return None if place is None else self.body[place[0] : place[0] + place[1]]
+
+    def _array(self, column: Column, dtype: str) -> NDArray[Any] | None:
+        raw = self.column(column)
+        return None if raw is None else np.frombuffer(raw, dtype)
+
+    @cached_property
+    def clock(self) -> tuple[Dot, ...]:
+        """Clock entries of other origins that changed since this origin's previous batch, sorted."""
+        raw = self.column(Column.CLOCK)
+        return () if raw is None else tuple(Dot(*entry) for entry in CLOCK_ENTRY.iter_unpack(raw))
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """The vector id of each row."""
+        return self._texts(Column.KEY_ENDS, Column.KEYS)
+
+    @cached_property
+    def namespace_names(self) -> tuple[str, ...]:
+        """The table of namespaces."""
+        return self._names(Column.NAMESPACES)
+
+    @property
+    def namespace(self) -> str | None:
+        """The one namespace of all rows, None where they differ."""
+        names = self.namespace_names
+        return names[0] if len(names) == 1 else None
+
+    @cached_property
+    def namespaces(self) -> list[str]:
+        """The namespace of each row."""
+        names = self.namespace_names
+        index = self._array(Column.NAMESPACE_INDEX, "<u2")
+        return [names[0]] * self.count if index is None else [names[i] for i in index.tolist()]
+
+    @property
+    def kind(self) -> int | None:
+        """The one kind of all rows, None where they differ."""
+        mask = self.kinds_mask
+        return mask.bit_length() - 1 if mask & (mask - 1) == 0 else None
+
+    @cached_property
+    def kinds(self) -> bytes:
+        """The kind of each row."""
+        raw = self.column(Column.KINDS)
+        return bytes((self.kinds_mask.bit_length() - 1,)) * self.count if raw is None else bytes(raw)
+
+    @cached_property
+    def ids(self) -> list[bytes] | None:
+        """The 16-byte id of each row, None where identity is the dot alone."""
+        raw = self.column(Column.IDS)
+        return None if raw is None else [bytes(raw[i : i + 16]) for i in range(0, len(raw), 16)]
+
+    @cached_property
+    def counters(self) -> NDArray[np.uint64] | None:
+        """The counter of each row where they may leap, else None."""
+        return self._array(Column.COUNTERS, "<u8")
+
+    @cached_property
+    def row_offsets(self) -> NDArray[np.uint64] | None:
+        """The offset of each row in a frame that was cut by a filter, else None."""
+        return self._array(Column.ROW_OFFSETS, "<u8")
+
+    @cached_property
+    def parents(self) -> tuple[tuple[int, Dot | bytes], ...]:
+        """(row, parent) for each parent that a row names."""
+        raw = self.column(Column.PARENTS)
+        if raw is None:
+            return ()
+        return tuple(
+            (row, Dot(*CLOCK_ENTRY.unpack(name)) if form == 0 else name)
+            for row, form, name in PARENT.iter_unpack(raw)
+        )
+
+    @cached_property
+    def expects(self) -> tuple[tuple[int, Dot], ...]:
+        """(row, dot) for each row that is refused unless its vector's last delta is that dot."""
+        raw = self.column(Column.EXPECTS)
+        return () if raw is None else tuple((e[0], Dot(e[2], e[3])) for e in EXPECT.iter_unpack(raw))
+
+    @cached_property
+    def tags(self) -> tuple[tuple[int, str], ...]:
+        """(row, custom topic) for each custom topic of a row."""
+        raw = self.column(Column.TAGS)
+        if raw is None:
+            return ()
+        names = self._names(Column.TAG_NAMES)
+        return tuple((row, names[name]) for row, name in TAG.iter_unpack(raw))
+
+    @cached_property
+    def custom_topics(self) -> frozenset[str]:
+        """All custom topics that some row has."""
+        return frozenset(name for _, name in self.tags)
+
+    @cached_property
+    def values(self) -> NDArray[np.float32]:
+        """All rows' numbers, end to end."""
+        array = self._array(Column.VALUES, "<f4")
+        return _NO_VALUES if array is None else array
+
+    @cached_property
+    def indices(self) -> NDArray[np.uint32]:
+        """All sparse rows' indices, end to end."""
+        array = self._array(Column.INDICES, "<u4")
+        return _NO_INDICES if array is None else array
+
+    @cached_property
+    def row_values(self) -> int | None:
+        """Numbers a row where all rows have as many, else None."""
+        return None if Column.VALUE_ENDS in self._places else len(self.values) // self.count
+
+    @cached_property
+    def value_bounds(self) -> NDArray[np.int64]:
+        """Row i's numbers are values[bounds[i]:bounds[i + 1]]."""
+        return self._bounds(Column.VALUE_ENDS, self.row_values)
+
+    @cached_property
+    def index_bounds(self) -> NDArray[np.int64]:
+        """Row i's indices are indices[bounds[i]:bounds[i + 1]]."""
+        bounds = self.value_bounds
+        if self.kind is not None:
+            return bounds if self.kind in SPARSE_KINDS else np.zeros_like(bounds)
+        widths = np.diff(bounds)
+        widths[[kind not in SPARSE_KINDS for kind in self.kinds]] = 0
+        return np.concatenate(([0], np.cumsum(widths)))
+
+    @cached_property
+    def blob_bounds(self) -> NDArray[np.int64]:
+        """Row i's bytes lie from bounds[i] to bounds[i + 1] in the blobs."""
+        return self._bounds(Column.BLOB_ENDS, 0)
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether some row changes metadata."""
+        return Column.METADATA in self._places
+
+    # --- rows
+
+    def counter(self, row: int) -> int:
+        """The counter of a row."""
+        counters = self.counters
+        return self.base + row if counters is None else int(counters[row])
+
+    def dot(self, row: int) -> Dot:
+        """The identity of a row."""
+        return Dot(self.origin, self.counter(row))
+
+    def blob(self, row: int) -> bytes:
+        """The bytes of an opaque row, the name of a transform, the payload of an unknown kind."""
+        raw = self.column(Column.BLOBS)
+        if raw is None:
+            return b""
+        bounds = self.blob_bounds
+        return bytes(raw[int(bounds[row]) : int(bounds[row + 1])])
+
+    def operation(self, row: int) -> Operation:
+        """The operation of a row; its arrays are read-only views of the body."""
+        kind = self.kinds[row]
+        if kind in _BLOB_FREE_KINDS:
+            values = self._row_values_of(row) if kind in _VALUE_KINDS else None
+            if kind not in SPARSE_KINDS:
+                return Operation(kind, values)
+            bounds = self.index_bounds
+            return Operation(kind, values, self.indices[int(bounds[row]) : int(bounds[row + 1])])
+        return Operation(kind, data=self.blob(row))
+
+    def metadata(self, row: int) -> dict[str, Any] | None:
+        """The metadata change of a row (a JSON merge patch), None where it has none."""
+        raw = self.column(Column.METADATA)
+        if raw is None:
+            return None
+        bounds = self._metadata_bounds
+        part = raw[int(bounds[row]) : int(bounds[row + 1])]
+        return msgpack.unpackb(part, strict_map_key=True) if len(part) else None
+
+    def timestamp(self, row: int) -> int:
+        """The hybrid time of a row."""
+        times = self._array(Column.TIMES, "<u8")
+        return self.hybrid_time if times is None else int(times[row])
+
+    def delta(self, row: int, source: Source = Source.LOCAL) -> Delta:
+        """Everything that a row says."""
+        return Delta(
+            vector_id=self.keys[row],
+            operation=self.operation(row),
+            namespace=self.namespaces[row],
+            id=None if self.ids is None else self.ids[row],
+            dot=self.dot(row),
+            parents=tuple(parent for at, parent in self.parents if at == row),
+            clock=self.clock,
+            timestamp=self.timestamp(row),
+            priority=self.priority,
+            source=source,
+            metadata=self.metadata(row),
+            topics=tuple(tag for at, tag in self.tags if at == row),
+            expect=next((dot for at, dot in self.expects if at == row), None),
+        )
+
+    # --- helpers
+
+    def _row_values_of(self, row: int) -> NDArray[np.float32]:
+        width = self.row_values
+        if width is not None:
+            return self.values[row * width : (row + 1) * width]
+        bounds = self.value_bounds
+        return self.values[int(bounds[row]) : int(bounds[row + 1])]
+
+    @cached_property
+    def _metadata_bounds(self) -> NDArray[np.int64]:
+        return self._bounds(Column.METADATA_ENDS, 0)
+
+    def _bounds(self, column: Column, width: int | None) -> NDArray[np.int64]:
+        ends = self._array(column, "<u4")
+        if ends is None:
+            return np.arange(self.count + 1, dtype=np.int64) * (width or 0)
+        bounds = np.zeros(self.count + 1, np.int64)
+        bounds[1:] = ends
+        return bounds
+
+    def _texts(self, ends: Column, texts: Column) -> list[str]:
+        place, raw = self._places.get(ends), self.column(texts)
+        if place is None or raw is None:
+            return [""] * self.count
+        stops = struct.unpack_from(f"<{self.count}I", self.body, place[0])
+        text = bytes(raw)
+        starts = (0, *stops[:-1])
+        if text.isascii():  # one decode, then slices: characters and bytes count alike
+            whole = text.decode("ascii")
+            return [whole[a:b] for a, b in zip(starts, stops, strict=True)]
+        return [text[a:b].decode() for a, b in zip(starts, stops, strict=True)]
+
+    def _names(self, column: Column) -> tuple[str, ...]:
+        raw = self.column(column)
+        names, at = [], 0
+        while raw is not None and at < len(raw):
+            (length,) = NAME_LENGTH.unpack_from(raw, at)
+            at += NAME_LENGTH.size
+            names.append(str(raw[at : at + length], "utf-8"))
+            at += length
+        return tuple(names)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoggedBatch:
+    """A batch with its place in the log: row i has offset + i and Lamport number lamport + i.
+
+    `head` is the 64 bytes of frame header and stamp as stored; a frame is head followed by body.
+    """
+
+    batch: Batch
+    offset: int
+    lamport: int
+    source: Source
+    head: bytes
+
+    @property
+    def count(self) -> int:
+        """Rows."""
+        return self.batch.count
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last row."""
+        return self.offset + self.batch.count
+
+    def key(self, row: int) -> tuple[int, int, int]:
+        """The canonical key of a row: (Lamport number, origin, counter)."""
+        return (self.lamport + row, self.batch.origin, self.batch.counter(row))
+
+
+_VALUE_KINDS = frozenset({Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD, Kind.SCALE, Kind.OFFSET})
+_BLOB_FREE_KINDS = _VALUE_KINDS | {Kind.DELETE, Kind.METADATA}
+_NO_VALUES = np.zeros(0, np.float32)
+_NO_INDICES = np.zeros(0, np.uint32)
+
+
+def _padded(length: int) -> int:
+    return -(-length // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,361 @@
+"""Encodes deltas into a batch, once; from then on the bytes travel, rest and arrive as they are.
+
+Checks nothing that `validate.py` checks: who encodes has validated.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+
+from delta_prop_wire.batch import Batch
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.delta import AckLevel, Kind, Priority
+from delta_prop_wire.errors import InvalidDelta, Refused
+from delta_prop_wire.layout import (
+    BODY_HEADER,
+    CLOCK_ENTRY,
+    COLUMN_MASK,
+    EXPECT,
+    NAME_LENGTH,
+    PARENT,
+    TAG,
+    Column,
+)
+from delta_prop_wire.spec import (
+    ACK_LEVEL_SHIFT,
+    ALIGNMENT,
+    BATCH_ROWS_MAX,
+    BODY_HEADER_BYTES,
+    BODY_VERSION,
+    CRC_BYTES,
+    FRAME_PAYLOAD_BYTES_MAX,
+    PRIORITY_SHIFT,
+    STAMP_BYTES,
+    Attribute,
+    ErrorCode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from delta_prop_wire.delta import Delta, Dot
+
+_ATTRIBUTE_OF = {
+    Column.IDS: Attribute.IDS,
+    Column.PARENTS: Attribute.PARENTS,
+    Column.CLOCK: Attribute.CLOCK,
+    Column.KINDS: Attribute.MIXED_KINDS,
+    Column.NAMESPACE_INDEX: Attribute.MIXED_NAMESPACES,
+    Column.ROW_OFFSETS: Attribute.ROW_OFFSETS,
+    Column.COUNTERS: Attribute.COUNTERS_LEAP,
+}
+_ZEROS = bytes(ALIGNMENT)
+
+
+def encode_batch(
+    deltas: Sequence[Delta],
+    *,
+    origin: int,
+    base: int,
+    epoch: int = 1,
+    clock: Sequence[Dot] = (),
+    previous: int = 0,
+    counters: Sequence[int] | None = None,
+    row_offsets: Sequence[int] | None = None,
+    ack_level: AckLevel = AckLevel.MEMORY,
+    priority: Priority = Priority.NORMAL,
+    hybrid_time: int = 0,
+) -> Batch:
+    """Encode deltas under the dots (origin, base), (origin, base + 1), … or, leaping, under `counters`.
+
+    `clock` holds the entries of other origins that changed since this origin's previous batch.
+    A delta's own dot, clock and priority are not looked at: they belong to the batch.
+    Raises InvalidDelta where ids are given for some rows only, TOO_LARGE beyond the frame's bound.
+    """
+    count = len(deltas)
+    if not 1 <= count <= BATCH_ROWS_MAX:
+        raise InvalidDelta("batch", f"{count} deltas; a batch holds 1 to {BATCH_ROWS_MAX}: split it")
+    columns: dict[Column, bytes] = {}
+    _add_clock(columns, clock)
+    _add_texts(columns, [delta.vector_id for delta in deltas])
+    _add_namespaces(columns, [delta.namespace for delta in deltas])
+    mask = _add_kinds(columns, deltas)
+    _add_ids(columns, deltas)
+    if counters is not None:
+        columns[Column.COUNTERS] = struct.pack(f"<{count}Q", *counters)
+    if row_offsets is not None:
+        columns[Column.ROW_OFFSETS] = struct.pack(f"<{count}Q", *row_offsets)
+    _add_exceptions(columns, deltas)
+    times = [delta.timestamp for delta in deltas]
+    hybrid_time = hybrid_time or times[0]
+    if any(time not in (0, hybrid_time) for time in times):
+        columns[Column.TIMES] = struct.pack(f"<{count}Q", *times)
+    dimension = _add_payload(columns, deltas)
+    _add_metadata(columns, deltas)
+    attributes = ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT
+    return assemble(
+        columns,
+        attributes=attributes,
+        count=count,
+        origin=origin,
+        epoch=epoch,
+        base=base,
+        hybrid_time=hybrid_time,
+        kinds_mask=mask,
+        dimension=dimension,
+        previous=previous,
+    )
+
+
+def encode_vectors(
+    keys: Sequence[str],
+    matrix: NDArray[np.float32],
+    *,
+    namespace: str,
+    origin: int,
+    base: int,
+    kind: Kind = Kind.CREATE,
+    epoch: int = 1,
+    clock: Sequence[Dot] = (),
+    ids: Sequence[bytes] | None = None,
+    ack_level: AckLevel = AckLevel.MEMORY,
+    priority: Priority = Priority.NORMAL,
+    hybrid_time: int = 0,
+) -> Batch:
+    """Encode whole vectors, one a row of `matrix` (n × dimension, float32), without a loop over rows."""
+    columns: dict[Column, bytes] = {}
+    _add_clock(columns, clock)
+    _add_texts(columns, keys)
+    columns[Column.NAMESPACES] = _names([namespace])
+    if ids is not None:
+        columns[Column.IDS] = b"".join(ids)
+    columns[Column.VALUES] = np.ascontiguousarray(matrix, "<f4").tobytes()
+    return assemble(
+        columns,
+        attributes=ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT,
+        count=len(keys),
+        origin=origin,
+        epoch=epoch,
+        base=base,
+        hybrid_time=hybrid_time,
+        kinds_mask=1 << kind,
+        dimension=matrix.shape[1],
+    )
+
+
+def encode_void(
+    *,
+    origin: int,
+    base: int,
+    count: int,
+    code: ErrorCode,
+    epoch: int = 1,
+    clock: Sequence[Dot] = (),
+    previous: int = 0,
+    counters: Sequence[int] | None = None,
+    priority: Priority = Priority.NORMAL,
+    hybrid_time: int = 0,
+) -> Batch:
+    """Encode the control row that fills the place of refused dots, one row a dot.
+
+    It keeps the refused frame's clock entries, since later frames of the origin send only changes;
+    the rows' bytes name the error code (u16, little-endian).
+    """
+    columns: dict[Column, bytes] = {}
+    _add_clock(columns, clock)
+    if counters is not None:
+        columns[Column.COUNTERS] = struct.pack(f"<{count}Q", *counters)
+    columns[Column.BLOB_ENDS] = struct.pack(f"<{count}I", *range(2, 2 * count + 1, 2))
+    columns[Column.BLOBS] = struct.pack("<H", code) * count
+    return assemble(
+        columns,
+        attributes=Attribute.CONTROL | priority << PRIORITY_SHIFT,
+        count=count,
+        origin=origin,
+        epoch=epoch,
+        base=base,
+        hybrid_time=hybrid_time,
+        kinds_mask=1 << Kind.OPAQUE,
+        previous=previous,
+    )
+
+
+def assemble(
+    columns: dict[Column, bytes],
+    *,
+    attributes: int,
+    count: int,
+    origin: int,
+    epoch: int,
+    base: int,
+    hybrid_time: int,
+    kinds_mask: int,
+    dimension: int = 0,
+    previous: int = 0,
+) -> Batch:
+    """Lay the columns out behind their header and sign them. Raises Refused (TOO_LARGE)."""
+    mask, lengths, parts = 0, [], []
+    for column in sorted(columns):
+        content = columns[column]
+        mask |= 1 << column
+        lengths.append(len(content))
+        parts.append(content)
+        if len(content) % ALIGNMENT:
+            parts.append(_ZEROS[len(content) % ALIGNMENT :])
+        attributes |= _ATTRIBUTE_OF.get(column, 0)
+    directory = COLUMN_MASK.pack(mask) + struct.pack(f"<{len(lengths)}I", *lengths)
+    if len(lengths) % 2:
+        directory += _ZEROS[:4]
+    length = BODY_HEADER_BYTES + len(directory) + sum(map(len, parts))
+    if STAMP_BYTES + length + ALIGNMENT > FRAME_PAYLOAD_BYTES_MAX:
+        raise Refused(
+            ErrorCode.TOO_LARGE,
+            f"a batch of {length} bytes is above a frame's {FRAME_PAYLOAD_BYTES_MAX}: send fewer deltas in one",
+        )
+    header = BODY_HEADER.pack(
+        BODY_VERSION,
+        BODY_HEADER_BYTES // 8,
+        attributes,
+        count,
+        origin,
+        epoch,
+        0,
+        base,
+        hybrid_time,
+        kinds_mask,
+        dimension,
+        length,
+        previous,
+    )
+    signed = b"".join((header, directory, *parts, _ZEROS[: -(length + CRC_BYTES) % ALIGNMENT]))
+    return Batch(signed + crc32c(signed).to_bytes(CRC_BYTES, "little"))
+
+
+def _add_clock(columns: dict[Column, bytes], clock: Iterable[Dot]) -> None:
+    entries = sorted(clock)
+    if entries:
+        columns[Column.CLOCK] = b"".join(CLOCK_ENTRY.pack(*entry) for entry in entries)
+
+
+def _add_texts(columns: dict[Column, bytes], texts: Sequence[str]) -> None:
+    whole = "".join(texts)
+    sizes: Iterable[int]
+    if whole.isascii():
+        content, sizes = whole.encode("ascii"), map(len, texts)
+    else:
+        encoded = [text.encode() for text in texts]
+        content, sizes = b"".join(encoded), map(len, encoded)
+    columns[Column.KEYS] = content
+    columns[Column.KEY_ENDS] = _ends(sizes)
+
+
+def _ends(sizes: Iterable[int]) -> bytes:
+    stops, at = [], 0
+    for size in sizes:
+        at += size
+        stops.append(at)
+    return struct.pack(f"<{len(stops)}I", *stops)
+
+
+def _add_namespaces(columns: dict[Column, bytes], namespaces: Sequence[str]) -> None:
+    table = {name: place for place, name in enumerate(dict.fromkeys(namespaces))}
+    columns[Column.NAMESPACES] = _names(table)
+    if len(table) > 1:
+        columns[Column.NAMESPACE_INDEX] = struct.pack(
+            f"<{len(namespaces)}H", *(table[name] for name in namespaces)
+        )
+
+
+def _names(names: Iterable[str]) -> bytes:
+    encoded = [name.encode() for name in names]
+    return b"".join(NAME_LENGTH.pack(len(name)) + name for name in encoded)
+
+
+def _add_kinds(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> int:
+    kinds = bytes(delta.operation.kind for delta in deltas)
+    present = set(kinds)
+    if len(present) > 1:
+        columns[Column.KINDS] = kinds
+    mask = 0
+    for kind in present:
+        mask |= 1 << kind
+    return mask
+
+
+def _add_ids(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> None:
+    ids = [delta.id for delta in deltas if delta.id is not None]
+    if not ids:
+        return
+    if len(ids) != len(deltas):
+        row = next(row for row, delta in enumerate(deltas) if delta.id is None)
+        raise InvalidDelta(
+            "id", "missing, while other rows have one: give all rows of a batch an id or none", row=row
+        )
+    columns[Column.IDS] = b"".join(ids)
+
+
+def _add_exceptions(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> None:
+    parents: list[bytes] = []
+    tags: list[bytes] = []
+    expects: list[bytes] = []
+    names: dict[str, int] = {}
+    for row, delta in enumerate(deltas):
+        for parent in delta.parents:
+            if isinstance(parent, bytes):
+                parents.append(PARENT.pack(row, 1, parent))
+            else:
+                parents.append(PARENT.pack(row, 0, CLOCK_ENTRY.pack(*parent)))
+        tags.extend(TAG.pack(row, names.setdefault(tag, len(names))) for tag in delta.topics)
+        if delta.expect is not None:
+            expects.append(EXPECT.pack(row, 0, *delta.expect))
+    if parents:
+        columns[Column.PARENTS] = b"".join(parents)
+    if tags:
+        columns[Column.TAG_NAMES] = _names(names)
+        columns[Column.TAGS] = b"".join(tags)
+    if expects:
+        columns[Column.EXPECTS] = b"".join(expects)
+
+
+def _add_payload(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> int:
+    """Add numbers, indices and bytes; return the rows' common dimension, 0 where there is none."""
+    sizes, values, indices, blobs, dimensions = [], [], [], [], set()
+    for delta in deltas:
+        operation = delta.operation
+        numbers = operation.values
+        sizes.append(0 if numbers is None else len(numbers))
+        if numbers is not None:
+            values.append(numbers.astype("<f4", copy=False).tobytes())
+        if operation.indices is not None:
+            indices.append(operation.indices.astype("<u4", copy=False).tobytes())
+        if operation.kind in (Kind.CREATE, Kind.DENSE):
+            dimensions.add(sizes[-1])
+        blobs.append(operation.data)
+    if len(set(sizes)) > 1:
+        columns[Column.VALUE_ENDS] = _ends(sizes)
+    if values:
+        columns[Column.VALUES] = b"".join(values)
+    if indices:
+        columns[Column.INDICES] = b"".join(indices)
+    if any(blobs):
+        columns[Column.BLOBS] = b"".join(blobs)
+        columns[Column.BLOB_ENDS] = _ends(map(len, blobs))
+    return dimensions.pop() if len(dimensions) == 1 else 0
+
+
+def _add_metadata(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> None:
+    if all(delta.metadata is None for delta in deltas):
+        return
+    packed = [b"" if delta.metadata is None else _pack(delta.metadata) for delta in deltas]
+    columns[Column.METADATA] = b"".join(packed)
+    columns[Column.METADATA_ENDS] = _ends(map(len, packed))
+
+
+def _pack(metadata: Any) -> bytes:
+    return bytes(msgpack.packb(dict(metadata)))

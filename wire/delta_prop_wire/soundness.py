@@ -1,0 +1,248 @@
+"""Looks a foreign body over before anyone reads it: lengths, bounds, checksum, agreement of columns.
+
+What passes here can be read by `batch.py` without an exception; every failure is a PeerError.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, NoReturn
+
+import msgpack
+import numpy as np
+
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.delta import Kind
+from delta_prop_wire.errors import PeerError
+from delta_prop_wire.layout import (
+    BODY_HEADER,
+    COLUMN_MASK,
+    ENTRY_WIDTHS,
+    NAME_LENGTH,
+    PARENT,
+    ROW_WIDTHS,
+    Column,
+)
+from delta_prop_wire.spec import (
+    ALIGNMENT,
+    BATCH_ROWS_MAX,
+    BODY_HEADER_BYTES,
+    BODY_VERSION,
+    COUNTER_MAX,
+    CRC_BYTES,
+    FRAME_PAYLOAD_BYTES_MAX,
+    Attribute,
+    ErrorCode,
+)
+
+if TYPE_CHECKING:
+    from delta_prop_wire.batch import Batch
+
+_SMALLEST = BODY_HEADER_BYTES + COLUMN_MASK.size + CRC_BYTES
+_ATTRIBUTES_ZERO = 0xC000
+_KNOWN_COLUMNS = (1 << len(Column)) - 1
+_FLAGGED = {
+    Attribute.IDS: Column.IDS,
+    Attribute.PARENTS: Column.PARENTS,
+    Attribute.CLOCK: Column.CLOCK,
+    Attribute.MIXED_KINDS: Column.KINDS,
+    Attribute.MIXED_NAMESPACES: Column.NAMESPACE_INDEX,
+    Attribute.ROW_OFFSETS: Column.ROW_OFFSETS,
+    Attribute.COUNTERS_LEAP: Column.COUNTERS,
+}
+
+
+def check_body(body: memoryview) -> None:
+    """Check checksum, header and the directory of columns. Raises PeerError."""
+    if not _SMALLEST <= len(body) <= FRAME_PAYLOAD_BYTES_MAX or len(body) % ALIGNMENT:
+        _bad(
+            f"a body has {len(body)} bytes, not a multiple of 8 from {_SMALLEST} to {FRAME_PAYLOAD_BYTES_MAX}"
+        )
+    told = int.from_bytes(body[-CRC_BYTES:], "little")
+    found = crc32c(body[:-CRC_BYTES])
+    if told != found:
+        raise PeerError(ErrorCode.CHECKSUM, f"body checksum is {found:#010x}, the frame says {told:#010x}")
+    header = BODY_HEADER.unpack_from(body)
+    version, words, attributes, count = header[:4]
+    base, kinds_mask, length = header[7], header[9], header[11]
+    if version != BODY_VERSION or words * 8 != BODY_HEADER_BYTES:
+        raise PeerError(
+            ErrorCode.UNSUPPORTED_VERSION, f"body version {version}, header {words * 8} bytes; known: 1, 64"
+        )
+    if attributes & _ATTRIBUTES_ZERO:
+        raise PeerError(
+            ErrorCode.UNSUPPORTED_FLAG, f"attributes {attributes:#06x} have reserved bits 14 or 15 set"
+        )
+    if not 1 <= count <= BATCH_ROWS_MAX:
+        _bad(f"{count} rows in a batch; allowed are 1 to {BATCH_ROWS_MAX}")
+    if not 1 <= base <= COUNTER_MAX - count:
+        _bad(f"base counter {base} is not from 1 to {COUNTER_MAX - count}")
+    if kinds_mask == 0:
+        _bad("the kinds mask is 0; it has one bit set for each kind in the batch")
+    if not 0 <= len(body) - CRC_BYTES - length < ALIGNMENT or any(body[length:-CRC_BYTES]):
+        _bad(f"body length {length} does not fit {len(body)} bytes with zero padding and checksum")
+    _check_directory(body, length, count)
+
+
+def check_columns(batch: Batch) -> None:
+    """Check that the columns agree with each other and with the header. Raises PeerError."""
+    for attribute, column in _FLAGGED.items():
+        if bool(batch.attributes & attribute) != (batch.column(column) is not None):
+            _bad(f"attribute {attribute.name} and column {column.name} do not agree")
+    _check_ends(batch, Column.KEY_ENDS, Column.KEYS)
+    _check_ends(batch, Column.BLOB_ENDS, Column.BLOBS)
+    _check_ends(batch, Column.METADATA_ENDS, Column.METADATA)
+    _check_names(batch, Column.NAMESPACES, 1 if not batch.is_control else 0)
+    _check_names(batch, Column.TAG_NAMES, 0)
+    _check_texts(batch)
+    _check_kinds(batch)
+    _check_numbers(batch)
+    _check_entries(batch)
+    _check_metadata(batch)
+
+
+def _check_directory(body: memoryview, length: int, count: int) -> None:
+    mask = COLUMN_MASK.unpack_from(body, BODY_HEADER_BYTES)[0]
+    if mask & ~_KNOWN_COLUMNS:
+        _bad(f"columns mask {mask:#x} names columns above {len(Column) - 1}")
+    present = [Column(k) for k in range(len(Column)) if mask >> k & 1]
+    at = BODY_HEADER_BYTES + COLUMN_MASK.size
+    if at + 4 * len(present) > length:
+        _bad("the directory of columns goes past the body")
+    lengths = np.frombuffer(body[at : at + 4 * len(present)], "<u4").tolist()
+    at += _padded(4 * len(present))
+    for column, size in zip(present, lengths, strict=True):
+        if column in ROW_WIDTHS and size != ROW_WIDTHS[column] * count:
+            _bad(f"column {column.name} has {size} bytes for {count} rows")
+        if column in ENTRY_WIDTHS and size % ENTRY_WIDTHS[column]:
+            _bad(f"column {column.name} has {size} bytes, not a multiple of {ENTRY_WIDTHS[column]}")
+        at += _padded(size)
+    if at != length:
+        _bad(f"the columns end at {at}, the body at {length}")
+
+
+def _check_ends(batch: Batch, ends: Column, content: Column) -> None:
+    raw, stops = batch.column(content), batch.column(ends)
+    if (raw is None) != (stops is None):
+        _bad(f"columns {ends.name} and {content.name} come together or not at all")
+    if raw is not None and stops is not None:
+        _check_rising(np.frombuffer(stops, "<u4"), len(raw), ends)
+
+
+def _check_rising(stops: np.ndarray[tuple[int], np.dtype[np.uint32]], total: int, column: Column) -> None:
+    rising = stops.tolist() if len(stops) < 50 else None  # numpy's overhead pays above some 50 rows
+    if rising is not None:
+        sound = rising[-1] == total and all(a <= b for a, b in pairwise(rising))
+    else:
+        sound = bool(stops[-1] == total and (stops[1:] >= stops[:-1]).all())
+    if not sound:
+        _bad(f"column {column.name} does not rise to {total}")
+
+
+def _check_names(batch: Batch, column: Column, least: int) -> None:
+    raw = batch.column(column)
+    at, found = 0, 0
+    while raw is not None and at < len(raw):
+        if at + NAME_LENGTH.size > len(raw):
+            _bad(f"column {column.name} ends within a length")
+        at += NAME_LENGTH.size + NAME_LENGTH.unpack_from(raw, at)[0]
+        found += 1
+    if raw is not None and at != len(raw):
+        _bad(f"column {column.name} ends within a name")
+    if found < least:
+        _bad(f"column {column.name} holds {found} names; at least {least} is needed")
+
+
+def _check_texts(batch: Batch) -> None:
+    try:
+        names = len(batch.namespace_names)
+        batch.keys  # noqa: B018 - decoding is the check
+    except UnicodeDecodeError as error:
+        _bad(f"a name is not UTF-8: {error.reason}")
+    if not batch.is_control and batch.column(Column.KEYS) is None and names:
+        _bad("a batch without vector ids")
+    index = batch.column(Column.NAMESPACE_INDEX)
+    if index is not None and int(np.frombuffer(index, "<u2").max()) >= names:
+        _bad(f"a row names a namespace above the {names} in the table")
+    if index is None and names > 1:
+        _bad(f"{names} namespaces, but no row says which is its own")
+
+
+def _check_kinds(batch: Batch) -> None:
+    raw = batch.column(Column.KINDS)
+    if raw is None:
+        if batch.kind is None:
+            _bad("several kinds in the mask, but no row says which is its own")
+        return
+    mask = 0
+    for kind in set(bytes(raw)):
+        if kind > 63:
+            _bad(f"kind {kind} is above 63")
+        mask |= 1 << kind
+    if mask != batch.kinds_mask:
+        _bad(f"the rows' kinds give mask {mask:#x}, the header says {batch.kinds_mask:#x}")
+
+
+def _check_numbers(batch: Batch) -> None:
+    ends = batch.column(Column.VALUE_ENDS)
+    values = len(batch.values)
+    if ends is not None:
+        _check_rising(np.frombuffer(ends, "<u4"), values, Column.VALUE_ENDS)
+    elif values % batch.count:
+        _bad(f"{values} numbers do not share out over {batch.count} rows")
+    kind = batch.kind
+    wanted = (
+        values
+        if kind in (Kind.SPARSE, Kind.SPARSE_ADD)
+        else 0
+        if kind is not None
+        else int(batch.index_bounds[-1])
+    )
+    if len(batch.indices) != wanted:
+        _bad(f"{len(batch.indices)} indices where the sparse rows have {wanted} numbers")
+
+
+def _check_entries(batch: Batch) -> None:
+    for column in (Column.PARENTS, Column.TAGS, Column.EXPECTS):
+        raw = batch.column(column)
+        if raw is None or not len(raw):
+            continue
+        width = ENTRY_WIDTHS[column]
+        words = np.frombuffer(raw, "<u4").reshape(-1, width // 4)
+        if int(words[:, 0].max()) >= batch.count:
+            _bad(f"column {column.name} names a row above {batch.count - 1}")
+        if column is Column.PARENTS and int(words[:, 1].max()) > 1:
+            _bad(f"a parent of unknown form; known are 0 (dot) and 1 (id), each of {PARENT.size} bytes")
+        if column is Column.TAGS:
+            names = len(batch._names(Column.TAG_NAMES))
+            if int(words[:, 1].max()) >= names:
+                _bad(f"a row names a custom topic above the {names} in the table")
+    entries = batch.clock
+    if any(a.origin >= b.origin for a, b in pairwise(entries)):
+        _bad("clock entries are not sorted by origin, each once")
+    counters = batch.counters
+    if counters is not None:
+        steps = counters.tolist()
+        rising = all(a < b for a, b in pairwise((batch.previous, *steps)))
+        if steps[0] != batch.base or not rising or steps[-1] > COUNTER_MAX:
+            _bad("counters do not rise from the previous counter, starting at the base counter")
+
+
+def _check_metadata(batch: Batch) -> None:
+    if not batch.has_metadata:
+        return
+    for row in range(batch.count):
+        try:
+            patch = batch.metadata(row)
+        except (ValueError, msgpack.UnpackException, RecursionError) as error:
+            _bad(f"row {row}: the metadata change is not a msgpack map: {error}")
+        if patch is not None and not isinstance(patch, dict):
+            _bad(f"row {row}: the metadata change is a {type(patch).__name__}, not a map")
+
+
+def _padded(length: int) -> int:
+    return -(-length // ALIGNMENT) * ALIGNMENT
+
+
+def _bad(message: str) -> NoReturn:
+    raise PeerError(ErrorCode.BAD_FRAME, message)
