@@ -399,14 +399,14 @@ class Batch:
 class LoggedBatch:
     """A batch with its place in the log: row i has offset + i and Lamport number lamport + i.
 
-    `head` is the 64 bytes of frame header and stamp as stored; a frame is head followed by body.
+    `head` is the 64 bytes of frame header and stamp, where the log keeps frames; a frame is head, then body.
     """
 
     batch: Batch
     offset: int
     lamport: int
     source: Source
-    head: bytes
+    head: bytes = b""
 
     @property
     def count(self) -> int:

@@ -216,7 +216,7 @@ def assemble(
     if STAMP_BYTES + length + ALIGNMENT > FRAME_PAYLOAD_BYTES_MAX:
         raise Refused(
             ErrorCode.TOO_LARGE,
-            f"a batch of {length} bytes is above a frame's {FRAME_PAYLOAD_BYTES_MAX}: send fewer deltas in one",
+            f"a batch of {length} bytes is above a frame's {FRAME_PAYLOAD_BYTES_MAX}: send fewer at once",
         )
     header = BODY_HEADER.pack(
         BODY_VERSION,

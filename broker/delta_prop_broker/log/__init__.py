@@ -1,0 +1,1 @@
+"""Logs: one contract, and what fulfils it."""

@@ -1,0 +1,62 @@
+"""What a log promises to the pipeline.
+
+A log numbers what it is given and gives it back; it never orders, deduplicates or routes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from delta_prop_wire.batch import Batch, LoggedBatch
+    from delta_prop_wire.delta import AckLevel, Source
+
+
+class Log(Protocol):
+    """One partition's deltas, in the one order that all sinks of a service see.
+
+    A returned `append` promises a place: offsets are never given twice, and no later failure takes
+    the place away without the log's epoch growing. Readers may read up to `visible`.
+    """
+
+    @property
+    def log_id(self) -> bytes:
+        """16 bytes drawn when the log was created."""
+
+    @property
+    def epoch(self) -> int:
+        """Grows at each recovery that may have lost a tail."""
+
+    @property
+    def level(self) -> AckLevel:
+        """The highest level that an acknowledgement from this log can promise."""
+
+    @property
+    def first_offset(self) -> int:
+        """The oldest offset still held."""
+
+    @property
+    def next_offset(self) -> int:
+        """The offset that the next appended row gets."""
+
+    @property
+    def visible(self) -> int:
+        """The mark up to which (exclusive) sinks and subscribers may read."""
+
+    def refusal(self, batch: Batch) -> Exception | None:
+        """Why an append of this batch would be refused now, None if it would be taken."""
+
+    def append(self, batch: Batch, *, lamport: int, source: Source) -> LoggedBatch:
+        """Give the batch its place. Raises Refused (LOG_FULL, LEVEL_UNAVAILABLE) and changes nothing."""
+
+    def read(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
+        """Batches from the one that holds `offset` on, at least one unless `offset` is at `visible`.
+
+        Raises Refused (CURSOR_TOO_OLD) below `first_offset`.
+        """
+
+    def hold(self, holder: str, offset: int) -> None:
+        """Keep everything from `offset` on for this holder, until it holds at a later one."""
+
+    def release(self, holder: str) -> None:
+        """Forget what a holder needed."""

@@ -1,0 +1,190 @@
+"""The log in memory: gone with the process, so its acknowledgements promise level `memory` only.
+
+Keeps as much of the past as its bounds allow; drops the oldest batch that no holder needs, and
+refuses new ones while a holder still needs the oldest.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.delta import Source
+
+DELTAS_MAX = 1_000_000
+BYTES_MAX = 256 * 1024 * 1024
+RETRY_AFTER_MS = 50
+
+BATCH_OVERHEAD_BYTES = 1_024
+"""What a batch costs beside its bytes: the view, its decoded names, its place. Measured, rounded up."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLogStatistics:
+    """What the log holds and what bounds it."""
+
+    first_offset: int
+    next_offset: int
+    deltas: int
+    bytes: int
+    deltas_max: int
+    bytes_max: int
+    dropped: int
+    refused: int
+    held_by: str | None
+
+
+class MemoryLog:
+    """A `Log` bounded in deltas and bytes."""
+
+    epoch = 1
+    level = AckLevel.MEMORY
+
+    def __init__(self, log_id: bytes, *, deltas_max: int = DELTAS_MAX, bytes_max: int = BYTES_MAX) -> None:
+        assert deltas_max > 0
+        assert bytes_max > 0
+        self.log_id = log_id
+        self.next_offset = 0
+        self._deltas_max = deltas_max
+        self._bytes_max = bytes_max
+        self._batches: list[LoggedBatch] = []
+        self._starts: list[int] = []
+        self._head = 0  # batches before it are dropped; their places are cut off now and then
+        self._bytes = 0
+        self._dropped = 0
+        self._refused = 0
+        self._holders: dict[str, int] = {}
+
+    @property
+    def visible(self) -> int:
+        """Everything that has a place: memory has no later mark."""
+        return self.next_offset
+
+    @property
+    def first_offset(self) -> int:
+        """The oldest offset still held."""
+        return self._starts[self._head] if self._head < len(self._starts) else self.next_offset
+
+    def refusal(self, batch: Batch) -> Refused | None:
+        """Why an append would be refused now; makes room first where nobody needs the oldest."""
+        if batch.ack_level > self.level:
+            return Refused(
+                ErrorCode.LEVEL_UNAVAILABLE,
+                f"ack level {batch.ack_level.name.lower()} asked for, but a log in memory grants memory: "
+                "ask for memory, or give the service a data directory",
+            )
+        size = batch.size + BATCH_OVERHEAD_BYTES
+        if batch.count > self._deltas_max or size > self._bytes_max:
+            return Refused(
+                ErrorCode.TOO_LARGE,
+                f"a batch of {batch.count} deltas and {size} bytes is larger than the whole log "
+                f"({self._deltas_max} deltas, {self._bytes_max} bytes): send smaller batches",
+            )
+        self._make_room(batch.count, size)
+        return None if self._fits(batch.count, size) else self._full()
+
+    def append(self, batch: Batch, *, lamport: int, source: Source) -> LoggedBatch:
+        """Give the batch its place. Raises Refused and changes nothing."""
+        refusal = self.refusal(batch)
+        if refusal is not None:
+            self._refused += 1
+            raise refusal
+        logged = LoggedBatch(batch, self.next_offset, lamport, source)
+        self._batches.append(logged)
+        self._starts.append(logged.offset)
+        self._bytes += batch.size + BATCH_OVERHEAD_BYTES
+        self.next_offset = logged.next_offset
+        return logged
+
+    def read(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
+        """Batches from the one that holds `offset` on, until either bound is reached."""
+        if offset >= self.next_offset:
+            return []
+        if offset < self.first_offset:
+            raise Refused(
+                ErrorCode.CURSOR_TOO_OLD,
+                f"offset {offset} is no longer in the log, which starts at {self.first_offset}: "
+                f"start there, or rebuild from another sink",
+                details={"offset": offset, "first_offset": self.first_offset},
+            )
+        place = bisect_right(self._starts, offset, self._head) - 1
+        found, rows, size = [], 0, 0
+        for logged in self._batches[place : place + rows_max]:
+            if found and (rows + logged.count > rows_max or size + logged.batch.size > bytes_max):
+                break
+            found.append(logged)
+            rows += logged.count
+            size += logged.batch.size
+        return found
+
+    def hold(self, holder: str, offset: int) -> None:
+        """Keep everything from `offset` on for this holder."""
+        self._holders[holder] = offset
+
+    def release(self, holder: str) -> None:
+        """Forget what a holder needed."""
+        self._holders.pop(holder, None)
+
+    def statistics(self) -> MemoryLogStatistics:
+        """A snapshot; `held_by` is the holder furthest behind."""
+        return MemoryLogStatistics(
+            first_offset=self.first_offset,
+            next_offset=self.next_offset,
+            deltas=self.next_offset - self.first_offset,
+            bytes=self._bytes,
+            deltas_max=self._deltas_max,
+            bytes_max=self._bytes_max,
+            dropped=self._dropped,
+            refused=self._refused,
+            held_by=min(self._holders, key=self._holders.__getitem__, default=None),
+        )
+
+    def _fits(self, count: int, size: int) -> bool:
+        held = self.next_offset - self.first_offset
+        return held + count <= self._deltas_max and self._bytes + size <= self._bytes_max
+
+    def _make_room(self, count: int, size: int) -> None:
+        if self._fits(count, size):
+            return
+        floor = min(self._holders.values(), default=self.next_offset)
+        while self._head < len(self._batches) and not self._fits(count, size):
+            oldest = self._batches[self._head]
+            if oldest.next_offset > floor:
+                break
+            self._bytes -= oldest.batch.size + BATCH_OVERHEAD_BYTES
+            self._dropped += oldest.count
+            self._batches[self._head] = _GONE
+            self._head += 1
+        if self._head * 2 > len(self._batches):  # cut at half, so that each place moves once on average
+            del self._batches[: self._head]
+            del self._starts[: self._head]
+            self._head = 0
+
+    def _full(self) -> Refused:
+        holder = min(self._holders, key=self._holders.__getitem__, default="?")
+        held = self.next_offset - self.first_offset
+        return Refused(
+            ErrorCode.LOG_FULL,
+            f"the log holds {held} of {self._deltas_max} deltas and {self._bytes} of {self._bytes_max} bytes, "
+            f"and sink {holder!r} still needs the oldest (offset {self.first_offset}): "
+            "try again when it has caught up, detach it, or raise the log's bounds",
+            retry_after_ms=RETRY_AFTER_MS,
+            details={
+                "depth": held,
+                "capacity": self._deltas_max,
+                "depth_bytes": self._bytes,
+                "capacity_bytes": self._bytes_max,
+                "held_by": holder,
+            },
+        )
+
+
+_GONE: LoggedBatch = None  # type: ignore[assignment]
