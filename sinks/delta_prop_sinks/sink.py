@@ -1,0 +1,178 @@
+"""The contract between the delivery loop and a sink: anything that spends deltas.
+
+A sink is opened, handed deliveries in log order by one task, and closed. What it may count on:
+
+*Order.* Deliveries come in log order, each starting where the one before ended or later (control rows
+and rows of other topics leave gaps). `apply` is never called while another `apply` of the same sink runs.
+
+*Repeats.* After a failure, a cancelled `apply` or a restart, deliveries may come again, cut differently.
+Applying one twice must have the effect of applying it once: a row at or below the last offset that its
+vector holds, of the same log, is a repeat; so is a row whose dot the vector already has.
+
+*A return* of `apply` means: every row of every delivery is applied and visible to the sink's readers.
+It does not mean durable; a sink that keeps its own cursor reports that with `SinkContext.committed`.
+
+*Failure.* `apply` may raise three things, each with one remedy. `TryAgain`: it may pass; what lies below
+`done_offset` is applied, the rest is delivered again later. `RejectDelta`: this one delta can never be
+applied; everything before it is; it is set aside for an operator and the rest is delivered again.
+`StopSink`: nothing more can be applied before someone acts; the cursor stays, the reason is shown.
+Any other exception is treated as `TryAgain`, counted as a defect.
+
+*Background.* A sink with work of its own between deliveries has a method `background()`, which the
+delivery loop's owner runs beside the loop from after `open` until before `aclose`, and cancels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from delta_prop_wire.errors import DeltaPropError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from delta_prop_sinks.ports import Clock, Threads
+    from delta_prop_wire.batch import Batch, LoggedBatch
+    from delta_prop_wire.cursor import Cursor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Delivery:
+    """A batch from the log for one sink; `rows` are those its topics match, ascending, None for all."""
+
+    logged: LoggedBatch
+    rows: NDArray[np.intp] | None = None
+
+    @property
+    def batch(self) -> Batch:
+        """The batch as its producer encoded it."""
+        return self.logged.batch
+
+    @property
+    def count(self) -> int:
+        """How many rows are meant."""
+        return self.logged.count if self.rows is None else len(self.rows)
+
+    @property
+    def first_offset(self) -> int:
+        """The offset of the batch's first row, whether it is meant or not."""
+        return self.logged.offset
+
+    @property
+    def next_offset(self) -> int:
+        """The offset behind the batch: where a sink that has applied it reads on."""
+        return self.logged.next_offset
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """How far a sink's own data reaches, and the highest Lamport number among it.
+
+    A sink that holds nothing yet names offset 0 of the log it is opened beside.
+    """
+
+    cursor: Cursor
+    lamport: int
+
+
+class SinkContext(Protocol):
+    """What the delivery loop lends a sink from `open` to `aclose`."""
+
+    @property
+    def log_id(self) -> bytes:
+        """The log that deliveries come from."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """That log's epoch."""
+        ...
+
+    @property
+    def log_start(self) -> int:
+        """The oldest offset that the log still holds; 0 while it holds everything it was ever given."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """Elapsed and wall time."""
+        ...
+
+    @property
+    def threads(self) -> Threads:
+        """A thread of this sink's own."""
+        ...
+
+    def committed(self, next_offset: int) -> None:
+        """Tell that everything below `next_offset` is durable in the sink, its own cursor with it."""
+        ...
+
+    def history(self, namespace: str, vector_id: str) -> Iterable[tuple[LoggedBatch, int]]:
+        """One vector's deltas that the log still holds, in log order, as (batch, row)."""
+        ...
+
+
+class Sink(Protocol):
+    """Anything that spends deltas; the module's docstring is the contract."""
+
+    @property
+    def name(self) -> str:
+        """What operators call it; unique within one service."""
+        ...
+
+    async def open(self, context: SinkContext) -> ResumePoint | None:
+        """Get ready. None: the broker keeps the cursor. Raises StopSink or UsageError."""
+        ...
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        """Apply all rows, in order. Raises TryAgain, RejectDelta or StopSink."""
+        ...
+
+    async def aclose(self) -> None:
+        """Finish what is begun, under a deadline of its own, and let go of everything. Idempotent."""
+        ...
+
+    def statistics(self) -> object:
+        """A frozen snapshot of the sink's numbers."""
+        ...
+
+
+@runtime_checkable
+class HasBackground(Protocol):
+    """A sink with work between deliveries."""
+
+    async def background(self) -> None:
+        """Run until cancelled. A failure in here is reported by the next `apply`, not raised."""
+        ...
+
+
+class SinkFailure(DeltaPropError):
+    """Root of what `apply` raises on purpose."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class TryAgain(SinkFailure):
+    """A passing failure. What lies below `done_offset` is applied (None: nothing of this call)."""
+
+    def __init__(self, reason: str, done_offset: int | None = None) -> None:
+        super().__init__(reason)
+        self.done_offset = done_offset
+
+
+class RejectDelta(SinkFailure):
+    """The delta at `offset` can never be applied here; everything before it is."""
+
+    def __init__(self, offset: int, reason: str) -> None:
+        super().__init__(reason)
+        self.offset = offset
+
+
+class StopSink(SinkFailure):
+    """The sink cannot go on until someone acts; the reason holds the cure."""
