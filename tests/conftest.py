@@ -1,6 +1,6 @@
 """What every test shares: the `--full` amounts and the profiles of hypothesis.
 
-A normal run is the same on every machine and every time; `--full` draws new examples and uses the full amounts.
+A normal run is the same every time, on every machine; `--full` draws new examples, in full amounts.
 """
 
 from __future__ import annotations
