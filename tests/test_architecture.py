@@ -1,0 +1,157 @@
+"""The checkout keeps its rules, and each rule bites: what it forbids is planted in a tree and found.
+
+The rules themselves stand in tools/architecture.py, once; ruff's list in pyproject.toml has to say the same.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tools.architecture import (
+    BANNED_MODULES,
+    BANNED_NAMES,
+    EDGE,
+    FOLDERS,
+    PURE,
+    Violation,
+    matches,
+    source_files,
+    violations,
+)
+
+ROOT = Path(__file__).parents[1]
+DOCSTRING = '"""A planted file. It does nothing."""\n'
+
+
+def test_the_checkout_keeps_its_rules() -> None:
+    assert [str(one) for one in violations(ROOT)] == []
+
+
+def test_a_forbidden_import_in_the_real_tree_is_found(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for folder in FOLDERS.values():
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    assert violations(tmp_path) == []
+    spec = tmp_path / "wire/delta_prop_wire/spec.py"
+    spec.write_text(spec.read_text() + "\nimport delta_prop_broker\nimport time\n")
+    found = [(one.path, one.rule) for one in violations(tmp_path)]
+    assert set(found) == {("wire/delta_prop_wire/spec.py", rule) for rule in ("arrow", "purity", "port")}
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "rule"),
+    [
+        ("wire/delta_prop_wire/a.py", "import delta_prop_broker", "arrow"),
+        ("wire/delta_prop_wire/a.py", "import delta_prop", "arrow"),
+        ("broker/delta_prop_broker/a.py", "from delta_prop_sinks.sink import Sink", "arrow"),
+        ("sinks/delta_prop_sinks/a.py", "from delta_prop_broker import Log", "arrow"),
+        ("sinks/delta_prop_sinks/a.py", "from delta_prop.ports import Clock", "arrow"),
+        ("sinks/delta_prop_sinks/a.py", "def f():\n    from delta_prop import client", "arrow"),
+        (
+            "sinks/delta_prop_sinks/a.py",
+            "from importlib import import_module\nimport_module('delta_prop')",
+            "arrow",
+        ),
+        ("sinks/delta_prop_sinks/a.py", "from importlib import import_module\nimport_module(a)", "arrow"),
+        ("delta_prop/a.py", "import delta_prop_simulations", "arrow"),
+        ("delta_prop/a.py", "import tests.conftest", "arrow"),
+        ("delta_prop/a.py", "from broker.delta_prop_broker import log", "arrow"),
+        ("wire/delta_prop_wire/a.py", "import anyio", "purity"),
+        ("delta_prop/order/a.py", "from anyio import Event", "purity"),
+        ("delta_prop/order/deep/a.py", "def f():\n    import anyio", "purity"),
+        ("delta_prop/order/a.py", "from delta_prop.receipt import Receipt", "purity"),
+        ("delta_prop/order/a.py", "from ..receipt import Receipt", "purity"),
+        ("delta_prop/route/table.py", "import anyio", "purity"),
+        ("delta_prop/a.py", "import time", "port"),
+        ("delta_prop/a.py", "from time import monotonic", "port"),
+        ("delta_prop/a.py", "import random", "port"),
+        ("delta_prop/a.py", "import numpy as np\nx = np.random.default_rng()", "port"),
+        ("delta_prop/a.py", "from numpy import random", "port"),
+        ("delta_prop/a.py", "import uuid", "port"),
+        ("delta_prop/a.py", "from datetime import datetime\nx = datetime.now()", "port"),
+        ("delta_prop/a.py", "import os.path", "port"),
+        ("delta_prop/a.py", "import socket", "port"),
+        ("delta_prop/a.py", "import threading", "port"),
+        ("delta_prop/a.py", "from concurrent.futures import ThreadPoolExecutor", "port"),
+        ("delta_prop/a.py", "import anyio\nf = anyio.to_thread.run_sync", "port"),
+        ("delta_prop/a.py", "from anyio import to_thread", "port"),
+        ("delta_prop/a.py", "from anyio import connect_tcp", "port"),
+        ("delta_prop/a.py", "x = open('f')", "port"),
+        ("delta_prop/a.py", "read = open", "port"),
+        ("delta_prop/a.py", "def f(p):\n    return p.read_text()", "port"),
+        ("delta_prop/a.py", "def f(p):\n    p.write_bytes(b'')", "port"),
+        ("delta_prop/a.py", "from pathlib import Path\nx = Path('f').open()", "port"),
+        ("sinks/delta_prop_sinks/a.py", "import sqlite3", "port"),
+        ("delta_prop/a.py", "import sortedcontainers", "dependency"),
+        ("delta_prop/a.py", "import zstandard", "dependency"),
+        ("tests/a.py", "x = 1\n" * 651, "length"),
+        ("delta_prop/a.py", "def f():\n" + "    x = 1\n" * 70, "length"),
+        ("tests/a.py", "class C:\n    async def f(self):\n" + "        x = 1\n" * 70, "length"),
+    ],
+)
+def test_each_rule_bites(tmp_path: Path, place: str, text: str, rule: str) -> None:
+    assert {one.rule for one in planted(tmp_path, place, DOCSTRING + text)} >= {rule}
+
+
+def test_a_file_opens_by_saying_what_it_is(tmp_path: Path) -> None:
+    assert [one.rule for one in planted(tmp_path, "tests/a.py", "x = 1\n")] == ["docstring"]
+
+
+@pytest.mark.parametrize(
+    ("place", "text"),
+    [
+        ("broker/delta_prop_broker/a.py", "from delta_prop_wire.batch import Batch"),
+        ("simulations/delta_prop_simulations/a.py", "import delta_prop, delta_prop_sinks"),
+        ("delta_prop/a.py", "import anyio\nx = anyio.current_time"),
+        ("delta_prop/a.py", "async def f(sink):\n    await sink.open(1)"),
+        ("delta_prop/a.py", "def f():\n    import zstandard"),
+        (
+            "delta_prop/a.py",
+            "from pathlib import PurePath\nasync def f(sink):\n    await sink.open(PurePath())",
+        ),
+        ("delta_prop/world.py", "import os, random, socket, threading, time\nx = open('f')"),
+        ("delta_prop/order/a.py", "from delta_prop.order.clock import covers\nfrom ..ingest import work"),
+        (
+            "delta_prop/order/a.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import delta_prop.receipt",
+        ),
+        ("tests/a.py", "import time, socket"),
+    ],
+)
+def test_what_is_allowed_passes(tmp_path: Path, place: str, text: str) -> None:
+    assert planted(tmp_path, place, DOCSTRING + text) == []
+
+
+def test_no_pattern_is_left_over() -> None:
+    places = [path.relative_to(ROOT).as_posix() for path in source_files(ROOT)]
+    unmatched = [
+        pattern for pattern in (*PURE, *EDGE) if not any(matches(place, [pattern]) for place in places)
+    ]
+    assert unmatched == []
+
+
+def test_ruff_bans_the_same_at_the_same_places() -> None:
+    lint = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
+    mirrored = BANNED_NAMES - {"builtins.open"}  # ruff cannot ban a builtin
+    assert set(lint["flake8-tidy-imports"]["banned-api"]) == BANNED_MODULES | mirrored
+    lifted = {place for place, rules in lint["per-file-ignores"].items() if "TID251" in rules}
+    assert {place for place in lifted if not place.endswith("/**")} == set(EDGE)
+    assert {place for place in lifted if place.endswith("/**")} == {
+        "tests/**",
+        "benchmarks/**",
+        "examples/**",
+        "tools/**",
+    }
+
+
+def planted(root: Path, place: str, text: str) -> list[Violation]:
+    """What the checker finds in a tree that holds one file."""
+    shutil.copy(ROOT / "pyproject.toml", root)
+    path = root / place
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    return violations(root)
