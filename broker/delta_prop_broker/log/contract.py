@@ -32,6 +32,10 @@ class Log(Protocol):
         """The highest level that an acknowledgement from this log can promise."""
 
     @property
+    def accepting(self) -> bool:
+        """False while the log wants no more for now: deltas wait in the queue before the chain."""
+
+    @property
     def first_offset(self) -> int:
         """The oldest offset still held."""
 

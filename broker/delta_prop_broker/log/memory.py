@@ -47,6 +47,7 @@ class MemoryLog:
 
     epoch = 1
     level = AckLevel.MEMORY
+    accepting = True
 
     def __init__(self, log_id: bytes, *, deltas_max: int = DELTAS_MAX, bytes_max: int = BYTES_MAX) -> None:
         assert deltas_max > 0
@@ -116,7 +117,8 @@ class MemoryLog:
                 details={"offset": offset, "first_offset": self.first_offset},
             )
         place = bisect_right(self._starts, offset, self._head) - 1
-        found, rows, size = [], 0, 0
+        found: list[LoggedBatch] = []
+        rows = size = 0
         for logged in self._batches[place : place + rows_max]:
             if found and (rows + logged.count > rows_max or size + logged.batch.size > bytes_max):
                 break
@@ -173,7 +175,7 @@ class MemoryLog:
         held = self.next_offset - self.first_offset
         return Refused(
             ErrorCode.LOG_FULL,
-            f"the log holds {held} of {self._deltas_max} deltas and {self._bytes} of {self._bytes_max} bytes, "
+            f"the log holds {held} of {self._deltas_max} deltas, {self._bytes} of {self._bytes_max} bytes, "
             f"and sink {holder!r} still needs the oldest (offset {self.first_offset}): "
             "try again when it has caught up, detach it, or raise the log's bounds",
             retry_after_ms=RETRY_AFTER_MS,

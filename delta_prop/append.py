@@ -1,0 +1,234 @@
+"""The last step of the chain: what is in order gets its place in the log, and all state moves at once.
+
+If the log refuses, nothing has changed. Pure but for the log it is handed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta_prop.receipt import Published
+from delta_prop_wire.delta import Dot, Source
+from delta_prop_wire.encode import encode_void
+from delta_prop_wire.errors import InvalidDelta, Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from delta_prop.ingest.origins import Origins, OriginState
+    from delta_prop.ingest.seen_ids import SeenIds
+    from delta_prop.ingest.vectors import Vectors
+    from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
+    from delta_prop_broker.log.contract import Log
+    from delta_prop_wire.batch import Batch, LoggedBatch
+
+
+@dataclass(slots=True)
+class AppendCounters:
+    """Plain integers, read when somebody asks."""
+
+    accepted: int = 0
+    duplicates: int = 0
+    voided: int = 0
+
+
+class Appender:
+    """Owns what moves with the log: Lamport number, first offsets, ids, heads; shares the watermarks."""
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        watermarks: dict[int, int],
+        origins: Origins,
+        vectors: Vectors,
+        ids: SeenIds,
+        wall_us: Callable[[], int],
+        load_head: Callable[[str, str], Dot | None],
+    ) -> None:
+        self.log = log
+        self.lamport = 0
+        self.counters = AppendCounters()
+        self._watermarks = watermarks
+        self._origins = origins
+        self._vectors = vectors
+        self._ids = ids
+        self._wall_us = wall_us
+        self._load_head = load_head
+        self._hybrid_time = 0
+
+    def sequenced(self, work: Sequenced, now: float) -> tuple[LoggedBatch, Published | Refused]:
+        """Append a batch, or the void that takes its place. Raises Refused if its dots stay open."""
+        batch, source = work.batch, work.session.source
+        if work.void is not None or batch.is_control:
+            return self._sequenced_void(work, work.void, now)
+        repeated: dict[int, int | None] = {}
+        if not work.session.forwards:
+            try:
+                self._vectors.check(batch, self._load_head)
+                repeated = self._repeated_ids(batch)
+                if repeated:
+                    return self._repeat_under_new_dots(work, repeated, now)
+            except Refused as refusal:
+                return self._sequenced_void(work, refusal, now)
+        try:
+            logged = self._append(batch, work.lamport, source)
+        except Refused as refusal:
+            if not refusal.voids:
+                raise
+            return self._sequenced_void(work, refusal, now)
+        self._count_conflicts(batch)
+        self._commit(logged, now)
+        return logged, Published(logged.offset, batch.dot(0), batch.count, self.log.level)
+
+    def draft(
+        self, draft: Draft | MatrixDraft, origin: int, now: float
+    ) -> tuple[LoggedBatch | None, Published]:
+        """Give a draft its dots and its place; None where all its rows were accepted before.
+
+        Raises Refused; the draft has no dots then, and nothing has changed.
+        """
+        repeats = self._repeated_rows(draft.ids)
+        rows = None if not repeats else [row for row in range(draft.count) if row not in repeats]
+        if rows == []:
+            self.counters.duplicates += draft.count
+            return None, Published(None, None, draft.count, self.log.level, _offsets(repeats, None))
+        batch = draft.encode(
+            rows,
+            origin=origin,
+            base=self._watermarks.get(origin, 0) + 1,
+            clock=self._changed_clock(draft, origin),
+            hybrid_time=self._next_hybrid_time(),
+        )
+        self._vectors.check(batch, self._load_head)
+        logged = self._append(batch, None, draft.source)
+        self._commit(logged, now)
+        self.counters.duplicates += len(repeats)
+        duplicates = _offsets(repeats, rows, logged.offset)
+        return logged, Published(logged.offset, batch.dot(0), draft.count, self.log.level, duplicates)
+
+    # --- appending
+
+    def _append(self, batch: Batch, lamport: int | None, source: Source) -> LoggedBatch:
+        number = self.lamport + 1 if lamport is None else lamport
+        return self.log.append(batch, lamport=number, source=source)
+
+    def _commit(self, logged: LoggedBatch, now: float) -> None:
+        batch = logged.batch
+        self.lamport = max(self.lamport, logged.lamport + batch.count - 1)
+        state = self._state(batch)
+        self._origins.appended(state, batch, logged.offset, now)
+        self._vectors.appended(batch, logged.source)
+        if batch.ids is not None:
+            self._ids.add(batch.ids, logged.offset)
+        self.counters.accepted += 0 if batch.is_control else batch.count
+
+    def _state(self, batch: Batch) -> OriginState:
+        state = self._origins.get(batch.origin)
+        assert state is not None, "a batch is appended only for an origin that said hello"
+        return state
+
+    def _sequenced_void(
+        self, work: Sequenced, refusal: Refused | None, now: float
+    ) -> tuple[LoggedBatch, Published | Refused]:
+        batch = work.batch
+        body = batch
+        if refusal is not None:
+            counters = batch.counters
+            body = encode_void(
+                origin=batch.origin,
+                base=batch.base,
+                count=batch.count,
+                code=refusal.code,
+                epoch=batch.epoch,
+                clock=batch.clock,
+                previous=batch.previous,
+                counters=None if counters is None else counters.tolist(),
+                priority=batch.priority,
+                hybrid_time=batch.hybrid_time,
+            )
+        logged = self._append(body, work.lamport, work.session.source)
+        self._commit(logged, now)
+        # A repeat sends the refused bytes again; it is compared with those, not with the void's.
+        self._state(batch).remember(batch)
+        self.counters.voided += batch.count
+        published = Published(logged.offset, batch.dot(0), batch.count, self.log.level)
+        return logged, published if refusal is None else refusal
+
+    # --- ids
+
+    def _repeated_ids(self, batch: Batch) -> dict[int, int | None]:
+        repeats = self._repeated_rows(batch.ids)
+        if repeats and len(repeats) < batch.count:
+            row = min(repeats)
+            raise InvalidDelta(
+                "id",
+                f"was accepted before (row {repeats[row]} of the log or of this batch), while other rows are "
+                "new: send those again under new dots, without it",
+                row=row,
+            )
+        return _offsets(repeats, None) if repeats else {}
+
+    def _repeat_under_new_dots(
+        self, work: Sequenced, firsts: dict[int, int | None], now: float
+    ) -> tuple[LoggedBatch, Published]:
+        void = InvalidDelta("id", "was accepted before")
+        logged, _ = self._sequenced_void(work, void, now)
+        self.counters.duplicates += work.count
+        first = firsts.get(0)
+        return logged, Published(first, work.batch.dot(0), work.count, self.log.level, firsts)
+
+    def _repeated_rows(self, ids: list[bytes] | None) -> dict[int, int]:
+        """Row to its first copy: an offset of the log, or -1 - the row of this batch that came before."""
+        if ids is None:
+            return {}
+        repeats = {row: at for row, at in enumerate(self._ids.find(ids)) if at is not None}
+        if len(set(ids)) < len(ids):
+            first: dict[bytes, int] = {}
+            for row, one in enumerate(ids):
+                if one in first and row not in repeats:
+                    repeats[row] = -1 - first[one]
+                first.setdefault(one, row)
+        return repeats
+
+    # --- clocks
+
+    def _changed_clock(self, draft: Draft | MatrixDraft, origin: int) -> list[Dot]:
+        """The heads that the draft builds on and that its origin has not said before."""
+        if self._vectors.writers == 0 or (self._vectors.writers == 1 and self._watermarks.get(origin, 0)):
+            return []
+        state = self._origins.get(origin)
+        assert state is not None
+        changed: dict[int, int] = {}
+        for _, head in self._vectors.other_heads(origin, iter(draft.vectors())):
+            if head.counter > changed.get(head.origin, state.clock.get(head.origin, 0)):
+                changed[head.origin] = head.counter
+        return [Dot(*entry) for entry in changed.items()]
+
+    def _count_conflicts(self, batch: Batch) -> None:
+        """Count the rows whose vector was changed by somebody whose change this batch had not seen."""
+        if self._vectors.writers < 2 and self._watermarks.get(batch.origin, 0) > 0:
+            return
+        told = dict(batch.clock)
+        known = self._state(batch).clock
+        named = set(batch.parents)
+        for row, head in self._vectors.other_heads(batch.origin, _rows(batch)):
+            seen = max(told.get(head.origin, 0), known.get(head.origin, 0))
+            if head.counter > seen and (row, head) not in named:
+                self._vectors.conflicts += 1
+
+    def _next_hybrid_time(self) -> int:
+        """48 bits of ms, 16 logical; rises whatever the wall clock does."""
+        self._hybrid_time = max(self._hybrid_time + 1, self._wall_us() // 1000 << 16)
+        return self._hybrid_time
+
+
+def _rows(batch: Batch) -> Iterator[tuple[str, str]]:
+    return zip(batch.namespaces, batch.keys, strict=True)
+
+
+def _offsets(repeats: dict[int, int], rows: list[int] | None, base: int = 0) -> dict[int, int | None]:
+    """First offsets of repeated rows; a repeat within the batch points to its first copy's new offset."""
+    place = {} if rows is None else {row: base + at for at, row in enumerate(rows)}
+    return {row: at if at >= 0 else place.get(-1 - at, repeats.get(-1 - at)) for row, at in repeats.items()}

@@ -1,0 +1,193 @@
+"""Origins: who may write under which epoch, and what each has written.
+
+Pure. The watermark itself, the highest delivered counter, lives in the orderer, where dedup and
+order are one comparison; here stands what surrounds it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from delta_prop_wire.batch import Batch
+
+ORIGINS_MAX = 100_000
+ORIGINS_PER_OWNER_MAX = 1_000
+IDLE_S_MAX = 7 * 24 * 3600.0
+RECENT_BATCHES = 64
+RUNS_MAX = 2_000_000
+"""Runs of first offsets kept over all origins, 16 bytes each."""
+
+
+class OriginState:
+    """What is known of one origin beside its watermark."""
+
+    __slots__ = (
+        "_bases",
+        "_crcs",
+        "_lasts",
+        "_run_bases",
+        "_run_offsets",
+        "clock",
+        "epoch",
+        "owner",
+        "seen_at",
+    )
+
+    def __init__(self, owner: str, epoch: int, now: float) -> None:
+        self.owner = owner
+        self.epoch = epoch
+        self.seen_at = now
+        self.clock: dict[int, int] = {}  # cumulative: what its batches said they had seen
+        self._bases, self._lasts, self._crcs = array("Q"), array("Q"), array("L")
+        self._run_bases, self._run_offsets = array("Q"), array("Q")
+
+    def appended(self, batch: Batch, offset: int) -> int:
+        """Note a batch that got its place; return by how many runs the table grew."""
+        for origin, counter in batch.clock:
+            if counter > self.clock.get(origin, 0):
+                self.clock[origin] = counter
+        self.remember(batch)
+        if not batch.leaps:
+            return self._extend(batch.base, offset)
+        counters = batch.counters
+        assert counters is not None
+        return sum(self._extend(int(counter), offset + row) for row, counter in enumerate(counters))
+
+    def first_offset(self, counter: int) -> int | None:
+        """Where the delta with this counter stands; None where that is no longer kept."""
+        place = bisect_right(self._run_bases, counter) - 1
+        return None if place < 0 else self._run_offsets[place] + counter - self._run_bases[place]
+
+    def same_bytes(self, batch: Batch) -> bool:
+        """Whether this repeat has the bytes of the first copy, as far as the last 64 batches tell.
+
+        A repeat that is cut elsewhere cannot be compared by checksum; it counts as the same.
+        """
+        told = [
+            crc
+            for base, last, crc in zip(self._bases, self._lasts, self._crcs, strict=True)
+            if base == batch.base and last == batch.last
+        ]
+        return not told or batch.crc in told
+
+    def forget_half_of_runs(self) -> int:
+        """Drop the older half of the first offsets; return how many runs that were."""
+        half = len(self._run_bases) // 2
+        del self._run_bases[:half]
+        del self._run_offsets[:half]
+        return half
+
+    def remember(self, batch: Batch) -> None:
+        """Keep the checksum of these dots' bytes, to tell a repeat from a reuse."""
+        if len(self._bases) >= 2 * RECENT_BATCHES:  # cut now and then, not at each batch
+            for column in (self._bases, self._lasts, self._crcs):
+                del column[:RECENT_BATCHES]
+        self._bases.append(batch.base)
+        self._lasts.append(batch.last)
+        self._crcs.append(batch.crc)
+
+    def _extend(self, base: int, offset: int) -> int:
+        bases, offsets = self._run_bases, self._run_offsets
+        if bases and base - bases[-1] == offset - offsets[-1]:
+            return 0  # goes on where the last run ended, in counters and in offsets
+        bases.append(base)
+        offsets.append(offset)
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a hello gives for one origin: the epoch to write under, and the watermark so far."""
+
+    origin: int
+    epoch: int
+    watermark: int
+
+
+class Origins:
+    """All origins, bounded per owner and in all; idle ones are put aside, never forgotten."""
+
+    def __init__(self, *, origins_max: int = ORIGINS_MAX, per_owner_max: int = ORIGINS_PER_OWNER_MAX) -> None:
+        self._origins_max = origins_max
+        self._per_owner_max = per_owner_max
+        self._active: OrderedDict[int, OriginState] = OrderedDict()  # least recently seen first
+        self._idle: dict[int, tuple[str, int]] = {}
+        self._owned: dict[str, int] = {}
+        self._runs = 0
+
+    def __len__(self) -> int:
+        return len(self._active) + len(self._idle)
+
+    def hello(self, origin: int, owner: str, now: float) -> OriginState:
+        """Grant the next epoch; whoever wrote under the one before is fenced. Raises Refused."""
+        known = self._active.get(origin)
+        if known is not None:
+            known.epoch += 1
+            known.seen_at = now
+            return known
+        _, epoch = self._idle.pop(origin, ("", 0))
+        if epoch == 0:
+            self._check_room(owner)
+            self._owned[owner] = self._owned.get(owner, 0) + 1
+        state = self._active[origin] = OriginState(owner, epoch + 1, now)
+        return state
+
+    def get(self, origin: int) -> OriginState | None:
+        """The state of an origin that said hello and is not idle."""
+        return self._active.get(origin)
+
+    def require(self, batch: Batch) -> OriginState:
+        """The state of a batch's origin. Raises Refused (UNKNOWN_ORIGIN, FENCED)."""
+        state = self._active.get(batch.origin)
+        if state is None or batch.epoch > state.epoch:
+            raise Refused(
+                ErrorCode.UNKNOWN_ORIGIN,
+                f"origin {batch.origin:016x} epoch {batch.epoch} is not known here: say hello again",
+                details={"origin": batch.origin},
+            )
+        if batch.epoch < state.epoch:
+            raise Refused(
+                ErrorCode.FENCED,
+                f"origin {batch.origin:016x} writes under epoch {batch.epoch}, but another producer of that "
+                f"name has said hello since and holds {state.epoch}: stop this one, or give it its own name",
+                details={"epoch": state.epoch},
+            )
+        return state
+
+    def appended(self, state: OriginState, batch: Batch, offset: int, now: float) -> None:
+        """Note a batch that got its place."""
+        state.seen_at = now
+        self._active.move_to_end(batch.origin)
+        self._runs += state.appended(batch, offset)
+        if self._runs > RUNS_MAX:
+            self._runs -= state.forget_half_of_runs()
+
+    def set_idle_aside(self, now: float, idle_s_max: float = IDLE_S_MAX) -> int:
+        """Put aside what was not seen for `idle_s_max` seconds; return how many origins that were."""
+        count = 0
+        while self._active:
+            origin, state = next(iter(self._active.items()))
+            if now - state.seen_at < idle_s_max:
+                break
+            del self._active[origin]
+            self._idle[origin] = (state.owner, state.epoch)
+            count += 1
+        return count
+
+    def _check_room(self, owner: str) -> None:
+        held = self._owned.get(owner, 0)
+        if held >= self._per_owner_max or len(self) >= self._origins_max:
+            raise Refused(
+                ErrorCode.RATE_LIMITED,
+                f"{held} origins of {self._per_owner_max} for {owner!r}, {len(self)} of {self._origins_max} "
+                "in all: use fewer producer names (a producer has one origin for each priority)",
+                details={"depth": len(self), "capacity": self._origins_max},
+            )

@@ -1,0 +1,235 @@
+"""What the edge knows of vectors: the last dot of each, whether it lives, each namespace's dimension.
+
+Pure and bounded. It refuses where it knows; what it no longer knows it lets pass, since the fold of
+the log is the truth and ignores an operation that has nothing to work on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.delta import PARTIAL_KINDS, WHOLE_KINDS, Dot, Kind, Source
+from delta_prop_wire.errors import InvalidDelta, Refused
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from delta_prop_wire.batch import Batch
+
+HEADS_MAX = 2_000_000
+_ORIGIN_SHIFT = 64
+_COUNTER_MASK = (1 << _ORIGIN_SHIFT) - 1
+
+
+class _Namespace:
+    __slots__ = ("complete", "dead", "dimension", "heads")
+
+    def __init__(self) -> None:
+        self.heads: dict[str, int] = {}  # vector id -> place of the origin << 64 | counter
+        self.dead: set[str] = set()
+        self.dimension = 0
+        self.complete = True  # False once a head was dropped: absence then proves nothing
+
+
+class Vectors:
+    """Heads, tombstones and dimensions, moved only by what was appended."""
+
+    def __init__(self, *, heads_max: int = HEADS_MAX) -> None:
+        self._heads_max = heads_max
+        self._namespaces: dict[str, _Namespace] = {}
+        self._origins: dict[int, int] = {}
+        self._by_place: list[int] = []
+        self._count = 0
+        self.conflicts = 0
+
+    @property
+    def writers(self) -> int:
+        """How many origins have written."""
+        return len(self._by_place)
+
+    def head(self, namespace: str, vector_id: str) -> Dot | None:
+        """The last dot of a vector, None where none is held."""
+        known = self._namespaces.get(namespace)
+        code = None if known is None else known.heads.get(vector_id)
+        return None if code is None else self._dot(code)
+
+    def dimension(self, namespace: str) -> int:
+        """The dimension that the namespace's first vector fixed, 0 before it."""
+        known = self._namespaces.get(namespace)
+        return 0 if known is None else known.dimension
+
+    def check(self, batch: Batch, load: Callable[[str, str], Dot | None]) -> None:
+        """Raise Refused where a row cannot apply: dimension, unknown or deleted vector, `expect`."""
+        if batch.namespace is not None and batch.kind is not None:
+            self._check_alike(batch, batch.namespace, batch.kind)
+        else:
+            self._check_rows(batch)
+        for row, expected in batch.expects:
+            self._check_expect(batch, row, expected, load)
+
+    def appended(self, batch: Batch, source: Source) -> None:
+        """Move heads, tombstones and dimensions."""
+        if batch.is_control:
+            return
+        place = self._origins.setdefault(batch.origin, len(self._by_place))
+        if place == len(self._by_place):
+            self._by_place.append(batch.origin)
+        first = place << _ORIGIN_SHIFT | batch.base
+        counters = batch.counters
+        codes = (
+            range(first, first + batch.count)
+            if counters is None
+            else [place << _ORIGIN_SHIFT | int(counter) for counter in counters]
+        )
+        if batch.namespace is not None and batch.kind is not None:
+            self._append_alike(batch, batch.namespace, batch.kind, codes, source)
+        else:
+            self._append_rows(batch, codes, source)
+        if self._count > self._heads_max:
+            self._drop_oldest()
+
+    def other_heads(self, batch_origin: int, rows: Iterator[tuple[str, str]]) -> Iterator[tuple[int, Dot]]:
+        """(row, head) for each row whose vector was last written by another origin."""
+        own = self._origins.get(batch_origin, -1)
+        for row, (namespace, vector_id) in enumerate(rows):
+            known = self._namespaces.get(namespace)
+            code = None if known is None else known.heads.get(vector_id)
+            if code is not None and code >> _ORIGIN_SHIFT != own:
+                yield row, self._dot(code)
+
+    # --- helpers
+
+    def _dot(self, code: int) -> Dot:
+        return Dot(self._by_place[code >> _ORIGIN_SHIFT], code & _COUNTER_MASK)
+
+    def _check_alike(self, batch: Batch, namespace: str, kind: int) -> None:
+        known = self._namespaces.get(namespace)
+        dimension = 0 if known is None else known.dimension
+        if kind in (Kind.CREATE, Kind.DENSE):
+            if batch.row_values is None or batch.row_values != (dimension or batch.row_values):
+                self._check_rows(batch)
+            return
+        if kind not in PARTIAL_KINDS:
+            return
+        keys = batch.keys
+        if known is None or not (known.dead.isdisjoint(keys) and all(map(known.heads.__contains__, keys))):
+            self._check_rows(batch)
+        reaches = kind in (Kind.SPARSE, Kind.SPARSE_ADD) and dimension and len(batch.indices)
+        if reaches and int(batch.indices.max()) >= dimension:
+            self._check_rows(batch)
+
+    def _check_rows(self, batch: Batch) -> None:
+        """Row by row, as a row may build on one before it in the same batch."""
+        alive: dict[tuple[str, str], bool] = {}
+        dimensions: dict[str, int] = {}
+        for row, (namespace, vector_id, kind) in enumerate(
+            zip(batch.namespaces, batch.keys, batch.kinds, strict=True)
+        ):
+            known = self._namespaces.get(namespace)
+            if kind in (Kind.CREATE, Kind.DENSE):
+                fixed = dimensions.get(namespace) or self.dimension(namespace)
+                found = int(batch.value_bounds[row + 1] - batch.value_bounds[row])
+                if fixed and found != fixed:
+                    raise InvalidDelta(
+                        "vector",
+                        f"{found} numbers, but namespace {namespace!r} holds vectors of {fixed}: "
+                        "send that many, or use another namespace",
+                        row=row,
+                    )
+                dimensions[namespace] = fixed or found
+            elif kind in PARTIAL_KINDS:
+                lives = alive.get((namespace, vector_id), self._lives(known, vector_id))
+                if lives is False:
+                    raise InvalidDelta(
+                        "vector_id",
+                        f"{vector_id!r} in namespace {namespace!r} is unknown or deleted, and "
+                        f"{Kind(kind).name.lower()} needs a living vector: create it first",
+                        row=row,
+                    )
+                self._check_indices(batch, row, kind, dimensions.get(namespace) or self.dimension(namespace))
+            if kind in WHOLE_KINDS or kind == Kind.DELETE:
+                alive[namespace, vector_id] = kind != Kind.DELETE
+
+    def _check_indices(self, batch: Batch, row: int, kind: int, dimension: int) -> None:
+        if kind not in (Kind.SPARSE, Kind.SPARSE_ADD) or not dimension:
+            return
+        indices = batch.operation(row).indices
+        if indices is not None and len(indices) and int(indices.max()) >= dimension:
+            raise InvalidDelta(
+                "indices",
+                f"{int(indices.max())} is not from 0 to {dimension - 1}, the last of its vector",
+                row=row,
+            )
+
+    @staticmethod
+    def _lives(known: _Namespace | None, vector_id: str) -> bool | None:
+        """True, False, or None where that is not known."""
+        if known is None:
+            return False
+        if vector_id in known.heads:
+            return vector_id not in known.dead
+        return False if known.complete else None
+
+    def _check_expect(
+        self, batch: Batch, row: int, expected: Dot, load: Callable[[str, str], Dot | None]
+    ) -> None:
+        namespace, vector_id = batch.namespaces[row], batch.keys[row]
+        present = self.head(namespace, vector_id)
+        known = self._namespaces.get(namespace)
+        if present is None and known is not None and not known.complete:
+            present = load(namespace, vector_id)
+        if present != expected:
+            raise Refused(
+                ErrorCode.CONFLICT,
+                f"row {row}: {vector_id!r} was last changed by {present or 'nothing'}, not by {expected}: "
+                "read it again and send a new delta",
+                row=row,
+                field="expect",
+                details={"present": present},
+            )
+
+    def _append_alike(
+        self, batch: Batch, namespace: str, kind: int, codes: range | list[int], source: Source
+    ) -> None:
+        known = self._namespace(namespace)
+        keys = batch.keys
+        before = len(known.heads)
+        known.heads.update(zip(keys, codes, strict=True))
+        self._count += len(known.heads) - before
+        if kind == Kind.DELETE and source is not Source.REPLICA:
+            known.dead.update(keys)
+        elif known.dead and (kind in WHOLE_KINDS or source is Source.REPLICA):
+            known.dead.difference_update(keys)
+        if not known.dimension and kind in (Kind.CREATE, Kind.DENSE):
+            known.dimension = batch.row_values or 0
+
+    def _append_rows(self, batch: Batch, codes: range | list[int], source: Source) -> None:
+        for row, (namespace, vector_id, kind, code) in enumerate(
+            zip(batch.namespaces, batch.keys, batch.kinds, codes, strict=True)
+        ):
+            known = self._namespace(namespace)
+            self._count += vector_id not in known.heads
+            known.heads[vector_id] = code
+            if kind == Kind.DELETE and source is not Source.REPLICA:
+                known.dead.add(vector_id)
+            elif kind in WHOLE_KINDS or source is Source.REPLICA:
+                # A forwarded delete may sort before what is here: its vector may live, so nothing is claimed.
+                known.dead.discard(vector_id)
+            if not known.dimension and kind in (Kind.CREATE, Kind.DENSE):
+                known.dimension = int(batch.value_bounds[row + 1] - batch.value_bounds[row])
+
+    def _namespace(self, namespace: str) -> _Namespace:
+        known = self._namespaces.get(namespace)
+        if known is None:
+            known = self._namespaces[namespace] = _Namespace()
+        return known
+
+    def _drop_oldest(self) -> None:
+        """Drop the half of the largest namespace that was first written longest ago."""
+        known = max(self._namespaces.values(), key=lambda one: len(one.heads))
+        for vector_id in list(known.heads)[: len(known.heads) // 2]:
+            del known.heads[vector_id]
+            known.dead.discard(vector_id)
+            self._count -= 1
+        known.complete = False

@@ -1,0 +1,191 @@
+"""What the chain works on: a batch that has its dots, or a draft that gets them inside the append.
+
+Values only; `pipeline.py` decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.delta import AckLevel, Kind, Priority, Source
+from delta_prop_wire.encode import encode_batch, encode_vectors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from delta_prop.receipt import Receipt
+    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.delta import Delta, Dot
+    from delta_prop_wire.errors import Refused
+
+DELTA_OVERHEAD_BYTES = 128
+"""Bytes a delta counts for in the queue beside its payload: fixed parts of a frame, names' places."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Who sends: `owner` is what bounds are counted for, `source` what it declared.
+
+    A forwarder sends other services' batches, under their origins and Lamport numbers.
+    """
+
+    owner: str
+    source: Source = Source.LOCAL
+
+    @property
+    def forwards(self) -> bool:
+        """Whether batches come from other services' logs."""
+        return self.source is Source.REPLICA
+
+
+@dataclass(slots=True, eq=False)
+class Sequenced:
+    """A batch under its producer's dots; `lamport` is given by a forwarder only."""
+
+    batch: Batch
+    session: Session
+    receipt: Receipt
+    lamport: int | None = None
+    void: Refused | None = None
+    more: list[Receipt] = field(default_factory=list)
+
+    @property
+    def priority(self) -> Priority:
+        """Its lane."""
+        return self.batch.priority
+
+    @property
+    def count(self) -> int:
+        """Rows."""
+        return self.batch.count
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.batch.size
+
+    def vectors(self) -> list[tuple[str, str]]:
+        """(namespace, vector id) of each row."""
+        if self.batch.is_control:
+            return []
+        return list(zip(self.batch.namespaces, self.batch.keys, strict=True))
+
+
+@dataclass(slots=True, eq=False)
+class Draft:
+    """Deltas of one priority without dots: of callers in this process, of sources without counters."""
+
+    deltas: Sequence[Delta]
+    receipt: Receipt
+    priority: Priority
+    ack_level: AckLevel
+    source: Source = Source.LOCAL
+    after: tuple[Receipt, ...] = ()  # receipts of work that must come before
+
+    @property
+    def count(self) -> int:
+        """Rows."""
+        return len(self.deltas)
+
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        return sum(map(delta_bytes, self.deltas))
+
+    @property
+    def ids(self) -> list[bytes] | None:
+        """The rows' ids, None where they have none."""
+        first = self.deltas[0].id
+        return None if first is None else [delta.id or b"" for delta in self.deltas]
+
+    @property
+    def parents(self) -> set[Dot | bytes]:
+        """What the rows name as parents."""
+        return {parent for delta in self.deltas for parent in delta.parents}
+
+    def vectors(self) -> list[tuple[str, str]]:
+        """(namespace, vector id) of each row."""
+        return [(delta.namespace, delta.vector_id) for delta in self.deltas]
+
+    def encode(
+        self, rows: Sequence[int] | None, *, origin: int, base: int, clock: Sequence[Dot], hybrid_time: int
+    ) -> Batch:
+        """The batch of these rows (None: all) under the dots from (origin, base) on."""
+        return encode_batch(
+            self.deltas if rows is None else [self.deltas[row] for row in rows],
+            origin=origin,
+            base=base,
+            clock=clock,
+            ack_level=self.ack_level,
+            priority=self.priority,
+            hybrid_time=hybrid_time,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class MatrixDraft:
+    """Whole vectors as columns: no object for a row."""
+
+    keys: Sequence[str]
+    matrix: NDArray[np.float32]
+    namespace: str
+    kind: Kind
+    receipt: Receipt
+    priority: Priority
+    ack_level: AckLevel
+    source: Source = Source.LOCAL
+    after: tuple[Receipt, ...] = ()
+    ids: list[bytes] | None = None
+
+    @property
+    def count(self) -> int:
+        """Rows."""
+        return len(self.keys)
+
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        return self.matrix.nbytes + DELTA_OVERHEAD_BYTES * len(self.keys)
+
+    @property
+    def parents(self) -> set[Dot | bytes]:
+        """None are named."""
+        return set()
+
+    def vectors(self) -> list[tuple[str, str]]:
+        """(namespace, vector id) of each row."""
+        return [(self.namespace, key) for key in self.keys]
+
+    def encode(
+        self, rows: Sequence[int] | None, *, origin: int, base: int, clock: Sequence[Dot], hybrid_time: int
+    ) -> Batch:
+        """The batch of these rows (None: all) under the dots from (origin, base) on."""
+        chosen = slice(None) if rows is None else list(rows)
+        return encode_vectors(
+            self.keys if rows is None else [self.keys[row] for row in rows],
+            self.matrix[chosen],
+            namespace=self.namespace,
+            kind=self.kind,
+            ids=self.ids if rows is None or self.ids is None else [self.ids[row] for row in rows],
+            origin=origin,
+            base=base,
+            clock=clock,
+            ack_level=self.ack_level,
+            priority=self.priority,
+            hybrid_time=hybrid_time,
+        )
+
+
+def delta_bytes(delta: Delta) -> int:
+    """What a delta counts for in the bounds, in bytes: its payload and names and a fixed overhead."""
+    operation = delta.operation
+    size = DELTA_OVERHEAD_BYTES + len(delta.vector_id) + len(operation.data)
+    if operation.values is not None:
+        size += operation.values.nbytes
+    if operation.indices is not None:
+        size += operation.indices.nbytes
+    return size

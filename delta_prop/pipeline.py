@@ -1,0 +1,441 @@
+"""The chain: ingest, order, log, route as plain calls. Read this first.
+
+A delta goes down once, without waiting anywhere: it is admitted, ordered, given its place in the log,
+handed to the sinks' mailboxes, acknowledged. State moves only when the log has taken the batch.
+In front stands one queue, empty while the log keeps up. Nothing here awaits; `now` is an argument.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from delta_prop_wire.validate import validate_batch
+
+from delta_prop.append import Appender
+from delta_prop.ingest.lanes import Item, Lanes
+from delta_prop.ingest.origins import Grant, Origins
+from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
+from delta_prop.order.orderer import Entry, Orderer, Refusal, Verdict
+from delta_prop.receipt import Published, Receipt, State
+from delta_prop_wire.delta import Dot, Priority, make_origin
+from delta_prop_wire.errors import InvalidDelta, Refused
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from delta_prop.ingest.seen_ids import SeenIds
+    from delta_prop.ingest.vectors import Vectors
+    from delta_prop_broker.log.contract import Log
+    from delta_prop_wire.batch import Batch, LoggedBatch
+
+Work: TypeAlias = Sequenced | Draft | MatrixDraft
+Waiting = TypeVar("Waiting", Item, Entry)
+
+
+class Chain:
+    """Everything between an offer and its place in the log, for one partition.
+
+    `route` is called with each batch that got its place, before its receipt is settled.
+    """
+
+    def __init__(
+        self,
+        log: Log,
+        *,
+        own_producer_id: int,
+        lanes: Lanes,
+        orderer: Orderer,
+        ids: SeenIds,
+        route: Callable[[LoggedBatch], None],
+        wall_us: Callable[[], int],
+        origins: Origins,
+        vectors: Vectors,
+        load_head: Callable[[str, str], Dot | None],
+    ) -> None:
+        self.log = log
+        self.lanes = lanes
+        self.orderer = orderer
+        self.origins = origins
+        self.appender = Appender(
+            log,
+            watermarks=orderer.have,
+            origins=origins,
+            vectors=vectors,
+            ids=ids,
+            wall_us=wall_us,
+            load_head=load_head,
+        )
+        self.refused = 0
+        self._route = route
+        self._running = False
+        self._now = 0.0
+        self._own_origins = tuple(make_origin(own_producer_id, lane) for lane in Priority)
+        for origin in self._own_origins:
+            origins.hello(origin, "", 0.0)
+        # A draft that waits for a parent has no dot yet: a stand-in dot (of a negative origin) orders
+        # behind it what touches the same vectors.
+        self._stand_ins = 0
+        self._standing: dict[tuple[str, str], Dot] = {}
+
+    # --- what callers do
+
+    def hello(self, producer_id: int, owner: str, now: float) -> list[Grant]:
+        """Open a producer: one grant a lane. Its former holder is fenced. Raises Refused."""
+        grants = []
+        for lane in Priority:
+            origin = make_origin(producer_id, lane)
+            state = self.origins.hello(origin, owner, now)
+            fenced = [Refusal(entry, _fenced(state.epoch)) for entry in self.orderer.take_origin(origin)]
+            self._refuse_all(fenced)
+            grants.append(Grant(origin, state.epoch, self.orderer.have.get(origin, 0)))
+        return grants
+
+    def offer(self, work: Work, now: float) -> Receipt:
+        """Send work down the chain, or queue it while the log wants no more. Never waits.
+
+        The outcome, a refusal too, stands in the receipt.
+        """
+        self._now = now
+        if self.lanes.depth == 0 and self.log.accepting and not self._running:
+            self._run(work)
+        else:
+            self._enqueue(work)
+            self.pump(now)
+        return work.receipt
+
+    def pump(self, now: float) -> None:
+        """Run what is queued for as long as the log accepts."""
+        self._now = now
+        while not self._running and self.log.accepting:
+            item = self.lanes.next(now)
+            if item is None:
+                return
+            self._run(item.payload)  # type: ignore[arg-type]
+
+    def tick(self, now: float) -> float | None:
+        """Refuse what has waited too long for its causes; return when to call again."""
+        self._now = now
+        self._refuse_all(self.orderer.expire(now))
+        self.origins.set_idle_aside(now)
+        self.pump(now)
+        return self.orderer.next_deadline()
+
+    def close(self, now: float) -> None:
+        """Refuse what is queued or pending: the service ends."""
+        refusal = Refused(
+            ErrorCode.SHUTTING_DOWN,
+            "the service is closing: send it again to its successor",
+            retry_after_ms=1000,
+        )
+        while (item := self.lanes.next(now)) is not None:
+            self._refuse(item.payload, refusal)  # type: ignore[arg-type]
+        self._refuse_all([Refusal(entry, refusal) for entry in self.orderer.drain()])
+
+    # --- queue
+
+    def _enqueue(self, work: Work) -> None:
+        receipt = work.receipt
+        item = Item(
+            lane=work.priority,
+            count=work.count,
+            size=work.size,
+            keys=work.vectors(),
+            after=_named(work, Item),
+            payload=work,
+        )
+        try:
+            self.lanes.offer(item, self._now)
+        except Refused as refusal:
+            self._refuse(work, refusal)
+            return
+        receipt.item = item
+        receipt.waits(State.QUEUED, lambda: _void(work) or self.lanes.withdraw(item))
+
+    # --- admit
+
+    def _run(self, work: Work) -> None:
+        self._running = True  # whoever offers from within a callback below is queued, never nested
+        try:
+            if isinstance(work, Sequenced):
+                self._run_sequenced(work)
+            else:
+                self._run_draft(work)
+        finally:
+            self._running = False
+
+    def _run_sequenced(self, work: Sequenced) -> None:
+        batch, have = work.batch, self.orderer.have.get(work.batch.origin, 0)
+        try:
+            self._admit(work)
+            if batch.last <= have:
+                self._acknowledge(work, self._repeat(batch))
+                return
+            if batch.base <= have:
+                raise _overlap(batch, have)
+        except Refused as refusal:
+            self._refuse(work, refusal)
+            return
+        if work.void is None and not work.session.forwards:
+            work.void = _invalid(batch)
+        entry = Entry(
+            origin=batch.origin,
+            first=batch.base,
+            last=batch.last,
+            previous=batch.previous if batch.leaps else batch.base - 1,
+            clock=batch.clock,
+            parents=tuple(dict.fromkeys(parent for _, parent in batch.parents)),
+            count=batch.count,
+            size=batch.size,
+            owner=work.session.owner,
+            item=work,
+            ids=batch.ids or (),
+        )
+        self._order(entry)
+
+    def _admit(self, work: Sequenced) -> None:
+        batch = work.batch
+        if work.session.forwards:
+            if self.origins.get(batch.origin) is None:
+                self.origins.hello(batch.origin, work.session.owner, self._now)
+            return
+        self.origins.require(batch)
+        if batch.is_control:
+            raise Refused(
+                ErrorCode.UNAUTHORIZED, "control rows are written by the service alone: send deltas"
+            )
+
+    def _repeat(self, batch: Batch) -> Published:
+        """The answer to dots below the watermark. Raises Refused (DOT_REUSED) where the bytes differ."""
+        state = self.origins.get(batch.origin)
+        assert state is not None
+        if not state.same_bytes(batch):
+            raise _dot_reused(batch)
+        firsts = {row: state.first_offset(batch.counter(row)) for row in range(batch.count)}
+        self.appender.counters.duplicates += batch.count
+        return Published(firsts[0], batch.dot(0), batch.count, self.log.level, firsts)
+
+    def _run_draft(self, draft: Draft | MatrixDraft) -> None:
+        """A draft has no order of its own; it waits for its parents and behind drafts on its vectors."""
+        waits: set[Dot | bytes] = {Dot(entry.origin, entry.last) for entry in _named(draft, Entry)}
+        if self._standing:
+            waits |= {self._standing[key] for key in draft.vectors() if key in self._standing}
+        waits |= draft.parents
+        if not waits:
+            self._append_draft(draft, None)
+            return
+        self._stand_ins += 1
+        entry = Entry(
+            origin=-self._stand_ins,
+            first=1,
+            last=1,
+            previous=0,
+            parents=tuple(waits),
+            count=draft.count,
+            size=draft.size,
+            owner="",
+            item=draft,
+            ids=draft.ids or (),
+        )
+        self._order(entry)
+
+    # --- order
+
+    def _order(self, entry: Entry) -> None:
+        if self.orderer.check(entry):
+            self._append(entry)
+        else:
+            self._park(entry)
+        self._append_released()
+
+    def _append_released(self) -> None:
+        while (released := self.orderer.next_ready()) is not None:
+            entry, verdict = released
+            if verdict is Verdict.APPEND:
+                self._append(entry)
+            elif verdict is Verdict.OVERLAP:
+                self._refuse(entry.item, self.orderer.overlap(entry))  # type: ignore[arg-type]
+            else:
+                self._run_sequenced(entry.item)  # type: ignore[arg-type]  # answered as a repeat
+
+    def _park(self, entry: Entry) -> None:
+        work: Work = entry.item  # type: ignore[assignment]
+        parked = self.orderer.parked(entry)
+        if parked is not None:
+            self._join(work, parked)
+            return
+        refusals = self.orderer.park(entry, self._now)
+        if refusals:
+            self._refuse_all(refusals)
+            return
+        if not isinstance(work, Sequenced):
+            for key in work.vectors():
+                self._standing[key] = Dot(entry.origin, 1)
+        if not work.receipt.done:
+            work.receipt.item = entry
+            work.receipt.waits(State.PENDING, lambda: self._withdraw(entry))
+
+    def _join(self, work: Work, parked: Entry) -> None:
+        """The same dots again while their first copy is pending: one effect, and both are told."""
+        first = parked.item
+        assert isinstance(work, Sequenced)
+        assert isinstance(first, Sequenced)
+        if work.batch.crc != first.batch.crc or work.batch.last != first.batch.last:
+            self._refuse(work, _dot_reused(work.batch))
+            return
+        if work.void is not None:
+            first.void = work.void
+        receipt = work.receipt
+        receipt.waits(State.PENDING, lambda: False)
+        first.receipt.when_done(lambda told: _pass_on(told, receipt))
+
+    def _withdraw(self, entry: Entry) -> bool:
+        """A pending delta whose caller gave up: a draft goes, a dot stays and becomes void in its turn."""
+        if not self.orderer.withdraw(entry, self._now):
+            return False
+        _void(entry.item)
+        self._append_released()
+        return True
+
+    # --- log and route
+
+    def _append(self, entry: Entry) -> None:
+        work = entry.item
+        if not isinstance(work, Sequenced):
+            if entry.void:
+                self._leave(entry)
+            else:
+                self._append_draft(work, entry)  # type: ignore[arg-type]
+            return
+        try:
+            logged, outcome = self.appender.sequenced(work, self._now)
+        except Refused as refusal:
+            self._refuse_all(self.orderer.refuse(entry, refusal))
+            return
+        self.orderer.delivered(entry.origin, entry.last, work.batch.ids or ())
+        self._route(logged)
+        if isinstance(outcome, Published):
+            self._acknowledge(work, outcome)
+        else:
+            self._refuse(work, outcome)
+
+    def _append_draft(self, draft: Draft | MatrixDraft, entry: Entry | None) -> None:
+        origin = self._own_origins[draft.priority]
+        try:
+            logged, published = self.appender.draft(draft, origin, self._now)
+        except Refused as refusal:
+            self._refuse(draft, refusal)
+            if entry is None:
+                return
+            if refusal.retryable:
+                self._refuse_all(self.orderer.refuse(entry, refusal))
+            else:
+                self._leave(entry)
+            return
+        if logged is not None:
+            self.orderer.delivered(origin, logged.batch.last, logged.batch.ids or ())
+            self._route(logged)
+        self._acknowledge(draft, published)
+        if entry is not None:
+            self._leave(entry)
+        elif logged is not None:
+            self._append_released()
+
+    def _leave(self, entry: Entry) -> None:
+        """A draft is pending no longer: what stood behind it may go on."""
+        work: Work = entry.item  # type: ignore[assignment]
+        self._unstand(work, entry)
+        self.orderer.delivered(entry.origin, entry.last)
+        self.orderer.forget(entry.origin)
+
+    def _unstand(self, work: Work, entry: Entry) -> None:
+        stand_in = Dot(entry.origin, 1)
+        for key in work.vectors():
+            if self._standing.get(key) == stand_in:
+                del self._standing[key]
+
+    # --- telling
+
+    def _acknowledge(self, work: Work, published: Published) -> None:
+        if not work.receipt.done:
+            work.receipt.acknowledge(published)
+
+    def _refuse(self, work: Work, refusal: Refused) -> None:
+        self.refused += 1
+        if not work.receipt.done:
+            work.receipt.refuse(refusal)
+
+    def _refuse_all(self, refusals: Iterable[Refusal]) -> None:
+        for entry, refusal in refusals:
+            work: Work = entry.item  # type: ignore[assignment]
+            self._refuse(work, refusal)
+            if entry.origin < 0:
+                self._unstand(work, entry)
+
+
+def _named(work: Work, kind: type[Waiting]) -> tuple[Waiting, ...]:
+    """What of the receipts named by `after=` still waits, in the queue (Item) or in pending (Entry)."""
+    if isinstance(work, Sequenced):
+        return ()
+    return tuple(receipt.item for receipt in work.after if isinstance(receipt.item, kind))
+
+
+def _pass_on(told: Receipt, receipt: Receipt) -> None:
+    refusal = told.refusal()
+    if receipt.done:
+        return
+    if refusal is not None:
+        receipt.refuse(refusal)
+    elif told.state is State.ACKNOWLEDGED:
+        receipt.acknowledge(told.result())
+    else:
+        receipt.refuse(withdrawn())
+
+
+def withdrawn() -> Refused:
+    """Why a dot is void whose delta was taken back before it got its place."""
+    return Refused(ErrorCode.INVALID_DELTA, "withdrawn by its producer")
+
+
+def _void(work: object) -> bool:
+    """Let a batch go on as a void, since its dots must be filled; False for drafts, which have none."""
+    if isinstance(work, Sequenced):
+        work.void = withdrawn()
+        return True
+    return False
+
+
+def _invalid(batch: Batch) -> Refused | None:
+    try:
+        validate_batch(batch)
+    except InvalidDelta as refusal:
+        return refusal
+    return None
+
+
+def _fenced(epoch: int) -> Refused:
+    return Refused(
+        ErrorCode.FENCED,
+        f"another producer of that name has said hello since and holds epoch {epoch}: "
+        "stop this one, or give it its own name",
+        details={"epoch": epoch},
+    )
+
+
+def _overlap(batch: Batch, have: int) -> Refused:
+    return Refused(
+        ErrorCode.OVERLAP,
+        f"counters {batch.base} to {batch.last} are partly below the watermark {have}: "
+        f"cut the batch and send it from {have + 1} on",
+        retry_after_ms=0,
+        details={"watermark": have},
+    )
+
+
+def _dot_reused(batch: Batch) -> Refused:
+    return Refused(
+        ErrorCode.DOT_REUSED,
+        f"counters {batch.base} to {batch.last} of origin {batch.origin:016x} were used before for other "
+        "deltas: two producers share a name, or a producer numbers anew after a restart; say hello first",
+        details={"dot": batch.dot(0)},
+    )

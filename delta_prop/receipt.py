@@ -1,0 +1,156 @@
+"""Receipts: what a caller holds from the moment a delta is offered until its outcome is known.
+
+A receipt is settled once; nothing here decides, it only tells.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop_wire.delta import AckLevel, Dot
+from delta_prop_wire.errors import Refused, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What an acknowledgement says about the rows of one publish.
+
+    Row i has offset `offset + i` and dot (`dot.origin`, `dot.counter + i`), unless `duplicates` has it:
+    then its first copy stands at that offset (None: older than the table of first offsets).
+    `offset` and `dot` are None where every row was a duplicate and its dot is not known.
+    """
+
+    offset: int | None
+    dot: Dot | None
+    count: int
+    level: AckLevel
+    duplicates: Mapping[int, int | None] = field(default_factory=dict)
+
+    @property
+    def duplicate(self) -> bool:
+        """Whether all rows had been accepted before."""
+        return len(self.duplicates) == self.count
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last row: what a sink's cursor must reach for all rows to be visible."""
+        known = [at + 1 for at in self.duplicates.values() if at is not None]
+        fresh = self.count - len(self.duplicates)
+        if self.offset is not None:
+            known.append(self.offset + max(fresh, 1))
+        return max(known, default=0)
+
+
+class State(Enum):
+    """Where an offered delta is."""
+
+    QUEUED = "queued"
+    PENDING = "pending"
+    ACKNOWLEDGED = "acknowledged"
+    REFUSED = "refused"
+    WITHDRAWN = "withdrawn"
+
+
+class Receipt:
+    """Awaitable: gives `Published` or raises `Refused`. A cancelled wait withdraws what still can be.
+
+    `state` says afterwards which happened: `WITHDRAWN` means that the delta never takes effect.
+    """
+
+    __slots__ = ("_event", "_outcome", "_then", "_withdraw", "item", "state")
+
+    def __init__(self) -> None:
+        self.state = State.QUEUED
+        self.item: object = None  # what waits in the queue or in pending, for `after=`
+        self._outcome: Published | Refused | None = None
+        self._event: anyio.Event | None = None
+        self._then: list[Callable[[Receipt], None]] = []
+        self._withdraw: Callable[[], bool] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self.state not in (State.QUEUED, State.PENDING)
+
+    def result(self) -> Published:
+        """The outcome. Raises Refused; UsageError while it is not known, or where it was withdrawn."""
+        if isinstance(self._outcome, Published):
+            return self._outcome
+        if isinstance(self._outcome, Refused):
+            raise self._outcome
+        raise UsageError(f"the receipt is {self.state.value}: it has no result; await it first")
+
+    def refusal(self) -> Refused | None:
+        """The refusal, None where there is none."""
+        return self._outcome if isinstance(self._outcome, Refused) else None
+
+    async def wait(self) -> Published:
+        """Wait for the outcome. Raises Refused. Cancelled: see the class."""
+        if not self.done:
+            if self._event is None:
+                self._event = anyio.Event()
+            try:
+                await self._event.wait()
+            except anyio.get_cancelled_exc_class():
+                self.withdraw()
+                raise
+        return self.result()
+
+    def __await__(self) -> Generator[object, None, Published]:
+        return self.wait().__await__()
+
+    def withdraw(self) -> bool:
+        """Take the delta back if it has not been given its place yet; whether that worked."""
+        if self.done or self._withdraw is None:
+            return False
+        waited = self.state
+        self.state = State.WITHDRAWN  # the pipeline, called next, finds nobody left to tell
+        if not self._withdraw():
+            self.state = waited
+            return False
+        self._finish()
+        return True
+
+    def when_done(self, then: Callable[[Receipt], None]) -> None:
+        """Call `then` once the outcome is known; at once if it is."""
+        if self.done:
+            then(self)
+        else:
+            self._then.append(then)
+
+    # --- for the pipeline
+
+    def waits(self, state: State, withdraw: Callable[[], bool]) -> None:
+        """Note where the delta waits and how it can be taken back."""
+        self.state = state
+        self._withdraw = withdraw
+
+    def acknowledge(self, published: Published) -> None:
+        """Settle with an acknowledgement."""
+        self._settle(State.ACKNOWLEDGED, published)
+
+    def refuse(self, refusal: Refused) -> None:
+        """Settle with a refusal."""
+        self._settle(State.REFUSED, refusal)
+
+    def _settle(self, state: State, outcome: Published | Refused) -> None:
+        assert not self.done, f"settled twice: {self.state}, then {state}"
+        self.state = state
+        self._outcome = outcome
+        self._finish()
+
+    def _finish(self) -> None:
+        self._withdraw = None
+        self.item = None
+        if self._event is not None:
+            self._event.set()
+        for then in self._then:
+            then(self)
+        self._then.clear()
