@@ -1,0 +1,178 @@
+"""The wheel as a stranger meets it, and what importing the product loads.
+
+Built and installed without a network, from the environment's own tools.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from email.message import Message
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from installer import install
+from installer.destinations import SchemeDictionaryDestination
+from installer.sources import WheelFile
+from packaging.requirements import Requirement
+
+from tools.set_up import canonical, locked_blocks
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PACKAGES = {
+    "delta_prop",
+    "delta_prop_broker",
+    "delta_prop_simulations",
+    "delta_prop_sinks",
+    "delta_prop_wire",
+}
+# What extras bring, now or later, and GPL packages that must never come in by the back door.
+HEAVY = {"aiostream", "lz4", "pyspark", "sqlalchemy", "textual", "trio", "usearch", "uvloop", "zstandard"}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def test_the_wheel_holds_the_five_typed_packages_and_nothing_else(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
+    assert {name.partition("/")[0] for name in names if name.endswith("/py.typed")} == PACKAGES
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
+
+
+def test_the_wheel_lives_beside_foreign_packages_of_the_folders_names(wheel: Path, tmp_path: Path) -> None:
+    site, python = fresh_environment(tmp_path)
+    for name in ("broker", "sinks", "wire", "simulations"):
+        (site / name).mkdir()
+        (site / name / "__init__.py").write_text("OWNER = 'foreign'\n")
+    install_wheel(wheel, site, python)
+    program = f"""
+        import importlib, json, broker, sinks, wire, simulations
+        assert {{m.OWNER for m in (broker, sinks, wire, simulations)}} == {{"foreign"}}
+        print(json.dumps([importlib.import_module(name).__file__ for name in {sorted(PACKAGES)}]))
+    """
+    files = json.loads(run_python(python, program, tmp_path))
+    assert all(Path(file).is_relative_to(site) for file in files)
+    assert (python.parent / "delta-prop").exists()
+
+
+def test_importing_the_product_loads_no_extra_and_nothing_under_the_gpl(tmp_path: Path) -> None:
+    program = """
+        import json, sys
+        import delta_prop
+        for name in getattr(delta_prop, "__all__", ()):
+            getattr(delta_prop, name)
+        print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+    """
+    loaded = set(json.loads(run_python(Path(sys.executable), program, tmp_path)))
+    assert "delta_prop" in loaded
+    assert loaded & (HEAVY | extra_modules()) == set()
+    owners = metadata.packages_distributions()
+    distributions = {name for module in loaded for name in owners.get(module, [])}
+    assert {name for name in distributions if is_gpl(metadata.metadata(name))} == set()
+
+
+def test_no_core_dependency_however_deep_is_under_the_gpl() -> None:
+    waiting, seen = [Requirement(one).name for one in PROJECT["dependencies"]], set[str]()
+    while waiting:
+        name = canonical(waiting.pop())
+        if name not in seen:
+            seen.add(name)
+            needed = map(Requirement, metadata.requires(name) or [])
+            waiting += [
+                one.name for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})
+            ]
+    assert {name for name in seen if is_gpl(metadata.metadata(name))} == set()
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "expected"),
+    [
+        ("License-Expression", "GPL-3.0-or-later", True),
+        ("License", "AGPLv3", True),
+        ("Classifier", "License :: OSI Approved :: GNU General Public License v3 (GPLv3)", True),
+        ("License-Expression", "LGPL-2.1-or-later", False),
+        ("Classifier", "License :: OSI Approved :: GNU Lesser General Public License v2 (LGPLv2)", False),
+        ("License-Expression", "MIT", False),
+    ],
+)
+def test_the_gpl_is_told_from_the_lgpl(field: str, text: str, expected: bool) -> None:
+    described = Message()
+    described[field] = text
+    assert is_gpl(described) is expected
+
+
+def test_every_extra_is_in_the_wheel_and_no_other(wheel: Path) -> None:
+    text = next(
+        zipfile.ZipFile(wheel).read(n).decode()
+        for n in zipfile.ZipFile(wheel).namelist()
+        if n.endswith("METADATA")
+    )
+    extras = set(re.findall(r"(?m)^Provides-Extra: (.+)$", text))
+    assert extras == set(PROJECT["optional-dependencies"])
+
+
+def test_every_locked_package_stands_in_the_list_of_licences() -> None:
+    listed = set(re.findall(r"(?m)^\| ([a-z0-9-]+) \|", (ROOT / "LICENSES.md").read_text()))
+    assert listed == set(locked_blocks((ROOT / "requirements.lock").read_text()))
+
+
+def fresh_environment(folder: Path) -> tuple[Path, Path]:
+    """A new environment that sees our dependencies but not our checkout: its site-packages, its Python."""
+    venv.create(folder / "env", with_pip=False, symlinks=True)
+    python = folder / "env" / "bin" / "python"
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder / "env")}))
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return site, python
+
+
+def install_wheel(wheel: Path, site: Path, python: Path) -> None:
+    """What pip does with a wheel, without pip: an environment made by uv has none."""
+    places = {
+        "purelib": str(site),
+        "platlib": str(site),
+        "headers": str(site),
+        "scripts": str(python.parent),
+        "data": str(site),
+    }
+    with WheelFile.open(wheel) as source:
+        destination = SchemeDictionaryDestination(places, interpreter=str(python), script_kind="posix")
+        install(source, destination, additional_metadata={})
+
+
+def run_python(python: Path, program: str, cwd: Path) -> str:
+    """A program's output, from an interpreter that sees neither the current folder nor PYTHONPATH."""
+    lines = "\n".join(line[8:] for line in program.strip("\n").splitlines())
+    done = subprocess.run([python, "-I", "-c", lines], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def extra_modules() -> set[str]:
+    """The import names of every package that an extra names."""
+    every = [Requirement(one) for group in PROJECT["optional-dependencies"].values() for one in group]
+    return {one.name.replace("-", "_") for one in every}
+
+
+def is_gpl(described: metadata.PackageMetadata | Message) -> bool:
+    """Whether a package's metadata puts it under the GPL or the AGPL; the LGPL is another matter."""
+    fields = ("License-Expression", "License", "Classifier")
+    told = " ".join(
+        line for field in fields for text in described.get_all(field) or [] for line in text.splitlines()[:1]
+    )
+    return re.search(r"(?<!L)GPL|GNU (Affero )?General Public", told) is not None
