@@ -1,0 +1,56 @@
+"""What the service needs of the world, as structural types: a clock, randomness, threads.
+
+Nothing is implemented here. `world.py` has the real ones, `testing/` false ones; nowhere else does
+time, chance or a thread come in.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    """Elapsed time for rules, wall time for display."""
+
+    def now(self) -> float:
+        """Monotonic seconds, of the running event loop."""
+        ...
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970; decides nothing."""
+        ...
+
+
+class Randomness(Protocol):
+    """Chance: identifiers and jitter."""
+
+    def bytes(self, count: int) -> bytes:
+        """That many random bytes."""
+        ...
+
+    def random(self) -> float:
+        """A number from 0 (inclusive) to 1 (exclusive)."""
+        ...
+
+
+class Threads(Protocol):
+    """One worker thread: calls that block run there, one at a time, in order."""
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Run `function` on the thread and return what it returns, or raise what it raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """All ports together; `new_threads` gives each owner a worker of its own."""
+
+    clock: Clock
+    randomness: Randomness
+    new_threads: Callable[[], Threads]
