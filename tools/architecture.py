@@ -53,6 +53,8 @@ LAZY = ("delta_prop/__init__.py", "delta_prop/sinks.py")
 EDGE = (
     "delta_prop/world.py",
     "delta_prop/testing/*",
+    "sinks/delta_prop_sinks/jsonlines.py",
+    "sinks/delta_prop_sinks/storage_file.py",
 )
 BANNED_MODULES = {
     "asyncio",

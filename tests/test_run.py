@@ -1,0 +1,250 @@
+"""./run and what it calls: set-up once, a quick second start, and one line that cures what is missing.
+
+The script runs here in a copy of the checkout where a stand-in plays Python, so nothing is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tools import set_up
+
+ROOT = Path(__file__).parents[1]
+LOCK = (ROOT / "requirements.lock").read_text()
+
+STAND_IN = """#!/bin/sh
+# Plays a new Python: answers the question for its version, and "sets up" by writing the stamp.
+[ "$1" = -c ] && exit 0
+echo set-up >> "$HERE/calls"
+[ ! -e "$HERE/broken" ] || exit 1
+mkdir -p "$3/.venv/bin"
+printf '#!/bin/sh\\necho "ran $*"\\n' > "$3/.venv/bin/python"
+chmod +x "$3/.venv/bin/python"
+printf '%s' "$4" > "$3/.venv/stamp"
+"""
+
+
+class Checkout:
+    """A copy of the files that ./run reads, with a folder of commands as its whole PATH."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "checkout"
+        self.commands = folder / "commands"
+        self.root.mkdir()
+        self.commands.mkdir()
+        (self.root / "tools").mkdir()
+        for name in ("run", "requirements.lock", "pyproject.toml", "tools/set_up.py"):
+            shutil.copy(ROOT / name, self.root / name)
+        for name in ("sh", "cat", "cksum", "dirname", "mkdir", "sed", "uname", "chmod"):
+            found = shutil.which(name)
+            assert found is not None
+            (self.commands / name).symlink_to(found)
+
+    def add_command(self, name: str, text: str) -> None:
+        """Put a program on the PATH."""
+        (self.commands / name).write_text(text)
+        (self.commands / name).chmod(0o755)
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """./run with these arguments."""
+        environ = {"PATH": str(self.commands), "HERE": str(self.root)}
+        return subprocess.run(
+            [self.root / "run", *arguments], env=environ, capture_output=True, text=True, check=False
+        )
+
+    @property
+    def set_ups(self) -> int:
+        """How often a set-up was started."""
+        calls = self.root / "calls"
+        return len(calls.read_text().splitlines()) if calls.exists() else 0
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Checkout:
+    checkout = Checkout(tmp_path)
+    checkout.add_command("python3", STAND_IN)
+    return checkout
+
+
+def test_it_sets_up_once_and_says_nothing_of_its_own(checkout: Checkout) -> None:
+    for _ in range(2):
+        done = checkout.run("python", "a", "b c")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "ran a b c\n", "")
+    assert checkout.set_ups == 1
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "tools/set_up.py"])
+def test_what_is_installed_from_a_changed_file_is_set_up_again(checkout: Checkout, name: str) -> None:
+    checkout.run("python")
+    with (checkout.root / name).open("a") as file:
+        file.write("# another\n")
+    assert checkout.run("python").returncode == 0
+    assert checkout.set_ups == 2
+
+
+def test_settings_of_tools_do_not_set_up_again_but_dependencies_do(checkout: Checkout) -> None:
+    checkout.run("python")
+    project = checkout.root / "pyproject.toml"
+    project.write_text(project.read_text().replace("line-length = 110", "line-length = 100"))
+    checkout.run("python")
+    assert checkout.set_ups == 1
+    project.write_text(project.read_text().replace('"anyio>=4.8"', '"anyio>=4.9"'))
+    checkout.run("python")
+    assert checkout.set_ups == 2
+
+
+def test_a_moved_checkout_is_set_up_again(checkout: Checkout) -> None:
+    checkout.run("python")
+    checkout.root = checkout.root.rename(checkout.root.with_name("moved"))
+    assert checkout.run("python").returncode == 0
+    assert checkout.set_ups == 2
+
+
+def test_a_set_up_that_failed_is_tried_again(checkout: Checkout) -> None:
+    (checkout.root / "broken").touch()
+    assert checkout.run("python").returncode == 1
+    (checkout.root / "broken").unlink()
+    assert checkout.run("python").returncode == 0
+    assert checkout.set_ups == 2
+
+
+@pytest.mark.parametrize(
+    ("system", "managers", "too_old", "cure"),
+    [
+        ("Linux", ["apt-get"], False, "sudo apt-get install -y python3 python3-venv"),
+        ("Linux", ["apt-get"], True, "curl -LsSf https://astral.sh/uv/install.sh | sh"),
+        ("Linux", ["dnf"], True, "sudo dnf install -y python3.12"),
+        ("Linux", ["apk"], False, "sudo apk add python3"),
+        ("Linux", [], False, "curl -LsSf https://astral.sh/uv/install.sh | sh"),
+        ("Darwin", ["brew"], True, "brew install python@3.12"),
+        ("Darwin", [], True, "curl -LsSf https://astral.sh/uv/install.sh | sh"),
+    ],
+)
+def test_without_a_python_one_line_cures_it(
+    tmp_path: Path, system: str, managers: list[str], too_old: bool, cure: str
+) -> None:
+    checkout = Checkout(tmp_path)
+    (checkout.commands / "uname").unlink()
+    checkout.add_command("uname", f"#!/bin/sh\necho {system}\n")
+    for name in managers + ["python3"] * too_old:
+        checkout.add_command(name, "#!/bin/sh\nexit 1\n")
+    done = checkout.run("demo")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"./run: no Python >= 3.11 was found; this brings one: {cure}\n"
+
+
+def test_help_names_every_verb_and_another_is_refused(checkout: Checkout) -> None:
+    verbs = re.findall(r"(?m)^    ([a-z-]+)\)", (ROOT / "run").read_text())
+    assert {"demo", "test", "check", "bench", "delta-prop"} <= set(verbs)
+    shown = checkout.run("help").stdout
+    assert all(f"\n  {verb} " in shown for verb in verbs)
+    done = checkout.run("frobnicate")
+    assert (done.returncode, done.stderr) == (2, "./run: no verb 'frobnicate'; ./run help lists them\n")
+    assert checkout.set_ups == 0
+
+
+def test_bench_names_the_benchmarks_that_exist() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "nothing"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert re.fullmatch(r"\./run bench: no benchmark 'nothing'; there are: [a-z0-9_, ]+\n", done.stderr)
+
+
+def test_ci_runs_both_parts_and_fails_with_either(tmp_path: Path) -> None:
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    script = tmp_path / "run"
+    for failing, expected in (("check", 1), ("test", 1), ("neither", 0)):
+        script.write_text(f'#!/bin/sh\necho "$1"\n[ "$1" != {failing} ]\n')
+        script.chmod(0o755)
+        done = subprocess.run([tmp_path / ".ci" / "run"], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (expected, "check\ntest\n")
+
+
+def test_the_lock_names_no_registry_and_hashes_everything() -> None:
+    assert re.search(r"://|--(extra-)?index|--find-links|\.(org|com|net|io)\b", LOCK) is None
+    blocks = set_up.locked_blocks(LOCK)
+    assert all("--hash=sha256:" in block for block in blocks.values())
+
+
+def test_the_lock_holds_what_the_project_asks_for() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    groups = [*project["project"]["optional-dependencies"].values(), *project["dependency-groups"].values()]
+    asked = [*project["project"]["dependencies"], *(one for group in groups for one in group)]
+    blocks = set_up.locked_blocks(LOCK)
+    for requirement in (Requirement(one) for one in asked if isinstance(one, str)):
+        versions = re.findall(r"(?m)^[\w.-]+==(\S+)", blocks[canonicalize_name(requirement.name)])
+        assert versions
+        assert all(requirement.specifier.contains(version) for version in versions), requirement
+
+
+def test_two_set_ups_keep_apart_and_the_second_gives_up_at_its_deadline(tmp_path: Path) -> None:
+    lock, late = tmp_path / "lock", pytest.raises(set_up.Failed, match=r"has held \S+ for 0 s")
+    with set_up.alone(lock), late, set_up.alone(lock, 0.0):
+        pass
+    with set_up.alone(lock, 0.0):
+        pass
+
+
+def test_a_set_up_that_finds_its_work_done_leaves_it_alone(tmp_path: Path) -> None:
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "stamp").write_text("the recipe")
+    assert set_up.main(tmp_path, "the recipe") == 0
+    assert sorted(path.name for path in (tmp_path / ".venv").iterdir()) == ["stamp"]
+
+
+def test_a_set_up_that_fails_leaves_no_stamp_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(ROOT / "requirements.lock", tmp_path)
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "stamp").write_text("an older recipe")
+    monkeypatch.setattr(set_up, "interpreter", lambda: "/bin/false")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert set_up.main(tmp_path, "the recipe") == 1
+    assert not (tmp_path / ".venv" / "stamp").exists()
+    told = capsys.readouterr().err
+    assert told.startswith("./run: this Python has no ensurepip")
+    assert told.endswith("sudo apt-get install -y python3-venv\n")
+
+
+def test_the_registry_that_the_user_named_is_the_one_in_use(tmp_path: Path) -> None:
+    told = {
+        "PIP_INDEX_URL": "file:///mirror",
+        "PIP_FIND_LINKS": f"{tmp_path} {tmp_path / 'gone'} file:///wheels",
+        "PIP_TARGET": "/elsewhere",
+        "PYTHONPATH": "/elsewhere",
+    }
+    for_pip = set_up.pip_environ(told)
+    assert {for_pip["PIP_INDEX_URL"], for_pip["PIP_FIND_LINKS"]} == {
+        told["PIP_INDEX_URL"],
+        told["PIP_FIND_LINKS"],
+    }
+    assert not {"PIP_TARGET", "PYTHONPATH"} & set(for_pip)
+    for_uv = set_up.uv_environ(told)
+    assert for_uv["UV_INDEX_URL"] == "file:///mirror"
+    assert for_uv["UV_FIND_LINKS"] == f"{tmp_path},file:///wheels"
+    assert set_up.uv_environ({**told, "UV_INDEX_URL": "file:///own"})["UV_INDEX_URL"] == "file:///own"
+
+
+def test_a_failure_is_told_by_the_line_that_says_most() -> None:
+    log = "Collecting a\nERROR: No matching distribution found for a==1\n\n[notice] a new release of pip\n"
+    assert set_up.why(log) == "ERROR: No matching distribution found for a==1"
+    assert set_up.why("") == "the set-up failed"
+
+
+def test_the_interpreter_is_named_by_its_version() -> None:
+    path = Path(set_up.interpreter())
+    assert path == path.resolve()
+    assert os.access(path, os.X_OK)
