@@ -1,0 +1,151 @@
+"""Topics: what a subscriber asks for, as values, as text and as bytes.
+
+A topic is never a log, and says nothing about order; matching many topics at once is the router's work.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from delta_prop_wire.delta import Kind
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import NAMESPACE_BYTES_MAX, TOPIC_BYTES_MAX, VECTOR_ID_BYTES_MAX, ErrorCode
+
+if TYPE_CHECKING:
+    from delta_prop_wire.delta import Delta
+
+KIND_MAX = 63
+"""The highest number of a kind; those without a name travel as numbers."""
+
+
+class TopicKind(IntEnum):
+    """What a topic looks at. Numbers are part of the protocol."""
+
+    ALL = 0
+    VECTOR_ID = 1
+    NAMESPACE = 2
+    DELTA_TYPE = 3
+    CUSTOM = 4
+
+
+class Topic(NamedTuple):
+    """One thing to ask for: everything, a vector id, a namespace, a kind of operation, a custom topic.
+
+    Text: `*`, `v:ID`, `ns:NAME`, `op:create`, `c:NAME`. Bytes: the kind, then UTF-8 or, for a kind of
+    operation, one byte.
+    """
+
+    kind: TopicKind
+    value: str | int | None = None
+
+    def __str__(self) -> str:
+        if self.kind is TopicKind.ALL:
+            return "*"
+        value = kind_name(self.value) if isinstance(self.value, int) else self.value
+        return f"{_PREFIXES[self.kind]}{value}"
+
+    @classmethod
+    def parse(cls, text: str) -> Topic:
+        """Read the text form. Raises UsageError with the forms there are."""
+        if text == "*":
+            return ALL
+        for kind, prefix in _PREFIXES.items():
+            if text.startswith(prefix):
+                value: str | int | None = text[len(prefix) :]
+                if kind is TopicKind.DELTA_TYPE:
+                    value = kind_number(text[len(prefix) :])
+                topic = cls(kind, value)
+                fault = _fault(topic)
+                if fault:
+                    raise UsageError(f"topic {text!r:.80}: {fault}")
+                return topic
+        raise UsageError(
+            f"topic {text!r:.80} is none of: * (all), v:VECTOR_ID, ns:NAMESPACE, op:KIND, c:CUSTOM"
+        )
+
+    def to_bytes(self) -> bytes:
+        """The binary form, as Subscribe carries it."""
+        if isinstance(self.value, int):
+            return bytes((self.kind, self.value))
+        return bytes((self.kind,)) + (self.value or "").encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Topic:
+        """Read the binary form. Raises Refused (UNKNOWN_TOPIC)."""
+        try:
+            kind, rest = TopicKind(data[0]), data[1:]
+            value: str | int = str(rest, "utf-8") if kind is not TopicKind.DELTA_TYPE else -1
+        except (IndexError, ValueError) as error:
+            raise _unknown(data, f"{error}: send a tag from 0 to 4, then UTF-8 or one byte") from None
+        if kind is TopicKind.ALL:
+            fault, topic = "nothing follows the tag of *" if rest else None, ALL
+        else:
+            topic = cls(kind, rest[0] if kind is TopicKind.DELTA_TYPE and len(rest) == 1 else value)
+            fault = _fault(topic)
+        if fault:
+            raise _unknown(data, fault)
+        return topic
+
+    def matches(self, delta: Delta) -> bool:
+        """Whether a subscriber of this topic is to have the delta."""
+        if self.kind is TopicKind.VECTOR_ID:
+            return delta.vector_id == self.value
+        if self.kind is TopicKind.NAMESPACE:
+            return delta.namespace == self.value
+        if self.kind is TopicKind.DELTA_TYPE:
+            return delta.operation.kind == self.value
+        return self.kind is TopicKind.ALL or self.value in delta.topics
+
+
+ALL = Topic(TopicKind.ALL)
+
+_PREFIXES = {
+    TopicKind.VECTOR_ID: "v:",
+    TopicKind.NAMESPACE: "ns:",
+    TopicKind.DELTA_TYPE: "op:",
+    TopicKind.CUSTOM: "c:",
+}
+_BYTES_MAX = {
+    TopicKind.VECTOR_ID: VECTOR_ID_BYTES_MAX,
+    TopicKind.NAMESPACE: NAMESPACE_BYTES_MAX,
+    TopicKind.CUSTOM: TOPIC_BYTES_MAX,
+}
+_KIND_NAMES = {kind: kind.name.lower() for kind in Kind}
+_KIND_NUMBERS = {name: int(kind) for kind, name in _KIND_NAMES.items()}
+
+
+def kind_name(kind: int) -> str:
+    """The name of an operation's kind, the number in digits where it has none."""
+    return _KIND_NAMES[Kind(kind)] if kind in _KIND_NAMES else str(kind)
+
+
+def kind_number(name: str) -> int:
+    """The number of a kind's name, or of a number without a name; -1 where it is neither."""
+    if name in _KIND_NUMBERS:
+        return _KIND_NUMBERS[name]
+    nameless = name.isascii() and name.isdigit() and len(name) == 2
+    return int(name) if nameless and len(Kind) <= int(name) <= KIND_MAX else -1
+
+
+def kind_names() -> str:
+    """The names of all known kinds, for messages."""
+    return ", ".join(_KIND_NUMBERS)
+
+
+def _fault(topic: Topic) -> str | None:
+    if topic.kind is TopicKind.DELTA_TYPE:
+        known = isinstance(topic.value, int) and 0 <= topic.value <= KIND_MAX
+        return None if known else f"a kind of operation is one of {kind_names()}, or a number to {KIND_MAX}"
+    if topic.kind is TopicKind.ALL:
+        return None
+    try:
+        size = len(str(topic.value).encode())
+    except UnicodeEncodeError:
+        return "it holds half a character (a lone surrogate): give text that UTF-8 can hold"
+    bound = _BYTES_MAX[topic.kind]
+    return None if 1 <= size <= bound else f"its name has {size} bytes; allowed are 1 to {bound}"
+
+
+def _unknown(data: bytes, message: str) -> Refused:
+    return Refused(ErrorCode.UNKNOWN_TOPIC, f"topic {bytes(data[:40])!r}: {message}", field="topics")
