@@ -1,0 +1,482 @@
+"""Resident vectors: the present state of every vector, in one bounded structure that sinks share.
+
+The rule: each delta changes a vector once, and vectors are folded in canonical order, whichever of the
+sinks that share the structure brings a delta first. They must be subscribed to the same topics, topics
+that match whole vectors (all, a namespace, a vector id): a state is a fold of all of a vector's deltas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from delta_prop_sinks.chain import Chain, Chains, Checkpoint, Entry
+from delta_prop_sinks.sink import RejectDelta, StopSink
+from delta_prop_sinks.table import (
+    ABSENT,
+    COUNTER,
+    DIRTY,
+    FLYING,
+    LAMPORT,
+    NO_LAMPORT,
+    OFFSET,
+    OPAQUE,
+    ORIGIN,
+    STALE,
+    VECTOR,
+    VOID_OFFSET,
+    Misfit,
+    Table,
+    signed,
+)
+from delta_prop_wire.algebra import State
+from delta_prop_wire.delta import Kind, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+    from delta_prop_sinks.chain import Ref
+    from delta_prop_sinks.sink import Delivery, SinkContext
+    from delta_prop_wire.algebra import Key
+    from delta_prop_wire.batch import LoggedBatch
+
+BLOCK_ROWS_MIN = 8
+"""From this many rows of one kind on, a few calls over arrays are faster than a call a row."""
+
+_BLOCK_KINDS = frozenset(
+    {Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD, Kind.SCALE, Kind.OFFSET, Kind.DELETE}
+)
+_TOO_SMALL = "an index needs all vectors in memory, {} bytes do not hold them: raise resident_bytes_max"
+_RESETS = frozenset({Kind.CREATE, Kind.DELETE})
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentStatistics:
+    """Counts since the structure was made, and what it holds now."""
+
+    vectors: int
+    bytes: int
+    bytes_max: int
+    complete: bool
+    pinned: bool
+    lamport: int
+    folded: int
+    repeats: int
+    ignored: int
+    late: int
+    refolded_from_log: int
+    evicted: int
+    chains: int
+    chain_bytes: int
+
+
+class Resident:
+    """The fold of all deltas, by namespace and vector id.
+
+    `resident_bytes_max` bounds the rows; while every row must stay (an index reads them, or no store
+    could give them back) reaching it is a StopSink, else the store's sink evicts the least recently used.
+    """
+
+    def __init__(
+        self,
+        *,
+        resident_bytes_max: int = 1 << 30,
+        chain_deltas_max: int = 100,
+        chain_age_s_max: float = 60.0,
+        chain_bytes_max: int = 64 << 20,
+        replay_s_max: float = 0.001,
+    ) -> None:
+        self.resident_bytes_max = resident_bytes_max
+        self.replay_s_max = replay_s_max
+        self.chains = Chains(
+            deltas_max=chain_deltas_max, age_s_max=chain_age_s_max, bytes_max=chain_bytes_max
+        )
+        self.tables: dict[str, Table] = {}
+        self.lamport = 0
+        self.complete = True
+        self.next_offset = 0
+        self.stored = False
+        self.loaded = False
+        self._log_id: bytes | None = None
+        self._lamport_before_log = 0
+        self._pins = 0
+        self._newest = 0
+        self._folded = self._repeats = 0
+        self._late = self._refolded_from_log = self._evicted = 0
+
+    # --- who uses it
+
+    def enter(self, context: SinkContext) -> None:
+        """Get ready for deltas of the context's log: beside another log than before, offsets are void."""
+        if self._log_id == context.log_id:
+            return
+        if self._log_id is not None:
+            for table in self.tables.values():
+                table.heads[:, OFFSET] = VOID_OFFSET
+            self.chains.clear()
+            self.next_offset = 0
+        self._log_id = context.log_id
+        self._lamport_before_log = self.lamport
+
+    def note_past(self, lamport: int) -> None:
+        """Tell up to which Lamport number vectors were already folded when this log was first met."""
+        self._lamport_before_log = lamport
+        self.lamport = max(self.lamport, lamport)
+
+    def opened(self, next_offset: int) -> None:
+        """The store has loaded what it holds, which is all below that offset of the present log."""
+        self.loaded = True
+        self.next_offset = max(self.next_offset, next_offset)
+
+    def begin_partial(self) -> None:
+        """Tell that some rows are in the store alone. Raises StopSink where every row must stay."""
+        if self._pins:
+            raise StopSink(_TOO_SMALL.format(self.resident_bytes_max))
+        self.complete = False
+
+    def pin(self) -> None:
+        """Keep every row from now on: someone reads them all. Raises StopSink where some are evicted."""
+        if not self.complete:
+            raise StopSink(_TOO_SMALL.format(self.resident_bytes_max))
+        self._pins += 1
+
+    def unpin(self) -> None:
+        """The inverse of `pin`."""
+        self._pins -= 1
+
+    @property
+    def pinned(self) -> bool:
+        """Whether every row must stay."""
+        return self._pins > 0 or not self.stored
+
+    @property
+    def size(self) -> int:
+        """Bytes that the rows take; chains have a bound of their own."""
+        return sum(table.size for table in self.tables.values())
+
+    # --- reading
+
+    def state(self, namespace: str, vector_id: str) -> State | None:
+        """The present state of a vector, None where it is not resident."""
+        table = self.tables.get(namespace)
+        slot = None if table is None else table.slots.get(vector_id)
+        if table is None or slot is None or table.head(slot)[0] == NO_LAMPORT:
+            return None
+        table.reads[slot] = self._newest
+        return state_of(table, slot)
+
+    def statistics(self) -> ResidentStatistics:
+        """A snapshot of counts and sizes."""
+        return ResidentStatistics(
+            vectors=sum(int(np.count_nonzero(table.forms)) for table in self.tables.values()),
+            bytes=self.size,
+            bytes_max=self.resident_bytes_max,
+            complete=self.complete,
+            pinned=self.pinned,
+            lamport=self.lamport,
+            folded=self._folded,
+            repeats=self._repeats,
+            ignored=sum(sum(table.ignored.values()) for table in self.tables.values()),
+            late=self._late,
+            refolded_from_log=self._refolded_from_log,
+            evicted=self._evicted,
+            chains=len(self.chains),
+            chain_bytes=self.chains.size,
+        )
+
+    # --- folding
+
+    def apply(self, deliveries: Sequence[Delivery], context: SinkContext) -> int:
+        """Fold what is not yet folded; return how many rows that were. Raises RejectDelta, StopSink."""
+        if self.pinned and self.size > self.resident_bytes_max:
+            raise StopSink(
+                f"vectors in memory take {self.size} bytes, the bound is {self.resident_bytes_max}: "
+                "raise resident_bytes_max" + (", or detach the index" if self.stored else "")
+            )
+        if self.chains.active:
+            self.chains.expire(context.clock.now())
+        before = self._folded
+        for delivery in deliveries:
+            self._deliver(delivery.logged, delivery.rows, context)
+            self.next_offset = max(self.next_offset, delivery.next_offset)
+        return self._folded - before
+
+    def _deliver(self, logged: LoggedBatch, rows: NDArray[np.intp] | None, context: SinkContext) -> None:
+        batch = logged.batch
+        if batch.is_control:
+            return
+        if logged.source == Source.REPLICA:
+            self.chains.active = True
+        self.lamport = max(self.lamport, logged.lamport + batch.count - 1)
+        self._newest = max(self._newest, logged.offset)
+        count = batch.count if rows is None else len(rows)
+        kind, namespace = batch.kind, batch.namespace
+        if (
+            count >= BLOCK_ROWS_MIN
+            and kind in _BLOCK_KINDS
+            and namespace is not None
+            and not self.chains.active
+            and not batch.has_metadata
+            and self._deliver_block(logged, rows, self._table(namespace), kind)
+        ):
+            return
+        namespaces = None if namespace is not None else batch.namespaces
+        keys = batch.keys
+        for row in range(count) if rows is None else rows.tolist():
+            name = namespace if namespaces is None else namespaces[row]
+            assert name is not None
+            self._deliver_row(logged, row, self._table(name), keys[row], context)
+
+    def _table(self, namespace: str) -> Table:
+        table = self.tables.get(namespace)
+        if table is None:
+            table = self.tables[namespace] = Table(namespace)
+        return table
+
+    def _deliver_block(
+        self, logged: LoggedBatch, rows: NDArray[np.intp] | None, table: Table, kind: int
+    ) -> bool:
+        """Fold many rows of one kind at once; False, and nothing changed, where rows need a closer look."""
+        batch = logged.batch
+        keys: Sequence[str] = batch.keys if rows is None else itemgetter(*rows.tolist())(batch.keys)
+        if table.matrix is None and kind in (Kind.CREATE, Kind.DENSE) and batch.row_values is not None:
+            table.reserve(batch.row_values)
+        slots = table.slots_of(keys)
+        block = _heads_of(logged, rows)
+        heads = table.heads[slots]
+        fresh = heads[:, OFFSET] < block[:, OFFSET]
+        repeats = len(slots) - int(np.count_nonzero(fresh))
+        if repeats:
+            if repeats == len(slots):
+                self._repeats += repeats
+                return True
+            rows = fresh.nonzero()[0] if rows is None else rows[fresh]
+            slots, block, heads = slots[fresh], block[fresh], heads[fresh]
+        if (heads[:, LAMPORT] >= block[:, LAMPORT]).any() or not table.fold_block(batch, kind, rows, slots):
+            return False
+        table.heads[slots] = block
+        table.marks[slots] = DIRTY | STALE
+        self._folded += len(slots)
+        self._repeats += repeats
+        return True
+
+    def _deliver_row(
+        self, logged: LoggedBatch, row: int, table: Table, vector_id: str, context: SinkContext
+    ) -> None:
+        offset, key = logged.offset + row, logged.key(row)
+        slot = table.slot_of(vector_id)
+        lamport, origin, counter, head_offset = table.head(slot)
+        if offset <= head_offset:
+            self._repeats += 1
+            return
+        if lamport >= key[0] and (lamport, origin, counter) >= key:
+            self._fold_late(Entry(key, logged, row), offset, table, slot, context)
+            return
+        ref, chains = (table.namespace, vector_id), self.chains
+        checkpoint = _checkpoint(table, slot) if chains.active and chains.get(ref) is None else None
+        try:
+            table.fold_row(logged.batch, row, slot)
+        except Misfit as error:
+            if lamport == NO_LAMPORT:
+                table.release(slot)
+            raise RejectDelta(offset, f"{vector_id!r}: {error}") from None
+        if chains.active:
+            chains.note(ref, Entry(key, logged, row), checkpoint, context.clock.now())
+        self._done(table, slot, key, offset)
+
+    def _done(self, table: Table, slot: int, key: Key, offset: int) -> None:
+        table.set_head(slot, *key, offset)
+        table.marks[slot] = DIRTY | STALE
+        self._folded += 1
+
+    # --- late rows
+
+    def _fold_late(self, entry: Entry, offset: int, table: Table, slot: int, context: SinkContext) -> None:
+        """Fold a vector again whose new delta sorts before its last one."""
+        head = table.head(slot)[:3]
+        if entry.key == head:
+            self._repeats += 1
+            table.set_head(slot, *head, offset)
+            return
+        started = context.clock.now()
+        ref = (table.namespace, str(table.ids[slot]))
+        chain = self.chains.get(ref)
+        if chain is None or entry.key <= chain.checkpoint.key:
+            chain = self._chain_from_log(ref, entry, offset, context)
+        elif not chain.add(entry):
+            self._repeats += 1
+            table.set_head(slot, *head, offset)
+            return
+        else:
+            self.chains.hold(ref, chain, entry.logged, started)
+        self._late += 1
+        misfit = _replay(table, slot, chain, entry)
+        self._done(table, slot, head, offset)
+        if context.clock.now() - started > self.replay_s_max:
+            self.chains.forget(ref)
+        if misfit is not None:
+            raise RejectDelta(offset, f"{ref[1]!r}: {misfit}")
+
+    def _chain_from_log(self, ref: Ref, late: Entry, offset: int, context: SinkContext) -> Chain:
+        """A vector's deltas up to `offset`, from its first or from a reset that nothing lost can follow.
+
+        A reset by this service's own writers has a larger Lamport number than all that the log held
+        before it; so what the log has dropped since sorts before that reset.
+        """
+        known = {late.key: late}
+        for logged, row in context.history(*ref):
+            if logged.offset + row <= offset:
+                known[logged.key(row)] = Entry(logged.key(row), logged, row)
+        entries = [known[key] for key in sorted(known)]
+        resets = [at for at, entry in enumerate(entries) if _is_own_reset(entry)]
+        whole = context.log_start == 0 and self._lamport_before_log == 0
+        if not resets and not whole:
+            raise StopSink(
+                f"needs snapshot: a late delta at offset {offset} sorts before what is kept of vector "
+                f"{ref[1]!r}, and the log holds only what begins at offset {context.log_start}"
+            )
+        self._refolded_from_log += 1
+        chain = self.chains.start(ref, Checkpoint())
+        chain.entries = entries[resets[-1] :] if resets else entries
+        if len(chain.entries) < self.chains.deltas_max:
+            now = context.clock.now()
+            for entry in chain.entries:
+                self.chains.hold(ref, chain, entry.logged, now)
+        else:
+            self.chains.forget(ref)
+        return chain
+
+    # --- the store's side
+
+    def missing(self, deliveries: Iterable[Delivery]) -> list[Ref]:
+        """Vectors that deliveries touch and that may be in the store alone."""
+        if self.complete:
+            return []
+        wanted: dict[Ref, None] = {}
+        for delivery in deliveries:
+            batch = delivery.batch
+            if batch.is_control:
+                continue
+            names, keys = batch.namespaces, batch.keys
+            for row in range(batch.count) if delivery.rows is None else delivery.rows.tolist():
+                table = self.tables.get(names[row])
+                if table is None or keys[row] not in table.slots:
+                    wanted[names[row], keys[row]] = None
+        return list(wanted)
+
+    def load(self, namespace: str, vector_id: str, stored: Checkpoint, offset: int) -> None:
+        """Take a row from the store; one that is resident already is left as it is: it is newer."""
+        table = self._table(namespace)
+        if vector_id in table.slots:
+            return
+        if table.dimension is None and stored.vector is not None:
+            table.reserve(len(stored.vector))
+        slot = table.slot_of(vector_id)
+        _restore(table, slot, stored)
+        table.set_head(slot, *stored.key, offset)
+        table.marks[slot] = STALE
+        self.lamport = max(self.lamport, stored.key[0])
+
+    def evict(self) -> int:
+        """Let clean rows go, least recently used first, until 7/8 of the bound are kept; return how many."""
+        excess = self.size - self.resident_bytes_max // 8 * 7
+        if self.pinned or self.size <= self.resident_bytes_max:
+            return 0
+        ages: list[NDArray[np.int64]] = []
+        places: list[tuple[Table, int]] = []
+        for table in self.tables.values():
+            used = table.used
+            idle = (table.marks[:used] & (DIRTY | FLYING)) == 0
+            idle &= table.heads[:used, LAMPORT] != NO_LAMPORT
+            slots = idle.nonzero()[0]
+            ages.append(np.maximum(table.heads[slots, OFFSET], table.reads[slots]))
+            places.extend((table, slot) for slot in slots.tolist())
+        evicted = 0
+        for at in np.argsort(np.concatenate(ages), kind="stable").tolist():
+            if excess <= 0:
+                break
+            table, slot = places[at]
+            before = table.size
+            self.chains.forget((table.namespace, str(table.ids[slot])))
+            table.release(slot)
+            excess -= before - table.size
+            evicted += 1
+        self._evicted += evicted
+        self.complete = self.complete and not evicted
+        return evicted
+
+
+def state_of(table: Table, slot: int) -> State:
+    """A slot's state as a value of its own."""
+    form = int(table.forms[slot])
+    return State(
+        alive=form != ABSENT,
+        vector=_vector(table, slot) if form == VECTOR else None,
+        data=table.data[slot] if form == OPAQUE else None,
+        metadata=table.metadata.get(slot, {}),
+        ignored=table.ignored.get(slot, 0),
+        key=table.head(slot)[:3],
+    )
+
+
+def _heads_of(logged: LoggedBatch, rows: NDArray[np.intp] | None) -> NDArray[np.int64]:
+    """What `heads` shall hold after each row."""
+    batch = logged.batch
+    at = np.arange(batch.count) if rows is None else rows
+    block = np.empty((len(at), 4), np.int64)
+    block[:, LAMPORT] = at + logged.lamport
+    block[:, ORIGIN] = signed(batch.origin)
+    counters = batch.counters
+    block[:, COUNTER] = at + batch.base if counters is None else counters[at]
+    block[:, OFFSET] = at + logged.offset
+    return block
+
+
+def _is_own_reset(entry: Entry) -> bool:
+    return entry.logged.source != Source.REPLICA and entry.logged.batch.kinds[entry.row] in _RESETS
+
+
+def _vector(table: Table, slot: int) -> NDArray[np.float32]:
+    assert table.matrix is not None
+    return np.array(table.matrix[slot])
+
+
+def _checkpoint(table: Table, slot: int) -> Checkpoint:
+    form = int(table.forms[slot])
+    return Checkpoint(
+        table.head(slot)[:3],
+        form,
+        _vector(table, slot) if form == VECTOR else None,
+        table.data.get(slot),
+        table.metadata.get(slot),
+        table.ignored.get(slot, 0),
+    )
+
+
+def _restore(table: Table, slot: int, checkpoint: Checkpoint) -> None:
+    table.set_extra(slot, checkpoint.data, checkpoint.metadata)
+    if checkpoint.vector is not None:
+        assert table.matrix is not None
+        table.matrix[slot] = checkpoint.vector
+    table.forms[slot] = checkpoint.form
+    table.ignored.pop(slot, None)
+    if checkpoint.ignored:
+        table.ignored[slot] = checkpoint.ignored
+
+
+def _replay(table: Table, slot: int, chain: Chain, new: Entry) -> Misfit | None:
+    """Fold a chain from its checkpoint; return why the new delta cannot be folded, if so."""
+    _restore(table, slot, chain.checkpoint)
+    misfit = None
+    for entry in chain.entries:
+        try:
+            table.fold_row(entry.logged.batch, entry.row, slot)
+        except Misfit as error:  # an old one was set aside when it came
+            if entry.key == new.key:
+                misfit = error
+    return misfit

@@ -1,0 +1,297 @@
+"""The SQLite file behind the storage sink. Every call blocks; one thread at a time may be inside.
+
+One connection writes and checkpoints, the other only reads: SQLite before 3.51.3 can corrupt a file when
+two connections checkpoint. One process at a time: a second file beside it is locked while it is open.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+APPLICATION_ID = 0x64507270
+"""`dPrp`: marks the file as ours."""
+
+SCHEMA_VERSION = 1
+
+_SCHEMA = f"""
+CREATE TABLE logs (
+    number INTEGER PRIMARY KEY,
+    log_id BLOB NOT NULL UNIQUE,
+    lamport_before INTEGER NOT NULL
+);
+CREATE TABLE cursor (
+    only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
+    log INTEGER NOT NULL REFERENCES logs (number),
+    epoch INTEGER NOT NULL,
+    next_offset INTEGER NOT NULL,
+    lamport INTEGER NOT NULL
+);
+CREATE TABLE vectors (
+    namespace TEXT NOT NULL,
+    vector_id TEXT NOT NULL,
+    form INTEGER NOT NULL,
+    dimension INTEGER,
+    value BLOB,
+    metadata TEXT,
+    ignored INTEGER NOT NULL,
+    lamport INTEGER NOT NULL,
+    origin INTEGER NOT NULL,
+    counter INTEGER NOT NULL,
+    log INTEGER NOT NULL,
+    offset INTEGER NOT NULL,
+    PRIMARY KEY (namespace, vector_id)
+) WITHOUT ROWID;
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+_UPSERT = """
+INSERT INTO vectors VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (namespace, vector_id) DO UPDATE SET
+    form = excluded.form, dimension = excluded.dimension, value = excluded.value,
+    metadata = excluded.metadata, ignored = excluded.ignored,
+    lamport = excluded.lamport, origin = excluded.origin, counter = excluded.counter,
+    log = excluded.log, offset = excluded.offset
+"""
+_COLUMNS = "namespace, vector_id, form, value, metadata, ignored, lamport, origin, counter, log, offset"
+
+
+class FileFailed(Exception):
+    """The file could not be written; nothing of the transaction is in it. The message is SQLite's."""
+
+
+class StoredRow(NamedTuple):
+    """One vector as the file holds it; `origin` signed, `offset` -1 where it is of another log."""
+
+    namespace: str
+    vector_id: str
+    form: int
+    value: bytes | None
+    metadata: dict[str, Any] | None
+    ignored: int
+    lamport: int
+    origin: int
+    counter: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What the file says of itself: its cursor, the highest Lamport number, and the one before this log."""
+
+    cursor: Cursor | None
+    lamport: int
+    lamport_before: int
+
+
+class StorageFile:
+    """One file, from `connect` to `close`."""
+
+    def __init__(self, path: str | Path, *, wal_bytes_max: int) -> None:
+        self.path = Path(path)
+        self.wal_bytes_max = wal_bytes_max
+        self._log_id = b""
+        self._log_number: int | None = None
+        self._lamport_before = 0
+        self._connections: list[sqlite3.Connection] = []
+
+    def connect(self, log_id: bytes) -> Opened:
+        """Open or create. Raises UsageError where the file is in use, or is not ours."""
+        try:
+            self._lock()
+            self._writer = self._new_connection(f"{self.path.resolve().as_uri()}?mode=rwc")
+            self._check()
+            self._writer.execute("PRAGMA journal_mode = WAL")
+            self._writer.execute("PRAGMA synchronous = FULL")
+            self._reader = self._new_connection(f"{self.path.resolve().as_uri()}?mode=ro")
+            return self._enter(log_id)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the file; the writing connection last, since the last one to close checkpoints."""
+        while self._connections:
+            connection = self._connections.pop(0 if len(self._connections) < 3 else 2)
+            connection.close()
+
+    # --- writing
+
+    def commit(self, rows: Sequence[StoredRow], cursor: Cursor | None, lamport: int) -> None:
+        """Write rows, and the cursor with them where it is given, in one synced transaction.
+
+        Raises FileFailed.
+        """
+        try:
+            self._transact(rows, cursor, lamport)
+        except sqlite3.Error as error:
+            raise FileFailed(f"{self.path} cannot be written: {error}") from error
+
+    def _transact(self, rows: Sequence[StoredRow], cursor: Cursor | None, lamport: int) -> None:
+        writer = self._writer
+        writer.execute("BEGIN IMMEDIATE")
+        try:
+            number = self._number()
+            writer.executemany(_UPSERT, [_record(row, number) for row in rows])
+            if cursor is not None:
+                writer.execute(
+                    "INSERT OR REPLACE INTO cursor VALUES (1, ?, ?, ?, ?)",
+                    (number, cursor.epoch, cursor.next_offset, lamport),
+                )
+            writer.execute("COMMIT")
+        except BaseException:
+            if writer.in_transaction:
+                writer.execute("ROLLBACK")
+            self._log_number = None
+            raise
+
+    def checkpoint(self, *, idle: bool = False) -> None:
+        """Copy the write-ahead log into the file; cut it off when idle or above its bound.
+
+        Raises FileFailed.
+        """
+        large = self.wal_bytes > self.wal_bytes_max
+        try:
+            self._writer.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if idle or large else 'PASSIVE'})")
+        except sqlite3.Error as error:
+            raise FileFailed(f"{self.path} cannot be written: {error}") from error
+
+    @property
+    def wal_bytes(self) -> int:
+        """How large the write-ahead log is."""
+        try:
+            return self.path.with_name(self.path.name + "-wal").stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    # --- reading
+
+    def read(self, refs: Iterable[tuple[str, str]]) -> list[StoredRow]:
+        """Some rows by namespace and vector id; those that are not there are left out."""
+        query = f"SELECT {_COLUMNS} FROM vectors WHERE namespace = ? AND vector_id = ?"
+        found = (self._reader.execute(query, ref).fetchone() for ref in refs)
+        return [self._row(record) for record in found if record is not None]
+
+    def page(self, after: tuple[str, str] | None, rows_max: int) -> list[StoredRow]:
+        """The next rows in order of namespace and vector id."""
+        where = "" if after is None else "WHERE (namespace, vector_id) > (?, ?)"
+        query = f"SELECT {_COLUMNS} FROM vectors {where} ORDER BY namespace, vector_id LIMIT ?"
+        return [self._row(record) for record in self._reader.execute(query, (*(after or ()), rows_max))]
+
+    # --- helpers
+
+    def _lock(self) -> None:
+        lock = self._new_connection(f"{self.path.resolve().as_uri()}-lock?mode=rwc")
+        try:
+            lock.execute("BEGIN EXCLUSIVE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY:
+                raise
+            raise UsageError(
+                f"{self.path} is in use by another process or sink: stop that one, or name another file"
+            ) from None
+
+    def _new_connection(self, uri: str) -> sqlite3.Connection:
+        try:
+            # Statements are short, and the other side is a reader of ours: 5 s of waiting is a defect.
+            timeout = 0.0 if "-lock?" in uri else 5.0
+            connection = sqlite3.connect(
+                uri, uri=True, isolation_level=None, check_same_thread=False, timeout=timeout
+            )
+        except sqlite3.OperationalError as error:
+            raise UsageError(
+                f"{self.path} cannot be opened ({error}): check that its folder exists"
+            ) from None
+        self._connections.append(connection)
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        return connection
+
+    def _check(self) -> None:
+        writer = self._writer
+        try:
+            application = writer.execute("PRAGMA application_id").fetchone()[0]
+            version = writer.execute("PRAGMA user_version").fetchone()[0]
+            empty = writer.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
+        except sqlite3.DatabaseError as error:
+            raise UsageError(f"{self.path} is not a SQLite file ({error}): name another file") from None
+        if empty and application == 0:
+            writer.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
+        elif application != APPLICATION_ID:
+            raise UsageError(f"{self.path} is a SQLite file of another program: name another file")
+        elif version != SCHEMA_VERSION:
+            raise UsageError(
+                f"{self.path} has format {version}, this program reads {SCHEMA_VERSION}: "
+                "use the version that wrote it, or a new file"
+            )
+
+    def _enter(self, log_id: bytes) -> Opened:
+        self._log_id = log_id
+        numbers = {
+            known: (number, before)
+            for number, known, before in self._writer.execute(
+                "SELECT number, log_id, lamport_before FROM logs"
+            )
+        }
+        held = self._writer.execute(
+            "SELECT log_id, epoch, next_offset, lamport FROM cursor JOIN logs ON log = number"
+        ).fetchone()
+        if held is None:
+            return Opened(None, 0, 0)
+        cursor, lamport = Cursor(*held[:3]), held[3]
+        if cursor.log_id == log_id:
+            self._log_number, self._lamport_before = numbers[log_id]
+        else:
+            self._lamport_before = lamport
+        self._offsets_of = numbers[log_id][0] if log_id in numbers else None
+        return Opened(cursor, lamport, self._lamport_before)
+
+    _offsets_of: int | None = None
+
+    def _number(self) -> int:
+        """The number that stands for the present log in rows, given with the first commit beside it."""
+        if self._log_number is None:
+            row = self._writer.execute(
+                "INSERT INTO logs (log_id, lamport_before) VALUES (?, ?) "
+                "ON CONFLICT (log_id) DO UPDATE SET lamport_before = excluded.lamport_before "
+                "RETURNING number",
+                (self._log_id, self._lamport_before),
+            ).fetchone()
+            self._log_number = self._offsets_of = int(row[0])
+        return self._log_number
+
+    def _row(self, record: tuple[Any, ...]) -> StoredRow:
+        namespace, vector_id, form, value, text, ignored, lamport, origin, counter, log, offset = record
+        if log != self._offsets_of:
+            offset = -1
+        metadata = None if text is None else json.loads(text)
+        return StoredRow(
+            namespace, vector_id, form, value, metadata, ignored, lamport, origin, counter, offset
+        )
+
+
+def _record(row: StoredRow, number: int) -> tuple[Any, ...]:
+    metadata = json.dumps(row.metadata, ensure_ascii=False, separators=(",", ":")) if row.metadata else None
+    dimension = len(row.value) // 4 if row.form == 1 and row.value is not None else None
+    return (
+        row.namespace,
+        row.vector_id,
+        row.form,
+        dimension,
+        row.value,
+        metadata,
+        row.ignored,
+        row.lamport,
+        row.origin,
+        row.counter,
+        number,
+        row.offset,
+    )

@@ -1,0 +1,329 @@
+"""One namespace's vectors in memory: a float32 matrix, and per slot what is known of its vector.
+
+Arithmetic and bookkeeping only: which rows may be folded, and when, is decided in `resident.py`.
+A slot belongs to one vector id until it is released; slots of deleted vectors stay, as tombstones.
+"""
+
+from __future__ import annotations
+
+import struct
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from delta_prop_wire.algebra import change, saturate
+from delta_prop_wire.delta import PARTIAL_KINDS, Kind
+from delta_prop_wire.metadata import merge
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.delta import Operation
+
+ABSENT, VECTOR, OPAQUE = 0, 1, 2
+"""What a slot holds: nothing (unknown or deleted), a vector, bytes."""
+
+DIRTY, STALE, FLYING = 1, 2, 4
+"""Marks of a slot: changed since it was last gathered for the store; its norm is out of date; gathered,
+not yet committed."""
+
+LAMPORT, ORIGIN, COUNTER, OFFSET = 0, 1, 2, 3
+"""Columns of `heads`: canonical key and log offset of the last delta folded into a slot."""
+
+VOID_OFFSET = NO_LAMPORT = -1
+SLOT_BYTES = 200
+"""What a slot costs beside its numbers: heads, marks, norm, its id and that id's place in a dictionary."""
+
+_SLOTS_FIRST = 64
+_HEAD = struct.Struct("=qqqq")
+
+
+class Misfit(Exception):
+    """A delta that can never be folded into this table; the message says why."""
+
+
+class Table:
+    """Columns by slot; `matrix` is None until the namespace's first vector fixes the dimension."""
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
+        self.dimension: int | None = None
+        self.matrix: NDArray[np.float32] | None = None
+        self.slots: dict[str, int] = {}
+        self.ids: list[str | None] = []
+        self.heads: NDArray[np.int64] = np.zeros((_SLOTS_FIRST, 4), np.int64)
+        self.forms: NDArray[np.uint8] = np.zeros(_SLOTS_FIRST, np.uint8)
+        self.marks: NDArray[np.uint8] = np.zeros(_SLOTS_FIRST, np.uint8)
+        self.norms: NDArray[np.float32] = np.zeros(_SLOTS_FIRST, np.float32)
+        self.reads: NDArray[np.int64] = np.zeros(_SLOTS_FIRST, np.int64)
+        self.data: dict[int, bytes] = {}
+        self.metadata: dict[int, dict[str, Any]] = {}
+        self.ignored: dict[int, int] = {}
+        self.weights: dict[int, int] = {}
+        self.weight = 0
+        self._free: list[int] = []
+        self._head_bytes = self.heads.data.cast("B")
+
+    # --- slots
+
+    @property
+    def used(self) -> int:
+        """Slots below this number have been given out; the columns' parts below it are meaningful."""
+        return len(self.ids)
+
+    @property
+    def size(self) -> int:
+        """Bytes that the rows take."""
+        return len(self.slots) * (SLOT_BYTES + 4 * (self.dimension or 0)) + self.weight
+
+    def slots_of(self, keys: Sequence[str]) -> NDArray[np.intp]:
+        """The slots of some vectors; those not yet there get one."""
+        try:
+            found = itemgetter(*keys)(self.slots)
+        except KeyError:
+            found = [self.slot_of(key) for key in keys]
+        return np.array(found, np.intp).reshape(len(keys))
+
+    def slot_of(self, key: str) -> int:
+        """The slot of a vector; one that is not yet there gets one."""
+        slot = self.slots.get(key)
+        if slot is not None:
+            return slot
+        if self._free:
+            slot = self._free.pop()
+            self.ids[slot] = key
+        else:
+            slot = len(self.ids)
+            if slot == len(self.heads):
+                self._grow(2 * slot)
+            self.ids.append(key)
+        self.slots[key] = slot
+        self._clear_head(slot)
+        return slot
+
+    def release(self, slot: int) -> None:
+        """Forget a vector; its slot may serve another."""
+        key = self.ids[slot]
+        assert key is not None
+        del self.slots[key]
+        self.ids[slot] = None
+        self._clear_head(slot)
+        self.forms[slot] = ABSENT
+        self.marks[slot] = 0
+        self.reads[slot] = 0
+        self.ignored.pop(slot, None)
+        self._drop_extras(slot)
+        self._free.append(slot)
+
+    def head(self, slot: int) -> tuple[int, int, int, int]:
+        """(Lamport number, origin, counter, offset) of the last delta folded into a slot."""
+        lamport, origin, counter, offset = _HEAD.unpack_from(self._head_bytes, slot * _HEAD.size)
+        return lamport, origin & _U64, counter, offset
+
+    def set_head(self, slot: int, lamport: int, origin: int, counter: int, offset: int) -> None:
+        """Note the last delta folded into a slot."""
+        _HEAD.pack_into(self._head_bytes, slot * _HEAD.size, lamport, signed(origin), counter, offset)
+
+    def _clear_head(self, slot: int) -> None:
+        _HEAD.pack_into(self._head_bytes, slot * _HEAD.size, NO_LAMPORT, 0, 0, VOID_OFFSET)
+
+    def reserve(self, dimension: int) -> None:
+        """Fix the dimension, once."""
+        assert self.dimension is None
+        self.dimension = dimension
+        self.matrix = np.zeros((len(self.heads), dimension), np.float32)
+
+    def _grow(self, slots: int) -> None:
+        self.heads = _grown(self.heads, slots)
+        self.forms = _grown(self.forms, slots)
+        self.marks = _grown(self.marks, slots)
+        self.norms = _grown(self.norms, slots)
+        self.reads = _grown(self.reads, slots)
+        if self.matrix is not None:
+            self.matrix = _grown(self.matrix, slots)
+        self._head_bytes = self.heads.data.cast("B")
+
+    # --- one row
+
+    def fold_row(self, batch: Batch, row: int, slot: int) -> None:
+        """Fold one delta; one without effect is counted. Raises Misfit, with nothing changed."""
+        operation = batch.operation(row)
+        kind = operation.kind
+        if kind == Kind.DELETE:
+            self.clear(slot)
+            return
+        if kind in PARTIAL_KINDS:
+            if not self._change(slot, operation):
+                self.ignored[slot] = self.ignored.get(slot, 0) + 1
+                return
+        elif kind == Kind.OPAQUE:
+            self.set_extra(slot, operation.data, self.metadata.get(slot))
+            self.forms[slot] = OPAQUE
+        elif operation.values is not None:
+            self._check_dimension(len(operation.values))
+            if kind == Kind.CREATE:
+                self._drop_extras(slot)
+            self._set_vector(slot, operation.values)
+        else:
+            raise Misfit(f"operation kind {kind} is unknown here: upgrade, then replay it")
+        if batch.has_metadata and (patch := batch.metadata(row)):
+            self.set_extra(slot, self.data.get(slot), merge(self.metadata.get(slot, {}), patch))
+
+    def _change(self, slot: int, operation: Operation) -> bool:
+        """Change a part of what lives; False where it has no effect."""
+        form = self.forms[slot]
+        if operation.kind == Kind.METADATA:
+            return bool(form != ABSENT)
+        return form == VECTOR and self.matrix is not None and change(self.matrix[slot], operation)
+
+    def _set_vector(self, slot: int, values: NDArray[np.float32]) -> None:
+        assert self.matrix is not None
+        self.matrix[slot] = values
+        if self.forms[slot] == OPAQUE:
+            self.set_extra(slot, None, self.metadata.get(slot))
+        self.forms[slot] = VECTOR
+
+    def _check_dimension(self, width: int) -> None:
+        if self.dimension is None:
+            self.reserve(width)
+        elif width != self.dimension:
+            raise Misfit(f"{width} values, but namespace {self.namespace!r} has dimension {self.dimension}")
+
+    def set_extra(self, slot: int, data: bytes | None, metadata: dict[str, Any] | None) -> None:
+        """Set what a slot holds beside numbers, and weigh it. Metadata is never changed in place."""
+        self._drop_extras(slot)
+        weight = 0
+        if data is not None:
+            self.data[slot] = data
+            weight += 33 + len(data)
+        if metadata:
+            self.metadata[slot] = metadata
+            weight += weigh(metadata)
+        if weight:
+            self.weights[slot] = weight
+            self.weight += weight
+
+    def clear(self, slot: int) -> None:
+        """Make a slot a tombstone."""
+        self.forms[slot] = ABSENT
+        self._drop_extras(slot)
+
+    def _drop_extras(self, slot: int) -> None:
+        weight = self.weights.pop(slot, None)
+        if weight is not None:
+            self.weight -= weight
+            self.data.pop(slot, None)
+            self.metadata.pop(slot, None)
+
+    # --- blocks: the same arithmetic over many rows of one kind
+
+    def fold_block(
+        self, batch: Batch, kind: int, rows: NDArray[np.intp] | None, slots: NDArray[np.intp]
+    ) -> bool:
+        """Fold rows of one kind in a few calls; False, and nothing changed, where they need a closer look.
+
+        Where a vector comes twice, later rows win (numpy assigns in order) or add up.
+        """
+        width = batch.row_values
+        if width is None or self.matrix is None:
+            return False
+        if kind == Kind.DELETE:
+            self.forms[slots] = ABSENT
+            if self.weights:
+                for slot in slots.tolist():
+                    self._drop_extras(slot)
+            return True
+        values = batch.values.reshape(batch.count, width)
+        if rows is not None:
+            values = values[rows]
+        if kind in (Kind.CREATE, Kind.DENSE):
+            return self._set_block(kind, slots, values)
+        if not (self.forms[slots] == VECTOR).all():
+            return False
+        if kind in (Kind.SPARSE, Kind.SPARSE_ADD):
+            indices = batch.indices.reshape(batch.count, width)
+            return self._sparse_block(kind, slots, indices if rows is None else indices[rows], values)
+        if kind in (Kind.SCALE, Kind.OFFSET) and len(set(slots.tolist())) == len(slots):
+            return self._whole_block(kind, slots, values)
+        return False
+
+    def _set_block(self, kind: int, slots: NDArray[np.intp], values: NDArray[np.float32]) -> bool:
+        assert self.matrix is not None
+        if values.shape[1] != self.dimension:
+            return False
+        self.matrix[slots] = values
+        if self.weights:
+            for slot in slots.tolist():
+                if kind == Kind.CREATE:
+                    self._drop_extras(slot)
+                elif slot in self.data:
+                    self.set_extra(slot, None, self.metadata.get(slot))
+        self.forms[slots] = VECTOR
+        return True
+
+    def _whole_block(self, kind: int, slots: NDArray[np.intp], values: NDArray[np.float32]) -> bool:
+        assert self.matrix is not None
+        vectors = self.matrix[slots]
+        with np.errstate(over="ignore"):
+            (np.multiply if kind == Kind.SCALE else np.add)(vectors, values, out=vectors)
+        saturate(vectors)
+        self.matrix[slots] = vectors
+        return True
+
+    def _sparse_block(
+        self,
+        kind: int,
+        slots: NDArray[np.intp],
+        indices: NDArray[np.uint32],
+        values: NDArray[np.float32],
+    ) -> bool:
+        assert self.matrix is not None
+        assert self.dimension is not None
+        if indices.size and int(indices.max()) >= self.dimension:
+            return False
+        places = (indices + (slots * self.dimension)[:, None]).reshape(-1)
+        numbers, flat = values.reshape(-1), self.matrix.reshape(-1)
+        if kind == Kind.SPARSE:
+            flat[places] = numbers
+            return True
+        before = flat[places]
+        with np.errstate(over="ignore"):
+            np.add.at(flat, places, numbers)
+        if np.isfinite(flat[places]).all():
+            return True
+        flat[places] = before  # a sum left float32's range: row by row, each sum is brought back
+        return False
+
+
+_U64 = (1 << 64) - 1
+
+
+def signed(origin: int) -> int:
+    """An unsigned 64-bit number as the signed one with the same bits."""
+    return origin - (1 << 64) if origin >> 63 else origin
+
+
+def unsigned(number: int) -> int:
+    """The inverse of `signed`."""
+    return number & _U64
+
+
+def weigh(value: Any) -> int:
+    """About how many bytes a JSON value takes in memory."""
+    if isinstance(value, str):
+        return 50 + len(value)
+    if isinstance(value, dict):
+        return 64 + sum(50 + len(key) + weigh(item) for key, item in value.items())
+    if isinstance(value, list):
+        return 56 + sum(8 + weigh(item) for item in value)
+    return 32
+
+
+def _grown(array: NDArray[Any], rows: int) -> NDArray[Any]:
+    larger = np.zeros((rows, *array.shape[1:]), array.dtype)
+    larger[: len(array)] = array
+    return larger

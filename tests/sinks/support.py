@@ -1,0 +1,118 @@
+"""A small false world for sinks: a log as a list, a clock that stands still, a thread that is none.
+
+The oracle is the algebra's own fold of everything in the log; no sink's code is used for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from delta_prop_sinks.sink import Delivery
+from delta_prop_wire.algebra import State, fold
+from delta_prop_wire.batch import Batch, LoggedBatch
+from delta_prop_wire.delta import Source
+from delta_prop_wire.encode import encode_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from delta_prop_wire.delta import Delta
+
+LOG_ID = bytes(range(16))
+HERE = 0x8000_0000_0000_0010
+"""Origin of local deltas; its top bit is set, so that stores have to cope with it."""
+
+
+class StillClock:
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.step = 0.0
+
+    def now(self) -> float:
+        self.time += self.step
+        return self.time
+
+    def wall_us(self) -> int:
+        return 1_700_000_000_000_000
+
+
+class InlineThreads:
+    def __init__(self) -> None:
+        self.failure: BaseException | None = None
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        if self.failure is not None:
+            raise self.failure
+        return function()
+
+
+class FakeLog:
+    """Appends as the service does: offsets in a row, local Lamport numbers above all seen."""
+
+    def __init__(self, log_id: bytes = LOG_ID, *, lamport: int = 0, log_start: int = 0) -> None:
+        self.log_id = log_id
+        self.epoch = 1
+        self.log_start = log_start
+        self.clock = StillClock()
+        self.threads = InlineThreads()
+        self.batches: list[LoggedBatch] = []
+        self.next_offset = 0
+        self.lamport = lamport
+        self.commits: list[int] = []
+        self.counters: dict[int, int] = {}
+
+    def committed(self, next_offset: int) -> None:
+        self.commits.append(next_offset)
+
+    def history(self, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
+        for logged in self.batches:
+            if logged.next_offset > self.log_start:
+                for row, key in enumerate(logged.batch.keys):
+                    if key == vector_id and logged.batch.namespaces[row] == namespace:
+                        yield logged, row
+
+    def append(self, *deltas: Delta) -> LoggedBatch:
+        base = self.counters.get(HERE, 0) + 1
+        self.counters[HERE] = base + len(deltas) - 1
+        return self.append_batch(encode_batch(deltas, origin=HERE, base=base))
+
+    def append_batch(
+        self, batch: Batch, *, lamport: int | None = None, source: Source = Source.LOCAL
+    ) -> LoggedBatch:
+        lamport = self.lamport + 1 if lamport is None else lamport
+        logged = LoggedBatch(batch, self.next_offset, lamport, source)
+        self.lamport = max(self.lamport, lamport + batch.count - 1)
+        self.next_offset = logged.next_offset
+        self.batches.append(logged)
+        return logged
+
+    def forward(self, batch: Batch, lamport: int) -> LoggedBatch:
+        return self.append_batch(batch, lamport=lamport, source=Source.REPLICA)
+
+    def deliveries(self, start: int = 0) -> list[Delivery]:
+        return [Delivery(logged) for logged in self.batches if logged.next_offset > start]
+
+
+def oracle(batches: Sequence[LoggedBatch]) -> dict[tuple[str, str], State]:
+    """What every vector must be after these batches, whatever order they came in."""
+    rows: dict[tuple[str, str], list[Any]] = {}
+    for logged in batches:
+        batch = logged.batch
+        for row in range(batch.count):
+            ref = (batch.namespaces[row], batch.keys[row])
+            rows.setdefault(ref, []).append((logged.key(row), batch.operation(row), batch.metadata(row)))
+    return {ref: fold(changes) for ref, changes in rows.items()}
+
+
+def check_state(found: State | None, expected: State, *, context: object = "") -> None:
+    """Assert that two states are the same to the bit, metadata and last key included."""
+    assert found is not None, context
+    assert found.content == expected.content, context
+    assert found.key == expected.key, context
+    assert found.ignored == expected.ignored, context
+
+
+def vectors(count: int, dimension: int, seed: int = 1) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.random.default_rng(seed).standard_normal((count, dimension)).astype(np.float32)

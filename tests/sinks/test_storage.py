@@ -1,0 +1,270 @@
+"""The storage sink against the algebra's fold, over crashes, repeats, failures and eviction."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop_sinks import Resident, StorageSink, TryAgain
+from delta_prop_wire.delta import Delta, Dot, create, delete, opaque, sparse, sparse_add
+from delta_prop_wire.errors import UsageError
+from tests.sinks.support import FakeLog, check_state, oracle
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def some_deltas(log: FakeLog) -> None:
+    log.append(
+        Delta("a", create([1, 2, 3]), metadata={"title": "A", "tags": ["x"]}),
+        Delta("b", create([4, 5, 6])),
+        Delta("c", opaque(b"row"), namespace="rows", metadata={"n": 1}),
+    )
+    log.append(Delta("a", sparse([0], [9.5])), Delta("b", sparse_add([1, 1], [1, 2])))
+    log.append(Delta("b", delete()), Delta("nobody", sparse([0], [1])))
+
+
+async def check_rows(sink: StorageSink, log: FakeLog) -> None:
+    expected = oracle(log.batches)
+    for (namespace, vector_id), state in expected.items():
+        check_state(await sink.get(namespace, vector_id), state, context=vector_id)
+    await sink.flush()
+    stored = {(namespace, vector_id): state async for namespace, vector_id, state in sink.rows()}
+    assert stored.keys() == expected.keys()
+    for ref, state in expected.items():
+        check_state(stored[ref], state, context=ref)
+
+
+@pytest.mark.parametrize("mode", ["behind", "through"])
+def test_rows_are_the_fold_and_survive_a_restart(tmp_path: Path, mode: str) -> None:
+    async def main() -> None:
+        log = FakeLog()
+        some_deltas(log)
+        sink = StorageSink(tmp_path / "vectors.db", mode=mode)  # type: ignore[arg-type]
+        point = await sink.open(log)
+        assert point.cursor == (log.log_id, 1, 0)
+        await sink.apply(log.deliveries())
+        assert log.commits == ([] if mode == "behind" else [log.next_offset])
+        await check_rows(sink, log)
+        await sink.aclose()
+        await sink.aclose()
+
+        again = StorageSink(tmp_path / "vectors.db")
+        point = await again.open(log)
+        assert (point.cursor.next_offset, point.lamport) == (log.next_offset, log.lamport)
+        log.append(Delta("a", sparse_add([2], [1])))
+        await again.apply(log.deliveries())  # everything once more, and one new
+        await check_rows(again, log)
+        await again.aclose()
+
+    anyio.run(main)
+
+
+def crash(sink: StorageSink) -> None:
+    """What kill -9 leaves: the connections gone, nothing flushed."""
+    sink._file.close()
+
+
+def test_a_crash_between_commits_resumes_exactly(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = FakeLog()
+        log.append(Delta("a", create([1, 1])), Delta("b", create([0, 0])))
+        done = 0
+        for round_ in range(12):
+            sink = StorageSink(tmp_path / "vectors.db")
+            point = await sink.open(log)
+            assert point.cursor.next_offset == done
+            log.append(Delta("a", sparse_add([0, 1], [1, round_])), Delta("b", sparse_add([0], [round_])))
+            await sink.apply(log.deliveries(done))
+            if round_ % 3 != 2:
+                await sink.flush()
+                done = log.next_offset
+                log.append(Delta("b", sparse_add([1], [0.5])))
+                await sink.apply(log.deliveries(done))
+            await check_rows(sink, log) if round_ == 11 else crash(sink)
+        await sink.aclose()
+
+    anyio.run(main)
+
+
+def test_a_failed_commit_loses_nothing_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        log = FakeLog()
+        sink = StorageSink(tmp_path / "vectors.db")
+        await sink.open(log)
+        log.append(Delta("a", create([1, 2])))
+        await sink.apply(log.deliveries())
+        real = sink._file._transact
+
+        def full(*_: object) -> None:
+            raise sqlite3.OperationalError("database or disk is full")
+
+        monkeypatch.setattr(sink._file, "_transact", full)
+        with pytest.raises(TryAgain, match=r"vectors\.db cannot be written: .*disk is full"):
+            await sink.flush()
+        assert (sink.statistics().dirty_rows, sink.statistics().committed_offset, log.commits) == (1, 0, [])
+        with pytest.raises(TryAgain):
+            await sink.apply(log.deliveries())
+        monkeypatch.setattr(sink._file, "_transact", real)
+        await sink.apply(log.deliveries())
+        await check_rows(sink, log)
+        assert sink.statistics().failure is None
+        await sink.aclose()
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_the_background_flushes_by_itself(tmp_path: Path, backend: str) -> None:
+    async def main() -> None:
+        log = FakeLog()
+        some_deltas(log)
+        committed = anyio.Event()
+        log.committed = lambda _: committed.set()  # type: ignore[method-assign]
+        sink = StorageSink(tmp_path / "vectors.db", flush_s=0.001)
+        await sink.open(log)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(sink.background)
+            await sink.apply(log.deliveries())
+            with anyio.fail_after(5):
+                await committed.wait()
+            tasks.cancel_scope.cancel()
+        assert sink.statistics().dirty_rows == 0
+        await sink.aclose()
+
+    anyio.run(main, backend=backend)
+
+
+def test_rows_that_do_not_fit_are_evicted_and_read_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = FakeLog()
+        resident = Resident(resident_bytes_max=20_000)
+        sink = StorageSink(tmp_path / "vectors.db", resident=resident)
+        await sink.open(log)
+        for round_ in range(6):
+            start = log.next_offset
+            for at in range(0, 200, 20):
+                names = [f"v{(at + i) * 7 % 200}" for i in range(20)]
+                log.append(*(_change(name, round_) for name in names))
+            for delivery in log.deliveries(start):
+                await sink.apply([delivery])
+                assert resident.size <= 20_000
+        await check_rows(sink, log)
+        statistics = sink.statistics()
+        assert statistics.rows_read_back > 500
+        assert resident.statistics().evicted > 500
+        await sink.aclose()
+        again = StorageSink(tmp_path / "vectors.db", resident=Resident(resident_bytes_max=20_000))
+        await again.open(log)
+        await again.apply(log.deliveries())
+        await check_rows(again, log)
+        await again.aclose()
+
+    anyio.run(main)
+
+
+def _change(name: str, round_: int) -> Delta:
+    return Delta(name, create([1, 2, 3, 4]) if round_ == 0 else sparse_add([round_ % 4], [round_]))
+
+
+def test_beside_a_new_log_rows_stay_and_old_offsets_mean_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        old = FakeLog()
+        some_deltas(old)
+        sink = StorageSink(tmp_path / "vectors.db")
+        await sink.open(old)
+        await sink.apply(old.deliveries())
+        await sink.aclose()
+        again = StorageSink(tmp_path / "vectors.db")
+        point = await again.open(new := FakeLog(b"n" * 16, lamport=old.lamport))
+        assert point.cursor == (old.log_id, 1, old.next_offset)
+        assert point.lamport == old.lamport
+        new.counters = dict(old.counters)
+        new.append(Delta("a", sparse_add([0], [1])))
+        await again.apply(new.deliveries())
+        expected = oracle([*old.batches, *new.batches])
+        check_state(await again.get("default", "a"), expected["default", "a"])
+        await again.aclose()
+        third = StorageSink(tmp_path / "vectors.db")
+        point = await third.open(new)
+        assert point.cursor == (new.log_id, 1, 1)
+        await third.apply(new.deliveries())
+        check_state(await third.get("default", "a"), expected["default", "a"])
+        await third.aclose()
+
+    anyio.run(main)
+
+
+def test_one_sink_a_file(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = FakeLog()
+        first, second = StorageSink(tmp_path / "v.db"), StorageSink(tmp_path / "v.db")
+        await first.open(log)
+        with pytest.raises(UsageError, match="in use by another"):
+            await second.open(log)
+        await first.aclose()
+        await second.open(log)
+        await second.aclose()
+
+    anyio.run(main)
+
+
+def test_foreign_files_are_refused_unharmed(tmp_path: Path) -> None:
+    text, other, newer = tmp_path / "text.db", tmp_path / "other.db", tmp_path / "newer.db"
+    text.write_text("not a database, but long enough to be taken for one " * 100)
+    with sqlite3.connect(other) as connection:
+        connection.execute("CREATE TABLE mine (x)")
+    connection.close()
+
+    def refused(path: Path, match: str) -> None:
+        before = path.read_bytes() if path.exists() else None
+        with pytest.raises(UsageError, match=match):
+            anyio.run(StorageSink(path).open, FakeLog())
+        assert before is None or path.read_bytes() == before
+
+    async def touch() -> None:
+        sink = StorageSink(newer)
+        await sink.open(FakeLog())
+        await sink.aclose()
+
+    refused(text, "not a SQLite file")
+    refused(other, "of another program")
+    refused(tmp_path / "no" / "folder.db", "check that its folder exists")
+    anyio.run(touch)
+    with sqlite3.connect(newer) as connection:
+        connection.execute("PRAGMA user_version = 9")
+    connection.close()
+    refused(newer, "has format 9, this program reads 1")
+
+
+def test_wrong_use_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="mode 'fast'"):
+        StorageSink(tmp_path / "v.db", mode="fast")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="flush_s 0"):
+        StorageSink(tmp_path / "v.db", flush_s=0)
+    resident = Resident()
+    StorageSink(tmp_path / "v.db", resident=resident)
+    with pytest.raises(UsageError, match="have a storage sink already"):
+        StorageSink(tmp_path / "w.db", resident=resident)
+    with pytest.raises(UsageError, match="is not open"):
+        anyio.run(StorageSink(tmp_path / "v.db").flush)
+
+
+def test_origins_with_the_top_bit_survive(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = FakeLog()
+        log.append(Delta("a", create([1])))
+        sink = StorageSink(tmp_path / "v.db")
+        await sink.open(log)
+        await sink.apply(log.deliveries())
+        state = await sink.get("default", "a")
+        assert state is not None
+        assert state.key is not None
+        assert Dot(*state.key[1:]).origin >> 63 == 1
+        await check_rows(sink, log)
+        await sink.aclose()
+
+    anyio.run(main)
