@@ -1,0 +1,231 @@
+"""Frames to bytes and back: `encode`, `decode`, and `Decoder` for a stream of chunks.
+
+Sans-IO. Whatever a peer sends can at worst raise PeerError; our own misuse raises UsageError.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING, Final, Literal
+
+from delta_prop_wire.batch import Batch
+from delta_prop_wire.buffer import ReceiveBuffer
+from delta_prop_wire.compression import compress, decompress
+from delta_prop_wire.control import pack_control, unpack_control
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.delta import Priority
+from delta_prop_wire.delta_map import pack_delta, unpack_delta
+from delta_prop_wire.errors import PeerError, Refused, UsageError
+from delta_prop_wire.frames import BatchFrame, DeltaFrame
+from delta_prop_wire.header import (
+    CONTROL_PAYLOAD_BYTES_MAX,
+    DELTA_PAYLOAD_BYTES_MAX,
+    Header,
+    pack_header,
+    unpack_header,
+)
+from delta_prop_wire.spec import (
+    COUNTER_MAX,
+    CRC_BYTES,
+    FRAME_PAYLOAD_BYTES_MAX,
+    HEADER_BYTES,
+    STAMP_BYTES,
+    ErrorCode,
+    Flag,
+    FrameType,
+)
+from delta_prop_wire.stamp import NO_STAMP, Stamp, pack_stamp, unpack_stamp
+
+if TYPE_CHECKING:
+    from delta_prop_wire.compression import Compression
+    from delta_prop_wire.frames import Frame
+
+
+class _NeedBytes(Enum):
+    NEED_BYTES = "NEED_BYTES"
+
+
+NEED_BYTES: Final = _NeedBytes.NEED_BYTES
+"""What `Decoder.next_event` returns while no whole frame has come."""
+
+
+def encode(frame: Frame, *, compression: Compression | None = None) -> bytes:
+    """The bytes of one frame; `compression` is for batches, where it pays.
+
+    Raises Refused (TOO_LARGE) for a delta, UsageError for a control frame beyond its bound.
+    """
+    if isinstance(frame, BatchFrame):
+        return _encode_batch(frame, compression)
+    if isinstance(frame, DeltaFrame):
+        return _encode_delta(frame)
+    kind, payload = pack_control(frame)
+    if len(payload) > CONTROL_PAYLOAD_BYTES_MAX:
+        raise UsageError(
+            f"{kind.name} of {len(payload)} bytes, allowed are {CONTROL_PAYLOAD_BYTES_MAX}: say less at once"
+        )
+    return pack_header(kind, 0, frame.sequence, len(payload)) + payload
+
+
+def encode_head(
+    batch: Batch, sequence: int, stamp: Stamp | None = None, *, ack_wanted: bool = False
+) -> bytes:
+    """The 64 bytes in front of a batch's body: frame header and stamp. The log stores this, then the body."""
+    header = _batch_header(batch, sequence, ack_wanted)
+    return header + (NO_STAMP if stamp is None else pack_stamp(stamp, header))
+
+
+def decode(raw: bytes | memoryview) -> Frame:
+    """Read exactly one whole frame. Raises PeerError."""
+    view = memoryview(raw)
+    if len(view) < HEADER_BYTES:
+        raise PeerError(ErrorCode.BAD_FRAME, f"{len(view)} bytes; a frame has at least {HEADER_BYTES}")
+    header = unpack_header(view)
+    if len(view) != HEADER_BYTES + header.length:
+        raise PeerError(
+            ErrorCode.BAD_FRAME, f"{len(view)} bytes; this frame has {HEADER_BYTES + header.length}"
+        )
+    return _decode(header, view)
+
+
+class Decoder:
+    """Bytes in, frames out: `receive` each chunk, then ask `next_event` until it says NEED_BYTES.
+
+    The first error latches: it is raised again at each later call, and nothing more is kept.
+    `payload_bytes_max` may be lowered and raised between calls: little is owed to a peer not yet known.
+    """
+
+    def __init__(self, *, payload_bytes_max: int = FRAME_PAYLOAD_BYTES_MAX) -> None:
+        self.payload_bytes_max = payload_bytes_max
+        self._buffer = ReceiveBuffer(FRAME_PAYLOAD_BYTES_MAX)
+        self._header: Header | None = None
+        self._error: PeerError | None = None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes received that no event has used yet; not 0 where a peer ends within a frame."""
+        return len(self._buffer)
+
+    @property
+    def header(self) -> Header | None:
+        """The frame that is being received, or on which it failed: its sequence is what a Nack names."""
+        return self._header
+
+    def receive(self, chunk: bytes | bytearray | memoryview) -> None:
+        """Take bytes as they came. Raises UsageError if fed on without asking for the events."""
+        if self._error is None:
+            self._buffer.feed(chunk)
+
+    def next_event(self) -> Frame | Literal[_NeedBytes.NEED_BYTES]:
+        """The next whole frame. Raises PeerError."""
+        if self._error is not None:
+            raise PeerError(self._error.code, self._error.message)
+        try:
+            return self._next()
+        except PeerError as error:
+            self._error = error
+            self._buffer.clear()
+            raise
+
+    def _next(self) -> Frame | Literal[_NeedBytes.NEED_BYTES]:
+        header = self._header
+        if header is None:
+            raw = self._buffer.peek(HEADER_BYTES)
+            if raw is None:
+                return NEED_BYTES
+            header = self._header = unpack_header(raw, self.payload_bytes_max)
+        frame = self._buffer.take(HEADER_BYTES + header.length)
+        if frame is None:
+            return NEED_BYTES
+        event = _decode(header, frame)
+        self._header = None
+        return event
+
+
+def _decode(header: Header, frame: memoryview) -> Frame:
+    if header.type is FrameType.BATCH:
+        return _decode_batch(header, frame)
+    if header.type is FrameType.DELTA:
+        return _decode_delta(header, frame[HEADER_BYTES:])
+    return unpack_control(header.type, header.sequence, frame[HEADER_BYTES:])
+
+
+# --- Delta
+
+
+def _encode_delta(frame: DeltaFrame) -> bytes:
+    packed = pack_delta(frame.delta, frame.ack_level)
+    length = len(packed) + CRC_BYTES
+    if length > DELTA_PAYLOAD_BYTES_MAX:
+        raise Refused(
+            ErrorCode.TOO_LARGE,
+            f"a delta of {length} bytes, allowed are {DELTA_PAYLOAD_BYTES_MAX}: make it smaller",
+        )
+    flags = _flags(frame.delta.priority, frame.ack_wanted)
+    header = pack_header(FrameType.DELTA, flags, frame.sequence, length)
+    return header + packed + crc32c(packed).to_bytes(CRC_BYTES, "little")
+
+
+def _decode_delta(header: Header, payload: memoryview) -> DeltaFrame:
+    packed, told = payload[:-CRC_BYTES], int.from_bytes(payload[-CRC_BYTES:], "little")
+    if len(payload) <= CRC_BYTES:
+        raise PeerError(ErrorCode.BAD_FRAME, f"Delta: {len(payload)} bytes; send a map and its CRC32C")
+    found = crc32c(packed)
+    if told != found:
+        raise PeerError(ErrorCode.CHECKSUM, f"delta checksum is {found:#010x}, the frame says {told:#010x}")
+    delta, ack_level = unpack_delta(packed)
+    return DeltaFrame(header.sequence, delta, bool(header.flags & Flag.ACK_WANTED), ack_level)
+
+
+# --- Batch
+
+
+def _encode_batch(frame: BatchFrame, compression: Compression | None) -> bytes:
+    batch = frame.batch
+    head = encode_head(batch, frame.sequence, frame.stamp, ack_wanted=frame.ack_wanted)
+    packed = None if compression is None else compress(batch.body, compression)
+    if packed is None:
+        return b"".join((head, batch.body))
+    flags = _flags(batch.priority, frame.ack_wanted) | Flag.BATCHED | Flag.COMPRESSED
+    header = pack_header(FrameType.BATCH, flags, frame.sequence, STAMP_BYTES + len(packed))
+    return b"".join((header, head[HEADER_BYTES:], packed))
+
+
+def _decode_batch(header: Header, frame: memoryview) -> BatchFrame:
+    body = frame[HEADER_BYTES + STAMP_BYTES :]
+    if header.flags & Flag.COMPRESSED:
+        body = memoryview(decompress(body))
+    # The stamp is made before a frame is compressed: its checksum is over the header of the plain frame.
+    plain = pack_header(
+        header.type, header.flags & ~Flag.COMPRESSED, header.sequence, STAMP_BYTES + len(body)
+    )
+    stamp = unpack_stamp(frame[HEADER_BYTES : HEADER_BYTES + STAMP_BYTES], plain)
+    batch = Batch.parse(body)
+    if header.sequence + batch.count > COUNTER_MAX:
+        raise PeerError(
+            ErrorCode.BAD_FRAME,
+            f"sequence {header.sequence} and {batch.count} rows go beyond {COUNTER_MAX}: start lower",
+        )
+    if stamp is not None:
+        _check_stamp(stamp, batch)
+    return BatchFrame(header.sequence, batch, stamp, bool(header.flags & Flag.ACK_WANTED))
+
+
+def _check_stamp(stamp: Stamp, batch: Batch) -> None:
+    if stamp.body_crc not in (0, batch.crc):
+        raise PeerError(
+            ErrorCode.CHECKSUM,
+            f"the stamp is of a body with checksum {stamp.body_crc:#010x}, this one has {batch.crc:#010x}",
+        )
+    if stamp.lamport + batch.count > COUNTER_MAX:
+        raise PeerError(ErrorCode.BAD_FRAME, f"Lamport number {stamp.lamport} goes beyond {COUNTER_MAX}")
+
+
+def _batch_header(batch: Batch, sequence: int, ack_wanted: bool) -> bytes:
+    flags = _flags(batch.priority, ack_wanted) | Flag.BATCHED
+    return pack_header(FrameType.BATCH, flags, sequence, STAMP_BYTES + len(batch.body))
+
+
+def _flags(priority: Priority, ack_wanted: bool) -> int:
+    # A hint for who sorts by headers alone; the priority itself stands in the payload, which wins.
+    high = Flag.HIGH_PRIORITY if priority <= Priority.HIGH else 0
+    return high | (Flag.ACK_WANTED if ack_wanted else 0)

@@ -1,0 +1,407 @@
+"""The payloads of the six control frames: each frame's packer and unpacker, side by side.
+
+Each is one msgpack map with documented keys (`docs/protocol.md`); one without fields is no payload at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from delta_prop_wire.cursor import LOG_ID_BYTES, Cursor
+from delta_prop_wire.delta import Priority, Source
+from delta_prop_wire.errors import PeerError, Refused, UsageError
+from delta_prop_wire.frames import (
+    Ack,
+    AckRange,
+    Backpressure,
+    Credit,
+    Filter,
+    Granted,
+    Heartbeat,
+    Hello,
+    Level,
+    Nack,
+    OriginClaim,
+    OriginGrant,
+    Start,
+    StartAt,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+    Welcome,
+)
+from delta_prop_wire.packing import (
+    U32_MAX,
+    Fields,
+    blob,
+    flag,
+    list_of,
+    mapping,
+    number,
+    one_of,
+    pack_map,
+    record,
+    text,
+    uint,
+    unpack_map,
+)
+from delta_prop_wire.spec import (
+    BATCH_ROWS_MAX,
+    COUNTER_MAX,
+    VECTOR_ID_BYTES_MAX,
+    VERSION,
+    ErrorCode,
+    FrameType,
+)
+from delta_prop_wire.topics import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Buffer
+
+RANGES_MAX = 1024
+ORIGINS_MAX = 1024
+TOPICS_MAX = 256
+FEATURES_MAX = 32
+FEATURE_BYTES_MAX = 64
+TOKEN_BYTES_MAX = 4096
+TEXT_BYTES_MAX = 4096
+NAME_BYTES_MAX = 255
+WAIT_MS_MAX = 60_000
+
+ControlFrame = Ack | Nack | Backpressure | Heartbeat | Subscribe | Unsubscribe
+
+_u64 = uint()
+_u32 = uint(U32_MAX)
+_offset = uint(COUNTER_MAX)
+_rows = uint(BATCH_ROWS_MAX, least=1)
+_wait = uint(WAIT_MS_MAX)
+_name = text(NAME_BYTES_MAX)
+_features = list_of(text(FEATURE_BYTES_MAX), FEATURES_MAX)
+_topic_bytes = blob(1, 1 + VECTOR_ID_BYTES_MAX)
+_cursor_parts = record(blob(LOG_ID_BYTES, LOG_ID_BYTES), _offset, _offset)
+_credit_parts = record(_u64, _u64)
+
+
+def pack_control(frame: ControlFrame) -> tuple[FrameType, bytes]:
+    """Type and payload of a control frame. Raises UsageError where a request says nothing."""
+    match frame:
+        case Ack():
+            return FrameType.ACK, _packed(_ack_fields(frame))
+        case Nack():
+            return FrameType.NACK, _packed(_nack_fields(frame))
+        case Backpressure():
+            return FrameType.BACKPRESSURE, _packed(_backpressure_fields(frame))
+        case Heartbeat():
+            return FrameType.HEARTBEAT, _packed(_heartbeat_fields(frame))
+        case Subscribe():
+            return FrameType.SUBSCRIBE, _packed(_subscribe_fields(frame))
+        case Unsubscribe():
+            return FrameType.UNSUBSCRIBE, _packed(_unsubscribe_fields(frame))
+
+
+def unpack_control(kind: FrameType, sequence: int, payload: Buffer) -> ControlFrame:
+    """Read the payload of a control frame. Raises PeerError, naming the field."""
+    name = kind.name.capitalize()
+    fields = unpack_map(name, payload) if memoryview(payload) else Fields(name, {})
+    return _UNPACK[kind](sequence, fields)
+
+
+def _packed(fields: dict[str, Any]) -> bytes:
+    said = {name: value for name, value in fields.items() if value is not None}
+    return pack_map(said) if said else b""
+
+
+# --- Ack
+
+
+def _ack_fields(ack: Ack) -> dict[str, Any]:
+    return {
+        "ranges": list(ack.ranges) or None,
+        "dealt_with": ack.dealt_with,
+        "cursor": ack.cursor,
+        "credit": ack.credit,
+        "answers": ack.answers,
+        "welcome": None if ack.welcome is None else _welcome_fields(ack.welcome),
+        "granted": None if ack.granted is None else _granted_fields(ack.granted),
+    }
+
+
+def _unpack_ack(sequence: int, fields: Fields) -> Ack:
+    return Ack(
+        sequence,
+        ranges=fields.get("ranges", list_of(_range, RANGES_MAX), ()),
+        dealt_with=fields.get("dealt_with", _offset, None),
+        cursor=fields.get("cursor", _cursor, None),
+        credit=fields.get("credit", _credit, None),
+        answers=fields.get("answers", _u64, None),
+        welcome=_unpack_welcome(fields.inner("welcome")) if "welcome" in fields else None,
+        granted=_unpack_granted(fields.inner("granted")) if "granted" in fields else None,
+    )
+
+
+def _welcome_fields(welcome: Welcome) -> dict[str, Any]:
+    return {
+        "version": welcome.version,
+        "features": list(welcome.features),
+        "origins": list(welcome.origins),
+    }
+
+
+def _unpack_welcome(fields: Fields) -> Welcome:
+    return Welcome(
+        version=fields.need("version", uint(255, least=1)),
+        features=fields.get("features", _features, ()),
+        origins=fields.get("origins", list_of(_grant, ORIGINS_MAX), ()),
+    )
+
+
+def _granted_fields(granted: Granted) -> dict[str, Any]:
+    return {
+        "subscription": granted.subscription,
+        "start": granted.start,
+        "batch_deltas_max": granted.batch_deltas_max,
+        "wait_ms_max": granted.wait_ms_max,
+    }
+
+
+def _unpack_granted(fields: Fields) -> Granted:
+    return Granted(
+        subscription=fields.need("subscription", _u32),
+        start=fields.need("start", _cursor),
+        batch_deltas_max=fields.need("batch_deltas_max", _rows),
+        wait_ms_max=fields.need("wait_ms_max", _wait),
+    )
+
+
+# --- Nack
+
+
+def _nack_fields(nack: Nack) -> dict[str, Any]:
+    return {
+        "code": int(nack.code),
+        "text": _cut(nack.text, TEXT_BYTES_MAX),
+        "retry_after_ms": nack.retry_after_ms,
+        "row": nack.row,
+        "field": None if nack.field is None else _cut(nack.field, NAME_BYTES_MAX),
+        "details": dict(nack.details) or None,
+    }
+
+
+def _unpack_nack(sequence: int, fields: Fields) -> Nack:
+    return Nack(
+        sequence,
+        code=fields.need("code", one_of(ErrorCode)),
+        text=fields.get("text", text(TEXT_BYTES_MAX), ""),
+        retry_after_ms=fields.get("retry_after_ms", _u32, None),
+        row=fields.get("row", uint(BATCH_ROWS_MAX - 1), None),
+        field=fields.get("field", _name, None),
+        details=fields.get("details", mapping, {}),
+    )
+
+
+def _cut(message: str, bytes_max: int) -> str:
+    """What fits. A refusal often quotes what it refuses, and must not be refused for that itself."""
+    return message.encode(errors="replace")[:bytes_max].decode(errors="ignore")
+
+
+# --- Backpressure
+
+
+def _backpressure_fields(pressure: Backpressure) -> dict[str, Any]:
+    return {
+        "level": int(pressure.level),
+        "depth": pressure.depth,
+        "capacity": pressure.capacity,
+        "rate": None if pressure.rate is None else float(pressure.rate),
+        "retry_after_ms": pressure.retry_after_ms,
+    }
+
+
+def _unpack_backpressure(sequence: int, fields: Fields) -> Backpressure:
+    return Backpressure(
+        sequence,
+        level=fields.need("level", one_of(Level)),
+        depth=fields.get("depth", _u64, 0),
+        capacity=fields.get("capacity", _u64, 0),
+        rate=fields.get("rate", number, None),
+        retry_after_ms=fields.get("retry_after_ms", _u32, None),
+    )
+
+
+# --- Heartbeat
+
+
+def _heartbeat_fields(beat: Heartbeat) -> dict[str, Any]:
+    return {
+        "sent_us": beat.sent_us,
+        "echo_us": beat.echo_us,
+        "delivered": beat.delivered,
+        "received": beat.received,
+        "credit": beat.credit,
+    }
+
+
+def _unpack_heartbeat(sequence: int, fields: Fields) -> Heartbeat:
+    return Heartbeat(
+        sequence,
+        sent_us=fields.get("sent_us", _u64, None),
+        echo_us=fields.get("echo_us", _u64, None),
+        delivered=fields.get("delivered", _u64, None),
+        received=fields.get("received", _u64, None),
+        credit=fields.get("credit", _credit, None),
+    )
+
+
+# --- Subscribe
+
+
+def _subscribe_fields(frame: Subscribe) -> dict[str, Any]:
+    request = frame.request
+    if isinstance(request, Hello):
+        return _hello_fields(request)
+    return _subscription_fields(request)
+
+
+def _unpack_subscribe(sequence: int, fields: Fields) -> Subscribe:
+    if "topics" in fields:
+        return Subscribe(sequence, _unpack_subscription(fields))
+    return Subscribe(sequence, _unpack_hello(fields))
+
+
+def _hello_fields(hello: Hello) -> dict[str, Any]:
+    return {
+        "version": hello.version,
+        "features": list(hello.features) or None,
+        "token": hello.token,
+        "origins": list(hello.origins) or None,
+        "source": None if hello.source is Source.LOCAL else int(hello.source),
+    }
+
+
+def _unpack_hello(fields: Fields) -> Hello:
+    return Hello(
+        version=fields.get("version", uint(255, least=1), VERSION),
+        features=fields.get("features", _features, ()),
+        token=fields.get("token", text(TOKEN_BYTES_MAX), None),
+        origins=fields.get("origins", list_of(_claim, ORIGINS_MAX), ()),
+        source=fields.get("source", one_of(Source), Source.LOCAL),
+    )
+
+
+def _subscription_fields(asked: Subscription) -> dict[str, Any]:
+    if not asked.topics:
+        raise UsageError("a subscription without topics: name at least one; * is all of them")
+    return {
+        "subscription": asked.subscription,
+        "topics": [topic.to_bytes() for topic in asked.topics],
+        "start": [asked.start.at.value] + ([] if asked.start.value is None else [asked.start.value]),
+        "credit": asked.credit,
+        "batch_deltas_max": asked.batch_deltas_max,
+        "wait_ms_max": asked.wait_ms_max,
+        "group": asked.group,
+        "filter": None if asked.filter is None else _filter_fields(asked.filter),
+    }
+
+
+def _unpack_subscription(fields: Fields) -> Subscription:
+    topics = fields.need("topics", list_of(_topic, TOPICS_MAX))
+    if not topics:
+        fields.refuse("topics", "is empty: name at least one, or leave the field out for a hello")
+    return Subscription(
+        subscription=fields.need("subscription", _u32),
+        topics=topics,
+        start=fields.get("start", _start, Start(StartAt.LATEST)),
+        credit=fields.get("credit", _credit, None),
+        batch_deltas_max=fields.get("batch_deltas_max", _rows, 100),
+        wait_ms_max=fields.get("wait_ms_max", _wait, 10),
+        group=fields.get("group", _name, None),
+        filter=_unpack_filter(fields.inner("filter")) if "filter" in fields else None,
+    )
+
+
+def _filter_fields(asked: Filter) -> dict[str, Any]:
+    return {
+        "sources": [int(source) for source in asked.sources],
+        "priorities": [int(priority) for priority in asked.priorities],
+    }
+
+
+def _unpack_filter(fields: Fields) -> Filter:
+    return Filter(
+        sources=fields.get("sources", list_of(one_of(Source), len(Source)), ()),
+        priorities=fields.get("priorities", list_of(one_of(Priority), len(Priority)), ()),
+    )
+
+
+# --- Unsubscribe
+
+
+def _unsubscribe_fields(frame: Unsubscribe) -> dict[str, Any]:
+    return {"subscription": frame.subscription, "drain": frame.drain}
+
+
+def _unpack_unsubscribe(sequence: int, fields: Fields) -> Unsubscribe:
+    return Unsubscribe(
+        sequence,
+        subscription=fields.need("subscription", _u32),
+        drain=fields.get("drain", flag, True),
+    )
+
+
+_UNPACK: dict[FrameType, Callable[[int, Fields], ControlFrame]] = {
+    FrameType.ACK: _unpack_ack,
+    FrameType.NACK: _unpack_nack,
+    FrameType.BACKPRESSURE: _unpack_backpressure,
+    FrameType.HEARTBEAT: _unpack_heartbeat,
+    FrameType.SUBSCRIBE: _unpack_subscribe,
+    FrameType.UNSUBSCRIBE: _unpack_unsubscribe,
+}
+
+
+# --- values that stand as arrays
+
+
+def _cursor(value: Any) -> Cursor:
+    return Cursor(*_cursor_parts(value))
+
+
+def _credit(value: Any) -> Credit:
+    return Credit(*_credit_parts(value))
+
+
+def _range(value: Any) -> AckRange:
+    found = AckRange(*record(_u64, _u64, _offset, flag)(value))
+    if found.first > found.last:
+        raise ValueError(f"has a range that starts at {found.first} and ends at {found.last}")
+    return found
+
+
+def _grant(value: Any) -> OriginGrant:
+    return OriginGrant(*record(_u64, _u32, _offset)(value))
+
+
+def _claim(value: Any) -> OriginClaim:
+    return OriginClaim(*record(_u64, _u32)(value))
+
+
+def _topic(value: Any) -> Topic:
+    try:
+        return Topic.from_bytes(_topic_bytes(value))
+    except Refused as refused:
+        raise PeerError(refused.code, f"Subscribe: {refused.message}") from None
+
+
+def _start(value: Any) -> Start:
+    parts: list[Any] = value if isinstance(value, list) else []
+    at = next((at for at in StartAt if parts and parts[0] == at.value), None)
+    if at is None:
+        raise ValueError(f"starts nowhere known; known are {', '.join(at.value for at in StartAt)}")
+    if at in (StartAt.OFFSET, StartAt.TIME):
+        return Start(at, record(text(NAME_BYTES_MAX), _offset)(value)[1])
+    if at is StartAt.CURSOR:
+        return Start(at, record(text(NAME_BYTES_MAX), _cursor)(value)[1])
+    if len(parts) != 1:
+        raise ValueError(f"{at.value!r} has no value beside it")
+    return Start(at)

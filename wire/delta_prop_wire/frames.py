@@ -1,0 +1,303 @@
+"""The eight frames as frozen values: what can be said on a connection.
+
+Values only: bytes are `codec.py`, who may say what when is not decided here. `sequence` stands in the
+frame's header; what it counts is said with each frame.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from delta_prop_wire.delta import Source
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.cursor import Cursor
+    from delta_prop_wire.delta import AckLevel, Delta, Priority
+    from delta_prop_wire.spec import ErrorCode
+    from delta_prop_wire.stamp import Stamp
+    from delta_prop_wire.topics import Topic
+
+
+# --- deltas
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaFrame:
+    """One delta as a map, the form for languages without columns.
+
+    `sequence`: a number of its producer's choice, greater than the one before.
+    `ack_level`: what the acknowledgement is to promise, None for the server's default.
+    """
+
+    sequence: int
+    delta: Delta
+    ack_wanted: bool = False
+    ack_level: AckLevel | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchFrame:
+    """Deltas in columns. `stamp` is the log's; None from a producer.
+
+    `sequence`: from a producer the number of row 0, row i has `sequence + i`; stamped, the offset of row 0.
+    """
+
+    sequence: int
+    batch: Batch
+    stamp: Stamp | None = None
+    ack_wanted: bool = False
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, BatchFrame):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.sequence, bytes(self.batch.body), self.stamp, self.ack_wanted)
+
+
+# --- answers
+
+
+class Credit(NamedTuple):
+    """How much more may be sent, in deltas and in bytes of frames; whichever ends first."""
+
+    deltas: int
+    bytes: int
+
+
+class AckRange(NamedTuple):
+    """Sequences `first` to `last` lie in the log from `offset` on; `duplicate`: they had, before."""
+
+    first: int
+    last: int
+    offset: int
+    duplicate: bool = False
+
+
+class OriginGrant(NamedTuple):
+    """An origin's epoch from now on, and the counter of its last delta that is done with (0: none)."""
+
+    origin: int
+    epoch: int
+    watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The answer to a hello: what both speak, and what each origin may go on from."""
+
+    version: int = VERSION
+    features: tuple[str, ...] = ()
+    origins: tuple[OriginGrant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The answer to a subscription: where it starts, and how deliveries are gathered."""
+
+    subscription: int
+    start: Cursor
+    batch_deltas_max: int
+    wait_ms_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """What was done. All parts are optional and independent.
+
+    `sequence`: the outcome of every delta up to this number has been told (a Nack is an outcome).
+    `ranges`: first offsets, and what overtook. `dealt_with`: below this offset nothing is needed again.
+    `cursor`: commit it for the group. `credit`: adds to what is left. `answers`: the sequence of the
+    Subscribe or Unsubscribe that this answers, with `welcome` or `granted`.
+    """
+
+    sequence: int = 0
+    ranges: tuple[AckRange, ...] = ()
+    dealt_with: int | None = None
+    cursor: Cursor | None = None
+    credit: Credit | None = None
+    answers: int | None = None
+    welcome: Welcome | None = None
+    granted: Granted | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Nack:
+    """What was refused, why, and when to try again (None: not before something is changed).
+
+    `sequence`: of the frame that is refused, as a whole. `row`, `field`: the first bad row of a batch and
+    what is wrong with it. `details`: further facts, by name.
+    """
+
+    sequence: int
+    code: ErrorCode
+    text: str
+    retry_after_ms: int | None = None
+    row: int | None = None
+    field: str | None = None
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+
+    @classmethod
+    def of(cls, sequence: int, refused: Refused) -> Nack:
+        """The frame that tells a peer of `refused`."""
+        return cls(
+            sequence,
+            refused.code,
+            refused.message,
+            refused.retry_after_ms,
+            refused.row,
+            refused.field,
+            refused.details,
+        )
+
+    def refusal(self) -> Refused:
+        """The error that this frame tells of."""
+        return Refused(
+            self.code,
+            self.text,
+            retry_after_ms=self.retry_after_ms,
+            row=self.row,
+            field=self.field,
+            details=self.details,
+        )
+
+
+# --- flow
+
+
+class Level(IntEnum):
+    """How pressed the sender is."""
+
+    OK = 0
+    WARN = 1
+    THROTTLE = 2
+    STOP = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Backpressure:
+    """Advice to the other side, beside the hard credits; both directions.
+
+    `rate`: deltas a second that would suit, None for any. `depth` of `capacity`: how full the queue is.
+    """
+
+    sequence: int
+    level: Level
+    depth: int = 0
+    capacity: int = 0
+    rate: float | None = None
+    retry_after_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Sent when idle. `sent_us`: the sender's monotonic clock; `echo_us`: the last one that it got.
+
+    `sequence`: a running number. `delivered`, `received`: highest sequence sent and received so far.
+    `credit`: what the sender believes it may still send.
+    """
+
+    sequence: int
+    sent_us: int | None = None
+    echo_us: int | None = None
+    delivered: int | None = None
+    received: int | None = None
+    credit: Credit | None = None
+
+
+# --- requests
+
+
+class OriginClaim(NamedTuple):
+    """An origin that a producer will write as, and the epoch it has (0: it wants one)."""
+
+    origin: int
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Opens a connection: who I am and what I speak. `source`: where the deltas of my origins come from."""
+
+    version: int = VERSION
+    features: tuple[str, ...] = ()
+    token: str | None = dataclasses.field(default=None, repr=False)
+    origins: tuple[OriginClaim, ...] = ()
+    source: Source = Source.LOCAL
+
+
+class StartAt(Enum):
+    """Where a subscription starts."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    OFFSET = "offset"
+    TIME = "time"
+    CURSOR = "cursor"
+    GROUP = "group"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A start, and its value: an offset, a time in microseconds since 1970, or a cursor."""
+
+    at: StartAt
+    value: int | Cursor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Of the deltas that match a topic, only those of these sources and priorities; empty: of all."""
+
+    sources: tuple[Source, ...] = ()
+    priorities: tuple[Priority, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What to deliver. A delta that matches several topics comes once.
+
+    `subscription`: a number by which Unsubscribe names it. Deltas are gathered up to `batch_deltas_max`
+    or for `wait_ms_max`. `group`: a name under which the server keeps the cursor.
+    """
+
+    subscription: int
+    topics: tuple[Topic, ...]
+    start: Start = Start(StartAt.LATEST)
+    credit: Credit | None = None
+    batch_deltas_max: int = 100
+    wait_ms_max: int = 10
+    group: str | None = None
+    filter: Filter | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """A request; an Ack or a Nack answers it by its `sequence`. Without topics it is the hello."""
+
+    sequence: int
+    request: Hello | Subscription
+
+
+@dataclass(frozen=True, slots=True)
+class Unsubscribe:
+    """End a subscription. `drain`: deliver first what is on the way; the Ack follows the last of it."""
+
+    sequence: int
+    subscription: int
+    drain: bool = True
+
+
+Frame = DeltaFrame | BatchFrame | Ack | Nack | Backpressure | Heartbeat | Subscribe | Unsubscribe

@@ -1,0 +1,95 @@
+"""The frame header: 16 bytes, big-endian, in front of every frame.
+
+What the header alone can refuse is refused here, before a byte of the payload is kept.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from delta_prop_wire.errors import PeerError
+from delta_prop_wire.spec import (
+    DELTA_BYTES_MAX,
+    FRAME_PAYLOAD_BYTES_MAX,
+    HEADER_BYTES,
+    MAGIC,
+    STAMP_BYTES,
+    VERSION,
+    ErrorCode,
+    Flag,
+    FrameType,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+CONTROL_PAYLOAD_BYTES_MAX = 64 * 1024
+DELTA_PAYLOAD_BYTES_MAX = DELTA_BYTES_MAX + 256 * 1024
+"""A delta of the greatest size, with its names, metadata, parents and clock around it."""
+
+_HEADER = struct.Struct(">BBBBQI")
+assert _HEADER.size == HEADER_BYTES
+
+_RESERVED_FLAGS = 0xF0
+_DELTA_TYPES = (FrameType.DELTA, FrameType.BATCH)
+_PAYLOAD_BYTES_MAX = {
+    **dict.fromkeys(FrameType, CONTROL_PAYLOAD_BYTES_MAX),
+    FrameType.DELTA: DELTA_PAYLOAD_BYTES_MAX,
+    FrameType.BATCH: FRAME_PAYLOAD_BYTES_MAX,
+}
+
+
+class Header(NamedTuple):
+    """type, flags, sequence, length of the payload."""
+
+    type: FrameType
+    flags: int
+    sequence: int
+    length: int
+
+
+def pack_header(kind: FrameType, flags: int, sequence: int, length: int) -> bytes:
+    """The 16 bytes."""
+    return _HEADER.pack(MAGIC, VERSION, kind, flags, sequence, length)
+
+
+def unpack_header(raw: Buffer, payload_bytes_max: int = FRAME_PAYLOAD_BYTES_MAX) -> Header:
+    """Read and check 16 bytes. Raises PeerError."""
+    magic, version, kind, flags, sequence, length = _HEADER.unpack_from(raw)
+    if magic != MAGIC:
+        _bad(f"the frame starts with byte {magic:#04x}; every frame starts with {MAGIC:#04x}")
+    if version != VERSION:
+        raise PeerError(ErrorCode.UNSUPPORTED_VERSION, f"frame version {version}; known is {VERSION}")
+    if kind not in FrameType._value2member_map_:
+        _bad(f"frame type {kind}; known are 0 to {max(FrameType)}")
+    frame_type = FrameType(kind)
+    _check_flags(frame_type, flags)
+    bound = min(payload_bytes_max, _PAYLOAD_BYTES_MAX[frame_type])
+    if length > bound:
+        raise PeerError(
+            ErrorCode.TOO_LARGE,
+            f"a {frame_type.name} frame announces {length} bytes, allowed are {bound}: send less at once",
+        )
+    if frame_type is FrameType.BATCH and length < STAMP_BYTES:
+        _bad(f"a BATCH frame announces {length} bytes of payload; its stamp alone has {STAMP_BYTES}")
+    return Header(frame_type, flags, sequence, length)
+
+
+def _check_flags(frame_type: FrameType, flags: int) -> None:
+    if flags & _RESERVED_FLAGS:
+        raise PeerError(
+            ErrorCode.UNSUPPORTED_FLAG, f"flags {flags:#04x} have reserved bits set; send bits 4 to 7 as 0"
+        )
+    if bool(flags & Flag.BATCHED) != (frame_type is FrameType.BATCH):
+        _bad(
+            f"flag b3 (batched) is set exactly on BATCH frames; this {frame_type.name} has flags {flags:#04x}"
+        )
+    if flags & Flag.COMPRESSED and frame_type is not FrameType.BATCH:
+        _bad(f"flag b2 (compressed) on a {frame_type.name} frame; only BATCH frames are compressed")
+    if flags & (Flag.ACK_WANTED | Flag.HIGH_PRIORITY) and frame_type not in _DELTA_TYPES:
+        _bad(f"flags {flags:#04x} on a {frame_type.name} frame; b0 and b1 belong to DELTA and BATCH frames")
+
+
+def _bad(message: str) -> NoReturn:
+    raise PeerError(ErrorCode.BAD_FRAME, message)

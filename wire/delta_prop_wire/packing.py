@@ -1,0 +1,270 @@
+"""Msgpack maps from elsewhere, read within limits and field by field.
+
+The shape of a map is walked before msgpack builds anything, so that a few bytes cannot announce gigabytes.
+Every failure is a PeerError (BAD_FRAME) that names the frame and the field.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import msgpack
+
+from delta_prop_wire.errors import PeerError
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from enum import IntEnum
+
+    from typing_extensions import Buffer
+
+    E = TypeVar("E", bound=IntEnum)
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+DEPTH_MAX = 64
+U16_MAX = (1 << 16) - 1
+U32_MAX = (1 << 32) - 1
+U64_MAX = (1 << 64) - 1
+
+
+def pack_map(fields: dict[str, Any]) -> bytes:
+    """One msgpack map; fields that are None are left out."""
+    return bytes(msgpack.packb({name: value for name, value in fields.items() if value is not None}))
+
+
+def unpack_map(frame: str, packed: Buffer) -> Fields:
+    """Read the one map that `packed` is. Raises PeerError, naming `frame`."""
+    view = memoryview(packed)
+    try:
+        check_shape(view)
+        found = msgpack.unpackb(view, object_pairs_hook=_unique, ext_hook=_no_extension)
+    except ValueError as error:  # UnicodeDecodeError and all of msgpack's own among them
+        raise PeerError(
+            ErrorCode.BAD_FRAME, f"{frame}: the payload is not a sound msgpack map: {error}"
+        ) from None
+    if not isinstance(found, dict):
+        raise PeerError(
+            ErrorCode.BAD_FRAME, f"{frame}: the payload is a {type(found).__name__}, send one msgpack map"
+        )
+    return Fields(frame, found)
+
+
+class Fields:
+    """The fields of one map. Unknown ones are not looked at; nil counts as absent."""
+
+    __slots__ = ("_frame", "_values")
+
+    def __init__(self, frame: str, values: dict[str, Any]) -> None:
+        self._frame = frame
+        self._values = values
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    def need(self, name: str, read: Callable[[Any], T]) -> T:
+        """The field, as `read` takes it. Raises PeerError where it is missing or not what `read` wants."""
+        value = self._values.get(name)
+        if value is None:
+            self.refuse(name, "is missing")
+        return self._read(name, value, read)
+
+    def get(self, name: str, read: Callable[[Any], T], default: D) -> T | D:
+        """The field, or `default` where it is absent."""
+        value = self._values.get(name)
+        return default if value is None else self._read(name, value, read)
+
+    def inner(self, name: str) -> Fields:
+        """The fields of the map within. Raises PeerError where it is missing or no map."""
+        return Fields(f"{self._frame}.{name}", self.need(name, mapping))
+
+    def refuse(self, name: str, why: str) -> NoReturn:
+        """Raise the PeerError that names the field."""
+        raise PeerError(ErrorCode.BAD_FRAME, f"{self._frame}: field {name!r} {why}")
+
+    def _read(self, name: str, value: Any, read: Callable[[Any], T]) -> T:
+        try:
+            return read(value)
+        except ValueError as error:
+            self.refuse(name, str(error))
+
+
+# --- readers: each takes a value as msgpack gave it, or raises ValueError saying what it should be
+
+
+def uint(maximum: int = U64_MAX, least: int = 0) -> Callable[[Any], int]:
+    """A whole number from `least` to `maximum`."""
+
+    def read(value: Any) -> int:
+        if type(value) is not int or not least <= value <= maximum:
+            raise ValueError(f"is {_shown(value)}, not a whole number from {least} to {maximum}")
+        return value
+
+    return read
+
+
+def text(bytes_max: int) -> Callable[[Any], str]:
+    """A string of at most `bytes_max` bytes of UTF-8."""
+
+    def read(value: Any) -> str:
+        if not isinstance(value, str):
+            raise ValueError(f"is {_shown(value)}, not a string")
+        size = len(value.encode())
+        if size > bytes_max:
+            raise ValueError(f"has {size} bytes, allowed are {bytes_max}")
+        return value
+
+    return read
+
+
+def blob(least: int, most: int) -> Callable[[Any], bytes]:
+    """Binary of `least` to `most` bytes."""
+
+    def read(value: Any) -> bytes:
+        if not isinstance(value, bytes) or not least <= len(value) <= most:
+            bounds = f"{least}" if least == most else f"{least} to {most}"
+            raise ValueError(f"is {_shown(value)}, not binary of {bounds} bytes")
+        return value
+
+    return read
+
+
+def number(value: Any) -> float:
+    """A finite number that is not negative."""
+    if type(value) not in (int, float) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"is {_shown(value)}, not a finite number from 0")
+    return float(value)
+
+
+def flag(value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise ValueError(f"is {_shown(value)}, not true or false")
+    return value
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """A map with string keys."""
+    if not isinstance(value, dict):
+        raise ValueError(f"is {_shown(value)}, not a map")
+    return value
+
+
+def one_of(numbers: type[E]) -> Callable[[Any], E]:
+    """A number that `numbers` names."""
+
+    def read(value: Any) -> E:
+        if type(value) is not int or value not in numbers._value2member_map_:
+            known = ", ".join(f"{int(member)} {member.name.lower()}" for member in numbers)
+            raise ValueError(f"is {_shown(value)}; known are {known}")
+        return numbers(value)
+
+    return read
+
+
+def list_of(read_item: Callable[[Any], T], count_max: int) -> Callable[[Any], tuple[T, ...]]:
+    """An array of at most `count_max` items."""
+
+    def read(value: Any) -> tuple[T, ...]:
+        if not isinstance(value, list):
+            raise ValueError(f"is {_shown(value)}, not an array")
+        if len(value) > count_max:
+            raise ValueError(f"has {len(value)} items, allowed are {count_max}")
+        return tuple([read_item(item) for item in value])
+
+    return read
+
+
+def record(*readers: Callable[[Any], Any]) -> Callable[[Any], tuple[Any, ...]]:
+    """An array with one item for each reader, in their order."""
+
+    def read(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) != len(readers):
+            raise ValueError(f"is {_shown(value)}, not an array of {len(readers)} items")
+        return tuple([reader(item) for reader, item in zip(readers, value, strict=True)])
+
+    return read
+
+
+# --- shape
+
+_SCALAR, _BYTES, _ARRAY, _MAP, _REFUSED = range(5)
+
+
+def _forms() -> tuple[tuple[int, int, int], ...]:
+    """For each lead byte: form, bytes of the length that follows it, length where the byte itself tells."""
+    forms = [(_SCALAR, 0, 0)] * 256
+    for i in range(16):
+        forms[0x80 + i], forms[0x90 + i] = (_MAP, 0, i), (_ARRAY, 0, i)
+    for i in range(32):
+        forms[0xA0 + i] = (_BYTES, 0, i)
+    for i in range(3):
+        forms[0xC4 + i] = forms[0xD9 + i] = (_BYTES, 1 << i, 0)
+    for i in range(2):
+        forms[0xCA + i] = (_SCALAR, 0, 4 << i)
+        forms[0xDC + i], forms[0xDE + i] = (_ARRAY, 2 << i, 0), (_MAP, 2 << i, 0)
+    for i in range(4):
+        forms[0xCC + i] = forms[0xD0 + i] = (_SCALAR, 0, 1 << i)
+    for lead in (0xC1, 0xC7, 0xC8, 0xC9, 0xD4, 0xD5, 0xD6, 0xD7, 0xD8):
+        forms[lead] = (_REFUSED, 0, 0)
+    return tuple(forms)
+
+
+_FORMS = _forms()
+
+
+def check_shape(packed: memoryview) -> None:
+    """Walk one msgpack value. Raises ValueError unless it fills `packed`, is shallow and keeps its word.
+
+    All items that it announces together may not outnumber its bytes: that bounds what decoding allocates.
+    """
+    size, at, announced = len(packed), 0, 1
+    to_come = [1]  # items still to come, at each depth
+    while to_come:
+        if not to_come[-1]:
+            to_come.pop()
+            continue
+        to_come[-1] -= 1
+        if at >= size:
+            raise ValueError("it ends too early")
+        form, width, length = _FORMS[packed[at]]
+        at += 1
+        if width:
+            length = int.from_bytes(packed[at : at + width], "big")
+            at += width
+        if form <= _BYTES:
+            at += length
+            continue
+        if form == _REFUSED:
+            raise ValueError(f"byte {packed[at - 1]:#04x} is an extension type or unknown; use plain msgpack")
+        items = 2 * length if form == _MAP else length
+        announced += items
+        if announced > size:
+            raise ValueError(f"it announces {announced} items in {size} bytes")
+        to_come.append(items)
+        if len(to_come) > DEPTH_MAX:
+            raise ValueError(f"it is nested more than {DEPTH_MAX - 1} deep")
+    if at != size:
+        raise ValueError("it ends too early" if at > size else f"{size - at} bytes follow it")
+
+
+def _unique(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+    if any(type(key) is not str for key, _ in pairs):
+        raise ValueError("a key of a map is not a string")
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key stands twice in a map")
+    return found
+
+
+def _no_extension(code: int, data: bytes) -> NoReturn:
+    raise ValueError(f"extension type {code} of {len(data)} bytes; use plain msgpack")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (bytes, list, dict)):
+        return f"{type(value).__name__} of {len(value)}"
+    return f"{value!r:.60}"

@@ -1,0 +1,97 @@
+"""The stamp: 48 bytes between frame header and body, written by the log alone, in the clear.
+
+It binds a batch to its place: its checksum covers the frame header and the rest of the stamp, and names
+the checksum of the stamp before it, so that a missing or exchanged frame breaks the chain.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.delta import Source
+from delta_prop_wire.errors import PeerError
+from delta_prop_wire.spec import COUNTER_MAX, STAMP_BYTES, ErrorCode
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+NO_STAMP = bytes(STAMP_BYTES)
+"""What a producer sends: all zero."""
+
+_REST = struct.Struct("<IIHBBQQIIQ")
+"""leader epoch, stream, partition, source, 0, append time, Lamport number, previous stamp's CRC,
+body CRC, synced offset: 44 bytes, behind the stamp's own CRC (u32)."""
+
+_CRC = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What the log knows about a batch.
+
+    `lamport` is row 0's, row i has `lamport + i`. `append_time` in microseconds since 1970, information only.
+    `previous_crc` is the `crc` of the partition's stamp before, `body_crc` the batch's own (0: not said).
+    `crc` is computed by `pack` and found by `unpack`; two stamps that say the same are equal without it.
+    """
+
+    lamport: int = 0
+    source: Source = Source.LOCAL
+    append_time: int = 0
+    previous_crc: int = 0
+    body_crc: int = 0
+    synced_offset: int = 0
+    leader_epoch: int = 0
+    stream: int = 0
+    partition: int = 0
+    crc: int = field(default=0, compare=False)
+
+
+def pack_stamp(stamp: Stamp, header: Buffer) -> bytes:
+    """The 48 bytes of `stamp` behind this frame header (16 bytes, of the uncompressed frame)."""
+    rest = _REST.pack(
+        stamp.leader_epoch,
+        stamp.stream,
+        stamp.partition,
+        stamp.source,
+        0,
+        stamp.append_time,
+        stamp.lamport,
+        stamp.previous_crc,
+        stamp.body_crc,
+        stamp.synced_offset,
+    )
+    return _CRC.pack(crc32c(rest, crc32c(header))) + rest
+
+
+def unpack_stamp(raw: Buffer, header: Buffer) -> Stamp | None:
+    """Read 48 bytes that came behind this frame header; None where all are zero. Raises PeerError."""
+    view = memoryview(raw)
+    if view == NO_STAMP:
+        return None
+    told = stamp_crc(view)
+    found = crc32c(view[_CRC.size :], crc32c(header))
+    if told != found:
+        raise PeerError(ErrorCode.CHECKSUM, f"stamp checksum is {found:#010x}, the frame says {told:#010x}")
+    epoch, stream, partition, source, zero, time, lamport, previous, body, synced = _REST.unpack_from(
+        view, _CRC.size
+    )
+    if zero or source not in Source._value2member_map_:
+        raise PeerError(
+            ErrorCode.BAD_FRAME, f"stamp: source {source} and reserved byte {zero}; known: 0 to 3, 0"
+        )
+    if lamport > COUNTER_MAX or synced > COUNTER_MAX:
+        raise PeerError(
+            ErrorCode.BAD_FRAME,
+            f"stamp: Lamport number {lamport} or synced offset {synced} above {COUNTER_MAX}",
+        )
+    return Stamp(
+        lamport, Source(source), time, previous, body, synced, epoch, stream, partition, crc=told
+    )  # fmt: skip
+
+
+def stamp_crc(raw: Buffer) -> int:
+    """The checksum that stands in a packed stamp: what the next stamp names as its previous one."""
+    return int(_CRC.unpack_from(raw)[0])
