@@ -219,6 +219,24 @@ def test_a_set_up_that_fails_leaves_no_stamp_and_says_why(
     assert told.endswith("sudo apt-get install -y python3-venv\n")
 
 
+def test_mending_in_place_that_fails_leaves_no_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "stamp").write_text(f"an older recipe\n{tmp_path}")
+    (tmp_path / ".venv" / "bin" / "python").symlink_to("/bin/true")
+    (tmp_path / "requirements.lock").write_text("setuptools==1 --hash=sha256:00\n")
+    steps: list[list[str]] = []
+
+    def fail(self: set_up.SetUp, command: list[str], environ: dict[str, str]) -> None:
+        steps.append(command)
+        raise set_up.Failed("the network is away")
+
+    monkeypatch.setattr(set_up.SetUp, "_call", fail)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert set_up.main(tmp_path, "the recipe") == 1
+    assert [step[1:4] for step in steps] == [["-m", "pip", "install"]]
+    assert not (tmp_path / ".venv" / "stamp").exists()
+
+
 def test_the_registry_that_the_user_named_is_the_one_in_use(tmp_path: Path) -> None:
     told = {
         "PIP_INDEX_URL": "file:///mirror",
