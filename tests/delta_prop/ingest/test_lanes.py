@@ -251,8 +251,8 @@ def test_a_long_standstill_does_not_hand_everything_to_old_low_deltas() -> None:
 def test_a_melted_debt_is_no_credit_either() -> None:
     lanes = Lanes()
     offered(lanes, an_item(LOW, count=5_000), *(an_item(LOW) for _ in range(3_000)))
-    offered(lanes, *(an_item(CRITICAL, count=100) for _ in range(320)))
-    for _ in range(321):
+    offered(lanes, *(an_item(CRITICAL, count=100) for _ in range(320)), an_item(CRITICAL))
+    for _ in range(322):
         lanes.next(0.0)
     now, served = 100.0, [0] * 4
     for _ in range(1_000):
