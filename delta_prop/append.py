@@ -52,7 +52,7 @@ class Appender:
         self.counters = AppendCounters()
         self._watermarks = watermarks
         self._origins = origins
-        self._vectors = vectors
+        self.vectors = vectors
         self._ids = ids
         self._wall_us = wall_us
         self._load_head = load_head
@@ -66,7 +66,7 @@ class Appender:
         repeated: dict[int, int | None] = {}
         if not work.session.forwards:
             try:
-                self._vectors.check(batch, self._load_head)
+                self.vectors.check(batch, self._load_head)
                 repeated = self._repeated_ids(batch)
                 if repeated:
                     return self._repeat_under_new_dots(work, repeated, now)
@@ -101,7 +101,7 @@ class Appender:
             clock=self._changed_clock(draft, origin),
             hybrid_time=self._next_hybrid_time(),
         )
-        self._vectors.check(batch, self._load_head)
+        self.vectors.check(batch, self._load_head)
         logged = self._append(batch, None, draft.source)
         self._commit(logged, now)
         self.counters.duplicates += len(repeats)
@@ -119,7 +119,7 @@ class Appender:
         self.lamport = max(self.lamport, logged.lamport + batch.count - 1)
         state = self._state(batch)
         self._origins.appended(state, batch, logged.offset, now)
-        self._vectors.appended(batch, logged.source)
+        self.vectors.appended(batch, logged.source)
         if batch.ids is not None:
             self._ids.add(batch.ids, logged.offset)
         self.counters.accepted += 0 if batch.is_control else batch.count
@@ -196,27 +196,27 @@ class Appender:
 
     def _changed_clock(self, draft: Draft | MatrixDraft, origin: int) -> list[Dot]:
         """The heads that the draft builds on and that its origin has not said before."""
-        if self._vectors.writers == 0 or (self._vectors.writers == 1 and self._watermarks.get(origin, 0)):
+        if self.vectors.writers == 0 or (self.vectors.writers == 1 and self._watermarks.get(origin, 0)):
             return []
         state = self._origins.get(origin)
         assert state is not None
         changed: dict[int, int] = {}
-        for _, head in self._vectors.other_heads(origin, iter(draft.vectors())):
+        for _, head in self.vectors.other_heads(origin, iter(draft.vectors())):
             if head.counter > changed.get(head.origin, state.clock.get(head.origin, 0)):
                 changed[head.origin] = head.counter
         return [Dot(*entry) for entry in changed.items()]
 
     def _count_conflicts(self, batch: Batch) -> None:
         """Count the rows whose vector was changed by somebody whose change this batch had not seen."""
-        if self._vectors.writers < 2 and self._watermarks.get(batch.origin, 0) > 0:
+        if self.vectors.writers < 2 and self._watermarks.get(batch.origin, 0) > 0:
             return
         told = dict(batch.clock)
         known = self._state(batch).clock
         named = set(batch.parents)
-        for row, head in self._vectors.other_heads(batch.origin, _rows(batch)):
+        for row, head in self.vectors.other_heads(batch.origin, _rows(batch)):
             seen = max(told.get(head.origin, 0), known.get(head.origin, 0))
             if head.counter > seen and (row, head) not in named:
-                self._vectors.conflicts += 1
+                self.vectors.conflicts += 1
 
     def _next_hybrid_time(self) -> int:
         """48 bits of ms, 16 logical; rises whatever the wall clock does."""

@@ -38,7 +38,7 @@ class Settings:
     log_deltas_max: int = 1_000_000
     log_bytes_max: int = 256 * MIB
     id_generation: int = 1_000_000
-    ids_max: int = 16_000_000
+    id_generations_max: int = 16
     heads_max: int = 2_000_000
     origins_max: int = 100_000
     origins_per_owner_max: int = 1_000
@@ -87,7 +87,7 @@ class Settings:
             + self.pending_deltas_max * BYTES_PER_PENDING
             + self.log_bytes_max
             + self.id_generation * BYTES_PER_RECENT_ID
-            + self.ids_max * BYTES_PER_SEALED_ID
+            + self.id_generation * self.id_generations_max * BYTES_PER_SEALED_ID
             + self.heads_max * BYTES_PER_HEAD
             + self.origins_max * BYTES_PER_ORIGIN
             + sinks * self.mailbox_bytes_max

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from delta_prop_wire.validate import validate_batch
-
 from delta_prop.append import Appender
 from delta_prop.ingest.lanes import Item, Lanes
 from delta_prop.ingest.origins import Grant, Origins
@@ -20,6 +18,7 @@ from delta_prop.receipt import Published, Receipt, State
 from delta_prop_wire.delta import Dot, Priority, make_origin
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.validate import validate_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -249,11 +248,10 @@ class Chain:
         self._append_released()
 
     def _append_released(self) -> None:
-        while (released := self.orderer.next_ready()) is not None:
-            entry, verdict = released
-            if verdict is Verdict.APPEND:
+        while (entry := self.orderer.next_ready()) is not None:
+            if entry.verdict is Verdict.APPEND:
                 self._append(entry)
-            elif verdict is Verdict.OVERLAP:
+            elif entry.verdict is Verdict.OVERLAP:
                 self._refuse(entry.item, self.orderer.overlap(entry))  # type: ignore[arg-type]
             else:
                 self._run_sequenced(entry.item)  # type: ignore[arg-type]  # answered as a repeat

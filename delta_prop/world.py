@@ -60,7 +60,8 @@ class WorkerThread:
     async def run(self, function: Callable[[], T]) -> T:
         """Run `function` on a thread; a cancelled caller waits for its end, so that the outcome is known."""
         with anyio.CancelScope(shield=True):
-            return await anyio.to_thread.run_sync(function, limiter=self._limiter)
+            result = await anyio.to_thread.run_sync(function, limiter=self._limiter)
+        return result  # noqa: RET504 - a scope may swallow what is raised in it, so mypy wants this outside
 
 
 def real_world() -> World:
@@ -70,6 +71,7 @@ def real_world() -> World:
 
 def _loop_time() -> Callable[[], float]:
     try:
-        return asyncio.get_running_loop().time
+        loop = asyncio.get_running_loop()
     except RuntimeError:  # trio, whose clock anyio reads
         return anyio.current_time
+    return loop.time

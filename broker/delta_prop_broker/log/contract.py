@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import AckLevel, Source
 
@@ -59,8 +61,8 @@ class Log(Protocol):
         Raises Refused (CURSOR_TOO_OLD) below `first_offset`.
         """
 
-    def hold(self, holder: str, offset: int) -> None:
-        """Keep everything from `offset` on for this holder, until it holds at a later one."""
+    def hold(self, holder: str, needed: Callable[[], int]) -> None:
+        """Keep everything from the offset that `needed` gives on, asked when room is short."""
 
     def release(self, holder: str) -> None:
         """Forget what a holder needed."""

@@ -16,6 +16,8 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import Source
 
@@ -62,7 +64,7 @@ class MemoryLog:
         self._bytes = 0
         self._dropped = 0
         self._refused = 0
-        self._holders: dict[str, int] = {}
+        self._holders: dict[str, Callable[[], int]] = {}
 
     @property
     def visible(self) -> int:
@@ -127,9 +129,9 @@ class MemoryLog:
             size += logged.batch.size
         return found
 
-    def hold(self, holder: str, offset: int) -> None:
-        """Keep everything from `offset` on for this holder."""
-        self._holders[holder] = offset
+    def hold(self, holder: str, needed: Callable[[], int]) -> None:
+        """Keep everything from the offset that `needed` gives on, asked when room is short."""
+        self._holders[holder] = needed
 
     def release(self, holder: str) -> None:
         """Forget what a holder needed."""
@@ -146,7 +148,7 @@ class MemoryLog:
             bytes_max=self._bytes_max,
             dropped=self._dropped,
             refused=self._refused,
-            held_by=min(self._holders, key=self._holders.__getitem__, default=None),
+            held_by=self._slowest(),
         )
 
     def _fits(self, count: int, size: int) -> bool:
@@ -156,7 +158,7 @@ class MemoryLog:
     def _make_room(self, count: int, size: int) -> None:
         if self._fits(count, size):
             return
-        floor = min(self._holders.values(), default=self.next_offset)
+        floor = min((needed() for needed in self._holders.values()), default=self.next_offset)
         while self._head < len(self._batches) and not self._fits(count, size):
             oldest = self._batches[self._head]
             if oldest.next_offset > floor:
@@ -170,8 +172,11 @@ class MemoryLog:
             del self._starts[: self._head]
             self._head = 0
 
+    def _slowest(self) -> str | None:
+        return min(self._holders, key=lambda holder: self._holders[holder](), default=None)
+
     def _full(self) -> Refused:
-        holder = min(self._holders, key=self._holders.__getitem__, default="?")
+        holder = self._slowest()
         held = self.next_offset - self.first_offset
         return Refused(
             ErrorCode.LOG_FULL,

@@ -1,0 +1,180 @@
+"""One attached sink: what it is lent, where it starts, its tasks, its end.
+
+Decides nothing about deltas; `route/feed.py` brings them.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import anyio
+
+from delta_prop_sinks.sink import HasBackground
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import BATCH_ROWS_MAX, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop.ports import Clock, Threads, World
+    from delta_prop.route.feed import Feed
+    from delta_prop_broker.log.contract import Log
+    from delta_prop_sinks.sink import Sink
+    from delta_prop_wire.batch import LoggedBatch
+
+Start: TypeAlias = Literal["resume", "earliest", "latest"] | int
+"""Where a sink begins: where it stopped, at what the log still has, at what comes next, at an offset."""
+
+_READ_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Attached:
+    """A sink with its feed; also the `SinkContext` that the sink is lent."""
+
+    def __init__(self, name: str, sink: Sink, log: Log, world: World) -> None:
+        self.name = name
+        self.sink = sink
+        self.feed: Feed | None = None
+        self.lamport = 0
+        self._log = log
+        self._world = world
+        self._threads: Threads | None = None
+        self._scope = anyio.CancelScope()
+        self._ended = anyio.Event()
+
+    # --- what the sink is lent
+
+    @property
+    def log_id(self) -> bytes:
+        """The log that deliveries come from."""
+        return self._log.log_id
+
+    @property
+    def epoch(self) -> int:
+        """That log's epoch."""
+        return self._log.epoch
+
+    @property
+    def log_start(self) -> int:
+        """The oldest offset that the log still holds."""
+        return self._log.first_offset
+
+    @property
+    def clock(self) -> Clock:
+        """Elapsed and wall time."""
+        return self._world.clock
+
+    @property
+    def threads(self) -> Threads:
+        """A thread of this sink's own, made when first asked for."""
+        if self._threads is None:
+            self._threads = self._world.new_threads()
+        return self._threads
+
+    def committed(self, next_offset: int) -> None:
+        """The sink is durable up to here."""
+        if self.feed is not None:
+            self.feed.note_committed(next_offset)
+
+    def history(self, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
+        """One vector's deltas that the log still holds, in log order, as (batch, row)."""
+        return vector_history(self._log, namespace, vector_id)
+
+    # --- life
+
+    def require_feed(self) -> Feed:
+        """The feed; it is there once the sink is attached."""
+        assert self.feed is not None
+        return self.feed
+
+    async def open(self, start: Start, kept: int) -> tuple[int, bool]:
+        """Open the sink; return its first offset and whether it keeps its cursor itself.
+
+        `kept` is the cursor that the service kept for this name. Raises Refused, what the sink raises.
+        """
+        resume = await self.sink.open(self)
+        try:
+            if resume is None:
+                return self._begin(start, kept), False
+            self.lamport = resume.lamport
+            cursor = resume.cursor
+            stopped = cursor.next_offset if cursor.log_id == self._log.log_id else 0
+            if cursor.log_id == self._log.log_id:
+                self._check_not_ahead(cursor.epoch, cursor.next_offset)
+            # Beside a log in memory a cursor of another log is normal: the sink keeps its data and
+            # begins with the new log; Lamport numbers go on above what it holds.
+            return self._begin(start, stopped), True
+        except Refused:
+            await self.sink.aclose()
+            raise
+
+    async def run(self) -> None:
+        """Deliver, and do the sink's own background work, until closed."""
+        feed = self.require_feed()
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as tasks:
+                    if isinstance(self.sink, HasBackground):
+                        tasks.start_soon(self.sink.background)
+                    tasks.start_soon(feed.run)
+        finally:
+            self._ended.set()
+
+    async def close(self, timeout_s: float) -> None:
+        """Bring the sink what the log holds, end its tasks, close it; all under one deadline."""
+        feed = self.require_feed()
+        with anyio.move_on_after(timeout_s):
+            with suppress(Refused):  # it had stopped; its reason stands in the statistics
+                await feed.wait(self._log.visible)
+        self._scope.cancel()
+        await self._ended.wait()
+        feed.give_up()
+        with anyio.move_on_after(timeout_s):
+            await self.sink.aclose()
+
+    # --- helpers
+
+    def _begin(self, start: Start, stopped: int) -> int:
+        log = self._log
+        named: dict[Start, int] = {
+            "resume": stopped,
+            "earliest": log.first_offset,
+            "latest": log.visible,
+        }
+        begin = named.get(start, start)
+        if not isinstance(begin, int) or not 0 <= begin <= log.visible:
+            raise UsageError(
+                f"start {start!r}: give resume, earliest, latest or an offset from 0 to {log.visible}"
+            )
+        if begin < log.first_offset:
+            raise Refused(
+                ErrorCode.CURSOR_TOO_OLD,
+                f"sink {self.name!r} needs offset {begin}, but the log starts at {log.first_offset}: "
+                'attach it with start="earliest" to take what is left, or raise the bounds of the log',
+                details={"offset": begin, "first_offset": log.first_offset},
+            )
+        return begin
+
+    def _check_not_ahead(self, epoch: int, next_offset: int) -> None:
+        if epoch > self._log.epoch or next_offset > self._log.next_offset:
+            raise Refused(
+                ErrorCode.CURSOR_TOO_OLD,
+                f"sink {self.name!r} is ahead: it holds epoch {epoch} up to offset {next_offset}, the log "
+                f"epoch {self._log.epoch} up to {self._log.next_offset}: rebuild the sink from the log",
+                details={"offset": next_offset, "next_offset": self._log.next_offset},
+            )
+
+
+def vector_history(log: Log, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
+    """One vector's deltas that the log still holds, in log order. Reads the whole log."""
+    offset = log.first_offset
+    while batches := log.read(offset, rows_max=BATCH_ROWS_MAX, bytes_max=_READ_BYTES_MAX):
+        for logged in batches:
+            batch = logged.batch
+            if batch.is_control or namespace not in batch.namespace_names or vector_id not in batch.keys:
+                continue
+            for row, key in enumerate(batch.keys):
+                if key == vector_id and batch.namespaces[row] == namespace:
+                    yield logged, row
+        offset = batches[-1].next_offset

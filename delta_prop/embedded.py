@@ -1,0 +1,550 @@
+"""The propagator: the whole service inside a program. `async with Propagator() as p:` and publish.
+
+It owns every task and every limit; nothing outlives the `async with`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+import anyio
+import numpy as np
+
+from delta_prop.attached import Attached, Start, vector_history
+from delta_prop.config import Settings
+from delta_prop.ingest.lanes import Lanes
+from delta_prop.ingest.line import ROOM_CODES, Line
+from delta_prop.ingest.origins import Origins
+from delta_prop.ingest.seen_ids import SeenIds
+from delta_prop.ingest.vectors import Vectors
+from delta_prop.ingest.work import Draft, MatrixDraft
+from delta_prop.order.orderer import Orderer
+from delta_prop.pipeline import Chain
+from delta_prop.producer import Producer
+from delta_prop.receipt import Published, Receipt
+from delta_prop.route.feed import Feed, FeedLimits
+from delta_prop.route.subscription import Subscription
+from delta_prop.route.table import Table
+from delta_prop.transforms import Transforms, is_transform
+from delta_prop.world import real_world
+from delta_prop_broker.log.memory import MemoryLog
+from delta_prop_wire.bounds import check_name
+from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source, create
+from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
+from delta_prop_wire.spec import BATCH_ROWS_MAX, PRODUCER_ID_BITS, VECTOR_ID_BYTES_MAX, ErrorCode
+from delta_prop_wire.topics import Topic
+from delta_prop_wire.validate import validate_delta
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from types import TracebackType
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from delta_prop.ingest.lanes import LanesStatistics
+    from delta_prop.order.orderer import OrdererStatistics
+    from delta_prop.ports import World
+    from delta_prop.route.feed import FeedStatistics
+    from delta_prop_broker.log.contract import Log
+    from delta_prop_broker.log.memory import MemoryLogStatistics
+    from delta_prop_sinks.sink import Sink
+    from delta_prop_wire.batch import LoggedBatch
+
+    S = TypeVar("S", bound=Sink)
+
+Named: TypeAlias = Receipt | Published | Dot | bytes
+"""What `after=` takes: a receipt, an acknowledgement, a dot, a 16-byte id."""
+
+_TICK_S_MAX = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """A snapshot of everything, in deltas, bytes and offsets as named."""
+
+    accepted: int
+    duplicates: int
+    voided: int
+    refused: int
+    conflicts: int
+    queue: LanesStatistics
+    pending: OrdererStatistics
+    log: MemoryLogStatistics
+    sinks: Mapping[str, FeedStatistics]
+    memory_bytes_max: int
+
+
+class Propagator:
+    """Takes deltas, orders them, logs them in memory, brings them to every attached sink.
+
+    *Resources*: one task a sink, one for time-outs; a thread for a sink that asks for one. All end with
+    the `async with`, sinks closed under `close_timeout_s`.
+    *Errors*: what a caller gets is `Refused` with a code; a failing sink stops alone and says why in
+    `statistics()`.
+    """
+
+    def __init__(self, settings: Settings | None = None, *, world: World | None = None) -> None:
+        self.settings = settings or Settings()
+        self._given_world = world
+        self._exit = AsyncExitStack()
+        self._attached: dict[str, Attached] = {}
+        self._cursors: dict[str, int] = {}
+        self._transforms = Transforms()
+        self._subscriptions = 0
+        self._line = Line()
+        self._open = False
+
+    # --- life
+
+    async def __aenter__(self) -> Propagator:
+        if self._open:
+            raise UsageError("this propagator is open already: make another one")
+        self._world = self._given_world or real_world()
+        randomness, settings = self._world.randomness, self.settings
+        self._log: Log = MemoryLog(
+            randomness.bytes(16), deltas_max=settings.log_deltas_max, bytes_max=settings.log_bytes_max
+        )
+        self._table: Table[Feed] = Table()
+        self._chain = self._make_chain(int.from_bytes(randomness.bytes(6), "big") >> (48 - PRODUCER_ID_BITS))
+        await self._exit.__aenter__()
+        self._tasks = await self._exit.enter_async_context(anyio.create_task_group())
+        self._open = True
+        self._tasks.start_soon(self._tick)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        self._open = False
+        self._chain.close(self._now())
+        with anyio.CancelScope(shield=True):  # sinks keep what they have, however the block ends
+            for name in list(self._attached):
+                await self._close(name)
+        self._tasks.cancel_scope.cancel()
+        return await self._exit.__aexit__(kind, error, trace)
+
+    # --- sinks
+
+    async def attach(
+        self,
+        sink: S,
+        *,
+        topics: str | Iterable[str] = "*",
+        name: str | None = None,
+        start: Start = "resume",
+        required: bool = True,
+        batch_deltas: int | None = None,
+        linger_ms_max: float | None = None,
+    ) -> S:
+        """Open a sink and bring it every delta of these topics, from where it stopped; return it.
+
+        `start`: `resume` (its own cursor, else offset 0), `earliest` (what the log still has), `latest`,
+        or an offset. `required`: the log keeps what this sink has not dealt with, and refuses
+        publishes rather than drop it. Raises Refused (CURSOR_TOO_OLD), UsageError, what the sink raises.
+        """
+        self._check_open()
+        name = name or sink.name
+        if name in self._attached:
+            raise UsageError(f"a sink named {name!r} is attached already: detach it, or give another name")
+        limits = self._limits(batch_deltas, linger_ms_max)
+        await self._attach(name, sink, _topics(topics), start, required=required, limits=limits)
+        return sink
+
+    async def _attach(
+        self,
+        name: str,
+        sink: Sink,
+        topics: Sequence[Topic],
+        start: Start,
+        *,
+        required: bool,
+        limits: FeedLimits,
+        on_progress: Callable[[], None] | None = None,
+    ) -> Feed:
+        attached = Attached(name, sink, self._log, self._world)
+        begin, keeps_cursor = await attached.open(start, self._cursors.get(name, 0))
+        self._chain.appender.lamport = max(self._chain.appender.lamport, attached.lamport)
+        feed = Feed(
+            name,
+            sink,
+            log=self._log,
+            table=self._table,
+            world=self._world,
+            limits=limits,
+            start=begin,
+            keeps_cursor=keeps_cursor,
+            on_progress=on_progress or self._line.ring,
+        )
+        attached.feed = feed
+        self._attached[name] = attached
+        self._table.subscribe(feed, topics)
+        if required:
+            self._log.hold(name, lambda: feed.committed)
+        self._tasks.start_soon(attached.run)
+        return feed
+
+    async def detach(self, name: str) -> None:
+        """Let a sink go: it is closed, its cursor stays with it, the log keeps nothing for it."""
+        if name not in self._attached:
+            raise UsageError(f"no sink named {name!r} is attached; attached are {sorted(self._attached)}")
+        with anyio.CancelScope(shield=True):
+            await self._close(name)
+
+    def restart(self, name: str) -> None:
+        """Let a stopped sink go on from its cursor."""
+        if name not in self._attached:
+            raise UsageError(f"no sink named {name!r} is attached; attached are {sorted(self._attached)}")
+        self._attached[name].require_feed().restart()
+
+    async def wait_visible(
+        self,
+        published: Published | Receipt | int,
+        *,
+        sinks: Iterable[str] | None = None,
+        committed: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Wait until these sinks (all, if none are named) have applied a delta: read your own write.
+
+        `committed`: until it is durable there. Raises TimeoutError, Refused if a sink stops.
+        """
+        if isinstance(published, Receipt):
+            published = await published.wait()
+        offset = published if isinstance(published, int) else published.next_offset
+        names = list(self._attached) if sinks is None else list(sinks)
+        for name in names:
+            if name not in self._attached:
+                raise UsageError(f"no sink named {name!r} is attached; attached are {sorted(self._attached)}")
+        limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
+        with anyio.fail_after(limit):
+            for name in names:
+                await self._attached[name].require_feed().wait(offset, committed=committed)
+
+    # --- publishing
+
+    def offer(
+        self, *deltas: Delta, after: Sequence[Named] = (), ack_level: AckLevel | None = None
+    ) -> Receipt:
+        """Send deltas down the chain; never waits. The receipt tells what became of them.
+
+        All deltas of one call have one priority and share one fate. Raises InvalidDelta.
+        """
+        return self._send(self._draft(deltas, after, ack_level))
+
+    async def publish(
+        self,
+        *deltas: Delta,
+        after: Sequence[Named] = (),
+        ack_level: AckLevel | None = None,
+        timeout_s: float | None = None,
+    ) -> Published:
+        """Send deltas and wait for the acknowledgement, through a full queue or log too, in order.
+
+        Raises Refused; where the cause might have passed, after `timeout_s`. Cancelled: it never
+        happened, unless it had its place already (use `offer`, whose receipt tells).
+        """
+        if any(map(is_transform, deltas)):
+            return await self._publish_transform(deltas, after, ack_level, timeout_s)
+        return await self._put(lambda: self._draft(deltas, after, ack_level), timeout_s)
+
+    async def publish_many(
+        self,
+        ids: Sequence[str],
+        matrix: ArrayLike,
+        *,
+        namespace: str = DEFAULT_NAMESPACE,
+        kind: Kind = Kind.CREATE,
+        priority: Priority = Priority.NORMAL,
+        ack_level: AckLevel | None = None,
+        timeout_s: float | None = None,
+    ) -> Published:
+        """Publish whole vectors as columns: row i of `matrix` (n × dimension) is the vector `ids[i]`.
+
+        `kind` is CREATE or DENSE. Raises as `publish` does.
+        """
+        rows = _checked_columns(ids, matrix, namespace, kind)
+        level = self._log.level if ack_level is None else ack_level
+
+        def make() -> MatrixDraft:
+            return MatrixDraft(
+                keys=ids,
+                matrix=rows,
+                namespace=namespace,
+                kind=kind,
+                receipt=Receipt(),
+                priority=priority,
+                ack_level=level,
+            )
+
+        return await self._put(make, timeout_s)
+
+    def producer(
+        self, name: str, *, ack_level: AckLevel | None = None, source: Source = Source.LOCAL
+    ) -> Producer:
+        """A handle with dots of its own; whoever held the name before is fenced. Raises Refused."""
+        self._check_open()
+        level = self._log.level if ack_level is None else ack_level
+        return Producer(name, self._chain, now=self._now, ack_level=level, source=source)
+
+    def register_transform(
+        self, name: str, function: Callable[[NDArray[np.float32]], ArrayLike], *, reads: str
+    ) -> None:
+        """Let deltas apply `function` to a vector, as `transform(name)`; it is read from the sink `reads`."""
+        self._transforms.register(name, function, reads)
+
+    # --- reading
+
+    def subscribe(self, *topics: str, start: Start = "latest", name: str | None = None) -> Subscription:
+        """An async iterator over the deltas of these topics (all, if none), as `Delivered`.
+
+        It is pulled at the reader's pace: a slow one reads the log. It holds nothing back, so one that
+        falls behind the log's bounds gets Refused (CURSOR_TOO_OLD).
+        """
+        self._check_open()
+        self._subscriptions += 1
+        parsed = _topics(topics or "*")
+        begin: Start = self._log.visible if start == "latest" else start
+
+        async def attach(subscription: Subscription) -> Feed:
+            self._check_open()
+            return await self._attach(
+                subscription.name,
+                subscription,
+                parsed,
+                begin,
+                required=False,
+                limits=self._limits(None, None),
+                on_progress=subscription.ring,
+            )
+
+        return Subscription(name or f"subscription-{self._subscriptions}", attach, self.detach)
+
+    def head(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> Dot | None:
+        """The dot of a vector's last delta, for `expect=`; None where none is known."""
+        return self._chain.appender.vectors.head(namespace, vector_id)
+
+    def sink(self, name: str) -> Sink:
+        """The attached sink of that name."""
+        if name not in self._attached:
+            raise UsageError(f"no sink named {name!r} is attached; attached are {sorted(self._attached)}")
+        return self._attached[name].sink
+
+    def statistics(self) -> Statistics:
+        """A snapshot of everything."""
+        chain, counters = self._chain, self._chain.appender.counters
+        log = self._log
+        assert isinstance(log, MemoryLog)
+        return Statistics(
+            accepted=counters.accepted,
+            duplicates=counters.duplicates,
+            voided=counters.voided,
+            refused=chain.refused,
+            conflicts=chain.appender.vectors.conflicts,
+            queue=chain.lanes.statistics(),
+            pending=chain.orderer.statistics(),
+            log=log.statistics(),
+            sinks={name: one.require_feed().statistics() for name, one in self._attached.items()},
+            memory_bytes_max=self.settings.memory_bytes_max(len(self._attached)),
+        )
+
+    # --- inside
+
+    def _make_chain(self, own_producer_id: int) -> Chain:
+        settings = self.settings
+        ids = SeenIds(generation_ids=settings.id_generation, generations_max=settings.id_generations_max)
+        return Chain(
+            self._log,
+            own_producer_id=own_producer_id,
+            lanes=Lanes(
+                capacity_deltas=settings.queue_deltas_max,
+                capacity_bytes=settings.queue_bytes_max,
+                high=settings.queue_high_mark,
+                low=settings.queue_low_mark,
+                ageing_s=settings.queue_ageing_s,
+            ),
+            orderer=Orderer(
+                knows_id=ids.__contains__,
+                ids_kept_since=lambda: f"offset {ids.kept_since}",
+                pending_deltas_max=settings.pending_deltas_max,
+                pending_bytes_max=settings.pending_bytes_max,
+                pending_time_s_max=settings.pending_time_s_max,
+            ),
+            ids=ids,
+            route=self._route,
+            wall_us=self._world.clock.wall_us,
+            origins=Origins(origins_max=settings.origins_max, per_owner_max=settings.origins_per_owner_max),
+            vectors=Vectors(heads_max=settings.heads_max),
+            load_head=self._load_head,
+        )
+
+    def _limits(self, batch_deltas: int | None, linger_ms_max: float | None) -> FeedLimits:
+        settings = self.settings
+        return FeedLimits(
+            mailbox_deltas_max=settings.mailbox_deltas_max,
+            mailbox_bytes_max=settings.mailbox_bytes_max,
+            batch_deltas=settings.batch_deltas if batch_deltas is None else batch_deltas,
+            linger_ms_max=settings.linger_ms_max if linger_ms_max is None else linger_ms_max,
+            merge_deltas_max=settings.merge_deltas_max,
+        )
+
+    def _now(self) -> float:
+        return self._world.clock.now()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise UsageError("the propagator is not open: use it inside `async with Propagator() as p:`")
+
+    def _route(self, logged: LoggedBatch) -> None:
+        for feed, rows in self._table.plan(logged.batch):
+            feed.offer(logged, rows)
+
+    def _load_head(self, namespace: str, vector_id: str) -> Dot | None:
+        """The last dot of a vector that the table of heads has dropped, found in the log."""
+        found: Dot | None = None
+        for logged, row in vector_history(self._log, namespace, vector_id):
+            found = logged.batch.dot(row)
+        return found
+
+    def _draft(self, deltas: Sequence[Delta], after: Sequence[Named], ack_level: AckLevel | None) -> Draft:
+        _check_deltas(deltas)
+        named = tuple(one for one in after if not isinstance(one, Receipt))
+        if named:
+            parents = tuple(_dot_or_id(one) for one in named)
+            deltas = [replace(one, parents=tuple(dict.fromkeys((*one.parents, *parents)))) for one in deltas]
+        return Draft(
+            deltas=deltas,
+            receipt=Receipt(),
+            priority=deltas[0].priority,
+            ack_level=self._log.level if ack_level is None else ack_level,
+            source=deltas[0].source,
+            after=tuple(one for one in after if isinstance(one, Receipt)),
+        )
+
+    def _send(self, draft: Draft | MatrixDraft) -> Receipt:
+        self._check_open()
+        return self._chain.offer(draft, self._now())
+
+    async def _put(self, make: Callable[[], Draft | MatrixDraft], timeout_s: float | None) -> Published:
+        """Offer; while there is no room, wait in line and offer again."""
+        if not self._line.waited_for:
+            receipt = self._send(make())
+            if receipt.done and not _needs_room(receipt):
+                return receipt.result()
+        else:
+            receipt = _NO_RECEIPT
+        limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
+        refusal: Refused | None = None
+        with anyio.move_on_after(limit):
+            while True:
+                if receipt is _NO_RECEIPT or _needs_room(receipt):
+                    refusal = receipt.refusal()
+                    receipt = await self._line.until_room(lambda: self._send(make()))
+                try:
+                    return await receipt.wait()
+                except Refused as refused:
+                    if refused.code not in ROOM_CODES:
+                        raise
+        raise refusal or receipt.refusal() or _late(limit)
+
+    async def _publish_transform(
+        self,
+        deltas: Sequence[Delta],
+        after: Sequence[Named],
+        ack_level: AckLevel | None,
+        timeout_s: float | None,
+    ) -> Published:
+        if len(deltas) != 1:
+            raise UsageError("a transform reads before it writes: publish it alone")
+
+        async def publish(resolved: Delta) -> Published:
+            return await self._put(lambda: self._draft([resolved], after, ack_level), timeout_s)
+
+        async def catch_up(name: str) -> None:
+            await self.wait_visible(self._log.visible, sinks=[name], timeout_s=timeout_s)
+
+        return await self._transforms.publish(deltas[0], reader=self.sink, catch_up=catch_up, publish=publish)
+
+    async def _tick(self) -> None:
+        while True:
+            deadline = self._chain.tick(self._now())
+            wait_s = _TICK_S_MAX if deadline is None else min(max(deadline - self._now(), 0), _TICK_S_MAX)
+            await anyio.sleep(max(wait_s, 0.001))
+
+    async def _close(self, name: str) -> None:
+        attached = self._attached.pop(name)
+        feed = attached.require_feed()
+        await attached.close(self.settings.close_timeout_s)
+        self._cursors[name] = feed.committed
+        self._table.unsubscribe(feed)
+        self._log.release(name)
+
+
+def _topics(topics: str | Iterable[str]) -> list[Topic]:
+    texts = [topics] if isinstance(topics, str) else list(topics)
+    if not texts:
+        raise UsageError('no topics: give "*" for everything')
+    return [Topic.parse(text) for text in texts]
+
+
+def _check_deltas(deltas: Sequence[Delta]) -> None:
+    if not 1 <= len(deltas) <= BATCH_ROWS_MAX:
+        raise UsageError(f"{len(deltas)} deltas in one call: give 1 to {BATCH_ROWS_MAX}")
+    first = deltas[0]
+    for row, delta in enumerate(deltas):
+        validate_delta(delta)
+        if is_transform(delta):
+            raise UsageError("a transform is read and resolved first: use publish, alone")
+        if delta.priority != first.priority or delta.source != first.source:
+            raise UsageError(
+                f"row {row}: priority {delta.priority.name} from {delta.source.name}, but the first has "
+                f"{first.priority.name} from {first.source.name}: send each in a call of its own"
+            )
+        if (delta.id is None) != (first.id is None):
+            raise InvalidDelta("id", "give all deltas of one call an id, or none", row=row)
+
+
+def _checked_columns(
+    ids: Sequence[str], matrix: ArrayLike, namespace: str, kind: Kind
+) -> NDArray[np.float32]:
+    if kind not in (Kind.CREATE, Kind.DENSE):
+        raise UsageError(f"kind {kind!r}: columns hold whole vectors, so CREATE or DENSE")
+    with np.errstate(over="ignore", invalid="ignore"):
+        rows = np.ascontiguousarray(matrix, np.float32)
+    if rows.ndim != 2 or len(rows) != len(ids):
+        raise InvalidDelta("matrix", f"shape {rows.shape} for {len(ids)} ids: give one row an id")
+    if not 1 <= len(ids) <= BATCH_ROWS_MAX:
+        raise InvalidDelta("matrix", f"{len(ids)} rows: give 1 to {BATCH_ROWS_MAX}, more in several calls")
+    validate_delta(Delta(ids[0], create(rows[0]), namespace))
+    if not np.isfinite(rows).all():
+        row = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
+        validate_delta(Delta(ids[row], create(rows[row]), namespace))
+    for vector_id in ids:
+        check_name("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
+    return rows
+
+
+def _dot_or_id(named: Published | Dot | bytes) -> Dot | bytes:
+    if isinstance(named, Dot | bytes):
+        return named
+    if named.dot is None:
+        raise UsageError("the named delta was a duplicate by id: name it by its id")
+    return Dot(named.dot.origin, named.dot.counter + max(named.count - len(named.duplicates), 1) - 1)
+
+
+def _needs_room(receipt: Receipt) -> bool:
+    refusal = receipt.refusal()
+    return refusal is not None and refusal.code in ROOM_CODES
+
+
+def _late(limit_s: float) -> Refused:
+    return Refused(
+        ErrorCode.DEP_TIMEOUT,
+        f"not acknowledged within {limit_s} s and withdrawn: send it again, or allow more time",
+        retry_after_ms=1000,
+    )
+
+
+_NO_RECEIPT = Receipt()

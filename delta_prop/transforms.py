@@ -1,0 +1,105 @@
+"""Transforms: a named function of a vector, resolved into a dense delta before it is queued.
+
+Read, apply, publish with `expect`; if the vector has moved on meanwhile, again.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol, cast
+
+import numpy as np
+
+from delta_prop_wire.delta import Dot, Kind, Source, dense
+from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from numpy.typing import ArrayLike, NDArray
+
+    from delta_prop.receipt import Published
+    from delta_prop_wire.delta import Delta
+
+ATTEMPTS_MAX = 16
+
+
+class VectorReader(Protocol):
+    """What a transform reads from: an attached sink that gives a vector's state."""
+
+    def get(self, namespace: str, vector_id: str) -> object:
+        """The state, with `vector`, `alive` and `key`; may be awaitable."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Transform:
+    function: Callable[[NDArray[np.float32]], ArrayLike]
+    reads: str
+
+
+class Transforms:
+    """Registered functions by name."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, _Transform] = {}
+
+    def register(self, name: str, function: Callable[[NDArray[np.float32]], ArrayLike], reads: str) -> None:
+        """Know `function` as `name`, reading vectors from the attached sink `reads`."""
+        if not name:
+            raise UsageError("a transform needs a name")
+        self._known[name] = _Transform(function, reads)
+
+    async def publish(
+        self,
+        delta: Delta,
+        *,
+        reader: Callable[[str], object],
+        catch_up: Callable[[str], Awaitable[None]],
+        publish: Callable[[Delta], Awaitable[Published]],
+    ) -> Published:
+        """Resolve and publish. Raises InvalidDelta for an unknown name or vector, Refused (CONFLICT)."""
+        name = delta.operation.data.decode()
+        transform = self._known.get(name)
+        if transform is None:
+            raise InvalidDelta(
+                "operation", f"no transform {name!r} is registered; known are {sorted(self._known)}"
+            )
+        sink = cast("VectorReader", reader(transform.reads))
+        for _ in range(ATTEMPTS_MAX):
+            await catch_up(transform.reads)
+            state = sink.get(delta.namespace, delta.vector_id)
+            if inspect.isawaitable(state):
+                state = await state
+            vector, dot = _read(state, delta)
+            result = dense(transform.function(vector.copy()))
+            try:
+                return await publish(replace(delta, operation=result, expect=dot, source=Source.TRANSFORM))
+            except Refused as refusal:
+                if refusal.code is not ErrorCode.CONFLICT:
+                    raise
+        raise Refused(
+            ErrorCode.CONFLICT,
+            f"{delta.vector_id!r} was changed by others {ATTEMPTS_MAX} times while transform {name!r} ran: "
+            "try again when it is quieter",
+            retry_after_ms=100,
+        )
+
+
+def is_transform(delta: Delta) -> bool:
+    """Whether a delta has to be resolved before it is queued."""
+    return delta.operation.kind == Kind.TRANSFORM
+
+
+def _read(state: object, delta: Delta) -> tuple[NDArray[np.float32], Dot]:
+    vector = getattr(state, "vector", None)
+    key = getattr(state, "key", None)  # (Lamport number, origin, counter)
+    if not getattr(state, "alive", False) or vector is None or key is None:
+        raise InvalidDelta(
+            "vector_id",
+            f"{delta.vector_id!r} in namespace {delta.namespace!r} is no living vector, and a transform "
+            "needs one: create it first",
+        )
+    return vector, Dot(key[1], key[2])
