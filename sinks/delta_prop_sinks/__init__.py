@@ -1,5 +1,9 @@
 """Sinks: what spends deltas, and the contract that each of them keeps."""
 
+from delta_prop_sinks.cache import CacheSink, CacheStatistics
+from delta_prop_sinks.callback import CallbackSink, CallbackStatistics
+from delta_prop_sinks.index import Hit, IndexSink, IndexStatistics
+from delta_prop_sinks.jsonlines import JsonLinesSink, JsonLinesStatistics
 from delta_prop_sinks.resident import Resident, ResidentStatistics
 from delta_prop_sinks.sink import (
     Delivery,
@@ -15,8 +19,17 @@ from delta_prop_sinks.sink import (
 from delta_prop_sinks.storage import StorageSink, StorageStatistics
 
 __all__ = [
+    "CacheSink",
+    "CacheStatistics",
+    "CallbackSink",
+    "CallbackStatistics",
     "Delivery",
     "HasBackground",
+    "Hit",
+    "IndexSink",
+    "IndexStatistics",
+    "JsonLinesSink",
+    "JsonLinesStatistics",
     "RejectDelta",
     "Resident",
     "ResidentStatistics",

@@ -36,7 +36,7 @@ from delta_prop_wire.algebra import State
 from delta_prop_wire.delta import Kind, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -169,6 +169,13 @@ class Resident:
             return None
         table.reads[slot] = self._newest
         return state_of(table, slot)
+
+    def rows(self) -> Iterator[tuple[str, str, State]]:
+        """All resident states, tombstones included: (namespace, vector id, state)."""
+        for namespace, table in self.tables.items():
+            for vector_id, slot in table.slots.items():
+                if table.head(slot)[0] != NO_LAMPORT:
+                    yield namespace, vector_id, state_of(table, slot)
 
     def statistics(self) -> ResidentStatistics:
         """A snapshot of counts and sizes."""

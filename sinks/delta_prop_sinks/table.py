@@ -58,7 +58,8 @@ class Table:
         self.heads: NDArray[np.int64] = np.zeros((_SLOTS_FIRST, 4), np.int64)
         self.forms: NDArray[np.uint8] = np.zeros(_SLOTS_FIRST, np.uint8)
         self.marks: NDArray[np.uint8] = np.zeros(_SLOTS_FIRST, np.uint8)
-        self.norms: NDArray[np.float32] = np.zeros(_SLOTS_FIRST, np.float32)
+        self.norms: NDArray[np.float64] = np.zeros(_SLOTS_FIRST)
+        self.median_norm = 0.0
         self.reads: NDArray[np.int64] = np.zeros(_SLOTS_FIRST, np.int64)
         self.data: dict[int, bytes] = {}
         self.metadata: dict[int, dict[str, Any]] = {}

@@ -1,0 +1,224 @@
+"""A sink that appends each delta to a file as one JSON line, with its offset.
+
+It writes each delta once: a line holds the cursor behind it, so a restart reads the last line, cuts a torn
+one, and skips what is there. It never rewrites a whole line. Let one process write a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from base64 import b64encode
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import anyio
+
+from delta_prop_sinks.sink import ResumePoint, TryAgain
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import Delta, Dot, Kind, Priority
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from delta_prop_sinks.sink import Delivery, SinkContext
+    from delta_prop_wire.batch import LoggedBatch
+
+_SPARSE_KINDS = frozenset({Kind.SPARSE, Kind.SPARSE_ADD})
+_VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
+_NUMBER_NAMES = {Kind.SCALE: "factor", Kind.OFFSET: "amount"}
+_TAIL_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class JsonLinesStatistics:
+    """How far the file is, and what was written since it was opened."""
+
+    applied_offset: int
+    lines: int
+    bytes: int
+    repeats: int
+
+
+class JsonLinesSink:
+    """Appends to the file at `path`.
+
+    A line survives kill -9 once applied; with `fsync=True` (off by default, some milliseconds an apply)
+    a power cut too.
+    """
+
+    def __init__(self, path: str | Path, *, name: str = "jsonlines", fsync: bool = False) -> None:
+        self.name = name
+        self.path = Path(path)
+        self.fsync = fsync
+        self._context: SinkContext | None = None
+        self._file: BinaryIO | None = None
+        self._good = 0
+        self._next_offset = 0
+        self._lines = self._bytes = self._repeats = 0
+
+    async def open(self, context: SinkContext) -> ResumePoint:
+        """Open or create the file, cut a torn last line, read how far it is. Raises UsageError."""
+        cursor, lamport = await context.threads.run(self._recover)
+        self._context = context
+        if cursor is None:
+            cursor = Cursor(context.log_id, context.epoch, 0)
+        self._next_offset = cursor.next_offset if cursor.log_id == context.log_id else 0
+        return ResumePoint(cursor, lamport)
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        """Append a line a delta. Raises TryAgain where the file cannot be written; no part line is left."""
+        context = self._context
+        if context is None:
+            raise UsageError(f"sink {self.name!r} is not open: attach it first")
+        with anyio.CancelScope(shield=True):
+            await context.threads.run(partial(self._append, deliveries, context.log_id, context.epoch))
+        if self.fsync:
+            context.committed(self._next_offset)
+
+    async def aclose(self) -> None:
+        """Sync and close the file."""
+        context, self._context = self._context, None
+        if context is not None:
+            with anyio.CancelScope(shield=True):
+                await context.threads.run(self._close)
+
+    def statistics(self) -> JsonLinesStatistics:
+        """A snapshot of the sink's numbers."""
+        return JsonLinesStatistics(self._next_offset, self._lines, self._bytes, self._repeats)
+
+    # --- on the thread
+
+    def _recover(self) -> tuple[Cursor | None, int]:
+        try:
+            self._file = file = self.path.open("a+b", buffering=0)
+        except OSError as error:
+            raise UsageError(f"{self.path} cannot be opened for appending: {error.strerror}") from None
+        length = file.seek(0, os.SEEK_END)
+        line, self._good = _last_line(file, length)
+        file.truncate(self._good)
+        if not line:
+            return None, 0
+        try:
+            last = json.loads(line)
+            return Cursor.parse(last["cursor"]), int(last["lamport"])
+        except (ValueError, KeyError, TypeError, UsageError):
+            file.close()
+            raise UsageError(
+                f"{self.path} ends in a line that this sink did not write: name another file"
+            ) from None
+
+    def _append(self, deliveries: Sequence[Delivery], log_id: bytes, epoch: int) -> None:
+        lines: list[str] = []
+        reached = self._next_offset
+        for delivery in deliveries:
+            logged = delivery.logged
+            if not delivery.batch.is_control:
+                for row in range(logged.count) if delivery.rows is None else delivery.rows.tolist():
+                    if logged.offset + row < self._next_offset:
+                        self._repeats += 1
+                    else:
+                        lines.append(_line(logged, row, log_id, epoch))
+            reached = max(reached, delivery.next_offset)
+        data = "".join(lines).encode()
+        self._write(data)
+        self._next_offset = reached
+        self._lines += len(lines)
+        self._bytes += len(data)
+
+    def _write(self, data: bytes) -> None:
+        file = self._file
+        assert file is not None
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) or 0 :]
+            if self.fsync:
+                os.fsync(file.fileno())
+        except OSError as error:
+            file.truncate(self._good)
+            raise TryAgain(f"{self.path} cannot be written: {error.strerror}") from error
+        self._good += len(data)
+
+    def _close(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            try:
+                os.fsync(file.fileno())
+            finally:
+                file.close()
+
+
+def to_json(delta: Delta) -> dict[str, Any]:
+    """A delta in the form that `publish` reads: what is at its default is left out."""
+    operation = delta.operation
+    kind, values = operation.kind, operation.values
+    known = kind in Kind._value2member_map_
+    form: dict[str, Any] = {
+        "vector_id": delta.vector_id,
+        "namespace": delta.namespace,
+        "op": Kind(kind).name.lower() if known else kind,
+    }
+    if kind in _SPARSE_KINDS and operation.indices is not None:
+        form["indices"] = operation.indices.tolist()
+    if values is not None and kind in _NUMBER_NAMES:
+        form[_NUMBER_NAMES[Kind(kind)]] = _numbers(values)[0]
+    elif values is not None:
+        form["vector" if kind in _VECTOR_KINDS else "values"] = _numbers(values)
+    if kind == Kind.TRANSFORM:
+        form["name"] = operation.data.decode()
+    elif operation.data or kind == Kind.OPAQUE:
+        form["data"] = b64encode(operation.data).decode()
+    form.update(_extras(delta))
+    return form
+
+
+def _extras(delta: Delta) -> dict[str, Any]:
+    extras: dict[str, Any] = {}
+    if delta.id is not None:
+        extras["id"] = delta.id.hex()
+    if delta.parents:
+        extras["parents"] = [str(one) if isinstance(one, Dot) else one.hex() for one in delta.parents]
+    if delta.priority != Priority.NORMAL:
+        extras["priority"] = delta.priority.name.lower()
+    if delta.metadata is not None:
+        extras["metadata"] = delta.metadata
+    if delta.topics:
+        extras["topics"] = list(delta.topics)
+    if delta.timestamp:
+        extras["timestamp"] = delta.timestamp
+    return extras
+
+
+def _numbers(values: NDArray[Any]) -> list[float]:
+    # The shortest decimals that give the same float32 back; tolist() would print float64's 17 digits.
+    return [float(text) for text in values.astype("U32").tolist()]
+
+
+def _line(logged: LoggedBatch, row: int, log_id: bytes, epoch: int) -> str:
+    offset = logged.offset + row
+    form = {"offset": offset, **to_json(logged.batch.delta(row, logged.source))}
+    form["dot"] = str(logged.batch.dot(row))
+    form["lamport"] = logged.lamport + row
+    form["cursor"] = str(Cursor(log_id, epoch, offset + 1))
+    return json.dumps(form, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def _last_line(file: BinaryIO, length: int) -> tuple[bytes, int]:
+    """The last whole line, and where it ends; what follows is torn."""
+    tail, start = b"", length
+    while start:
+        step = min(_TAIL_BYTES, start)
+        start -= step
+        file.seek(start)
+        tail = file.read(step) + tail
+        end = tail.rfind(b"\n")
+        begin = tail.rfind(b"\n", 0, max(end, 0))
+        if end >= 0 and (begin >= 0 or start == 0):
+            return tail[begin + 1 : end], start + end + 1
+    return b"", 0
