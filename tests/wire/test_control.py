@@ -1,0 +1,182 @@
+"""Control frames: every field that is missing, mistyped or out of bounds is named."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_wire.codec import decode, encode
+from delta_prop_wire.control import TEXT_BYTES_MAX
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.errors import PeerError, UsageError
+from delta_prop_wire.frames import (
+    Nack,
+    Start,
+    StartAt,
+    Subscribe,
+    Subscription,
+)
+from delta_prop_wire.header import pack_header
+from delta_prop_wire.packing import U64_MAX
+from delta_prop_wire.spec import ErrorCode, FrameType
+from delta_prop_wire.topics import ALL
+
+
+def refused(raw: bytes) -> PeerError:
+    with pytest.raises(PeerError) as caught:
+        decode(raw)
+    return caught.value
+
+
+# --- control frames
+
+
+def control(kind: FrameType, **fields: Any) -> bytes:
+    payload = msgpack.packb(fields)
+    return pack_header(kind, 0, 1, len(payload)) + payload
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [
+        (FrameType.ACK, "ranges", [[2, 1, 0, False]]),
+        (FrameType.ACK, "ranges", [[1, 2, 0]]),
+        (FrameType.ACK, "ranges", [[1, 2, 0, 1]]),
+        (FrameType.ACK, "ranges", [[1, 2, 0, False]] * 1025),
+        (FrameType.ACK, "dealt_with", -1),
+        (FrameType.ACK, "cursor", [bytes(15), 1, 1]),
+        (FrameType.ACK, "credit", [1]),
+        (FrameType.ACK, "welcome", [1]),
+        (FrameType.ACK, "version", {"welcome": {}}),
+        (FrameType.ACK, "granted", {"subscription": 1}),
+        (FrameType.NACK, "code", 0),
+        (FrameType.NACK, "code", 24),
+        (FrameType.BACKPRESSURE, "rate", float("nan")),
+        (FrameType.BACKPRESSURE, "rate", -1.0),
+        (FrameType.HEARTBEAT, "sent_us", "now"),
+        (FrameType.SUBSCRIBE, "version", 0),
+        (FrameType.SUBSCRIBE, "features", ["x" * 65]),
+        (FrameType.SUBSCRIBE, "token", "x" * 4097),
+        (FrameType.SUBSCRIBE, "origins", [[1]]),
+        (FrameType.SUBSCRIBE, "topics", []),
+        (FrameType.SUBSCRIBE, "topics", ["*"]),
+        (FrameType.UNSUBSCRIBE, "subscription", None),
+        (FrameType.UNSUBSCRIBE, "subscription", 1 << 32),
+    ],
+)
+def test_an_unsound_control_field_is_named(kind: FrameType, field: str, value: Any) -> None:
+    fields = value if isinstance(value, dict) and field == "version" else {field: value}
+    if kind is FrameType.BACKPRESSURE:
+        fields = {"level": 0, **fields}
+    error = refused(control(kind, **fields))
+    assert error.code is ErrorCode.BAD_FRAME
+    assert field in error.message
+
+
+@pytest.mark.parametrize(
+    "start",
+    [[], ["noon"], ["offset"], ["offset", -1], ["latest", 1], ["cursor", [b"", 0, 0]], "latest", [[1]], [7]],
+)
+def test_an_unsound_start_is_named(start: Any) -> None:
+    error = refused(control(FrameType.SUBSCRIBE, subscription=1, topics=[b"\0"], start=start))
+    assert error.code is ErrorCode.BAD_FRAME
+    assert "start" in error.message
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        Start(StartAt.EARLIEST),
+        Start(StartAt.LATEST),
+        Start(StartAt.GROUP),
+        Start(StartAt.OFFSET, 17),
+        Start(StartAt.TIME, 1_700_000_000_000_000),
+        Start(StartAt.CURSOR, Cursor(bytes(16), 3, 42)),
+    ],
+)
+def test_every_start_travels(start: Start) -> None:
+    frame = Subscribe(1, Subscription(1, (ALL,), start))
+    assert decode(encode(frame)) == frame
+
+
+@pytest.mark.parametrize(
+    "topic", [b"\x05x", b"\x01", b"\x03\x40", b"\x03", b"\x00x", b"\x02\xff", b"\x04" + b"x" * 256]
+)
+def test_an_unknown_topic_has_its_own_code(topic: bytes) -> None:
+    error = refused(control(FrameType.SUBSCRIBE, subscription=1, topics=[topic]))
+    assert error.code is ErrorCode.UNKNOWN_TOPIC
+
+
+def test_a_subscription_to_nothing_is_our_own_fault() -> None:
+    with pytest.raises(UsageError, match="at least one"):
+        encode(Subscribe(1, Subscription(1, ())))
+
+
+def test_a_control_frame_beyond_the_bound_is_our_own_fault() -> None:
+    with pytest.raises(UsageError, match="allowed are 65536"):
+        encode(Nack(1, ErrorCode.DEP_TIMEOUT, "", details={"waits_for": ["x" * 70_000]}))
+
+
+def test_a_long_refusal_is_cut_and_not_refused_itself() -> None:
+    frame = decode(encode(Nack(1, ErrorCode.INVALID_DELTA, "ä" * 5000 + "\ud800", field="f" * 300)))
+    assert isinstance(frame, Nack)
+    assert frame.text == "ä" * (TEXT_BYTES_MAX // 2)
+    assert frame.field == "f" * 255
+
+
+@pytest.mark.parametrize(
+    ("payload", "why"),
+    [
+        (b"\x82\xa5level\x00\xa5level\x01", "twice"),
+        (b"\x81\x01\x02", "str"),
+        (b"\x81\xa5level\xd4\x01\x00", "extension"),
+        (b"\x81\xa5level\xc1", "0xc1"),
+        (b"\x81\xa5level", "early"),
+        (b"\x81\xa5level\x00\x00", "1 bytes follow"),
+        (b"\x91\x00", "list"),
+        (b"\x81\xa5l\xffvel\x00", "utf-8"),
+    ],
+)
+def test_unsound_msgpack(payload: bytes, why: str) -> None:
+    error = refused(pack_header(FrameType.BACKPRESSURE, 0, 1, len(payload)) + payload)
+    assert error.code is ErrorCode.BAD_FRAME
+    assert why in error.message
+
+
+JSON_LIKE = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(1 << 63), U64_MAX)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.binary(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+KEYS = (
+    "vector_id namespace op values indices data id origin counter parents clock timestamp priority source "
+    "metadata topics expect ack_level ranges dealt_with cursor credit answers welcome granted code text "
+    "retry_after_ms row field details level depth capacity rate sent_us echo_us delivered received version "
+    "features token origins subscription start batch_deltas_max wait_ms_max group filter drain sources"
+)
+
+
+@given(
+    kind=st.sampled_from([kind for kind in FrameType if kind is not FrameType.BATCH]),
+    fields=st.dictionaries(st.sampled_from(KEYS.split()), JSON_LIKE, max_size=6),
+)
+def test_maps_of_the_wrong_things_raise_nothing_but_the_peers_error(
+    kind: FrameType, fields: dict[str, Any]
+) -> None:
+    payload = msgpack.packb(fields)
+    if kind is FrameType.DELTA:
+        payload += crc32c(payload).to_bytes(4, "little")
+    raw = pack_header(kind, 0, 1, len(payload)) + payload
+    with contextlib.suppress(PeerError):
+        decode(raw)

@@ -1,0 +1,232 @@
+"""Frames as values, and that each comes out as it went in, whatever it says."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_wire import delta as d
+from delta_prop_wire.codec import NEED_BYTES, Decoder, decode, encode
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, Source
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.frames import (
+    Ack,
+    AckRange,
+    Backpressure,
+    BatchFrame,
+    Credit,
+    DeltaFrame,
+    Filter,
+    Frame,
+    Granted,
+    Heartbeat,
+    Hello,
+    Level,
+    Nack,
+    OriginClaim,
+    OriginGrant,
+    Start,
+    StartAt,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+    Welcome,
+)
+from delta_prop_wire.packing import U64_MAX
+from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
+from delta_prop_wire.stamp import Stamp
+from delta_prop_wire.topics import ALL, Topic
+
+
+def received(*chunks: bytes) -> list[Frame]:
+    decoder = Decoder()
+    found: list[Frame] = []
+    for chunk in chunks:
+        decoder.receive(chunk)
+        while (event := decoder.next_event()) is not NEED_BYTES:
+            found.append(event)
+    return found
+
+
+def test_a_refusal_survives_the_journey() -> None:
+    refused = Refused(ErrorCode.QUEUE_FULL, "full", retry_after_ms=5, row=2, field="id", details={"depth": 9})
+    frame = decode(encode(Nack.of(7, refused)))
+    assert isinstance(frame, Nack)
+    assert frame.sequence == 7
+    assert vars(frame.refusal()) == vars(refused)
+    assert frame.refusal().retryable
+
+
+def test_a_token_is_not_shown() -> None:
+    assert "secret" not in repr(Subscribe(1, Hello(token="secret")))
+
+
+def test_frames_are_values() -> None:
+    one, same = (BatchFrame(1, encode_batch([Delta("a", d.delete())], origin=1, base=1)) for _ in range(2))
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one != dataclasses.replace(one, sequence=2)
+    assert one != Heartbeat(1)
+    for frame in (one, Heartbeat(1)):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            frame.sequence = 2  # type: ignore[misc]
+
+
+# --- round trips
+
+U32 = st.integers(0, (1 << 32) - 1)
+U64 = st.integers(0, U64_MAX)
+OFFSETS = st.integers(0, COUNTER_MAX)
+NAME = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+DOTS = st.builds(Dot, U64, st.integers(1, COUNTER_MAX))
+CURSORS = st.builds(Cursor, st.binary(min_size=16, max_size=16), OFFSETS, OFFSETS)
+CREDITS = st.builds(Credit, U64, U64)
+MAYBE_CREDIT = st.none() | CREDITS
+TOPICS = st.one_of(
+    st.just(ALL),
+    NAME.map(lambda name: Topic.from_bytes(b"\x01" + name.encode())),
+    NAME.map(lambda name: Topic.from_bytes(b"\x04" + name.encode())),
+    st.integers(0, 63).map(lambda kind: Topic.from_bytes(bytes((3, kind)))),
+)
+PATCHES = st.dictionaries(
+    NAME,
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(1 << 63), U64_MAX) | st.floats(allow_nan=False) | NAME,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAME, inner, max_size=3),
+        max_leaves=5,
+    ),
+    max_size=3,
+)
+NUMBERS = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), max_size=6)
+PAIRS = st.lists(st.tuples(U32, st.floats(width=32, allow_nan=False)), max_size=6)
+OPERATIONS = st.one_of(
+    NUMBERS.map(d.create),
+    NUMBERS.map(d.dense),
+    PAIRS.map(lambda pairs: d.sparse([i for i, _ in pairs], [v for _, v in pairs])),
+    PAIRS.map(lambda pairs: d.sparse_add([i for i, _ in pairs], [v for _, v in pairs])),
+    st.floats(width=32, allow_nan=False).map(d.scale),
+    st.floats(width=32, allow_nan=False).map(d.offset),
+    NAME.map(d.transform),
+    st.binary(max_size=30).map(d.opaque),
+    st.sampled_from([d.delete(), d.metadata_only()]),
+    st.builds(d.Operation, st.integers(10, 63), data=st.binary(max_size=9)),
+)
+DELTAS = st.builds(
+    Delta,
+    vector_id=NAME,
+    operation=OPERATIONS,
+    namespace=NAME,
+    id=st.none() | st.binary(min_size=16, max_size=16),
+    dot=st.none() | DOTS,
+    parents=st.lists(DOTS | st.binary(min_size=16, max_size=16), max_size=3).map(tuple),
+    clock=st.lists(DOTS, max_size=4, unique_by=lambda dot: dot.origin).map(lambda dots: tuple(sorted(dots))),
+    timestamp=U64,
+    priority=st.sampled_from(Priority),
+    source=st.sampled_from(Source),
+    metadata=st.none() | PATCHES,
+    topics=st.lists(NAME, max_size=3).map(tuple),
+    expect=st.none() | DOTS,
+)
+FRAMES = st.one_of(
+    st.builds(DeltaFrame, U64, DELTAS, st.booleans(), st.none() | st.sampled_from(AckLevel)),
+    st.builds(
+        Ack,
+        U64,
+        ranges=st.lists(
+            st.builds(
+                lambda a, b, *rest: AckRange(min(a, b), max(a, b), *rest), U64, U64, OFFSETS, st.booleans()
+            ),
+            max_size=4,
+        ).map(tuple),
+        dealt_with=st.none() | OFFSETS,
+        cursor=st.none() | CURSORS,
+        credit=MAYBE_CREDIT,
+        answers=st.none() | U64,
+        welcome=st.none()
+        | st.builds(
+            Welcome,
+            st.integers(1, 255),
+            st.lists(NAME, max_size=3).map(tuple),
+            st.lists(st.builds(OriginGrant, U64, U32, OFFSETS), max_size=3).map(tuple),
+        ),
+        granted=st.none() | st.builds(Granted, U32, CURSORS, st.integers(1, 65536), st.integers(0, 60_000)),
+    ),
+    st.builds(
+        Nack,
+        U64,
+        st.sampled_from(ErrorCode),
+        NAME,
+        st.none() | U32,
+        st.none() | st.integers(0, 65535),
+        st.none() | NAME,
+        PATCHES,
+    ),
+    st.builds(
+        Backpressure,
+        U64,
+        st.sampled_from(Level),
+        U64,
+        U64,
+        st.none() | st.floats(min_value=0, allow_nan=False, allow_infinity=False),
+        st.none() | U32,
+    ),
+    st.builds(
+        Heartbeat, U64, st.none() | U64, st.none() | U64, st.none() | U64, st.none() | U64, MAYBE_CREDIT
+    ),
+    st.builds(
+        Subscribe,
+        U64,
+        st.builds(
+            Hello,
+            st.integers(1, 255),
+            st.lists(NAME, max_size=3).map(tuple),
+            st.none() | NAME,
+            st.lists(st.builds(OriginClaim, U64, U32), max_size=3).map(tuple),
+            st.sampled_from(Source),
+        )
+        | st.builds(
+            Subscription,
+            U32,
+            st.lists(TOPICS, min_size=1, max_size=3).map(tuple),
+            st.builds(Start, st.just(StartAt.OFFSET), OFFSETS) | st.builds(Start, st.just(StartAt.GROUP)),
+            MAYBE_CREDIT,
+            st.integers(1, 65536),
+            st.integers(0, 60_000),
+            st.none() | NAME,
+            st.none()
+            | st.builds(
+                Filter,
+                st.lists(st.sampled_from(Source), max_size=4).map(tuple),
+                st.lists(st.sampled_from(Priority), max_size=4).map(tuple),
+            ),
+        ),
+    ),
+    st.builds(Unsubscribe, U64, U32, st.booleans()),
+)
+
+
+@given(frames=st.lists(FRAMES, min_size=1, max_size=3), at=st.integers(0, 300))
+def test_frames_survive_the_journey(frames: list[Frame], at: int) -> None:
+    raw = b"".join(encode(frame) for frame in frames)
+    assert received(raw[:at], raw[at:]) == frames
+
+
+@given(
+    deltas=st.lists(DELTAS, min_size=1, max_size=5), stamped=st.booleans(), lamport=st.integers(0, 1 << 62)
+)
+def test_batches_survive_the_journey(deltas: list[Delta], stamped: bool, lamport: int) -> None:
+    deltas = [dataclasses.replace(delta, id=None, clock=()) for delta in deltas]
+    batch = encode_batch(deltas, origin=7, base=3, epoch=9)
+    stamp = Stamp(lamport, Source.REPLICA, previous_crc=5, body_crc=batch.crc) if stamped else None
+    frame = BatchFrame(12, batch, stamp, ack_wanted=not stamped)
+    (found,) = received(encode(frame))
+    assert found == frame
+    assert isinstance(found, BatchFrame)
+    for row, delta in enumerate(deltas):
+        assert found.batch.delta(row).operation == delta.operation
+        assert found.batch.delta(row).metadata == delta.metadata

@@ -1,0 +1,99 @@
+"""The stamp: its layout to the byte, its checksum, its chain."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.delta import Source
+from delta_prop_wire.errors import PeerError
+from delta_prop_wire.header import pack_header
+from delta_prop_wire.spec import COUNTER_MAX, STAMP_BYTES, ErrorCode, Flag, FrameType
+from delta_prop_wire.stamp import NO_STAMP, Stamp, pack_stamp, stamp_crc, unpack_stamp
+
+HEADER = pack_header(FrameType.BATCH, Flag.BATCHED, 17, 128)
+STAMP = Stamp(
+    lamport=0x1111111111111111,
+    source=Source.TRANSFORM,
+    append_time=0x2222222222222222,
+    previous_crc=0x33333333,
+    body_crc=0x44444444,
+    synced_offset=0x5555555555555555,
+    leader_epoch=0x66666666,
+    stream=0x77777777,
+    partition=0x8888,
+)
+U32 = st.integers(0, (1 << 32) - 1)
+NUMBERS = st.integers(0, COUNTER_MAX)
+
+
+def test_the_layout_to_the_byte() -> None:
+    raw = pack_stamp(STAMP, HEADER)
+    assert raw[4:].hex(" ") == (
+        "66 66 66 66 77 77 77 77 88 88 03 00 22 22 22 22 22 22 22 22 11 11 11 11 11 11 11 11 "
+        "33 33 33 33 44 44 44 44 55 55 55 55 55 55 55 55"
+    )
+    assert struct.unpack("<I", raw[:4])[0] == crc32c(HEADER + raw[4:]) == stamp_crc(raw)
+
+
+def test_numbers_are_little_endian() -> None:
+    raw = pack_stamp(Stamp(lamport=1, append_time=2, synced_offset=3, leader_epoch=4, partition=5), HEADER)
+    assert (raw[4], raw[12], raw[16], raw[24], raw[40]) == (4, 5, 2, 1, 3)
+
+
+@given(
+    stamp=st.builds(
+        Stamp, NUMBERS, st.sampled_from(Source), NUMBERS, U32, U32, NUMBERS, U32, U32, st.integers(0, 65535)
+    )
+)
+def test_a_stamp_survives(stamp: Stamp) -> None:
+    raw = pack_stamp(stamp, HEADER)
+    found = unpack_stamp(raw, HEADER)
+    assert found == stamp
+    assert found is not None
+    assert len(raw) == STAMP_BYTES
+    assert found.crc == stamp_crc(raw)
+
+
+def test_all_zero_is_no_stamp() -> None:
+    assert unpack_stamp(NO_STAMP, HEADER) is None
+    assert unpack_stamp(pack_stamp(Stamp(), HEADER), HEADER) == Stamp()
+
+
+def test_the_chain_names_the_stamp_before() -> None:
+    first = pack_stamp(STAMP, HEADER)
+    second = unpack_stamp(
+        pack_stamp(dataclasses.replace(STAMP, previous_crc=stamp_crc(first)), HEADER), HEADER
+    )
+    assert second is not None
+    assert second.previous_crc == stamp_crc(first)
+
+
+@pytest.mark.parametrize("what", ["stamp", "header"])
+def test_every_flipped_bit_breaks_the_checksum(what: str) -> None:
+    stamp, header = bytearray(pack_stamp(STAMP, HEADER)), bytearray(HEADER)
+    damaged = stamp if what == "stamp" else header
+    for bit in range(8 * len(damaged)):
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(PeerError) as caught:
+            unpack_stamp(stamp, header)
+        assert caught.value.code is ErrorCode.CHECKSUM
+        damaged[bit // 8] ^= 1 << bit % 8
+
+
+@pytest.mark.parametrize(
+    ("at", "byte", "why"),
+    [(14, 4, "source 4"), (15, 1, "reserved byte 1"), (31, 0x80, "Lamport"), (47, 0x80, "synced offset")],
+)
+def test_a_signed_stamp_may_still_be_unsound(at: int, byte: int, why: str) -> None:
+    raw = bytearray(pack_stamp(STAMP, HEADER))
+    raw[at] = byte
+    raw[:4] = struct.pack("<I", crc32c(HEADER + raw[4:]))
+    with pytest.raises(PeerError, match=why) as caught:
+        unpack_stamp(raw, HEADER)
+    assert caught.value.code is ErrorCode.BAD_FRAME
