@@ -1,0 +1,318 @@
+"""Bounds of deltas: each refusal names the field, the value, its bound and the cure.
+
+Pure. A batch is looked over by columns; only when something may be wrong does anyone look at rows, so
+`validate_delta` alone says what is allowed, and `validate_batch` agrees with it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, NoReturn
+
+import numpy as np
+
+from delta_prop_wire.bounds import (
+    BYTES_MAX,
+    METADATA_DEPTH_MAX,
+    NUMBERS_MAX,
+    NUMBERS_MIN,
+    SPARSE_KINDS,
+    below,
+    check_clock,
+    check_dot,
+    check_indices,
+    check_metadata,
+    check_metadata_given,
+    check_metadata_size,
+    check_name,
+    check_operation,
+    check_parents,
+    check_shape,
+    check_size,
+    check_topics,
+    check_whole,
+    finite,
+    is_id,
+    json_fault,
+    name_is_sound,
+    refuse,
+)
+from delta_prop_wire.delta import Delta, Dot, Kind, Operation
+from delta_prop_wire.errors import InvalidDelta
+from delta_prop_wire.layout import COLUMN_MASK, Column
+from delta_prop_wire.spec import (
+    BODY_HEADER_BYTES,
+    CLOCK_ENTRIES_MAX,
+    COUNTER_MAX,
+    DELTA_BYTES_MAX,
+    DIMENSION_MAX,
+    METADATA_BYTES_MAX,
+    NAMESPACE_BYTES_MAX,
+    PARENTS_PER_DELTA_MAX,
+    TOPIC_BYTES_MAX,
+    TOPICS_PER_DELTA_MAX,
+    TRANSFORM_NAME_BYTES_MAX,
+    VECTOR_ID_BYTES_MAX,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from delta_prop_wire.batch import Batch
+
+
+def validate_delta(delta: Delta) -> None:
+    """Raise InvalidDelta for the first thing that breaks a bound."""
+    check_name("vector_id", delta.vector_id, VECTOR_ID_BYTES_MAX)
+    check_name("namespace", delta.namespace, NAMESPACE_BYTES_MAX)
+    size = check_operation(delta.operation)
+    if delta.metadata is not None:
+        size += check_metadata(delta.metadata)
+    check_size(size)
+    check_metadata_given(delta.operation.kind, delta.metadata is not None)
+    if delta.id is not None and not is_id(delta.id):
+        refuse("id", f"{delta.id!r:.60} is not 16 bytes: give an id of 16 bytes, or none")
+    if delta.dot is not None:
+        check_dot("dot", delta.dot)
+    if delta.expect is not None:
+        check_dot("expect", delta.expect)
+    if delta.parents:
+        check_parents(delta.parents)
+    if delta.clock:
+        check_clock(delta.clock)
+    if delta.topics:
+        check_topics(delta.topics)
+    check_whole("timestamp", delta.timestamp, (1 << 64) - 1)
+    check_whole("priority", delta.priority, 3)
+    check_whole("source", delta.source, 3)
+
+
+def validate_for_dimension(operation: Operation, dimension: int) -> None:
+    """Raise InvalidDelta where a (valid) operation does not fit a namespace of that dimension."""
+    if operation.kind in _WHOLE_VECTOR_KINDS and operation.values is not None:
+        if len(operation.values) != dimension:
+            refuse(
+                "vector",
+                f"{len(operation.values)} numbers; the first vector of this namespace fixed {dimension}: "
+                "send as many, or use another namespace",
+            )
+    elif operation.kind in SPARSE_KINDS and operation.indices is not None:
+        check_indices(operation.indices, dimension)
+
+
+def validate_batch(batch: Batch) -> None:
+    """Raise InvalidDelta with the first bad row. Control rows carry no delta and are not looked at."""
+    if batch.is_control:
+        return
+    (columns,) = COLUMN_MASK.unpack_from(batch.body, BODY_HEADER_BYTES)
+    sound = _names_are_sound(batch) and _numbers_are_sound(batch, columns)
+    if not sound or not _extras_are_sound(batch, columns):
+        _raise_first_fault(batch)
+
+
+def validate_batch_dimensions(batch: Batch, dimensions: Mapping[str, int]) -> dict[str, int]:
+    """Check a valid batch against the dimensions of namespaces; return those that its own vectors fix.
+
+    Raises InvalidDelta with the first row that does not fit. Rows count in order: a first vector fixes
+    the dimension for the rows behind it.
+    """
+    names, width = batch.namespace_names, batch.dimension
+    unknown = [name for name in names if name not in dimensions]
+    # Plain to see without rows: which names are unknown, and that each of them has a vector of that width.
+    plain = not unknown or len(names) == 1 or not batch.kinds_mask & (batch.kinds_mask - 1)
+    if (width and plain) or not batch.kinds_mask & _VECTOR_BITS:
+        known = [dimensions[name] for name in names if name in dimensions]
+        fits = not width or all(dimension == width for dimension in known)
+        if fits and below(batch.indices, min(known, default=width or DIMENSION_MAX)):
+            return dict.fromkeys(unknown, width) if width else {}
+    fixed: dict[str, int] = {}
+    for row, namespace in enumerate(batch.namespaces):
+        operation = batch.operation(row)
+        dimension = dimensions.get(namespace) or fixed.get(namespace)
+        if dimension is not None:
+            try:
+                validate_for_dimension(operation, dimension)
+            except InvalidDelta as error:
+                raise _in_row(error, row) from None
+        elif operation.kind in _WHOLE_VECTOR_KINDS and operation.values is not None:
+            fixed[namespace] = len(operation.values)
+    return fixed
+
+
+_WHOLE_VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
+_VECTOR_BITS = 1 << Kind.CREATE | 1 << Kind.DENSE
+_METADATA_BIT = 1 << Kind.METADATA
+_TRANSFORM = int(Kind.TRANSFORM)
+_SHAPES = np.array([NUMBERS_MIN, NUMBERS_MAX, BYTES_MAX], np.int64)
+_VARIED = 1 << Column.KINDS | 1 << Column.VALUE_ENDS | 1 << Column.BLOBS
+_EXTRAS = sum(
+    1 << column for column in (Column.CLOCK, Column.PARENTS, Column.EXPECTS, Column.TAGS, Column.METADATA)
+)
+_FEW_KEYS = 200
+"""Below so many keys a loop over their lengths is quicker than numpy."""
+
+
+# --- a batch, by columns: False where a row may be at fault
+
+
+def _names_are_sound(batch: Batch) -> bool:
+    names = batch.namespace_names
+    first = name_is_sound(names[0], NAMESPACE_BYTES_MAX)
+    if not first or not all(name_is_sound(name, NAMESPACE_BYTES_MAX) for name in names[1:]):
+        return False
+    keys = batch.keys
+    if len(keys) == 1:
+        return name_is_sound(keys[0], VECTOR_ID_BYTES_MAX)
+    raw = batch.column(Column.KEYS)
+    if not raw:
+        return False
+    letters = np.frombuffer(raw, np.uint8)
+    if int((letters - 32).max()) < 127 - 32:  # printable ASCII: below 32 wraps round to above
+        return _keys_fit(batch, keys, len(raw))
+    return all(name_is_sound(key, VECTOR_ID_BYTES_MAX) for key in keys)
+
+
+def _keys_fit(batch: Batch, keys: list[str], total: int) -> bool:
+    if len(keys) < _FEW_KEYS:
+        return all(keys) and (total <= VECTOR_ID_BYTES_MAX or max(map(len, keys)) <= VECTOR_ID_BYTES_MAX)
+    sizes = _sizes(batch, Column.KEY_ENDS)
+    return int(sizes.min()) > 0 and int(sizes.max()) <= VECTOR_ID_BYTES_MAX
+
+
+def _numbers_are_sound(batch: Batch, columns: int) -> bool:
+    if columns & _VARIED:
+        shaped = _shapes_are_sound(batch)
+    else:  # one kind, one width, no bytes
+        kind, width = batch.kinds_mask.bit_length() - 1, len(batch.values) // batch.count
+        shaped = NUMBERS_MIN[kind] <= width <= NUMBERS_MAX[kind]
+        shaped = shaped and batch.dimension == (width if kind in _WHOLE_VECTOR_KINDS else 0)
+        shaped = shaped and kind != _TRANSFORM
+    return shaped and finite(batch.values) and below(batch.indices, DIMENSION_MAX)
+
+
+def _shapes_are_sound(batch: Batch) -> bool:
+    kinds = np.frombuffer(batch.kinds, np.uint8)
+    least, most, bytes_most = _SHAPES[:, kinds]
+    numbers, sizes = np.diff(batch.value_bounds), np.diff(batch.blob_bounds)
+    if (numbers < least).any() or (numbers > most).any() or (sizes > bytes_most).any():
+        return False
+    if batch.dimension != _common_dimension(kinds, numbers):
+        return False
+    sound = not batch.kinds_mask >> Kind.TRANSFORM & 1
+    rows = np.flatnonzero(kinds == Kind.TRANSFORM).tolist()
+    return sound or all(_transform_is_sound(batch.blob(row)) for row in rows)
+
+
+def _common_dimension(kinds: NDArray[np.uint8], numbers: NDArray[np.int64]) -> int:
+    widths = numbers[(kinds == Kind.CREATE) | (kinds == Kind.DENSE)]
+    return int(widths[0]) if len(widths) and (widths == widths[0]).all() else 0
+
+
+def _transform_is_sound(name: bytes) -> bool:
+    try:
+        return name_is_sound(str(name, "utf-8"), TRANSFORM_NAME_BYTES_MAX)
+    except UnicodeDecodeError:
+        return False
+
+
+def _extras_are_sound(batch: Batch, columns: int) -> bool:
+    if len(batch.body) > DELTA_BYTES_MAX and int(_row_sizes(batch).max()) > DELTA_BYTES_MAX:
+        return False
+    if not columns & _EXTRAS and not batch.kinds_mask & _METADATA_BIT:
+        return True
+    return (
+        _clock_is_sound(batch.clock)
+        and _parents_are_sound(batch)
+        and all(1 <= dot.counter <= COUNTER_MAX for _, dot in batch.expects)
+        and _tags_are_sound(batch)
+        and _metadata_is_sound(batch)
+    )
+
+
+def _row_sizes(batch: Batch) -> NDArray[np.int64]:
+    numbers = 4 * (np.diff(batch.value_bounds) + np.diff(batch.index_bounds))
+    return numbers + np.diff(batch.blob_bounds) + _sizes(batch, Column.METADATA_ENDS)
+
+
+def _sizes(batch: Batch, ends: Column) -> NDArray[np.int64]:
+    """Bytes a row in the column that these ends belong to; zeros where it is absent."""
+    sizes, raw = np.zeros(batch.count, np.int64), batch.column(ends)
+    if raw is not None:
+        stops = np.frombuffer(raw, "<u4")
+        sizes[0], sizes[1:] = stops[0], stops[1:] - stops[:-1]
+    return sizes
+
+
+def _clock_is_sound(clock: tuple[Dot, ...]) -> bool:
+    return len(clock) <= CLOCK_ENTRIES_MAX and all(1 <= entry.counter <= COUNTER_MAX for entry in clock)
+
+
+def _parents_are_sound(batch: Batch) -> bool:
+    parents = batch.parents
+    if max(Counter(row for row, _ in parents).values(), default=0) > PARENTS_PER_DELTA_MAX:
+        return False
+    return all(isinstance(parent, bytes) or 1 <= parent.counter <= COUNTER_MAX for _, parent in parents)
+
+
+def _tags_are_sound(batch: Batch) -> bool:
+    if max(Counter(row for row, _ in batch.tags).values(), default=0) > TOPICS_PER_DELTA_MAX:
+        return False
+    return all(name_is_sound(name, TOPIC_BYTES_MAX) for name in batch.custom_topics)
+
+
+def _metadata_is_sound(batch: Batch) -> bool:
+    sizes = _sizes(batch, Column.METADATA_ENDS)
+    if int(sizes.max()) > METADATA_BYTES_MAX:
+        return False
+    if (sizes[np.frombuffer(batch.kinds, np.uint8) == Kind.METADATA] == 0).any():
+        return False
+    return not any(
+        json_fault(batch.metadata(row), METADATA_DEPTH_MAX) for row in np.flatnonzero(sizes).tolist()
+    )
+
+
+def _raise_first_fault(batch: Batch) -> NoReturn:
+    """Look at each row until one is refused; then at what belongs to the batch as a whole."""
+    parents: defaultdict[int, list[Dot | bytes]] = defaultdict(list)
+    topics: defaultdict[int, list[str]] = defaultdict(list)
+    for row, parent in batch.parents:
+        parents[row].append(parent)
+    for row, topic in batch.tags:
+        topics[row].append(topic)
+    expects = dict(batch.expects)
+    numbers, blobs = np.diff(batch.value_bounds), np.diff(batch.blob_bounds)
+    sizes, metadata_sizes = _row_sizes(batch), _sizes(batch, Column.METADATA_ENDS)
+    for row, (key, namespace, kind) in enumerate(zip(batch.keys, batch.namespaces, batch.kinds, strict=True)):
+        try:
+            check_name("vector_id", key, VECTOR_ID_BYTES_MAX)
+            check_name("namespace", namespace, NAMESPACE_BYTES_MAX)
+            check_shape(kind, int(numbers[row]), int(blobs[row]))  # a row shows no numbers its kind has not
+            validate_delta(
+                Delta(
+                    vector_id=key,
+                    operation=batch.operation(row),
+                    namespace=namespace,
+                    parents=tuple(parents.get(row, ())),
+                    metadata=batch.metadata(row),
+                    topics=tuple(topics.get(row, ())),
+                    expect=expects.get(row),
+                )
+            )
+            check_metadata_size(int(metadata_sizes[row]))  # as it came, which may be longer than it need be
+            check_size(int(sizes[row]))
+        except InvalidDelta as error:
+            raise _in_row(error, row) from None
+    if batch.clock:
+        check_clock(batch.clock)
+    for name in batch.namespace_names:
+        check_name("namespace", name, NAMESPACE_BYTES_MAX)
+    for name in batch.custom_topics:
+        check_name("topics", name, TOPIC_BYTES_MAX)
+    refuse("dimension", f"{batch.dimension} in the header: give what all vectors of the batch have, else 0")
+
+
+def _in_row(error: InvalidDelta, row: int) -> InvalidDelta:
+    field = error.field or ""
+    return InvalidDelta(field, error.message.removeprefix(f"{field}: "), row=row)
