@@ -1,0 +1,157 @@
+"""Virtual time: an event loop whose clock jumps to the next timer as soon as nothing is runnable.
+
+It serves no files, sockets, signals or threads: what waits for one would wait for ever, and is told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from weakref import WeakKeyDictionary
+
+import anyio
+
+from delta_prop_wire.errors import DeltaPropError
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Awaitable, Callable
+
+T = TypeVar("T")
+
+TURNS_AT_ONE_INSTANT_MAX = 1_000_000
+"""Turns of the loop without time moving on; more is taken for tasks that wake each other for ever."""
+
+HORIZON_S = 1e9
+"""On trio, where no loop of ours can see that nothing is left to do: the time at which that is concluded."""
+
+_TASKS_TOLD_MAX = 20
+
+
+class Stuck(DeltaPropError):
+    """Virtual time cannot go on: every task waits for another, or tasks wake each other for ever."""
+
+
+def run_virtual(
+    main: Callable[..., Awaitable[T]],
+    *args: Any,
+    seed: int | None = None,
+    backend: Literal["asyncio", "trio"] = "asyncio",
+) -> T:
+    """`anyio.run(main, *args)` in virtual time, the same at each run. Raises Stuck.
+
+    `seed`: let tasks that are runnable at the same time run in an order drawn from it, instead of that
+    of their creation. On trio the order is trio's own, which changes from run to run.
+    """
+    if backend == "trio":
+        return _run_on_trio(main, *args)
+    options = {"loop_factory": partial(VirtualLoop, seed)}
+    return anyio.run(main, *args, backend="asyncio", backend_options=options)
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """An asyncio loop for `loop_factory`: the same at each run, whatever the addresses and hash seeds."""
+
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+    _selector: VirtualLoop
+
+    def __init__(self, seed: int | None = None) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._turns = 0
+        self._shuffle = None if seed is None else random.Random(seed).shuffle
+        self._numbers: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
+        self._tasks_made = 0
+        self._thread = threading.get_ident()
+        self._disturbed = False
+        self._selector = self  # asyncio asks it for events once a turn: there time moves
+
+    def time(self) -> float:
+        """Virtual seconds since the loop was made."""
+        return self._now
+
+    def select(self, timeout: float | None) -> list[Any]:
+        """Between two turns: put what is runnable in order or, if nothing is, go to the next timer."""
+        self._turns += 1
+        if self._disturbed:
+            self._disturbed = False
+            raise Stuck("a thread has called the loop, at a time that no run repeats: use `virtual_world()`")
+        if timeout is None or timeout > 0:
+            when = self._scheduled[0].when() if self._scheduled else math.inf
+            if when == math.inf:
+                raise Stuck(f"nothing is runnable and no timer is set at {self._now} s: {self._told()}")
+            self._now = when
+            self._turns = 0
+        elif self._turns > TURNS_AT_ONE_INSTANT_MAX:
+            self._turns = 0  # what is left can still be cancelled
+            raise Stuck(f"{TURNS_AT_ONE_INSTANT_MAX} turns and still {self._now} s: {self._told()}")
+        elif len(self._ready) > 1:
+            self._order_tasks()
+        return []
+
+    def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        """As usual; the number tells which of two tasks is older."""
+        task = super().create_task(coro, **options)
+        self._tasks_made += 1
+        self._numbers[task] = self._tasks_made
+        return task
+
+    def _order_tasks(self) -> None:
+        """Runnable tasks in order of creation, or shuffled; other callbacks keep their places.
+
+        Left alone, some would come in order of memory addresses: anyio cancels the tasks of a set.
+        """
+        places = [place for place, handle in enumerate(self._ready) if _task_of(handle) is not None]
+        handles = [self._ready[place] for place in places]
+        handles.sort(key=lambda handle: self._numbers.get(_task_of(handle), 0))  # type: ignore[arg-type]
+        if self._shuffle is not None:
+            self._shuffle(handles)
+        for place, handle in zip(places, handles, strict=True):
+            self._ready[place] = handle
+
+    def _told(self) -> str:
+        tasks = sorted(asyncio.all_tasks(self), key=lambda task: self._numbers.get(task, 0))
+        told = [f"{task.get_name()} waits at {_place(task)}" for task in tasks[:_TASKS_TOLD_MAX]]
+        return "; ".join([*told, *(["…"] if len(tasks) > _TASKS_TOLD_MAX else [])])
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """There are none."""
+
+    def _write_to_self(self) -> None:
+        """Called to wake the loop, which never sleeps; from elsewhere it spoils the run."""
+        self._disturbed = self._disturbed or threading.get_ident() != self._thread
+
+
+def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:
+    task = getattr(handle._callback, "__self__", None)  # type: ignore[attr-defined]
+    return task if isinstance(task, asyncio.Task) else None
+
+
+def _place(task: asyncio.Task[Any]) -> str:
+    """The innermost line of a waiting task that is not of the async libraries themselves."""
+    coroutine: Any = task.get_coro()
+    place = "the library"
+    while coroutine is not None:
+        frame = getattr(coroutine, "cr_frame", None)
+        if frame is not None and not {"anyio", "asyncio"} & set(frame.f_code.co_filename.split("/")):
+            place = f"{frame.f_code.co_filename}:{frame.f_lineno} ({frame.f_code.co_qualname})"
+        coroutine = getattr(coroutine, "cr_await", None)
+    return place
+
+
+def _run_on_trio(main: Callable[..., Awaitable[T]], *args: Any) -> T:
+    from trio.testing import MockClock
+
+    async def within_horizon() -> T:
+        with anyio.move_on_at(HORIZON_S):
+            return await main(*args)
+        raise Stuck("nothing was runnable and no timer set: every task waits for another")
+
+    return anyio.run(
+        within_horizon, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)}
+    )

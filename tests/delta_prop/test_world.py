@@ -1,0 +1,131 @@
+"""The real ports do what they say, on every loop that a service may run on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import anyio
+import pytest
+import uvloop
+
+from delta_prop.testing import run_virtual
+from delta_prop.world import real_world
+
+LOOPS = pytest.mark.parametrize(
+    "loop",
+    [
+        {"backend": "asyncio"},
+        {"backend": "asyncio", "backend_options": {"loop_factory": uvloop.new_event_loop}},
+        {"backend": "trio"},
+    ],
+    ids=["asyncio", "uvloop", "trio"],
+)
+
+
+@LOOPS
+def test_the_clock_is_the_loops_own(loop: dict[str, Any]) -> None:
+    async def main() -> None:
+        clock = real_world().clock
+        before = anyio.current_time()
+        now = clock.now()
+        assert before <= now <= anyio.current_time() + 0.001
+        assert abs(clock.wall_us() / 1e6 - time.time()) < 1
+
+    anyio.run(main, **loop)
+
+
+def test_the_clock_is_cheap() -> None:
+    async def main() -> float:
+        now = real_world().clock.now
+        spent = []
+        for _ in range(20):
+            begin = time.perf_counter()
+            for _ in range(1000):
+                now()
+            spent.append(time.perf_counter() - begin)
+        return min(spent) / 1000 * 1e6
+
+    cost_us = anyio.run(main)
+    print(f"clock: {cost_us:.3f} us a call")
+    assert cost_us < 0.6  # three times what is meant, for busy machines
+
+
+def test_the_real_world_in_virtual_time() -> None:
+    async def main() -> None:
+        clock = real_world().clock
+        await anyio.sleep(3600)
+        assert clock.now() == 3600
+
+    run_virtual(main)
+
+
+def test_chance_differs() -> None:
+    async def main() -> None:
+        randomness = real_world().randomness
+        assert len(randomness.bytes(16)) == 16
+        assert randomness.bytes(16) != real_world().randomness.bytes(16)
+        assert 0 <= randomness.random() < 1
+
+    anyio.run(main)
+
+
+@LOOPS
+def test_calls_on_a_thread_come_one_at_a_time_off_the_loop(loop: dict[str, Any]) -> None:
+    async def main() -> None:
+        threads = real_world().new_threads()
+        running = most = 0
+        order: list[int] = []
+
+        def call(number: int) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            assert threading.current_thread() is not threading.main_thread()
+            order.append(number)
+            threading.Event().wait(0.001)
+            running -= 1
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(8):
+                tasks.start_soon(threads.run, lambda number=number: call(number))
+        assert most == 1
+        assert sorted(order) == list(range(8))
+
+    anyio.run(main, **loop)
+
+
+@LOOPS
+def test_errors_come_back_and_the_thread_goes_on(loop: dict[str, Any]) -> None:
+    async def main() -> None:
+        threads = real_world().new_threads()
+        with pytest.raises(ZeroDivisionError):
+            await threads.run(lambda: 1 // 0)
+        assert await threads.run(lambda: 3) == 3
+
+    anyio.run(main, **loop)
+
+
+@LOOPS
+def test_a_cancelled_caller_waits_for_the_end_of_its_call(loop: dict[str, Any]) -> None:
+    async def main() -> None:
+        threads = real_world().new_threads()
+        begun, go, done = threading.Event(), threading.Event(), []
+
+        def call() -> None:
+            begun.set()
+            assert go.wait(5)
+            done.append("effect")
+
+        async def let_go() -> None:
+            await real_world().new_threads().run(begun.wait)
+            tasks.cancel_scope.cancel()
+            go.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(threads.run, call)
+            tasks.start_soon(let_go)
+        assert done == ["effect"]
+
+    anyio.run(main, **loop)

@@ -1,0 +1,195 @@
+"""Virtual time jumps, repeats itself exactly, and tells when nothing can happen any more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from functools import partial
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import pytest
+
+from delta_prop.testing import Stuck, VirtualLoop, run_virtual
+from delta_prop.testing import loop as loop_module
+
+BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+
+TRACE = """
+import anyio
+from delta_prop.testing import run_virtual
+
+junk = [bytearray(hash(str(i)) % 4096) for i in range(2000)]  # addresses differ with the hash seed
+
+async def main():
+    trace = []
+    async def worker(number):
+        try:
+            for step in range(3):
+                await anyio.sleep(number % 3)
+                trace.append((number, step, anyio.current_time()))
+            await anyio.sleep_forever()
+        finally:
+            trace.append((number, "cancelled", anyio.current_time()))
+    async with anyio.create_task_group() as tasks:
+        for number in range(20):
+            tasks.start_soon(worker, number)
+            del junk[number::97]
+        await anyio.sleep(10)
+        tasks.cancel_scope.cancel()
+    return trace
+
+print(run_virtual(main), run_virtual(main, seed=7), run_virtual(main, seed=8), sep="\\n")
+"""
+
+
+@BACKENDS
+def test_an_hour_of_sleeps_takes_milliseconds(backend: str) -> None:
+    async def main() -> float:
+        with anyio.move_on_after(3600):
+            for _ in range(1000):
+                await anyio.sleep(10)
+        return anyio.current_time()
+
+    begin = time.perf_counter()
+    assert run_virtual(main, backend=backend) == 3600
+    assert time.perf_counter() - begin < 2
+
+
+def test_runs_are_the_same_in_every_process() -> None:
+    traces = [
+        subprocess.run(
+            [sys.executable, "-c", TRACE],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("0", "1", "4711")
+    ]
+    assert traces[0] == traces[1] == traces[2]
+    in_turn, *shuffled = traces[0].splitlines()
+    assert len({in_turn, *shuffled}) == 3
+    assert "cancelled" in in_turn
+
+
+def test_tasks_cancelled_together_end_in_the_order_of_their_creation() -> None:
+    async def main() -> list[int]:
+        ended: list[int] = []
+
+        async def worker(number: int) -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                ended.append(number)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(50):
+                tasks.start_soon(worker, number)
+            await anyio.sleep(1)
+            tasks.cancel_scope.cancel()
+        return ended
+
+    assert run_virtual(main) == list(range(50))
+    shuffled = run_virtual(main, seed=1)
+    assert shuffled != list(range(50))
+    assert run_virtual(main, seed=1) == shuffled
+
+
+@BACKENDS
+def test_a_deadlock_is_told_at_once(backend: str) -> None:
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.sleep, 60, name="sleeper")
+            tasks.start_soon(_wait_for_nobody, name="forgotten")
+
+    with pytest.raises(BaseException, match="nothing"):  # trio wraps it in a group
+        run_virtual(main, backend=backend)
+
+
+def test_a_deadlock_names_who_waits_and_where() -> None:
+    async def main() -> None:
+        await anyio.sleep(60)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_wait_for_nobody, name="forgotten")
+
+    with pytest.raises(
+        Stuck, match=r"at 60\.0 s.*forgotten waits at .*test_loop\.py:\d+ \(_wait_for_nobody\)"
+    ):
+        run_virtual(main)
+
+
+def test_sleeping_for_ever_is_a_deadlock() -> None:
+    with pytest.raises(Stuck, match="no timer"):
+        run_virtual(anyio.sleep_forever)
+
+
+def test_tasks_that_wake_each_other_for_ever_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_module, "TURNS_AT_ONE_INSTANT_MAX", 1000)
+
+    async def main() -> None:
+        while True:
+            await anyio.lowlevel.checkpoint()
+
+    with pytest.raises(Stuck, match=r"1000 turns and still 0\.0 s"):
+        run_virtual(main)
+
+
+def test_a_thread_is_told() -> None:
+    async def main() -> None:
+        await anyio.to_thread.run_sync(partial(time.sleep, 0.001))
+
+    with pytest.raises(Stuck):
+        run_virtual(main)
+
+
+@BACKENDS
+def test_timeouts_and_cancellation_keep_their_times(backend: str) -> None:
+    async def main() -> list[tuple[str, float]]:
+        seen: list[tuple[str, float]] = []
+
+        async def cleaned_up() -> None:
+            try:
+                await anyio.sleep(100)
+            finally:
+                with anyio.move_on_after(3, shield=True):
+                    await anyio.sleep(50)
+                seen.append(("clean", anyio.current_time()))
+
+        with anyio.move_on_after(7):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(cleaned_up)
+        seen.append(("left", anyio.current_time()))
+        with pytest.raises(TimeoutError), anyio.fail_after(0.25):
+            await anyio.sleep(1)
+        seen.append(("failed", anyio.current_time()))
+        return seen
+
+    assert run_virtual(main, backend=backend) == [("clean", 10), ("left", 10), ("failed", 10.25)]
+
+
+def test_results_and_errors_come_through() -> None:
+    async def main(what: int) -> int:
+        await anyio.sleep(1)
+        if what < 0:
+            raise ValueError(what)
+        return what + 1
+
+    assert run_virtual(main, 4) == 5
+    with pytest.raises(ValueError, match="-1"):
+        run_virtual(main, -1)
+
+
+def test_it_is_a_loop_for_any_runner() -> None:
+    async def main() -> float:
+        await anyio.sleep(50_000)
+        return anyio.current_time()
+
+    assert anyio.run(main, backend_options={"loop_factory": VirtualLoop}) == 50_000
+
+
+async def _wait_for_nobody() -> None:
+    await anyio.Event().wait()

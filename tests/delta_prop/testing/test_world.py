@@ -1,0 +1,63 @@
+"""The false world: seeded, in virtual time, its threads serial and never left with an unknown outcome."""
+
+from __future__ import annotations
+
+import anyio
+
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop.testing.world import EPOCH_US
+
+
+def test_the_clock_follows_the_loop() -> None:
+    async def main() -> None:
+        clock = virtual_world().clock
+        begin, wall = clock.now(), clock.wall_us()
+        await anyio.sleep(90)
+        assert clock.now() - begin == 90
+        assert wall == EPOCH_US
+        assert clock.wall_us() - wall == 90_000_000
+
+    run_virtual(main)
+    run_virtual(main, backend="trio")
+
+
+def test_chance_repeats_with_its_seed() -> None:
+    async def main(seed: int) -> tuple[bytes, float]:
+        randomness = virtual_world(seed).randomness
+        return randomness.bytes(16), randomness.random()
+
+    assert run_virtual(main, 1) == run_virtual(main, 1)
+    assert run_virtual(main, 1) != run_virtual(main, 2)
+
+
+def test_calls_on_a_thread_come_one_at_a_time_and_take_their_delay() -> None:
+    async def main() -> list[float]:
+        world = virtual_world(3, thread_delay_s_max=2.0)
+        threads, ends = world.new_threads(), []
+        order: list[int] = []
+
+        async def call(number: int) -> None:
+            await threads.run(lambda: order.append(number))
+            ends.append(anyio.current_time())
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(10):
+                tasks.start_soon(call, number)
+        assert order == list(range(10))
+        return ends
+
+    ends = run_virtual(main)
+    assert ends == sorted(set(ends))
+    assert ends == run_virtual(main)
+
+
+def test_a_cancelled_caller_waits_for_the_end_of_its_call() -> None:
+    async def main() -> None:
+        threads = virtual_world(3, thread_delay_s_max=1000.0).new_threads()
+        done: list[str] = []
+        with anyio.move_on_after(0.001):
+            done.append(await threads.run(lambda: done.append("effect") or "result"))
+        assert done[0] == "effect"
+        assert anyio.current_time() > 1
+
+    run_virtual(main)
