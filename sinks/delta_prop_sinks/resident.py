@@ -349,7 +349,9 @@ class Resident:
             )
         self._refolded_from_log += 1
         chain = self.chains.start(ref, Checkpoint())
-        chain.entries = entries[resets[-1] :] if resets else entries
+        if resets and (not whole or len(entries) >= self.chains.deltas_max):
+            entries = entries[resets[-1] :]
+        chain.entries = entries
         if len(chain.entries) < self.chains.deltas_max:
             now = context.clock.now()
             for entry in chain.entries:

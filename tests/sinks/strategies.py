@@ -1,0 +1,106 @@
+"""Random histories: batches of this service and of others, mixed kinds, few vectors, hard numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+from delta_prop_wire.delta import (
+    Delta,
+    create,
+    delete,
+    dense,
+    metadata_only,
+    offset,
+    opaque,
+    scale,
+    sparse,
+    sparse_add,
+)
+from delta_prop_wire.encode import encode_batch
+from tests.sinks.support import FakeLog
+
+if TYPE_CHECKING:
+    from delta_prop_wire.batch import Batch
+
+DIMENSION = 3
+REMOTE = (0x20, 0xF000_0000_0000_0030)
+
+numbers = st.one_of(st.sampled_from([0.0, 1.0, -1.0, 0.5, 3e38, -3e38]), st.floats(-100, 100, width=32))
+whole = st.lists(numbers, min_size=DIMENSION, max_size=DIMENSION)
+pairs = st.lists(st.tuples(st.integers(0, DIMENSION), numbers), max_size=4)  # index 3 has no effect
+
+
+def _sparse(make: Any, changes: list[tuple[int, float]]) -> Any:
+    return make([index for index, _ in changes], [value for _, value in changes])
+
+
+operations = st.one_of(
+    whole.map(create),
+    whole.map(dense),
+    pairs.map(lambda changes: _sparse(sparse, changes)),
+    pairs.map(lambda changes: _sparse(sparse_add, changes)),
+    numbers.map(scale),
+    numbers.map(offset),
+    st.just(delete()),
+    st.binary(max_size=3).map(opaque),
+    st.just(metadata_only()),
+)
+patches = st.one_of(
+    st.none(),
+    st.dictionaries(
+        st.sampled_from("xyz"),
+        st.one_of(st.none(), st.integers(0, 3), st.dictionaries(st.sampled_from("pq"), st.integers(0, 3))),
+        max_size=2,
+    ),
+)
+deltas = st.builds(
+    Delta,
+    vector_id=st.sampled_from(["a", "b", "c"]),
+    operation=operations,
+    namespace=st.sampled_from(["default", "default", "other"]),
+    metadata=patches,
+)
+
+
+@st.composite
+def uniform(draw: st.DrawFn) -> list[Delta]:
+    """Rows of one kind, enough of them for the fast path."""
+    kind = draw(st.sampled_from(["create", "dense", "sparse", "sparse_add", "scale", "offset", "delete"]))
+    count = draw(st.integers(8, 14))
+    width = draw(st.integers(0, 3))
+    places = st.lists(st.integers(0, DIMENSION - 1), min_size=width, max_size=width)
+    values = st.lists(numbers, min_size=width, max_size=width)
+    make = {
+        "create": whole.map(create),
+        "dense": whole.map(dense),
+        "sparse": st.builds(sparse, places, values),
+        "sparse_add": st.builds(sparse_add, places, values),
+        "scale": numbers.map(scale),
+        "offset": numbers.map(offset),
+        "delete": st.just(delete()),
+    }[kind]
+    names = st.sampled_from(["a", "b", "c", *(f"v{i}" for i in range(12))])
+    return [Delta(draw(names), draw(make)) for _ in range(count)]
+
+
+batches = st.one_of(st.lists(deltas, min_size=1, max_size=6), uniform())
+
+
+@st.composite
+def logs(draw: st.DrawFn, *, forwarded: bool = True) -> FakeLog:
+    """A log of up to 12 batches; forwarded ones come with any Lamport number."""
+    log = FakeLog()
+    for content in draw(st.lists(batches, min_size=1, max_size=12)):
+        if forwarded and draw(st.booleans()):
+            log.forward(_remote(log, draw(st.sampled_from(REMOTE)), content), draw(st.integers(1, 60)))
+        else:
+            log.append(*content)
+    return log
+
+
+def _remote(log: FakeLog, origin: int, content: list[Delta]) -> Batch:
+    base = log.counters.get(origin, 0) + 1
+    log.counters[origin] = base + len(content) - 1
+    return encode_batch(content, origin=origin, base=base)

@@ -1,0 +1,258 @@
+"""Resident vectors against the algebra's fold: repeats, late rows, both paths, two sinks at two paces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_sinks import Delivery, RejectDelta, Resident, StopSink
+from delta_prop_sinks import resident as module
+from delta_prop_wire.delta import Delta, Kind, Operation, create, delete, sparse, sparse_add
+from delta_prop_wire.encode import encode_batch
+from tests.sinks.strategies import logs
+from tests.sinks.support import LOG_ID, FakeLog, check_state, oracle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop_wire.batch import LoggedBatch
+
+
+def entered(log: FakeLog, **settings: Any) -> Resident:
+    resident = Resident(**settings)
+    resident.enter(log)
+    return resident
+
+
+def check(resident: Resident, batches: Sequence[LoggedBatch]) -> None:
+    expected = oracle(batches)
+    found = {(namespace, vector_id): state for namespace, vector_id, state in resident.rows()}
+    assert found.keys() == expected.keys()
+    for ref, state in expected.items():
+        check_state(found[ref], state, context=ref)
+
+
+@given(log=logs(), data=st.data())
+def test_any_history_with_repeats_is_the_fold(log: FakeLog, data: st.DataObject) -> None:
+    resident = entered(log)
+    at = 0
+    while at < len(log.batches):
+        start = data.draw(st.integers(0, at))
+        at = data.draw(st.integers(at + 1, len(log.batches)))
+        resident.apply([Delivery(logged) for logged in log.batches[start:at]], log)
+    check(resident, log.batches)
+    assert resident.lamport == log.lamport
+
+
+@given(log=logs(), data=st.data())
+def test_rows_in_any_selection_are_the_fold(log: FakeLog, data: st.DataObject) -> None:
+    resident = entered(log)
+    for logged in log.batches:
+        first = data.draw(st.sets(st.integers(0, logged.count - 1)))
+        # What a sink with other topics brings first is a repeat for the next; here vectors are whole.
+        names = {logged.batch.keys[row] for row in first}
+        for wanted in (True, False):
+            rows = [row for row, key in enumerate(logged.batch.keys) if (key in names) is wanted]
+            resident.apply([Delivery(logged, np.array(rows, np.intp))], log)
+    check(resident, log.batches)
+
+
+@given(log=logs(forwarded=False))
+def test_the_fast_path_and_the_slow_one_agree(log: FakeLog) -> None:
+    fast, slow = entered(log), entered(log)
+    fast.apply(log.deliveries(), log)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BLOCK_ROWS_MIN", 1 << 30)
+        slow.apply(log.deliveries(), log)
+    check(fast, log.batches)
+    check(slow, log.batches)
+
+
+@given(log=logs(), paces=st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=12))
+def test_two_sinks_at_different_paces_fold_once(log: FakeLog, paces: list[tuple[bool, int]]) -> None:
+    resident = entered(log)
+    at = {True: 0, False: 0}
+    for which, step in [*paces, (True, 99), (False, 99)]:
+        part = log.batches[at[which] : at[which] + step]
+        resident.apply([Delivery(logged) for logged in part], log)
+        at[which] += len(part)
+    check(resident, log.batches)
+    statistics = resident.statistics()
+    assert statistics.folded == log.next_offset
+    assert statistics.repeats == log.next_offset
+
+
+@given(log=logs(), order=st.randoms(use_true_random=False))
+def test_services_that_hold_the_same_deltas_hold_the_same_state(log: FakeLog, order: Any) -> None:
+    resident = entered(log)
+    resident.apply(log.deliveries(), log)
+    other = FakeLog(b"other".ljust(16))
+    shuffled = list(log.batches)
+    order.shuffle(shuffled)
+    for logged in shuffled:
+        other.forward(logged.batch, logged.lamport)
+    elsewhere = entered(other, chain_deltas_max=order.choice([2, 5, 100]))
+    elsewhere.apply(other.deliveries(), other)
+    check(resident, log.batches)
+    check(elsewhere, log.batches)
+
+
+def remote(log: FakeLog, lamport: int, *deltas: Delta, counter: int | None = None) -> LoggedBatch:
+    base = log.counters.get(0x30, 0) + 1 if counter is None else counter
+    log.counters[0x30] = base + len(deltas) - 1
+    return log.forward(encode_batch(deltas, origin=0x30, base=base), lamport)
+
+
+def test_a_late_delta_is_folded_in_from_the_chain_without_the_log() -> None:
+    log = FakeLog()
+    resident = entered(log)
+    remote(log, 1, Delta("a", create([1, 1])))
+    log.append(Delta("a", sparse([0], [5])))
+    remote(log, 1, Delta("a", sparse([0], [7])))
+    log.history = None  # type: ignore[assignment,method-assign]
+    resident.apply(log.deliveries(), log)
+    check(resident, log.batches)
+    assert resident.statistics().late == 1
+    assert resident.statistics().refolded_from_log == 0
+
+
+def test_the_first_late_delta_is_folded_in_from_the_log() -> None:
+    log = FakeLog()
+    resident = entered(log)
+    log.append(Delta("a", create([1, 1])), Delta("a", sparse([0], [5])))
+    remote(log, 1, Delta("a", sparse_add([0], [7])))
+    resident.apply(log.deliveries(), log)
+    check(resident, log.batches)
+    assert resident.statistics().refolded_from_log == 1
+    remote(log, 1, Delta("a", sparse_add([1], [7])))
+    resident.apply(log.deliveries(), log)
+    check(resident, log.batches)
+    assert resident.statistics().refolded_from_log == 1
+
+
+def test_what_the_log_has_dropped_stops_the_sink_unless_a_reset_of_its_own_follows() -> None:
+    log = FakeLog()
+    resident = entered(log)
+    log.append(Delta("a", create([1, 1])), Delta("b", create([1, 1])))
+    log.append(Delta("b", create([2, 2])))
+    log.append(Delta("a", sparse([0], [5])), Delta("b", sparse_add([1], [1])))
+    resident.apply(log.deliveries(), log)
+    log.log_start = 2
+    late = remote(log, 3, Delta("b", sparse_add([0], [7])))
+    resident.apply([Delivery(late)], log)
+    check(resident, log.batches)
+    stuck = remote(log, 3, Delta("a", sparse([0], [7])))
+    with pytest.raises(StopSink, match=r"needs snapshot: a late delta at offset 6 .* vector 'a'"):
+        resident.apply([Delivery(stuck)], log)
+
+
+def test_beside_a_new_log_a_late_delta_needs_a_snapshot_and_a_forwarded_repeat_does_not() -> None:
+    old = FakeLog()
+    resident = entered(old)
+    first = remote(old, 5, Delta("a", create([1, 1])))
+    resident.apply(old.deliveries(), old)
+    new = FakeLog(b"n" * 16, lamport=old.lamport)
+    resident.enter(new)
+    again = new.forward(first.batch, first.lamport)
+    resident.apply([Delivery(again)], new)
+    check(resident, old.batches)
+    new.append(Delta("a", sparse([0], [3])))
+    late = remote(new, 1, Delta("a", sparse([0], [2])), counter=9)
+    with pytest.raises(StopSink, match="needs snapshot"):
+        resident.apply([Delivery(new.batches[1]), Delivery(late)], new)
+
+
+def test_chains_are_bounded_in_deltas_age_and_bytes() -> None:
+    log = FakeLog()
+    resident = entered(log, chain_bytes_max=50_000)
+    remote(log, 1, Delta("z", create([0])))
+    log.append(*(Delta(f"v{i}", create([i])) for i in range(200)))
+    for delivery in log.deliveries():
+        resident.apply([delivery], log)
+    assert resident.statistics().chains == 201
+    log.append(Delta("z", sparse([0], [1])))
+    resident.apply(log.deliveries(201), log)
+    assert resident.statistics().chain_bytes <= 50_000
+    log.clock.time = 61.0
+    resident.apply([], log)
+    assert resident.statistics().chains == 0
+    assert resident.statistics().chain_bytes == 0
+    for _ in range(99):
+        log.append(Delta("z", sparse([0], [1])))
+    resident.apply(log.deliveries(202), log)
+    assert resident.statistics().chains == 1
+    log.append(Delta("z", sparse([0], [1])))
+    resident.apply(log.deliveries(301), log)
+    assert resident.statistics().chains == 0
+
+
+def test_a_slow_replay_moves_the_checkpoint() -> None:
+    log = FakeLog()
+    resident = entered(log)
+    remote(log, 1, Delta("a", create([1])))
+    log.append(Delta("a", sparse([0], [5])))
+    resident.apply(log.deliveries(), log)
+    assert resident.statistics().chains == 1
+    log.clock.step = 0.002
+    late = remote(log, 1, Delta("a", sparse([0], [7])))
+    resident.apply([Delivery(late)], log)
+    assert resident.statistics().chains == 0
+    check(resident, log.batches)
+
+
+def test_what_cannot_be_folded_is_rejected_alone() -> None:
+    log = FakeLog()
+    resident = entered(log)
+    log.append(Delta("a", create([1, 2])), Delta("b", create([1, 2, 3])), Delta("c", create([3, 4])))
+    with pytest.raises(
+        RejectDelta, match=r"'b': 3 values, but namespace 'default' has dimension 2"
+    ) as caught:
+        resident.apply(log.deliveries(), log)
+    assert caught.value.offset == 1
+    rest = np.array([2], np.intp)
+    resident.apply([Delivery(log.batches[0], rest)], log)
+    assert {vector_id for _, vector_id, _ in resident.rows()} == {"a", "c"}
+    log.append(Delta("a", Operation(40, data=b"new")))
+    with pytest.raises(RejectDelta, match="operation kind 40 is unknown here"):
+        resident.apply(log.deliveries(3), log)
+
+
+def test_the_bound_stops_a_sink_whose_rows_must_stay() -> None:
+    log = FakeLog()
+    resident = entered(log, resident_bytes_max=5_000)
+    log.append(*(Delta(f"v{i}", create([1, 2, 3, 4])) for i in range(40)))
+    resident.apply(log.deliveries(), log)
+    log.append(Delta("more", create([1, 2, 3, 4])))
+    with pytest.raises(StopSink, match="the bound is 5000: raise resident_bytes_max"):
+        resident.apply(log.deliveries(40), log)
+
+
+def test_weights_follow_what_slots_hold() -> None:
+    log = FakeLog()
+    resident = entered(log)
+    empty = resident.size
+    log.append(
+        Delta("a", create([1]), metadata={"k": "v" * 1000}),
+        Delta("b", Operation(Kind.OPAQUE, data=b"x" * 5000)),
+    )
+    resident.apply(log.deliveries(), log)
+    assert resident.size > empty + 6000
+    log.append(Delta("a", create([1])), Delta("b", delete()))
+    resident.apply(log.deliveries(), log)
+    assert resident.size < empty + 1000
+    assert resident.tables["default"].weight == 0
+
+
+def test_a_log_of_the_same_id_keeps_offsets() -> None:
+    log = FakeLog()
+    resident = entered(log)
+    log.append(Delta("a", create([1])), Delta("a", sparse_add([0], [1])))
+    resident.apply(log.deliveries(), log)
+    resident.enter(FakeLog(LOG_ID))
+    resident.apply(log.deliveries(), log)
+    check(resident, log.batches)
+    assert resident.statistics().repeats == 2
