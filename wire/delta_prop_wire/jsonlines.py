@@ -1,0 +1,251 @@
+"""JSON lines: a delta as one JSON object a line, the form of the command line and of files.
+
+Never on the wire or in the log. A line says all that a delta says, so reading back what was written
+gives the same delta, to the last bit of each number. Line numbers are the caller's.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from delta_prop_wire.bounds import FLOAT_BOUND, refuse
+from delta_prop_wire.delta import Delta, Dot, Kind, Operation, Priority, Source, namespace_of
+from delta_prop_wire.spec import DELTA_BYTES_MAX
+from delta_prop_wire.topics import kind_name, kind_names, kind_number
+from delta_prop_wire.validate import validate_delta
+
+if TYPE_CHECKING:
+    from enum import IntEnum
+
+    from numpy.typing import NDArray
+
+LINE_BYTES_MAX = 8 * DELTA_BYTES_MAX
+"""A number takes up to 16 characters for its 4 bytes, beside what an index takes."""
+
+
+def delta_from_line(line: str | bytes | Mapping[str, Any]) -> Delta:
+    """Read one line (or its parsed object) and validate it. Raises InvalidDelta with field and cure.
+
+    A field that is null counts as absent; `offset`, which `subscribe` adds, is passed over.
+    """
+    fields = dict(line) if isinstance(line, Mapping) else _parsed(line)
+    kind = _kind(fields.get("op"))
+    _check_fields(fields, kind)
+    given = {name: value for name, value in fields.items() if value is not None}
+    delta = Delta(
+        vector_id=_text(given, "vector_id"),
+        operation=_operation(kind, given),
+        namespace=given.get("namespace", namespace_of(given["vector_id"])),
+        id=_id("id", given["id"]) if "id" in given else None,
+        dot=_dot("dot", given["dot"]) if "dot" in given else None,
+        parents=tuple(_parent(one) for one in _list(given, "parents")),
+        clock=tuple(_dot("clock", one) for one in _list(given, "clock")),
+        timestamp=given.get("timestamp", 0),
+        priority=Priority(_named("priority", given.get("priority", "normal"), Priority)),
+        source=Source(_named("source", given.get("source", "local"), Source)),
+        metadata=given.get("metadata"),
+        topics=tuple(_list(given, "topics")),
+        expect=_dot("expect", given["expect"]) if "expect" in given else None,
+    )
+    validate_delta(delta)
+    return delta
+
+
+def delta_to_json(delta: Delta, offset: int | None = None) -> dict[str, Any]:
+    """The object of a line; what says nothing is left out."""
+    fields: dict[str, Any] = {} if offset is None else {"offset": offset}
+    fields |= {"vector_id": delta.vector_id, "namespace": delta.namespace}
+    fields |= {"op": kind_name(delta.operation.kind), **_payload(delta.operation)}
+    optional = {
+        "metadata": delta.metadata if delta.metadata is None else dict(delta.metadata),
+        "topics": list(delta.topics) or None,
+        "priority": None if delta.priority is Priority.NORMAL else delta.priority.name.lower(),
+        "source": None if delta.source is Source.LOCAL else delta.source.name.lower(),
+        "id": None if delta.id is None else delta.id.hex(),
+        "dot": None if delta.dot is None else str(delta.dot),
+        "parents": [one.hex() if isinstance(one, bytes) else str(one) for one in delta.parents] or None,
+        "clock": [str(entry) for entry in delta.clock] or None,
+        "timestamp": delta.timestamp or None,
+        "expect": None if delta.expect is None else str(delta.expect),
+    }
+    return fields | {name: value for name, value in optional.items() if value is not None}
+
+
+def to_line(delta: Delta, offset: int | None = None) -> str:
+    """The line, without its end; UTF-8 as it is, not escaped."""
+    return json.dumps(delta_to_json(delta, offset), ensure_ascii=False, allow_nan=False)
+
+
+_PAYLOADS: dict[int, tuple[str, ...]] = {
+    Kind.CREATE: ("vector",),
+    Kind.DENSE: ("vector",),
+    Kind.SPARSE: ("indices", "values"),
+    Kind.SPARSE_ADD: ("indices", "values"),
+    Kind.SCALE: ("factor",),
+    Kind.OFFSET: ("amount",),
+    Kind.TRANSFORM: ("name",),
+    Kind.DELETE: (),
+    Kind.METADATA: (),
+}
+_OPAQUE_PAYLOAD = ("data",)
+_FIELDS = frozenset(
+    {"vector_id", "namespace", "op", "metadata", "topics", "priority", "source", "offset"}
+    | {"id", "dot", "parents", "clock", "timestamp", "expect"}
+)
+_DOT = re.compile(r"([0-9a-fA-F]{16}):([0-9]{1,19})")
+_ID = re.compile(r"[0-9a-fA-F]{32}")
+
+
+# --- reading
+
+
+def _parsed(line: str | bytes) -> dict[str, Any]:
+    if len(line) > LINE_BYTES_MAX:
+        refuse("line", f"{len(line)} characters; allowed are {LINE_BYTES_MAX}: split the delta")
+    try:
+        text = line if isinstance(line, str) else str(line, "utf-8-sig")
+        fields = json.loads(text, parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        refuse("line", f"byte {error.start} is not UTF-8: save the file as UTF-8")
+    except RecursionError:
+        refuse("line", "nested too deep: flatten it")
+    except json.JSONDecodeError as error:
+        refuse("line", f"not JSON, character {error.pos + 1}: {error.msg}: write one object a line")
+    except ValueError:  # a whole number of more digits than Python converts
+        refuse("line", "a number of too many digits: shorten it")
+    if not isinstance(fields, dict):
+        refuse("line", f"a JSON {type(fields).__name__}: write one object a line")
+    return fields
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    refuse("line", f"{name} is not JSON; numbers are finite and within {FLOAT_BOUND}: leave it out")
+
+
+def _kind(name: object) -> int:
+    kind = kind_number(name) if isinstance(name, str) else -1
+    if kind < 0:
+        what = "missing" if name is None else f"{name!r:.40} is unknown"
+        refuse("op", f"{what}: give one of {kind_names()}")
+    return kind
+
+
+def _check_fields(fields: dict[str, Any], kind: int) -> None:
+    payload = _PAYLOADS.get(kind, _OPAQUE_PAYLOAD)
+    for name in payload:
+        if fields.get(name) is None:
+            refuse(name, f"missing: {kind_name(kind)} needs {' and '.join(payload)}")
+    for name in fields:
+        if name not in _FIELDS and name not in payload:
+            known = sorted({*payload, *_FIELDS})
+            refuse(str(name)[:40], f"not a field of {kind_name(kind)}: use {', '.join(known)}")
+
+
+def _operation(kind: int, given: dict[str, Any]) -> Operation:
+    if kind in (Kind.CREATE, Kind.DENSE):
+        return Operation(kind, _numbers("vector", given["vector"]))
+    if kind in (Kind.SPARSE, Kind.SPARSE_ADD):
+        return Operation(kind, _numbers("values", given["values"]), _indices(given["indices"]))
+    if kind in (Kind.SCALE, Kind.OFFSET):
+        (field,) = _PAYLOADS[kind]
+        return Operation(kind, _numbers(field, [given[field]]))
+    if kind == Kind.TRANSFORM:
+        return Operation(kind, data=_text(given, "name").encode("utf-8", "surrogatepass"))
+    if kind in (Kind.DELETE, Kind.METADATA):
+        return Operation(kind)
+    try:
+        return Operation(kind, data=base64.b64decode(_text(given, "data"), validate=True))
+    except (binascii.Error, ValueError) as error:
+        refuse("data", f"not base64 ({error}): encode the bytes with the standard alphabet and padding")
+
+
+def _numbers(field: str, value: object) -> NDArray[np.float32]:
+    if not isinstance(value, (list, tuple)):
+        refuse(field, f"{value!r:.40} is not a list: give a list of numbers")
+    if not set(map(type, value)) <= {int, float}:
+        place = next(place for place, one in enumerate(value) if type(one) not in (int, float))
+        refuse(field, f"number {place} is {value[place]!r:.40}: give numbers only")
+    try:
+        with np.errstate(over="ignore"):
+            return np.array(value, np.float32)  # too large becomes infinite, and is refused with its place
+    except OverflowError:
+        refuse(field, f"a number too large; numbers are within {FLOAT_BOUND}: clamp it")
+
+
+def _indices(value: object) -> NDArray[np.uint32]:
+    if not isinstance(value, (list, tuple)):
+        refuse("indices", f"{value!r:.40} is not a list: give a list of whole numbers")
+    for place, index in enumerate(value):
+        if type(index) is not int or not 0 <= index < 1 << 32:
+            refuse("indices", f"{index!r:.40} at place {place} is not a whole number from 0: count from 0")
+    return np.array(value, np.uint32)
+
+
+def _text(given: dict[str, Any], field: str) -> str:
+    value = given.get(field)
+    if not isinstance(value, str):
+        refuse(
+            field, "missing: give text" if value is None else f"{value!r:.40} is not text: put it in quotes"
+        )
+    return value
+
+
+def _list(given: dict[str, Any], field: str) -> list[Any]:
+    value = given.get(field, [])
+    if not isinstance(value, (list, tuple)):
+        refuse(field, f"{value!r:.40} is not a list: put it in brackets")
+    return list(value)
+
+
+def _id(field: str, value: object) -> bytes:
+    if not isinstance(value, str) or not _ID.fullmatch(value):
+        refuse(field, f"{value!r:.60} is not 32 hex digits: give the 16 bytes of an id so")
+    return bytes.fromhex(value)
+
+
+def _dot(field: str, value: object) -> Dot:
+    match = _DOT.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        refuse(field, f"{value!r:.60} is not ORIGIN:COUNTER: give 16 hex digits, a colon and a number")
+    return Dot(int(match[1], 16), int(match[2]))
+
+
+def _parent(value: object) -> Dot | bytes:
+    return _dot("parents", value) if isinstance(value, str) and ":" in value else _id("parents", value)
+
+
+def _named(field: str, value: object, names: type[IntEnum]) -> int:
+    known = {one.name.lower(): int(one) for one in names}
+    if not isinstance(value, str) or value not in known:
+        refuse(field, f"{value!r:.40} is unknown: give one of {', '.join(known)}")
+    return known[value]
+
+
+# --- writing
+
+
+def _payload(operation: Operation) -> dict[str, Any]:
+    values = _shortest(operation.values) if operation.values is not None else []
+    names = _PAYLOADS.get(operation.kind, _OPAQUE_PAYLOAD)
+    if names == ("indices", "values"):
+        indices = [] if operation.indices is None else operation.indices.tolist()
+        return {"indices": indices, "values": values}
+    if names in (("factor",), ("amount",)):
+        return {names[0]: values[0]}
+    if names == ("name",):
+        return {"name": str(operation.data, "utf-8", "replace")}
+    if names == _OPAQUE_PAYLOAD:
+        return {"data": base64.b64encode(operation.data).decode("ascii")}
+    return dict.fromkeys(names, values)
+
+
+def _shortest(values: NDArray[np.float32]) -> list[float]:
+    """Doubles whose text is the shortest that still gives each float32 back: 0.1, not 0.10000000149011612."""
+    return [float(text) for text in values.astype("U32").tolist()]
