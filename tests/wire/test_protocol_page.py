@@ -1,0 +1,155 @@
+"""The protocol's page says what the code does: golden bytes, codes, limits, columns, the worked example."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from delta_prop_wire import control, header, spec
+from delta_prop_wire.codec import decode
+from delta_prop_wire.compression import BODY_BYTES_MIN
+from delta_prop_wire.delta import Kind
+from delta_prop_wire.layout import Column
+from delta_prop_wire.spec import RETRYABLE, VOIDING, ErrorCode, FrameType
+from delta_prop_wire.topics import Topic
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "protocol.md").read_text(encoding="utf-8")
+ERRORS = (DOCS / "errors.md").read_text(encoding="utf-8")
+GOLDEN = json.loads((DOCS / "protocol-golden.json").read_text(encoding="utf-8"))["frames"]
+
+
+def test_the_golden_bytes_stand_on_the_page() -> None:
+    blocks = re.findall(r"\*\*([^*\n]+)\*\* \(\w+\)\n\n```text\n(.*?)```", PAGE, re.DOTALL)
+    assert [(name, "".join(text.split())) for name, text in blocks] == [(e["name"], e["hex"]) for e in GOLDEN]
+
+
+def test_each_frame_has_golden_bytes_and_a_section() -> None:
+    for kind in FrameType:
+        assert kind.name in {entry["type"] for entry in GOLDEN}
+        assert f"\n## {kind.name.capitalize()}\n" in PAGE
+        assert f"| {int(kind)} | [{kind.name.capitalize()}](" in PAGE
+
+
+def test_the_worked_example_makes_the_golden_delta() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "docs/protocol.md", "exec"), {})
+    (wanted,) = (entry["hex"] for entry in GOLDEN if entry["name"] == "delta")
+    assert printed.getvalue().strip() == wanted
+    decode(bytes.fromhex(wanted))
+
+
+def test_the_batch_that_is_taken_apart_is_the_golden_one() -> None:
+    (raw,) = (bytes.fromhex(entry["hex"]) for entry in GOLDEN if entry["name"] == "batch")
+    table = PAGE[PAGE.index("### A batch, taken apart") : PAGE.index("## Golden bytes")]
+    rows = re.findall(r"^\| (\d+) \| (.*?) \|", table, re.MULTILINE)
+    assert len(rows) > 25
+    for at, cell in rows:
+        place = int(at)
+        for text in re.findall(r"`([0-9a-f ]+)`", cell):
+            if cell.startswith("13"):
+                continue
+            count = re.match(rf".*?(\d+) × `{text}`", cell)
+            part = bytes.fromhex(text) * (int(count[1]) if count and text == "00" else 1)
+            if cell.startswith("20 bytes"):
+                place += 20
+            assert raw[place : place + len(part)] == part, (at, cell)
+            place += len(part)
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_each_error_code_is_explained(code: ErrorCode) -> None:
+    row = re.search(rf"^\| {int(code)} \| \[{code.name}\]\(errors.md#(\w+)\) \| (.+?) \|", PAGE, re.MULTILINE)
+    assert row
+    assert row[1] == code.name.lower()
+    assert row[2] == ("void" if code in VOIDING else "open" if code in RETRYABLE else "–")
+    section = re.search(rf"^## {code.name}\n(.*?)(?=^## |\Z)", ERRORS, re.DOTALL | re.MULTILINE)
+    assert section
+    assert f"Code {int(code)}; dot" in section[1]
+    state = "void" if code in VOIDING else "open" if code in RETRYABLE else "untouched"
+    assert re.match(rf"\s*Code {int(code)}; dots? {state}", section[1])
+    for part in ("**What was wrong.**", "**Why.**", "**What to do.**"):
+        assert part in section[1]
+
+
+def test_the_table_of_errors_that_may_pass() -> None:
+    row = next(line for line in ERRORS.splitlines() if line.startswith("| [QUEUE_FULL]"))
+    assert set(re.findall(r"\[(\w+)\]", row)) == {code.name for code in RETRYABLE}
+
+
+@pytest.mark.parametrize(
+    ("what", "number"),
+    [
+        ("payload of a Batch", spec.FRAME_PAYLOAD_BYTES_MAX),
+        ("payload of a Delta", header.DELTA_PAYLOAD_BYTES_MAX),
+        ("payload of any other frame", header.CONTROL_PAYLOAD_BYTES_MAX),
+        ("a delta's values", spec.DELTA_BYTES_MAX),
+        ("rows of a batch", spec.BATCH_ROWS_MAX),
+        ("vector id", spec.VECTOR_ID_BYTES_MAX),
+        ("namespace, custom topic", spec.NAMESPACE_BYTES_MAX),
+        ("namespace, custom topic", spec.TOPIC_BYTES_MAX),
+        ("namespace, custom topic", spec.TRANSFORM_NAME_BYTES_MAX),
+        ("custom topics of a delta", spec.TOPICS_PER_DELTA_MAX),
+        ("parents of a delta", spec.PARENTS_PER_DELTA_MAX),
+        ("entries of a clock", spec.CLOCK_ENTRIES_MAX),
+        ("metadata change", spec.METADATA_BYTES_MAX),
+        ("dimension", spec.DIMENSION_MAX),
+        ("ranges of an Ack", control.RANGES_MAX),
+        ("ranges of an Ack", control.ORIGINS_MAX),
+        ("topics of a Subscribe", control.TOPICS_MAX),
+        ("features", control.FEATURES_MAX),
+        ("features", control.FEATURE_BYTES_MAX),
+        ("token, text", control.TOKEN_BYTES_MAX),
+        ("token, text", control.TEXT_BYTES_MAX),
+        ("group, field", control.NAME_BYTES_MAX),
+        ("`wait_ms_max`", control.WAIT_MS_MAX),
+    ],
+)
+def test_each_limit_is_told(what: str, number: int) -> None:
+    limits = PAGE[PAGE.index("## Limits") : PAGE.index("## A worked example")]
+    (row,) = (line for line in limits.splitlines() if line.startswith(f"| {what}"))
+    assert str(number) in row.replace(",", "")
+
+
+def test_the_size_below_which_bodies_are_not_compressed() -> None:
+    assert f"below {BODY_BYTES_MIN:,} bytes" in PAGE
+
+
+@pytest.mark.parametrize("column", Column)
+def test_each_column_is_told_in_its_place(column: Column) -> None:
+    assert f"| {int(column)} | {column.name.lower().replace('_', ' ')} |" in PAGE
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_each_operation_is_told(kind: Kind) -> None:
+    assert f"| {int(kind)} | {kind.name.lower()} |" in PAGE
+
+
+def test_the_topics_on_the_page_are_topics() -> None:
+    section = PAGE[PAGE.index("\n## Topics") : PAGE.index("## Error codes")]
+    forms = re.findall(r"^\| `(.+?)`.*?\| `(\d\d)`", section, re.MULTILINE)
+    assert len(forms) == 5
+    for text, tag in forms:
+        assert Topic.parse(text).to_bytes()[:1] == bytes.fromhex(tag)
+
+
+def test_links_lead_somewhere() -> None:
+    anchors = {"errors.md": anchors_of(ERRORS), "protocol.md": anchors_of(PAGE)}
+    for name, text in (("errors.md", ERRORS), ("protocol.md", PAGE)):
+        for target in re.findall(r"\]\(([^)]+)\)", text):
+            page, _, anchor = target.partition("#")
+            if not page.startswith("https://"):
+                assert (DOCS / (page or name)).exists(), target
+                assert not anchor or anchor in anchors[page or name], target
+
+
+def anchors_of(text: str) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
