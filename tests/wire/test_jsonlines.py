@@ -91,8 +91,9 @@ FULL = Delta(
         ),
         (
             '{"vector_id": "doc-1", "namespace": "docs", "op": "sparse", "indices": [0, 3], "values": [0.1, '
-            '-2.0], "metadata": {"title": "Grün", "old": null}, "topics": ["red", "blue"], "priority": "critical", '
-            '"source": "import", "id": "000102030405060708090a0b0c0d0e0f", "dot": "0000000000000abc:7", '
+            '-2.0], "metadata": {"title": "Grün", "old": null}, "topics": ["red", "blue"], '
+            '"priority": "critical", "source": "import", '
+            '"id": "000102030405060708090a0b0c0d0e0f", "dot": "0000000000000abc:7", '
             '"parents": ["0000000000000001:2", "000102030405060708090a0b0c0d0e0f"], '
             '"clock": ["0000000000000003:4"], "timestamp": 99, "expect": "0000000000000005:6"}',
             FULL,
