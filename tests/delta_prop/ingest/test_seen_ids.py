@@ -1,0 +1,277 @@
+"""Seen ids: none is lost, none is made up, the first offset is told; in the memory that was promised."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from delta_prop.ingest import seen_ids
+from delta_prop.ingest.bloom import hash_id, hash_ids
+from delta_prop.ingest.seen_ids import FEW, SeenIds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BATCH = 1_000
+GAP = 3  # offsets that other rows took between two batches
+REPEATS = 10_000
+BYTES_PER_ID_MAX = 64
+
+
+def ids_of(batch: int, count: int = BATCH) -> list[bytes]:
+    """The ids of a batch; the same each time."""
+    drawn = np.random.default_rng([4711, batch]).bytes(16 * count)
+    return [drawn[at : at + 16] for at in range(0, 16 * count, 16)]
+
+
+def offset_of(batch: int, row: int = 0) -> int:
+    return batch * (BATCH + GAP) + row
+
+
+def filled(batches: int, **settings: int) -> SeenIds:
+    seen = SeenIds(**settings)
+    for batch in range(batches):
+        seen.add(ids_of(batch), offset_of(batch))
+    return seen
+
+
+def test_what_was_never_added_was_never_seen() -> None:
+    seen = SeenIds()
+    assert seen.find([]) == []
+    assert seen.find(ids_of(0)) == [None] * BATCH
+    assert ids_of(0)[0] not in seen
+    assert "not an id" not in seen
+
+
+@pytest.mark.parametrize(
+    ("generation_ids", "count"), [(1, 4), (7, 40), (70, 100), (2_500, BATCH), (1_000_000, BATCH)]
+)
+def test_each_id_is_found_with_its_first_offset_whatever_its_age(generation_ids: int, count: int) -> None:
+    seen = SeenIds(generation_ids=generation_ids, generations_max=1_000)
+    for batch in range(10):
+        seen.add(ids_of(batch, count), offset_of(batch))
+    for batch in range(10):
+        ids, offsets = ids_of(batch, count), [offset_of(batch, row) for row in range(count)]
+        assert seen.find(ids) == offsets
+        assert seen.find(ids[:FEW]) == offsets[:FEW]
+        assert ids[-1] in seen
+    assert seen.find(ids_of(99)) == [None] * BATCH
+    assert seen.statistics().ids == 10 * count
+
+
+def test_repeats_and_new_ids_in_one_call() -> None:
+    seen = filled(5, generation_ids=1_500)
+    mixed = [one for pair in zip(ids_of(0), ids_of(77), ids_of(4), strict=True) for one in pair]
+    expected = [at for row in range(BATCH) for at in (offset_of(0, row), None, offset_of(4, row))]
+    assert seen.find(mixed) == expected
+    assert [seen.find([one])[0] for one in mixed] == expected
+
+
+def test_the_first_place_counts() -> None:
+    seen = SeenIds(generation_ids=100)
+    one, *others = ids_of(0, 301)
+    seen.add([one, others[0], one], 10)
+    assert seen.find([one]) == [10]
+    seen.add(others[1:], 20)
+    seen.add([one], 1_000)
+    assert seen.find([one]) == [10]
+    assert seen.find([one] * (FEW + 1)) == [10] * (FEW + 1)
+
+
+def test_offsets_may_be_given_one_by_one() -> None:
+    seen = SeenIds(generation_ids=2)
+    ids = ids_of(0, 5)
+    seen.add_at(ids, [3, 5, 8, 13, 21])
+    assert seen.find(ids) == [3, 5, 8, 13, 21]
+
+
+def test_ids_that_share_a_hash_are_told_apart() -> None:
+    ids = [id_with_hash(hashed=7, second=second) for second in range(3_000)]
+    assert len(set(ids)) == 3_000
+    assert {hash_id(one)[0] for one in ids} == {7}
+    seen = SeenIds(generation_ids=2_000)
+    seen.add(ids[:2_000], 0)
+    finish_sealing(seen)
+    assert seen.find(ids) == [*range(2_000), *[None] * 1_000]
+    assert [seen.find([one])[0] for one in ids[1_990:2_010]] == [*range(1_990, 2_000), *[None] * 10]
+
+
+def id_with_hash(hashed: int, second: int) -> bytes:
+    """An id made to collide, as a foe would: the finaliser undone."""
+    word = (1 << 64) - 1
+    mixed = unshifted(hashed, 31) * pow(0x94D049BB133111EB, -1, 1 << 64) & word
+    mixed = unshifted(mixed, 27) * pow(0xBF58476D1CE4E5B9, -1, 1 << 64) & word
+    first = (unshifted(mixed, 30) - second * 0x9E3779B97F4A7C15) & word
+    return first.to_bytes(8, "little") + second.to_bytes(8, "little")
+
+
+def unshifted(value: int, by: int) -> int:
+    undone = value
+    for _ in range(64 // by + 1):
+        undone = value ^ (undone >> by)
+    return undone
+
+
+def finish_sealing(seen: SeenIds) -> None:
+    while seen._sealing is not None:
+        seen._step(seen_ids.STEP_EVERY_IDS)
+
+
+def test_a_false_positive_costs_a_lookup_and_never_a_delta() -> None:
+    seen = SeenIds(generation_ids=1_000, generations_max=100, error_rate=0.3)
+    for batch in range(20):
+        assert seen.find(ids_of(batch)) == [None] * BATCH
+        assert all(one not in seen for one in ids_of(batch)[:100])
+        seen.add(ids_of(batch), offset_of(batch))
+    finish_sealing(seen)
+    statistics = seen.statistics()
+    assert statistics.false_positives > 1_000, "the filters erred, or this test shows nothing"
+    assert statistics.confirmed == 0
+
+
+def test_whole_generations_below_an_offset_are_forgotten() -> None:
+    seen = filled(10, generation_ids=2_000)
+    finish_sealing(seen)
+    assert (seen.statistics().generations, seen.kept_since) == (5, 0)
+    seen.forget_below(offset_of(3, BATCH - 1))
+    assert (seen.statistics().generations, seen.kept_since) == (4, offset_of(1, BATCH - 1) + 1)
+    seen.forget_below(offset_of(3, BATCH - 1) + 1)
+    assert (seen.statistics().generations, seen.kept_since) == (3, offset_of(3, BATCH - 1) + 1)
+    assert seen.find(ids_of(3)) == [None] * BATCH
+    assert seen.find(ids_of(4)[:1]) == [offset_of(4)]
+    assert seen.find(ids_of(4)) == [offset_of(4, row) for row in range(BATCH)]
+
+
+def test_no_more_generations_are_kept_than_allowed() -> None:
+    seen = filled(30, generation_ids=1_000, generations_max=4)
+    finish_sealing(seen)
+    statistics = seen.statistics()
+    assert (statistics.generations, statistics.generations_forgotten) == (4, 26)
+    assert statistics.kept_since == seen.kept_since == offset_of(25, BATCH - 1) + 1
+    assert seen.find(ids_of(26)) == [offset_of(26, row) for row in range(BATCH)]
+    assert statistics.bytes < 30 * statistics.ids
+
+
+def test_sealing_is_spread_over_the_calls_that_follow() -> None:
+    generation_ids, batch = 50_000, 100
+    seen = SeenIds(generation_ids=generation_ids)
+    work = []
+    for number in range(2 * generation_ids // batch):
+        ids = ids_of(number, batch)
+        began = time.thread_time()
+        seen.add(ids, number * batch)
+        work.append(time.thread_time() - began)
+        if number == generation_ids // batch:
+            assert seen.statistics().generations == 0, "a full generation is not sealed at once"
+            assert seen.find(ids_of(3, batch)) == list(range(300, 400)), "the dict answers meanwhile"
+    assert seen.statistics().generations == 1, "done before the next one is full"
+    median = sorted(work)[len(work) // 2]
+    print(f"adding {batch} ids took {median * 1e6:.0f} us, at most {max(work) * 1e3:.1f} ms")
+    assert max(work) < 0.05
+
+
+def test_looking_costs_a_few_microseconds_an_id() -> None:
+    seen = filled(21, generation_ids=2_000)
+    finish_sealing(seen)
+    new = ids_of(500)
+    singles = min(timed(lambda: [seen.find([one]) for one in new]) for _ in range(5)) / len(new)
+    batched = min(timed(lambda: seen.find(new)) for _ in range(5)) / len(new)
+    print(
+        f"beside 10 generations a new id costs {singles * 1e6:.1f} us alone, {batched * 1e6:.2f} us in 1,000"
+    )
+    assert singles < 30e-6
+    assert batched < 10e-6
+
+
+def timed(action: Callable[[], object]) -> float:
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
+def test_vectors_of_hashes_and_single_hashes_agree() -> None:
+    ids = ids_of(1, 100)
+    hashes, seconds = hash_ids(ids)
+    assert [hash_id(one) for one in ids] == list(zip(hashes.tolist(), seconds.tolist(), strict=True))
+
+
+# --- the promise on amounts: none lost, first offsets right, memory bounded
+
+
+def test_unique_ids_none_lost_and_in_bounded_memory(full: bool) -> None:
+    count, generation_ids = (10_000_000, 1_000_000) if full else (200_000, 20_000)
+    run = subprocess.run(
+        [sys.executable, __file__, str(count), str(generation_ids)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    outcome = json.loads(run.stdout)
+    print(
+        f"{count:,} unique ids, generations of {generation_ids:,} ({outcome['generations']} sealed): "
+        f"{outcome['lost']} lost, {outcome['wrong']} of {outcome['repeats']:,} repeats told a wrong offset; "
+        f"memory grew by {outcome['bytes_per_id']:.1f} B an id, at most {outcome['peak_bytes_per_id']:.1f} "
+        f"(bound {BYTES_PER_ID_MAX}); {outcome['seconds']:.1f} s"
+    )
+    assert outcome["lost"] == 0
+    assert (outcome["repeats"], outcome["wrong"]) == (REPEATS, 0)
+    assert outcome["generations"] >= 9
+    assert outcome["peak_bytes_per_id"] <= BYTES_PER_ID_MAX
+
+
+def measure(count: int, generation_ids: int) -> dict[str, float]:
+    """In a process of its own, whose memory nothing else has touched."""
+    batches = count // BATCH
+    filled(2, generation_ids=BATCH).find(ids_of(0))  # what is loaded and made once is not what ids cost
+    seen = SeenIds(generation_ids=generation_ids)
+    before = peak = resident_bytes()
+    began = time.perf_counter()
+    lost = 0
+    for batch in range(batches):
+        ids = ids_of(batch)
+        lost += BATCH - seen.find(ids).count(None)
+        seen.add(ids, offset_of(batch))
+        peak = max(peak, resident_bytes())
+    lost += batches * BATCH - seen.statistics().ids
+    after = resident_bytes()
+    wrong = 0
+    places = np.sort(np.random.default_rng(4).integers(0, count, REPEATS)).tolist()
+    for batch, group in groupby(places, key=lambda place: place // BATCH):
+        ids = ids_of(batch)
+        for row in (place % BATCH for place in group):
+            wrong += seen.find(ids[row : row + 1]) != [offset_of(batch, row)]
+        wrong += seen.find(ids) != [offset_of(batch, row) for row in range(BATCH)]
+    return {
+        "lost": lost,
+        "repeats": REPEATS,
+        "wrong": wrong,
+        "generations": seen.statistics().generations,
+        "bytes_per_id": (after - before) / count,
+        "peak_bytes_per_id": (peak - before) / count,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def resident_bytes() -> int:
+    """What the process holds in memory now."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * 4_096
+    listed = subprocess.run(
+        ["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True, text=True, check=True
+    )
+    return int(listed.stdout) * 1_024
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(*map(int, sys.argv[1:]))))
