@@ -123,7 +123,7 @@ def test_the_background_flushes_by_itself(tmp_path: Path, backend: str) -> None:
         log = FakeLog()
         some_deltas(log)
         committed = anyio.Event()
-        log.committed = lambda _: committed.set()  # type: ignore[method-assign]
+        log.committed = lambda next_offset: committed.set()  # type: ignore[method-assign]
         sink = StorageSink(tmp_path / "vectors.db", flush_s=0.001)
         await sink.open(log)
         async with anyio.create_task_group() as tasks:

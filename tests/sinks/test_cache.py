@@ -1,0 +1,184 @@
+"""The cache against the algebra's fold: never wrong, whatever is late, repeated, evicted or being loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_sinks import CacheSink, Delivery
+from delta_prop_wire.algebra import State, fold
+from delta_prop_wire.delta import Delta, create, delete, dense, sparse_add
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import UsageError
+from tests.sinks.strategies import logs
+from tests.sinks.support import FakeLog, check_state, oracle
+
+
+@given(log=logs(), data=st.data(), mode=st.sampled_from(["refresh", "invalidate"]))
+def test_every_hit_is_the_fold(log: FakeLog, data: st.DataObject, mode: Any) -> None:
+    """With a loader that is ahead of the cache: it knows the whole log from the start."""
+    ahead = oracle(log.batches)
+
+    async def loader(namespace: str, vector_id: str) -> State | None:
+        return ahead.get((namespace, vector_id))
+
+    async def main() -> None:
+        cache = CacheSink(mode=mode, loader=loader, entries_max=data.draw(st.integers(1, 6)))
+        await cache.open(log)
+        at = 0
+        while at < len(log.batches):
+            for vector_id in data.draw(st.sets(st.sampled_from("abc"))):
+                await cache.get("default", vector_id)
+            start = data.draw(st.integers(0, at))
+            at = data.draw(st.integers(at + 1, len(log.batches)))
+            await cache.apply([Delivery(logged) for logged in log.batches[start:at]])
+        for ref, state in ahead.items():
+            found = cache.peek(*ref)
+            if found is not None:
+                check_state(found, state, counts=False, context=ref)
+            check_state(await cache.get(*ref), state, counts=False, context=ref)
+
+    anyio.run(main)
+
+
+@given(log=logs())
+def test_without_a_loader_what_is_cached_is_the_fold(log: FakeLog) -> None:
+    async def main() -> None:
+        cache = CacheSink()
+        await cache.open(log)
+        for position, logged in enumerate(log.batches):
+            await cache.apply([Delivery(logged)])
+            for ref, state in oracle(log.batches[: position + 1]).items():
+                found = cache.peek(*ref)
+                if found is not None:
+                    assert found.content == state.content
+
+    anyio.run(main)
+
+
+def test_a_load_that_a_delta_overtakes_is_not_cached() -> None:
+    async def main() -> None:
+        log = FakeLog()
+        log.append(Delta("a", dense([1])))
+        entered, go = anyio.Event(), anyio.Event()
+        calls = []
+
+        async def loader(namespace: str, vector_id: str) -> State | None:
+            answer = oracle(log.batches)[namespace, vector_id]
+            calls.append(answer)
+            if len(calls) == 1:
+                entered.set()
+                await go.wait()
+            return answer
+
+        cache = CacheSink(loader=loader)
+        await cache.open(log)
+        await cache.apply(log.deliveries())
+        answers: list[State | None] = []
+
+        async def ask() -> None:
+            answers.append(await cache.get("default", "a"))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask)
+            tasks.start_soon(ask)
+            await entered.wait()
+            log.append(Delta("a", sparse_add([0], [5])))
+            await cache.apply(log.deliveries(1))
+            go.set()
+        assert len(calls) == 2  # repeated once; the second asker waited for it
+        for state in [*answers, cache.peek("default", "a")]:
+            check_state(state, oracle(log.batches)["default", "a"])
+
+    anyio.run(main)
+
+
+def test_what_a_source_behind_gives_is_not_cached() -> None:
+    async def main() -> None:
+        log = FakeLog()
+        log.append(Delta("a", dense([1])))
+        log.append(Delta("a", dense([2])))
+        reached = 1
+
+        async def loader(*ref: str) -> State | None:
+            return oracle(log.batches[:reached])[ref[0], ref[1]]
+
+        cache = CacheSink(loader=loader, loader_offset=lambda: reached)
+        await cache.open(log)
+        await cache.apply(log.deliveries())
+        behind = await cache.get("default", "a")
+        assert behind is not None
+        assert behind.content == fold([((1, 0, 0), dense([1]), None)]).content
+        assert cache.peek("default", "a") is None
+        reached = 2
+        check_state(await cache.get("default", "a"), oracle(log.batches)["default", "a"])
+        assert cache.peek("default", "a") is not None
+
+    anyio.run(main)
+
+
+def test_a_late_delta_drops_the_entry() -> None:
+    async def main() -> None:
+        log = FakeLog()
+        log.append(Delta("a", create([1])), Delta("a", sparse_add([0], [1])))
+        cache = CacheSink()
+        await cache.open(log)
+        await cache.apply(log.deliveries())
+        assert cache.peek("default", "a") is not None
+        log.forward(encode_batch([Delta("a", dense([9]))], origin=0x30, base=1), 1)
+        await cache.apply(log.deliveries(2))
+        assert cache.peek("default", "a") is None
+        assert cache.statistics().late == 1
+
+    anyio.run(main)
+
+
+def test_entries_and_bytes_are_bounded_and_the_least_recently_used_goes() -> None:
+    async def main() -> None:
+        log = FakeLog()
+        log.append(*(Delta(f"v{i}", create([i])) for i in range(3)))
+        cache = CacheSink(entries_max=3)
+        await cache.open(log)
+        await cache.apply(log.deliveries())
+        assert cache.peek("default", "v0") is not None
+        log.append(Delta("v3", create([3])))
+        await cache.apply(log.deliveries(3))
+        assert [cache.peek("default", f"v{i}") is not None for i in range(4)] == [True, False, True, True]
+        statistics = cache.statistics()
+        assert (statistics.entries, statistics.evicted, statistics.hits, statistics.misses) == (3, 1, 4, 1)
+
+        large = CacheSink(bytes_max=100_000)
+        await large.open(log)
+        log.append(*(Delta(f"w{i}", create([i] * 1000), namespace="w") for i in range(60)))
+        await large.apply(log.deliveries())
+        assert large.statistics().bytes <= 100_000
+        assert 15 <= large.statistics().entries <= 25
+        await large.aclose()
+        assert (large.statistics().entries, large.statistics().bytes) == (0, 0)
+
+    anyio.run(main)
+
+
+def test_a_tombstone_is_an_answer() -> None:
+    async def main() -> None:
+        log = FakeLog()
+        log.append(Delta("a", create([1])), Delta("a", delete()))
+        cache = CacheSink()
+        await cache.open(log)
+        await cache.apply(log.deliveries())
+        state = await cache.get("default", "a")
+        assert state is not None
+        assert not state.alive
+
+    anyio.run(main)
+
+
+def test_wrong_use_is_told() -> None:
+    with pytest.raises(UsageError, match="entries_max 0"):
+        CacheSink(entries_max=0)
+    with pytest.raises(UsageError, match="mode 'writeback'"):
+        CacheSink(mode="writeback")  # type: ignore[arg-type]

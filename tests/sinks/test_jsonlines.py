@@ -1,0 +1,163 @@
+"""The JSON lines sink: each delta one line, once, over restarts, repeats, torn ends and full disks."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pytest
+
+from delta_prop_sinks import Delivery, JsonLinesSink, TryAgain
+from delta_prop_wire.delta import (
+    Delta,
+    Dot,
+    Operation,
+    create,
+    delete,
+    offset,
+    opaque,
+    scale,
+    sparse,
+    transform,
+)
+from delta_prop_wire.errors import UsageError
+from tests.sinks.support import FakeLog
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_every_kind_has_its_form(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+
+    async def main() -> None:
+        log = FakeLog()
+        log.append(
+            Delta(
+                "é", create([0.1, 2]), metadata={"t": "x"}, parents=(Dot(1, 2), b"p" * 16), topics=("news",)
+            ),
+            Delta("a", sparse([1], [0.5]), namespace="docs", timestamp=5),
+            Delta("a", scale(2)),
+            Delta("a", offset(-1)),
+            Delta("r", opaque(b"\x00\x01")),
+            Delta("r", transform("norm")),
+            Delta("r", Operation(40, data=b"?")),
+            Delta("r", delete()),
+        )
+        sink = JsonLinesSink(path)
+        point = await sink.open(log)
+        assert point.cursor == (log.log_id, 1, 0)
+        await sink.apply(log.deliveries())
+        await sink.aclose()
+
+    anyio.run(main)
+    written = lines(path)
+    assert [line["offset"] for line in written] == list(range(8))
+    assert written[0] == {
+        "offset": 0,
+        "vector_id": "é",
+        "namespace": "default",
+        "op": "create",
+        "vector": [0.1, 2.0],
+        "parents": [f"{1:016x}:2", (b"p" * 16).hex()],
+        "metadata": {"t": "x"},
+        "topics": ["news"],
+        "dot": "8000000000000010:1",
+        "lamport": 1,
+        "cursor": f"{bytes(range(16)).hex()}:1:1",
+    }
+    assert (written[1]["indices"], written[1]["timestamp"]) == ([1], 5)
+    assert written[1]["values"] == [0.5]
+    assert written[2]["factor"] == 2
+    assert written[3]["amount"] == -1
+    assert written[4]["data"] == "AAE="
+    assert written[5]["name"] == "norm"
+    assert (written[6]["op"], written[6]["data"]) == (40, "Pw==")
+    assert written[7]["op"] == "delete"
+
+
+@pytest.mark.parametrize("cut", [1, 7, 150])
+def test_a_torn_line_is_cut_and_nothing_is_written_twice(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "out.jsonl"
+
+    async def main() -> None:
+        log = FakeLog()
+        for at in range(5):
+            log.append(Delta("a", create([at])), Delta("b", create([at])))
+        sink = JsonLinesSink(path, fsync=True)
+        await sink.open(log)
+        await sink.apply(log.deliveries())
+        assert log.commits == [10]
+        await sink.aclose()
+        with path.open("r+b") as file:
+            file.truncate(file.seek(0, 2) - cut)
+        again = JsonLinesSink(path)
+        point = await again.open(log)
+        assert point.cursor.next_offset == point.lamport == 9
+        await again.apply(log.deliveries())
+        await again.apply([Delivery(log.batches[-1], np.array([1], np.intp))])
+        await again.aclose()
+
+    anyio.run(main)
+    assert [line["offset"] for line in lines(path)] == list(range(10))
+
+
+def test_another_log_begins_anew_behind_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+
+    async def main() -> None:
+        for log_id in (b"1" * 16, b"2" * 16):
+            log = FakeLog(log_id)
+            log.append(Delta("a", create([1])))
+            sink = JsonLinesSink(path)
+            point = await sink.open(log)
+            assert point.cursor == (b"1" * 16, 1, 0 if log_id == b"1" * 16 else 1)
+            await sink.apply(log.deliveries())
+            await sink.aclose()
+
+    anyio.run(main)
+    assert [line["offset"] for line in lines(path)] == [0, 0]
+
+
+def test_a_failing_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+
+    class Full:
+        def __init__(self, real: Any) -> None:
+            self.real, self.truncate = real, real.truncate
+
+        def write(self, data: bytes) -> int:
+            self.real.write(data[:10])
+            raise OSError(28, "No space left on device")
+
+    async def main() -> None:
+        log = FakeLog()
+        log.append(Delta("a", create([1])))
+        sink = JsonLinesSink(path)
+        await sink.open(log)
+        real = sink._file
+        sink._file = Full(real)  # type: ignore[assignment]
+        with pytest.raises(TryAgain, match=r"out\.jsonl cannot be written: No space left"):
+            await sink.apply(log.deliveries())
+        sink._file = real
+        await sink.apply(log.deliveries())
+        await sink.aclose()
+
+    anyio.run(main)
+    assert [line["offset"] for line in lines(path)] == [0]
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    path.write_text("hello\n")
+    with pytest.raises(UsageError, match="ends in a line that this sink did not write"):
+        anyio.run(JsonLinesSink(path).open, FakeLog())
+    with pytest.raises(UsageError, match="cannot be opened for appending"):
+        anyio.run(JsonLinesSink(tmp_path / "no" / "folder").open, FakeLog())
+    assert path.read_text() == "hello\n"
