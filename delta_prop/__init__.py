@@ -1,1 +1,121 @@
-"""delta-prop."""
+"""delta-prop: one change of a fact reaches everything derived from it, in causal order, never lost, never twice.
+
+The public names, loaded when first used; sinks are in `delta_prop.sinks`, help for tests in
+`delta_prop.testing`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from delta_prop.config import Settings
+    from delta_prop.embedded import Propagator, Statistics
+    from delta_prop.producer import Producer
+    from delta_prop.receipt import Published, Receipt, State
+    from delta_prop.route.subscription import Delivered, Subscription
+    from delta_prop.synchronous import SyncPropagator
+    from delta_prop_wire.delta import (
+        AckLevel,
+        Delta,
+        Dot,
+        Kind,
+        Operation,
+        Priority,
+        Source,
+        create,
+        delete,
+        dense,
+        metadata_only,
+        offset,
+        opaque,
+        scale,
+        sparse,
+        sparse_add,
+        transform,
+    )
+    from delta_prop_wire.errors import DeltaPropError, InvalidDelta, Refused, UsageError
+    from delta_prop_wire.jsonlines import delta_from_line, delta_to_json
+    from delta_prop_wire.spec import ErrorCode
+
+_HOMES = {
+    "delta_prop.config": ("Settings",),
+    "delta_prop.embedded": ("Propagator", "Statistics"),
+    "delta_prop.producer": ("Producer",),
+    "delta_prop.receipt": ("Published", "Receipt", "State"),
+    "delta_prop.route.subscription": ("Delivered", "Subscription"),
+    "delta_prop.synchronous": ("SyncPropagator",),
+    "delta_prop_wire.delta": (
+        "AckLevel",
+        "Delta",
+        "Dot",
+        "Kind",
+        "Operation",
+        "Priority",
+        "Source",
+        "create",
+        "delete",
+        "dense",
+        "metadata_only",
+        "offset",
+        "opaque",
+        "scale",
+        "sparse",
+        "sparse_add",
+        "transform",
+    ),
+    "delta_prop_wire.errors": ("DeltaPropError", "InvalidDelta", "Refused", "UsageError"),
+    "delta_prop_wire.jsonlines": ("delta_from_line", "delta_to_json"),
+    "delta_prop_wire.spec": ("ErrorCode",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: RUF022 - in the order in which a reader meets them
+    "Propagator",
+    "SyncPropagator",
+    "Settings",
+    "Statistics",
+    "Producer",
+    "Published",
+    "Receipt",
+    "State",
+    "Subscription",
+    "Delivered",
+    "Delta",
+    "Operation",
+    "Dot",
+    "Kind",
+    "Priority",
+    "Source",
+    "AckLevel",
+    "create",
+    "dense",
+    "sparse",
+    "sparse_add",
+    "scale",
+    "offset",
+    "transform",
+    "delete",
+    "opaque",
+    "metadata_only",
+    "delta_from_line",
+    "delta_to_json",
+    "DeltaPropError",
+    "InvalidDelta",
+    "Refused",
+    "UsageError",
+    "ErrorCode",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -11,16 +11,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 
 from delta_prop.attached import Attached, Start, vector_history
 from delta_prop.config import Settings
 from delta_prop.ingest.lanes import Lanes
-from delta_prop.ingest.line import ROOM_CODES, Line
 from delta_prop.ingest.origins import Origins
 from delta_prop.ingest.seen_ids import SeenIds
 from delta_prop.ingest.vectors import Vectors
 from delta_prop.ingest.work import Draft, MatrixDraft
+from delta_prop.line import ROOM_CODES, Line
 from delta_prop.order.orderer import Orderer
 from delta_prop.pipeline import Chain
 from delta_prop.producer import Producer
@@ -59,6 +60,7 @@ Named: TypeAlias = Receipt | Published | Dot | bytes
 """What `after=` takes: a receipt, an acknowledgement, a dot, a 16-byte id."""
 
 _TICK_S_MAX = 1.0
+_GIVE_WAY_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class Propagator:
         self._transforms = Transforms()
         self._subscriptions = 0
         self._line = Line()
+        self._yielded_at = 0.0
         self._open = False
 
     # --- life
@@ -432,6 +435,7 @@ class Propagator:
         if not self._line.waited_for:
             receipt = self._send(make())
             if receipt.done and not _needs_room(receipt):
+                await self._give_way()
                 return receipt.result()
         else:
             receipt = _NO_RECEIPT
@@ -448,6 +452,16 @@ class Propagator:
                     if refused.code not in ROOM_CODES:
                         raise
         raise refusal or receipt.refusal() or _late(limit)
+
+    async def _give_way(self) -> None:
+        """Let the sinks' tasks run now and then, or a busy publisher would starve them.
+
+        Shielded: a cancelled caller must not take what has happened for what has not.
+        """
+        now = self._now()
+        if now - self._yielded_at >= _GIVE_WAY_S:
+            await anyio.lowlevel.cancel_shielded_checkpoint()
+            self._yielded_at = self._now()
 
     async def _publish_transform(
         self,

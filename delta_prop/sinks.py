@@ -1,0 +1,56 @@
+"""The sinks that come with delta-prop, and the contract for one's own; loaded when first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from delta_prop_sinks import (
+        CacheSink,
+        CallbackSink,
+        Delivery,
+        HasBackground,
+        Hit,
+        IndexSink,
+        JsonLinesSink,
+        RejectDelta,
+        Resident,
+        ResumePoint,
+        Sink,
+        SinkContext,
+        SinkFailure,
+        StopSink,
+        StorageSink,
+        TryAgain,
+    )
+
+__all__ = [
+    "CacheSink",
+    "CallbackSink",
+    "Delivery",
+    "HasBackground",
+    "Hit",
+    "IndexSink",
+    "JsonLinesSink",
+    "RejectDelta",
+    "Resident",
+    "ResumePoint",
+    "Sink",
+    "SinkContext",
+    "SinkFailure",
+    "StopSink",
+    "StorageSink",
+    "TryAgain",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module("delta_prop_sinks"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,176 @@
+"""The propagator for scripts and notebooks: the same verbs as plain calls, its loop on a thread of its own.
+
+Every call may come from any thread; each waits under the deadline of the verb behind it.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from delta_prop.embedded import Propagator
+from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from types import TracebackType
+
+    import numpy as np
+    from numpy.typing import ArrayLike, NDArray
+
+    from delta_prop.attached import Start
+    from delta_prop.config import Settings
+    from delta_prop.embedded import Named, Statistics
+    from delta_prop.producer import Producer
+    from delta_prop.receipt import Published
+    from delta_prop.route.subscription import Delivered, Subscription
+    from delta_prop_sinks.sink import Sink
+    from delta_prop_wire.delta import AckLevel, Delta, Dot
+
+    S = TypeVar("S", bound=Sink)
+
+T = TypeVar("T")
+
+
+class SyncPropagator:
+    """`with SyncPropagator() as p: p.publish(delta)`. See `Propagator` for what each verb promises."""
+
+    def __init__(self, settings: Settings | None = None, *, backend: str = "asyncio") -> None:
+        self._backend = backend
+        self._propagator = Propagator(settings)
+        self._exit = ExitStack()
+        self._portal: BlockingPortal | None = None
+
+    def __enter__(self) -> SyncPropagator:
+        with ExitStack() as stack:  # undone in order if the propagator cannot open
+            portal = stack.enter_context(start_blocking_portal(self._backend))
+            running: AbstractContextManager[Propagator] = portal.wrap_async_context_manager(self._propagator)
+            stack.enter_context(running)
+            self._exit = stack.pop_all()
+        self._portal = portal
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._portal = None
+        self._exit.__exit__(kind, error, trace)
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Run a function of no arguments on the loop's thread: a sink's `search` or `get`, for instance."""
+        return self._running().call(_awaited, function)
+
+    def attach(
+        self,
+        sink: S,
+        *,
+        topics: str | Iterable[str] = "*",
+        name: str | None = None,
+        start: Start = "resume",
+        required: bool = True,
+    ) -> S:
+        """Attach a sink; return it. Its own methods are called through `call`."""
+        attach = partial(
+            self._propagator.attach, sink, topics=topics, name=name, start=start, required=required
+        )
+        return self._running().call(attach)
+
+    def detach(self, name: str) -> None:
+        """Let a sink go."""
+        self._running().call(self._propagator.detach, name)
+
+    def publish(
+        self,
+        *deltas: Delta,
+        after: Sequence[Named] = (),
+        ack_level: AckLevel | None = None,
+        timeout_s: float | None = None,
+    ) -> Published:
+        """Publish deltas of one priority; return the acknowledgement."""
+        publish = partial(
+            self._propagator.publish, *deltas, after=after, ack_level=ack_level, timeout_s=timeout_s
+        )
+        return self._running().call(publish)
+
+    def publish_many(
+        self,
+        ids: Sequence[str],
+        matrix: ArrayLike,
+        *,
+        namespace: str = DEFAULT_NAMESPACE,
+        kind: Kind = Kind.CREATE,
+        timeout_s: float | None = None,
+    ) -> Published:
+        """Publish whole vectors as columns."""
+        publish = partial(
+            self._propagator.publish_many, ids, matrix, namespace=namespace, kind=kind, timeout_s=timeout_s
+        )
+        return self._running().call(publish)
+
+    def publish_as(self, producer: Producer, *deltas: Delta, timeout_s: float = 30.0) -> Published:
+        """Publish under a producer's own dots."""
+        return self._running().call(partial(producer.publish, *deltas, timeout_s=timeout_s))
+
+    def producer(self, name: str) -> Producer:
+        """A named handle, for `publish_as`."""
+        return self._running().call(self._propagator.producer, name)
+
+    def register_transform(
+        self, name: str, function: Callable[[NDArray[np.float32]], ArrayLike], *, reads: str
+    ) -> None:
+        """Let deltas apply `function` to a vector; it runs on the loop's thread."""
+        self._propagator.register_transform(name, function, reads=reads)
+
+    def wait_visible(
+        self,
+        published: Published | int,
+        *,
+        sinks: Iterable[str] | None = None,
+        committed: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Wait until these sinks have applied a delta."""
+        wait = partial(
+            self._propagator.wait_visible, published, sinks=sinks, committed=committed, timeout_s=timeout_s
+        )
+        self._running().call(wait)
+
+    def subscribe(self, *topics: str, start: Start = "latest") -> Iterator[Delivered]:
+        """Iterate over deltas as they come; close the iterator to end it."""
+        return self._read(self.call(partial(self._propagator.subscribe, *topics, start=start)))
+
+    def head(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> Dot | None:
+        """The dot of a vector's last delta."""
+        return self.call(partial(self._propagator.head, vector_id, namespace))
+
+    def statistics(self) -> Statistics:
+        """A snapshot of everything."""
+        return self.call(self._propagator.statistics)
+
+    def _read(self, subscription: Subscription) -> Iterator[Delivered]:
+        try:
+            while True:
+                try:
+                    yield self._running().call(subscription.__anext__)
+                except StopAsyncIteration:
+                    return
+        finally:
+            if self._portal is not None:
+                self._portal.call(subscription.close)
+
+    def _running(self) -> BlockingPortal:
+        if self._portal is None:
+            raise UsageError("the propagator is not open: use it inside `with SyncPropagator() as p:`")
+        return self._portal
+
+
+async def _awaited(function: Callable[[], T]) -> T:
+    """Call on the loop; an awaitable result is awaited there."""
+    result = function()
+    if hasattr(result, "__await__"):
+        return await result  # type: ignore[no-any-return]
+    return result

@@ -1,0 +1,80 @@
+"""A chain on its own, with the clock in the test's hand and a log that can be told to want no more."""
+
+from __future__ import annotations
+
+from delta_prop.ingest.lanes import Lanes
+from delta_prop.ingest.origins import Origins
+from delta_prop.ingest.seen_ids import SeenIds
+from delta_prop.ingest.vectors import Vectors
+from delta_prop.ingest.work import Draft, Sequenced, Session
+from delta_prop.order.orderer import Orderer
+from delta_prop.pipeline import Chain
+from delta_prop.producer import Producer, producer_id_of
+from delta_prop.receipt import Receipt
+from delta_prop_broker.log.memory import MemoryLog
+from delta_prop_wire.batch import Batch, LoggedBatch
+from delta_prop_wire.delta import AckLevel, Delta, Priority, Source, make_origin
+from delta_prop_wire.encode import encode_batch
+
+
+class GatedLog(MemoryLog):
+    """A log whose `accepting` the test sets."""
+
+    accepting = True
+
+
+class Bench:
+    """A chain, what it routed, and the time."""
+
+    def __init__(
+        self,
+        *,
+        pending_deltas_max: int = 10_000,
+        queue_deltas_max: int = 100_000,
+        log_deltas_max: int = 1_000_000,
+    ) -> None:
+        self.now = 0.0
+        self.log = GatedLog(bytes(16), deltas_max=log_deltas_max)
+        self.routed: list[LoggedBatch] = []
+        ids = SeenIds(generation_ids=1000)
+        self.vectors = Vectors()
+        self.chain = Chain(
+            self.log,
+            own_producer_id=1,
+            lanes=Lanes(capacity_deltas=queue_deltas_max),
+            orderer=Orderer(knows_id=ids.__contains__, pending_deltas_max=pending_deltas_max),
+            ids=ids,
+            route=self.routed.append,
+            wall_us=lambda: 1_000_000,
+            origins=Origins(),
+            vectors=self.vectors,
+            load_head=lambda _namespace, _vector_id: None,
+        )
+
+    def publish(self, *deltas: Delta, after: tuple[Receipt, ...] = ()) -> Receipt:
+        draft = Draft(deltas, Receipt(), deltas[0].priority, AckLevel.MEMORY, after=after)
+        return self.chain.offer(draft, self.now)
+
+    def producer(self, name: str) -> Producer:
+        return Producer(
+            name, self.chain, now=lambda: self.now, ack_level=AckLevel.MEMORY, source=Source.LOCAL
+        )
+
+    def send(
+        self, batch: Batch, *, owner: str = "x", source: Source = Source.LOCAL, lamport: int | None = None
+    ) -> Receipt:
+        return self.chain.offer(Sequenced(batch, Session(owner, source), Receipt(), lamport), self.now)
+
+    def hello(self, name: str) -> int:
+        """Open a producer; return its origin in the normal lane."""
+        self.chain.hello(producer_id_of(name), name, self.now)
+        return make_origin(producer_id_of(name), Priority.NORMAL)
+
+    def keys(self) -> list[str]:
+        """The vector ids in the order of the log, control rows left out."""
+        return [key for logged in self.routed if not logged.batch.is_control for key in logged.batch.keys]
+
+
+def batch_of(origin: int, base: int, *deltas: Delta, epoch: int = 1, **more: object) -> Batch:
+    """A batch under these dots."""
+    return encode_batch(deltas, origin=origin, base=base, epoch=epoch, **more)  # type: ignore[arg-type]
