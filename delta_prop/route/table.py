@@ -5,6 +5,8 @@ Pure. It knows targets as opaque keys and hands nothing over.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import numpy as np
@@ -12,7 +14,7 @@ import numpy as np
 from delta_prop_wire.topics import Topic, TopicKind
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -33,13 +35,116 @@ class Nothing:
 
 NOTHING: Final = Nothing()
 
-Target = TypeVar("Target", bound="Hashable")
+Target = TypeVar("Target", bound=Hashable)
+
+
+class Table(Generic[Target]):
+    """Subscriptions. Who takes a batch whole and who looks at its rows is worked out once for each
+    combination of namespaces, kinds and tags; vector ids are compared as sets before any row is.
+    """
+
+    def __init__(self) -> None:
+        self._wants: dict[Target, _Wants] = {}
+        # Who asks for a name; the inner dictionaries are sets that keep their order.
+        self._by_vector_id: dict[str, dict[Target, None]] = {}
+        self._by_namespace: dict[str, dict[Target, None]] = {}
+        self._by_tag: dict[str, dict[Target, None]] = {}
+        self._plans: dict[Hashable, _Plan[Target]] = {}
+
+    def subscribe(self, target: Target, topics: Iterable[Topic]) -> None:
+        """Give a target these topics, in place of those it had."""
+        self.unsubscribe(target)
+        wants = self._wants[target] = _Wants(topics)
+        for index, names in self._indexes(wants):
+            for name in names:
+                index.setdefault(name, {})[target] = None
+
+    def unsubscribe(self, target: Target) -> None:
+        """Forget a target, if it is known."""
+        self._plans.clear()
+        wants = self._wants.pop(target, None)
+        for index, names in () if wants is None else self._indexes(wants):
+            for name in names:
+                del index[name][target]
+                if not index[name]:
+                    del index[name]
+
+    def plan(self, batch: Batch) -> Sequence[tuple[Target, Rows]]:
+        """Each target that gets something of a batch, once, with its rows (None: all of them)."""
+        if batch.is_control:
+            return ()
+        plan = self._plan(batch)
+        named = self._by_vector_id and not self._by_vector_id.keys().isdisjoint(batch.keys)
+        if not named and not plan.partly:
+            return plan.whole
+        rows_by_id = self._rows_by_id(batch) if named else {}
+        found: list[tuple[Target, Rows]] = list(plan.whole)
+        for target in dict.fromkeys((*plan.partly, *rows_by_id)):
+            if target not in plan.takers:
+                rows = self._wants[target].rows(batch, rows_by_id.get(target, ()))
+                if not isinstance(rows, Nothing):
+                    found.append((target, rows))
+        return found
+
+    def rows_for(self, target: Target, batch: Batch) -> Rows | Nothing:
+        """The rows of a batch that a target gets: an index array, None for all, or NOTHING."""
+        wants = self._wants.get(target)
+        if wants is None or batch.is_control:
+            return NOTHING
+        return wants.rows(batch, wants.rows_by_id(batch))
+
+    # --- helpers
+
+    def _indexes(self, wants: _Wants) -> tuple[tuple[dict[str, dict[Target, None]], set[str]], ...]:
+        return (
+            (self._by_vector_id, wants.vector_ids),
+            (self._by_namespace, wants.namespaces),
+            (self._by_tag, wants.tags),
+        )
+
+    def _plan(self, batch: Batch) -> _Plan[Target]:
+        names = batch.namespace_names
+        key = (  # names that nobody asks for make no difference, however many there are
+            None if self._by_namespace.keys().isdisjoint(names) else names,
+            batch.kinds_mask,
+            batch.custom_topics.intersection(self._by_tag) if self._by_tag else None,
+        )
+        plan = self._plans.get(key)
+        if plan is None:
+            if len(self._plans) >= PLANS_MAX:
+                self._plans.clear()
+            plan = self._plans[key] = self._make_plan(batch)
+        return plan
+
+    def _make_plan(self, batch: Batch) -> _Plan[Target]:
+        takers = [target for target, wants in self._wants.items() if wants.whole(batch)]
+        return _Plan(
+            whole=tuple((target, None) for target in takers),
+            takers=frozenset(takers),
+            partly=tuple(target for target, wants in self._wants.items() if wants.partly(batch)),
+        )
+
+    def _rows_by_id(self, batch: Batch) -> dict[Target, list[int]]:
+        rows: dict[Target, list[int]] = {}
+        for row, key in enumerate(batch.keys):
+            for target in self._by_vector_id.get(key, ()):
+                rows.setdefault(target, []).append(row)
+        return rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan(Generic[Target]):
+    """What all batches of one combination have in common; `takers` are the targets in `whole`."""
+
+    whole: tuple[tuple[Target, None], ...]
+    takers: frozenset[Target]
+    partly: tuple[Target, ...]
 
 
 class _Wants:
     """One target's topics, by kind."""
 
-    __slots__ = ("everything", "kinds", "namespaces", "tags", "vector_ids")
+    __slots__ = ("everything", "kind_flags", "kinds", "namespaces", "tags", "vector_ids")
 
     def __init__(self, topics: Iterable[Topic]) -> None:
         self.everything = False
@@ -59,116 +164,46 @@ class _Wants:
                 self.kinds.add(topic.value)
             elif topic.value is not None:
                 names[topic.kind].add(topic.value)
+        self.kind_flags = np.zeros(256, bool)
+        self.kind_flags[list(self.kinds)] = True
 
-    def all_rows(self, batch: Batch) -> bool:
-        """Whether every row of a batch of one namespace and one kind matches by these."""
+    def whole(self, batch: Batch) -> bool:
+        """Whether every row matches because all have one namespace or one kind."""
         return self.everything or batch.namespace in self.namespaces or batch.kind in self.kinds
 
-    def some_rows(self, batch: Batch) -> bool:
-        """Whether a row may match by anything but its vector id."""
+    def partly(self, batch: Batch) -> bool:
+        """Whether some row may match by anything but its vector id."""
         return (
-            any(name in self.namespaces for name in batch.namespace_names)
+            not self.namespaces.isdisjoint(batch.namespace_names)
             or any(batch.kinds_mask >> kind & 1 for kind in self.kinds)
             or not self.tags.isdisjoint(batch.custom_topics)
         )
 
-
-class Table(Generic[Target]):
-    """Subscriptions. A plan, the targets that take a batch whole and those that look at its rows, is
-    made once for each combination of namespace, kinds and tags.
-    """
-
-    def __init__(self) -> None:
-        self._wants: dict[Target, _Wants] = {}
-        self._by_vector_id: dict[str, list[Target]] = {}
-        self._plans: dict[Hashable, tuple[tuple[tuple[Target, None], ...], tuple[Target, ...]]] = {}
-
-    def subscribe(self, target: Target, topics: Sequence[Topic]) -> None:
-        """Give a target these topics, in place of those it had."""
-        self.unsubscribe(target)
-        wants = self._wants[target] = _Wants(topics)
-        if not wants.everything:
-            for vector_id in wants.vector_ids:
-                self._by_vector_id.setdefault(vector_id, []).append(target)
-
-    def unsubscribe(self, target: Target) -> None:
-        """Forget a target."""
-        self._plans.clear()
-        wants = self._wants.pop(target, None)
-        for vector_id in () if wants is None or wants.everything else wants.vector_ids:
-            targets = self._by_vector_id[vector_id]
-            targets.remove(target)
-            if not targets:
-                del self._by_vector_id[vector_id]
-
-    def plan(self, batch: Batch) -> Sequence[tuple[Target, Rows]]:
-        """Each target that gets something of a batch, once, with its rows (None: all of them)."""
-        if batch.is_control:
+    def rows_by_id(self, batch: Batch) -> Sequence[int]:
+        """The rows that match by their vector id."""
+        if not self.vector_ids or self.vector_ids.isdisjoint(batch.keys):
             return ()
-        key = (
-            batch.namespace_names,
-            batch.kinds_mask,
-            batch.custom_topics if batch.tags else None,
-        )
-        found = self._plans.get(key)
-        if found is None:
-            found = self._make_plan(key, batch)
-        whole, partial = found
-        named = self._by_vector_id and not self._by_vector_id.keys().isdisjoint(batch.keys)
-        if not partial and not named:
-            return whole
-        targets = dict.fromkeys(partial)
-        if named:
-            for vector_id in batch.keys:
-                targets.update(dict.fromkeys(self._by_vector_id.get(vector_id, ())))
-            for target, _ in whole:
-                targets.pop(target, None)
-        plan: list[tuple[Target, Rows]] = list(whole)
-        for target in targets:
-            rows = self._rows(self._wants[target], batch)
-            if not isinstance(rows, Nothing):
-                plan.append((target, rows))
-        return plan
+        return [row for row, key in enumerate(batch.keys) if key in self.vector_ids]
 
-    def rows_for(self, target: Target, batch: Batch) -> Rows | Nothing:
-        """The rows of a batch that a target gets: an index array, None for all, or NOTHING."""
-        wants = self._wants.get(target)
-        if wants is None or batch.is_control:
-            return NOTHING
-        return self._rows(wants, batch)
-
-    # --- helpers
-
-    def _make_plan(
-        self, key: Hashable, batch: Batch
-    ) -> tuple[tuple[tuple[Target, None], ...], tuple[Target, ...]]:
-        alike = batch.namespace is not None and batch.kind is not None
-        whole, partial = [], []
-        for target, wants in self._wants.items():
-            if wants.everything or (alike and wants.all_rows(batch)):
-                whole.append((target, None))
-            elif wants.some_rows(batch):
-                partial.append(target)
-        if len(self._plans) >= PLANS_MAX:
-            self._plans.clear()
-        self._plans[key] = plan = (tuple(whole), tuple(partial))
-        return plan
-
-    def _rows(self, wants: _Wants, batch: Batch) -> Rows | Nothing:
-        if wants.everything:
+    def rows(self, batch: Batch, by_id: Sequence[int]) -> Rows | Nothing:
+        """All rows that match, given those that do by their vector id."""
+        if self.whole(batch):
             return None
+        if not (self.kinds or self.namespaces or self.tags):
+            return _rows_of(np.array(by_id, np.intp), batch)
         mask = np.zeros(batch.count, bool)
-        if batch.namespace in wants.namespaces or batch.kind in wants.kinds:
-            return None
-        if batch.namespace is None and wants.namespaces:
-            mask |= [name in wants.namespaces for name in batch.namespaces]
-        if batch.kind is None and wants.kinds:
-            mask |= np.isin(np.frombuffer(batch.kinds, np.uint8), list(wants.kinds))
-        if wants.vector_ids and not wants.vector_ids.isdisjoint(batch.keys):
-            mask |= [key in wants.vector_ids for key in batch.keys]
-        if wants.tags:
-            mask[[row for row, tag in batch.tags if tag in wants.tags]] = True
-        if mask.all():
-            return None
-        rows = np.flatnonzero(mask)
-        return rows if len(rows) else NOTHING
+        if self.kinds and batch.kind is None:
+            mask |= self.kind_flags[np.frombuffer(batch.kinds, np.uint8)]
+        if self.namespaces and batch.namespace is None:
+            mask |= [name in self.namespaces for name in batch.namespaces]
+        if self.tags:
+            mask[[row for row, tag in batch.tags if tag in self.tags]] = True
+        if by_id:
+            mask[by_id] = True
+        return _rows_of(np.flatnonzero(mask), batch)
+
+
+def _rows_of(rows: NDArray[np.intp], batch: Batch) -> Rows | Nothing:
+    if len(rows) == batch.count:
+        return None
+    return rows if len(rows) else NOTHING
