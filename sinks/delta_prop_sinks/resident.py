@@ -227,9 +227,7 @@ class Resident:
             count >= BLOCK_ROWS_MIN
             and kind in _BLOCK_KINDS
             and namespace is not None
-            and not self.chains.active
-            and not batch.has_metadata
-            and self._deliver_block(logged, rows, self._table(namespace), kind)
+            and self._deliver_block(logged, rows, self._table(namespace), context)
         ):
             return
         namespaces = None if namespace is not None else batch.namespaces
@@ -246,10 +244,11 @@ class Resident:
         return table
 
     def _deliver_block(
-        self, logged: LoggedBatch, rows: NDArray[np.intp] | None, table: Table, kind: int
+        self, logged: LoggedBatch, rows: NDArray[np.intp] | None, table: Table, context: SinkContext
     ) -> bool:
         """Fold many rows of one kind at once; False, and nothing changed, where rows need a closer look."""
-        batch = logged.batch
+        batch, kind = logged.batch, logged.batch.kind
+        assert kind is not None
         keys: Sequence[str] = batch.keys if rows is None else itemgetter(*rows.tolist())(batch.keys)
         if table.matrix is None and kind in (Kind.CREATE, Kind.DENSE) and batch.row_values is not None:
             table.reserve(batch.row_values)
@@ -264,13 +263,40 @@ class Resident:
                 return True
             rows = fresh.nonzero()[0] if rows is None else rows[fresh]
             slots, block, heads = slots[fresh], block[fresh], heads[fresh]
-        if (heads[:, LAMPORT] >= block[:, LAMPORT]).any() or not table.fold_block(batch, kind, rows, slots):
+        if (heads[:, LAMPORT] >= block[:, LAMPORT]).any():
             return False
+        checkpoints = self._checkpoints(table, slots) if self.chains.active else {}
+        if not table.fold_block(batch, kind, rows, slots):
+            return False
+        if self.chains.active:
+            self._note_block(logged, rows, table, slots, checkpoints=checkpoints, now=context.clock.now())
         table.heads[slots] = block
         table.marks[slots] = DIRTY | STALE
         self._folded += len(slots)
         self._repeats += repeats
         return True
+
+    def _checkpoints(self, table: Table, slots: NDArray[np.intp]) -> dict[Ref, Checkpoint]:
+        """States before a block, of vectors that have no chain yet."""
+        refs = ((slot, (table.namespace, str(table.ids[slot]))) for slot in set(slots.tolist()))
+        return {ref: _checkpoint(table, slot) for slot, ref in refs if self.chains.get(ref) is None}
+
+    def _note_block(
+        self,
+        logged: LoggedBatch,
+        rows: NDArray[np.intp] | None,
+        table: Table,
+        slots: NDArray[np.intp],
+        *,
+        checkpoints: dict[Ref, Checkpoint],
+        now: float,
+    ) -> None:
+        at = range(logged.count) if rows is None else rows.tolist()
+        for row, slot in zip(at, slots.tolist(), strict=True):
+            ref = (table.namespace, str(table.ids[slot]))
+            if self.chains.get(ref) is None and ref not in checkpoints:
+                continue  # its chain grew too long within this block: the next one begins behind it
+            self.chains.note(ref, Entry(logged.key(row), logged, row), checkpoints.pop(ref, None), now)
 
     def _deliver_row(
         self, logged: LoggedBatch, row: int, table: Table, vector_id: str, context: SinkContext

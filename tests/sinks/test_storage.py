@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from delta_prop_sinks import Resident, StorageSink, TryAgain
+from delta_prop_sinks import Delivery, Resident, StorageSink, TryAgain
 from delta_prop_wire.delta import Delta, Dot, create, delete, opaque, sparse, sparse_add
 from delta_prop_wire.errors import UsageError
+from tests.sinks.strategies import logs
 from tests.sinks.support import FakeLog, check_state, oracle
 
 if TYPE_CHECKING:
@@ -168,6 +172,35 @@ def test_rows_that_do_not_fit_are_evicted_and_read_back(tmp_path: Path) -> None:
 
 def _change(name: str, round_: int) -> Delta:
     return Delta(name, create([1, 2, 3, 4]) if round_ == 0 else sparse_add([round_ % 4], [round_]))
+
+
+@given(log=logs(), data=st.data())
+def test_any_history_crash_and_memory_end_as_the_fold(log: FakeLog, data: st.DataObject) -> None:
+    """Late rows included: what memory has forgotten is folded again from the log."""
+
+    async def main(folder: str) -> None:
+        size = data.draw(st.sampled_from([2_000, 1 << 30]))
+        mode = data.draw(st.sampled_from(["behind", "through"]))
+        at, sink = 0, None
+        while at < len(log.batches):
+            if sink is None:
+                sink = StorageSink(f"{folder}/v.db", resident=Resident(resident_bytes_max=size), mode=mode)
+                done = (await sink.open(log)).cursor.next_offset
+                at = next(i for i, logged in enumerate(log.batches) if logged.next_offset > done)
+            step = data.draw(st.integers(1, 3))
+            await sink.apply([Delivery(logged) for logged in log.batches[at : at + step]])
+            at += step
+            if data.draw(st.booleans()):
+                await sink.flush()
+            if at < len(log.batches) and data.draw(st.booleans()):
+                crash(sink)
+                sink = None
+        assert sink is not None
+        await check_rows(sink, log)
+        await sink.aclose()
+
+    with TemporaryDirectory() as folder:
+        anyio.run(main, folder)
 
 
 def test_beside_a_new_log_rows_stay_and_old_offsets_mean_nothing(tmp_path: Path) -> None:
