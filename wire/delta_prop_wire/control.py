@@ -82,6 +82,7 @@ _features = list_of(text(FEATURE_BYTES_MAX), FEATURES_MAX)
 _topic_bytes = blob(1, 1 + VECTOR_ID_BYTES_MAX)
 _cursor_parts = record(blob(LOG_ID_BYTES, LOG_ID_BYTES), _offset, _offset)
 _credit_parts = record(_u64, _u64)
+_range_parts = record(_u64, _u64, _offset, flag)
 
 
 def pack_control(frame: ControlFrame) -> tuple[FrameType, bytes]:
@@ -372,7 +373,7 @@ def _credit(value: Any) -> Credit:
 
 
 def _range(value: Any) -> AckRange:
-    found = AckRange(*record(_u64, _u64, _offset, flag)(value))
+    found = AckRange(*_range_parts(value))
     if found.first > found.last:
         raise ValueError(f"has a range that starts at {found.first} and ends at {found.last}")
     return found

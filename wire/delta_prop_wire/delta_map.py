@@ -13,7 +13,6 @@ import numpy as np
 
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source, namespace_of
 from delta_prop_wire.packing import (
-    U64_MAX,
     Fields,
     blob,
     list_of,
@@ -40,7 +39,13 @@ _text = text(DELTA_BYTES_MAX)
 _bytes = blob(0, DELTA_BYTES_MAX)
 _id = blob(DELTA_ID_BYTES, DELTA_ID_BYTES)
 _counter = uint(COUNTER_MAX, least=1)
-_pair = record(uint(), _counter)
+_u64 = uint()
+_pair = record(_u64, _counter)
+_kind = uint(KIND_MAX)
+_priority = one_of(Priority)
+_source = one_of(Source)
+_ack_level = one_of(AckLevel)
+_topics = list_of(_text, CLOCK_ENTRIES_MAX)
 
 
 class DeltaMap(NamedTuple):
@@ -89,16 +94,16 @@ def unpack_delta(packed: Buffer) -> DeltaMap:
         namespace=fields.get("namespace", _text, None) or namespace_of(vector_id),
         id=fields.get("id", _id, None),
         dot=_unpack_dot(fields),
-        parents=fields.get("parents", list_of(_parent, CLOCK_ENTRIES_MAX), ()),
+        parents=fields.get("parents", _parents, ()),
         clock=fields.get("clock", _clock, ()),
-        timestamp=fields.get("timestamp", uint(), 0),
-        priority=fields.get("priority", one_of(Priority), Priority.NORMAL),
-        source=fields.get("source", one_of(Source), Source.LOCAL),
+        timestamp=fields.get("timestamp", _u64, 0),
+        priority=fields.get("priority", _priority, Priority.NORMAL),
+        source=fields.get("source", _source, Source.LOCAL),
         metadata=fields.get("metadata", mapping, None),
-        topics=fields.get("topics", list_of(_text, CLOCK_ENTRIES_MAX), ()),
+        topics=fields.get("topics", _topics, ()),
         expect=fields.get("expect", _dot, None),
     )
-    return DeltaMap(delta, fields.get("ack_level", one_of(AckLevel), None))
+    return DeltaMap(delta, fields.get("ack_level", _ack_level, None))
 
 
 def _parts(kind: int) -> tuple[bool, bool]:
@@ -107,7 +112,7 @@ def _parts(kind: int) -> tuple[bool, bool]:
 
 
 def _unpack_operation(fields: Fields) -> Operation:
-    kind = fields.need("op", uint(KIND_MAX))
+    kind = fields.need("op", _kind)
     has_values, has_data = _parts(kind)
     wanted = {"values": has_values, "indices": kind in _SPARSE, "data": has_data}
     for name, belongs in wanted.items():
@@ -131,7 +136,7 @@ def _unpack_operation(fields: Fields) -> Operation:
 def _unpack_dot(fields: Fields) -> Dot | None:
     if "origin" not in fields and "counter" not in fields:
         return None
-    return Dot(fields.need("origin", uint(U64_MAX)), fields.need("counter", _counter))
+    return Dot(fields.need("origin", _u64), fields.need("counter", _counter))
 
 
 def _words(value: Any) -> bytes:
@@ -149,8 +154,12 @@ def _parent(value: Any) -> Dot | bytes:
     return _id(value) if isinstance(value, bytes) else _dot(value)
 
 
+_parents = list_of(_parent, CLOCK_ENTRIES_MAX)
+_dots = list_of(_dot, CLOCK_ENTRIES_MAX)
+
+
 def _clock(value: Any) -> tuple[Dot, ...]:
-    entries = list_of(_dot, CLOCK_ENTRIES_MAX)(value)
+    entries = _dots(value)
     if any(a.origin >= b.origin for a, b in pairwise(entries)):
         raise ValueError("is not sorted by origin, each once")
     return entries

@@ -31,13 +31,24 @@ DELTA_PAYLOAD_BYTES_MAX = DELTA_BYTES_MAX + 256 * 1024
 _HEADER = struct.Struct(">BBBBQI")
 assert _HEADER.size == HEADER_BYTES
 
-_RESERVED_FLAGS = 0xF0
-_DELTA_TYPES = (FrameType.DELTA, FrameType.BATCH)
 _PAYLOAD_BYTES_MAX = {
     **dict.fromkeys(FrameType, CONTROL_PAYLOAD_BYTES_MAX),
     FrameType.DELTA: DELTA_PAYLOAD_BYTES_MAX,
     FrameType.BATCH: FRAME_PAYLOAD_BYTES_MAX,
 }
+_FLAGS_MUST = {**dict.fromkeys(FrameType, 0), FrameType.BATCH: int(Flag.BATCHED)}
+_FLAGS_MAY = {
+    **dict.fromkeys(FrameType, 0),
+    FrameType.DELTA: Flag.ACK_WANTED | Flag.HIGH_PRIORITY,
+    FrameType.BATCH: Flag.ACK_WANTED | Flag.HIGH_PRIORITY | Flag.COMPRESSED,
+}
+_SOUND = {
+    (int(kind), flags): (kind, _PAYLOAD_BYTES_MAX[kind])
+    for kind in FrameType
+    for flags in range(16)
+    if flags & ~_FLAGS_MAY[kind] == _FLAGS_MUST[kind]
+}
+"""(type, flags) of every header that may be, with the type's bound of the payload."""
 
 
 class Header(NamedTuple):
@@ -61,11 +72,10 @@ def unpack_header(raw: Buffer, payload_bytes_max: int = FRAME_PAYLOAD_BYTES_MAX)
         _bad(f"the frame starts with byte {magic:#04x}; every frame starts with {MAGIC:#04x}")
     if version != VERSION:
         raise PeerError(ErrorCode.UNSUPPORTED_VERSION, f"frame version {version}; known is {VERSION}")
-    if kind not in FrameType._value2member_map_:
-        _bad(f"frame type {kind}; known are 0 to {max(FrameType)}")
-    frame_type = FrameType(kind)
-    _check_flags(frame_type, flags)
-    bound = min(payload_bytes_max, _PAYLOAD_BYTES_MAX[frame_type])
+    sound = _SOUND.get((kind, flags))
+    if sound is None:
+        _refuse_form(kind, flags)
+    frame_type, bound = sound[0], min(payload_bytes_max, sound[1])
     if length > bound:
         raise PeerError(
             ErrorCode.TOO_LARGE,
@@ -76,19 +86,19 @@ def unpack_header(raw: Buffer, payload_bytes_max: int = FRAME_PAYLOAD_BYTES_MAX)
     return Header(frame_type, flags, sequence, length)
 
 
-def _check_flags(frame_type: FrameType, flags: int) -> None:
-    if flags & _RESERVED_FLAGS:
+def _refuse_form(kind: int, flags: int) -> NoReturn:
+    if kind not in FrameType._value2member_map_:
+        _bad(f"frame type {kind}; known are 0 to {max(FrameType)}")
+    name = FrameType(kind).name
+    if flags >> 4:
         raise PeerError(
             ErrorCode.UNSUPPORTED_FLAG, f"flags {flags:#04x} have reserved bits set; send bits 4 to 7 as 0"
         )
-    if bool(flags & Flag.BATCHED) != (frame_type is FrameType.BATCH):
-        _bad(
-            f"flag b3 (batched) is set exactly on BATCH frames; this {frame_type.name} has flags {flags:#04x}"
-        )
-    if flags & Flag.COMPRESSED and frame_type is not FrameType.BATCH:
-        _bad(f"flag b2 (compressed) on a {frame_type.name} frame; only BATCH frames are compressed")
-    if flags & (Flag.ACK_WANTED | Flag.HIGH_PRIORITY) and frame_type not in _DELTA_TYPES:
-        _bad(f"flags {flags:#04x} on a {frame_type.name} frame; b0 and b1 belong to DELTA and BATCH frames")
+    if (flags & Flag.BATCHED) != _FLAGS_MUST[FrameType(kind)]:
+        _bad(f"flag b3 (batched) is set exactly on BATCH frames; this {name} has flags {flags:#04x}")
+    if flags & Flag.COMPRESSED:
+        _bad(f"flag b2 (compressed) on a {name} frame; only BATCH frames are compressed")
+    _bad(f"flags {flags:#04x} on a {name} frame; b0 and b1 belong to DELTA and BATCH frames")
 
 
 def _bad(message: str) -> NoReturn:

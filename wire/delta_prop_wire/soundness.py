@@ -5,6 +5,8 @@ What passes here can be read by `batch.py` without an exception; every failure i
 
 from __future__ import annotations
 
+import struct
+from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NoReturn
 
@@ -16,6 +18,7 @@ from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import PeerError
 from delta_prop_wire.layout import (
     BODY_HEADER,
+    CLOCK_ENTRY,
     COLUMN_MASK,
     ENTRY_WIDTHS,
     NAME_LENGTH,
@@ -23,14 +26,17 @@ from delta_prop_wire.layout import (
     ROW_WIDTHS,
     Column,
 )
+from delta_prop_wire.packing import check_shape
 from delta_prop_wire.spec import (
     ALIGNMENT,
     BATCH_ROWS_MAX,
     BODY_HEADER_BYTES,
     BODY_VERSION,
+    CLOCK_ENTRIES_MAX,
     COUNTER_MAX,
     CRC_BYTES,
     FRAME_PAYLOAD_BYTES_MAX,
+    TOPICS_PER_DELTA_MAX,
     Attribute,
     ErrorCode,
 )
@@ -40,6 +46,7 @@ if TYPE_CHECKING:
 
 _SMALLEST = BODY_HEADER_BYTES + COLUMN_MASK.size + CRC_BYTES
 _ATTRIBUTES_ZERO = 0xC000
+_SMALL_MAP_BYTES = 512  # what so few bytes can announce costs nothing; more is walked before it is built
 _KNOWN_COLUMNS = (1 << len(Column)) - 1
 _FLAGGED = {
     Attribute.IDS: Column.IDS,
@@ -50,6 +57,24 @@ _FLAGGED = {
     Attribute.ROW_OFFSETS: Column.ROW_OFFSETS,
     Attribute.COUNTERS_LEAP: Column.COUNTERS,
 }
+
+_FLAGS = sum(_FLAGGED)
+_FLAGGED_COLUMNS = sum(1 << column for column in _FLAGGED.values())
+_RARE_COLUMNS = _KNOWN_COLUMNS & ~sum(
+    1 << column
+    for column in (
+        Column.KEY_ENDS,
+        Column.KEYS,
+        Column.NAMESPACES,
+        Column.NAMESPACE_INDEX,
+        Column.KINDS,
+        Column.IDS,
+        Column.VALUE_ENDS,
+        Column.INDICES,
+        Column.VALUES,
+    )
+)
+"""Columns that few batches have; what checks them is not called for the others."""
 
 
 def check_body(body: memoryview) -> None:
@@ -86,36 +111,56 @@ def check_body(body: memoryview) -> None:
 
 def check_columns(batch: Batch) -> None:
     """Check that the columns agree with each other and with the header. Raises PeerError."""
-    for attribute, column in _FLAGGED.items():
-        if bool(batch.attributes & attribute) != (batch.column(column) is not None):
-            _bad(f"attribute {attribute.name} and column {column.name} do not agree")
+    present = batch.columns_mask
+    if present & _FLAGGED_COLUMNS != _columns_told(batch.attributes & _FLAGS):
+        _bad_flags(batch)
     _check_ends(batch, Column.KEY_ENDS, Column.KEYS)
-    _check_ends(batch, Column.BLOB_ENDS, Column.BLOBS)
-    _check_ends(batch, Column.METADATA_ENDS, Column.METADATA)
     _check_names(batch, Column.NAMESPACES, 1 if not batch.is_control else 0)
-    _check_names(batch, Column.TAG_NAMES, 0)
     _check_texts(batch)
     _check_kinds(batch)
     _check_numbers(batch)
-    _check_entries(batch)
-    _check_metadata(batch)
+    if present & _RARE_COLUMNS:
+        _check_ends(batch, Column.BLOB_ENDS, Column.BLOBS)
+        _check_ends(batch, Column.METADATA_ENDS, Column.METADATA)
+        _check_names(batch, Column.TAG_NAMES, 0)
+        _check_entries(batch)
+        _check_metadata(batch)
+
+
+@lru_cache(maxsize=1024)
+def _columns_told(attributes: int) -> int:
+    """The columns that these attribute bits announce, as a mask."""
+    return sum(1 << column for attribute, column in _FLAGGED.items() if attributes & attribute)
+
+
+def _bad_flags(batch: Batch) -> NoReturn:
+    wrong = (batch.columns_mask & _FLAGGED_COLUMNS) ^ _columns_told(batch.attributes & _FLAGS)
+    attribute, column = next((a, c) for a, c in _FLAGGED.items() if wrong >> c & 1)
+    _bad(f"attribute {attribute.name} and column {column.name} do not agree")
+
+
+@lru_cache(maxsize=1024)
+def _widths(mask: int) -> tuple[tuple[Column, int, int], ...]:
+    """(column, bytes a row, bytes an entry) of the columns in a mask; 0 where that is not fixed."""
+    present = [Column(k) for k in range(len(Column)) if mask >> k & 1]
+    return tuple((column, ROW_WIDTHS.get(column, 0), ENTRY_WIDTHS.get(column, 0)) for column in present)
 
 
 def _check_directory(body: memoryview, length: int, count: int) -> None:
     mask = COLUMN_MASK.unpack_from(body, BODY_HEADER_BYTES)[0]
     if mask & ~_KNOWN_COLUMNS:
         _bad(f"columns mask {mask:#x} names columns above {len(Column) - 1}")
-    present = [Column(k) for k in range(len(Column)) if mask >> k & 1]
+    present = _widths(mask)
     at = BODY_HEADER_BYTES + COLUMN_MASK.size
     if at + 4 * len(present) > length:
         _bad("the directory of columns goes past the body")
-    lengths = np.frombuffer(body[at : at + 4 * len(present)], "<u4").tolist()
+    lengths = struct.unpack_from(f"<{len(present)}I", body, at)
     at += _padded(4 * len(present))
-    for column, size in zip(present, lengths, strict=True):
-        if column in ROW_WIDTHS and size != ROW_WIDTHS[column] * count:
+    for (column, row_width, entry_width), size in zip(present, lengths, strict=True):
+        if row_width and size != row_width * count:
             _bad(f"column {column.name} has {size} bytes for {count} rows")
-        if column in ENTRY_WIDTHS and size % ENTRY_WIDTHS[column]:
-            _bad(f"column {column.name} has {size} bytes, not a multiple of {ENTRY_WIDTHS[column]}")
+        if entry_width and size % entry_width:
+            _bad(f"column {column.name} has {size} bytes, not a multiple of {entry_width}")
         at += _padded(size)
     if at != length:
         _bad(f"the columns end at {at}, the body at {length}")
@@ -126,14 +171,16 @@ def _check_ends(batch: Batch, ends: Column, content: Column) -> None:
     if (raw is None) != (stops is None):
         _bad(f"columns {ends.name} and {content.name} come together or not at all")
     if raw is not None and stops is not None:
-        _check_rising(np.frombuffer(stops, "<u4"), len(raw), ends)
+        _check_rising(stops, len(raw), ends)
 
 
-def _check_rising(stops: np.ndarray[tuple[int], np.dtype[np.uint32]], total: int, column: Column) -> None:
-    rising = stops.tolist() if len(stops) < 50 else None  # numpy's overhead pays above some 50 rows
-    if rising is not None:
+def _check_rising(raw: memoryview, total: int, column: Column) -> None:
+    count = len(raw) // 4
+    if count < 50:  # numpy's overhead pays above some 50 rows
+        rising = struct.unpack(f"<{count}I", raw)
         sound = rising[-1] == total and all(a <= b for a, b in pairwise(rising))
     else:
+        stops = np.frombuffer(raw, "<u4")
         sound = bool(stops[-1] == total and (stops[1:] >= stops[:-1]).all())
     if not sound:
         _bad(f"column {column.name} does not rise to {total}")
@@ -147,6 +194,8 @@ def _check_names(batch: Batch, column: Column, least: int) -> None:
             _bad(f"column {column.name} ends within a length")
         at += NAME_LENGTH.size + NAME_LENGTH.unpack_from(raw, at)[0]
         found += 1
+        if found > TOPICS_PER_DELTA_MAX * batch.count:
+            _bad(f"column {column.name} holds more names than {batch.count} rows can use")
     if raw is not None and at != len(raw):
         _bad(f"column {column.name} ends within a name")
     if found < least:
@@ -156,7 +205,7 @@ def _check_names(batch: Batch, column: Column, least: int) -> None:
 def _check_texts(batch: Batch) -> None:
     try:
         names = len(batch.namespace_names)
-        batch.keys  # noqa: B018 - decoding is the check
+        batch.keys, batch._names(Column.TAG_NAMES)  # decoding is the check
     except UnicodeDecodeError as error:
         _bad(f"a name is not UTF-8: {error.reason}")
     if not batch.is_control and batch.column(Column.KEYS) is None and names:
@@ -187,7 +236,7 @@ def _check_numbers(batch: Batch) -> None:
     ends = batch.column(Column.VALUE_ENDS)
     values = len(batch.values)
     if ends is not None:
-        _check_rising(np.frombuffer(ends, "<u4"), values, Column.VALUE_ENDS)
+        _check_rising(ends, values, Column.VALUE_ENDS)
     elif values % batch.count:
         _bad(f"{values} numbers do not share out over {batch.count} rows")
     kind = batch.kind
@@ -217,6 +266,9 @@ def _check_entries(batch: Batch) -> None:
             names = len(batch._names(Column.TAG_NAMES))
             if int(words[:, 1].max()) >= names:
                 _bad(f"a row names a custom topic above the {names} in the table")
+    clock = batch.column(Column.CLOCK)
+    if clock is not None and len(clock) > CLOCK_ENTRIES_MAX * CLOCK_ENTRY.size:
+        _bad(f"{len(clock) // CLOCK_ENTRY.size} clock entries; allowed are {CLOCK_ENTRIES_MAX}")
     entries = batch.clock
     if any(a.origin >= b.origin for a, b in pairwise(entries)):
         _bad("clock entries are not sorted by origin, each once")
@@ -231,8 +283,11 @@ def _check_entries(batch: Batch) -> None:
 def _check_metadata(batch: Batch) -> None:
     if not batch.has_metadata:
         return
+    raw, bounds = batch.column(Column.METADATA), batch._metadata_bounds.tolist()
     for row in range(batch.count):
         try:
+            if raw is not None and bounds[row + 1] - bounds[row] > _SMALL_MAP_BYTES:
+                check_shape(raw[bounds[row] : bounds[row + 1]])
             patch = batch.metadata(row)
         except (ValueError, msgpack.UnpackException, RecursionError) as error:
             _bad(f"row {row}: the metadata change is not a msgpack map: {error}")
