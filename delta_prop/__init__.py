@@ -1,4 +1,4 @@
-"""delta-prop: one change of a fact reaches everything derived from it, in causal order, never lost, never twice.
+"""delta-prop: one change of a fact reaches everything derived from it, in causal order, exactly once.
 
 The public names, loaded when first used; sinks are in `delta_prop.sinks`, help for tests in
 `delta_prop.testing`.

@@ -73,7 +73,7 @@ def test_low_ones_move_under_endless_critical_load() -> None:
         assert item is not None
         bench.chain._run(item.payload)  # type: ignore[arg-type]
         bench.now += 0.0001
-    assert sum(key.startswith("low") for key in bench.keys()) == 20
+    assert sum(key.startswith("low") for key in bench.keys()) == 20  # noqa: SIM118
 
 
 def test_a_delta_put_behind_a_parked_draft_of_its_vector_stays_behind_it() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -25,6 +25,7 @@ from delta_prop_wire.layout import (
     TAG,
     Column,
 )
+from delta_prop_wire.lazy import lazy
 from delta_prop_wire.spec import (
     ACK_LEVEL_SHIFT,
     ALIGNMENT,
@@ -128,7 +129,7 @@ class Batch:
         """Whether counters need not be contiguous."""
         return bool(self.attributes & Attribute.COUNTERS_LEAP)
 
-    @cached_property
+    @lazy
     def last(self) -> int:
         """Counter of the last row."""
         counters = self.counters
@@ -136,11 +137,10 @@ class Batch:
 
     # --- columns
 
-    @cached_property
+    @lazy
     def _places(self) -> dict[int, tuple[int, int]]:
         """Column number to (start, length) within the body."""
-        mask = COLUMN_MASK.unpack_from(self.body, BODY_HEADER_BYTES)[0]
-        present = [k for k in range(mask.bit_length()) if mask >> k & 1]
+        present = _columns_of(self.columns_mask)
         at = BODY_HEADER_BYTES + COLUMN_MASK.size
         lengths = struct.unpack_from(f"<{len(present)}I", self.body, at)
         at += _padded(4 * len(present))
@@ -149,6 +149,11 @@ class Batch:
             places[column] = (at, length)
             at += _padded(length)
         return places
+
+    @lazy
+    def columns_mask(self) -> int:
+        """Bit k set where column k is present."""
+        return int(COLUMN_MASK.unpack_from(self.body, BODY_HEADER_BYTES)[0])
 
     def column(self, column: Column) -> memoryview | None:
         """The raw bytes of a column, None where it is absent."""
@@ -159,18 +164,18 @@ class Batch:
         raw = self.column(column)
         return None if raw is None else np.frombuffer(raw, dtype)
 
-    @cached_property
+    @lazy
     def clock(self) -> tuple[Dot, ...]:
         """Clock entries of other origins that changed since this origin's previous batch, sorted."""
         raw = self.column(Column.CLOCK)
         return () if raw is None else tuple(Dot(*entry) for entry in CLOCK_ENTRY.iter_unpack(raw))
 
-    @cached_property
+    @lazy
     def keys(self) -> list[str]:
         """The vector id of each row."""
         return self._texts(Column.KEY_ENDS, Column.KEYS)
 
-    @cached_property
+    @lazy
     def namespace_names(self) -> tuple[str, ...]:
         """The table of namespaces."""
         return self._names(Column.NAMESPACES)
@@ -181,7 +186,7 @@ class Batch:
         names = self.namespace_names
         return names[0] if len(names) == 1 else None
 
-    @cached_property
+    @lazy
     def namespaces(self) -> list[str]:
         """The namespace of each row."""
         names = self.namespace_names
@@ -194,29 +199,29 @@ class Batch:
         mask = self.kinds_mask
         return mask.bit_length() - 1 if mask & (mask - 1) == 0 else None
 
-    @cached_property
+    @lazy
     def kinds(self) -> bytes:
         """The kind of each row."""
         raw = self.column(Column.KINDS)
         return bytes((self.kinds_mask.bit_length() - 1,)) * self.count if raw is None else bytes(raw)
 
-    @cached_property
+    @lazy
     def ids(self) -> list[bytes] | None:
         """The 16-byte id of each row, None where identity is the dot alone."""
         raw = self.column(Column.IDS)
         return None if raw is None else [bytes(raw[i : i + 16]) for i in range(0, len(raw), 16)]
 
-    @cached_property
+    @lazy
     def counters(self) -> NDArray[np.uint64] | None:
         """The counter of each row where they may leap, else None."""
         return self._array(Column.COUNTERS, "<u8")
 
-    @cached_property
+    @lazy
     def row_offsets(self) -> NDArray[np.uint64] | None:
         """The offset of each row in a frame that was cut by a filter, else None."""
         return self._array(Column.ROW_OFFSETS, "<u8")
 
-    @cached_property
+    @lazy
     def parents(self) -> tuple[tuple[int, Dot | bytes], ...]:
         """(row, parent) for each parent that a row names."""
         raw = self.column(Column.PARENTS)
@@ -227,13 +232,13 @@ class Batch:
             for row, form, name in PARENT.iter_unpack(raw)
         )
 
-    @cached_property
+    @lazy
     def expects(self) -> tuple[tuple[int, Dot], ...]:
         """(row, dot) for each row that is refused unless its vector's last delta is that dot."""
         raw = self.column(Column.EXPECTS)
         return () if raw is None else tuple((e[0], Dot(e[2], e[3])) for e in EXPECT.iter_unpack(raw))
 
-    @cached_property
+    @lazy
     def tags(self) -> tuple[tuple[int, str], ...]:
         """(row, custom topic) for each custom topic of a row."""
         raw = self.column(Column.TAGS)
@@ -242,34 +247,34 @@ class Batch:
         names = self._names(Column.TAG_NAMES)
         return tuple((row, names[name]) for row, name in TAG.iter_unpack(raw))
 
-    @cached_property
+    @lazy
     def custom_topics(self) -> frozenset[str]:
         """All custom topics that some row has."""
         return frozenset(name for _, name in self.tags)
 
-    @cached_property
+    @lazy
     def values(self) -> NDArray[np.float32]:
         """All rows' numbers, end to end."""
         array = self._array(Column.VALUES, "<f4")
         return _NO_VALUES if array is None else array
 
-    @cached_property
+    @lazy
     def indices(self) -> NDArray[np.uint32]:
         """All sparse rows' indices, end to end."""
         array = self._array(Column.INDICES, "<u4")
         return _NO_INDICES if array is None else array
 
-    @cached_property
+    @lazy
     def row_values(self) -> int | None:
         """Numbers a row where all rows have as many, else None."""
         return None if Column.VALUE_ENDS in self._places else len(self.values) // self.count
 
-    @cached_property
+    @lazy
     def value_bounds(self) -> NDArray[np.int64]:
         """Row i's numbers are values[bounds[i]:bounds[i + 1]]."""
         return self._bounds(Column.VALUE_ENDS, self.row_values)
 
-    @cached_property
+    @lazy
     def index_bounds(self) -> NDArray[np.int64]:
         """Row i's indices are indices[bounds[i]:bounds[i + 1]]."""
         bounds = self.value_bounds
@@ -279,7 +284,7 @@ class Batch:
         widths[[kind not in SPARSE_KINDS for kind in self.kinds]] = 0
         return np.concatenate(([0], np.cumsum(widths)))
 
-    @cached_property
+    @lazy
     def blob_bounds(self) -> NDArray[np.int64]:
         """Row i's bytes lie from bounds[i] to bounds[i + 1] in the blobs."""
         return self._bounds(Column.BLOB_ENDS, 0)
@@ -360,7 +365,7 @@ class Batch:
         bounds = self.value_bounds
         return self.values[int(bounds[row]) : int(bounds[row + 1])]
 
-    @cached_property
+    @lazy
     def _metadata_bounds(self) -> NDArray[np.int64]:
         return self._bounds(Column.METADATA_ENDS, 0)
 
@@ -427,6 +432,11 @@ _VALUE_KINDS = frozenset({Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD,
 _BLOB_FREE_KINDS = _VALUE_KINDS | {Kind.DELETE, Kind.METADATA}
 _NO_VALUES = np.zeros(0, np.float32)
 _NO_INDICES = np.zeros(0, np.uint32)
+
+
+@lru_cache(maxsize=1024)
+def _columns_of(mask: int) -> tuple[int, ...]:
+    return tuple(k for k in range(mask.bit_length()) if mask >> k & 1)
 
 
 def _padded(length: int) -> int:
