@@ -123,6 +123,7 @@ def check_columns(batch: Batch) -> None:
         _check_ends(batch, Column.BLOB_ENDS, Column.BLOBS)
         _check_ends(batch, Column.METADATA_ENDS, Column.METADATA)
         _check_names(batch, Column.TAG_NAMES, 0)
+        _check_tag_texts(batch)
         _check_entries(batch)
         _check_metadata(batch)
 
@@ -205,7 +206,7 @@ def _check_names(batch: Batch, column: Column, least: int) -> None:
 def _check_texts(batch: Batch) -> None:
     try:
         names = len(batch.namespace_names)
-        batch.keys, batch._names(Column.TAG_NAMES)  # decoding is the check
+        batch.keys  # noqa: B018 - decoding is the check
     except UnicodeDecodeError as error:
         _bad(f"a name is not UTF-8: {error.reason}")
     if not batch.is_control and batch.column(Column.KEYS) is None and names:
@@ -215,6 +216,13 @@ def _check_texts(batch: Batch) -> None:
         _bad(f"a row names a namespace above the {names} in the table")
     if index is None and names > 1:
         _bad(f"{names} namespaces, but no row says which is its own")
+
+
+def _check_tag_texts(batch: Batch) -> None:
+    try:
+        batch._names(Column.TAG_NAMES)
+    except UnicodeDecodeError as error:
+        _bad(f"a custom topic is not UTF-8: {error.reason}")
 
 
 def _check_kinds(batch: Batch) -> None:
