@@ -29,7 +29,7 @@ class DotRange(NamedTuple):
 
     def __str__(self) -> str:
         if self.origin < 0:
-            return "an earlier delta still pending"  # a stand-in means nothing outside
+            return "a delta that has no dot yet"  # a stand-in means nothing outside
         head = f"{self.origin:016x}:{self.first}"
         return head if self.first == self.last else f"{head}-{self.last}"
 
@@ -103,12 +103,17 @@ def held_behind(root: Entry, cause: Refused, missing: Missing) -> Refused:
     )
 
 
-def overlap(entry: Entry, watermark: int) -> Refused:
-    """Some of its deltas have been delivered under other cuts."""
+def overlap(entry: Entry, watermark: int, parked: Entry | None) -> Refused:
+    """Some of its deltas have been delivered, or wait, under other cuts."""
+    what = f"counters {entry.first} to {entry.last} of origin {entry.origin:016x}"
+    if parked is None or watermark > entry.previous:
+        message = (
+            f"{what} begin below its watermark {watermark}: cut the batch behind {watermark}, send the rest"
+        )
+        return Refused(ErrorCode.OVERLAP, message, retry_after_ms=0, details={"watermark": watermark})
     return Refused(
         ErrorCode.OVERLAP,
-        f"counters {entry.first} to {entry.last} of origin {entry.origin:016x} begin below its watermark "
-        f"{watermark}: cut the batch behind {watermark} and send the rest",
-        retry_after_ms=0,
-        details={"watermark": watermark},
+        f"{what} are pending as {parked.first} to {parked.last}: send them again cut as they were",
+        retry_after_ms=RETRY_AFTER_MS,
+        details={"watermark": watermark, "present": f"{parked.first}-{parked.last}"},
     )

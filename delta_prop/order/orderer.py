@@ -185,7 +185,7 @@ class Orderer:
             return False
         self._let_go(entry)
         entry.void = True
-        entry.parents = ()
+        entry.parents = entry.needs = entry.needs_ids = ()
         if self.check(entry):
             self._ready.append(entry)
         else:
@@ -224,8 +224,8 @@ class Orderer:
         return Missing(tuple(dots), tuple(ids))
 
     def overlap(self, entry: Entry) -> Refused:
-        """The refusal of an entry that begins below its origin's watermark."""
-        return overlap(entry, self.have.get(entry.origin, 0))
+        """The refusal of an entry of which a part is delivered, or parked under another cut."""
+        return overlap(entry, self.have.get(entry.origin, 0), self.parked(entry))
 
     def statistics(self) -> OrdererStatistics:
         """What is pending now, and what has happened so far."""
@@ -277,7 +277,7 @@ class Orderer:
         )
 
     def _hold(self, entry: Entry, now: float) -> None:
-        if entry.clock or entry.parents or entry.needs:
+        if entry.clock or entry.parents:
             entry.needs, entry.needs_ids = self._needs(entry)
         self._pending.add(entry, now)
         self._waiters.add(entry)

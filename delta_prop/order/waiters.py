@@ -138,14 +138,13 @@ class Waiters:
         waiters = self._origins.get(origin)
         if waiters is None:
             return [], []
-        complete, overtaken = [], []
+        complete = []
         run = waiters.runs.get(counter)
         if run is not None:
             run.missing -= 1
             if not run.missing:
                 complete.append(run)
-        if not complete:  # a run that goes on at once leaves this to the delivery of its own end
-            overtaken = _overtaken(waiters, before, counter)
+        overtaken = _overtaken(waiters, before, counter)
         foreign = waiters.foreign
         while foreign and foreign[0][0] <= counter:
             entry = self._held.get(heappop(foreign)[1])

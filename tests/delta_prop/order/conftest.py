@@ -1,0 +1,125 @@
+"""A chain as dumb as can be around the orderer: a list for a log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delta_prop.order import Entry, Orderer, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop_wire.errors import Refused
+
+
+@dataclass
+class Chain:
+    """Offers entries in order of arrival, keeps what was appended, refused and told as a repeat."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.ids: set[bytes] = set()
+        self.log: list[Entry] = []
+        self.repeats: list[Entry] = []
+        self.refused: dict[Entry, Refused] = {}
+        self.broken: dict[tuple[int, int], Refused] = {}
+        self.orderer = Orderer(knows_id=self.ids.__contains__, **self.options)
+
+    def offer(self, *entries: Entry, now: float = 0.0) -> None:
+        for entry in entries:
+            self.refused.pop(entry, None)
+            self._offer(entry, now)
+            self.drain()
+
+    def drain(self) -> None:
+        while (entry := self.orderer.next_ready()) is not None:
+            if entry.verdict is Verdict.APPEND:
+                self._append(entry)
+            elif entry.verdict is Verdict.REPEAT:
+                self.repeats.append(entry)
+            else:
+                self.refused[entry] = self.orderer.overlap(entry)
+
+    def expire(self, now: float) -> None:
+        self._note(self.orderer.expire(now))
+        self.drain()
+
+    def dots(self) -> list[tuple[int, int]]:
+        return [(entry.origin, entry.first) for entry in self.log]
+
+    def is_empty(self) -> bool:
+        now = self.orderer.statistics()
+        return not any(
+            (
+                now.pending_runs,
+                now.pending_deltas,
+                now.pending_bytes,
+                now.pending_owners,
+                now.awaited_origins,
+                now.awaited_ids,
+                now.index_length,
+            )
+        )
+
+    def _offer(self, entry: Entry, now: float) -> None:
+        have = self.orderer.have.get(entry.origin, 0)
+        if entry.last <= have:
+            self.repeats.append(entry)
+        elif entry.previous < have:
+            self.refused[entry] = self.orderer.overlap(entry)
+        elif self.orderer.check(entry):
+            self._append(entry)
+        elif self.orderer.parked(entry) is not None:
+            self.repeats.append(entry)
+        else:
+            self._note(self.orderer.park(entry, now))
+
+    def _append(self, entry: Entry) -> None:
+        error = self.broken.get((entry.origin, entry.first))
+        if error is not None:
+            self._note(self.orderer.refuse(entry, error))
+            return
+        self.log.append(entry)
+        self.ids.update(entry.ids)
+        self.orderer.delivered(entry.origin, entry.last, entry.ids)
+
+    def _note(self, refusals: list[Any]) -> None:
+        for entry, error in refusals:
+            assert entry not in self.refused, "told twice"
+            self.refused[entry] = error
+
+
+@pytest.fixture
+def new_chain() -> Callable[..., Chain]:
+    """A chain; the options are the orderer's."""
+    return lambda **options: Chain(options)
+
+
+@pytest.fixture
+def run_of() -> Callable[..., Entry]:
+    """An entry: `run_of(origin, first, last=first, clock={…}, …)`."""
+
+    def entry(origin: int, first: int, last: int | None = None, **more: Any) -> Entry:
+        last = first if last is None else last
+        clock = more.pop("clock", {})
+        values: dict[str, Any] = {
+            "previous": first - 1,
+            "count": last - first + 1,
+            "size": 100 * (last - first + 1),
+            "owner": f"producer {origin}",
+            "item": None,
+            "clock": _dots(clock),
+        }
+        return Entry(origin, first, last, **values | more)
+
+    return entry
+
+
+def _dots(clock: dict[int, int]) -> tuple[Any, ...]:
+    from delta_prop_wire.delta import Dot
+
+    return tuple(Dot(*entry) for entry in sorted(clock.items()))
