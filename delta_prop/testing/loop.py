@@ -26,8 +26,8 @@ T = TypeVar("T")
 TURNS_AT_ONE_INSTANT_MAX = 1_000_000
 """Turns of the loop without time moving on; more is taken for tasks that wake each other for ever."""
 
-HORIZON_S = 1e9
-"""On trio, where no loop of ours can see that nothing is left to do: the time at which that is concluded."""
+HORIZON_S = 86_400.0
+"""The time at which a run that still goes on is taken for one that waits for ever."""
 
 _TASKS_TOLD_MAX = 20
 
@@ -40,16 +40,19 @@ def run_virtual(
     main: Callable[..., Awaitable[T]],
     *args: Any,
     seed: int | None = None,
+    horizon_s: float = HORIZON_S,
     backend: Literal["asyncio", "trio"] = "asyncio",
 ) -> T:
     """`anyio.run(main, *args)` in virtual time, the same at each run. Raises Stuck.
 
     `seed`: let tasks that are runnable at the same time run in an order drawn from it, instead of that
     of their creation. On trio the order is trio's own, which changes from run to run.
+    `horizon_s`: a run that lasts longer waits for something that never comes, beside a timer that
+    always does.
     """
     if backend == "trio":
-        return _run_on_trio(main, *args)
-    options = {"loop_factory": partial(VirtualLoop, seed)}
+        return _run_on_trio(main, *args, horizon_s=horizon_s)
+    options = {"loop_factory": partial(VirtualLoop, seed, horizon_s)}
     return anyio.run(main, *args, backend="asyncio", backend_options=options)
 
 
@@ -60,8 +63,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     _scheduled: list[asyncio.TimerHandle]
     _selector: VirtualLoop
 
-    def __init__(self, seed: int | None = None) -> None:
+    def __init__(self, seed: int | None = None, horizon_s: float = HORIZON_S) -> None:
         super().__init__()
+        self._horizon_s = horizon_s
         self._now = 0.0
         self._turns = 0
         self._shuffle = None if seed is None else random.Random(seed).shuffle
@@ -85,6 +89,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             when = self._scheduled[0].when() if self._scheduled else math.inf
             if when == math.inf:
                 raise Stuck(f"nothing is runnable and no timer is set at {self._now} s: {self._told()}")
+            if when > self._horizon_s:
+                self._horizon_s = math.inf  # what is left can still be cancelled
+                raise Stuck(f"still running at {self._now} s, near the horizon: {self._told()}")
             self._now = when
             self._turns = 0
         elif self._turns > TURNS_AT_ONE_INSTANT_MAX:
@@ -144,13 +151,13 @@ def _place(task: asyncio.Task[Any]) -> str:
     return place
 
 
-def _run_on_trio(main: Callable[..., Awaitable[T]], *args: Any) -> T:
+def _run_on_trio(main: Callable[..., Awaitable[T]], *args: Any, horizon_s: float) -> T:
     from trio.testing import MockClock
 
     async def within_horizon() -> T:
-        with anyio.move_on_at(HORIZON_S):
+        with anyio.move_on_after(horizon_s):
             return await main(*args)
-        raise Stuck("nothing was runnable and no timer set: every task waits for another")
+        raise Stuck(f"nothing is runnable and no timer is set before the horizon, {horizon_s} s")
 
     return anyio.run(
         within_horizon, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)}

@@ -127,6 +127,17 @@ def test_sleeping_for_ever_is_a_deadlock() -> None:
         run_virtual(anyio.sleep_forever)
 
 
+@BACKENDS
+def test_a_run_that_goes_on_for_ever_ends_at_its_horizon(backend: str) -> None:
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_tick_for_ever)
+            await _wait_for_nobody()
+
+    with pytest.raises(Stuck, match="horizon"):
+        run_virtual(main, horizon_s=100, backend=backend)
+
+
 def test_tasks_that_wake_each_other_for_ever_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "TURNS_AT_ONE_INSTANT_MAX", 1000)
 
@@ -193,3 +204,8 @@ def test_it_is_a_loop_for_any_runner() -> None:
 
 async def _wait_for_nobody() -> None:
     await anyio.Event().wait()
+
+
+async def _tick_for_ever() -> None:
+    while True:  # noqa: ASYNC110 - a service's ticker
+        await anyio.sleep(1)

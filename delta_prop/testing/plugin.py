@@ -1,0 +1,26 @@
+"""The pytest fixture `run_propagator`. A conftest.py asks for it:
+`pytest_plugins = ["delta_prop.testing.plugin"]`. It needs no plugin for asynchronous tests.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from delta_prop.testing.propagator import run_propagator as run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def _fixture() -> Callable[..., Any]:
+    import pytest
+
+    @pytest.fixture(name="run_propagator")
+    def run_propagator_fixture() -> Callable[..., Any]:
+        """`run_propagator(main)` runs `main(propagator)` in virtual time."""
+        return run
+
+    return run_propagator_fixture
+
+
+run_propagator = _fixture()
