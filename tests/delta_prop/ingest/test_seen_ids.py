@@ -82,9 +82,13 @@ def test_the_first_place_counts() -> None:
     seen.add([one, others[0], one], 10)
     assert seen.find([one]) == [10]
     seen.add(others[1:], 20)
-    seen.add([one], 1_000)
-    assert seen.find([one]) == [10]
-    assert seen.find([one] * (FEW + 1)) == [10] * (FEW + 1)
+    finish_sealing(seen)
+    for _ in range(2):  # its second place is in the dict, then sealed too
+        seen.add([one], 1_000)
+        assert seen.find([one]) == [10]
+        assert seen.find([one] * (FEW + 1)) == [10] * (FEW + 1)
+        seen.add(ids_of(1, 200), 2_000)
+        finish_sealing(seen)
 
 
 def test_offsets_may_be_given_one_by_one() -> None:
@@ -92,6 +96,9 @@ def test_offsets_may_be_given_one_by_one() -> None:
     ids = ids_of(0, 5)
     seen.add_at(ids, [3, 5, 8, 13, 21])
     assert seen.find(ids) == [3, 5, 8, 13, 21]
+    finish_sealing(seen)
+    statistics = seen.statistics()
+    assert (statistics.generations, statistics.ids_open) == (2, 1), "a batch is cut where a generation ends"
 
 
 def test_ids_that_share_a_hash_are_told_apart() -> None:
