@@ -1,0 +1,197 @@
+"""The demo's contact with the world: its temporary folder, the texts, the terminal, Ctrl-C.
+
+The only module of the demo that touches them. It writes in the temporary folder alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import sys
+import sysconfig
+import tempfile
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+FILE_BYTES_MAX = 1024 * 1024
+FILES_MAX = 20_000
+LINE_BYTES_MAX = 4_096
+
+_SKIPPED_FOLDERS = frozenset({"__pycache__", "build", "dist", "env", "node_modules", "site-packages", "venv"})
+_SKIPPED_IN_STDLIB = _SKIPPED_FOLDERS | {
+    "ensurepip",
+    "idle_test",
+    "idlelib",
+    "lib2to3",
+    "pydoc_data",
+    "test",
+    "tests",
+    "turtledemo",
+}
+_PROSE = frozenset({".adoc", ".markdown", ".md", ".org", ".rst", ".txt"})
+
+Seen = dict[str, tuple[int, int]]
+"""What a scan of a folder saw: path below it to (time of change in ns, size)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terminal:
+    """What standard input and output are."""
+
+    live: bool
+    interactive: bool
+    color: bool
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The temporary folder: `texts` is what may be edited, `published` the lines, `store` the SQLite file."""
+
+    root: Path
+
+    @property
+    def texts(self) -> Path:
+        """Copies of the texts."""
+        return self.root / "texts"
+
+    @property
+    def published(self) -> Path:
+        """Every published delta as one JSON line."""
+        return self.root / "published.jsonl"
+
+    @property
+    def store(self) -> Path:
+        """The storage sink's file."""
+        return self.root / "store.db"
+
+    def copy(self, path: str, text: str) -> None:
+        """Put a text where it may be edited."""
+        target = self.texts / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+
+    def append_lines(self) -> TextIO:
+        """The file of published lines, open for appending."""
+        return self.published.open("a", encoding="utf-8")
+
+    def lines(self) -> Iterator[str]:
+        """The published lines, from the first."""
+        with self.published.open(encoding="utf-8") as file:
+            yield from file
+
+    def remove(self) -> None:
+        """Delete the folder with all that is in it."""
+        shutil.rmtree(self.root, ignore_errors=True)
+
+    def spoil_store(self, namespace: str, vector_id: str, vector: list[float]) -> None:
+        """Change one row behind the storage sink's back."""
+        connection = sqlite3.connect(self.store)
+        try:
+            with connection:
+                connection.execute("PRAGMA wal_autocheckpoint = 0")
+                connection.execute(
+                    "UPDATE vectors SET value = ? WHERE namespace = ? AND vector_id = ?",
+                    (array("f", vector).tobytes(), namespace, vector_id),
+                )
+        finally:
+            connection.close()
+
+
+def new_place() -> Place:
+    """A temporary folder of its own."""
+    return Place(Path(tempfile.mkdtemp(prefix="delta-prop-demo-")).resolve())
+
+
+def standard_library() -> Path:
+    """Where the running interpreter's own modules lie."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def scan(root: Path, *, stdlib: bool = False) -> Seen:
+    """The texts below a folder, in order of path, 20,000 at most; hidden, built and large ones left out."""
+    skipped = _SKIPPED_IN_STDLIB if stdlib else _SKIPPED_FOLDERS
+    seen: Seen = {}
+    for folder, folders, files in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in skipped and not name.startswith("."))
+        for name in sorted(files):
+            path = Path(folder, name)
+            if not name.startswith(".") and (path.suffix == ".py" or path.suffix.lower() in _PROSE):
+                stat = _stat(path)
+                if stat is not None:
+                    seen[path.relative_to(root).as_posix()] = stat
+                if len(seen) >= FILES_MAX:
+                    return seen
+    return seen
+
+
+def read(root: Path, path: str) -> str | None:
+    """A file's text, None where it is gone, unreadable or not UTF-8."""
+    try:
+        return (root / path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def is_folder(root: Path) -> bool:
+    """Whether there is such a folder, and it can be read."""
+    return root.is_dir() and os.access(root, os.R_OK | os.X_OK)
+
+
+def terminal() -> Terminal:
+    """What this process was started with."""
+    out, quiet = sys.stdout, os.environ.get("TERM") == "dumb"
+    live = out.isatty() and not quiet
+    if hasattr(out, "reconfigure"):
+        out.reconfigure(errors="replace")
+    return Terminal(
+        live=live,
+        # What somebody types is awaited on its file descriptor, which Windows knows for sockets only.
+        interactive=live and sys.platform != "win32" and sys.stdin is not None and sys.stdin.isatty(),
+        color=live and not os.environ.get("NO_COLOR"),
+        columns=shutil.get_terminal_size((80, 24)).columns,
+    )
+
+
+async def typed_lines() -> AsyncIterator[str]:
+    """Lines from the terminal, without blocking the loop; ends with Ctrl-D."""
+    descriptor = sys.stdin.fileno()
+    waiting = b""
+    while True:
+        await anyio.wait_readable(descriptor)
+        chunk = os.read(descriptor, LINE_BYTES_MAX)
+        if not chunk:
+            return
+        waiting = (waiting + chunk)[-LINE_BYTES_MAX:]
+        while b"\n" in waiting:
+            line, _, waiting = waiting.partition(b"\n")
+            yield line.decode(errors="replace").strip()
+
+
+async def interrupted() -> None:
+    """Return at the first Ctrl-C or request to end."""
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            return
+
+
+def stop_writing() -> None:
+    """Let what is still buffered for a reader who has gone go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _stat(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return (stat.st_mtime_ns, stat.st_size) if stat.st_size <= FILE_BYTES_MAX else None

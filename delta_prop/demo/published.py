@@ -1,0 +1,90 @@
+"""Published deltas as JSON lines, and what they fold to in plain lists.
+
+On purpose this shares nothing with the algebra, the codec or the sinks that it is compared with: its few
+lines can be checked by eye, and a fault of theirs cannot hide in it.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from zlib import crc32
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from delta_prop_wire.delta import Delta
+
+Key = tuple[str, str]
+"""Namespace and vector id."""
+
+Mark = tuple[Key, str, int]
+"""What is compared of one delta in a stream: whose it is, its operation, a checksum of its numbers."""
+
+_NAMES = {0: "create", 1: "sparse", 2: "dense", 6: "delete"}
+
+
+@dataclass(slots=True)
+class Folded:
+    """The state of every vector after all lines, and the lines' marks in order."""
+
+    vectors: dict[Key, list[float]] = field(default_factory=dict)
+    marks: list[Mark] = field(default_factory=list)
+
+
+def create_line(namespace: str, vector_id: str, vector: NDArray[np.float32]) -> str:
+    """The line of a create; most numbers are 0, and written as such."""
+    numbers = ["0"] * len(vector)
+    places = vector.nonzero()[0]
+    for place, number in zip(places.tolist(), vector[places].tolist(), strict=True):
+        numbers[place] = repr(number)
+    head = json.dumps({"vector_id": vector_id, "namespace": namespace, "op": "create"})
+    return f'{head[:-1]}, "vector": [{", ".join(numbers)}]}}\n'
+
+
+def line_of(delta: Delta) -> str:
+    """The line of any delta that the demo publishes."""
+    operation = delta.operation
+    fields: dict[str, Any] = {"vector_id": delta.vector_id, "namespace": delta.namespace}
+    fields["op"] = _NAMES[operation.kind]
+    if operation.indices is not None and operation.values is not None:
+        fields |= {"indices": operation.indices.tolist(), "values": operation.values.tolist()}
+    elif operation.values is not None:
+        fields["vector"] = operation.values.tolist()
+    return json.dumps(fields) + "\n"
+
+
+def fold(lines: Iterable[str]) -> Folded:
+    """Read lines in order, each setting what it says."""
+    folded = Folded()
+    for line in lines:
+        delta = json.loads(line)
+        key = (delta["namespace"], delta["vector_id"])
+        if delta["op"] == "delete":
+            folded.vectors.pop(key, None)
+        elif delta["op"] == "sparse":
+            for index, value in zip(delta["indices"], delta["values"], strict=True):
+                folded.vectors[key][index] = value
+        else:
+            folded.vectors[key] = delta["vector"]
+        numbers = delta.get("values", delta.get("vector", ()))
+        folded.marks.append((key, delta["op"], checksum(numbers, delta.get("indices", ()))))
+    return folded
+
+
+def checksum(numbers: Sequence[float], indices: Sequence[int]) -> int:
+    """A checksum of float32 numbers and of the indices that they belong to."""
+    return crc32(array("I", indices).tobytes(), crc32(array("f", numbers).tobytes()))
+
+
+def mark_of(delta: Delta) -> Mark:
+    """The mark of a delta as a subscriber got it."""
+    operation = delta.operation
+    values = b"" if operation.values is None else operation.values.tobytes()
+    indices = b"" if operation.indices is None else operation.indices.tobytes()
+    return (delta.namespace, delta.vector_id), _NAMES[operation.kind], crc32(indices, crc32(values))
