@@ -229,7 +229,8 @@ class Lanes:
 
     def _push(self, item: Item, now: float) -> None:
         self._arrivals += 1
-        item._arrival, item.enqueued_at, item.queued = self._arrivals, now, True
+        item._arrival, item._clear = self._arrivals, 0
+        item.enqueued_at, item.queued = now, True
         lane = self._lanes[item.lane]
         if not lane.fifo:
             lane.wake(self._virtual_time)

@@ -358,6 +358,17 @@ def test_what_is_withdrawn_never_was() -> None:
     assert not lanes.withdraw(parent)
 
 
+def test_what_was_withdrawn_may_be_offered_again_behind_what_came_meanwhile() -> None:
+    lanes = Lanes()
+    blocked, again = an_item(LOW, "a"), an_item(CRITICAL, "b", "a")
+    offered(lanes, blocked, again)
+    assert lanes.peek(0.0) is blocked
+    lanes.withdraw(again)
+    meanwhile = an_item(LOW, "b")
+    offered(lanes, meanwhile, again)
+    assert drained(lanes) == [blocked, meanwhile, again]
+
+
 def test_withdrawing_from_a_long_chain_is_quick() -> None:
     lanes = Lanes()
     offered(lanes, an_item(CRITICAL, "other"))
