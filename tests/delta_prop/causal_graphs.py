@@ -1,0 +1,148 @@
+"""Random causal graphs: batches of several services, what each of them builds on, and how they travel.
+
+All comes from one `Random`, so that a seed names a graph and its journey.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta_prop_wire import delta as d
+from delta_prop_wire.algebra import State, fold
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.delta import Delta, Dot, Operation, Priority, Source, make_origin
+from delta_prop_wire.encode import encode_batch
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from delta_prop_wire.batch import Batch
+
+ORIGINS = tuple(make_origin(producer, Priority.NORMAL) for producer in (3, 1, 1 << 43, 2))
+VECTORS = ("a", "b", "c", "d", "e")
+DIMENSION = 3
+NUMBERS = (0.0, 1.0, -1.0, 0.5, 0.1, -7.3, 3e38, -3e38)
+REORDERED, REPEATED, LATE = 0.30, 0.05, 0.01
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sent:
+    """A batch with the Lamport number of its service, and the dots that must come before it."""
+
+    batch: Batch
+    lamport: int
+    causes: frozenset[Dot]
+
+
+@dataclass(slots=True)
+class Journey:
+    """The order of arrival, and how many were moved, sent twice, held back to the end."""
+
+    batches: list[Sent]
+    late: list[Sent]
+    reordered: int
+    repeated: int
+
+
+def graph(random: Random, batches: int) -> list[Sent]:
+    """Batches in an order of causality. Each builds on its origin's last, and on some of the others'."""
+    sent: list[Sent] = []
+    watermark = dict.fromkeys(ORIGINS, 0)
+    said: dict[int, dict[int, int]] = {origin: {} for origin in ORIGINS}
+    lamports: dict[Dot, int] = {}
+    ids: dict[Dot, bytes] = {}
+    for number in range(batches):
+        origin = random.choice(ORIGINS)
+        base = watermark[origin] + 1
+        causes = {Dot(origin, base - 1)} if base > 1 else set()
+        clock = []
+        for other in ORIGINS:
+            seen = random.randint(0, watermark[other])
+            if other != origin and random.random() < 0.3 and seen > said[origin].get(other, 0):
+                clock.append(Dot(other, seen))
+                said[origin][other] = seen
+        causes.update(clock)
+        parents: list[Dot | bytes] = []
+        if lamports and random.random() < 0.3:
+            dot = random.choice(list(lamports))
+            parents.append(ids.get(dot, dot))
+            causes.add(dot)
+        rows = _rows(random, number, tuple(parents))
+        batch = encode_batch(rows, origin=origin, base=base, clock=tuple(sorted(clock)))
+        # Services are idle or busy: their numbers run apart, so that late rows sort far before others.
+        lamport = max((lamports[cause] for cause in causes), default=0) + random.choice((1, 1, 1, 40))
+        for row, delta in enumerate(rows):
+            lamports[batch.dot(row)] = lamport + row
+            if delta.id is not None:
+                ids[batch.dot(row)] = delta.id
+        watermark[origin] = batch.last
+        sent.append(Sent(batch, lamport, frozenset(causes)))
+    return sent
+
+
+def journey(random: Random, sent: list[Sent]) -> Journey:
+    """30 % change places, 5 % come twice, 1 % come when all others are there."""
+    order = list(sent)
+    places = random.sample(range(len(order)), round(REORDERED * len(order)))
+    moved = [order[place] for place in places]
+    random.shuffle(moved)
+    for place, one in zip(places, moved, strict=True):
+        order[place] = one
+    reordered = sum(one is not other for one, other in zip(order, sent, strict=True))
+    late = random.sample(order, max(1, round(LATE * len(order))))
+    order = [one for one in order if one not in late]
+    repeats = random.sample(order, max(1, round(REPEATED * len(order))))
+    for one in repeats:
+        order.insert(random.randint(order.index(one) + 1, len(order)), one)
+    return Journey(order, late, reordered, len(repeats))
+
+
+def expected(sent: list[Sent]) -> dict[tuple[str, str], State]:
+    """The plain fold, over canonical keys, of everything that was sent."""
+    changes: dict[tuple[str, str], list[tuple[tuple[int, int, int], Operation, object]]] = {}
+    for one in sent:
+        logged, batch = LoggedBatch(one.batch, 0, one.lamport, Source.REPLICA), one.batch
+        for row in range(batch.count):
+            change = (logged.key(row), batch.operation(row), batch.metadata(row))
+            changes.setdefault((batch.namespaces[row], batch.keys[row]), []).append(change)
+    return {ref: fold(rows) for ref, rows in changes.items()}  # type: ignore[arg-type]
+
+
+def _rows(random: Random, number: int, parents: tuple[Dot | bytes, ...]) -> list[Delta]:
+    with_ids = random.random() < 0.2
+    return [
+        Delta(
+            random.choice(VECTORS),
+            _operation(random),
+            namespace=random.choice(("default", "default", "other")),
+            id=bytes([number >> 8, number & 255, row]) + bytes(13) if with_ids else None,
+            parents=parents if row == 0 else (),
+            metadata=_patch(random),
+        )
+        for row in range(random.choice((1, 1, 2, 3, 9)))
+    ]
+
+
+def _operation(random: Random) -> Operation:
+    numbers = random.choices(NUMBERS, k=DIMENSION)
+    indices = random.choices(range(DIMENSION + 1), k=2)  # index 3 has no effect
+    return random.choice(
+        (
+            lambda: d.create(numbers),
+            lambda: d.dense(numbers),
+            lambda: d.sparse(indices, numbers[:2]),
+            lambda: d.sparse_add(indices, numbers[:2]),
+            lambda: d.scale(numbers[0]),
+            lambda: d.offset(numbers[0]),
+            d.delete,
+            lambda: d.opaque(b"bytes"),
+            d.metadata_only,
+        )
+    )()
+
+
+def _patch(random: Random) -> dict[str, object] | None:
+    if random.random() < 0.6:
+        return None
+    return {random.choice("xyz"): random.choice((None, 1, 2, {"p": 1}, {"p": None, "q": 2}))}
