@@ -62,7 +62,12 @@ class FeedState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FeedStatistics:
-    """One sink's progress. Offsets are next offsets: everything below is dealt with."""
+    """One sink's progress. Offsets are next offsets: everything below is dealt with.
+
+    `success` counts rows applied, `skipped` rows that are not for this sink: together, all that lie
+    between its start and `applied`. `backpressure` counts rows that found the mailbox full and are
+    read from the log instead, `errors` calls of the sink that failed.
+    """
 
     name: str
     state: str
@@ -116,12 +121,13 @@ class Feed:
         self._behind = start < log.visible
         self._applied = start
         self._committed = start
-        self._handed_over = start  # the end of the last delivery that was applied
+        self._handed_over = start  # behind the last row that was applied
         self._bell: anyio.Event | None = None
         self._waiters: list[tuple[int, int, anyio.Event]] = []
         self._commit_waiters: list[tuple[int, int, anyio.Event]] = []
         self._waits = 0
-        self._deliveries = self._deltas = self._skipped = 0
+        self._start = start
+        self._deliveries = self._deltas = 0
         self._backpressure = self._errors = self._retries = 0
 
     # --- what others ask
@@ -148,6 +154,10 @@ class Feed:
         """Nothing in hand, nothing waiting: whatever the log holds, it is dealt with."""
         return self.state is FeedState.IDLE and not self._mail and not self._behind
 
+    @property
+    def _ended(self) -> bool:
+        return self.state is FeedState.STOPPED or self.state is FeedState.CLOSED
+
     def statistics(self) -> FeedStatistics:
         """A snapshot."""
         return FeedStatistics(
@@ -163,7 +173,7 @@ class Feed:
             deliveries=self._deliveries,
             deltas=self._deltas,
             success=self._deltas,
-            skipped=self._skipped,
+            skipped=self.applied - self._start - self._deltas,
             backpressure=self._backpressure,
             errors=self._errors,
             retries=self._retries,
@@ -175,18 +185,25 @@ class Feed:
         while (self.committed if committed else self.applied) < offset:
             if self.reason is not None:
                 raise self.reason
-            event = anyio.Event()
             self._waits += 1
-            heapq.heappush(waiters, (offset, self._waits, event))
-            await event.wait()
+            waiter = (offset, self._waits, anyio.Event())
+            heapq.heappush(waiters, waiter)
+            try:
+                await waiter[2].wait()
+            finally:
+                if not waiter[2].is_set():  # given up: nothing stays behind
+                    waiters.remove(waiter)
+                    heapq.heapify(waiters)
 
     # --- what the chain does
 
     def offer(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> None:
         """Hand over a batch that has become visible; `rows` None means all. Never waits."""
-        if self._behind or self.state in (FeedState.STOPPED, FeedState.CLOSED):
+        if self._behind or self._ended:
             self._behind = True
             return
+        if self._quiet:
+            self._settle(logged.offset)
         delivery = Delivery(logged, rows)
         deltas, size = self._mail_deltas + delivery.count, self._mail_bytes + logged.batch.size
         full = deltas > self._limits.mailbox_deltas_max or size > self._limits.mailbox_bytes_max
@@ -211,26 +228,20 @@ class Feed:
 
     async def run(self) -> None:
         """Deliver until cancelled. A sink that must stop parks here until `restart`."""
-        was_working = False
+        busy = False
         while True:
-            if self.state in (FeedState.STOPPED, FeedState.CLOSED):
-                await self._ring(None)
-                continue
             if self._behind:
-                deliveries = self._pull()
-                await anyio.lowlevel.checkpoint()
-            elif self._mail:
-                if was_working:
-                    await self._gather()
-                deliveries = self._take()
-            else:
+                await anyio.lowlevel.checkpoint()  # a sink that never waits must not keep others waiting
+            elif busy:
+                await self._gather()
+            if self._ended or not (self._behind or self._mail):
                 self._rest()
-                was_working = False
+                busy = False
                 await self._ring(None)
-                continue
-            self.state = FeedState.WORKING
-            was_working = True
-            await self._deliver(deliveries)
+            else:
+                # No await between taking and the state that shows it: nobody may see an idle feed.
+                await self._deliver(self._pull() if self._behind else self._take())
+                busy = True
 
     def restart(self) -> None:
         """Go on after a stop, from the cursor, reading the log."""
@@ -245,6 +256,8 @@ class Feed:
 
     def stop(self, refusal: Refused, state: FeedState = FeedState.STOPPED) -> None:
         """Deliver no more; whoever waits for this sink is told."""
+        if self.state is FeedState.CLOSED:
+            return
         self.state, self.reason = state, refusal
         self._empty_mailbox()
         self._behind = True
@@ -278,6 +291,7 @@ class Feed:
         """Read on from the log; once its end is reached, batches are pushed again."""
         if self._mail:
             return self._take()
+        self._end = max(self._end, self._applied)
         try:
             read = self._log.read(self._end, rows_max=self._limits.merge_deltas_max, bytes_max=READ_BYTES_MAX)
         except Refused as refusal:
@@ -289,14 +303,13 @@ class Feed:
         # No await between this comparison and the flag: what is appended next is offered.
         self._behind = self._end < self._log.visible
         if not found:
-            self._applied = self._end
+            self._progress(self._end)
         return found
 
     def _matching(self, read: Sequence[LoggedBatch]) -> Iterator[Delivery]:
         for logged in read:
             rows = self._table.rows_for(self, logged.batch)
             if isinstance(rows, Nothing):
-                self._skipped += logged.count
                 continue
             if logged.offset < self._end:  # resumes inside this batch
                 chosen = np.arange(logged.count) if rows is None else rows
@@ -328,10 +341,14 @@ class Feed:
 
     async def _deliver(self, deliveries: list[Delivery]) -> None:
         wait_s = RETRY_S_FIRST
-        while deliveries and self.state is not FeedState.STOPPED:
+        while deliveries and not self._ended:
+            self.state = FeedState.WORKING
             try:
                 await self.sink.apply(deliveries)
-            except (RejectDelta, StopSink) as failure:
+            except RejectDelta as failure:
+                self._drop_done(deliveries, failure.offset)
+                self._stop_for(failure)
+            except StopSink as failure:
                 self._stop_for(failure)
             except TryAgain as failure:
                 deliveries = self._drop_done(deliveries, failure.done_offset)
@@ -349,8 +366,6 @@ class Feed:
         self.state = FeedState.RETRYING
         self.last_failure = failure
         await anyio.sleep(wait_s * (1 + RETRY_JITTER * (2 * self._world.randomness.random() - 1)))
-        if self.state is FeedState.RETRYING:
-            self.state = FeedState.WORKING
 
     def _drop_done(self, deliveries: list[Delivery], done: int | None) -> list[Delivery]:
         if done is None or done <= deliveries[0].first_offset:
@@ -362,16 +377,21 @@ class Feed:
         if rest and rest[0].first_offset < done:
             first = rest[0]
             rows = np.arange(first.logged.count) if first.rows is None else first.rows
-            rest[0] = Delivery(first.logged, rows[rows >= done - first.first_offset])
+            left = rows[rows >= done - first.first_offset]
+            self._deltas += first.count - len(left)
+            self._handed_over = max(self._handed_over, done)
             self._progress(done)
+            rest[:1] = [Delivery(first.logged, left)] if len(left) else []
         return rest
 
     def _done(self, deliveries: list[Delivery]) -> None:
         self._deliveries += 1
         for delivery in deliveries:
             self._deltas += delivery.count
-        self._handed_over = max(self._handed_over, deliveries[-1].next_offset)
-        self._progress(deliveries[-1].next_offset)
+        last = deliveries[-1]
+        row = last.logged.count - 1 if last.rows is None else int(last.rows[-1])
+        self._handed_over = max(self._handed_over, last.first_offset + row + 1)
+        self._progress(last.next_offset)
 
     def _progress(self, applied: int) -> None:
         self._applied = max(self._applied, applied)
@@ -381,11 +401,21 @@ class Feed:
         self._on_progress()
 
     def _rest(self) -> None:
-        """Nothing to do: everything that the log holds is dealt with."""
+        """Nothing is left to do; a feed that has ended only waits."""
+        if self._ended:
+            return
         self.state = FeedState.IDLE
-        self._applied = self._end = self._log.visible
-        self._wake(self._waiters, self._applied)
+        self._end = self._log.visible
+        if self._applied < self._end:
+            self._settle(self._end)
+            self._progress(self._end)
         self._wake(self._commit_waiters, self.committed)
+
+    def _settle(self, offset: int) -> None:
+        """Nothing below is left to do, so what was passed over counts as done, and stays so."""
+        if self._committed >= self._handed_over:
+            self._committed = max(self._committed, offset)
+        self._applied = max(self._applied, offset)
 
     def _stop_for(self, failure: RejectDelta | StopSink) -> None:
         self._errors += 1

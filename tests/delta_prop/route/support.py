@@ -1,0 +1,142 @@
+"""A log, a table and feeds without the rest of the pipeline; sinks that do what a test tells them."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from delta_prop.route.feed import Feed, FeedLimits
+from delta_prop.route.table import Table
+from delta_prop.testing import virtual_world
+from delta_prop_broker.log.memory import MemoryLog
+from delta_prop_wire.delta import Delta, Source, create
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.topics import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from delta_prop_sinks.sink import Delivery, SinkContext
+    from delta_prop_wire.batch import Batch, LoggedBatch
+
+ORIGIN = 16
+LIMITS = FeedLimits(
+    mailbox_deltas_max=2000,
+    mailbox_bytes_max=1 << 20,
+    batch_deltas=100,
+    linger_ms_max=10,
+    merge_deltas_max=1000,
+)
+
+
+class TinySink:
+    """Notes the offset and the time of every row. `before` runs first, may wait, and may fail."""
+
+    name = "tiny"
+
+    def __init__(self, before: Callable[[Sequence[Delivery]], Any] | None = None) -> None:
+        self.before = before
+        self.offsets: list[int] = []
+        self.calls: list[tuple[float, int]] = []  # when a call began, how many rows it brought
+        self.running = False
+
+    async def open(self, context: SinkContext) -> None:
+        """Nothing to open."""
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        assert not self.running
+        assert deliveries
+        assert all(delivery.count for delivery in deliveries)
+        self.running = True
+        self.calls.append((anyio.current_time(), sum(delivery.count for delivery in deliveries)))
+        try:
+            if self.before is not None:
+                await self.before(deliveries)
+        finally:
+            self.running = False
+        self.note(deliveries)
+
+    def note(self, deliveries: Sequence[Delivery], below: float = float("inf")) -> None:
+        """Apply the rows, those below an offset only."""
+        self.offsets += [offset for offset in offsets_of(deliveries) if offset < below]
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+    def statistics(self) -> None:
+        """Nothing to tell."""
+
+
+def offsets_of(deliveries: Sequence[Delivery]) -> list[int]:
+    """The offsets of the rows that are meant."""
+    return [
+        delivery.logged.offset + row
+        for delivery in deliveries
+        for row in (range(delivery.logged.count) if delivery.rows is None else delivery.rows.tolist())
+    ]
+
+
+class Route:
+    """What stands behind the chain. `publish` appends and offers, as the chain does."""
+
+    def __init__(self, **log_bounds: int) -> None:
+        self.log = MemoryLog(bytes(16), **log_bounds)
+        self.table: Table[Feed] = Table()
+        self.world = virtual_world()
+        self.progress = 0
+        self._tasks: Any = None
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, **log_bounds: int) -> AsyncIterator[Route]:
+        route = cls(**log_bounds)
+        async with anyio.create_task_group() as route._tasks:
+            yield route
+            route._tasks.cancel_scope.cancel()
+
+    def feed(
+        self,
+        sink: TinySink,
+        *topics: str,
+        start: int = 0,
+        limits: FeedLimits = LIMITS,
+        required: bool = True,
+        keeps_cursor: bool = False,
+    ) -> Feed:
+        feed = Feed(
+            f"sink-{len(self.table._wants)}",
+            sink,
+            log=self.log,
+            table=self.table,
+            world=self.world,
+            limits=limits,
+            start=start,
+            keeps_cursor=keeps_cursor,
+            on_progress=self._note_progress,
+        )
+        self.table.subscribe(feed, [Topic.parse(topic) for topic in topics or ("*",)])
+        if required:
+            self.log.hold(feed.name, lambda: feed.committed)
+        self._tasks.start_soon(feed.run)
+        return feed
+
+    def publish(self, *namespaces: str) -> LoggedBatch:
+        """One batch, one row for each namespace."""
+        deltas = [Delta("v", create([1.0]), namespace) for namespace in namespaces]
+        return self.append(encode_batch(deltas, origin=ORIGIN, base=self.log.next_offset + 1))
+
+    def append(self, batch: Batch) -> LoggedBatch:
+        logged = self.log.append(batch, lamport=self.log.next_offset + 1, source=Source.LOCAL)
+        for feed, rows in self.table.plan(batch):
+            feed.offer(logged, rows)
+        return logged
+
+    def _note_progress(self) -> None:
+        self.progress += 1
+
+
+async def until_quiet() -> None:
+    """Let everything run that needs no time."""
+    await anyio.sleep(1e-6)

@@ -1,0 +1,682 @@
+"""Feeds in virtual time: nothing lost, nothing twice, in order; nobody waits for another's sink."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop.route.feed import FeedState
+from delta_prop.testing import run_virtual
+from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
+from delta_prop_wire.encode import encode_void
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.route.support import LIMITS, ORIGIN, Route, TinySink, offsets_of, until_quiet
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from delta_prop.route.feed import Feed
+    from delta_prop_sinks.sink import Delivery
+
+SMALL = replace(LIMITS, mailbox_deltas_max=20, merge_deltas_max=15, batch_deltas=8)
+
+
+def takes(seconds: float) -> Callable[[Sequence[Delivery]], Awaitable[None]]:
+    async def before(_: Sequence[Delivery]) -> None:
+        await anyio.sleep(seconds)
+
+    return before
+
+
+# --- when
+
+
+def test_an_idle_sink_gets_its_first_delta_at_once() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+            route.feed(sink)
+            for at in (5.0, 6.0, 6.001):
+                await anyio.sleep_until(at)
+                route.publish("a")
+            await anyio.sleep(1)
+            assert sink.calls == [(5.0, 1), (6.0, 1), (6.001, 1)]
+
+    run_virtual(main)
+
+
+def test_a_delta_that_came_while_the_sink_was_busy_goes_10_ms_after_it_came() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink(takes(0.004))
+            route.feed(sink)
+            await anyio.sleep_until(1.0)
+            route.publish("a")
+            await anyio.sleep_until(1.001)
+            route.publish("a")
+            await anyio.sleep_until(1.006)  # the sink is done; this one joins
+            route.publish("a")
+            await anyio.sleep_until(2)
+            assert sink.calls == [(1.0, 1), (pytest.approx(1.011), 2)]
+
+    run_virtual(main)
+
+
+def test_what_waited_longer_than_10_ms_goes_as_soon_as_the_sink_is_free() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink(takes(0.5))
+            route.feed(sink)
+            await anyio.sleep_until(1.0)
+            route.publish("a")
+            await anyio.sleep_until(1.1)
+            route.publish("a")
+            await anyio.sleep_until(9)
+            assert sink.calls == [(1.0, 1), (1.5, 1)]
+
+    run_virtual(main)
+
+
+def test_a_full_batch_goes_at_once() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink(takes(0.004))
+            route.feed(sink)
+            await anyio.sleep_until(1.0)
+            route.publish("a")
+            await anyio.sleep_until(1.001)
+            route.publish(*["a"] * 60)
+            await anyio.sleep_until(1.005)
+            route.publish(*["a"] * 39)
+            await anyio.sleep_until(1.006)
+            route.publish("a")
+            await anyio.sleep_until(2)
+            assert sink.calls == [(1.0, 1), (1.006, 100)]
+
+    run_virtual(main)
+
+
+def test_waiting_batches_are_merged_up_to_a_bound() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink(takes(1))
+            route.feed(sink, limits=replace(LIMITS, merge_deltas_max=10))
+            for _ in range(9):
+                route.publish("a", "a", "a")
+            route.publish(*["a"] * 25)
+            await anyio.sleep(60)
+            assert [count for _, count in sink.calls] == [9, 9, 9, 25]
+
+    run_virtual(main)
+
+
+# --- one sink and the others
+
+
+def test_a_stalled_sink_delays_nobody_and_keeps_little() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            stalled, swift = TinySink(takes(3600)), TinySink()
+            behind, hot = route.feed(stalled, limits=SMALL), route.feed(swift, limits=SMALL)
+            for _ in range(500):
+                logged = route.publish("a", "b", "c")
+                await hot.wait(logged.next_offset)
+                assert anyio.current_time() == 0
+                assert behind.statistics().mailbox_deltas <= SMALL.mailbox_deltas_max
+            assert swift.offsets == list(range(1500))
+            assert stalled.offsets == []
+            assert behind.applied == 0
+            assert behind.statistics().behind
+
+            stalled.before = None
+            await behind.wait(1500)
+            assert anyio.current_time() == 3600
+            assert stalled.offsets == list(range(1500))
+
+    run_virtual(main)
+
+
+def test_a_sink_that_never_waits_lets_others_run() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            for _ in range(200):
+                route.publish("a")
+            greedy, other = TinySink(), TinySink()
+            one = replace(LIMITS, merge_deltas_max=1)
+            route.feed(greedy, limits=one)
+            second = route.feed(other, limits=one)
+            await second.wait(100)
+            assert abs(len(greedy.offsets) - len(other.offsets)) <= 2
+
+    run_virtual(main)
+
+
+def test_a_mailbox_is_bounded_in_bytes_too() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink(takes(1))
+            size = route.publish("a").batch.size
+            feed = route.feed(sink, start=1, limits=replace(LIMITS, mailbox_bytes_max=3 * size))
+            for _ in range(10):
+                route.publish("a")
+            statistics = feed.statistics()
+            assert (statistics.mailbox_deltas, statistics.mailbox_bytes) == (3, 3 * size)
+            assert statistics.backpressure == 1
+            await feed.wait(11)
+            assert sink.offsets == list(range(1, 11))
+
+    run_virtual(main)
+
+
+def test_a_batch_larger_than_the_mailbox_is_still_pushed() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+            feed = route.feed(sink, limits=SMALL)
+            await until_quiet()
+            route.publish(*["a"] * 50)
+            assert not feed.statistics().behind
+            await feed.wait(50)
+            assert sink.calls == [(pytest.approx(1e-6), 50)]
+
+    run_virtual(main)
+
+
+# --- nothing lost, nothing twice, in order
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> dict[str, Any]:
+    """What is published when, how long each call of the sink takes and how it fails, what it asks for."""
+    return {
+        "steps": draw(
+            st.lists(
+                st.tuples(
+                    st.lists(st.sampled_from("abc"), min_size=1, max_size=12),
+                    st.sampled_from([0, 0, 0, 0.001, 0.02, 0.3]),
+                ),
+                min_size=1,
+                max_size=40,
+            )
+        ),
+        "calls": draw(
+            st.lists(
+                st.tuples(
+                    st.sampled_from([None, 0, 0.005, 0.1, 1.0]),
+                    st.sampled_from(["well", "well", "well", "fail", "part", "defect", "reject", "stop"]),
+                    st.floats(0, 1),
+                ),
+                max_size=12,
+            )
+        ),
+        "topics": draw(st.sampled_from([["*"], ["ns:a"], ["ns:a", "ns:b"], ["op:create"], ["ns:nobody"]])),
+        "start": draw(st.integers(0, 6)),
+        "before": draw(st.integers(1, 3)),
+        "seed": draw(st.none() | st.integers(0, 100)),
+        "commits": draw(st.booleans()),
+        "restarts_after": draw(st.sampled_from([0, 0.001, 2.0])),
+    }
+
+
+@given(schedule=schedules())
+def test_every_row_that_matches_comes_once_and_in_order(schedule: dict[str, Any]) -> None:
+    run_virtual(_check_schedule, schedule, seed=schedule["seed"])
+
+
+async def _check_schedule(schedule: dict[str, Any]) -> None:
+    async with Route.running(deltas_max=100_000) as route:
+        wanted: list[int] = []
+        calls = list(schedule["calls"])
+        sink = TinySink()
+
+        def publish(namespaces: list[str]) -> None:
+            logged = route.publish(*namespaces)
+            names = {topic.removeprefix("ns:") for topic in schedule["topics"]}
+            wanted.extend(
+                logged.offset + row
+                for row, name in enumerate(namespaces)
+                if name in names or names & {"*", "op:create"}
+            )
+
+        async def before(deliveries: Sequence[Delivery]) -> None:
+            if not calls:
+                return
+            delay, outcome, part = calls.pop(0)
+            if delay is not None:
+                await anyio.sleep(delay)
+            offsets = offsets_of(deliveries)
+            somewhere = offsets[int(part * (len(offsets) - 1))]
+            if outcome == "fail":
+                raise TryAgain("not now")
+            if outcome == "defect":
+                raise ZeroDivisionError
+            if outcome == "stop":
+                raise StopSink("until someone acts")
+            if outcome in ("part", "reject"):
+                sink.note(deliveries, below=somewhere)
+                raise TryAgain("later", somewhere) if outcome == "part" else RejectDelta(somewhere, "no")
+
+        async def restart() -> None:
+            while True:
+                await anyio.sleep(0.5)
+                if feed.state is FeedState.STOPPED:
+                    await anyio.sleep(schedule["restarts_after"])
+                    feed.restart()
+
+        async def watch() -> None:
+            applied, committed, pause = 0, 0, 0.001
+            while True:
+                assert applied <= feed.applied <= route.log.visible
+                assert committed <= feed.committed <= feed.applied
+                applied, committed = feed.applied, feed.committed
+                assert [offset for offset in wanted if offset < applied] == sink.offsets[
+                    : sum(offset < applied for offset in wanted)
+                ]
+                if schedule["commits"] and not sink.running:
+                    feed.note_committed(sink.offsets[-1] + 1 if sink.offsets else 0)
+                await anyio.sleep(pause)
+                pause *= 1.01
+
+        for _ in range(schedule["before"]):
+            publish(["a", "b"])
+        sink.before = before
+        start = min(schedule["start"], route.log.visible)
+        wanted = [offset for offset in wanted if offset >= start]
+        feed = route.feed(
+            sink,
+            *schedule["topics"],
+            start=start,
+            limits=SMALL,
+            keeps_cursor=schedule["commits"],
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(restart)
+            tasks.start_soon(watch)
+            for namespaces, pause in schedule["steps"]:
+                publish(namespaces)
+                if pause:
+                    await anyio.sleep(pause)
+            with anyio.fail_after(300):
+                await _wait_through_stops(feed, route.log.visible)
+            tasks.cancel_scope.cancel()
+        assert sink.offsets == wanted
+        statistics = feed.statistics()
+        assert statistics.success == len(wanted)
+        assert statistics.success + statistics.skipped == route.log.visible - start
+        assert (statistics.lag, statistics.mailbox_deltas, statistics.mailbox_bytes) == (0, 0, 0)
+
+
+async def _wait_through_stops(feed: Feed, offset: int) -> None:
+    try:
+        await feed.wait(offset, committed=True)
+    except Refused:
+        await anyio.sleep(3)
+        await _wait_through_stops(feed, offset)
+
+
+def test_reading_resumes_inside_a_batch() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            route.publish("a", "b", "a", "b")
+            route.publish("b", "a")
+            everything, some = TinySink(), TinySink()
+            first, second = route.feed(everything, start=2), route.feed(some, "ns:a", start=3)
+            await first.wait(6)
+            await second.wait(6)
+            assert everything.offsets == [2, 3, 4, 5]
+            assert some.offsets == [5]
+
+    run_virtual(main)
+
+
+# --- what is passed over
+
+
+def test_the_cursor_moves_over_what_does_not_match() -> None:
+    async def main() -> None:
+        async with Route.running(deltas_max=10) as route:
+            sink = TinySink()
+            feed = route.feed(sink, "ns:a")
+            for number in range(25):
+                route.publish("b", "b")  # the log holds ten: they can only go if this sink lets go of them
+                assert feed.applied == feed.committed == feed.cursor.next_offset == 2 * number + 2
+            sink.before = takes(5)
+            route.publish("a")
+            assert feed.applied == feed.committed == 50
+            await anyio.sleep(1)
+            route.publish("b")
+            assert feed.applied == 50
+            await feed.wait(52)
+            assert anyio.current_time() == 5
+            assert feed.statistics().success == 1
+            assert feed.statistics().skipped == 51
+
+    run_virtual(main)
+
+
+def test_control_rows_are_passed_over() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+            void = partial(encode_void, origin=ORIGIN, count=2, code=ErrorCode.INVALID_DELTA)
+            route.append(void(base=1))
+            feed = route.feed(sink)
+            await feed.wait(2)
+            route.publish("a")
+            route.append(void(base=4))
+            await feed.wait(5)
+            assert sink.offsets == [2]
+            assert (feed.statistics().success, feed.statistics().skipped) == (1, 4)
+
+    run_virtual(main)
+
+
+def test_what_was_passed_over_is_not_asked_for_again_after_a_stop() -> None:
+    async def main() -> None:
+        async with Route.running(deltas_max=10) as route:
+            sink = TinySink()
+
+            async def stop(_: Sequence[Delivery]) -> None:
+                raise StopSink("full")
+
+            sink.before = stop
+            feed = route.feed(sink, "ns:a")
+            await until_quiet()
+            for _ in range(12):
+                route.publish("b")
+            route.publish("a")
+            await until_quiet()
+            assert feed.state is FeedState.STOPPED
+            assert feed.applied == 12
+            sink.before = None
+            feed.restart()
+            await feed.wait(13)
+            assert sink.offsets == [12]
+
+    run_virtual(main)
+
+
+def test_progress_is_told_when_reading_only_passes_over() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            for _ in range(30):
+                route.publish("b")
+            feed = route.feed(TinySink(), "ns:a", limits=SMALL)
+            assert route.progress == 0
+            await feed.wait(30)
+            assert route.progress > 0
+
+    run_virtual(main)
+
+
+# --- failures
+
+
+def test_a_passing_failure_is_retried_from_where_it_was_done() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+            done: list[int | None] = [None, 1, 3, 4]
+
+            async def before(deliveries: Sequence[Delivery]) -> None:
+                if done:
+                    below = done.pop(0)
+                    sink.note(deliveries, below=-1 if below is None else below)
+                    raise TryAgain("busy", below)
+
+            sink.before = before
+            feed = route.feed(sink)
+            route.publish("a", "a")
+            route.publish("a", "a", "a")
+            seen = []
+            with anyio.move_on_after(100):
+                for offset in range(1, 6):
+                    await feed.wait(offset)
+                    seen.append((offset, feed.applied))
+            assert seen == [(1, 1), (2, 3), (3, 3), (4, 4), (5, 5)]
+            assert sink.offsets == [0, 1, 2, 3, 4]
+            assert [count for _, count in sink.calls] == [5, 5, 4, 2, 1]
+            assert feed.statistics().success == 5
+            assert feed.statistics().errors == feed.statistics().retries == 4
+
+    run_virtual(main)
+
+
+def test_retries_come_ever_more_slowly_up_to_a_bound() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+
+            async def never(_: Sequence[Delivery]) -> None:
+                raise TryAgain("down")
+
+            sink.before = never
+            feed = route.feed(sink)
+            route.publish("a")
+            await anyio.sleep(600)
+            gaps = [
+                later - sooner for (sooner, _), (later, _) in zip(sink.calls, sink.calls[1:], strict=False)
+            ]
+            for number, gap in enumerate(gaps):
+                assert gap == pytest.approx(min(0.05 * 2**number, 5), rel=0.101)
+            assert len(set(gaps)) == len(gaps)  # jittered
+            assert feed.state is FeedState.RETRYING
+            sink.before = None
+            await feed.wait(1)
+            assert anyio.current_time() < 606
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("failure", "told"),
+    [(RejectDelta(3, "no such index"), "offset 3: no such index"), (StopSink("disk full"), "disk full")],
+)
+def test_a_sink_that_stops_stops_alone(failure: Exception, told: str) -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink, other = TinySink(), TinySink()
+            waiting: list[Refused] = []
+
+            async def fail(deliveries: Sequence[Delivery]) -> None:
+                if isinstance(failure, RejectDelta):
+                    sink.note(deliveries, below=failure.offset)
+                raise failure
+
+            async def wait(offset: int, committed: bool) -> None:
+                with pytest.raises(Refused) as caught:
+                    await feed.wait(offset, committed=committed)
+                waiting.append(caught.value)
+
+            feed, second = route.feed(sink), route.feed(other)
+            await until_quiet()
+            route.publish("a", "a")
+            await feed.wait(2)
+            sink.before = fail
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(wait, 4, False)
+                tasks.start_soon(wait, 3_000, True)
+                await until_quiet()
+                route.publish("a", "a", "a")
+            assert {refusal.code for refusal in waiting} == {ErrorCode.PROCESSING_FAILED}
+            assert all(told in refusal.message and feed.name in refusal.message for refusal in waiting)
+            with pytest.raises(Refused, match=told):
+                await feed.wait(4)
+
+            route.publish("a")
+            await second.wait(6)
+            await anyio.sleep(100)
+            assert other.offsets == list(range(6))
+            assert (feed.statistics().state, feed.statistics().lag) == ("stopped", 6 - feed.applied)
+            assert told in (feed.statistics().reason or "")
+
+            sink.before = None
+            feed.restart()
+            assert feed.reason is None
+            await feed.wait(6)
+            assert sink.offsets == list(range(6))
+
+    run_virtual(main)
+
+
+def test_stopped_while_deltas_gather_it_delivers_no_more() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink(takes(0.001))
+            feed = route.feed(sink)
+            await until_quiet()
+            route.publish("a")
+            await until_quiet()
+            route.publish("a")
+            await anyio.sleep(0.003)
+            assert feed.statistics().mailbox_deltas == 1
+            feed.stop(Refused(ErrorCode.SHUTTING_DOWN, "paused"))
+            await anyio.sleep(1)
+            assert feed.state is FeedState.STOPPED
+            assert sink.offsets == [0]
+            feed.restart()
+            await feed.wait(2)
+            assert sink.offsets == [0, 1]
+
+    run_virtual(main)
+
+
+def test_stopped_and_restarted_while_the_sink_is_busy_nothing_comes_twice() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink(takes(1))
+            feed = route.feed(sink)
+            await until_quiet()
+            route.publish("a", "a")
+            await until_quiet()
+            feed.stop(Refused(ErrorCode.SHUTTING_DOWN, "paused"))
+            feed.restart()
+            route.publish("a")
+            assert feed.applied == 0
+            await feed.wait(3)
+            assert sink.offsets == [0, 1, 2]
+
+    run_virtual(main)
+
+
+def test_given_up_while_it_retries_it_ends() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+
+            async def never(_: Sequence[Delivery]) -> None:
+                raise TryAgain("down")
+
+            sink.before = never
+            feed = route.feed(sink)
+            route.publish("a")
+            await anyio.sleep(1)
+            calls = len(sink.calls)
+            feed.give_up()
+            feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "late"))
+            feed.restart()
+            await anyio.sleep(100)
+            assert len(sink.calls) == calls
+            assert feed.state is FeedState.CLOSED
+            with pytest.raises(Refused, match="detached"):
+                await feed.wait(1)
+
+    run_virtual(main)
+
+
+def test_a_log_that_dropped_what_comes_next_stops_a_feed_that_nothing_waited_for() -> None:
+    async def main() -> None:
+        async with Route.running(deltas_max=10) as route:
+            sink = TinySink(takes(5))
+            feed = route.feed(sink, limits=replace(SMALL, mailbox_deltas_max=2), required=False)
+            await until_quiet()
+            for _ in range(40):
+                route.publish("a")
+            with pytest.raises(Refused, match="starts at 30") as caught:
+                await feed.wait(40)
+            assert caught.value.code == ErrorCode.CURSOR_TOO_OLD
+            assert sink.offsets == [0, 1]
+            await anyio.sleep(100)
+            assert feed.state is FeedState.STOPPED
+            feed.restart()
+            await anyio.sleep(100)
+            assert feed.reason is not None
+            assert feed.reason.code == ErrorCode.CURSOR_TOO_OLD
+
+    run_virtual(main)
+
+
+# --- what is held, what is waited for
+
+
+def test_the_log_keeps_what_a_sink_has_not_committed() -> None:
+    async def main() -> None:
+        async with Route.running(deltas_max=10) as route:
+            feed = route.feed(TinySink(), keeps_cursor=True)
+            for _ in range(10):
+                route.publish("a")
+            await feed.wait(10)
+            assert feed.committed == 0
+            with pytest.raises(Refused, match="still needs the oldest"):
+                route.publish("a")
+            feed.note_committed(4)
+            feed.note_committed(3)
+            assert feed.committed == feed.cursor.next_offset == 4
+            for _ in range(4):
+                route.publish("a")
+            with pytest.raises(Refused):
+                route.publish("a")
+
+    run_virtual(main)
+
+
+def test_waiting_for_what_is_committed() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            feed = route.feed(TinySink(), "ns:a", keeps_cursor=True)
+            await until_quiet()
+            route.publish("a", "b")
+            route.publish("b")
+            with anyio.move_on_after(5) as scope:
+                await feed.wait(3, committed=True)
+            assert scope.cancelled_caught
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(feed.wait, 3, committed=True))
+                await until_quiet()
+                feed.note_committed(2)
+            assert feed.committed == 3
+
+    run_virtual(main)
+
+
+def test_giving_up_waiting_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            feed = route.feed(TinySink(takes(1e5)))
+            route.publish("a")
+            for _ in range(50):
+                with anyio.move_on_after(0.1):
+                    await feed.wait(1)
+            assert feed._waiters == []
+
+    run_virtual(main)
+
+
+def test_a_cancelled_call_is_not_counted_as_applied() -> None:
+    async def main() -> None:
+        sink = TinySink(takes(10))
+        async with Route.running() as route:
+            feed = route.feed(sink)
+            route.publish("a")
+            await anyio.sleep(1)
+        assert feed.applied == 0
+        assert sink.offsets == []
+
+    run_virtual(main)
