@@ -490,6 +490,8 @@ class Propagator:
     async def _close(self, name: str) -> None:
         attached = self._attached.pop(name)
         feed = attached.require_feed()
+        if isinstance(attached.sink, Subscription):
+            attached.sink.end()
         await attached.close(self.settings.close_timeout_s)
         self._cursors[name] = feed.committed
         self._table.unsubscribe(feed)

@@ -1,6 +1,6 @@
 """A live listener in this process: a sink that hands its rows to whoever iterates, at their pace.
 
-It keeps at most one delivery in hand; while the reader is slow the feed reads the log.
+It keeps at most one call's deliveries in hand; while the reader is slow the feed reads the log.
 """
 
 from __future__ import annotations
@@ -9,6 +9,10 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
+
+from delta_prop.route.feed import FeedState
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -28,9 +32,11 @@ class Delivered(NamedTuple):
 
 
 class Subscription:
-    """Async iterator over `Delivered`. Close it with `async with`, or with the propagator.
+    """Async iterator over `Delivered`, for one reader at a time. Close it, with `async with` or `close`;
+    one that is left open holds what it has in hand until the propagator closes.
 
-    Raises Refused (CURSOR_TOO_OLD) where the log no longer has what comes next.
+    Raises Refused: CURSOR_TOO_OLD where the log no longer has what comes next, SHUTTING_DOWN where the
+    propagator closed before everything was read.
     """
 
     def __init__(
@@ -44,10 +50,12 @@ class Subscription:
         self._detach = detach
         self._feed: Feed | None = None
         self._rows: deque[tuple[Delivery, int]] = deque()
+        self._rows_end = 0  # the offset behind what is in hand
         self._change = anyio.Event()
         self._drained = anyio.Event()
         self._delivered = 0
         self._closed = False
+        self._missed: Refused | None = None
 
     # --- the reader's side
 
@@ -62,8 +70,7 @@ class Subscription:
                 raise StopAsyncIteration
             if self._feed is None:
                 self._feed = await self._attach(self)
-            if self._feed.reason is not None:
-                raise self._feed.reason
+            self._check_going_on(self._feed)
             self._drained.set()
             self._change = anyio.Event()
             await self._change.wait()
@@ -79,12 +86,15 @@ class Subscription:
         await self.close()
 
     async def close(self) -> None:
-        """End the subscription; an iteration that waits ends too."""
-        if self._feed is not None and not self._closed:
-            self._feed.give_up()  # what is not read yet is not wanted
-            await self._detach(self.name)
+        """End the subscription; an iteration that waits ends too. What is not read yet is not wanted."""
+        if self._closed:
+            return
         self._closed = True
+        self._rows.clear()
         self.ring()
+        if self._feed is not None and self._feed.state is not FeedState.CLOSED:
+            self._feed.give_up()
+            await self._detach(self.name)
 
     def ring(self) -> None:
         """Something changed that an iteration may wait for."""
@@ -96,25 +106,48 @@ class Subscription:
         """Nothing to open: the service keeps the cursor."""
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Hand the rows over; return when the reader has taken the last one."""
+        """Hand the rows over; return when the reader has come back for more."""
         self._drained = anyio.Event()
+        self._rows_end = deliveries[-1].next_offset
         for delivery in deliveries:
             rows = range(delivery.logged.count) if delivery.rows is None else delivery.rows.tolist()
             self._rows.extend((delivery, row) for row in rows)
-        self._change.set()
-        try:
-            await self._drained.wait()
-        finally:
-            self._rows.clear()
+        self.ring()
+        await self._drained.wait()
+
+    def end(self) -> None:
+        """The service closes, and waits for no reader: what is in hand can still be read, then it ends."""
+        feed = self._feed
+        if feed is None or feed.state is FeedState.CLOSED:
+            return
+        progress = feed.statistics()
+        reached, there_is = max(progress.applied, self._rows_end), progress.applied + progress.lag
+        if reached < there_is:
+            self._missed = Refused(
+                ErrorCode.SHUTTING_DOWN,
+                f"the propagator closed when {self.name!r} had read up to offset {reached} of {there_is}: "
+                "read to the end before you leave its block",
+                details={"offset": reached, "next_offset": there_is},
+            )
+        feed.give_up()
 
     async def aclose(self) -> None:
-        """The service lets go: what is in hand can still be read, then the iteration ends."""
-        self._closed = True
+        """Nothing is kept open."""
         self.ring()
 
     def statistics(self) -> int:
         """How many deltas the reader has taken."""
         return self._delivered
+
+    # --- helpers
+
+    def _check_going_on(self, feed: Feed) -> None:
+        if feed.state is FeedState.CLOSED:
+            if self._missed is not None:
+                raise self._missed.with_traceback(None)
+            raise StopAsyncIteration
+        if feed.reason is not None:
+            raise feed.reason.with_traceback(None)
 
     def _take(self) -> Delivered:
         delivery, row = self._rows.popleft()
