@@ -12,7 +12,7 @@ from delta_prop_wire.spec import DELTA_BYTES_MAX, FRAME_PAYLOAD_BYTES_MAX
 
 MIB = 1024 * 1024
 
-BYTES_PER_RECENT_ID = 220
+BYTES_PER_RECENT_ID = 240
 BYTES_PER_SEALED_ID = 28
 BYTES_PER_HEAD = 220
 BYTES_PER_ORIGIN = 3_000
@@ -47,7 +47,7 @@ class Settings:
     batch_deltas: int = 100
     linger_ms_max: float = 10.0
     merge_deltas_max: int = 1_000
-    publish_timeout_s: float = 30.0
+    publish_timeout_s: float = 60.0
     close_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:

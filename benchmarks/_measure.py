@@ -1,0 +1,85 @@
+"""How a benchmark measures: calibration, medians of interleaved rounds, tables, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A median with the spread of its rounds, in the caller's unit."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, rounds: Sequence[float]) -> Figure:
+        """The figure of these rounds."""
+        return cls(statistics.median(rounds), min(rounds), max(rounds))
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.low:.3g}-{self.high:.3g})"
+
+
+def calibration_ns() -> float:
+    """What one turn of an empty-ish loop costs here, CPU ns: sets figures of two machines in relation."""
+    count = 200_000
+    begin = time.process_time_ns()
+    total = 0
+    for number in range(count):
+        total += number & 7
+    return (time.process_time_ns() - begin) / count
+
+
+def cpu_us(rounds: int, stages: Mapping[str, Callable[[], int]]) -> dict[str, Figure]:
+    """CPU µs per unit of each stage: interleaved rounds, each stage run once a round.
+
+    A stage runs its work and returns how many units (calls or deltas) that was.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in stages}
+    for _ in range(rounds):
+        for name, stage in stages.items():
+            begin = time.process_time_ns()
+            units = stage()
+            taken[name].append((time.process_time_ns() - begin) / 1000 / units)
+    return {name: Figure.of(times) for name, times in taken.items()}
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """The sample below which `share` of all lie."""
+    ordered = sorted(samples)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A plain table, first column left, the others right."""
+    cells = [[str(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column == 0 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+    return "\n".join([title, lines[0], "-" * len(lines[0]), *lines[1:], ""])
+
+
+def write_json(path: str | None, figures: Mapping[str, object]) -> None:
+    """Write the figures for programs, where a path was given."""
+    if path is not None:
+        with open(path, "w") as file:
+            json.dump(
+                figures,
+                file,
+                indent=2,
+                default=lambda one: one.__dict__ if hasattr(one, "__dict__") else str(one),
+            )
