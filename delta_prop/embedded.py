@@ -40,7 +40,7 @@ from delta_prop_wire.topics import Topic
 from delta_prop_wire.validate import validate_delta
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
     from numpy.typing import ArrayLike, NDArray
@@ -191,16 +191,13 @@ class Propagator:
 
     async def detach(self, name: str) -> None:
         """Let a sink go: it is closed, its cursor stays with it, the log keeps nothing for it."""
-        if name not in self._attached:
-            raise UsageError(f"no sink named {name!r} is attached; attached are {sorted(self._attached)}")
+        self._require(name)
         with anyio.CancelScope(shield=True):
             await self._close(name)
 
     def restart(self, name: str) -> None:
         """Let a stopped sink go on from its cursor."""
-        if name not in self._attached:
-            raise UsageError(f"no sink named {name!r} is attached; attached are {sorted(self._attached)}")
-        self._attached[name].require_feed().restart()
+        self._require(name).require_feed().restart()
 
     async def wait_visible(
         self,
@@ -212,19 +209,18 @@ class Propagator:
     ) -> None:
         """Wait until these sinks (all, if none are named) have applied a delta: read your own write.
 
-        `committed`: until it is durable there. Raises TimeoutError, Refused if a sink stops.
+        `committed`: until it is durable there. A subscription counts only where it is named, as its
+        reader may be the caller. Raises TimeoutError, Refused if a sink stops or is detached.
         """
         if isinstance(published, Receipt):
             published = await published.wait()
         offset = published if isinstance(published, int) else published.next_offset
-        names = list(self._attached) if sinks is None else list(sinks)
-        for name in names:
-            if name not in self._attached:
-                raise UsageError(f"no sink named {name!r} is attached; attached are {sorted(self._attached)}")
+        names = list(self._listed() if sinks is None else sinks)
+        feeds = [self._require(name).require_feed() for name in names]
         limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
         with anyio.fail_after(limit):
-            for name in names:
-                await self._attached[name].require_feed().wait(offset, committed=committed)
+            for feed in feeds:
+                await feed.wait(offset, committed=committed)
 
     # --- publishing
 
@@ -331,9 +327,7 @@ class Propagator:
 
     def sink(self, name: str) -> Sink:
         """The attached sink of that name."""
-        if name not in self._attached:
-            raise UsageError(f"no sink named {name!r} is attached; attached are {sorted(self._attached)}")
-        return self._attached[name].sink
+        return self._require(name).sink
 
     def statistics(self) -> Statistics:
         """A snapshot of everything."""
@@ -395,6 +389,15 @@ class Propagator:
 
     def _now(self) -> float:
         return self._world.clock.now()
+
+    def _require(self, name: str) -> Attached:
+        if name not in self._attached:
+            raise UsageError(f"no sink named {name!r} is attached; attached are {sorted(self._attached)}")
+        return self._attached[name]
+
+    def _listed(self) -> Iterator[str]:
+        """The attached sinks that are no subscriptions."""
+        return (name for name, one in self._attached.items() if not isinstance(one.sink, Subscription))
 
     def _check_open(self) -> None:
         if not self._open:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from delta_prop.embedded import Propagator
 from delta_prop.testing.loop import HORIZON_S, run_virtual
+from delta_prop.testing.recorded import RecordedPropagator
 from delta_prop.testing.world import virtual_world
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def run_propagator(
-    main: Callable[[Propagator], Awaitable[T]],
+    main: Callable[[RecordedPropagator], Awaitable[T]],
     settings: Settings | None = None,
     *,
     seed: int = 0,
@@ -29,7 +29,7 @@ def run_propagator(
     """
 
     async def run() -> T:
-        async with Propagator(settings, world=virtual_world(seed)) as propagator:
+        async with RecordedPropagator(settings, world=virtual_world(seed)) as propagator:
             result = await main(propagator)
         return result  # noqa: RET504 - an `async with` may swallow what is raised in it
 

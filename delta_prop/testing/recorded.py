@@ -1,0 +1,99 @@
+"""A propagator for tests: what it delivers is on record, and it can be waited for as a whole.
+
+It changes no rule of the service: what holds here holds in production.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio.lowlevel
+
+from delta_prop.embedded import Propagator
+from delta_prop.route.subscription import Delivered
+from delta_prop_sinks.sink import StopSink
+from delta_prop_wire.jsonlines import delta_from_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from delta_prop.config import Settings
+    from delta_prop.ports import World
+    from delta_prop.receipt import Published
+    from delta_prop_sinks.sink import Delivery, SinkContext
+    from delta_prop_wire.delta import Delta
+
+
+class RecordedPropagator(Propagator):
+    """A `Propagator` with a sink of its own, `recorder`, which keeps every delta that is delivered."""
+
+    def __init__(self, settings: Settings | None = None, *, world: World | None = None) -> None:
+        super().__init__(settings, world=world)
+        self.recorder = RecordingSink()
+
+    async def __aenter__(self) -> RecordedPropagator:
+        await super().__aenter__()
+        await self.attach(self.recorder)
+        return self
+
+    async def publish_lines(self, lines: str | Iterable[str]) -> list[Published]:
+        """Publish deltas written as JSON lines, one after the other; blank lines are skipped."""
+        texts = lines.splitlines() if isinstance(lines, str) else lines
+        return [await self.publish(delta_from_line(text)) for text in texts if text.strip()]
+
+    async def settle(self, timeout_s: float | None = None) -> None:
+        """Wait until every sink has everything, what sinks published meanwhile included.
+
+        What waits for a parent stays where it is. Raises TimeoutError; Refused if a sink has stopped.
+        """
+        reached = -1
+        while reached < (end := self.statistics().log.next_offset):
+            await self.wait_visible(end, timeout_s=timeout_s)
+            await anyio.lowlevel.checkpoint()
+            reached = end
+
+
+class RecordingSink:
+    """Keeps every delta that it is brought, in order, each once. Stops at `deltas_max`."""
+
+    def __init__(self, *, name: str = "recorder", deltas_max: int = 1_000_000) -> None:
+        self.name = name
+        self.deltas_max = deltas_max
+        self.received: list[Delivered] = []
+        self._next_offset = 0
+
+    @property
+    def deltas(self) -> list[Delta]:
+        """What was delivered, in order."""
+        return [one.delta for one in self.received]
+
+    @property
+    def vector_ids(self) -> list[str]:
+        """The vectors that it was for, in order."""
+        return [one.delta.vector_id for one in self.received]
+
+    async def open(self, context: SinkContext) -> None:
+        """Nothing to open: the service keeps the cursor."""
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        """Write down what is new. Raises StopSink when full."""
+        for delivery in deliveries:
+            logged = delivery.logged
+            rows = range(logged.count) if delivery.rows is None else delivery.rows.tolist()
+            for row in rows:
+                self._note(Delivered(logged.offset + row, logged.lamport + row, logged.batch.delta(row)))
+
+    async def aclose(self) -> None:
+        """What was recorded stays."""
+
+    def statistics(self) -> int:
+        """How many deltas were recorded."""
+        return len(self.received)
+
+    def _note(self, one: Delivered) -> None:
+        if one.offset < self._next_offset:
+            return
+        if len(self.received) >= self.deltas_max:
+            raise StopSink(f"{self.deltas_max} deltas are recorded: allow more, or record fewer topics")
+        self.received.append(one)
+        self._next_offset = one.offset + 1
