@@ -25,8 +25,9 @@ DELTAS_MAX = 1_000_000
 BYTES_MAX = 256 * 1024 * 1024
 RETRY_AFTER_MS = 50
 
-BATCH_OVERHEAD_BYTES = 1_024
-"""What a batch costs beside its bytes: the view, its decoded names, its place. Measured, rounded up."""
+BATCH_OVERHEAD_BYTES = 3_072
+ROW_OVERHEAD_BYTES = 96
+"""What a batch costs beside its bytes once sinks have read it: views, decoded names. Measured, rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ class MemoryLog:
                 f"ack level {batch.ack_level.name.lower()} asked for, but a log in memory grants memory: "
                 "ask for memory, or give the service a data directory",
             )
-        size = batch.size + BATCH_OVERHEAD_BYTES
+        size = weight(batch)
         if batch.count > self._deltas_max or size > self._bytes_max:
             return Refused(
                 ErrorCode.TOO_LARGE,
@@ -103,7 +104,7 @@ class MemoryLog:
         logged = LoggedBatch(batch, self.next_offset, lamport, source)
         self._batches.append(logged)
         self._starts.append(logged.offset)
-        self._bytes += batch.size + BATCH_OVERHEAD_BYTES
+        self._bytes += weight(batch)
         self.next_offset = logged.next_offset
         return logged
 
@@ -163,7 +164,7 @@ class MemoryLog:
             oldest = self._batches[self._head]
             if oldest.next_offset > floor:
                 break
-            self._bytes -= oldest.batch.size + BATCH_OVERHEAD_BYTES
+            self._bytes -= weight(oldest.batch)
             self._dropped += oldest.count
             self._batches[self._head] = _GONE
             self._head += 1
@@ -192,6 +193,11 @@ class MemoryLog:
                 "held_by": holder,
             },
         )
+
+
+def weight(batch: Batch) -> int:
+    """The bytes that a batch is counted with."""
+    return batch.size + BATCH_OVERHEAD_BYTES + ROW_OVERHEAD_BYTES * batch.count
 
 
 _GONE: LoggedBatch = None  # type: ignore[assignment]
