@@ -17,7 +17,7 @@ class DeltaPropError(Exception):
     """Root of all errors of the project."""
 
 
-class Refused(DeltaPropError):  # noqa: N818 - a refusal is an answer, not a failure
+class Refused(DeltaPropError):
     """A delta, batch or request was refused.
 
     `code` says why, `retry_after_ms` when to try again (None: not before something is changed),
