@@ -1,0 +1,150 @@
+"""The command `delta-prop`, one verb a job: parse, call, print.
+
+A user's mistake gets one line that holds the cure and exit status 2, never a traceback. What a verb needs
+is imported when it runs, so that help comes at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+SPOILABLE = ("storage", "index", "cache", "subscriber")
+
+
+class Parser(argparse.ArgumentParser):
+    """Tells a mistake in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what was wrong and where help is; exit status 2."""
+        self.exit(WRONG_USE, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; its exit status."""
+    try:
+        options = make_parser().parse_args(arguments)
+        status: int = options.run(options)
+        sys.stdout.flush()
+    except SystemExit as end:  # argparse has said it
+        return int(end.code or OK)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return _reader_gone()
+    except Exception as error:
+        return _told(error)
+    return status
+
+
+def make_parser() -> Parser:
+    """The parser of all verbs."""
+    parser = Parser(
+        prog="delta-prop",
+        description="Propagates every change of a fact to everything derived from it.",
+        epilog="example: delta-prop demo --once",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and end")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", parser_class=Parser)
+    parser.set_defaults(run=_no_verb)
+    _add_demo(verbs)
+    version = verbs.add_parser("version", help="print the version", epilog="example: delta-prop version")
+    version.set_defaults(run=_version)
+    return parser
+
+
+# --- verbs
+
+
+def _add_demo(verbs: Any) -> None:
+    demo = verbs.add_parser(
+        "demo",
+        help="search the standard library while you edit it",
+        description="Turns real texts into deltas and shows them reach a store, a search index, a cache "
+        "and a live listener, in order, each exactly once. Works in a temporary folder; downloads nothing.",
+        epilog="examples: delta-prop demo --once | delta-prop demo --path ~/notes",
+        allow_abbrev=False,
+    )
+    demo.add_argument(
+        "--once", action="store_true", help="end by itself; so it does where there is no terminal"
+    )
+    demo.add_argument(
+        "--path", metavar="DIR", help="your own texts (.py, .md, .rst, .txt); only read, never written"
+    )
+    demo.add_argument(
+        "--spoil", choices=SPOILABLE, help="plant one wrong row there, which the check finds: exit status 1"
+    )
+    demo.add_argument("--keep", action="store_true", help="keep the temporary folder, and say where it is")
+    demo.add_argument("--json", action="store_true", help="print a summary as one JSON line at the end")
+    demo.set_defaults(run=_demo)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from delta_prop.demo.show import Options, show
+
+    def write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    chosen = Options(
+        path=options.path,
+        once=options.once,
+        spoil=options.spoil,
+        json=options.json,
+        keep=options.keep,
+    )
+    return _run(lambda: show(chosen, write))
+
+
+def _version(_: argparse.Namespace) -> int:
+    from importlib.metadata import version
+
+    print(f"delta-prop {version('delta-prop')}")
+    return OK
+
+
+def _no_verb(options: argparse.Namespace) -> int:
+    if not options.version:
+        make_parser().error("no verb: say what to do, for example demo")
+    return _version(options)
+
+
+# --- running
+
+
+def _run(function: Callable[[], Awaitable[int]]) -> int:
+    """Run a coroutine on uvloop where the extra `fast` has installed it, else on asyncio."""
+    import anyio
+
+    return anyio.run(function, backend="asyncio", backend_options={"use_uvloop": _has_uvloop()})
+
+
+def _has_uvloop() -> bool:
+    try:
+        import uvloop  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _told(error: Exception) -> int:
+    """A failure in one line; only a defect of ours is worth a traceback."""
+    from delta_prop_wire.errors import DeltaPropError, UsageError
+
+    if not isinstance(error, DeltaPropError | OSError):
+        raise error
+    print(f"delta-prop: {error}", file=sys.stderr)
+    return WRONG_USE if isinstance(error, UsageError) else FAILED
+
+
+def _reader_gone() -> int:
+    from delta_prop.demo.edge import stop_writing
+
+    stop_writing()
+    return FAILED

@@ -1,0 +1,333 @@
+"""The demo's scenes, in the order they are played: index, search, edit, verify, end; then watch.
+
+Each shows what really happened: every number on the screen was measured in this run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio.lowlevel
+
+from delta_prop.demo import edge
+from delta_prop.demo.console import cut, printable, size, width
+from delta_prop.demo.corpus import NotParsed, documents_of
+from delta_prop.demo.embedding import DIMENSION
+from delta_prop.demo.library import DOCUMENTS_MAX, NAMESPACE, Library, edited
+from delta_prop.demo.verify import Verdict, spoil, verify
+from delta_prop.demo.wiring import SINKS, Wiring, number_bytes
+from delta_prop_wire.errors import UsageError
+from delta_prop_wire.topics import kind_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from delta_prop.demo.console import Console
+    from delta_prop.demo.corpus import Document
+    from delta_prop.demo.edge import Place, Seen
+    from delta_prop_wire.delta import Delta
+
+SEARCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("random sample without replacement", ("random:sample",)),
+    ("walk a directory tree", ("os:walk",)),
+    ("compress data with gzip", ("gzip:compress",)),
+    ("run a subprocess and capture its output", ("subprocess:run",)),
+    ("parse command line arguments", ("argparse:ArgumentParser", "argparse:ArgumentParser.parse_args")),
+    ("least recently used cache", ("functools:lru_cache",)),
+    ("base64 encode bytes", ("base64:b64encode", "base64:encodebytes")),
+    ("shuffle a list in place", ("random:shuffle",)),
+    ("temporary file", ("tempfile:TemporaryFile", "tempfile:NamedTemporaryFile")),
+    ("quote a shell argument", ("shlex:quote",)),
+)
+"""What is asked of the standard library, and which answers one hopes for; nothing else knows of them."""
+
+HITS = 3
+EDITED = "random:sample"
+EDIT_WORDS = "lottery raffle"
+_BATCH = 256
+_OWN_SEARCHES = 5
+_OWN_SEARCH_WORDS = 8
+_EDIT_TRIES_MAX = 50
+_CHANGES_SHOWN_MAX = 10
+
+
+@dataclass(slots=True)
+class Play:
+    """What the scenes share. `folder`: the texts; `own`: they are the user's, and are never written."""
+
+    console: Console
+    place: Place
+    folder: Path
+    own: bool
+    now: Callable[[], float]
+    command: str = "delta-prop"
+    library: Library = field(default_factory=Library)
+    seen: Seen = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def scan(self) -> Seen:
+        """The texts as they lie there now: the user's own, or the copies."""
+        return edge.scan(self.folder if self.own else self.place.texts)
+
+    def read(self, path: str) -> str | None:
+        """A text as it lies there now."""
+        return edge.read(self.folder if self.own else self.place.texts, path)
+
+
+async def read_scene(play: Play) -> None:
+    """Read all texts, copy what may be edited, take the documents in. Raises UsageError for none."""
+    console, library = play.console, play.library
+    found = edge.scan(play.folder, stdlib=not play.own)
+    unread = 0
+    for number, path in enumerate(found, 1):
+        text = edge.read(play.folder, path)
+        try:
+            count = library.add(path, text) if text is not None else 0
+        except NotParsed:
+            count, text = 0, None
+        unread += text is None
+        if text is not None and count and not play.own:
+            play.place.copy(path, text)
+        console.progress(number, len(found), f"files read, {len(library.documents):,} documents")
+        await anyio.lowlevel.checkpoint()
+    console.progress_done()
+    if not library.documents:
+        raise UsageError(
+            f"{play.folder} has no text to index: name a folder that has .py, .md, .rst or .txt files"
+        )
+    library.learn()
+    play.seen = play.scan()
+    play.facts |= {"files": len(found), "documents": len(library.documents)}
+    console.line(f"  {len(library.documents):,} documents in {len(found):,} files below {play.folder}")
+    if unread:
+        console.line(f"  {unread:,} files were left out: not UTF-8, or not Python as this version knows it")
+    if library.left_out:
+        console.line(f"  {library.left_out:,} documents were left out: the demo takes {DOCUMENTS_MAX:,}")
+
+
+async def index_scene(play: Play, wiring: Wiring) -> None:
+    """Publish every document's vector, as columns; show how fast, and how far each sink is."""
+    console, ids = play.console, list(play.library.documents)
+    started = play.now()
+    for at in range(0, len(ids), _BATCH):
+        some = ids[at : at + _BATCH]
+        await wiring.create(some, play.library.vectors(some))
+        rate = wiring.deltas / max(play.now() - started, 1e-9)
+        lags = " ".join(f"{name} {lag:,}" for name, lag in wiring.lags().items())
+        console.progress(
+            wiring.deltas, len(ids), f"{rate:,.0f} deltas/s  {size(wiring.number_bytes)}  lag: {lags}"
+        )
+        await anyio.lowlevel.checkpoint()
+    published_s = play.now() - started
+    await wiring.settled()
+    settled_s = play.now() - started
+    console.progress_done()
+    rate = len(ids) / settled_s
+    amount = f"{wiring.deltas:,} deltas, {size(wiring.number_bytes)}"
+    console.line(f"  {amount}: embedded and published in {published_s:.1f} s,")
+    console.line(
+        f"  at every sink and on disk after {settled_s:.1f} s; {rate:,.0f} deltas/s from text to disk"
+    )
+    play.facts |= {"index_s": round(settled_s, 3), "deltas_per_s": round(rate)}
+
+
+async def search_scene(play: Play, wiring: Wiring) -> None:
+    """Ask the index: ten fixed questions of the standard library, else sentences of the user's own text."""
+    searches = _own_searches(play.library) if play.own else SEARCHES
+    found = 0
+    for query, expected in searches:
+        hits, took_s = search(play, wiring, query)
+        found += any(hit in expected for hit in hits)
+        _show_hits(play.console, query, hits, took_s, expected)
+        await anyio.lowlevel.checkpoint()
+    what = "the text they are from" if play.own else "the function one hopes for"
+    play.console.line(f"  {found} of {len(searches)} found {what} among the first {HITS}")
+    play.facts |= {"searches": len(searches), "searches_found": found}
+
+
+def search(play: Play, wiring: Wiring, query: str) -> tuple[list[str], float]:
+    """The ids of the nearest documents, and how many seconds that took."""
+    started = play.now()
+    hits = wiring.index.search(play.library.embedding.query(query), HITS, NAMESPACE, "pivot")
+    return [hit.vector_id for hit in hits if hit.score > 0], play.now() - started
+
+
+async def edit_scene(play: Play, wiring: Wiring) -> None:
+    """Edit a docstring in the temporary folder and follow the delta until the index shows it."""
+    console = play.console
+    chosen = _choose_edit(play)
+    if chosen is None:
+        console.line("  no document here can be edited by appending two words; nothing was edited")
+        return
+    document, path, text = chosen
+    before, _ = search(play, wiring, EDIT_WORDS)
+    play.place.copy(path, text)
+    console.line(f'  "{EDIT_WORDS}" added to {printable(document.id)}, in {play.place.texts / path}')
+    deltas = play.library.edit(path, text)
+    if not play.own:
+        play.seen = play.scan()
+    await publish_changes(play, wiring, deltas)
+    after, took_s = search(play, wiring, EDIT_WORDS)
+    console.line(f"  the delta's numbers: {size(number_bytes(deltas[0]))} instead of {4 * DIMENSION:,} B")
+    console.line(
+        f"  searched before the edit, the same words found {before[0] if before else 'nothing'}; now:"
+    )
+    _show_hits(console, EDIT_WORDS, after, took_s, (document.id,))
+    play.facts["edit"] = {
+        "id": document.id,
+        "bytes": number_bytes(deltas[0]),
+        "found_first": after[:1] == [document.id],
+    }
+
+
+async def publish_changes(play: Play, wiring: Wiring, deltas: Sequence[Delta]) -> None:
+    """Publish what an edit changed, delta by delta; show the listener's line for each."""
+    for number, delta in enumerate(deltas):
+        started = play.now()
+        published = await wiring.publish([delta])
+        await wiring.propagator.wait_visible(published, sinks=["index"])
+        took_ms = (play.now() - started) * 1000
+        await wiring.propagator.wait_visible(published, sinks=["subscriber"])
+        got = wiring.listener.last
+        assert got is not None
+        if number < _CHANGES_SHOWN_MAX:
+            numbers = got.delta.operation.values
+            told = [
+                f"{kind_name(got.delta.operation.kind)} {printable(got.delta.vector_id)}",
+                f"{0 if numbers is None else len(numbers):,} dims",
+                size(number_bytes(got.delta)),
+                f"visible in index after {took_ms:.1f} ms",
+            ]
+            play.console.line(f"  subscriber: {'  '.join(told)}")
+        play.facts.setdefault("visible_ms", round(took_ms, 3))
+    if len(deltas) > _CHANGES_SHOWN_MAX:
+        play.console.line(f"  subscriber: and {len(deltas) - _CHANGES_SHOWN_MAX:,} more")
+
+
+async def verify_scene(play: Play, wiring: Wiring, spoiled: str | None) -> list[Verdict]:
+    """Compare every sink with the published lines; first plant a wrong row, if that was asked for."""
+    console = play.console
+    await wiring.settled()
+    if spoiled is not None:
+        spoil(spoiled, wiring, play.place, (NAMESPACE, _middle(play.library)))
+        console.line(f"  one wrong row was planted in {spoiled}")
+    verdicts = await verify(wiring, play.place)
+    for verdict in verdicts:
+        unit = "deltas" if verdict.sink == "subscriber" else "rows"
+        told = console.style("green", "identical")
+        if not verdict.identical:
+            told = console.style("red", f"{verdict.wrong:,} WRONG") + f"  {printable(verdict.fault)}"
+        console.line(f"  verify {verdict.sink:<10}  {verdict.rows:>7,} {unit:<6}  {told}")
+    play.facts["verify"] = {
+        one.sink: "identical" if one.identical else printable(one.fault) for one in verdicts
+    }
+    return verdicts
+
+
+def end_scene(play: Play, wiring: Wiring, elapsed_s: float) -> None:
+    """What happened, in one table, and what one may do next."""
+    console, library = play.console, play.library
+    statistics = wiring.propagator.statistics()
+    console.line(
+        f"  {len(library.documents):,} documents, {wiring.deltas:,} deltas, {size(wiring.number_bytes)}, "
+        f"{elapsed_s:.1f} s in all"
+    )
+    console.line(console.style("dim", "  sink          deltas     lag   publish to visible, p50"))
+    sinks = {}
+    for name in SINKS:
+        one, p50_ms = statistics.sinks[name], wiring.p50_ms(name)
+        told = "–" if p50_ms is None else f"{p50_ms:.1f} ms"
+        console.line(f"  {name:<10}  {one.deltas:>8,}  {one.lag:>6,}   {told:>23}")
+        sinks[name] = {
+            "deltas": one.deltas,
+            "lag": one.lag,
+            "p50_ms": None if p50_ms is None else round(p50_ms, 3),
+        }
+    play.facts |= {
+        "deltas": wiring.deltas,
+        "bytes": wiring.number_bytes,
+        "elapsed_s": round(elapsed_s, 2),
+        "sinks": sinks,
+    }
+
+
+def next_scene(play: Play) -> None:
+    """Commands that one may try next."""
+    console, command = play.console, play.command
+    console.line("  next:")
+    console.line(f"  {command} demo                       edit and search by hand")
+    console.line(f"  {command} demo --path DIR            the same with your own text")
+    console.line(f"  {command} demo --once --spoil index  plant a wrong row and see it found")
+
+
+def answer(play: Play, wiring: Wiring, query: str) -> None:
+    """Search for what somebody typed."""
+    hits, took_s = search(play, wiring, query)
+    if not hits:
+        play.console.line("  nothing has any of these words")
+        return
+    play.console.line(play.console.style("dim", f"  {took_s * 1000:.1f} ms"))
+    for hit in hits:
+        document = play.library.documents.get(hit)
+        if document is not None:
+            first = printable(document.text.strip().partition("\n")[0])
+            play.console.line(f"  {play.console.style('bold', printable(hit))}  {first}")
+
+
+# --- helpers
+
+
+def _own_searches(library: Library) -> list[tuple[str, tuple[str, ...]]]:
+    """The first words of some documents, spread over all of them: each should find itself."""
+    documents = list(library.documents.values())
+    step = max(len(documents) // _OWN_SEARCHES, 1)
+    chosen = documents[step // 2 :: step][:_OWN_SEARCHES]
+    return [(" ".join(printable(one.text).split()[:_OWN_SEARCH_WORDS]), (one.id,)) for one in chosen]
+
+
+def _middle(library: Library) -> str:
+    """Any document will do to be spoiled, but one has to be."""
+    ids = list(library.documents)
+    return ids[len(ids) // 2]
+
+
+def _show_hits(
+    console: Console, query: str, hits: Sequence[str], took_s: float, expected: Sequence[str]
+) -> None:
+    """One line where it fits, else the hits on a line of their own; the hoped-for one in bold."""
+    listed = "   ".join(
+        console.style("bold", printable(hit)) if hit in expected else printable(hit) for hit in hits
+    )
+    listed, took = listed or "nothing", f"{took_s * 1000:.1f} ms"
+    shown = cut(query, 42)
+    wide = f"  {shown}{' ' * (42 - width(shown))}  {took:>8}  {listed}"
+    if width(wide) < console.columns:
+        console.line(wide)
+    else:
+        console.line(f"  {shown}{' ' * (42 - width(shown))}  {took:>8}")
+        console.line(f"      {listed}")
+
+
+def _choose_edit(play: Play) -> tuple[Document, str, str] | None:
+    """A document, its file's path, and that file's text with two words added, so that only it changes."""
+    library = play.library
+    first = [EDITED] if EDITED in library.documents and not play.own else []
+    for document_id in [*first, *list(library.documents)[:_EDIT_TRIES_MAX]]:
+        document, path = library.documents[document_id], library.file_of(document_id)
+        text = play.read(path)
+        after = None if text is None else edited(text, document, EDIT_WORDS)
+        if after is not None and after != text and _changes_only(library, path, after, document_id):
+            return document, path, after
+    return None
+
+
+def _changes_only(library: Library, path: str, text: str, document_id: str) -> bool:
+    try:
+        found = documents_of(path, text)
+    except NotParsed:
+        return False
+    changed = [one.id for one in found if library.documents.get(one.id) != one]
+    # Lines below an edit do not move: it adds words, not lines.
+    return changed == [document_id]

@@ -1,0 +1,186 @@
+"""Plays the demo from beginning to end: sets the stage, plays the scenes, clears up whatever happened.
+
+Returns an exit status; a user's mistake is a UsageError, and Ctrl-C an ordinary end.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.demo import edge
+from delta_prop.demo.console import Console, printable
+from delta_prop.demo.corpus import NotParsed
+from delta_prop.demo.scenes import (
+    Play,
+    answer,
+    edit_scene,
+    end_scene,
+    index_scene,
+    next_scene,
+    publish_changes,
+    read_scene,
+    search_scene,
+    verify_scene,
+)
+from delta_prop.demo.watch import POLL_S, changes
+from delta_prop.demo.wiring import DELTAS_MAX, wired
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from delta_prop.demo.edge import Terminal
+    from delta_prop.demo.wiring import Wiring
+
+INTERRUPTED = 130
+_PROMPT = "search> "
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command was told. `path`: the user's own folder, None for the standard library."""
+
+    path: str | None = None
+    once: bool = False
+    spoil: str | None = None
+    json: bool = False
+    keep: bool = False
+
+
+class Interrupt:
+    """Ctrl-C ends the innermost scope that is open."""
+
+    def __init__(self) -> None:
+        self._scopes: list[anyio.CancelScope] = []
+
+    async def wait(self) -> None:
+        """Pass each interrupt on, until cancelled."""
+        while True:
+            await edge.interrupted()
+            self._scopes[-1].cancel()
+
+    @contextmanager
+    def scope(self) -> Iterator[anyio.CancelScope]:
+        """A part that an interrupt ends."""
+        with anyio.CancelScope() as scope:
+            self._scopes.append(scope)
+            try:
+                yield scope
+            finally:
+                self._scopes.pop()
+
+
+async def show(options: Options, write: Callable[[str], object]) -> int:
+    """The whole demo. Raises UsageError."""
+    terminal = edge.terminal()
+    console = Console(write, edge.now, columns=terminal.columns, live=terminal.live, color=terminal.color)
+    folder = edge.standard_library() if options.path is None else edge.folder(options.path)
+    if folder is None:
+        raise UsageError(f"--path {options.path}: there is no folder of that name that can be read")
+    place, interrupt = edge.new_place(), Interrupt()
+    status = INTERRUPTED
+    try:
+        async with anyio.create_task_group() as tasks:
+            with interrupt.scope():
+                tasks.start_soon(interrupt.wait)
+                play = Play(console, place, folder, options.path is not None, edge.now, edge.command())
+                status = await _play(play, options, terminal, interrupt)
+            tasks.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        raise _only(group) from group
+    finally:
+        if not options.keep:
+            place.remove()
+    if status == INTERRUPTED:
+        console.progress_done()
+        console.line("interrupted")
+    if options.keep:
+        console.line(f"kept: {place.root}")
+    return status
+
+
+async def _play(play: Play, options: Options, terminal: Terminal, interrupt: Interrupt) -> int:
+    console, started = play.console, play.now()
+    by_hand = terminal.interactive and not options.once
+    what = "the standard library" if not play.own else printable(str(play.folder))
+    console.line(console.style("bold", f"delta-prop demo: search {what} while you edit it"))
+    _title(console, "1 index", "each text becomes a delta; store, index, cache and a listener get it")
+    await read_scene(play)
+    async with wired(play.place, play.now) as wiring:
+        await index_scene(play, wiring)
+        _title(console, "2 search", "words in, nearest texts out")
+        await search_scene(play, wiring)
+        _title(console, "3 edit", "two words change a few numbers, so the delta is small")
+        await edit_scene(play, wiring)
+        if by_hand:
+            _title(console, "4 by hand", "edit the texts, search them")
+            await _by_hand(play, wiring, interrupt)
+        number = 5 if by_hand else 4
+        _title(console, f"{number} verify", f"each sink against the {wiring.deltas:,} published lines")
+        verdicts = await verify_scene(play, wiring, options.spoil)
+        _title(console, f"{number + 1} end", "")
+        end_scene(play, wiring, play.now() - started)
+    next_scene(play)
+    if options.json:
+        console.line(json.dumps(play.facts))
+    return 0 if all(one.identical for one in verdicts) else 1
+
+
+async def _by_hand(play: Play, wiring: Wiring, interrupt: Interrupt) -> None:
+    """Watch the folder and answer searches, until an empty line, Ctrl-D or Ctrl-C."""
+    console = play.console
+    console.line(f"  edit anything below {play.folder if play.own else play.place.texts}")
+    console.line("  type words to search; an empty line ends")
+    with interrupt.scope():
+        async with anyio.create_task_group() as tasks:
+
+            async def watching() -> None:
+                await _watch(play, wiring)
+                tasks.cancel_scope.cancel()
+
+            tasks.start_soon(watching)
+            console.prompt(_PROMPT)
+            async for line in edge.typed_lines():
+                console.prompt("")
+                if not line:
+                    break
+                answer(play, wiring, line)
+                console.prompt(_PROMPT)
+            tasks.cancel_scope.cancel()
+    console.prompt("")
+
+
+async def _watch(play: Play, wiring: Wiring) -> None:
+    while wiring.deltas < DELTAS_MAX:
+        await anyio.sleep(POLL_S)
+        seen = play.scan()
+        changed = changes(play.seen, seen)
+        play.seen = seen
+        for path in [*changed.gone, *changed.touched]:
+            try:
+                deltas = play.library.edit(path, play.read(path))
+            except NotParsed as error:
+                play.console.line(f"  {printable(str(error))}: its documents stay as they were")
+                continue
+            # Shielded: what is counted as published has to be, line and all.
+            with anyio.CancelScope(shield=True):
+                await publish_changes(play, wiring, deltas)
+    play.console.line(f"  {wiring.deltas:,} deltas are as many as this demo follows; it ends here")
+
+
+def _title(console: Console, name: str, what: str) -> None:
+    console.line()
+    console.line(console.style("bold", name) + (f"   {what}" if what else ""))
+
+
+def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one exception inside; the group where there are more."""
+    inner: BaseException = group
+    while isinstance(inner, BaseExceptionGroup) and len(inner.exceptions) == 1:
+        inner = inner.exceptions[0]
+    return inner
