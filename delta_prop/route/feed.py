@@ -163,7 +163,7 @@ class Feed:
         return FeedStatistics(
             name=self.name,
             state=self.state.value,
-            reason=None if self.reason is None else self.reason.message,
+            reason=self._told(),
             applied=self.applied,
             committed=self.committed,
             lag=self._log.visible - self.applied,
@@ -184,7 +184,7 @@ class Feed:
         waiters = self._commit_waiters if committed else self._waiters
         while (self.committed if committed else self.applied) < offset:
             if self.reason is not None:
-                raise self.reason
+                raise self.reason.with_traceback(None)  # many raise it; their traces must not add up
             self._waits += 1
             waiter = (offset, self._waits, anyio.Event())
             heapq.heappush(waiters, waiter)
@@ -427,6 +427,14 @@ class Feed:
                 details={"sink": self.name, "applied": self._applied},
             )
         )
+
+    def _told(self) -> str | None:
+        """Why the sink gets nothing at the moment."""
+        if self.reason is not None:
+            return self.reason.message
+        if self.state is not FeedState.RETRYING:
+            return None
+        return f"{type(self.last_failure).__name__}: {self.last_failure}"
 
     def _empty_mailbox(self) -> None:
         self._mail.clear()

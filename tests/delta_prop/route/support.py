@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -16,7 +17,7 @@ from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.topics import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from delta_prop_sinks.sink import Delivery, SinkContext
     from delta_prop_wire.batch import Batch, LoggedBatch
@@ -29,6 +30,7 @@ LIMITS = FeedLimits(
     linger_ms_max=10,
     merge_deltas_max=1000,
 )
+SMALL = replace(LIMITS, mailbox_deltas_max=20, merge_deltas_max=15, batch_deltas=8)
 
 
 class TinySink:
@@ -67,6 +69,15 @@ class TinySink:
 
     def statistics(self) -> None:
         """Nothing to tell."""
+
+
+def takes(seconds: float) -> Callable[[Sequence[Delivery]], Awaitable[None]]:
+    """What a sink does that takes so long."""
+
+    async def before(_: Sequence[Delivery]) -> None:
+        await anyio.sleep(seconds)
+
+    return before
 
 
 def offsets_of(deliveries: Sequence[Delivery]) -> list[int]:

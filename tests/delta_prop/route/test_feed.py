@@ -17,23 +17,22 @@ from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
 from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.route.support import LIMITS, ORIGIN, Route, TinySink, offsets_of, until_quiet
+from tests.delta_prop.route.support import (
+    LIMITS,
+    ORIGIN,
+    SMALL,
+    Route,
+    TinySink,
+    offsets_of,
+    takes,
+    until_quiet,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from delta_prop.route.feed import Feed
     from delta_prop_sinks.sink import Delivery
-
-SMALL = replace(LIMITS, mailbox_deltas_max=20, merge_deltas_max=15, batch_deltas=8)
-
-
-def takes(seconds: float) -> Callable[[Sequence[Delivery]], Awaitable[None]]:
-    async def before(_: Sequence[Delivery]) -> None:
-        await anyio.sleep(seconds)
-
-    return before
-
 
 # --- when
 
@@ -233,7 +232,6 @@ def test_every_row_that_matches_comes_once_and_in_order(schedule: dict[str, Any]
 async def _check_schedule(schedule: dict[str, Any]) -> None:
     async with Route.running(deltas_max=100_000) as route:
         wanted: list[int] = []
-        calls = list(schedule["calls"])
         sink = TinySink()
 
         def publish(namespaces: list[str]) -> None:
@@ -245,24 +243,6 @@ async def _check_schedule(schedule: dict[str, Any]) -> None:
                 if name in names or names & {"*", "op:create"}
             )
 
-        async def before(deliveries: Sequence[Delivery]) -> None:
-            if not calls:
-                return
-            delay, outcome, part = calls.pop(0)
-            if delay is not None:
-                await anyio.sleep(delay)
-            offsets = offsets_of(deliveries)
-            somewhere = offsets[int(part * (len(offsets) - 1))]
-            if outcome == "fail":
-                raise TryAgain("not now")
-            if outcome == "defect":
-                raise ZeroDivisionError
-            if outcome == "stop":
-                raise StopSink("until someone acts")
-            if outcome in ("part", "reject"):
-                sink.note(deliveries, below=somewhere)
-                raise TryAgain("later", somewhere) if outcome == "part" else RejectDelta(somewhere, "no")
-
         async def restart() -> None:
             while True:
                 await anyio.sleep(0.5)
@@ -270,23 +250,9 @@ async def _check_schedule(schedule: dict[str, Any]) -> None:
                     await anyio.sleep(schedule["restarts_after"])
                     feed.restart()
 
-        async def watch() -> None:
-            applied, committed, pause = 0, 0, 0.001
-            while True:
-                assert applied <= feed.applied <= route.log.visible
-                assert committed <= feed.committed <= feed.applied
-                applied, committed = feed.applied, feed.committed
-                assert [offset for offset in wanted if offset < applied] == sink.offsets[
-                    : sum(offset < applied for offset in wanted)
-                ]
-                if schedule["commits"] and not sink.running:
-                    feed.note_committed(sink.offsets[-1] + 1 if sink.offsets else 0)
-                await anyio.sleep(pause)
-                pause *= 1.01
-
         for _ in range(schedule["before"]):
             publish(["a", "b"])
-        sink.before = before
+        sink.before = _scheduled_calls(sink, schedule["calls"])
         start = min(schedule["start"], route.log.visible)
         wanted = [offset for offset in wanted if offset >= start]
         feed = route.feed(
@@ -298,7 +264,7 @@ async def _check_schedule(schedule: dict[str, Any]) -> None:
         )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(restart)
-            tasks.start_soon(watch)
+            tasks.start_soon(_watch, route, feed, sink, wanted, schedule["commits"])
             for namespaces, pause in schedule["steps"]:
                 publish(namespaces)
                 if pause:
@@ -311,6 +277,47 @@ async def _check_schedule(schedule: dict[str, Any]) -> None:
         assert statistics.success == len(wanted)
         assert statistics.success + statistics.skipped == route.log.visible - start
         assert (statistics.lag, statistics.mailbox_deltas, statistics.mailbox_bytes) == (0, 0, 0)
+
+
+def _scheduled_calls(
+    sink: TinySink, schedule: Sequence[tuple[float | None, str, float]]
+) -> Callable[[Sequence[Delivery]], Awaitable[None]]:
+    calls = list(schedule)
+
+    async def before(deliveries: Sequence[Delivery]) -> None:
+        if not calls:
+            return
+        delay, outcome, part = calls.pop(0)
+        if delay is not None:
+            await anyio.sleep(delay)
+        offsets = offsets_of(deliveries)
+        somewhere = offsets[int(part * (len(offsets) - 1))]
+        if outcome == "fail":
+            raise TryAgain("not now")
+        if outcome == "defect":
+            raise ZeroDivisionError
+        if outcome == "stop":
+            raise StopSink("until someone acts")
+        if outcome in ("part", "reject"):
+            sink.note(deliveries, below=somewhere)
+            raise TryAgain("later", somewhere) if outcome == "part" else RejectDelta(somewhere, "no")
+
+    return before
+
+
+async def _watch(route: Route, feed: Feed, sink: TinySink, wanted: list[int], commits: bool) -> None:
+    """What must hold at every moment; and commits now and then, where the sink keeps its cursor."""
+    applied, committed, pause = 0, 0, 0.001
+    while True:
+        assert applied <= feed.applied <= route.log.visible
+        assert committed <= feed.committed <= feed.applied
+        applied, committed = feed.applied, feed.committed
+        done = sum(offset < applied for offset in wanted)
+        assert wanted[:done] == sink.offsets[:done]
+        if commits and not sink.running:
+            feed.note_committed(sink.offsets[-1] + 1 if sink.offsets else 0)
+        await anyio.sleep(pause)
+        pause *= 1.01
 
 
 async def _wait_through_stops(feed: Feed, offset: int) -> None:
@@ -412,203 +419,6 @@ def test_progress_is_told_when_reading_only_passes_over() -> None:
             assert route.progress == 0
             await feed.wait(30)
             assert route.progress > 0
-
-    run_virtual(main)
-
-
-# --- failures
-
-
-def test_a_passing_failure_is_retried_from_where_it_was_done() -> None:
-    async def main() -> None:
-        async with Route.running() as route:
-            sink = TinySink()
-            done: list[int | None] = [None, 1, 3, 4]
-
-            async def before(deliveries: Sequence[Delivery]) -> None:
-                if done:
-                    below = done.pop(0)
-                    sink.note(deliveries, below=-1 if below is None else below)
-                    raise TryAgain("busy", below)
-
-            sink.before = before
-            feed = route.feed(sink)
-            route.publish("a", "a")
-            route.publish("a", "a", "a")
-            seen = []
-            with anyio.move_on_after(100):
-                for offset in range(1, 6):
-                    await feed.wait(offset)
-                    seen.append((offset, feed.applied))
-            assert seen == [(1, 1), (2, 3), (3, 3), (4, 4), (5, 5)]
-            assert sink.offsets == [0, 1, 2, 3, 4]
-            assert [count for _, count in sink.calls] == [5, 5, 4, 2, 1]
-            assert feed.statistics().success == 5
-            assert feed.statistics().errors == feed.statistics().retries == 4
-
-    run_virtual(main)
-
-
-def test_retries_come_ever_more_slowly_up_to_a_bound() -> None:
-    async def main() -> None:
-        async with Route.running() as route:
-            sink = TinySink()
-
-            async def never(_: Sequence[Delivery]) -> None:
-                raise TryAgain("down")
-
-            sink.before = never
-            feed = route.feed(sink)
-            route.publish("a")
-            await anyio.sleep(600)
-            gaps = [
-                later - sooner for (sooner, _), (later, _) in zip(sink.calls, sink.calls[1:], strict=False)
-            ]
-            for number, gap in enumerate(gaps):
-                assert gap == pytest.approx(min(0.05 * 2**number, 5), rel=0.101)
-            assert len(set(gaps)) == len(gaps)  # jittered
-            assert feed.state is FeedState.RETRYING
-            sink.before = None
-            await feed.wait(1)
-            assert anyio.current_time() < 606
-
-    run_virtual(main)
-
-
-@pytest.mark.parametrize(
-    ("failure", "told"),
-    [(RejectDelta(3, "no such index"), "offset 3: no such index"), (StopSink("disk full"), "disk full")],
-)
-def test_a_sink_that_stops_stops_alone(failure: Exception, told: str) -> None:
-    async def main() -> None:
-        async with Route.running() as route:
-            sink, other = TinySink(), TinySink()
-            waiting: list[Refused] = []
-
-            async def fail(deliveries: Sequence[Delivery]) -> None:
-                if isinstance(failure, RejectDelta):
-                    sink.note(deliveries, below=failure.offset)
-                raise failure
-
-            async def wait(offset: int, committed: bool) -> None:
-                with pytest.raises(Refused) as caught:
-                    await feed.wait(offset, committed=committed)
-                waiting.append(caught.value)
-
-            feed, second = route.feed(sink), route.feed(other)
-            await until_quiet()
-            route.publish("a", "a")
-            await feed.wait(2)
-            sink.before = fail
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(wait, 4, False)
-                tasks.start_soon(wait, 3_000, True)
-                await until_quiet()
-                route.publish("a", "a", "a")
-            assert {refusal.code for refusal in waiting} == {ErrorCode.PROCESSING_FAILED}
-            assert all(told in refusal.message and feed.name in refusal.message for refusal in waiting)
-            with pytest.raises(Refused, match=told):
-                await feed.wait(4)
-
-            route.publish("a")
-            await second.wait(6)
-            await anyio.sleep(100)
-            assert other.offsets == list(range(6))
-            assert (feed.statistics().state, feed.statistics().lag) == ("stopped", 6 - feed.applied)
-            assert told in (feed.statistics().reason or "")
-
-            sink.before = None
-            feed.restart()
-            assert feed.reason is None
-            await feed.wait(6)
-            assert sink.offsets == list(range(6))
-
-    run_virtual(main)
-
-
-def test_stopped_while_deltas_gather_it_delivers_no_more() -> None:
-    async def main() -> None:
-        async with Route.running() as route:
-            sink = TinySink(takes(0.001))
-            feed = route.feed(sink)
-            await until_quiet()
-            route.publish("a")
-            await until_quiet()
-            route.publish("a")
-            await anyio.sleep(0.003)
-            assert feed.statistics().mailbox_deltas == 1
-            feed.stop(Refused(ErrorCode.SHUTTING_DOWN, "paused"))
-            await anyio.sleep(1)
-            assert feed.state is FeedState.STOPPED
-            assert sink.offsets == [0]
-            feed.restart()
-            await feed.wait(2)
-            assert sink.offsets == [0, 1]
-
-    run_virtual(main)
-
-
-def test_stopped_and_restarted_while_the_sink_is_busy_nothing_comes_twice() -> None:
-    async def main() -> None:
-        async with Route.running() as route:
-            sink = TinySink(takes(1))
-            feed = route.feed(sink)
-            await until_quiet()
-            route.publish("a", "a")
-            await until_quiet()
-            feed.stop(Refused(ErrorCode.SHUTTING_DOWN, "paused"))
-            feed.restart()
-            route.publish("a")
-            assert feed.applied == 0
-            await feed.wait(3)
-            assert sink.offsets == [0, 1, 2]
-
-    run_virtual(main)
-
-
-def test_given_up_while_it_retries_it_ends() -> None:
-    async def main() -> None:
-        async with Route.running() as route:
-            sink = TinySink()
-
-            async def never(_: Sequence[Delivery]) -> None:
-                raise TryAgain("down")
-
-            sink.before = never
-            feed = route.feed(sink)
-            route.publish("a")
-            await anyio.sleep(1)
-            calls = len(sink.calls)
-            feed.give_up()
-            feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "late"))
-            feed.restart()
-            await anyio.sleep(100)
-            assert len(sink.calls) == calls
-            assert feed.state is FeedState.CLOSED
-            with pytest.raises(Refused, match="detached"):
-                await feed.wait(1)
-
-    run_virtual(main)
-
-
-def test_a_log_that_dropped_what_comes_next_stops_a_feed_that_nothing_waited_for() -> None:
-    async def main() -> None:
-        async with Route.running(deltas_max=10) as route:
-            sink = TinySink(takes(5))
-            feed = route.feed(sink, limits=replace(SMALL, mailbox_deltas_max=2), required=False)
-            await until_quiet()
-            for _ in range(40):
-                route.publish("a")
-            with pytest.raises(Refused, match="starts at 30") as caught:
-                await feed.wait(40)
-            assert caught.value.code == ErrorCode.CURSOR_TOO_OLD
-            assert sink.offsets == [0, 1]
-            await anyio.sleep(100)
-            assert feed.state is FeedState.STOPPED
-            feed.restart()
-            await anyio.sleep(100)
-            assert feed.reason is not None
-            assert feed.reason.code == ErrorCode.CURSOR_TOO_OLD
 
     run_virtual(main)
 
