@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from delta_prop_sinks import Delivery, RejectDelta, Resident, StopSink
 from delta_prop_sinks import resident as module
-from delta_prop_wire.delta import Delta, Kind, Operation, create, delete, sparse, sparse_add
+from delta_prop_wire.delta import Delta, Kind, Operation, create, delete, offset, scale, sparse, sparse_add
 from delta_prop_wire.encode import encode_batch
 from tests.sinks.strategies import logs
 from tests.sinks.support import LOG_ID, FakeLog, check_state, oracle
@@ -70,6 +70,16 @@ def test_the_fast_path_and_the_slow_one_agree(log: FakeLog) -> None:
         slow.apply(log.deliveries(), log)
     check(fast, log.batches)
     check(slow, log.batches)
+
+
+@pytest.mark.parametrize("operation", [scale(-7), offset(3e38), sparse_add([0, 0, 0], [3e38, 3e38, -3e38])])
+def test_blocks_stay_within_float32_as_rows_do(operation: Operation) -> None:
+    log = FakeLog()
+    resident = entered(log)
+    log.append(*(Delta(f"v{i}", create([3e38, -3e38 + i, i])) for i in range(20)))
+    log.append(*(Delta(f"v{i}", operation) for i in range(20)))
+    resident.apply(log.deliveries(), log)
+    check(resident, log.batches)
 
 
 @given(log=logs(), paces=st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=12))

@@ -121,6 +121,33 @@ def test_a_failed_commit_loses_nothing_and_is_told(tmp_path: Path, monkeypatch: 
     anyio.run(main)
 
 
+def test_a_commit_that_fails_halfway_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.db"
+
+    async def main() -> None:
+        log = FakeLog()
+        sink = StorageSink(path)
+        await sink.open(log)
+        with sqlite3.connect(path) as connection:  # FAIL keeps what the statement has done so far
+            connection.execute(
+                "CREATE TRIGGER broken BEFORE INSERT ON vectors WHEN NEW.vector_id = 'b' "
+                "BEGIN SELECT RAISE(FAIL, 'disk I/O error'); END"
+            )
+        connection.close()
+        log.append(Delta("a", create([1])), Delta("b", create([1])))
+        await sink.apply(log.deliveries())
+        with pytest.raises(TryAgain, match="disk I/O error"):
+            await sink.flush()
+        assert [row async for row in sink.rows()] == []
+        crash(sink)
+        again = StorageSink(path)
+        assert (await again.open(log)).cursor.next_offset == 0
+        assert [row async for row in again.rows()] == []
+        crash(again)
+
+    anyio.run(main)
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_the_background_flushes_by_itself(tmp_path: Path, backend: str) -> None:
     async def main() -> None:
