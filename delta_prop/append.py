@@ -14,7 +14,7 @@ from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import InvalidDelta, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from delta_prop.ingest.origins import Origins, OriginState
     from delta_prop.ingest.seen_ids import SeenIds
@@ -114,11 +114,13 @@ class Appender:
         number = self.lamport + 1 if lamport is None else lamport
         return self.log.append(batch, lamport=number, source=source)
 
-    def _commit(self, logged: LoggedBatch, now: float) -> None:
+    def _commit(
+        self, logged: LoggedBatch, now: float, firsts: Mapping[int, int | None] | None = None
+    ) -> None:
         batch = logged.batch
         self.lamport = max(self.lamport, logged.lamport + batch.count - 1)
         state = self._state(batch)
-        self._origins.appended(state, batch, logged.offset, now)
+        self._origins.appended(state, batch, logged.offset, now, firsts)
         self.vectors.appended(batch, logged.source)
         if batch.ids is not None:
             self._ids.add(batch.ids, logged.offset)
@@ -130,7 +132,11 @@ class Appender:
         return state
 
     def _sequenced_void(
-        self, work: Sequenced, refusal: Refused | None, now: float
+        self,
+        work: Sequenced,
+        refusal: Refused | None,
+        now: float,
+        firsts: Mapping[int, int | None] | None = None,
     ) -> tuple[LoggedBatch, Published | Refused]:
         batch = work.batch
         body = batch
@@ -149,9 +155,11 @@ class Appender:
                 hybrid_time=batch.hybrid_time,
             )
         logged = self._append(body, work.lamport, work.session.source)
-        self._commit(logged, now)
-        # A repeat sends the refused bytes again; it is compared with those, not with the void's.
-        self._state(batch).remember(batch)
+        self._commit(logged, now, firsts)
+        state = self._state(batch)
+        state.remember(batch)  # a repeat sends the refused bytes, so it is compared with those
+        if refusal is not None and firsts is None:
+            state.note_void(batch, refusal.code)
         self.counters.voided += batch.count
         published = Published(logged.offset, batch.dot(0), batch.count, self.log.level)
         return logged, published if refusal is None else refusal
@@ -174,7 +182,7 @@ class Appender:
         self, work: Sequenced, firsts: dict[int, int | None], now: float
     ) -> tuple[LoggedBatch, Published]:
         void = InvalidDelta("id", "was accepted before")
-        logged, _ = self._sequenced_void(work, void, now)
+        logged, _ = self._sequenced_void(work, void, now, firsts)
         self.counters.duplicates += work.count
         first = firsts.get(0)
         return logged, Published(first, work.batch.dot(0), work.count, self.log.level, firsts)

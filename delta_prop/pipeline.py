@@ -100,6 +100,7 @@ class Chain:
             self._run(work)
         else:
             self._enqueue(work)
+        if self.lanes.depth:  # also what was offered from within a callback just now
             self.pump(now)
         return work.receipt
 
@@ -210,6 +211,9 @@ class Chain:
         assert state is not None
         if not state.same_bytes(batch):
             raise _dot_reused(batch)
+        code = state.void(batch)
+        if code is not None:
+            raise _void_before(batch, code)
         firsts = {row: state.first_offset(batch.counter(row)) for row in range(batch.count)}
         self.appender.counters.duplicates += batch.count
         return Published(firsts[0], batch.dot(0), batch.count, self.log.level, firsts)
@@ -427,6 +431,15 @@ def _overlap(batch: Batch, have: int) -> Refused:
         f"cut the batch and send it from {have + 1} on",
         retry_after_ms=0,
         details={"watermark": have},
+    )
+
+
+def _void_before(batch: Batch, code: ErrorCode) -> Refused:
+    return Refused(
+        code,
+        f"counters {batch.base} to {batch.last} were refused for good before, so these dots are void: "
+        "send a corrected delta under a new dot",
+        details={"dot": batch.dot(0)},
     )
 
 

@@ -16,12 +16,16 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from delta_prop_wire.batch import Batch
 
 ORIGINS_MAX = 100_000
 ORIGINS_PER_OWNER_MAX = 1_000
 IDLE_S_MAX = 7 * 24 * 3600.0
 RECENT_BATCHES = 64
+VOIDS_MAX = 10_000
+"""Void runs remembered for each origin; an older one is answered as a repeat without an offset."""
 RUNS_MAX = 2_000_000
 """Runs of first offsets kept over all origins, 16 bytes each."""
 
@@ -35,6 +39,9 @@ class OriginState:
         "_lasts",
         "_run_bases",
         "_run_offsets",
+        "_void_bases",
+        "_void_codes",
+        "_void_lasts",
         "clock",
         "epoch",
         "owner",
@@ -48,18 +55,40 @@ class OriginState:
         self.clock: dict[int, int] = {}  # cumulative: what its batches said they had seen
         self._bases, self._lasts, self._crcs = array("Q"), array("Q"), array("L")
         self._run_bases, self._run_offsets = array("Q"), array("Q")
+        self._void_bases, self._void_lasts, self._void_codes = array("Q"), array("Q"), array("L")
 
-    def appended(self, batch: Batch, offset: int) -> int:
-        """Note a batch that got its place; return by how many runs the table grew."""
+    def appended(self, batch: Batch, offset: int, firsts: Mapping[int, int | None] | None = None) -> int:
+        """Note a batch that got its place; return by how many runs the table grew.
+
+        `firsts`: where the rows' first copies stand, if their ids had been accepted before.
+        """
         for origin, counter in batch.clock:
             if counter > self.clock.get(origin, 0):
                 self.clock[origin] = counter
         self.remember(batch)
+        if firsts is not None:
+            return sum(self._extend(batch.counter(row), at or offset + row) for row, at in firsts.items())
         if not batch.leaps:
             return self._extend(batch.base, offset)
         counters = batch.counters
         assert counters is not None
         return sum(self._extend(int(counter), offset + row) for row, counter in enumerate(counters))
+
+    def note_void(self, batch: Batch, code: ErrorCode) -> None:
+        """Remember that these dots were refused for good: a repeat is refused again, not acknowledged."""
+        if len(self._void_bases) >= VOIDS_MAX:
+            for column in (self._void_bases, self._void_lasts, self._void_codes):
+                del column[: VOIDS_MAX // 2]
+        self._void_bases.append(batch.base)
+        self._void_lasts.append(batch.last)
+        self._void_codes.append(code)
+
+    def void(self, batch: Batch) -> ErrorCode | None:
+        """Why some of these dots are void, None if none is."""
+        place = bisect_right(self._void_bases, batch.last) - 1
+        if place < 0 or self._void_lasts[place] < batch.base:
+            return None
+        return ErrorCode(self._void_codes[place])
 
     def first_offset(self, counter: int) -> int | None:
         """Where the delta with this counter stands; None where that is no longer kept."""
@@ -162,11 +191,18 @@ class Origins:
             )
         return state
 
-    def appended(self, state: OriginState, batch: Batch, offset: int, now: float) -> None:
-        """Note a batch that got its place."""
+    def appended(
+        self,
+        state: OriginState,
+        batch: Batch,
+        offset: int,
+        now: float,
+        firsts: Mapping[int, int | None] | None = None,
+    ) -> None:
+        """Note a batch that got its place; see `OriginState.appended`."""
         state.seen_at = now
         self._active.move_to_end(batch.origin)
-        self._runs += state.appended(batch, offset)
+        self._runs += state.appended(batch, offset, firsts)
         if self._runs > RUNS_MAX:
             self._runs -= state.forget_half_of_runs()
 

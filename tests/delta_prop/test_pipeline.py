@@ -7,8 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from delta_prop.receipt import State
+from delta_prop.ingest.work import Draft
+from delta_prop.receipt import Receipt, State
 from delta_prop_wire.delta import (
+    AckLevel,
     Delta,
     Dot,
     Kind,
@@ -156,8 +158,10 @@ def test_one_invalid_delta_amid_a_stream_is_voided_and_the_rest_goes_on() -> Non
     assert bench.keys() == ["v1", "v2", "v5"]
     assert receipts[3].result().offset == 4
     assert [logged.batch.is_control for logged in bench.routed] == [False, False, True, False]
-    repeated = bench.send(batch_of(origin, 3, made("ok"), Delta("bad", bad)))
-    assert repeated.result().duplicate
+    repeated = bench.send(batch_of(origin, 3, made("ok"), Delta("bad", bad))).refusal()
+    assert repeated is not None
+    assert repeated.code is ErrorCode.INVALID_DELTA
+    assert bench.log.next_offset == 5
 
 
 def test_an_invalid_delta_that_comes_early_is_voided_in_its_turn() -> None:
@@ -253,6 +257,28 @@ def test_rows_with_known_ids_are_left_out_and_told() -> None:
     assert published.duplicates == {0: 0, 2: 1}
     assert published.offset == 1
     assert bench.keys() == ["a", "b"]
+
+
+def test_a_dot_whose_id_was_known_is_void_and_answered_with_the_first_offset() -> None:
+    bench = Bench()
+    origin = bench.hello("p")
+    bench.publish(made("before"))
+    bench.publish(made("a", id=b"1" * 16))
+    again = batch_of(origin, 1, made("a", id=b"1" * 16))
+    for _ in range(2):
+        published = bench.send(again).result()
+        assert published.duplicates == {0: 1}
+    assert bench.send(batch_of(origin, 2, made("b"))).result().offset == 3
+    assert bench.keys() == ["before", "a", "b"]
+
+
+def test_what_is_offered_from_within_an_acknowledgement_runs_too() -> None:
+    bench = Bench()
+    again: list[object] = []
+    draft = Draft([made("first")], Receipt(), Priority.NORMAL, AckLevel.MEMORY)
+    draft.receipt.when_done(lambda _: again.append(bench.publish(made("second"))))
+    bench.chain.offer(draft, bench.now)
+    assert bench.keys() == ["first", "second"]
 
 
 # --- fencing
