@@ -124,8 +124,9 @@ class Propagator:
         self._open = False
         self._chain.close(self._now())
         with anyio.CancelScope(shield=True):  # sinks keep what they have, however the block ends
-            for name in list(self._attached):
-                await self._close(name)
+            async with anyio.create_task_group() as closing:
+                for name in list(self._attached):
+                    closing.start_soon(self._close, name)
         self._tasks.cancel_scope.cancel()
         return await self._exit.__aexit__(kind, error, trace)
 
