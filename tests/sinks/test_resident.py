@@ -72,11 +72,11 @@ def test_the_fast_path_and_the_slow_one_agree(log: FakeLog) -> None:
     check(slow, log.batches)
 
 
-@pytest.mark.parametrize("operation", [scale(-7), offset(3e38), sparse_add([0, 0, 0], [3e38, 3e38, -3e38])])
+@pytest.mark.parametrize("operation", [scale(-7), offset(3e38), sparse_add([0, 0], [2e38, 1])])
 def test_blocks_stay_within_float32_as_rows_do(operation: Operation) -> None:
     log = FakeLog()
     resident = entered(log)
-    log.append(*(Delta(f"v{i}", create([3e38, -3e38 + i, i])) for i in range(20)))
+    log.append(*(Delta(f"v{i}", create([3e38 if i % 2 else 1, -3e38, i])) for i in range(20)))
     log.append(*(Delta(f"v{i}", operation) for i in range(20)))
     resident.apply(log.deliveries(), log)
     check(resident, log.batches)
