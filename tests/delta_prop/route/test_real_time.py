@@ -1,0 +1,70 @@
+"""Delivery on every loop that a service may run on, in real time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import anyio
+import pytest
+import uvloop
+
+from delta_prop import Delta, Propagator, Settings, opaque
+from delta_prop.sinks import CallbackSink
+
+LOOPS = pytest.mark.parametrize(
+    "loop",
+    [
+        {"backend": "asyncio"},
+        {"backend": "asyncio", "backend_options": {"loop_factory": uvloop.new_event_loop}},
+        {"backend": "trio"},
+    ],
+    ids=["asyncio", "uvloop", "trio"],
+)
+
+
+@LOOPS
+def test_a_stalled_sink_delays_nobody_and_gets_everything_later(loop: dict[str, Any]) -> None:
+    async def main() -> None:
+        fast, slow, read = list[int](), list[int](), list[int]()
+        go = anyio.Event()
+
+        async def stalled(offset: int, _: Delta) -> None:
+            await go.wait()
+            slow.append(offset)
+
+        async with Propagator(Settings(mailbox_deltas_max=50)) as p:
+            await p.attach(CallbackSink(lambda offset, _: fast.append(offset), name="fast"))
+            await p.attach(CallbackSink(stalled, name="slow"))
+            async with p.subscribe() as subscription:
+                for number in range(200):
+                    last = await p.publish(Delta(f"v{number}", opaque(b"x")))
+                await p.wait_visible(last, sinks=["fast"])
+                assert slow == []
+                assert p.statistics().sinks["slow"].behind
+                async for one in subscription:
+                    read.append(one.offset)
+                    if len(read) == 200:
+                        break
+            go.set()
+            await p.wait_visible(last)
+        assert fast == slow == read == list(range(200))
+
+    anyio.run(main, **loop)
+
+
+@LOOPS
+def test_the_first_delta_reaches_an_idle_sink_without_a_timer(loop: dict[str, Any]) -> None:
+    async def main() -> None:
+        took: list[float] = []
+        async with Propagator() as p:
+            await p.attach(CallbackSink(lambda *_: took.append(time.perf_counter() - begin)))
+            for _ in range(30):
+                await anyio.sleep(0.001)
+                begin = time.perf_counter()
+                await p.wait_visible(await p.publish(Delta("v", opaque(b"x"))))
+        took.sort()
+        print(f"first delta: median {took[15] * 1e6:.0f} us")
+        assert took[15] < 0.003  # three times what is meant, for busy machines
+
+    anyio.run(main, **loop)
