@@ -115,8 +115,7 @@ class Attached:
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
-                    if isinstance(self.sink, HasBackground):
-                        tasks.start_soon(self.sink.background)
+                    tasks.start_soon(self._background)
                     tasks.start_soon(feed.run)
         finally:
             self._ended.set()
@@ -134,6 +133,21 @@ class Attached:
             await self.sink.aclose()
 
     # --- helpers
+
+    async def _background(self) -> None:
+        """The sink's own work; where that fails, the sink stops alone."""
+        if not isinstance(self.sink, HasBackground):
+            return
+        try:
+            await self.sink.background()
+        except Exception as failure:
+            self.require_feed().stop(
+                Refused(
+                    ErrorCode.PROCESSING_FAILED,
+                    f"sink {self.name!r} has stopped: its background work failed with {failure!r}; "
+                    "detach it, and attach it again when that is cured",
+                )
+            )
 
     def _begin(self, start: Start, stopped: int) -> int:
         log = self._log

@@ -123,12 +123,15 @@ class Propagator:
     ) -> bool | None:
         self._open = False
         self._chain.close(self._now())
-        with anyio.CancelScope(shield=True):  # sinks keep what they have, however the block ends
-            async with anyio.create_task_group() as closing:
-                for name in list(self._attached):
-                    closing.start_soon(self._close, name)
+        failures = await self._close_all()
         self._tasks.cancel_scope.cancel()
-        return await self._exit.__aexit__(kind, error, trace)
+        if isinstance(error, anyio.get_cancelled_exc_class()):
+            return await self._exit.__aexit__(kind, error, trace)
+        # The program's own exception goes on as it is; handed to the task group it would come out in a group.
+        await self._exit.__aexit__(None, None, None)
+        if error is None and failures:
+            raise failures[0] if len(failures) == 1 else ExceptionGroup("sinks failed to close", failures)
+        return None
 
     # --- sinks
 
@@ -213,6 +216,7 @@ class Propagator:
         `committed`: until it is durable there. A subscription counts only where it is named, as its
         reader may be the caller. Raises TimeoutError, Refused if a sink stops or is detached.
         """
+        self._check_open()
         if isinstance(published, Receipt):
             published = await published.wait()
         offset = published if isinstance(published, int) else published.next_offset
@@ -246,6 +250,7 @@ class Propagator:
         Raises Refused; where the cause might have passed, after `timeout_s`. Cancelled: it never
         happened, unless it had its place already (use `offer`, whose receipt tells).
         """
+        self._check_open()
         if any(map(is_transform, deltas)):
             return await self._publish_transform(deltas, after, ack_level, timeout_s)
         return await self._put(lambda: self._draft(deltas, after, ack_level), timeout_s)
@@ -265,6 +270,7 @@ class Propagator:
 
         `kind` is CREATE or DENSE. Raises as `publish` does.
         """
+        self._check_open()
         rows = _checked_columns(ids, matrix, namespace, kind)
         level = self._log.level if ack_level is None else ack_level
 
@@ -324,6 +330,7 @@ class Propagator:
 
     def head(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> Dot | None:
         """The dot of a vector's last delta, for `expect=`; None where none is known."""
+        self._check_open()
         return self._chain.appender.vectors.head(namespace, vector_id)
 
     def sink(self, name: str) -> Sink:
@@ -416,6 +423,7 @@ class Propagator:
         return found
 
     def _draft(self, deltas: Sequence[Delta], after: Sequence[Named], ack_level: AckLevel | None) -> Draft:
+        self._check_open()
         _check_deltas(deltas)
         named = tuple(one for one in after if not isinstance(one, Receipt))
         if named:
@@ -490,6 +498,22 @@ class Propagator:
             deadline = self._chain.tick(self._now())
             wait_s = _TICK_S_MAX if deadline is None else min(max(deadline - self._now(), 0), _TICK_S_MAX)
             await anyio.sleep(max(wait_s, 0.001))
+
+    async def _close_all(self) -> list[Exception]:
+        """Close all sinks at once, however the block ends: each keeps what it has."""
+        failures: list[Exception] = []
+
+        async def close(name: str) -> None:
+            try:
+                await self._close(name)
+            except Exception as failure:  # of one sink; the others are to end well
+                failures.append(failure)
+
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as closing:
+                for name in list(self._attached):
+                    closing.start_soon(close, name)
+        return failures
 
     async def _close(self, name: str) -> None:
         attached = self._attached.pop(name)
