@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import anyio
 
 from delta_prop_sinks.sink import HasBackground
-from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import BATCH_ROWS_MAX, ErrorCode
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Attached:
             # Beside a log in memory a cursor of another log is normal: the sink keeps its data and
             # begins with the new log; Lamport numbers go on above what it holds.
             return self._begin(start, stopped), True
-        except Refused:
+        except DeltaPropError:
             await self.sink.aclose()
             raise
 

@@ -173,6 +173,10 @@ class Propagator:
     ) -> Feed:
         attached = Attached(name, sink, self._log, self._world)
         begin, keeps_cursor = await attached.open(start, self._cursors.get(name, 0))
+        if name in self._attached or not self._open:  # while the sink opened
+            await sink.aclose()
+            self._check_open()
+            raise UsageError(f"a sink named {name!r} was attached meanwhile: give this one another name")
         self._chain.appender.lamport = max(self._chain.appender.lamport, attached.lamport)
         feed = Feed(
             name,

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from delta_prop.route.subscription import Subscription
-    from delta_prop_sinks import Delivery
+    from delta_prop_sinks import Delivery, SinkContext
 
 BACKENDS: list[dict[str, Any]] = [
     {"backend": "asyncio"},
@@ -776,5 +776,30 @@ def test_a_sink_that_cannot_close_is_told_once_all_are_closed(tmp_path: Path) ->
         await main(p)
         raise KeyError("the program's own")
 
+    path.unlink()
     with pytest.raises(KeyError):
         run_propagator(with_an_error)
+
+
+def test_a_sink_that_is_not_attached_in_the_end_is_closed() -> None:
+    class Slow(RecordingSink):
+        closed = False
+
+        async def open(self, context: SinkContext) -> None:
+            await anyio.sleep(1)
+
+        async def aclose(self) -> None:
+            self.closed = True
+
+    async def main(p: RecordedPropagator) -> None:
+        first, second, third = Slow(name="slow"), Slow(name="slow"), Slow(name="other")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(p.attach, first)
+            await anyio.sleep(0.5)
+            with pytest.raises(UsageError, match="meanwhile"):
+                await p.attach(second)
+        with pytest.raises(UsageError, match="start 9"):
+            await p.attach(third, start=9)
+        assert (first.closed, second.closed, third.closed) == (False, True, True)
+
+    run_propagator(main)
