@@ -44,12 +44,11 @@ class Console:
         return f"\x1b[{_STYLES[name]}m{text}\x1b[0m" if self._color else text
 
     def line(self, text: str = "") -> None:
-        """One line; a prompt stays below it. Cut where a terminal would break it."""
-        kept = cut(text, self.columns - 1) if self._live else text
+        """One line; a prompt stays below it."""
         if self._pending:
-            self._write(f"{_CLEAR}{kept}\n{self._pending}")
+            self._write(f"{_CLEAR}{text}\n{self._pending}")
         else:
-            self._write(f"{kept}\n")
+            self._write(f"{text}\n")
 
     def progress(self, done: int, total: int, note: str) -> None:
         """How far something is: a bar on a terminal, else a line every few seconds."""

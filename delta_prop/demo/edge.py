@@ -28,21 +28,26 @@ now = time.perf_counter
 
 FILE_BYTES_MAX = 1024 * 1024
 FILES_MAX = 20_000
+LOOKED_AT_MAX = 200_000
 LINE_BYTES_MAX = 4_096
 
-_SKIPPED_FOLDERS = frozenset({"__pycache__", "build", "dist", "env", "node_modules", "site-packages", "venv"})
-_SKIPPED_IN_STDLIB = _SKIPPED_FOLDERS | {
-    "ensurepip",
-    "idle_test",
-    "idlelib",
-    "lib2to3",
-    "pydoc_data",
-    "test",
-    "tests",
-    "turtledemo",
-}
 _PYTHON = frozenset({".py"})
 _PROSE = frozenset({".adoc", ".markdown", ".md", ".org", ".rst", ".txt"})
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Which files of a tree count: those of these kinds, outside folders of these names."""
+
+    suffixes: frozenset[str]
+    skipped: frozenset[str]
+
+
+_TESTS = {"idle_test", "test", "tests"}
+_APART = {"ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages", "turtledemo"}
+IN_LIBRARY = Kept(_PYTHON, frozenset({"__pycache__", *_TESTS, *_APART}))
+IN_OWN = Kept(_PYTHON | _PROSE, frozenset({"__pycache__", "build", "dist", "env", "node_modules", "venv"}))
+IN_COPIES = Kept(_PYTHON | _PROSE, frozenset({"__pycache__"}))
 
 Seen = dict[str, tuple[int, int]]
 """What a scan of a folder saw: path below it to (time of change in ns, size)."""
@@ -122,21 +127,23 @@ def standard_library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def scan(root: Path, *, stdlib: bool = False) -> Seen:
-    """The texts below a folder, in order of path, 20,000 at most; hidden, built and large ones left out."""
-    skipped = _SKIPPED_IN_STDLIB if stdlib else _SKIPPED_FOLDERS
-    suffixes = _PYTHON if stdlib else _PYTHON | _PROSE
+def scan(root: Path, kept: Kept) -> Seen:
+    """The texts below a folder, in order of path, 20,000 at most; hidden and large ones left out."""
     seen: Seen = {}
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in skipped and not name.startswith("."))
+    looked_at = 0
+    for folder_name, folders, files in os.walk(root):
+        folders[:] = sorted(one for one in folders if one not in kept.skipped and not one.startswith("."))
+        looked_at += len(folders) + len(files)
         for name in sorted(files):
-            path = Path(folder, name)
-            if not name.startswith(".") and path.suffix.lower() in suffixes:
+            path = Path(folder_name, name)
+            if path.suffix.lower() in kept.suffixes and not name.startswith("."):
                 stat = _stat(path)
                 if stat is not None:
                     seen[path.relative_to(root).as_posix()] = stat
                 if len(seen) >= FILES_MAX:
                     return seen
+        if looked_at >= LOOKED_AT_MAX:
+            break
     return seen
 
 

@@ -5,6 +5,7 @@ Each shows what really happened: every number on the screen was measured in this
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,7 @@ _OWN_SEARCHES = 5
 _OWN_SEARCH_WORDS = 8
 _EDIT_TRIES_MAX = 50
 _CHANGES_SHOWN_MAX = 10
+_WORDS = re.compile(r"[^\W_][\w'-]*")
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class Play:
 
     def scan(self) -> Seen:
         """The texts as they lie there now: the user's own, or the copies."""
-        return edge.scan(self.folder if self.own else self.place.texts)
+        return edge.scan(*((self.folder, edge.IN_OWN) if self.own else (self.place.texts, edge.IN_COPIES)))
 
     def read(self, path: str) -> str | None:
         """A text as it lies there now."""
@@ -79,7 +81,7 @@ class Play:
 async def read_scene(play: Play) -> None:
     """Read all texts, copy what may be edited, take the documents in. Raises UsageError for none."""
     console, library = play.console, play.library
-    found = edge.scan(play.folder, stdlib=not play.own)
+    found = edge.scan(play.folder, edge.IN_OWN if play.own else edge.IN_LIBRARY)
     unread = 0
     for number, path in enumerate(found, 1):
         text = edge.read(play.folder, path)
@@ -273,7 +275,8 @@ def answer(play: Play, wiring: Wiring, query: str) -> None:
         document = play.library.documents.get(hit)
         if document is not None:
             first = printable(document.text.strip().partition("\n")[0])
-            play.console.line(f"  {play.console.style('bold', printable(hit))}  {first}")
+            told = f"  {play.console.style('bold', printable(hit))}  {first}"
+            play.console.line(cut(told, play.console.columns - 1))
 
 
 # --- helpers
@@ -281,10 +284,13 @@ def answer(play: Play, wiring: Wiring, query: str) -> None:
 
 def _own_searches(library: Library) -> list[tuple[str, tuple[str, ...]]]:
     """The first words of some documents, spread over all of them: each should find itself."""
-    documents = list(library.documents.values())
-    step = max(len(documents) // _OWN_SEARCHES, 1)
-    chosen = documents[step // 2 :: step][:_OWN_SEARCHES]
-    return [(" ".join(printable(one.text).split()[:_OWN_SEARCH_WORDS]), (one.id,)) for one in chosen]
+    wordy: list[tuple[str, tuple[str, ...]]] = [
+        (" ".join(words[:_OWN_SEARCH_WORDS]), (document.id,))
+        for document in library.documents.values()
+        if len(words := _WORDS.findall(document.text)) >= _OWN_SEARCH_WORDS
+    ]
+    step = max(len(wordy) // _OWN_SEARCHES, 1)
+    return wordy[step // 2 :: step][:_OWN_SEARCHES]
 
 
 def _middle(library: Library) -> str:
@@ -307,7 +313,7 @@ def _show_hits(
         console.line(wide)
     else:
         console.line(f"  {shown}{' ' * (42 - width(shown))}  {took:>8}")
-        console.line(f"      {listed}")
+        console.line(cut(f"      {listed}", console.columns - 1))
 
 
 def _choose_edit(play: Play) -> tuple[Document, str, str] | None:

@@ -162,8 +162,11 @@ async def _watch(play: Play, wiring: Wiring) -> None:
         changed = changes(play.seen, seen)
         play.seen = seen
         for path in [*changed.gone, *changed.touched]:
+            text = play.read(path)
+            if text is None and path in seen:
+                continue  # half written, or no text any more
             try:
-                deltas = play.library.edit(path, play.read(path))
+                deltas = play.library.edit(path, text)
             except NotParsed as error:
                 play.console.line(f"  {printable(str(error))}: its documents stay as they were")
                 continue
