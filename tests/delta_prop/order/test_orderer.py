@@ -80,6 +80,13 @@ def test_released_together_in_order_of_arrival(new_chain, run_of):
     assert chain.dots() == [(A, 1), (A, 2), (D, 1), (B, 1), (C, 1)]
 
 
+def test_released_by_one_run_in_order_of_arrival_not_of_counters(new_chain, run_of):
+    chain = new_chain()
+    chain.offer(run_of(D, 1, clock={A: 3}), run_of(B, 1, clock={A: 1}), run_of(C, 1, parents=(ID,)))
+    chain.offer(run_of(A, 1, 4, ids=(ID,)))
+    assert chain.dots() == [(A, 1), (D, 1), (B, 1), (C, 1)]
+
+
 def test_counters_that_leap_go_by_the_counter_before(new_chain, run_of):
     chain = new_chain()
     second = run_of(A, 40, 45, previous=17, count=3)
@@ -158,9 +165,10 @@ def test_another_cut_of_what_is_parked_is_named(new_chain, run_of):
     assert error.details == {"watermark": 0, "present": "2-9"}
 
 
-def test_overtaken_run_that_is_its_own_cause_leaves_once(new_chain, run_of):
+@pytest.mark.parametrize("parents", [(Dot(A, 4),), (ID,), (Dot(A, 4), ID)])
+def test_overtaken_run_that_names_what_overtakes_it_leaves_once(new_chain, run_of, parents):
     chain = new_chain()
-    odd = run_of(A, 1, 2, parents=(Dot(A, 4), ID))
+    odd = run_of(A, 1, 2, parents=parents)
     chain.offer(odd)
     chain.offer(run_of(A, 1, 4, ids=(ID,)))
     assert chain.repeats == [odd]
@@ -287,6 +295,20 @@ def test_room_is_kept_for_a_parent_by_id_and_for_what_comes_before_a_parent(new_
     chain.offer(by_id, before)
     assert chain.refused == {}
     assert chain.orderer.statistics().pending_deltas == 18
+
+
+def test_room_is_kept_for_exactly_what_is_waited_for(new_chain, run_of):
+    chain = new_chain(pending_deltas_max=20, owner_share=1.0, reserve_share=0.2)
+    gone, child = run_of(C, 9, clock={B: 9}), run_of(A, 1, clock={B: 2})
+    chain.offer(gone, child, run_of(D, 2, 15))
+    chain.orderer.take_origin(C)
+    chain.offer(run_of(9, 2))
+    after, parent = run_of(B, 3, 4), run_of(B, 2)
+    chain.offer(after)
+    assert chain.refused[after].details["capacity"] == 16  # what waited for it has gone
+    chain.offer(parent)
+    assert list(chain.refused) == [after]
+    assert chain.orderer.statistics().pending_deltas == 17
 
 
 def test_one_owner_may_fill_a_quarter(new_chain, run_of):
