@@ -224,6 +224,8 @@ class Propagator:
         if isinstance(published, Receipt):
             published = await published.wait()
         offset = published if isinstance(published, int) else published.next_offset
+        if offset > self._log.visible:
+            raise UsageError(f"offset {offset} is not in the log yet, which ends at {self._log.visible}")
         names = list(self._listed() if sinks is None else sinks)
         feeds = [self._require(name).require_feed() for name in names]
         limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s

@@ -1,0 +1,76 @@
+"""The documentation is true: links lead somewhere, code runs, every setting, code and verb is described."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from delta_prop.config import Settings
+from delta_prop_wire.spec import ErrorCode
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", ROOT / "LICENSES.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as the usual viewers make them."""
+    heads = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if target.startswith(("http:", "https:")):
+            continue
+        place, _, anchor = target.partition("#")
+        other = (page.parent / place).resolve() if place else page
+        assert other.exists(), f"{page.name}: {target}"
+        if anchor and other.suffix == ".md":
+            assert anchor in anchors(other), f"{page.name}: {target}"
+
+
+def test_the_programs_of_the_readme_run_and_print_what_it_says(tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    programs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.DOTALL)
+    assert programs
+    for program, printed in programs:
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == printed
+
+
+def test_every_verb_of_run_that_the_readme_names_exists() -> None:
+    shown = set(re.findall(r"\./run ([a-z-]+)", (ROOT / "README.md").read_text()))
+    done = subprocess.run([ROOT / "run", "help"], capture_output=True, text=True, check=True)
+    known = set(re.findall(r"^  ([a-z-]+)", done.stdout, re.MULTILINE))
+    assert {"demo", "test"} <= shown <= known
+
+
+@pytest.mark.parametrize("page", ["errors.md", "protocol.md"])
+def test_every_error_code_is_described(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    assert [code.name for code in ErrorCode if not re.search(rf"\b{code.name}\b", text)] == []
+
+
+def test_every_setting_is_described() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    names = [field.name for field in dataclasses.fields(Settings)]
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_every_decision_has_its_number_once() -> None:
+    numbers = [page.name[:4] for page in (ROOT / "docs" / "decisions").glob("*.md")]
+    assert len(numbers) == len(set(numbers)), sorted(numbers)
