@@ -116,11 +116,13 @@ class Orderer:
         return self._waiters.run(entry.origin, entry.previous)
 
     def park(self, entry: Entry, now: float) -> list[Refusal]:
-        """Let an entry wait. The caller has found that it is not next, nor parked, nor overtaken.
+        """Let an entry wait. The caller has found that it is not next, nor parked.
 
         Without room it is refused instead, with everything behind it: those refusals are returned.
+        So is, alone, one that begins below its origin's watermark.
         """
-        assert entry.previous >= self.have.get(entry.origin, 0), "begins below the watermark"
+        if entry.previous < self.have.get(entry.origin, 0):
+            return [Refusal(entry, self.overlap(entry))]
         pending = self._pending
         if not pending.fits(entry):
             shortage = pending.shortage(entry, wanted=self._waiters.wanted(entry))

@@ -157,6 +157,14 @@ def test_overtaken_in_part_is_refused_with_the_watermark(new_chain, run_of, rows
     assert chain.is_empty()
 
 
+def test_a_leap_from_below_the_watermark_is_refused(new_chain, run_of):
+    chain = new_chain(have={A: 5})
+    entry = run_of(A, 10, previous=3, count=1)
+    (answer,) = chain.orderer.park(entry, 0.0)
+    assert answer.error.code is ErrorCode.OVERLAP
+    assert chain.is_empty()
+
+
 def test_another_cut_of_what_is_parked_is_named(new_chain, run_of):
     chain = new_chain()
     chain.offer(run_of(A, 2, 9))
