@@ -58,6 +58,28 @@ def test_a_passing_failure_is_retried_from_where_it_was_done() -> None:
     run_virtual(main)
 
 
+def test_a_failure_behind_the_last_row_that_matches_leaves_nothing_to_retry() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+
+            async def at_the_end(deliveries: Sequence[Delivery]) -> None:
+                sink.note(deliveries, below=2)
+                raise TryAgain("busy", 2)
+
+            sink.before = at_the_end
+            feed = route.feed(sink, "ns:a", keeps_cursor=True)
+            route.publish("a", "a", "b")
+            await feed.wait(3)
+            assert (len(sink.calls), sink.offsets) == (1, [0, 1])
+            assert (feed.statistics().success, feed.statistics().skipped) == (2, 1)
+            assert feed.committed == 0
+            feed.note_committed(2)
+            assert feed.committed == 3
+
+    run_virtual(main)
+
+
 def test_retries_come_ever_more_slowly_up_to_a_bound() -> None:
     async def main() -> None:
         async with Route.running() as route:
