@@ -7,20 +7,21 @@ same bytes again, in order, where a refusal may pass.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import anyio
-from delta_prop_wire.validate import validate_delta
 
 from delta_prop.ingest.work import Sequenced, Session
 from delta_prop.pipeline import withdrawn
 from delta_prop.receipt import Receipt, State
+from delta_prop.transforms import is_transform
 from delta_prop_wire.delta import AckLevel, Dot, Priority, Source
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import BATCH_ROWS_MAX, PRODUCER_ID_BITS, ErrorCode
+from delta_prop_wire.validate import validate_delta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,10 +47,16 @@ def producer_id_of(name: str) -> int:
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A batch whose dots are not dealt with yet."""
+    """A batch whose dots are not dealt with yet. `void`: its caller has given it up."""
 
     batch: Batch
-    receipt: Receipt
+    receipt: Receipt = field(default_factory=Receipt)
+    void: bool = False
+
+    @property
+    def refused(self) -> bool:
+        """Whether it is to be sent again."""
+        return self.receipt.done and not self.receipt.acknowledged
 
 
 class _Lane:
@@ -94,16 +101,10 @@ class Producer:
     def offer(self, *deltas: Delta, after: Sequence[Receipt | Published | Dot | bytes] = ()) -> Receipt:
         """Send deltas of one priority as one batch. Never waits; the outcome stands in the receipt.
 
-        Raises InvalidDelta before a dot is drawn; Refused (QUEUE_FULL) where too much is open, or with
-        the refusal of an earlier batch that may pass and has not yet.
+        Raises InvalidDelta, UsageError; Refused (QUEUE_FULL) where too much is open, or with the refusal
+        that still keeps an earlier batch open. No dot is drawn then.
         """
-        priority = _check(deltas)
-        lane = self._lanes[priority]
-        self.resend(priority)
-        self._check_room(lane)
-        batch = self._encode(lane, priority, deltas, after)
-        lane.next = batch.last + 1
-        return self._send(lane, batch)
+        return self._begin(_check(deltas), deltas, after).receipt
 
     async def publish(
         self,
@@ -117,24 +118,22 @@ class Producer:
         sends them first. Cancelled: the delta is withdrawn, unless it had its place already.
         """
         priority = _check(deltas)
-        lane = self._lanes[priority]
         deadline = self._now() + timeout_s
-        batch: Batch | None = None
+        entry: _Open | None = None
         while True:
             try:
-                if batch is None:
-                    receipt = self.offer(*deltas, after=after)
-                    batch = next(reversed(lane.open.values())).batch if lane.open else None
-                else:
-                    receipt = self._again(lane, batch)
+                if entry is None:
+                    entry = self._begin(priority, deltas, after)
+                elif entry.refused:
+                    self.resend(priority)
                 with anyio.move_on_after(max(deadline - self._now(), 0)):
-                    return await receipt.wait()
-                raise _late(receipt, timeout_s)
+                    return await entry.receipt.wait()
+                raise _late(timeout_s)
             except Refused as refusal:
                 wait_s = max((refusal.retry_after_ms or 0) / 1000, _RETRY_S_MIN)
                 if not refusal.retryable or self._now() + wait_s >= deadline:
                     raise
-                await anyio.sleep(wait_s)
+                await self._pause(entry, wait_s)
 
     def send_frame(self, batch: Batch, lamport: int | None = None) -> Receipt:
         """Send a batch as it is: a repeat of one's own, or a forwarder's under its first origin."""
@@ -142,25 +141,64 @@ class Producer:
         return self._chain.offer(work, self._now())
 
     def resend(self, priority: Priority | None = None) -> None:
-        """Send open batches again that were refused for now, in order. Raises the refusal that stays."""
+        """Send open batches again that were refused, in order. Raises the first refusal that stays."""
         for lane in self._lanes.values() if priority is None else (self._lanes[priority],):
             for entry in list(lane.open.values()):
-                if not entry.receipt.done:
-                    continue
-                receipt = self._again(lane, entry.batch)
-                refusal = receipt.refusal()
-                if refusal is not None and refusal.retryable:
-                    raise refusal
+                if entry.refused:
+                    self._send(lane, entry)
+                    refusal = entry.receipt.refusal()
+                    if refusal is not None and not refusal.voids:
+                        raise refusal
 
     def abandon(self) -> None:
         """Give up what is open and refused: its dots become void, what comes later goes on."""
         for lane in self._lanes.values():
             for entry in lane.open.values():
-                if entry.receipt.refusal() is not None:
-                    entry.receipt.state = State.WITHDRAWN
+                entry.void = entry.void or entry.refused
         self.resend()
 
     # --- helpers
+
+    def _begin(
+        self,
+        priority: Priority,
+        deltas: Sequence[Delta],
+        after: Sequence[Receipt | Published | Dot | bytes],
+    ) -> _Open:
+        """Draw the dots and send for the first time."""
+        lane = self._lanes[priority]
+        self.resend(priority)
+        self._check_room()
+        batch = self._encode(lane, priority, deltas, after)
+        lane.next = batch.last + 1
+        entry = lane.open[batch.base] = _Open(batch)
+        self._open_bytes += batch.size
+        self._send(lane, entry)
+        return entry
+
+    def _send(self, lane: _Lane, entry: _Open) -> None:
+        entry.receipt = receipt = Receipt()
+        void = withdrawn() if entry.void else None
+        receipt.when_done(lambda told: self._settled(lane, entry, told))
+        self._chain.offer(Sequenced(entry.batch, self._session, receipt, void=void), self._now())
+
+    def _settled(self, lane: _Lane, entry: _Open, told: Receipt) -> None:
+        refusal = told.refusal()
+        entry.void = entry.void or told.state is State.WITHDRAWN
+        waits = told.state is State.WITHDRAWN or (refusal is not None and not refusal.voids)
+        if waits and entry.batch.last > self.watermark(entry.batch.priority):
+            return
+        if lane.open.pop(entry.batch.base, None) is not None:
+            self._open_bytes -= entry.batch.size
+
+    @staticmethod
+    async def _pause(entry: _Open | None, wait_s: float) -> None:
+        try:
+            await anyio.sleep(wait_s)
+        except anyio.get_cancelled_exc_class():
+            if entry is not None and not entry.receipt.withdraw():
+                entry.void = entry.refused  # sent again as a void, so that it never takes effect
+            raise
 
     def _encode(
         self,
@@ -202,7 +240,7 @@ class Producer:
                 changed[head.origin] = head.counter
         return [Dot(*entry) for entry in changed.items()]
 
-    def _check_room(self, lane: _Lane) -> None:
+    def _check_room(self) -> None:
         if self.open_batches >= OPEN_BATCHES_MAX or self._open_bytes >= OPEN_BYTES_MAX:
             raise Refused(
                 ErrorCode.QUEUE_FULL,
@@ -212,29 +250,6 @@ class Producer:
                 details={"depth": self.open_batches, "capacity": OPEN_BATCHES_MAX},
             )
 
-    def _send(self, lane: _Lane, batch: Batch, *, void: bool = False) -> Receipt:
-        receipt = Receipt()
-        work = Sequenced(batch, self._session, receipt, void=withdrawn() if void else None)
-        if batch.base not in lane.open:
-            self._open_bytes += batch.size
-        lane.open[batch.base] = _Open(batch, receipt)
-        receipt.when_done(lambda told: self._settled(lane, batch, told))
-        return self._chain.offer(work, self._now())
-
-    def _again(self, lane: _Lane, batch: Batch) -> Receipt:
-        entry = lane.open.get(batch.base)
-        if entry is None or not entry.receipt.done:
-            raise UsageError("only an open batch with a known outcome is sent again")
-        return self._send(lane, batch, void=entry.receipt.state is State.WITHDRAWN)
-
-    def _settled(self, lane: _Lane, batch: Batch, told: Receipt) -> None:
-        refusal = told.refusal()
-        stays = told.state is State.WITHDRAWN or (refusal is not None and not refusal.voids)
-        if batch.last <= self._chain.orderer.have.get(lane.origin, 0):
-            stays = False
-        if not stays and lane.open.pop(batch.base, None) is not None:
-            self._open_bytes -= batch.size
-
 
 def _check(deltas: Sequence[Delta]) -> Priority:
     if not 1 <= len(deltas) <= BATCH_ROWS_MAX:
@@ -242,6 +257,8 @@ def _check(deltas: Sequence[Delta]) -> Priority:
     priority = deltas[0].priority
     for delta in deltas:
         validate_delta(delta)
+        if is_transform(delta):
+            raise UsageError("a transform is read and resolved first: use the propagator's publish")
         if delta.priority != priority:
             raise UsageError(
                 f"deltas of priority {priority.name} and {delta.priority.name} in one call: "
@@ -265,14 +282,12 @@ def _parent(one: Receipt | Published | Dot | bytes) -> Dot | bytes:
 
 
 def _with_parents(delta: Delta, named: Sequence[Dot | bytes]) -> Delta:
-    from dataclasses import replace
-
     return replace(delta, parents=tuple(dict.fromkeys((*delta.parents, *named))))
 
 
-def _late(receipt: Receipt, timeout_s: float) -> Refused:
+def _late(timeout_s: float) -> Refused:
     return Refused(
-        ErrorCode.DEP_TIMEOUT if receipt.state is State.WITHDRAWN else ErrorCode.QUEUE_FULL,
-        f"no acknowledgement within {timeout_s} s: the delta was withdrawn; send it again, or wait longer",
+        ErrorCode.DEP_TIMEOUT,
+        f"no acknowledgement within {timeout_s} s and withdrawn: send it again, or allow more time",
         retry_after_ms=1000,
     )

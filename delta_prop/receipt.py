@@ -79,6 +79,11 @@ class Receipt:
         """Whether the outcome is known."""
         return self.state not in (State.QUEUED, State.PENDING)
 
+    @property
+    def acknowledged(self) -> bool:
+        """Whether it has happened."""
+        return self.state is State.ACKNOWLEDGED
+
     def result(self) -> Published:
         """The outcome. Raises Refused; UsageError while it is not known, or where it was withdrawn."""
         if isinstance(self._outcome, Published):

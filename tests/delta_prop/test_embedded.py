@@ -227,15 +227,15 @@ def test_a_stopped_sink_tells_who_waits_and_goes_on_when_restarted() -> None:
     async def main(p: RecordedPropagator) -> None:
         broken = [True]
 
-        def spend(_at: int, _delta: Delta) -> None:
+        async def spend(_at: int, _delta: Delta) -> None:
+            await anyio.sleep(1)
             if broken:
                 raise StopSink("the disk is full: make room, then restart")
 
         await p.attach(CallbackSink(spend))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_expect_refusal, lambda: p.wait_visible(1), "disk is full")
-            await anyio.sleep(1)
             published = await p.publish(made("a"))
+            tasks.start_soon(_expect_refusal, lambda: p.wait_visible(published), "disk is full")
         assert p.statistics().sinks["callback"].state == "stopped"
         assert "disk is full" in (p.statistics().sinks["callback"].reason or "")
         await p.wait_visible(published, sinks=["recorder"])  # the others are not held up

@@ -1,0 +1,354 @@
+"""A producer's handle: dots drawn late, batches sent again in order, given up, fenced."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+import delta_prop.producer
+from delta_prop.config import Settings
+from delta_prop.receipt import State
+from delta_prop.testing import RecordedPropagator, run_propagator
+from delta_prop_sinks import CallbackSink
+from delta_prop_wire.delta import Delta, Dot, Priority, create, offset, transform
+from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.chains import Bench
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop.producer import Producer
+
+
+def made(key: str, **more: Any) -> Delta:
+    return Delta(key, create([1.0, 2.0]), **more)
+
+
+def full_bench() -> Bench:
+    """A chain whose log has no room, until what holds it is released."""
+    bench = Bench(log_deltas_max=1)
+    bench.publish(made("filler"))
+    bench.log.hold("slow", lambda: 0)
+    return bench
+
+
+def make_room(bench: Bench) -> None:
+    bench.log.release("slow")
+
+
+# --- dots
+
+
+@pytest.mark.parametrize(
+    ("send", "words"),
+    [
+        (lambda p: p.offer(Delta("", create([1.0]))), "vector_id"),
+        (lambda p: p.offer(made("a"), Delta("v", create([float("nan")]))), "vector"),
+        (lambda p: p.offer(made("a", id=b"i" * 16), made("b")), "id"),
+        (lambda p: p.offer(Delta("v", transform("normalize"))), "propagator's publish"),
+        (lambda p: p.offer(), "give 1 to"),
+        (lambda p: p.offer(made("a"), made("b", priority=Priority.LOW)), "separate calls"),
+    ],
+)
+def test_what_is_wrong_is_told_before_a_dot_is_drawn(send: Callable[[Producer], object], words: str) -> None:
+    bench = Bench()
+    producer = bench.producer("p")
+    with pytest.raises((InvalidDelta, UsageError), match=words):
+        send(producer)
+    published = producer.offer(made("a")).result()
+    assert published.dot is not None
+    assert published.dot.counter == 1
+    assert producer.open_batches == 0
+
+
+def test_a_refusal_for_good_uses_its_dot_up_and_the_next_goes_on() -> None:
+    bench = Bench()
+    producer = bench.producer("p")
+    refusal = producer.offer(Delta("unknown", offset(1.0))).refusal()
+    assert isinstance(refusal, InvalidDelta)
+    assert producer.watermark() == 1
+    assert producer.offer(made("a")).result().dot == Dot(bench.hello("p"), 2)
+    assert producer.open_batches == 0
+
+
+def test_a_new_handle_goes_on_at_the_watermark_of_each_lane() -> None:
+    bench = Bench()
+    first = bench.producer("p")
+    for _ in range(3):
+        first.offer(made("a"), made("b"))
+    first.offer(made("c", priority=Priority.HIGH))
+    second = bench.producer("p")
+    assert (second.watermark(), second.watermark(Priority.HIGH), second.watermark(Priority.LOW)) == (6, 1, 0)
+    dots = [
+        second.offer(made("d")).result().dot,
+        second.offer(made("e", priority=Priority.HIGH)).result().dot,
+    ]
+    assert [dot and dot.counter for dot in dots] == [7, 2]
+
+
+def test_a_fenced_handle_is_told_and_draws_no_more_dots() -> None:
+    bench = Bench()
+    first, second = bench.producer("p"), bench.producer("p")
+    refusal = first.offer(made("a")).refusal()
+    assert refusal is not None
+    assert refusal.code is ErrorCode.FENCED
+    for _ in range(3):
+        with pytest.raises(Refused, match="give it its own name"):
+            first.offer(made("a"))
+    assert first.open_batches == 1
+    assert second.offer(made("b")).result().offset == 0
+
+
+def test_what_the_old_handle_had_pending_is_refused_when_it_is_fenced() -> None:
+    bench = Bench()
+    waiting = bench.producer("p").offer(made("child", parents=(Dot(1 << 20, 1),)))
+    assert waiting.state is State.PENDING
+    second = bench.producer("p")
+    refusal = waiting.refusal()
+    assert refusal is not None
+    assert refusal.code is ErrorCode.FENCED
+    assert second.offer(made("b")).result().dot == Dot(bench.hello("p"), 1)
+
+
+# --- sent again
+
+
+def test_what_was_refused_for_now_keeps_its_dot_and_goes_first() -> None:
+    bench = full_bench()
+    producer = bench.producer("p")
+    receipt = producer.offer(made("a"))
+    refusal = receipt.refusal()
+    assert refusal is not None
+    assert refusal.code is ErrorCode.LOG_FULL
+    with pytest.raises(Refused, match="still needs the oldest"):
+        producer.offer(made("b"))
+    assert (producer.open_batches, producer.watermark()) == (1, 0)
+    make_room(bench)
+    assert producer.offer(made("c")).result().dot == Dot(bench.hello("p"), 2)
+    assert bench.keys() == ["filler", "a", "c"]
+    assert producer.open_batches == 0
+
+
+def test_many_publishers_of_one_handle_wait_for_room_and_keep_their_order() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        producer = p.producer("p")
+        opened = anyio.Event()
+
+        async def slow(*_: object) -> None:
+            await opened.wait()
+
+        await p.attach(CallbackSink(slow))
+        dots: dict[str, int] = {}
+
+        async def publish(key: str) -> None:
+            published = await producer.publish(made(key), timeout_s=100)
+            assert published.dot is not None
+            dots[key] = published.dot.counter
+
+        async with anyio.create_task_group() as tasks:
+            for n in range(20):
+                tasks.start_soon(publish, f"v{n:02}")
+                await anyio.sleep(0.001)
+            await anyio.sleep(5)
+            assert len(dots) == 4
+            opened.set()
+        await p.settle()
+        assert len(dots) == 20
+        assert p.recorder.vector_ids == sorted(dots, key=lambda key: dots[key])
+        assert sorted(dots.values()) == list(range(1, 21))
+        assert producer.open_batches == 0
+
+    run_propagator(main, Settings(log_deltas_max=4))
+
+
+def test_publish_gives_up_in_time_and_the_next_call_sends_it_first() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        opened = anyio.Event()
+
+        async def slow(*_: object) -> None:
+            await opened.wait()
+
+        await p.attach(CallbackSink(slow))
+        producer = p.producer("p")
+        await producer.publish(made("a"))
+        with pytest.raises(Refused, match="still needs the oldest"):
+            await producer.publish(made("b"), timeout_s=2)
+        assert anyio.current_time() == pytest.approx(2, abs=0.1)
+        opened.set()
+        await p.settle()
+        published = await producer.publish(made("c"))
+        await p.settle()
+        assert published.dot is not None
+        assert published.dot.counter == 3
+        assert p.recorder.vector_ids == ["a", "b", "c"]
+
+    run_propagator(main, Settings(log_deltas_max=1))
+
+
+def test_a_parent_that_does_not_come_in_time_is_told() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        producer = p.producer("p")
+        with pytest.raises(Refused, match="withdrawn") as caught:
+            await producer.publish(made("child", parents=(b"p" * 16,)), timeout_s=1)
+        assert caught.value.code is ErrorCode.DEP_TIMEOUT
+        published = await producer.publish(made("next"))
+        assert published.dot is not None
+        assert published.dot.counter == 2
+        await p.publish(made("parent", id=b"p" * 16))
+        await p.settle()
+        assert p.recorder.vector_ids == ["next", "parent"]
+        assert p.statistics().voided == 1
+
+    run_propagator(main)
+
+
+# --- given up
+
+
+def test_abandoned_dots_become_void_and_later_ones_go_on() -> None:
+    bench = full_bench()
+    producer = bench.producer("p")
+    assert producer.offer(made("a")).refusal() is not None
+    make_room(bench)
+    producer.abandon()
+    assert (producer.open_batches, producer.watermark()) == (0, 1)
+    assert producer.offer(made("b")).result().dot == Dot(bench.hello("p"), 2)
+    assert bench.keys() == ["filler", "b"]
+
+
+def test_abandoning_without_room_is_refused_and_holds_once_there_is() -> None:
+    bench = full_bench()
+    producer = bench.producer("p")
+    producer.offer(made("a"))
+    with pytest.raises(Refused, match="still needs the oldest"):
+        producer.abandon()
+    make_room(bench)
+    producer.offer(made("b"))
+    assert bench.keys() == ["filler", "b"]
+
+
+def test_cancelled_while_pending_it_never_happens() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        producer = p.producer("p")
+        with anyio.move_on_after(1) as scope:
+            await producer.publish(made("never", parents=(b"p" * 16,)))
+        assert scope.cancelled_caught
+        await p.publish(made("parent", id=b"p" * 16))
+        await producer.publish(made("next"))
+        await p.settle()
+        assert p.recorder.vector_ids == ["parent", "next"]
+        assert producer.open_batches == 0
+
+    run_propagator(main)
+
+
+def test_cancelled_between_two_tries_it_never_happens() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        opened = anyio.Event()
+
+        async def slow(*_: object) -> None:
+            await opened.wait()
+
+        await p.attach(CallbackSink(slow))
+        producer = p.producer("p")
+        await producer.publish(made("a"))
+        with anyio.move_on_after(1.01) as scope:
+            await producer.publish(made("never"))
+        assert scope.cancelled_caught
+        assert producer.open_batches == 1
+        opened.set()
+        await p.settle()
+        await producer.publish(made("next"))
+        await p.settle()
+        assert p.recorder.vector_ids == ["a", "next"]
+        assert (p.statistics().voided, producer.open_batches) == (1, 0)
+
+    run_propagator(main, Settings(log_deltas_max=1))
+
+
+def test_cancelled_in_the_queue_its_dot_becomes_void() -> None:
+    bench = Bench()
+    producer = bench.producer("p")
+    bench.log.accepting = False
+    first, second = producer.offer(made("never")), producer.offer(made("b"))
+    assert first.withdraw()
+    bench.log.accepting = True
+    bench.chain.pump(bench.now)
+    assert (first.state, second.state) == (State.WITHDRAWN, State.ACKNOWLEDGED)
+    producer.offer(made("c"))
+    assert bench.keys() == ["b", "c"]
+    assert producer.open_batches == 0
+
+
+# --- lanes
+
+
+def test_a_change_in_another_lane_waits_for_the_vector_it_builds_on() -> None:
+    bench = Bench()
+    producer = bench.producer("p")
+    bench.log.accepting = False
+    producer.offer(made("v", priority=Priority.LOW))
+    producer.offer(Delta("v", offset(1.0), priority=Priority.CRITICAL))
+    producer.offer(made("w", priority=Priority.CRITICAL))
+    bench.log.accepting = True
+    bench.chain.pump(bench.now)
+    low, urgent = (one.batch for one in bench.routed if one.batch.keys == ["v"])
+    assert (low.priority, urgent.priority) == (Priority.LOW, Priority.CRITICAL)
+    assert urgent.clock == (low.dot(0),)
+    producer.offer(Delta("v", offset(1.0), priority=Priority.CRITICAL))
+    assert bench.routed[-1].batch.clock == ()  # said before
+    assert bench.vectors.conflicts == 0
+
+
+def test_a_receipt_that_waits_can_be_named_as_a_cause() -> None:
+    bench = Bench()
+    producer, other = bench.producer("p"), bench.producer("q")
+    waiting = producer.offer(made("a", parents=(b"x" * 16,)))
+    child = other.offer(made("child"), after=[waiting])
+    assert (waiting.state, child.state) == (State.PENDING, State.PENDING)
+    bench.publish(made("x", id=b"x" * 16))
+    assert bench.keys() == ["x", "a", "child"]
+    later = other.offer(made("later"), after=[waiting.result(), b"x" * 16, Dot(bench.hello("p"), 1)])
+    assert later.result().offset == 3
+
+
+# --- bounds
+
+
+def test_open_batches_are_bounded_and_told_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta_prop.producer, "OPEN_BATCHES_MAX", 3)
+    bench = Bench()
+    producer = bench.producer("p")
+    bench.log.accepting = False
+    receipts = [producer.offer(made(f"v{n}")) for n in range(3)]
+    with pytest.raises(Refused, match="3 of 3 batches") as caught:
+        producer.offer(made("one more"))
+    assert caught.value.code is ErrorCode.QUEUE_FULL
+    bench.log.accepting = True
+    bench.chain.pump(bench.now)
+    assert all(receipt.acknowledged for receipt in receipts)
+    assert producer.offer(made("one more")).result().offset == 3
+
+
+def test_open_bytes_are_bounded_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delta_prop.producer, "OPEN_BYTES_MAX", 1)
+    bench = Bench()
+    producer = bench.producer("p")
+    for n in range(5):
+        producer.offer(made(f"v{n}"))
+    bench.log.accepting = False
+    producer.offer(made("waits"))
+    with pytest.raises(Refused, match="of 1 bytes"):
+        producer.offer(made("one more"))
+
+
+def test_repeats_of_one_frame_have_one_effect() -> None:
+    bench = Bench()
+    producer = bench.producer("p")
+    first = producer.offer(made("a")).result()
+    again = producer.send_frame(bench.routed[0].batch).result()
+    assert (again.duplicate, again.duplicates) == (True, {0: first.offset})
+    assert bench.keys() == ["a"]
