@@ -2,6 +2,7 @@
 
 from delta_prop_sinks.cache import CacheSink, CacheStatistics
 from delta_prop_sinks.callback import CallbackSink, CallbackStatistics
+from delta_prop_sinks.conformance import NotConforming, check_sink
 from delta_prop_sinks.index import Hit, IndexSink, IndexStatistics
 from delta_prop_sinks.jsonlines import JsonLinesSink, JsonLinesStatistics
 from delta_prop_sinks.resident import Resident, ResidentStatistics
@@ -30,6 +31,7 @@ __all__ = [
     "IndexStatistics",
     "JsonLinesSink",
     "JsonLinesStatistics",
+    "NotConforming",
     "RejectDelta",
     "Resident",
     "ResidentStatistics",
@@ -41,4 +43,5 @@ __all__ = [
     "StorageSink",
     "StorageStatistics",
     "TryAgain",
+    "check_sink",
 ]

@@ -114,7 +114,8 @@ class IndexSink:
         self._searches += 1
         if table is None or table.matrix is None:
             return []
-        median = _refresh_norms(table)
+        _refresh_norms(table)
+        median = _median_norm(table) if metric == "pivot" else 0.0
         live = (table.forms[: table.used] == VECTOR).nonzero()[0]
         if not len(live):
             return []
@@ -155,18 +156,22 @@ def _checked(
     return vector
 
 
-def _refresh_norms(table: Table) -> float:
-    """Bring the norms of touched rows up to date; return the median norm of all vectors."""
+def _refresh_norms(table: Table) -> None:
+    """Bring the norms of touched rows up to date."""
     assert table.matrix is not None
-    used = table.used
-    stale = (table.marks[:used] & STALE).nonzero()[0]
+    stale = (table.marks[: table.used] & STALE).nonzero()[0]
+    for at in range(0, len(stale), _CHUNK_ROWS):
+        slots = stale[at : at + _CHUNK_ROWS]
+        block = table.matrix[slots].astype(np.float64)
+        table.norms[slots] = np.sqrt(np.square(block, out=block).sum(axis=1))
     if len(stale):
-        for at in range(0, len(stale), _CHUNK_ROWS):
-            slots = stale[at : at + _CHUNK_ROWS]
-            block = table.matrix[slots].astype(np.float64)
-            table.norms[slots] = np.sqrt(np.square(block, out=block).sum(axis=1))
         table.marks[stale] &= ~np.uint8(STALE)
-        norms = table.norms[:used][table.forms[:used] == VECTOR]
+        table.median_norm = None
+
+
+def _median_norm(table: Table) -> float:
+    if table.median_norm is None:
+        norms = table.norms[: table.used][table.forms[: table.used] == VECTOR]
         table.median_norm = float(np.median(norms)) if len(norms) else 0.0
     return table.median_norm
 

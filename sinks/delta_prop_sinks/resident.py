@@ -105,6 +105,8 @@ class Resident:
         self._log_id: bytes | None = None
         self._lamport_before_log = 0
         self._pins = 0
+        self._size = 0
+        self._unsized: set[Table] = set()
         self._newest = 0
         self._folded = self._repeats = 0
         self._late = self._refolded_from_log = self._evicted = 0
@@ -157,7 +159,12 @@ class Resident:
     @property
     def size(self) -> int:
         """Bytes that the rows take; chains have a bound of their own."""
-        return sum(table.size for table in self.tables.values())
+        for table in self._unsized:  # those touched since: there may be very many others
+            size = table.size
+            self._size += size - table.counted
+            table.counted = size
+        self._unsized.clear()
+        return self._size
 
     # --- reading
 
@@ -241,6 +248,7 @@ class Resident:
         table = self.tables.get(namespace)
         if table is None:
             table = self.tables[namespace] = Table(namespace)
+        self._unsized.add(table)
         return table
 
     def _deliver_block(
@@ -439,6 +447,7 @@ class Resident:
             before = table.size
             self.chains.forget((table.namespace, str(table.ids[slot])))
             table.release(slot)
+            self._unsized.add(table)
             excess -= before - table.size
             evicted += 1
         self._evicted += evicted

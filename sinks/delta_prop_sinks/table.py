@@ -38,7 +38,8 @@ VOID_OFFSET = NO_LAMPORT = -1
 SLOT_BYTES = 200
 """What a slot costs beside its numbers: heads, marks, norm, its id and that id's place in a dictionary."""
 
-_SLOTS_FIRST = 64
+_SLOTS_FIRST = 16
+_TABLE_BYTES = 2000
 _HEAD = struct.Struct("=qqqq")
 
 
@@ -59,13 +60,14 @@ class Table:
         self.forms: NDArray[np.uint8] = np.zeros(_SLOTS_FIRST, np.uint8)
         self.marks: NDArray[np.uint8] = np.zeros(_SLOTS_FIRST, np.uint8)
         self.norms: NDArray[np.float64] = np.zeros(_SLOTS_FIRST)
-        self.median_norm = 0.0
+        self.median_norm: float | None = None
         self.reads: NDArray[np.int64] = np.zeros(_SLOTS_FIRST, np.int64)
         self.data: dict[int, bytes] = {}
         self.metadata: dict[int, dict[str, Any]] = {}
         self.ignored: dict[int, int] = {}
         self.weights: dict[int, int] = {}
         self.weight = 0
+        self.counted = 0
         self._free: list[int] = []
         self._head_bytes = self.heads.data.cast("B")
 
@@ -79,7 +81,7 @@ class Table:
     @property
     def size(self) -> int:
         """Bytes that the rows take."""
-        return len(self.slots) * (SLOT_BYTES + 4 * (self.dimension or 0)) + self.weight
+        return _TABLE_BYTES + len(self.slots) * (SLOT_BYTES + 4 * (self.dimension or 0)) + self.weight
 
     def slots_of(self, keys: Sequence[str]) -> NDArray[np.intp]:
         """The slots of some vectors; those not yet there get one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -207,7 +207,7 @@ def test_any_history_crash_and_memory_end_as_the_fold(log: FakeLog, data: st.Dat
 
     async def main(folder: str) -> None:
         size = data.draw(st.sampled_from([2_000, 1 << 30]))
-        mode = data.draw(st.sampled_from(["behind", "through"]))
+        mode: Any = data.draw(st.sampled_from(["behind", "through"]))
         at, sink = 0, None
         while at < len(log.batches):
             if sink is None:
