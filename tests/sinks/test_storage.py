@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delta_prop_sinks import Delivery, Resident, StorageSink, TryAgain
@@ -201,6 +201,7 @@ def _change(name: str, round_: int) -> Delta:
     return Delta(name, create([1, 2, 3, 4]) if round_ == 0 else sparse_add([round_ % 4], [round_]))
 
 
+@settings(max_examples=settings().max_examples // 3)  # each opens files and syncs them
 @given(log=logs(), data=st.data())
 def test_any_history_crash_and_memory_end_as_the_fold(log: FakeLog, data: st.DataObject) -> None:
     """Late rows included: what memory has forgotten is folded again from the log."""
