@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:  # argparse has said it
         return int(end.code or OK)
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         return _reader_gone()

@@ -22,6 +22,7 @@ import anyio
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from contextlib import AbstractContextManager
 
 now = time.perf_counter
 """Seconds, finer than the event loop's clock: a delta's way takes less than one of uvloop's milliseconds."""
@@ -199,11 +200,9 @@ async def typed_lines() -> AsyncIterator[str]:
             yield line.decode(errors="replace").strip()
 
 
-async def interrupted() -> None:
-    """Return at the first Ctrl-C or request to end."""
-    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-        async for _ in signals:
-            return
+def interrupts() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
+    """Each Ctrl-C, or request to end, while the block is open."""
+    return anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM)
 
 
 def stop_writing() -> None:

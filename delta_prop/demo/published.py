@@ -40,7 +40,7 @@ class Folded:
 def create_line(namespace: str, vector_id: str, vector: NDArray[np.float32]) -> str:
     """The line of a create; most numbers are 0, and written as such."""
     numbers = ["0"] * len(vector)
-    places = vector.nonzero()[0]
+    places = vector.view("u4").nonzero()[0]  # by their bits: -0.0 is another number than 0.0
     for place, number in zip(places.tolist(), vector[places].tolist(), strict=True):
         numbers[place] = repr(number)
     head = json.dumps({"vector_id": vector_id, "namespace": namespace, "op": "create"})

@@ -34,6 +34,8 @@ from delta_prop_wire.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from anyio.abc import TaskStatus
+
     from delta_prop.demo.edge import Terminal
     from delta_prop.demo.wiring import Wiring
 
@@ -58,11 +60,13 @@ class Interrupt:
     def __init__(self) -> None:
         self._scopes: list[anyio.CancelScope] = []
 
-    async def wait(self) -> None:
+    async def wait(self, *, task_status: TaskStatus[None]) -> None:
         """Pass each interrupt on, until cancelled."""
-        while True:
-            await edge.interrupted()
-            self._scopes[-1].cancel()
+        with edge.interrupts() as signals:
+            task_status.started()
+            async for _ in signals:
+                for scope in self._scopes[-1:]:
+                    scope.cancel()
 
     @contextmanager
     def scope(self) -> Iterator[anyio.CancelScope]:
@@ -86,8 +90,8 @@ async def show(options: Options, write: Callable[[str], object]) -> int:
     status = INTERRUPTED
     try:
         async with anyio.create_task_group() as tasks:
+            await tasks.start(interrupt.wait)
             with interrupt.scope():
-                tasks.start_soon(interrupt.wait)
                 play = Play(console, place, folder, options.path is not None, edge.now, edge.command())
                 status = await _play(play, options, terminal, interrupt)
             tasks.cancel_scope.cancel()

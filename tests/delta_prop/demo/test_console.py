@@ -1,0 +1,86 @@
+"""What is written where: a bar that moves on a terminal, few plain lines elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from delta_prop.demo.console import PLAIN_S_MIN, Console, cut, printable, size, width
+
+
+class Clock:
+    """A time that the test sets."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+
+def test_without_a_terminal_progress_is_a_line_every_few_seconds() -> None:
+    written, clock = [], Clock()
+    console = Console(written.append, clock.now)
+    for step in range(1, 101):
+        clock.at += PLAIN_S_MIN / 40
+        console.progress(step, 100, "files")
+    console.progress_done()
+    console.line("done")
+    assert written == ["  40/100  files\n", "  80/100  files\n", "done\n"]
+
+
+def test_on_a_terminal_a_bar_moves_and_leaves_no_trace() -> None:
+    written, clock = [], Clock()
+    console = Console(written.append, clock.now, live=True)
+    clock.at += 1
+    console.progress(1, 2, "files")
+    console.progress(1, 2, "too soon")
+    console.progress(2, 2, "the last one is shown")
+    console.progress_done()
+    console.line("done")
+    assert written == [
+        "\r\x1b[K  ##########.......... 1/2  files",
+        "\r\x1b[K  #################### 2/2  the last one is shown",
+        "\r\x1b[K",
+        "done\n",
+    ]
+
+
+def test_a_prompt_stays_below_what_is_told_meanwhile() -> None:
+    written = []
+    console = Console(written.append, Clock().now, live=True)
+    console.prompt("search> ")
+    console.line("news")
+    console.prompt("")
+    console.line("end")
+    assert written == ["search> ", "\r\x1b[Knews\nsearch> ", "\r\x1b[K", "", "end\n"]
+
+
+def test_colors_only_where_they_are_welcome() -> None:
+    assert Console(print, Clock().now).style("red", "x") == "x"
+    assert Console(print, Clock().now, color=True).style("red", "x") == "\x1b[31mx\x1b[0m"
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "expected"),
+    [
+        ("short", 5, "short"),
+        ("longer", 5, "long…"),
+        ("日本語", 5, "日本…"),
+        ("\x1b[1mlonger\x1b[0m", 5, "\x1b[1mlong…\x1b[0m"),
+        ("\x1b[1mshort\x1b[0m", 5, "\x1b[1mshort\x1b[0m"),
+    ],
+)
+def test_a_line_is_cut_by_what_it_takes_on_the_screen(text: str, columns: int, expected: str) -> None:
+    assert cut(text, columns) == expected
+    assert width(cut(text, columns)) <= columns
+
+
+def test_other_peoples_text_moves_no_cursor() -> None:
+    assert printable("a\x1b[2Jb\rc\nd") == "a [2Jb c d"
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (64, "64 B"), (4_096, "4.1 kB"), (31_400_000, "31.4 MB")]
+)
+def test_sizes_are_for_people(count: int, text: str) -> None:
+    assert size(count) == text

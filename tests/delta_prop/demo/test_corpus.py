@@ -1,0 +1,133 @@
+"""Files become documents: which texts count, by which names, from which line."""
+
+from __future__ import annotations
+
+import pytest
+
+from delta_prop.demo.corpus import (
+    DOCUMENT_CHARACTERS_MAX,
+    ID_CHARACTERS_MAX,
+    NotParsed,
+    documents_of,
+    module_of,
+)
+
+MODULE = '''"""What the module is for."""
+
+import sys
+
+
+class Generator:
+    """Draws things."""
+
+    def sample(self, population, k, *, counts=None):
+        """Choose k of them."""
+
+    def _hidden(self):
+        """Not for users."""
+
+    def silent(self):
+        return 1
+
+
+_inst = Generator()
+sample = _inst.sample
+
+if sys.platform == "win32":
+
+    def place():
+        """On Windows."""
+
+else:
+
+    async def place(
+        one,
+        two,
+    ):
+        """Elsewhere."""
+
+
+def outer():
+    """Has another inside."""
+
+    def inner():
+        """Nobody can reach this."""
+'''
+
+
+def test_python_gives_a_document_for_each_described_name() -> None:
+    found = {one.id: one for one in documents_of("pack/mod.py", MODULE)}
+    assert list(found) == [
+        "pack.mod",
+        "pack.mod:Generator",
+        "pack.mod:sample",
+        "pack.mod:Generator._hidden",
+        "pack.mod:place",
+        "pack.mod:outer",
+    ]
+    sample = found["pack.mod:sample"]
+    assert sample.signature == "def sample(self, population, k, *, counts=None)"
+    assert sample.text == "Choose k of them."
+    assert sample.extra == ("population", "k", "counts")
+    assert MODULE.splitlines()[sample.line - 1].strip().startswith("def sample")
+    assert found["pack.mod:Generator"].extra == ("sample", "silent")
+
+
+def test_of_several_definitions_of_one_name_the_first_counts() -> None:
+    (place,) = [one for one in documents_of("m.py", MODULE) if one.id == "m:place"]
+    assert place.text == "On Windows."
+
+
+def test_a_signature_over_several_lines_becomes_one() -> None:
+    text = 'def f(\n    one,\n    two=2,\n):\n    """Does."""\n'
+    assert documents_of("m.py", text)[0].signature == "def f( one, two=2, )"
+
+
+def test_private_names_are_known_as_such() -> None:
+    found = {one.id: one.private for one in documents_of("pack/_inner.py", MODULE)}
+    assert all(found.values())
+    found = {one.id: one.private for one in documents_of("m.py", MODULE)}
+    assert [name for name, private in found.items() if private] == ["m:Generator._hidden"]
+
+
+@pytest.mark.parametrize("text", ["def broken(:", "x = '\0'", "(" * 10_000])
+def test_what_is_not_python_is_told(text: str) -> None:
+    with pytest.raises(NotParsed, match=r"m\.py"):
+        documents_of("m.py", text)
+
+
+def test_other_text_goes_by_headings_and_paragraphs() -> None:
+    long = "This paragraph is long enough to be worth finding."
+    text = f"""# Getting *started*
+{long}
+
+Title with a rule
+=================
+
+short
+
+{long}
+It has two lines.
+
+{long}
+"""
+    found = documents_of("notes/read.me.md", text)
+    assert [one.id for one in found] == [
+        "notes/read.me.md:getting-started.1",
+        "notes/read.me.md:title-with-a-rule.1",
+        "notes/read.me.md:title-with-a-rule.2",
+    ]
+    assert [one.line for one in found] == [2, 9, 12]
+    assert found[1].signature == f"Title with a rule: {long}"
+
+
+def test_ids_and_texts_are_bounded() -> None:
+    (found,) = documents_of("deep/" * 100 + "x.txt", "word " * 10_000)
+    assert len(found.id) == ID_CHARACTERS_MAX
+    assert found.id.endswith("x.txt:1")
+    assert len(found.text) == DOCUMENT_CHARACTERS_MAX
+
+
+def test_a_package_goes_by_its_folder() -> None:
+    assert module_of("email/mime/__init__.py") == "email.mime"
+    assert module_of("os.py") == "os"

@@ -1,0 +1,96 @@
+"""The rules of the embedding: the same everywhere, and a small edit is a small change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from delta_prop.demo.corpus import Document
+from delta_prop.demo.embedding import (
+    DEPTH_FACTOR,
+    DIMENSION,
+    POSITIONS,
+    PRIVATE_FACTOR,
+    Embedding,
+    stem,
+    words,
+)
+
+
+def document(text: str, name: str = "name", module: str = "module") -> Document:
+    return Document(f"{module}:{name}", module, name, f"def {name}()", text)
+
+
+def learned() -> Embedding:
+    embedding = Embedding()
+    embedding.learn(document(f"common word number {one}", f"n{one}") for one in range(50))
+    return embedding
+
+
+def test_words_are_split_stemmed_and_freed_of_stop_words() -> None:
+    assert words("The HTTPServer's parse_args, encodebytes and lru_cache of b64encode") == [
+        "http", "serv", "pars", "arg", "encodebyt", "lru", "cach", "b64encod",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        ("parse", "parses", "parsed", "parsing", "parser"),
+        ("quote", "quotes", "quoted", "quoting"),
+        ("directory", "directories"),
+        ("compress", "compressed", "compressing"),
+        ("run", "running", "runs"),
+        ("class", "classes"),
+    ],
+)
+def test_forms_of_one_word_are_one_word(family: tuple[str, ...]) -> None:
+    assert len({stem(one) for one in family}) == 1
+
+
+def test_a_words_place_is_the_same_on_every_machine() -> None:
+    vector = Embedding().query("sample")
+    places = vector.nonzero()[0].tolist()
+    assert places == [218, 401, 513, 940]
+    assert vector[places].tolist() == [1.0, 1.0, 1.0, 1.0]
+
+
+def test_two_new_words_change_eight_numbers_and_leave_the_others_bit_for_bit() -> None:
+    embedding = learned()
+    text = "First sentence.\n\nA longer explanation with a number of other words in it, and more."
+    before, after = embedding.document(document(text)), embedding.document(document(text + " lottery raffle"))
+    assert before.dtype == np.float32
+    assert before.shape == (DIMENSION,)
+    assert len(np.flatnonzero(before != after)) == 2 * POSITIONS
+
+
+def test_weights_stay_as_learned() -> None:
+    embedding = learned()
+    before = embedding.query("common lottery")
+    embedding.document(document("lottery " * 9))
+    assert np.array_equal(before, embedding.query("common lottery"))
+
+
+def test_rare_words_names_and_summaries_say_more() -> None:
+    embedding = learned()
+
+    def weight(text: str, word: str, name: str = "other") -> float:
+        return float(np.abs(embedding.document(document(text, name)) * (embedding.query(word) != 0)).sum())
+
+    assert weight("lottery", "lottery") > weight("common", "common")
+    assert weight("lottery", "lottery", "lottery") > weight("lottery", "lottery")
+    assert weight("lottery\n\nbody", "lottery") > weight("body\n\nlottery", "lottery")
+
+
+def test_private_and_deep_names_say_less() -> None:
+    embedding = learned()
+    norms = [
+        float(np.linalg.norm(embedding.document(document("text", name, module))))
+        for name, module in (("name", "module"), ("name", "a.module"), ("_name", "module"))
+    ]
+    assert norms[1] == pytest.approx(DEPTH_FACTOR * norms[0])
+    assert norms[2] == pytest.approx(PRIVATE_FACTOR * norms[0])
+
+
+def test_a_text_without_words_is_a_vector_of_zeros() -> None:
+    assert not Embedding().query("the of, and ...").any()

@@ -1,0 +1,53 @@
+"""The published lines: what they fold to, and that the product reads them as it would its own."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from delta_prop import Delta, create, delete, delta_from_line, dense, sparse
+from delta_prop.demo.published import create_line, fold, line_of, mark_of
+
+DELTAS = [
+    Delta("a", create([0, 0.1, -2]), "n"),
+    Delta("b", create([1, 2, 3]), "n"),
+    Delta("a", sparse([1, 2], [7, 0]), "n"),
+    Delta("b", delete(), "n"),
+    Delta("c", dense([1e-30, 3.4e38, 0]), "n"),
+]
+
+
+@pytest.mark.parametrize("delta", DELTAS)
+def test_a_line_is_the_delta(delta: Delta) -> None:
+    read = delta_from_line(line_of(delta))
+    assert (read.vector_id, read.namespace, read.operation) == (
+        delta.vector_id,
+        delta.namespace,
+        delta.operation,
+    )
+
+
+def test_the_short_form_of_a_create_says_the_same() -> None:
+    vector = np.array([0, 0.1, -0.0, 1e-30], np.float32)
+    line = create_line("n", 'quote " and \\', vector)
+    assert line.endswith("}\n")
+    assert json.loads(line)["vector"] == vector.tolist()
+    assert delta_from_line(line).operation == create(vector)
+
+
+def test_the_fold_is_what_the_lines_say() -> None:
+    folded = fold(map(line_of, DELTAS))
+    tenth = np.float32(1e-30).item()
+    assert folded.vectors == {
+        ("n", "a"): [0, 7, 0],
+        ("n", "c"): [tenth, np.float32(3.4e38).item(), 0],
+    }
+
+
+def test_marks_of_lines_and_of_deltas_agree() -> None:
+    assert fold(map(line_of, DELTAS)).marks == [mark_of(one) for one in DELTAS]
+    changed = Delta("a", sparse([1, 2], [7, 1]), "n")
+    moved = Delta("a", sparse([0, 2], [7, 0]), "n")
+    assert len({mark_of(one) for one in (DELTAS[2], changed, moved)}) == 3

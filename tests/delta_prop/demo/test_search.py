@@ -1,0 +1,102 @@
+"""What the demo finds: the ten fixed searches, and the index beside an exact search of plain numpy."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import anyio
+import numpy as np
+import pytest
+
+from delta_prop import Propagator
+from delta_prop.demo import edge
+from delta_prop.demo.corpus import NotParsed
+from delta_prop.demo.library import NAMESPACE, Library
+from delta_prop.demo.scenes import HITS, SEARCHES
+from delta_prop_sinks.index import IndexSink
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SENTENCES = 500
+
+
+class Corpus:
+    """The standard library, embedded, and searched by the definition of the score."""
+
+    def __init__(self) -> None:
+        self.library = Library()
+        root = edge.standard_library()
+        for path in edge.scan(root, edge.IN_LIBRARY):
+            text = edge.read(root, path)
+            try:
+                self.library.add(path, text or "")
+            except NotParsed:
+                continue
+        self.library.learn()
+        self.ids = list(self.library.documents)
+        self.matrix = self.library.vectors(self.ids)
+
+    def scores(self, queries: NDArray[np.float32], rows: slice) -> NDArray[np.float64]:
+        """A row of scores for each query."""
+        matrix = self.matrix[rows].astype(np.float64)
+        norms = np.linalg.norm(matrix, axis=1)
+        scores: NDArray[np.float64] = queries.astype(np.float64) @ matrix.T
+        return scores / (0.5 * np.median(norms) + 0.5 * norms)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return Corpus()
+
+
+def test_the_ten_searches_find_what_one_hopes_for(corpus: Corpus) -> None:
+    queries = np.stack([corpus.library.embedding.query(query) for query, _ in SEARCHES])
+    best = np.argsort(-corpus.scores(queries, slice(None)), axis=1)[:, :HITS]
+    found = 0
+    for (query, expected), row in zip(SEARCHES, best.tolist(), strict=True):
+        hits = [corpus.ids[at] for at in row]
+        found += any(hit in expected for hit in hits)
+        print(f"{query}: {', '.join(hits)}")
+    print(f"{found} of {len(SEARCHES)} in the top {HITS}, among {len(corpus.ids)} documents")
+    assert len(SEARCHES) == 10
+    assert found >= 9
+
+
+def test_the_index_finds_what_an_exact_search_finds(corpus: Corpus, full: bool) -> None:
+    rows = slice(None, None, 1 if full else 3)
+    sentences = some_sentences(corpus.library)
+    queries = np.stack([corpus.library.embedding.query(one) for one in sentences])
+    exact = corpus.scores(queries, rows)
+    ids = corpus.ids[rows]
+    place = {one: at for at, one in enumerate(ids)}
+
+    async def main() -> list[list[str]]:
+        async with Propagator() as propagator:
+            index = await propagator.attach(IndexSink())
+            for at in range(0, len(ids), 512):
+                some = ids[at : at + 512]
+                await propagator.publish_many(some, corpus.matrix[rows][at : at + 512], namespace=NAMESPACE)
+            await propagator.wait_visible(len(ids))
+            return [
+                [hit.vector_id for hit in index.search(query, HITS, NAMESPACE, "pivot")] for query in queries
+            ]
+
+    right = 0
+    for scores, hits in zip(exact, anyio.run(main), strict=True):
+        third = np.sort(scores)[-HITS]  # documents that say the same tie; each of them is right
+        right += sum(scores[place[hit]] >= third - 1e-9 for hit in hits)
+    recall = right / (HITS * len(sentences))
+    print(f"recall@{HITS} {recall:.4f}: {len(sentences)} sentences, {len(ids)} documents")
+    assert len(sentences) == SENTENCES
+    assert recall >= 0.98
+
+
+def some_sentences(library: Library) -> list[str]:
+    """Sentences of five words or more, spread over all documents."""
+    texts = (" ".join(one.text.split()) for one in library.documents.values())
+    sentences = [
+        one for text in texts for one in re.split(r"(?<=[.!?]) ", text) if 5 <= len(one.split()) <= 40
+    ]
+    return sentences[:: len(sentences) // SENTENCES][:SENTENCES]

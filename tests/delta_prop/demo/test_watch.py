@@ -1,0 +1,38 @@
+"""Changes of a folder between two looks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop.demo import edge
+from delta_prop.demo.watch import Changes, changes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_touched_new_and_gone_are_told_apart() -> None:
+    before = {"same": (1, 1), "later": (1, 1), "longer": (1, 1), "gone": (1, 1)}
+    after = {"same": (1, 1), "later": (2, 1), "longer": (1, 2), "new": (1, 1)}
+    assert changes(before, after) == Changes(["later", "longer", "new"], ["gone"])
+    assert changes(after, after) == Changes([], [])
+
+
+def test_a_scan_sees_texts_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.py", "b.md", "sub/c.TXT", "d.png", ".hidden.md", ".git/x.md", "venv/y.py", "e.rst"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("text")
+    (tmp_path / "large.md").write_bytes(bytes(edge.FILE_BYTES_MAX + 1))
+    (tmp_path / "broken.md").symlink_to(tmp_path / "nowhere")
+    assert list(edge.scan(tmp_path, edge.IN_OWN)) == ["a.py", "b.md", "e.rst", "sub/c.TXT"]
+    monkeypatch.setattr(edge, "FILES_MAX", 2)
+    assert len(edge.scan(tmp_path, edge.IN_OWN)) == 2
+
+
+def test_what_is_no_text_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_bytes(b"\xff\xfe")
+    assert edge.read(tmp_path, "a.md") is None
+    assert edge.read(tmp_path, "gone.md") is None

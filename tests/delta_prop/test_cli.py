@@ -1,0 +1,86 @@
+"""The command: exit statuses, help for every verb, one line for every mistake, nothing loaded too early."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from argparse import ArgumentParser, _SubParsersAction
+from importlib.metadata import version
+
+import pytest
+
+from delta_prop.cli import FAILED, OK, SPOILABLE, WRONG_USE, main, make_parser
+from delta_prop.demo.wiring import SINKS
+
+
+def verbs() -> dict[str, ArgumentParser]:
+    (action,) = [one for one in make_parser()._actions if isinstance(one, _SubParsersAction)]
+    return dict(action.choices)
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help"]) == OK
+    shown = capsys.readouterr().out
+    assert f"delta-prop {verb}" in shown.partition("example")[2]
+    assert verbs()[verb].epilog
+
+
+def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == OK
+    shown = capsys.readouterr().out
+    assert all(f"    {verb} " in shown for verb in verbs())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no verb"),
+        (["dmo"], "invalid choice: 'dmo'"),
+        (["demo", "--spoil", "everything"], "choose from"),
+        (["demo", "--onse"], "--onse"),
+        (["demo", "--path"], "expected one argument"),
+        (["demo", "--path", "/nowhere/at/all"], "no folder of that name"),
+        (["version", "1"], "unrecognized"),
+    ],
+)
+def test_a_mistake_gets_one_line_and_status_2(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == WRONG_USE
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.err.startswith("delta-prop")
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--version"]])
+def test_the_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == OK
+    assert capsys.readouterr().out == f"delta-prop {version('delta-prop')}\n"
+
+
+def test_help_loads_nothing_that_is_slow() -> None:
+    program = (
+        "import json, sys; from delta_prop.cli import main; main(['--help']); "
+        "print(json.dumps(sorted(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = set(json.loads(done.stdout.splitlines()[-1]))
+    assert loaded & {"anyio", "asyncio", "numpy", "sqlite3", "uvloop", "msgpack"} == set()
+
+
+def test_a_reader_who_goes_away_gets_no_traceback() -> None:
+    command = [sys.executable, "-m", "delta_prop", "demo", "--once"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith(b"delta-prop demo")
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == FAILED
+
+
+def test_what_can_be_spoiled_are_the_demos_sinks() -> None:
+    assert SPOILABLE == SINKS
