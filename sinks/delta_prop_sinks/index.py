@@ -86,6 +86,8 @@ class IndexSink:
         if self._context is None:
             raise UsageError(f"index {self.name!r} is not open: attach it first")
         self.resident.apply(deliveries, self._context)
+        # The vectors outlive the index within the process, so what is folded need not come again.
+        self._context.committed(deliveries[-1].next_offset)
 
     async def aclose(self) -> None:
         """Let vectors leave memory again; what is there can still be searched."""
