@@ -450,26 +450,29 @@ class Propagator:
 
     async def _put(self, make: Callable[[], Draft | MatrixDraft], timeout_s: float | None) -> Published:
         """Offer; while there is no room, wait in line and offer again."""
-        if not self._line.waited_for:
+        receipt = _NO_RECEIPT
+
+        def send() -> Receipt:
+            nonlocal receipt
             receipt = self._send(make())
+            return receipt
+
+        if not self._line.waited_for:
+            send()
             if receipt.done and not _needs_room(receipt):
                 await self._give_way()
                 return receipt.result()
-        else:
-            receipt = _NO_RECEIPT
         limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
-        refusal: Refused | None = None
         with anyio.move_on_after(limit):
             while True:
                 if receipt is _NO_RECEIPT or _needs_room(receipt):
-                    refusal = receipt.refusal()
-                    receipt = await self._line.until_room(lambda: self._send(make()))
+                    await self._line.until_room(send)
                 try:
                     return await receipt.wait()
                 except Refused as refused:
                     if refused.code not in ROOM_CODES:
                         raise
-        raise refusal or receipt.refusal() or _late(limit)
+        raise receipt.refusal() or _late(limit)
 
     async def _give_way(self) -> None:
         """Let the sinks' tasks run now and then, or a busy publisher would starve them.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from inspect import isawaitable
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
@@ -16,7 +17,7 @@ from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
     from types import TracebackType
 
     import numpy as np
@@ -60,7 +61,13 @@ class SyncPropagator:
         self._portal = None
         self._exit.__exit__(kind, error, trace)
 
-    def call(self, function: Callable[[], T]) -> T:
+    @overload
+    def call(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T: ...
+
+    @overload
+    def call(self, function: Callable[[], T]) -> T: ...
+
+    def call(self, function: Callable[[], Any]) -> Any:
         """Run a function of no arguments on the loop's thread: a sink's `search` or `get`, for instance."""
         return self._running().call(_awaited, function)
 
@@ -168,9 +175,7 @@ class SyncPropagator:
         return self._portal
 
 
-async def _awaited(function: Callable[[], T]) -> T:
+async def _awaited(function: Callable[[], Any]) -> Any:
     """Call on the loop; an awaitable result is awaited there."""
     result = function()
-    if hasattr(result, "__await__"):
-        return await result  # type: ignore[no-any-return]
-    return result
+    return await result if isawaitable(result) else result

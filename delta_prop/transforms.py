@@ -68,6 +68,11 @@ class Transforms:
                 "operation", f"no transform {name!r} is registered; known are {sorted(self._known)}"
             )
         sink = cast("VectorReader", reader(transform.reads))
+        if not hasattr(sink, "get"):
+            raise UsageError(
+                f"transform {name!r} reads from {transform.reads!r}, which gives no vector: let it read from "
+                "a storage or cache sink"
+            )
         for _ in range(ATTEMPTS_MAX):
             await catch_up(transform.reads)
             state = sink.get(delta.namespace, delta.vector_id)

@@ -1,0 +1,84 @@
+"""A web service that keeps a search index up to date: the propagator lives as long as the service.
+
+uvicorn examples.asgi_service:app        (or any other ASGI server)
+curl -d '{"vector_id": "apple", "op": "create", "vector": [1, 0]}' localhost:8000/deltas
+curl 'localhost:8000/nearest?vector=1,0.5&k=3'
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import parse_qs
+
+from delta_prop import InvalidDelta, Propagator, Refused, UsageError, delta_from_line
+from delta_prop.sinks import IndexSink
+
+BODY_BYTES_MAX = 1 << 20
+
+
+class Service:
+    """An ASGI application. Every request that changes something returns once it can be searched for."""
+
+    def __init__(self) -> None:
+        self.propagator = Propagator()
+        self.index = IndexSink()
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self.live(receive, send)
+        elif scope["type"] == "http":
+            status, answer = await self.answer(scope, receive)
+            body = json.dumps(answer).encode()
+            headers = [(b"content-type", b"application/json")]
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+
+    async def live(self, receive: Any, send: Any) -> None:
+        """The server's lifespan: what is published before the end reaches the index before the end."""
+        await receive()
+        self.__init__()  # type: ignore[misc]  # a fresh one at each start
+        async with self.propagator:
+            await self.propagator.attach(self.index)
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def answer(self, scope: dict[str, Any], receive: Any) -> tuple[int, Any]:
+        try:
+            match scope["method"], scope["path"]:
+                case "POST", "/deltas":
+                    return 200, await self.publish(await body_of(receive))
+                case "GET", "/nearest":
+                    return 200, self.nearest(parse_qs(scope["query_string"].decode()))
+            return 404, {"error": "POST /deltas or GET /nearest"}
+        except InvalidDelta as refusal:
+            return 422, {"error": str(refusal), "field": refusal.field}
+        except Refused as refusal:  # full, or too slow: try again
+            return 503, {"error": str(refusal), "retry_after_ms": refusal.retry_after_ms}
+        except (UsageError, KeyError, ValueError) as error:
+            return 400, {"error": str(error)}
+
+    async def publish(self, body: bytes) -> dict[str, Any]:
+        published = await self.propagator.publish(delta_from_line(body), timeout_s=5)
+        await self.propagator.wait_visible(published, timeout_s=5)
+        return {"offset": published.offset, "duplicate": published.duplicate}
+
+    def nearest(self, query: dict[str, list[str]]) -> list[dict[str, Any]]:
+        vector = [float(number) for number in query["vector"][0].split(",")]
+        hits = self.index.search(vector, k=int(query.get("k", ["10"])[0]))
+        return [{"vector_id": hit.vector_id, "score": round(hit.score, 6)} for hit in hits]
+
+
+async def body_of(receive: Any) -> bytes:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > BODY_BYTES_MAX:
+            raise ValueError(f"more than {BODY_BYTES_MAX} bytes: send one delta a request")
+    return body
+
+
+app = Service()

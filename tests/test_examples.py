@@ -1,0 +1,126 @@
+"""Every example runs, and prints what a reader would expect."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+PRINTED = {
+    "quickstart": [
+        "nearest: ['pear', 'apple']",
+        "cached: [0.  1.  0.5] {'colour': 'green'}",
+        "heard: 1 pear 0",
+        "heard: 2 pear 1",
+        "on disk: 3 deltas",
+    ],
+    "notebook": ["nearest: point-7", "length: 1.0", "refused: CONFLICT", "accepted: 1002"],
+    "own_sink": ["{'fruit': 2, 'trees': 1}"],
+}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("name", PRINTED)
+def test_it_runs_and_prints(name: str) -> None:
+    done = run(str(EXAMPLES / f"{name}.py"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == PRINTED[name]
+
+
+def test_the_test_of_a_users_program_passes() -> None:
+    done = run("-m", "pytest", "-p", "no:cacheprovider", str(EXAMPLES / "test_with_fixture.py"))
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+
+
+def test_no_example_is_left_out() -> None:
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PRINTED, "asgi_service", "test_with_fixture"}
+
+
+# --- the service, called as an ASGI server calls it
+
+
+class Server:
+    """As much of an ASGI server as there is between it and the application."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+        self._to_app, self._messages = anyio.create_memory_object_stream[dict[str, str]](2)
+        self._answers, self._from_app = anyio.create_memory_object_stream[dict[str, str]](2)
+
+    async def live(self) -> None:
+        with self._to_app, self._messages, self._answers, self._from_app:
+            await self.app({"type": "lifespan"}, self._messages.receive, self._answers.send)
+
+    async def tell(self, event: str) -> None:
+        await self._to_app.send({"type": f"lifespan.{event}"})
+        assert (await self._from_app.receive())["type"] == f"lifespan.{event}.complete"
+
+    async def request(self, method: str, path: str, body: bytes = b"", query: str = "") -> tuple[int, Any]:
+        parts = [body[:10], body[10:]]
+        sent: list[dict[str, Any]] = []
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": method, "path": path, "query_string": query.encode()}
+        await self.app(scope, receive, send)
+        return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_the_service_answers_what_was_just_posted(backend: str) -> None:
+    specification = spec_from_file_location("asgi_service", EXAMPLES / "asgi_service.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = module_from_spec(specification)
+    specification.loader.exec_module(module)
+
+    async def main() -> None:
+        server = Server(module.app)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.live)
+            await server.tell("startup")
+            for number, vector in enumerate(([1, 0], [0, 1], [1, 1])):
+                line = json.dumps({"vector_id": f"v{number}", "op": "create", "vector": vector})
+                assert await server.request("POST", "/deltas", line.encode()) == (
+                    200,
+                    {"offset": number, "duplicate": False},
+                )
+            status, hits = await server.request("GET", "/nearest", query="vector=0,1&k=2")
+            assert status == 200
+            assert [hit["vector_id"] for hit in hits] == ["v1", "v2"]
+            status, answer = await server.request("POST", "/deltas", b'{"vector_id": "v9", "op": "scale"}')
+            assert (status, "factor" in answer["error"]) == (422, True)
+            status, answer = await server.request(
+                "POST", "/deltas", b'{"vector_id": "v9", "op": "create", "vector": [1, 2, 3]}'
+            )
+            assert (status, answer["field"]) == (422, "vector")
+            assert (await server.request("GET", "/nearest", query="vector=a"))[0] == 400
+            assert (await server.request("POST", "/deltas", b" " * 2_000_000))[0] == 400
+            assert (await server.request("PUT", "/"))[0] == 404
+            await server.tell("shutdown")
+
+    anyio.run(main, backend=backend)
