@@ -110,6 +110,19 @@ def test_unknown_kinds_travel_as_they_are() -> None:
     assert decode(encode(frame)) == frame
 
 
+def test_a_map_of_more_items_than_a_delta_can_have() -> None:
+    error = refused(delta_frame(metadata={"a": [0] * 200_000}))
+    assert error.code is ErrorCode.BAD_FRAME
+    assert "allowed are 131072" in error.message
+    assert len(read_delta(metadata={"a": [0] * 60_000}).metadata or {}) == 1
+
+
+@pytest.mark.parametrize("size", range(5))
+def test_a_delta_frame_without_a_map(size: int) -> None:
+    error = refused(pack_header(FrameType.DELTA, 0, 1, size) + bytes(size))
+    assert error.code in (ErrorCode.BAD_FRAME, ErrorCode.CHECKSUM)
+
+
 def test_a_damaged_delta_fails_its_checksum() -> None:
     raw = bytearray(delta_frame())
     raw[-5] ^= 1

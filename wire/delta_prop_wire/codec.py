@@ -167,8 +167,6 @@ def _encode_delta(frame: DeltaFrame) -> bytes:
 
 def _decode_delta(header: Header, payload: memoryview) -> DeltaFrame:
     packed, told = payload[:-CRC_BYTES], int.from_bytes(payload[-CRC_BYTES:], "little")
-    if len(payload) <= CRC_BYTES:
-        raise PeerError(ErrorCode.BAD_FRAME, f"Delta: {len(payload)} bytes; send a map and its CRC32C")
     found = crc32c(packed)
     if told != found:
         raise PeerError(ErrorCode.CHECKSUM, f"delta checksum is {found:#010x}, the frame says {told:#010x}")

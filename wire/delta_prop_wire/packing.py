@@ -26,6 +26,8 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 DEPTH_MAX = 64
+ITEMS_MAX = 131_072
+"""More than a delta with the longest clock and the greatest metadata change can have."""
 U16_MAX = (1 << 16) - 1
 U32_MAX = (1 << 32) - 1
 U64_MAX = (1 << 64) - 1
@@ -219,7 +221,8 @@ _FORMS = _forms()
 def check_shape(packed: memoryview) -> None:
     """Walk one msgpack value. Raises ValueError unless it fills `packed`, is shallow and keeps its word.
 
-    All items that it announces together may not outnumber its bytes: that bounds what decoding allocates.
+    Each item that it announces must be there, and all together are bounded: so is what decoding allocates,
+    and the time that this takes.
     """
     size, at, announced = len(packed), 0, 1
     to_come = [1]  # items still to come, at each depth
@@ -242,8 +245,8 @@ def check_shape(packed: memoryview) -> None:
             raise ValueError(f"byte {packed[at - 1]:#04x} is an extension type or unknown; use plain msgpack")
         items = 2 * length if form == _MAP else length
         announced += items
-        if announced > size:
-            raise ValueError(f"it announces {announced} items in {size} bytes")
+        if announced > min(size, ITEMS_MAX):
+            raise ValueError(f"it announces {announced} items in {size} bytes; allowed are {ITEMS_MAX}")
         to_come.append(items)
         if len(to_come) > DEPTH_MAX:
             raise ValueError(f"it is nested more than {DEPTH_MAX - 1} deep")

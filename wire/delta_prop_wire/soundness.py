@@ -36,6 +36,7 @@ from delta_prop_wire.spec import (
     COUNTER_MAX,
     CRC_BYTES,
     FRAME_PAYLOAD_BYTES_MAX,
+    METADATA_BYTES_MAX,
     TOPICS_PER_DELTA_MAX,
     Attribute,
     ErrorCode,
@@ -293,8 +294,11 @@ def _check_metadata(batch: Batch) -> None:
         return
     raw, bounds = batch.column(Column.METADATA), batch._metadata_bounds.tolist()
     for row in range(batch.count):
+        size = bounds[row + 1] - bounds[row]
+        if size > METADATA_BYTES_MAX:
+            _bad(f"row {row}: a metadata change of {size} bytes; allowed are {METADATA_BYTES_MAX}")
         try:
-            if raw is not None and bounds[row + 1] - bounds[row] > _SMALL_MAP_BYTES:
+            if raw is not None and size > _SMALL_MAP_BYTES:
                 check_shape(raw[bounds[row] : bounds[row + 1]])
             patch = batch.metadata(row)
         except (ValueError, msgpack.UnpackException, RecursionError) as error:
