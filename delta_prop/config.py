@@ -53,7 +53,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if not value > 0:
+            if not (value > 0 or (name == "linger_ms_max" and value == 0)):
                 raise UsageError(f"{name} = {value}: it must be above 0")
         if not self.queue_low_mark < self.queue_high_mark <= 1:
             raise UsageError(
