@@ -159,15 +159,19 @@ class SyncPropagator:
         return self.call(self._propagator.statistics)
 
     def _read(self, subscription: Subscription) -> Iterator[Delivered]:
+        portal = self._running()
         try:
-            while True:
+            while self._portal is portal:
                 try:
-                    yield self._running().call(subscription.__anext__)
+                    yield portal.call(subscription.__anext__)
                 except StopAsyncIteration:
                     return
+                except RuntimeError:
+                    if self._portal is portal:
+                        raise  # else it was closed just now, from another thread
         finally:
-            if self._portal is not None:
-                self._portal.call(subscription.close)
+            if self._portal is portal:
+                portal.call(subscription.close)
 
     def _running(self) -> BlockingPortal:
         if self._portal is None:

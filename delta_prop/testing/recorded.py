@@ -81,7 +81,11 @@ class RecordingSink:
             logged = delivery.logged
             rows = range(logged.count) if delivery.rows is None else delivery.rows.tolist()
             for row in rows:
-                self._note(Delivered(logged.offset + row, logged.lamport + row, logged.batch.delta(row)))
+                self._note(
+                    Delivered(
+                        logged.offset + row, logged.lamport + row, logged.batch.delta(row, logged.source)
+                    )
+                )
 
     async def aclose(self) -> None:
         """What was recorded stays."""

@@ -1,0 +1,128 @@
+"""The plain calls: what a script or notebook has, from any thread."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from delta_prop.config import Settings
+from delta_prop.synchronous import SyncPropagator
+from delta_prop_sinks import CacheSink, CallbackSink, IndexSink, StorageSink
+from delta_prop_wire.delta import Delta, create, offset, transform
+from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def made(key: str) -> Delta:
+    return Delta(key, create([1.0, 2.0]))
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_read_your_own_write(backend: str, tmp_path: Path) -> None:
+    with SyncPropagator(backend=backend) as p:
+        index, storage = p.attach(IndexSink()), p.attach(StorageSink(tmp_path / "vectors.db"))
+        p.publish_many(["v", "w"], np.eye(2))
+        published = p.publish(Delta("w", offset(1.0)))
+        p.wait_visible(published)
+        assert p.call(lambda: index.search([1.0, 2.0], k=1))[0].vector_id == "w"
+        state = p.call(lambda: storage.get("default", "w"))
+        assert state is not None
+        assert state.vector is not None
+        assert state.vector.tolist() == [1.0, 2.0]
+        p.wait_visible(published, sinks=["storage"], committed=True)
+        assert p.head("w") == published.dot
+        p.detach("index")
+        assert list(p.statistics().sinks) == ["storage"]
+
+
+def test_errors_come_through_as_they_are() -> None:
+    with SyncPropagator(Settings(log_deltas_max=1)) as p:
+        p.attach(CallbackSink(lambda *_: None))
+        with pytest.raises(InvalidDelta, match="vector_id"):
+            p.publish(made(""))
+        with pytest.raises(UsageError, match="no sink named"):
+            p.detach("nobody")
+        with pytest.raises(Refused, match="larger than the whole log"):
+            p.publish(made("a"), made("b"))
+        with pytest.raises(ZeroDivisionError):
+            p.call(lambda: 1 // 0)
+
+
+def test_an_exception_in_the_block_comes_through() -> None:
+    def program() -> None:
+        with SyncPropagator() as p:
+            p.publish(made("a"))
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        program()
+
+
+def test_outside_the_block_nothing_works_and_the_message_says_so() -> None:
+    p = SyncPropagator()
+    with pytest.raises(UsageError, match="with SyncPropagator"):
+        p.publish(made("a"))
+    with p:
+        p.publish(made("a"))
+    with pytest.raises(UsageError, match="with SyncPropagator"):
+        p.statistics()
+
+
+def test_threads_publish_side_by_side() -> None:
+    with SyncPropagator() as p:
+        seen: list[int] = []
+        p.attach(CallbackSink(lambda at, _: seen.append(at)))
+        with ThreadPoolExecutor(8) as pool:
+            published = list(pool.map(lambda n: p.publish(made(f"v{n}")), range(200)))
+        p.wait_visible(max(one.next_offset for one in published))
+        assert seen == list(range(200))
+        assert len({one.dot for one in published}) == 200
+
+
+def test_a_producer_and_its_repeats() -> None:
+    with SyncPropagator() as p:
+        producer = p.producer("p")
+        first = p.publish_as(producer, made("a"))
+        p.publish_as(p.producer("p"), made("b"))
+        with pytest.raises(Refused, match="give it its own name"):
+            p.publish_as(producer, made("c"))
+        assert first.dot is not None
+        assert p.statistics().accepted == 2
+
+
+def test_iterating_over_deltas() -> None:
+    with SyncPropagator() as p:
+        deltas = p.subscribe("v:b")
+        p.publish(made("a"), made("b"))
+        p.publish(made("b"))
+        assert [(one.offset, one.delta.vector_id) for one in islice(deltas, 2)] == [(1, "b"), (2, "b")]
+        deltas.close()  # type: ignore[attr-defined]
+        assert not p.statistics().sinks
+
+
+def test_an_iteration_in_another_thread_ends_with_the_propagator() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        with SyncPropagator() as p:
+            p.publish(made("a"))
+            heard = pool.submit(lambda: [one.delta.vector_id for one in p.subscribe(start="earliest")])
+            while not p.statistics().sinks:
+                p.publish(made("b"))
+        assert heard.result(10)[0] == "a"
+
+
+def test_a_transform() -> None:
+    with SyncPropagator() as p:
+        cache = p.attach(CacheSink())
+        p.register_transform("double", lambda vector: 2 * vector, reads="cache")
+        p.publish(made("v"))
+        p.wait_visible(p.publish(Delta("v", transform("double"))))
+        state = p.call(lambda: cache.peek("default", "v"))
+        assert state is not None
+        assert state.vector is not None
+        assert state.vector.tolist() == [2.0, 4.0]
