@@ -249,7 +249,9 @@ def _overtaken(waiters: OriginWaiters, before: int, counter: int) -> list[Entry]
         return [] if run is None else [run]
     starts, overtaken = waiters.starts.heap(), []
     while starts and starts[0] < counter:
-        run = waiters.runs.get(heappop(starts))
-        if run is not None:
+        start = heappop(starts)
+        run = waiters.runs.get(start)
+        # A run that was taken out and parked again has left its start twice.
+        if run is not None and not (starts and starts[0] == start):
             overtaken.append(run)
     return overtaken

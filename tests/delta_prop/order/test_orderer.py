@@ -157,6 +157,17 @@ def test_overtaken_in_part_is_refused_with_the_watermark(new_chain, run_of, rows
     assert chain.is_empty()
 
 
+def test_overtaken_after_it_was_withdrawn_leaves_once(new_chain, run_of):
+    chain = new_chain()
+    given_up = run_of(A, 2, clock={B: 1})
+    chain.offer(given_up)
+    for now in (1.0, 2.0):
+        chain.orderer.withdraw(given_up, now)
+    chain.offer(run_of(A, 1, 4))
+    assert chain.repeats == [given_up]
+    assert chain.is_empty()
+
+
 def test_a_leap_from_below_the_watermark_is_refused(new_chain, run_of):
     chain = new_chain(have={A: 5})
     entry = run_of(A, 10, previous=3, count=1)
