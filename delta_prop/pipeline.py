@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from delta_prop.append import Appender
 from delta_prop.ingest.lanes import Item, Lanes
-from delta_prop.ingest.origins import Grant, Origins
+from delta_prop.ingest.origins import OWN, Grant, Origins
 from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
 from delta_prop.order.orderer import Entry, Orderer, Refusal, Verdict
 from delta_prop.receipt import Published, Receipt, State
@@ -71,7 +71,7 @@ class Chain:
         self._now = 0.0
         self._own_origins = tuple(make_origin(own_producer_id, lane) for lane in Priority)
         for origin in self._own_origins:
-            origins.hello(origin, "", 0.0)
+            origins.hello(origin, OWN, 0.0)
         # A draft that waits for a parent has no dot yet: a stand-in dot (of a negative origin) orders
         # behind it what touches the same vectors.
         self._stand_ins = 0
@@ -236,7 +236,7 @@ class Chain:
             parents=tuple(waits),
             count=draft.count,
             size=draft.size,
-            owner="",
+            owner=OWN,
             item=draft,
             ids=draft.ids or (),
         )

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from delta_prop_wire.batch import Batch
 
+OWN = ""
+"""Owner of the service's own origins, which are never idle."""
 ORIGINS_MAX = 100_000
 ORIGINS_PER_OWNER_MAX = 1_000
 IDLE_S_MAX = 7 * 24 * 3600.0
@@ -213,6 +215,10 @@ class Origins:
             origin, state = next(iter(self._active.items()))
             if now - state.seen_at < idle_s_max:
                 break
+            if state.owner == OWN:
+                state.seen_at = now
+                self._active.move_to_end(origin)
+                continue
             del self._active[origin]
             self._idle[origin] = (state.owner, state.epoch)
             count += 1

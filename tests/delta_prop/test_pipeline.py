@@ -318,6 +318,14 @@ def test_an_idle_origin_must_say_hello_again_and_keeps_its_watermark() -> None:
     assert bench.send(batch_of(origin, 2, made("b"), epoch=2)).result().offset == 1
 
 
+def test_the_services_own_origins_are_never_idle() -> None:
+    bench = Bench()
+    for days in (8, 16):
+        bench.now = days * 24 * 3600.0
+        bench.chain.tick(bench.now)
+        assert bench.publish(made(f"day-{days}")).result().offset is not None
+
+
 # --- expectation, unknown vectors, dimensions
 
 
