@@ -160,11 +160,12 @@ def test_overtaken_in_part_is_refused_with_the_watermark(new_chain, run_of, rows
 def test_overtaken_after_it_was_withdrawn_leaves_once(new_chain, run_of):
     chain = new_chain()
     given_up = run_of(A, 2, clock={B: 1})
-    chain.offer(given_up)
+    chain.offer(given_up, run_of(A, 5))
     for now in (1.0, 2.0):
         chain.orderer.withdraw(given_up, now)
     chain.offer(run_of(A, 1, 4))
     assert chain.repeats == [given_up]
+    assert len(chain.log) == 2
     assert chain.is_empty()
 
 
