@@ -69,7 +69,10 @@ class OriginState:
                 self.clock[origin] = counter
         self.remember(batch)
         if firsts is not None:
-            return sum(self._extend(batch.counter(row), at or offset + row) for row, at in firsts.items())
+            return sum(
+                self._extend(batch.counter(row), offset + row if at is None else at)
+                for row, at in firsts.items()
+            )
         if not batch.leaps:
             return self._extend(batch.base, offset)
         counters = batch.counters

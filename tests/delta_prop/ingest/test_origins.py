@@ -1,0 +1,153 @@
+"""Origins: epochs, who may write, first offsets, checksums, bounds."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+import delta_prop.ingest.origins as module
+from delta_prop.ingest.origins import IDLE_S_MAX, RECENT_BATCHES, VOIDS_MAX, Origins, OriginState
+from delta_prop_wire.delta import Delta, Dot, opaque
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.chains import batch_of
+
+ORIGIN = 0xFFFF_FFFF_FFF0_0002
+OTHER = 5
+
+
+def rows(count: int, content: bytes = b"x") -> list[Delta]:
+    return [Delta("v", opaque(content))] * count
+
+
+def batch(base: int, count: int = 1, **more: Any) -> Any:
+    return batch_of(ORIGIN, base, *rows(count, more.pop("content", b"x")), **more)
+
+
+def refused(origins: Origins, one: Any) -> Refused:
+    with pytest.raises(Refused) as caught:
+        origins.require(one)
+    return caught.value
+
+
+# --- epochs
+
+
+def test_each_hello_grants_the_next_epoch_and_fences_the_one_before() -> None:
+    origins = Origins()
+    assert refused(origins, batch(1)).code is ErrorCode.UNKNOWN_ORIGIN
+    assert [origins.hello(ORIGIN, "p", 0.0).epoch for _ in range(3)] == [1, 2, 3]
+    assert origins.require(batch(1, epoch=3)).epoch == 3
+    fenced = refused(origins, batch(1, epoch=2))
+    assert (fenced.code, fenced.details["epoch"]) == (ErrorCode.FENCED, 3)
+    assert refused(origins, batch(1, epoch=4)).code is ErrorCode.UNKNOWN_ORIGIN
+    assert len(origins) == 1
+
+
+def test_what_is_idle_is_put_aside_and_its_epoch_goes_on() -> None:
+    origins = Origins()
+    state = origins.hello(ORIGIN, "p", 0.0)
+    origins.hello(OTHER, "q", 1.0)
+    origins.appended(state, batch(1), 0, 100.0)
+    assert origins.set_idle_aside(IDLE_S_MAX + 50) == 1  # the one that wrote last stays
+    assert origins.get(OTHER) is None
+    assert origins.set_idle_aside(IDLE_S_MAX + 100) == 1
+    assert refused(origins, batch(2)).code is ErrorCode.UNKNOWN_ORIGIN
+    assert len(origins) == 2
+    assert origins.hello(ORIGIN, "p", IDLE_S_MAX + 200).epoch == 2
+
+
+# --- bounds
+
+
+def test_origins_are_bounded_for_each_owner_and_in_all() -> None:
+    origins = Origins(origins_max=5, per_owner_max=3)
+    for number in range(3):
+        origins.hello(number, "p", 0.0)
+    with pytest.raises(Refused, match="3 origins of 3 for 'p'") as caught:
+        origins.hello(3, "p", 0.0)
+    assert caught.value.code is ErrorCode.RATE_LIMITED
+    assert origins.hello(1, "p", 0.0).epoch == 2  # it is there already
+    for number in (3, 4):
+        origins.hello(number, "q", 0.0)
+    with pytest.raises(Refused, match="5 of 5 in all"):
+        origins.hello(5, "r", 0.0)
+    assert len(origins) == 5
+
+
+def test_first_offsets_are_bounded_over_all_origins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RUNS_MAX", 100)
+    origins = Origins()
+    state = origins.hello(ORIGIN, "p", 0.0)
+    for number in range(1, 501):
+        origins.appended(state, batch(number), 3 * number, 0.0)  # others write between: each is a run
+    assert state.first_offset(500) == 1500
+    assert state.first_offset(470) == 1410
+    assert state.first_offset(1) is None
+    assert len(state._run_bases) <= 100
+
+
+# --- first offsets
+
+
+def test_first_offsets_of_random_batches_are_those_of_a_plain_dict() -> None:
+    random = Random(7)
+    state, plain = OriginState("p", 1, 0.0), {}
+    counter, offset, runs = 1, 0, 0
+    for _ in range(300):
+        offset += random.choice((0, 0, 1, 5))
+        count = random.randint(1, 4)
+        counters = None
+        if random.random() < 0.2:
+            counters = sorted(random.sample(range(counter, counter + 10), count))
+            one = batch(counters[0], count, counters=counters, previous=counter - 1)
+        else:
+            one = batch(counter, count)
+        runs += state.appended(one, offset)
+        plain |= {one.counter(row): offset + row for row in range(count)}
+        counter, offset = one.last + 1, offset + count
+    assert {at: state.first_offset(at) for at in plain} == plain
+    assert runs == len(state._run_bases) < len(plain)
+
+
+def test_rows_that_repeat_an_id_point_to_its_first_copy() -> None:
+    state = OriginState("p", 1, 0.0)
+    state.appended(batch(1, 3), 10, {0: 0, 1: 7, 2: None})
+    assert [state.first_offset(counter) for counter in (1, 2, 3)] == [0, 7, 12]
+
+
+# --- repeats and voids
+
+
+def test_a_repeat_is_told_from_a_reuse_by_its_checksum() -> None:
+    state = OriginState("p", 1, 0.0)
+    state.appended(batch(1, 2), 0)
+    assert state.same_bytes(batch(1, 2))
+    assert not state.same_bytes(batch(1, 2, content=b"other"))
+    assert state.same_bytes(batch(1, 1, content=b"other"))  # cut elsewhere: it cannot be compared
+    for number in range(3, 3 + 2 * RECENT_BATCHES):
+        state.appended(batch(number), number)
+    assert not state.same_bytes(batch(2 + 2 * RECENT_BATCHES, content=b"other"))
+    assert state.same_bytes(batch(1, 2, content=b"other"))  # too long ago
+
+
+def test_void_runs_are_known_with_their_codes_and_bounded() -> None:
+    state = OriginState("p", 1, 0.0)
+    state.note_void(batch(5, 3), ErrorCode.INVALID_DELTA)
+    state.note_void(batch(10), ErrorCode.CONFLICT)
+    told = [state.void(batch(counter)) for counter in (4, 5, 7, 8, 10, 11)]
+    assert told == [None, *[ErrorCode.INVALID_DELTA] * 2, None, ErrorCode.CONFLICT, None]
+    assert state.void(batch(1, 20)) is ErrorCode.CONFLICT
+    one = batch(20)
+    for _ in range(VOIDS_MAX):
+        state.note_void(one, ErrorCode.INVALID_DELTA)
+    assert len(state._void_bases) <= VOIDS_MAX
+
+
+def test_clocks_add_up() -> None:
+    state = OriginState("p", 1, 0.0)
+    state.appended(batch(1, clock=(Dot(1, 5), Dot(2, 3))), 0)
+    state.appended(batch(2, clock=(Dot(1, 4), Dot(3, 9))), 1)
+    assert state.clock == {1: 5, 2: 3, 3: 9}

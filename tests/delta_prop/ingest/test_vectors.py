@@ -1,0 +1,241 @@
+"""Heads, tombstones, dimensions: what the edge knows, against a plain fold; what it forgot it lets pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop.ingest.vectors import Vectors
+from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.delta import (
+    Delta,
+    Dot,
+    Kind,
+    Source,
+    create,
+    delete,
+    dense,
+    metadata_only,
+    offset,
+    opaque,
+    scale,
+    sparse,
+    sparse_add,
+)
+from delta_prop_wire.errors import InvalidDelta, Refused
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.chains import batch_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop_wire.batch import Batch
+
+ORIGIN, OTHER = 0xFFFF_FFFF_FFF0_0002, 7
+
+
+def nothing(_namespace: str, _vector_id: str) -> Dot | None:
+    return None
+
+
+class Edge:
+    """A `Vectors` that is checked before each batch, as the chain does."""
+
+    def __init__(self, **options: Any) -> None:
+        self.vectors = Vectors(**options)
+        self.next: dict[int, int] = {}
+
+    def batch(self, *deltas: Delta, origin: int = ORIGIN) -> Batch:
+        return batch_of(origin, self.next.get(origin, 1), *deltas)
+
+    def send(self, *deltas: Delta, origin: int = ORIGIN, source: Source = Source.LOCAL) -> Batch:
+        batch = self.batch(*deltas, origin=origin)
+        if source is not Source.REPLICA:
+            self.vectors.check(batch, nothing)
+        self.vectors.appended(batch, source)
+        self.next[origin] = batch.last + 1
+        return batch
+
+    def refusal(self, *deltas: Delta) -> Refused:
+        with pytest.raises(Refused) as caught:
+            self.send(*deltas)
+        return caught.value
+
+
+# --- against a plain fold
+
+operations = st.sampled_from(
+    [
+        create([1.0, 2.0]),
+        dense([3.0, 4.0]),
+        create([1.0]),
+        sparse([1], [1.0]),
+        sparse([2], [1.0]),
+        sparse_add([0], [1.0]),
+        scale(2.0),
+        offset(1.0),
+        metadata_only(),
+        opaque(b"x"),
+        delete(),
+    ]
+)
+deltas = st.builds(Delta, st.sampled_from("abc"), operations, st.sampled_from(["default", "other"]))
+calls = st.lists(
+    st.one_of(
+        st.lists(deltas, min_size=1, max_size=4),
+        st.builds(
+            lambda operation, names: [Delta(name, operation) for name in names],
+            operations,
+            st.lists(st.sampled_from("abc"), min_size=1, max_size=3),
+        ),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(calls)
+def test_what_is_refused_is_what_the_fold_would_ignore_and_nothing_changes(
+    history: list[list[Delta]],
+) -> None:
+    edge = Edge()
+    states: dict[tuple[str, str], State] = {}
+    dimensions: dict[str, int] = {}
+    heads: dict[tuple[str, str], Dot] = {}
+    for rows in history:
+        batch = edge.batch(*rows)
+        after, fixed, sound = dict(states), dict(dimensions), True
+        for delta in rows:
+            ref = (delta.namespace, delta.vector_id)
+            sound = sound and _applies(delta, after.get(ref, State()), fixed)
+            after[ref] = apply(after.get(ref, State()), delta.operation)
+            if delta.operation.kind in (Kind.CREATE, Kind.DENSE):
+                fixed.setdefault(delta.namespace, _length(delta))
+        if not sound:
+            with pytest.raises(InvalidDelta):
+                edge.send(*rows)
+        else:
+            edge.send(*rows)
+            states, dimensions = after, fixed
+            heads |= {(delta.namespace, delta.vector_id): batch.dot(row) for row, delta in enumerate(rows)}
+        for space in ("default", "other"):
+            assert edge.vectors.dimension(space) == dimensions.get(space, 0)
+            for name in "abc":
+                assert edge.vectors.head(space, name) == heads.get((space, name))
+
+
+def _length(delta: Delta) -> int:
+    assert delta.operation.values is not None
+    return len(delta.operation.values)
+
+
+def _applies(delta: Delta, state: State, dimensions: dict[str, int]) -> bool:
+    kind, dimension = delta.operation.kind, dimensions.get(delta.namespace, 0)
+    if kind in (Kind.CREATE, Kind.DENSE):
+        return not dimension or _length(delta) == dimension
+    if kind in (Kind.DELETE, Kind.OPAQUE):
+        return True
+    indices = delta.operation.indices
+    in_range = indices is None or not dimension or int(indices.max()) < dimension
+    return state.alive and in_range  # that a fact is opaque bytes is for the fold to know
+
+
+# --- what is told
+
+
+@pytest.mark.parametrize(
+    ("rows", "row", "field", "words"),
+    [
+        ([Delta("v", create([1.0, 2.0, 3.0]))], 0, "vector", "3 numbers, but namespace 'default' holds"),
+        ([Delta("a", create([1.0, 2.0])), Delta("b", create([1.0]))], 1, "vector", "vectors of 2"),
+        ([Delta("nobody", scale(2.0))], 0, "vector_id", "scale needs a living vector: create it first"),
+        ([Delta("v", delete()), Delta("v", offset(1.0))], 1, "vector_id", "unknown or deleted"),
+        ([Delta("v", sparse([0, 2], [1.0, 1.0]))], 0, "indices", "2 is not from 0 to 1"),
+        ([Delta("v", offset(1.0)), Delta("v", sparse_add([9], [1.0]))], 1, "indices", "9 is not from 0 to 1"),
+    ],
+)
+def test_a_refusal_names_row_field_and_bound(rows: Sequence[Delta], row: int, field: str, words: str) -> None:
+    edge = Edge()
+    edge.send(Delta("v", create([1.0, 2.0])))
+    refusal = edge.refusal(*rows)
+    assert (refusal.code, refusal.row, refusal.field) == (ErrorCode.INVALID_DELTA, row, field)
+    assert words in refusal.message
+
+
+def test_each_namespace_has_a_dimension_of_its_own() -> None:
+    edge = Edge()
+    edge.send(Delta("v", create([1.0])), Delta("v", create([1.0, 2.0]), "other"))
+    assert (edge.vectors.dimension("default"), edge.vectors.dimension("other")) == (1, 2)
+    assert edge.refusal(Delta("w", create([1.0]), "other")).field == "vector"
+
+
+def test_expect_is_checked_against_the_last_change() -> None:
+    edge = Edge()
+    first = edge.send(Delta("v", create([1.0]))).dot(0)
+    second = edge.send(Delta("v", offset(1.0), expect=first), origin=OTHER).dot(0)
+    refusal = edge.refusal(Delta("v", offset(1.0), expect=first))
+    assert (refusal.code, refusal.field, refusal.details["present"]) == (ErrorCode.CONFLICT, "expect", second)
+    assert edge.refusal(Delta("nobody", create([1.0]), expect=first)).details["present"] is None
+    edge.send(Delta("v", offset(1.0), expect=second))
+
+
+# --- forwarded deltas
+
+
+def test_a_forwarded_delete_claims_nothing() -> None:
+    edge = Edge()
+    edge.send(Delta("v", create([1.0])))
+    edge.send(Delta("v", delete()), origin=OTHER, source=Source.REPLICA)
+    edge.send(Delta("v", offset(1.0)))  # the delete may sort before the create
+    edge.send(Delta("v", delete()))
+    assert edge.refusal(Delta("v", offset(1.0))).field == "vector_id"
+    edge.send(Delta("v", offset(1.0)), origin=OTHER, source=Source.REPLICA)
+    edge.send(Delta("v", offset(1.0)))
+
+
+# --- heads of others
+
+
+def test_other_heads_are_the_rows_that_somebody_else_wrote_last() -> None:
+    edge = Edge()
+    edge.send(Delta("a", create([1.0])), Delta("b", create([1.0])))
+    dot = edge.send(Delta("b", offset(1.0)), origin=OTHER).dot(0)
+    rows = [("default", name) for name in "abz"]
+    assert list(edge.vectors.other_heads(ORIGIN, iter(rows))) == [(1, dot)]
+    assert [row for row, _ in edge.vectors.other_heads(OTHER, iter(rows))] == [0]
+    assert [row for row, _ in edge.vectors.other_heads(99, iter(rows))] == [0, 1]
+    assert edge.vectors.writers == 2
+
+
+# --- bounds
+
+
+def test_heads_are_bounded_and_what_is_forgotten_passes() -> None:
+    edge = Edge(heads_max=100)
+    for number in range(500):
+        edge.send(Delta(f"v{number}", create([1.0])))
+    held = sum(edge.vectors.head("default", f"v{number}") is not None for number in range(500))
+    print(f"{held} of 500 heads held, bound 100")
+    assert held <= 100
+    assert edge.vectors.head("default", "v499") is not None
+    edge.send(Delta("v0", offset(1.0)))
+    edge.send(Delta("never there", offset(1.0)))  # the fold ignores it
+    edge.send(Delta("v499", delete()))
+    assert edge.refusal(Delta("v499", offset(1.0))).field == "vector_id"
+
+
+def test_expect_of_a_forgotten_head_is_looked_up() -> None:
+    edge = Edge(heads_max=1)
+    first = edge.send(Delta("a", create([1.0]))).dot(0)
+    edge.send(Delta("b", create([1.0])))
+    asked: list[str] = []
+
+    def load(_namespace: str, vector_id: str) -> Dot | None:
+        asked.append(vector_id)
+        return first
+
+    edge.vectors.check(edge.batch(Delta("a", offset(1.0), expect=first)), load)
+    assert asked == ["a"]
