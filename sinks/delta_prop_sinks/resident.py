@@ -105,6 +105,7 @@ class Resident:
         self._log_id: bytes | None = None
         self._lamport_before_log = 0
         self._pins = 0
+        self.touched: dict[Table, None] = {}  # a set that keeps its order
         self._size = 0
         self._unsized: set[Table] = set()
         self._newest = 0
@@ -249,6 +250,7 @@ class Resident:
         if table is None:
             table = self.tables[namespace] = Table(namespace)
         self._unsized.add(table)
+        self.touched[table] = None
         return table
 
     def _deliver_block(
@@ -411,6 +413,11 @@ class Resident:
                 if table is None or keys[row] not in table.slots:
                     wanted[names[row], keys[row]] = None
         return list(wanted)
+
+    def take_touched(self) -> dict[Table, None]:
+        """The tables that may have dirty rows, since this was last asked."""
+        taken, self.touched = self.touched, {}
+        return taken
 
     def load(self, namespace: str, vector_id: str, stored: Checkpoint, offset: int) -> None:
         """Take a row from the store; one that is resident already is left as it is: it is newer."""

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import numpy as np
 
-from delta_prop_sinks.chain import Checkpoint
 from delta_prop_sinks.resident import Resident
 from delta_prop_sinks.sink import ResumePoint, TryAgain
-from delta_prop_sinks.storage_file import FileFailed, StorageFile, StoredRow
-from delta_prop_sinks.table import ABSENT, DIRTY, FLYING, OPAQUE, VECTOR, unsigned
+from delta_prop_sinks.storage_file import FileFailed, StorageFile
+from delta_prop_sinks.storage_rows import Gathered, dirty, dirty_groups
 from delta_prop_wire.algebra import State
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import UsageError
@@ -31,9 +30,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from delta_prop_sinks.sink import Delivery, SinkContext
+    from delta_prop_sinks.storage_rows import Stored
     from delta_prop_sinks.table import Table
 
-ROWS_PER_COMMIT_MAX = 4096
 _PAGE_ROWS = 1000
 _IDLE_S = 2.0
 
@@ -50,13 +49,15 @@ class StorageStatistics:
     rows_read_back: int
     wal_bytes: int
     failure: str | None
-    last_commit_s: float
+    last_flush_s: float
 
 
 class StorageSink:
     """Keeps vectors in the file at `path`, one process at a time.
 
-    Hand the same `resident` to an index and both read one copy of the vectors; then attach this sink first.
+    `flush_s` is the pause between flushes of `background`; where nobody runs that, `apply` flushes after
+    `rows_unflushed_max` rows. Hand the same `resident` to an index and both read one copy of the vectors;
+    then attach this sink first.
     """
 
     def __init__(
@@ -67,20 +68,20 @@ class StorageSink:
         resident: Resident | None = None,
         mode: Literal["behind", "through"] = "behind",
         flush_s: float = 0.1,
-        dirty_rows_max: int = 20_000,
+        rows_unflushed_max: int = 20_000,
         wal_bytes_max: int = 64 << 20,
         close_s: float = 10.0,
     ) -> None:
         if mode not in ("behind", "through"):
             raise UsageError(f'mode {mode!r} is not "behind" or "through"')
-        if flush_s <= 0 or dirty_rows_max < 1:
+        if flush_s <= 0 or rows_unflushed_max < 1:
             raise UsageError(
-                f"flush_s {flush_s} must be above 0 and dirty_rows_max {dirty_rows_max} at least 1"
+                f"flush_s {flush_s} must be above 0 and rows_unflushed_max {rows_unflushed_max} at least 1"
             )
         self.name = name
         self.mode = mode
         self.flush_s = flush_s
-        self.dirty_rows_max = dirty_rows_max
+        self.rows_unflushed_max = rows_unflushed_max
         self.close_s = close_s
         self.resident = Resident() if resident is None else resident
         if self.resident.stored:
@@ -90,9 +91,10 @@ class StorageSink:
         self._context: SinkContext | None = None
         self._applied = self._committed = 0
         self._unflushed = 0
+        self._backgrounds = 0
         self._failure: str | None = None
         self._commits = self._written = self._read_back = 0
-        self._commit_s = 0.0
+        self._flush_s = 0.0
         self._wal_idle = True
         self._work = anyio.Event()
         self._flushing = anyio.Lock()
@@ -123,33 +125,37 @@ class StorageSink:
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Fold; in `through` mode commit. Raises TryAgain while the file cannot be written."""
         context = self._opened()
-        if self._failure is not None or self._unflushed >= self.dirty_rows_max:
+        if self._failure is not None:
             await self.flush()
         await self._read_back_missing(deliveries, context)
         resident = self.resident
         resident.apply(deliveries, context)
         self._applied = max(self._applied, deliveries[-1].next_offset)
-        self._unflushed += sum(delivery.count for delivery in deliveries)
-        if self.mode == "through":
+        self._work.set()
+        if self.mode == "through" or (not self._backgrounds and self._is_due(deliveries)):
             await self.flush()
-        elif not self._work.is_set():
-            self._work.set()
         if resident.size > resident.resident_bytes_max:
             await self._make_room()
 
     async def background(self) -> None:
         """Flush every `flush_s` while there is something to flush; tidy up the file when there is not."""
-        while True:
-            with anyio.move_on_after(_IDLE_S) as idle:
-                await self._work.wait()
-            if idle.cancelled_caught:
-                await self._tidy()
-                await self._work.wait()
-            await anyio.sleep(self.flush_s)
-            try:
-                await self.flush()
-            except TryAgain:
-                continue  # noted; the next apply tells it
+        self._backgrounds += 1
+        try:
+            while True:
+                with anyio.move_on_after(_IDLE_S):
+                    await self._work.wait()
+                if not self._work.is_set():
+                    await self._tidy()
+                    await self._work.wait()
+                # A flush may take long where much has changed: rest as long, so that half the time is free.
+                await anyio.sleep(max(self.flush_s, self._flush_s))
+                self._work = anyio.Event()
+                try:
+                    await self.flush()
+                except TryAgain:  # noted; the next apply tells it
+                    self._work.set()
+        finally:
+            self._backgrounds -= 1
 
     async def aclose(self) -> None:
         """Write what is not yet written, within `close_s`, and close the file."""
@@ -168,13 +174,13 @@ class StorageSink:
         return StorageStatistics(
             applied_offset=self._applied,
             committed_offset=self._committed,
-            dirty_rows=sum(int(np.count_nonzero(_dirty(table))) for table in self.resident.tables.values()),
+            dirty_rows=sum(int(np.count_nonzero(dirty(table))) for table in self.resident.tables.values()),
             commits=self._commits,
             rows_written=self._written,
             rows_read_back=self._read_back,
             wal_bytes=self._file.wal_bytes,
             failure=self._failure,
-            last_commit_s=self._commit_s,
+            last_flush_s=self._flush_s,
         )
 
     # --- for readers
@@ -188,7 +194,7 @@ class StorageSink:
         rows = await context.threads.run(lambda: self._file.read([(namespace, vector_id)]))
         # While the file was read, an apply may have brought the vector back and changed it.
         state = self.resident.state(namespace, vector_id)
-        return state if state is not None or not rows else _state(rows[0])
+        return state if state is not None or not rows else rows[0].state
 
     async def rows(self) -> AsyncIterator[tuple[str, str, State]]:
         """Everything that the file holds, in order of namespace and vector id; after a flush, everything."""
@@ -196,7 +202,7 @@ class StorageSink:
         while True:
             page = await context.threads.run(partial(self._file.page, after, _PAGE_ROWS))
             for row in page:
-                yield row.namespace, row.vector_id, _state(row)
+                yield row.namespace, row.vector_id, row.state
             if len(page) < _PAGE_ROWS:
                 return
             after = (page[-1].namespace, page[-1].vector_id)
@@ -209,57 +215,54 @@ class StorageSink:
 
     async def _flush(self, context: SinkContext) -> None:
         async with self._flushing:
-            self._work = anyio.Event()
             applied, lamport = self._applied, self.resident.lamport
-            self._unflushed = 0
-            dirty = [(table, _dirty(table).nonzero()[0]) for table in list(self.resident.tables.values())]
-            parts = [
-                (table, slots[at : at + ROWS_PER_COMMIT_MAX])
-                for table, slots in dirty
-                for at in range(0, len(slots), ROWS_PER_COMMIT_MAX)
-            ]
+            touched = self.resident.take_touched()
+            groups = dirty_groups(touched)
             cursor = Cursor(context.log_id, context.epoch, applied)
-            if not parts and applied == self._committed:
+            if not groups and applied == self._committed:
                 return
-            # Rows may be ahead of the cursor, never behind: it moves with the last transaction.
-            for part in parts[:-1]:
-                await self._commit(context, [part], None, lamport)
-            await self._commit(context, parts[-1:], cursor, lamport)
+            started = context.clock.now()
+            try:
+                # Rows may be ahead of the cursor, never behind: it moves with the last transaction.
+                for group in groups[:-1]:
+                    await self._commit(context, group, None, lamport)
+                await self._commit(context, groups[-1] if groups else (), cursor, lamport)
+            except BaseException:
+                self.resident.touched.update(touched)
+                raise
+            self._flush_s = context.clock.now() - started
             self._committed = applied
             context.committed(applied)
 
     async def _commit(
         self,
         context: SinkContext,
-        parts: Sequence[tuple[Table, NDArray[np.intp]]],
+        group: Sequence[tuple[Table, NDArray[np.intp]]],
         cursor: Cursor | None,
         lamport: int,
     ) -> None:
-        gathered = [_Gathered(table, slots) for table, slots in parts]
-        started = context.clock.now()
+        parts = [Gathered(table, slots) for table, slots in group]
 
         def write() -> int:
-            rows = sorted(row for part in gathered for row in part.rows())
-            self._file.commit(rows, cursor, lamport)
+            written = self._file.commit(parts, cursor, lamport)
             self._file.checkpoint()
-            return len(rows)
+            return written
 
         try:
             with anyio.CancelScope(shield=True):
                 self._written += await context.threads.run(write)
         except BaseException as error:
-            for part in gathered:
+            for part in parts:
                 part.failed()
             if not isinstance(error, FileFailed):
                 raise
             self._failure = str(error)
             raise TryAgain(self._failure) from error
-        for part in gathered:
+        for part in parts:
             part.done()
         self._failure = None
         self._commits += 1
         self._wal_idle = False
-        self._commit_s = context.clock.now() - started
 
     async def _tidy(self) -> None:
         context = self._context
@@ -292,9 +295,16 @@ class StorageSink:
             self._take(rows)
             self._read_back += len(rows)
 
-    def _take(self, rows: Sequence[StoredRow]) -> None:
+    def _take(self, rows: Sequence[Stored]) -> None:
         for row in rows:
-            self.resident.load(row.namespace, row.vector_id, _checkpoint(row), row.offset)
+            self.resident.load(row.namespace, row.vector_id, row.checkpoint, row.offset)
+
+    def _is_due(self, deliveries: Sequence[Delivery]) -> bool:
+        """Whether many rows have come since the last flush; asked where no background flushes."""
+        self._unflushed += sum(delivery.count for delivery in deliveries)
+        due = self._unflushed >= self.rows_unflushed_max
+        self._unflushed *= not due
+        return due
 
     async def _make_room(self) -> None:
         resident = self.resident
@@ -307,80 +317,3 @@ class StorageSink:
         if self._context is None:
             raise UsageError(f"storage sink {self.name!r} is not open: attach it first")
         return self._context
-
-
-class _Gathered:
-    """Rows taken out of a table on the loop, for the writing thread; their slots fly until it is done."""
-
-    def __init__(self, table: Table, slots: NDArray[np.intp]) -> None:
-        self._table, self._slots = table, slots
-        self._forms = table.forms[slots].tolist()
-        self._heads = table.heads[slots].tolist()
-        self._values = None if table.matrix is None else table.matrix[slots]
-        places = slots.tolist()
-        self._ids = [str(table.ids[slot]) for slot in places]
-        self._data = [table.data.get(slot) for slot in places]
-        self._metadata = [table.metadata.get(slot) for slot in places]
-        self._ignored = [table.ignored.get(slot, 0) for slot in places]
-        table.marks[slots] = table.marks[slots] & ~np.uint8(DIRTY) | FLYING
-
-    def rows(self) -> list[StoredRow]:
-        """The rows as the file takes them. Touches nothing that the loop changes."""
-        namespace, values = self._table.namespace, self._values
-        rows = []
-        for at, (form, head) in enumerate(zip(self._forms, self._heads, strict=True)):
-            value = self._data[at]
-            if form == VECTOR:
-                assert values is not None
-                value = values[at].tobytes()
-            lamport, origin, counter, offset = head
-            rows.append(
-                StoredRow(
-                    namespace,
-                    self._ids[at],
-                    form,
-                    value,
-                    self._metadata[at],
-                    self._ignored[at],
-                    lamport,
-                    origin,
-                    counter,
-                    offset,
-                )
-            )
-        return rows
-
-    def done(self) -> None:
-        """The rows are durable: they may be evicted, unless they have changed since."""
-        self._table.marks[self._slots] &= ~np.uint8(FLYING)
-
-    def failed(self) -> None:
-        """The rows are as dirty as before."""
-        self._table.marks[self._slots] = self._table.marks[self._slots] & ~np.uint8(FLYING) | DIRTY
-
-
-def _dirty(table: Table) -> NDArray[np.bool_]:
-    dirty: NDArray[np.bool_] = (table.marks[: table.used] & DIRTY) != 0
-    return dirty
-
-
-def _checkpoint(row: StoredRow) -> Checkpoint:
-    key = (row.lamport, unsigned(row.origin), row.counter)
-    vector = data = None
-    if row.form == VECTOR and row.value is not None:
-        vector = np.frombuffer(row.value, "<f4")
-    elif row.form == OPAQUE:
-        data = row.value
-    return Checkpoint(key, row.form, vector, data, row.metadata, row.ignored)
-
-
-def _state(row: StoredRow) -> State:
-    known = _checkpoint(row)
-    return State(
-        alive=known.form != ABSENT,
-        vector=known.vector,
-        data=known.data,
-        metadata=known.metadata or {},
-        ignored=known.ignored,
-        key=known.key,
-    )

@@ -6,17 +6,20 @@ two connections checkpoint. One process at a time: a second file beside it is lo
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
+from delta_prop_sinks.storage_rows import COLUMNS, Stored
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+    from delta_prop_sinks.storage_rows import Gathered, Record
 
 APPLICATION_ID = 0x64507270
 """`dPrp`: marks the file as ours."""
@@ -54,40 +57,22 @@ CREATE TABLE vectors (
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
-_ROW = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_UPSERT = """
-INSERT INTO vectors VALUES {}
-ON CONFLICT (namespace, vector_id) DO UPDATE SET
-    form = excluded.form, dimension = excluded.dimension, value = excluded.value,
-    metadata = excluded.metadata, ignored = excluded.ignored,
-    lamport = excluded.lamport, origin = excluded.origin, counter = excluded.counter,
-    log = excluded.log, offset = excluded.offset
+_ROW = f"({', '.join('?' * len(COLUMNS))})"
+_CHANGES = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS[2:])
+_UPSERT = f"""
+INSERT INTO vectors ({", ".join(COLUMNS)}) VALUES {{}}
+ON CONFLICT (namespace, vector_id) DO UPDATE SET {_CHANGES}
 """
 # Many rows a statement: beside a busy loop the GIL changes hands once a statement instead of once a row.
 # 64 rows are 768 parameters, below the 999 that every build of SQLite takes.
 _ROWS_A_STATEMENT = 64
 _UPSERT_ROW = _UPSERT.format(_ROW)
 _UPSERT_ROWS = _UPSERT.format(", ".join([_ROW] * _ROWS_A_STATEMENT))
-_COLUMNS = "namespace, vector_id, form, value, metadata, ignored, lamport, origin, counter, log, offset"
+_SELECT = f"SELECT {', '.join(COLUMNS)} FROM vectors"
 
 
 class FileFailed(Exception):
     """The file could not be written; nothing of the transaction is in it. The message is SQLite's."""
-
-
-class StoredRow(NamedTuple):
-    """One vector as the file holds it; `origin` signed, `offset` -1 where it is of another log."""
-
-    namespace: str
-    vector_id: str
-    form: int
-    value: bytes | None
-    metadata: dict[str, Any] | None
-    ignored: int
-    lamport: int
-    origin: int
-    counter: int
-    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +92,7 @@ class StorageFile:
         self.wal_bytes_max = wal_bytes_max
         self._log_id = b""
         self._log_number: int | None = None
+        self._offsets_of: int | None = None
         self._lamport_before = 0
         self._connections: list[sqlite3.Connection] = []
 
@@ -132,26 +118,24 @@ class StorageFile:
 
     # --- writing
 
-    def commit(self, rows: Sequence[StoredRow], cursor: Cursor | None, lamport: int) -> None:
-        """Write rows, and the cursor with them where it is given, in one synced transaction.
+    def commit(self, parts: Sequence[Gathered], cursor: Cursor | None, lamport: int) -> int:
+        """Write rows, and the cursor with them where it is given, in one synced transaction; return how many.
 
         Raises FileFailed.
         """
         try:
-            self._transact(rows, cursor, lamport)
+            return self._transact(parts, cursor, lamport)
         except sqlite3.Error as error:
             raise FileFailed(f"{self.path} cannot be written: {error}") from error
 
-    def _transact(self, rows: Sequence[StoredRow], cursor: Cursor | None, lamport: int) -> None:
+    def _transact(self, parts: Sequence[Gathered], cursor: Cursor | None, lamport: int) -> int:
         writer = self._writer
         writer.execute("BEGIN IMMEDIATE")
         try:
             number = self._number()
-            whole = len(rows) // _ROWS_A_STATEMENT * _ROWS_A_STATEMENT
-            for at in range(0, whole, _ROWS_A_STATEMENT):
-                part = (_record(row, number) for row in rows[at : at + _ROWS_A_STATEMENT])
-                writer.execute(_UPSERT_ROWS, [field for record in part for field in record])
-            writer.executemany(_UPSERT_ROW, [_record(row, number) for row in rows[whole:]])
+            # In the order of the file: neighbours share pages.
+            records = sorted(chain.from_iterable(part.records(number) for part in parts))
+            self._upsert(records)
             if cursor is not None:
                 writer.execute(
                     "INSERT OR REPLACE INTO cursor VALUES (1, ?, ?, ?, ?)",
@@ -163,6 +147,14 @@ class StorageFile:
                 writer.execute("ROLLBACK")
             self._log_number = None
             raise
+        return len(records)
+
+    def _upsert(self, records: Sequence[Record]) -> None:
+        whole = len(records) // _ROWS_A_STATEMENT * _ROWS_A_STATEMENT
+        for at in range(0, whole, _ROWS_A_STATEMENT):
+            part = records[at : at + _ROWS_A_STATEMENT]
+            self._writer.execute(_UPSERT_ROWS, tuple(chain.from_iterable(part)))
+        self._writer.executemany(_UPSERT_ROW, records[whole:])
 
     def checkpoint(self, *, idle: bool = False) -> None:
         """Copy the write-ahead log into the file; cut it off when idle or above its bound.
@@ -185,17 +177,18 @@ class StorageFile:
 
     # --- reading
 
-    def read(self, refs: Iterable[tuple[str, str]]) -> list[StoredRow]:
+    def read(self, refs: Iterable[tuple[str, str]]) -> list[Stored]:
         """Some rows by namespace and vector id; those that are not there are left out."""
-        query = f"SELECT {_COLUMNS} FROM vectors WHERE namespace = ? AND vector_id = ?"
+        query = f"{_SELECT} WHERE namespace = ? AND vector_id = ?"
         found = (self._reader.execute(query, ref).fetchone() for ref in refs)
-        return [self._row(record) for record in found if record is not None]
+        return [Stored.of(record, self._offsets_of) for record in found if record is not None]
 
-    def page(self, after: tuple[str, str] | None, rows_max: int) -> list[StoredRow]:
+    def page(self, after: tuple[str, str] | None, rows_max: int) -> list[Stored]:
         """The next rows in order of namespace and vector id."""
         where = "" if after is None else "WHERE (namespace, vector_id) > (?, ?)"
-        query = f"SELECT {_COLUMNS} FROM vectors {where} ORDER BY namespace, vector_id LIMIT ?"
-        return [self._row(record) for record in self._reader.execute(query, (*(after or ()), rows_max))]
+        query = f"{_SELECT} {where} ORDER BY namespace, vector_id LIMIT ?"
+        records = self._reader.execute(query, (*(after or ()), rows_max))
+        return [Stored.of(record, self._offsets_of) for record in records]
 
     # --- helpers
 
@@ -264,8 +257,6 @@ class StorageFile:
         self._offsets_of = numbers[log_id][0] if log_id in numbers else None
         return Opened(cursor, lamport, self._lamport_before)
 
-    _offsets_of: int | None = None
-
     def _number(self) -> int:
         """The number that stands for the present log in rows, given with the first commit beside it."""
         if self._log_number is None:
@@ -277,31 +268,3 @@ class StorageFile:
             ).fetchone()
             self._log_number = self._offsets_of = int(row[0])
         return self._log_number
-
-    def _row(self, record: tuple[Any, ...]) -> StoredRow:
-        namespace, vector_id, form, value, text, ignored, lamport, origin, counter, log, offset = record
-        if log != self._offsets_of:
-            offset = -1
-        metadata = None if text is None else json.loads(text)
-        return StoredRow(
-            namespace, vector_id, form, value, metadata, ignored, lamport, origin, counter, offset
-        )
-
-
-def _record(row: StoredRow, number: int) -> tuple[Any, ...]:
-    metadata = json.dumps(row.metadata, ensure_ascii=False, separators=(",", ":")) if row.metadata else None
-    dimension = len(row.value) // 4 if row.form == 1 and row.value is not None else None
-    return (
-        row.namespace,
-        row.vector_id,
-        row.form,
-        dimension,
-        row.value,
-        metadata,
-        row.ignored,
-        row.lamport,
-        row.origin,
-        row.counter,
-        number,
-        row.offset,
-    )

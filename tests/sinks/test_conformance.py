@@ -39,7 +39,10 @@ def conforms(make: Callable[[], Any], probe: Any = None, *, backend: str = "asyn
 def test_storage(tmp_path: Path, backend: str, mode: Any, bytes_max: int) -> None:
     conforms(
         lambda: StorageSink(
-            tmp_path / "v.db", mode=mode, resident=Resident(resident_bytes_max=bytes_max), dirty_rows_max=5
+            tmp_path / "v.db",
+            mode=mode,
+            resident=Resident(resident_bytes_max=bytes_max),
+            rows_unflushed_max=5,
         ),
         backend=backend,
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
+import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -167,6 +168,65 @@ def test_the_background_flushes_by_itself(tmp_path: Path, backend: str) -> None:
         await sink.aclose()
 
     anyio.run(main, backend=backend)
+
+
+def test_the_background_tries_again_and_tidies_when_idle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = 3
+
+    async def main() -> None:
+        log = FakeLog()
+        sink = StorageSink(tmp_path / "vectors.db", flush_s=0.01)
+        await sink.open(log)
+        real = sink._file._transact
+
+        def flaky(*arguments: Any) -> int:
+            nonlocal failures
+            failures -= 1
+            if failures >= 0:
+                raise sqlite3.OperationalError("database or disk is full")
+            return real(*arguments)
+
+        monkeypatch.setattr(sink._file, "_transact", flaky)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(sink.background)
+            await anyio.wait_all_tasks_blocked()
+            for _ in range(2):
+                some_deltas(log)
+                await sink.apply(log.deliveries(sink.statistics().applied_offset))
+                await anyio.sleep(0.5)  # virtual: three failures, a commit
+                assert sink.statistics().committed_offset == log.next_offset
+                assert sink.statistics().wal_bytes > 0
+                await anyio.sleep(5)
+                assert sink.statistics().wal_bytes == 0
+            tasks.cancel_scope.cancel()
+        await check_rows(sink, log)
+        await sink.aclose()
+
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    anyio.run(main, backend="trio", backend_options={"clock": clock})
+
+
+def test_many_namespaces_share_a_transaction(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = FakeLog()
+        log.append(*(Delta("a", create([i]), namespace=f"n{i}") for i in range(500)))
+        for at in (0, 50):
+            large = (Delta(f"b{at + i}", create([i] * 60_000), namespace="large") for i in range(50))
+            log.append(*large)
+        sink = StorageSink(tmp_path / "vectors.db")
+        await sink.open(log)
+        await sink.apply(log.deliveries()[:1])
+        await sink.flush()
+        assert sink.statistics().commits == 1
+        await sink.apply(log.deliveries()[1:])  # 24 MB
+        await sink.flush()
+        assert sink.statistics().commits == 3
+        await check_rows(sink, log)
+        await sink.aclose()
+
+    anyio.run(main)
 
 
 def test_rows_that_do_not_fit_are_evicted_and_read_back(tmp_path: Path) -> None:

@@ -1,0 +1,185 @@
+"""Rows between resident tables and the storage file: gathered on the loop, encoded on the thread.
+
+Knows the file's columns and nothing of SQL or transactions.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from delta_prop_sinks.chain import Checkpoint
+from delta_prop_sinks.table import (
+    ABSENT,
+    COUNTER,
+    DIRTY,
+    FLYING,
+    LAMPORT,
+    OFFSET,
+    OPAQUE,
+    ORIGIN,
+    VECTOR,
+    VOID_OFFSET,
+    unsigned,
+)
+from delta_prop_wire.algebra import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from delta_prop_sinks.table import Table
+
+COLUMNS = (
+    "namespace",
+    "vector_id",
+    "form",
+    "dimension",
+    "value",
+    "metadata",
+    "ignored",
+    "lamport",
+    "origin",
+    "counter",
+    "log",
+    "offset",
+)
+"""The columns of a row, in the file's order; `origin` is signed there."""
+
+Record: TypeAlias = tuple[Any, ...]
+"""A row's columns."""
+
+ROWS_MAX = 4096
+BYTES_MAX = 16 << 20
+
+
+class Gathered:
+    """Changed rows of one table, copied on the loop; their slots fly until the commit has returned."""
+
+    def __init__(self, table: Table, slots: NDArray[np.intp]) -> None:
+        self._table, self._slots = table, slots
+        self._forms = table.forms[slots]
+        self._heads = table.heads[slots]
+        self._values = None if table.matrix is None else table.matrix[slots]
+        places = slots.tolist()
+        self._ids = list(map(table.ids.__getitem__, places))
+        self._data = list(map(table.data.get, places)) if table.data else None
+        self._metadata = list(map(table.metadata.get, places)) if table.metadata else None
+        self._ignored = [table.ignored.get(slot, 0) for slot in places] if table.ignored else None
+        table.marks[slots] = table.marks[slots] & ~np.uint8(DIRTY) | FLYING
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def records(self, log: int) -> Iterator[Record]:
+        """The rows as the file takes them. Touches nothing that the loop changes."""
+        forms, heads = self._forms.tolist(), self._heads
+        width = 0 if self._values is None else self._values.shape[1]
+        values: Iterable[bytes | None] = self._vectors(width)
+        dimensions: Iterable[int | None] = repeat(width)
+        if (self._forms != VECTOR).any():
+            data = self._data or [None] * len(forms)
+            values = [
+                vector if form == VECTOR else other
+                for form, vector, other in zip(forms, values, data, strict=True)
+            ]
+            dimensions = [width if form == VECTOR else None for form in forms]
+        return zip(
+            repeat(self._table.namespace, len(forms)),
+            self._ids,
+            forms,
+            dimensions,
+            values,
+            repeat(None) if self._metadata is None else map(_text, self._metadata),
+            repeat(0) if self._ignored is None else self._ignored,
+            heads[:, LAMPORT].tolist(),
+            heads[:, ORIGIN].tolist(),
+            heads[:, COUNTER].tolist(),
+            repeat(log),
+            heads[:, OFFSET].tolist(),
+            strict=False,
+        )
+
+    def done(self) -> None:
+        """The rows are durable: they may be evicted, unless they have changed since."""
+        self._table.marks[self._slots] &= ~np.uint8(FLYING)
+
+    def failed(self) -> None:
+        """The rows are as dirty as before."""
+        marks = self._table.marks
+        marks[self._slots] = marks[self._slots] & ~np.uint8(FLYING) | DIRTY
+
+    def _vectors(self, width: int) -> list[bytes | None]:
+        if self._values is None:
+            return [None] * len(self)
+        size = 4 * width
+        numbers = self._values.astype("<f4", copy=False).tobytes()
+        return [numbers[at : at + size] for at in range(0, size * len(self), size or 1)] or [b""] * len(self)
+
+
+class Stored(NamedTuple):
+    """A row as the file holds it; `offset` is void where it is of another log than the present one."""
+
+    namespace: str
+    vector_id: str
+    checkpoint: Checkpoint
+    offset: int
+
+    @classmethod
+    def of(cls, record: Record, log: int | None) -> Stored:
+        """Decode a row beside the log of that number."""
+        (namespace, vector_id, form, _, value, text, ignored, lamport, origin, counter, own, offset) = record
+        checkpoint = Checkpoint(
+            key=(lamport, unsigned(origin), counter),
+            form=form,
+            vector=np.frombuffer(value, "<f4") if form == VECTOR else None,
+            data=value if form == OPAQUE else None,
+            metadata=None if text is None else json.loads(text),
+            ignored=ignored,
+        )
+        return cls(namespace, vector_id, checkpoint, offset if own == log else VOID_OFFSET)
+
+    @property
+    def state(self) -> State:
+        """The row as a state."""
+        known = self.checkpoint
+        return State(
+            alive=known.form != ABSENT,
+            vector=known.vector,
+            data=known.data,
+            metadata=known.metadata or {},
+            ignored=known.ignored,
+            key=known.key,
+        )
+
+
+def dirty_groups(tables: Iterable[Table]) -> list[list[tuple[Table, NDArray[np.intp]]]]:
+    """The changed slots of tables, in groups small enough for one transaction each."""
+    groups: list[list[tuple[Table, NDArray[np.intp]]]] = []
+    room = 0.0
+    for table in tables:
+        slots = dirty(table).nonzero()[0]
+        share = max(1 / ROWS_MAX, 4 * (table.dimension or 0) / BYTES_MAX)  # of a group that one row takes
+        while len(slots):
+            if room < share:
+                groups.append([])
+                room = 1.0
+            fit = max(1, int(room / share))
+            groups[-1].append((table, slots[:fit]))
+            room -= share * len(slots[:fit])
+            slots = slots[fit:]
+    return groups
+
+
+def dirty(table: Table) -> NDArray[np.bool_]:
+    """Which slots have changed since they were last gathered."""
+    changed: NDArray[np.bool_] = (table.marks[: table.used] & DIRTY) != 0
+    return changed
+
+
+def _text(metadata: dict[str, Any] | None) -> str | None:
+    return json.dumps(metadata, ensure_ascii=False, separators=(",", ":")) if metadata else None
