@@ -140,7 +140,7 @@ def _told(error: Exception) -> int:
 
     if not isinstance(error, DeltaPropError | OSError):
         raise error
-    print(f"delta-prop: {error}", file=sys.stderr)
+    print(f"delta-prop: {str(error) or type(error).__name__}", file=sys.stderr)
     return WRONG_USE if isinstance(error, UsageError) else FAILED
 
 

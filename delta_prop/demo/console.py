@@ -50,6 +50,10 @@ class Console:
         else:
             self._write(f"{text}\n")
 
+    def fitting(self, text: str) -> str:
+        """A text cut to one line of the terminal; whole where there is none."""
+        return cut(text, self.columns - 1) if self._live else text
+
     def progress(self, done: int, total: int, note: str) -> None:
         """How far something is: a bar on a terminal, else a line every few seconds."""
         now = self._now()
@@ -63,7 +67,7 @@ class Console:
             return
         cells = _BAR_CELLS * done // max(total, 1)
         bar = self.style("cyan", "#" * cells) + self.style("dim", "." * (_BAR_CELLS - cells))
-        self._pending = cut(f"  {bar} {counted}", self.columns - 1)
+        self._pending = self.fitting(f"  {bar} {counted}")
         self._write(f"{_CLEAR}{self._pending}")
 
     def progress_done(self) -> None:

@@ -163,11 +163,14 @@ def folder(name: str) -> Path | None:
 
 
 def command() -> str:
-    """How to call this program again: by its name where that is on the path, else by the file that it is."""
+    """How to call this program again from here: by name, through a checkout's `run`, as a module, by path."""
     called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return "python -m delta_prop"
     if shutil.which("delta-prop") or called.name != "delta-prop":
         return "delta-prop"
-    return str(called.relative_to(Path.cwd()) if called.is_relative_to(Path.cwd()) else called)
+    script = called.parent.parent.parent / "run"
+    return f"{_from_here(script)} delta-prop" if os.access(script, os.X_OK) else _from_here(called)
 
 
 def terminal() -> Terminal:
@@ -208,6 +211,11 @@ def interrupts() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
 def stop_writing() -> None:
     """Let what is still buffered for a reader who has gone go nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _from_here(path: Path) -> str:
+    here = Path.cwd()
+    return f"./{path.relative_to(here)}" if path.is_relative_to(here) else str(path)
 
 
 def _stat(path: Path) -> tuple[int, int] | None:

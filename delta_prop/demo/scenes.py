@@ -1,4 +1,4 @@
-"""The demo's scenes, in the order they are played: index, search, edit, verify, end; then watch.
+"""The demo's scenes up to the check, in the order they are played: read, index, search, edit.
 
 Each shows what really happened: every number on the screen was measured in this run.
 """
@@ -16,8 +16,7 @@ from delta_prop.demo.console import cut, printable, size, width
 from delta_prop.demo.corpus import NotParsed, documents_of
 from delta_prop.demo.embedding import DIMENSION
 from delta_prop.demo.library import DOCUMENTS_MAX, NAMESPACE, Library, edited
-from delta_prop.demo.verify import Verdict, spoil, verify
-from delta_prop.demo.wiring import SINKS, Wiring, number_bytes
+from delta_prop.demo.wiring import Wiring, number_bytes
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.topics import kind_name
 
@@ -117,10 +116,9 @@ async def index_scene(play: Play, wiring: Wiring) -> None:
         some = ids[at : at + _BATCH]
         await wiring.create(some, play.library.vectors(some))
         rate = wiring.deltas / max(play.now() - started, 1e-9)
-        lags = " ".join(f"{name} {lag:,}" for name, lag in wiring.lags().items())
-        console.progress(
-            wiring.deltas, len(ids), f"{rate:,.0f} deltas/s  {size(wiring.number_bytes)}  lag: {lags}"
-        )
+        lags = ", ".join(f"{name} {lag:,} behind" for name, lag in wiring.lags().items() if lag)
+        told = f"{rate:,.0f} deltas/s  {size(wiring.number_bytes)}  {lags or 'no sink behind'}"
+        console.progress(wiring.deltas, len(ids), told)
         await anyio.lowlevel.checkpoint()
     published_s = play.now() - started
     await wiring.settled()
@@ -208,62 +206,6 @@ async def publish_changes(play: Play, wiring: Wiring, deltas: Sequence[Delta]) -
         play.console.line(f"  subscriber: and {len(deltas) - _CHANGES_SHOWN_MAX:,} more")
 
 
-async def verify_scene(play: Play, wiring: Wiring, spoiled: str | None) -> list[Verdict]:
-    """Compare every sink with the published lines; first plant a wrong row, if that was asked for."""
-    console = play.console
-    await wiring.settled()
-    if spoiled is not None:
-        spoil(spoiled, wiring, play.place, (NAMESPACE, _middle(play.library)))
-        console.line(f"  one wrong row was planted in {spoiled}")
-    verdicts = await verify(wiring, play.place)
-    for verdict in verdicts:
-        unit = "deltas" if verdict.sink == "subscriber" else "rows"
-        told = console.style("green", "identical")
-        if not verdict.identical:
-            told = console.style("red", f"{verdict.wrong:,} WRONG") + f"  {printable(verdict.fault)}"
-        console.line(f"  verify {verdict.sink:<10}  {verdict.rows:>7,} {unit:<6}  {told}")
-    play.facts["verify"] = {
-        one.sink: "identical" if one.identical else printable(one.fault) for one in verdicts
-    }
-    return verdicts
-
-
-def end_scene(play: Play, wiring: Wiring, elapsed_s: float) -> None:
-    """What happened, in one table, and what one may do next."""
-    console, library = play.console, play.library
-    statistics = wiring.propagator.statistics()
-    console.line(
-        f"  {len(library.documents):,} documents, {wiring.deltas:,} deltas, {size(wiring.number_bytes)}, "
-        f"{elapsed_s:.1f} s in all"
-    )
-    console.line(console.style("dim", "  sink          deltas     lag   publish to visible, p50"))
-    sinks = {}
-    for name in SINKS:
-        one, p50_ms = statistics.sinks[name], wiring.p50_ms(name)
-        told = "–" if p50_ms is None else f"{p50_ms:.1f} ms"
-        console.line(f"  {name:<10}  {one.deltas:>8,}  {one.lag:>6,}   {told:>23}")
-        sinks[name] = {
-            "deltas": one.deltas,
-            "lag": one.lag,
-            "p50_ms": None if p50_ms is None else round(p50_ms, 3),
-        }
-    play.facts |= {
-        "deltas": wiring.deltas,
-        "bytes": wiring.number_bytes,
-        "elapsed_s": round(elapsed_s, 2),
-        "sinks": sinks,
-    }
-
-
-def next_scene(play: Play) -> None:
-    """Commands that one may try next."""
-    console, command = play.console, play.command
-    console.line("  next:")
-    console.line(f"  {command} demo                       edit and search by hand")
-    console.line(f"  {command} demo --path DIR            the same with your own text")
-    console.line(f"  {command} demo --once --spoil index  plant a wrong row and see it found")
-
-
 def answer(play: Play, wiring: Wiring, query: str) -> None:
     """Search for what somebody typed."""
     hits, took_s = search(play, wiring, query)
@@ -276,7 +218,7 @@ def answer(play: Play, wiring: Wiring, query: str) -> None:
         if document is not None:
             first = printable(document.text.strip().partition("\n")[0])
             told = f"  {play.console.style('bold', printable(hit))}  {first}"
-            play.console.line(cut(told, play.console.columns - 1))
+            play.console.line(play.console.fitting(told))
 
 
 # --- helpers
@@ -293,12 +235,6 @@ def _own_searches(library: Library) -> list[tuple[str, tuple[str, ...]]]:
     return wordy[step // 2 :: step][:_OWN_SEARCHES]
 
 
-def _middle(library: Library) -> str:
-    """Any document will do to be spoiled, but one has to be."""
-    ids = list(library.documents)
-    return ids[len(ids) // 2]
-
-
 def _show_hits(
     console: Console, query: str, hits: Sequence[str], took_s: float, expected: Sequence[str]
 ) -> None:
@@ -313,7 +249,7 @@ def _show_hits(
         console.line(wide)
     else:
         console.line(f"  {shown}{' ' * (42 - width(shown))}  {took:>8}")
-        console.line(cut(f"      {listed}", console.columns - 1))
+        console.line(console.fitting(f"      {listed}"))
 
 
 def _choose_edit(play: Play) -> tuple[Document, str, str] | None:

@@ -15,17 +15,15 @@ import anyio
 from delta_prop.demo import edge
 from delta_prop.demo.console import Console, printable
 from delta_prop.demo.corpus import NotParsed
+from delta_prop.demo.ending import end_scene, next_scene, verify_scene
 from delta_prop.demo.scenes import (
     Play,
     answer,
     edit_scene,
-    end_scene,
     index_scene,
-    next_scene,
     publish_changes,
     read_scene,
     search_scene,
-    verify_scene,
 )
 from delta_prop.demo.watch import POLL_S, changes
 from delta_prop.demo.wiring import DELTAS_MAX, wired
