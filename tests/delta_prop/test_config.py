@@ -1,0 +1,58 @@
+"""Settings: each limit checked, each relation told, the worst case added up."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from delta_prop.config import MIB, Settings
+from delta_prop_wire.errors import UsageError
+from delta_prop_wire.spec import DELTA_BYTES_MAX
+
+
+@pytest.mark.parametrize("name", [one.name for one in fields(Settings)])
+@pytest.mark.parametrize("value", [0, -1, float("nan")])
+def test_every_limit_is_above_zero(name: str, value: Any) -> None:
+    if (name, value) == ("linger_ms_max", 0):
+        assert Settings(linger_ms_max=0).linger_ms_max == 0  # to gather nothing is sound
+        return
+    with pytest.raises(UsageError, match=f"{name} = "):
+        Settings(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"queue_high_mark": 0.4}, "they must rise"),
+        ({"queue_high_mark": 1.1}, "at most 1"),
+        ({"queue_bytes_max": DELTA_BYTES_MAX - 1}, "room for at least one"),
+        ({"pending_bytes_max": 5}, "room for at least one"),
+        ({"mailbox_bytes_max": 5}, "room for at least one"),
+        ({"log_bytes_max": MIB}, "one frame may have"),
+        ({"batch_deltas": 2_000}, "merge_deltas_max 1000 is below batch_deltas 2000"),
+    ],
+)
+def test_limits_that_contradict_each_other_are_told(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        Settings(**given)
+
+
+def test_the_worst_case_grows_with_every_limit_that_takes_memory() -> None:
+    settings = Settings()
+    bound = settings.memory_bytes_max(4)
+    print(f"worst case with four sinks: {bound / MIB:,.0f} MiB")
+    assert bound < 4096 * MIB
+    assert settings.memory_bytes_max(5) - bound == settings.mailbox_bytes_max
+    for name in (
+        "queue_bytes_max",
+        "pending_bytes_max",
+        "pending_deltas_max",
+        "log_bytes_max",
+        "id_generation",
+        "id_generations_max",
+        "heads_max",
+        "origins_max",
+    ):
+        assert Settings(**{name: 2 * getattr(settings, name)}).memory_bytes_max(4) > bound, name
