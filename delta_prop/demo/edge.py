@@ -204,8 +204,8 @@ async def typed_lines() -> AsyncIterator[str]:
 
 
 def interrupts() -> AbstractContextManager[AsyncIterator[signal.Signals]]:
-    """Each Ctrl-C, or request to end, while the block is open."""
-    return anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM)
+    """Each Ctrl-C, request to end, or closing of the terminal, while the block is open."""
+    return anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def stop_writing() -> None:

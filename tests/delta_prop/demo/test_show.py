@@ -192,10 +192,11 @@ def test_ctrl_c_while_watching_ends_with_the_check(folder: Path) -> None:
         assert terminal.end() == 0
 
 
-def test_ctrl_c_before_that_ends_at_once_and_leaves_nothing(folder: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_before_that_ends_at_once_and_leaves_nothing(folder: Path, how: signal.Signals) -> None:
     with Terminal() as terminal:
         terminal.wait_for("1 index")
-        terminal.process.send_signal(signal.SIGINT)
+        terminal.process.send_signal(how)
         terminal.wait_for("interrupted")
         assert terminal.end() == INTERRUPTED
-        assert list((folder.parent / "temporary").iterdir()) == []
+    assert list((folder.parent / "temporary").iterdir()) == []
