@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from delta_prop.order.clock import OriginClocks
 from delta_prop.receipt import Published
 from delta_prop_wire.delta import Dot, Source
 from delta_prop_wire.encode import encode_void
@@ -56,6 +57,7 @@ class Appender:
         self._ids = ids
         self._wall_us = wall_us
         self._load_head = load_head
+        self._clocks = OriginClocks()
         self._hybrid_time = 0
 
     def sequenced(self, work: Sequenced, now: float) -> tuple[LoggedBatch, Published | Refused]:
@@ -121,6 +123,7 @@ class Appender:
         self.lamport = max(self.lamport, logged.lamport + batch.count - 1)
         state = self._state(batch)
         self._origins.appended(state, batch, logged.offset, now, firsts)
+        self._clocks.appended(batch.origin, batch.clock)
         self.vectors.appended(batch, logged.source)
         if batch.ids is not None:
             self._ids.add(batch.ids, logged.offset)
@@ -206,11 +209,9 @@ class Appender:
         """The heads that the draft builds on and that its origin has not said before."""
         if self.vectors.writers == 0 or (self.vectors.writers == 1 and self._watermarks.get(origin, 0)):
             return []
-        state = self._origins.get(origin)
-        assert state is not None
         changed: dict[int, int] = {}
         for _, head in self.vectors.other_heads(origin, iter(draft.vectors())):
-            if head.counter > changed.get(head.origin, state.clock.get(head.origin, 0)):
+            if head.counter > changed.get(head.origin, 0) and not self._clocks.saw(origin, (), head):
                 changed[head.origin] = head.counter
         return [Dot(*entry) for entry in changed.items()]
 
@@ -218,12 +219,9 @@ class Appender:
         """Count the rows whose vector was changed by somebody whose change this batch had not seen."""
         if self.vectors.writers < 2 and self._watermarks.get(batch.origin, 0) > 0:
             return
-        told = dict(batch.clock)
-        known = self._state(batch).clock
         named = set(batch.parents)
         for row, head in self.vectors.other_heads(batch.origin, _rows(batch)):
-            seen = max(told.get(head.origin, 0), known.get(head.origin, 0))
-            if head.counter > seen and (row, head) not in named:
+            if not self._clocks.saw(batch.origin, batch.clock, head) and (row, head) not in named:
                 self.vectors.conflicts += 1
 
     def _next_hybrid_time(self) -> int:

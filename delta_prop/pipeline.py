@@ -171,7 +171,7 @@ class Chain:
             if batch.last <= have:
                 self._acknowledge(work, self._repeat(batch))
                 return
-            if batch.base <= have:
+            if batch.base <= have or (batch.leaps and batch.previous < have):
                 raise _overlap(batch, have)
         except Refused as refusal:
             self._refuse(work, refusal)
@@ -282,7 +282,10 @@ class Chain:
         first = parked.item
         assert isinstance(work, Sequenced)
         assert isinstance(first, Sequenced)
-        if work.batch.crc != first.batch.crc or work.batch.last != first.batch.last:
+        if work.batch.last != first.batch.last:
+            self._refuse(work, _cut_otherwise(work.batch, parked))
+            return
+        if work.batch.crc != first.batch.crc:
             self._refuse(work, _dot_reused(work.batch))
             return
         if work.void is not None:
@@ -431,6 +434,16 @@ def _overlap(batch: Batch, have: int) -> Refused:
         f"cut the batch and send it from {have + 1} on",
         retry_after_ms=0,
         details={"watermark": have},
+    )
+
+
+def _cut_otherwise(batch: Batch, parked: Entry) -> Refused:
+    return Refused(
+        ErrorCode.OVERLAP,
+        f"counters {batch.base} to {batch.last} are pending as {parked.first} to {parked.last}: "
+        "repeat that cut, or wait for its outcome",
+        retry_after_ms=100,
+        details={"watermark": parked.previous},
     )
 
 

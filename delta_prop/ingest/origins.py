@@ -44,7 +44,6 @@ class OriginState:
         "_void_bases",
         "_void_codes",
         "_void_lasts",
-        "clock",
         "epoch",
         "owner",
         "seen_at",
@@ -54,7 +53,6 @@ class OriginState:
         self.owner = owner
         self.epoch = epoch
         self.seen_at = now
-        self.clock: dict[int, int] = {}  # cumulative: what its batches said they had seen
         self._bases, self._lasts, self._crcs = array("Q"), array("Q"), array("L")
         self._run_bases, self._run_offsets = array("Q"), array("Q")
         self._void_bases, self._void_lasts, self._void_codes = array("Q"), array("Q"), array("L")
@@ -64,9 +62,6 @@ class OriginState:
 
         `firsts`: where the rows' first copies stand, if their ids had been accepted before.
         """
-        for origin, counter in batch.clock:
-            if counter > self.clock.get(origin, 0):
-                self.clock[origin] = counter
         self.remember(batch)
         if firsts is not None:
             return sum(

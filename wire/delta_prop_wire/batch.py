@@ -189,7 +189,7 @@ class Batch:
     @lazy
     def namespaces(self) -> list[str]:
         """The namespace of each row."""
-        names = self.namespace_names
+        names = self.namespace_names or ("",)  # control rows have none
         index = self._array(Column.NAMESPACE_INDEX, "<u2")
         return [names[0]] * self.count if index is None else [names[i] for i in index.tolist()]
 
