@@ -31,6 +31,7 @@ from delta_prop_sinks import CacheSink, Delivery, IndexSink, Resident, StorageSi
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import Delta, Priority, Source, make_origin, sparse
 from delta_prop_wire.encode import encode_batch, encode_vectors
+from delta_prop_wire.soundness import parse_batch
 from delta_prop_wire.topics import ALL
 from delta_prop_wire.validate import validate_batch
 
@@ -130,7 +131,7 @@ def _stages(size: int, rounds: int) -> dict[str, Figure]:
 def _ingest(bodies: Sequence[bytes]) -> int:
     have = 0
     for body in bodies:
-        batch = Batch.parse(body)
+        batch = parse_batch(body)
         validate_batch(batch)
         assert batch.base == have + 1
         have = batch.last
@@ -259,7 +260,8 @@ async def _latency(samples: int, rate: float, linger_ms: float) -> dict[str, flo
         begin = time.perf_counter() + 0.01
         for number in range(samples):
             at = begin + number / rate
-            while (wait_s := at - time.perf_counter()) > 0:  # the loop's timers are a millisecond coarse
+            # The loop's timers are a millisecond coarse, so the last stretch is turns of the loop.
+            while (wait_s := at - time.perf_counter()) > 0:  # noqa: ASYNC110
                 await anyio.sleep(wait_s - 0.0015 if wait_s > 0.003 else 0)
             published = await propagator.publish(
                 Delta(f"key-{draw.randrange(KEYS)}", sparse(numbers, numbers))

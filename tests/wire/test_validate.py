@@ -32,6 +32,7 @@ from delta_prop_wire.delta import (
 from delta_prop_wire.encode import assemble, encode_batch, encode_vectors, encode_void
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.layout import Column
+from delta_prop_wire.soundness import parse_batch
 from delta_prop_wire.spec import COUNTER_MAX, DELTA_BYTES_MAX, DIMENSION_MAX, METADATA_BYTES_MAX, ErrorCode
 from delta_prop_wire.validate import (
     validate_batch,
@@ -200,7 +201,7 @@ def test_a_batch_is_refused_with_the_row(field: str, cure: str, delta: Delta, pl
 def test_what_lies_within_the_bounds_passes(delta: Delta) -> None:
     validate_delta(delta)
     validate_batch(batch_of([delta]))
-    validate_batch(Batch.parse(bytes(batch_of([GOOD, delta, GOOD]).body)))
+    validate_batch(parse_batch(bytes(batch_of([GOOD, delta, GOOD]).body)))
 
 
 def test_many_rows_of_all_kinds_pass_at_once() -> None:

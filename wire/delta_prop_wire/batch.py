@@ -63,7 +63,7 @@ class Batch:
     previous: int
 
     def __init__(self, body: bytes | memoryview) -> None:
-        """Read the header of a body that is known to be sound; `parse` is for bytes from elsewhere."""
+        """Read the header of a body that is known to be sound; `soundness.parse_batch` is for others."""
         self.body = memoryview(body)
         (
             self.version,
@@ -80,22 +80,6 @@ class Batch:
             self.body_length,
             self.previous,
         ) = BODY_HEADER.unpack_from(self.body)
-
-    @classmethod
-    def parse(cls, body: bytes | memoryview) -> Batch:
-        """Read a body (with its padding and CRC) from elsewhere. Raises PeerError; checks every length."""
-        from delta_prop_wire.soundness import check_body
-
-        check_body(memoryview(body))
-        batch = cls(body)
-        batch.check()
-        return batch
-
-    def check(self) -> None:
-        """Raise PeerError unless the columns agree with each other, so that reading them cannot fail."""
-        from delta_prop_wire.soundness import check_columns
-
-        check_columns(self)
 
     # --- the header's words
 

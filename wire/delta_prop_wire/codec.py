@@ -24,6 +24,7 @@ from delta_prop_wire.header import (
     pack_header,
     unpack_header,
 )
+from delta_prop_wire.soundness import parse_batch
 from delta_prop_wire.spec import (
     COUNTER_MAX,
     CRC_BYTES,
@@ -197,7 +198,7 @@ def _decode_batch(header: Header, frame: memoryview) -> BatchFrame:
         header.type, header.flags & ~Flag.COMPRESSED, header.sequence, STAMP_BYTES + len(body)
     )
     stamp = unpack_stamp(frame[HEADER_BYTES : HEADER_BYTES + STAMP_BYTES], plain)
-    batch = Batch.parse(body)
+    batch = parse_batch(body)
     if header.sequence + batch.count > COUNTER_MAX:
         raise PeerError(
             ErrorCode.BAD_FRAME,

@@ -8,11 +8,12 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import msgpack
 import numpy as np
 
+from delta_prop_wire.batch import Batch
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import PeerError
@@ -41,9 +42,6 @@ from delta_prop_wire.spec import (
     Attribute,
     ErrorCode,
 )
-
-if TYPE_CHECKING:
-    from delta_prop_wire.batch import Batch
 
 _SMALLEST = BODY_HEADER_BYTES + COLUMN_MASK.size + CRC_BYTES
 _ATTRIBUTES_ZERO = 0xC000
@@ -76,6 +74,14 @@ _RARE_COLUMNS = _KNOWN_COLUMNS & ~sum(
     )
 )
 """Columns that few batches have; what checks them is not called for the others."""
+
+
+def parse_batch(body: bytes | memoryview) -> Batch:
+    """Read a body (with its padding and CRC) from elsewhere, every length checked. Raises PeerError."""
+    check_body(memoryview(body))
+    batch = Batch(body)
+    check_columns(batch)
+    return batch
 
 
 def check_body(body: memoryview) -> None:
