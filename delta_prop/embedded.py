@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import anyio
@@ -15,6 +15,15 @@ import anyio.lowlevel
 import numpy as np
 
 from delta_prop.attached import Attached, Start, vector_history
+from delta_prop.checks import (
+    Cause,
+    check_columns,
+    check_deltas,
+    check_level,
+    is_transform,
+    parse_topics,
+    with_parents,
+)
 from delta_prop.config import Settings
 from delta_prop.ingest.lanes import Lanes
 from delta_prop.ingest.origins import Origins
@@ -29,15 +38,13 @@ from delta_prop.receipt import Published, Receipt
 from delta_prop.route.feed import Feed, FeedLimits
 from delta_prop.route.subscription import Subscription
 from delta_prop.route.table import Table
-from delta_prop.transforms import Transforms, is_transform
+from delta_prop.transforms import Transforms
 from delta_prop.world import real_world
 from delta_prop_broker.log.memory import MemoryLog
-from delta_prop_wire.bounds import check_name
-from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source, create
-from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
-from delta_prop_wire.spec import BATCH_ROWS_MAX, PRODUCER_ID_BITS, VECTOR_ID_BYTES_MAX, ErrorCode
+from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import PRODUCER_ID_BITS, ErrorCode
 from delta_prop_wire.topics import Topic
-from delta_prop_wire.validate import validate_delta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,7 +63,7 @@ if TYPE_CHECKING:
 
     S = TypeVar("S", bound=Sink)
 
-Named: TypeAlias = Receipt | Published | Dot | bytes
+Named: TypeAlias = Receipt | Cause
 """What `after=` takes: a receipt, an acknowledgement, a dot, a 16-byte id."""
 
 _TICK_S_MAX = 1.0
@@ -98,7 +105,7 @@ class Propagator:
         self._subscriptions = 0
         self._line = Line()
         self._yielded_at = 0.0
-        self._open = False
+        self._open = self._closing = False
 
     # --- life
 
@@ -107,6 +114,7 @@ class Propagator:
             raise UsageError("this propagator is open already: make another one")
         self._world = self._given_world or real_world()
         randomness, settings = self._world.randomness, self.settings
+        self._cursors.clear()  # they were of another log
         self._log: Log = MemoryLog(
             randomness.bytes(16), deltas_max=settings.log_deltas_max, bytes_max=settings.log_bytes_max
         )
@@ -121,9 +129,10 @@ class Propagator:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        self._open = False
+        self._open, self._closing = False, True
         self._chain.close(self._now())
         failures = await self._close_all()
+        self._closing = False
         self._tasks.cancel_scope.cancel()
         if isinstance(error, anyio.get_cancelled_exc_class()):
             return await self._exit.__aexit__(kind, error, trace)
@@ -153,11 +162,13 @@ class Propagator:
         publishes rather than drop it. Raises Refused (CURSOR_TOO_OLD), UsageError, what the sink raises.
         """
         self._check_open()
-        name = name or sink.name
+        name = name or getattr(sink, "name", None)
+        if not isinstance(name, str):
+            raise UsageError(f"{sink!r:.80} has no name: give a sink, whose contract is in delta_prop.sinks")
         if name in self._attached:
             raise UsageError(f"a sink named {name!r} is attached already: detach it, or give another name")
         limits = self._limits(batch_deltas, linger_ms_max)
-        await self._attach(name, sink, _topics(topics), start, required=required, limits=limits)
+        await self._attach(name, sink, parse_topics(topics), start, required=required, limits=limits)
         return sink
 
     async def _attach(
@@ -223,7 +234,9 @@ class Propagator:
         self._check_open()
         if isinstance(published, Receipt):
             published = await published.wait()
-        offset = published if isinstance(published, int) else published.next_offset
+        offset = published.next_offset if isinstance(published, Published) else published
+        if not isinstance(offset, int):
+            raise UsageError(f"{published!r:.80}: give what publish returned, a receipt, or an offset")
         if offset > self._log.visible:
             raise UsageError(f"offset {offset} is not in the log yet, which ends at {self._log.visible}")
         names = list(self._listed() if sinks is None else sinks)
@@ -277,8 +290,8 @@ class Propagator:
         `kind` is CREATE or DENSE. Raises as `publish` does.
         """
         self._check_open()
-        rows = _checked_columns(ids, matrix, namespace, kind)
-        level = self._log.level if ack_level is None else ack_level
+        rows = check_columns(ids, matrix, namespace=namespace, kind=kind, priority=priority)
+        level = self._level(ack_level)
 
         def make() -> MatrixDraft:
             return MatrixDraft(
@@ -298,7 +311,7 @@ class Propagator:
     ) -> Producer:
         """A handle with dots of its own; whoever held the name before is fenced. Raises Refused."""
         self._check_open()
-        level = self._log.level if ack_level is None else ack_level
+        level = self._level(ack_level)
         return Producer(name, self._chain, now=self._now, ack_level=level, source=source)
 
     def register_transform(
@@ -317,7 +330,7 @@ class Propagator:
         """
         self._check_open()
         self._subscriptions += 1
-        parsed = _topics(topics or "*")
+        parsed = parse_topics(topics or "*")
         begin: Start = self._log.visible if start == "latest" else start
 
         async def attach(subscription: Subscription) -> Feed:
@@ -393,6 +406,12 @@ class Propagator:
 
     def _limits(self, batch_deltas: int | None, linger_ms_max: float | None) -> FeedLimits:
         settings = self.settings
+        if batch_deltas is not None and not 1 <= batch_deltas <= settings.merge_deltas_max:
+            raise UsageError(
+                f"batch_deltas {batch_deltas}: give 1 to {settings.merge_deltas_max} (merge_deltas_max)"
+            )
+        if linger_ms_max is not None and not linger_ms_max >= 0:
+            raise UsageError(f"linger_ms_max {linger_ms_max}: give 0 or more")
         return FeedLimits(
             mailbox_deltas_max=settings.mailbox_deltas_max,
             mailbox_bytes_max=settings.mailbox_bytes_max,
@@ -409,11 +428,20 @@ class Propagator:
             raise UsageError(f"no sink named {name!r} is attached; attached are {sorted(self._attached)}")
         return self._attached[name]
 
+    def _level(self, asked: AckLevel | None) -> AckLevel:
+        return self._log.level if asked is None else check_level(asked)
+
     def _listed(self) -> Iterator[str]:
         """The attached sinks that are no subscriptions."""
         return (name for name, one in self._attached.items() if not isinstance(one.sink, Subscription))
 
     def _check_open(self) -> None:
+        if self._closing:
+            raise Refused(
+                ErrorCode.SHUTTING_DOWN,
+                "the propagator is closing: publish before the `async with` ends, or in the next one",
+                retry_after_ms=1000,
+            )
         if not self._open:
             raise UsageError("the propagator is not open: use it inside `async with Propagator() as p:`")
 
@@ -430,16 +458,13 @@ class Propagator:
 
     def _draft(self, deltas: Sequence[Delta], after: Sequence[Named], ack_level: AckLevel | None) -> Draft:
         self._check_open()
-        _check_deltas(deltas)
-        named = tuple(one for one in after if not isinstance(one, Receipt))
-        if named:
-            parents = tuple(_dot_or_id(one) for one in named)
-            deltas = [replace(one, parents=tuple(dict.fromkeys((*one.parents, *parents)))) for one in deltas]
+        check_deltas(deltas)
+        deltas = with_parents(deltas, [one for one in after if not isinstance(one, Receipt)])
         return Draft(
             deltas=deltas,
             receipt=Receipt(),
             priority=deltas[0].priority,
-            ack_level=self._log.level if ack_level is None else ack_level,
+            ack_level=self._level(ack_level),
             source=deltas[0].source,
             after=tuple(one for one in after if isinstance(one, Receipt)),
         )
@@ -533,58 +558,6 @@ class Propagator:
         self._cursors[name] = feed.committed
         self._table.unsubscribe(feed)
         self._log.release(name)
-
-
-def _topics(topics: str | Iterable[str]) -> list[Topic]:
-    texts = [topics] if isinstance(topics, str) else list(topics)
-    if not texts:
-        raise UsageError('no topics: give "*" for everything')
-    return [Topic.parse(text) for text in texts]
-
-
-def _check_deltas(deltas: Sequence[Delta]) -> None:
-    if not 1 <= len(deltas) <= BATCH_ROWS_MAX:
-        raise UsageError(f"{len(deltas)} deltas in one call: give 1 to {BATCH_ROWS_MAX}")
-    first = deltas[0]
-    for row, delta in enumerate(deltas):
-        validate_delta(delta)
-        if is_transform(delta):
-            raise UsageError("a transform is read and resolved first: use publish, alone")
-        if delta.priority != first.priority or delta.source != first.source:
-            raise UsageError(
-                f"row {row}: priority {delta.priority.name} from {delta.source.name}, but the first has "
-                f"{first.priority.name} from {first.source.name}: send each in a call of its own"
-            )
-        if (delta.id is None) != (first.id is None):
-            raise InvalidDelta("id", "give all deltas of one call an id, or none", row=row)
-
-
-def _checked_columns(
-    ids: Sequence[str], matrix: ArrayLike, namespace: str, kind: Kind
-) -> NDArray[np.float32]:
-    if kind not in (Kind.CREATE, Kind.DENSE):
-        raise UsageError(f"kind {kind!r}: columns hold whole vectors, so CREATE or DENSE")
-    with np.errstate(over="ignore", invalid="ignore"):
-        rows = np.ascontiguousarray(matrix, np.float32)
-    if rows.ndim != 2 or len(rows) != len(ids):
-        raise InvalidDelta("matrix", f"shape {rows.shape} for {len(ids)} ids: give one row an id")
-    if not 1 <= len(ids) <= BATCH_ROWS_MAX:
-        raise InvalidDelta("matrix", f"{len(ids)} rows: give 1 to {BATCH_ROWS_MAX}, more in several calls")
-    validate_delta(Delta(ids[0], create(rows[0]), namespace))
-    if not np.isfinite(rows).all():
-        row = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
-        validate_delta(Delta(ids[row], create(rows[row]), namespace))
-    for vector_id in ids:
-        check_name("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
-    return rows
-
-
-def _dot_or_id(named: Published | Dot | bytes) -> Dot | bytes:
-    if isinstance(named, Dot | bytes):
-        return named
-    if named.dot is None:
-        raise UsageError("the named delta was a duplicate by id: name it by its id")
-    return Dot(named.dot.origin, named.dot.counter + max(named.count - len(named.duplicates), 1) - 1)
 
 
 def _needs_room(receipt: Receipt) -> bool:

@@ -7,21 +7,21 @@ same bytes again, in order, where a refusal may pass.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import anyio
 
+from delta_prop.checks import Cause, cause_of, check_deltas, with_parents
 from delta_prop.ingest.work import Sequenced, Session
 from delta_prop.pipeline import withdrawn
 from delta_prop.receipt import Receipt, State
-from delta_prop.transforms import is_transform
+from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import AckLevel, Dot, Priority, Source
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.errors import Refused, UsageError
-from delta_prop_wire.spec import BATCH_ROWS_MAX, PRODUCER_ID_BITS, ErrorCode
-from delta_prop_wire.validate import validate_delta
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import PRODUCER_ID_BITS, VECTOR_ID_BYTES_MAX, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,6 +79,7 @@ class Producer:
     def __init__(
         self, name: str, chain: Chain, *, now: Callable[[], float], ack_level: AckLevel, source: Source
     ) -> None:
+        check_name("producer", name, VECTOR_ID_BYTES_MAX)
         self.name = name
         self._chain = chain
         self._now = now
@@ -98,18 +99,18 @@ class Producer:
         """The counter up to which the service has dealt with this producer's deltas of a priority."""
         return self._chain.orderer.have.get(self._lanes[priority].origin, 0)
 
-    def offer(self, *deltas: Delta, after: Sequence[Receipt | Published | Dot | bytes] = ()) -> Receipt:
+    def offer(self, *deltas: Delta, after: Sequence[Receipt | Cause] = ()) -> Receipt:
         """Send deltas of one priority as one batch. Never waits; the outcome stands in the receipt.
 
         Raises InvalidDelta, UsageError; Refused (QUEUE_FULL) where too much is open, or with the refusal
         that still keeps an earlier batch open. No dot is drawn then.
         """
-        return self._begin(_check(deltas), deltas, after).receipt
+        return self._begin(check_deltas(deltas), deltas, after).receipt
 
     async def publish(
         self,
         *deltas: Delta,
-        after: Sequence[Receipt | Published | Dot | bytes] = (),
+        after: Sequence[Receipt | Cause] = (),
         timeout_s: float = PUBLISH_TIMEOUT_S,
     ) -> Published:
         """Send and wait for the acknowledgement, again and again while the refusal may pass.
@@ -117,7 +118,7 @@ class Producer:
         Raises Refused; after `timeout_s` with the last refusal, and the dots stay open: the next call
         sends them first. Cancelled: the delta is withdrawn, unless it had its place already.
         """
-        priority = _check(deltas)
+        priority = check_deltas(deltas)
         deadline = self._now() + timeout_s
         entry: _Open | None = None
         while True:
@@ -163,7 +164,7 @@ class Producer:
         self,
         priority: Priority,
         deltas: Sequence[Delta],
-        after: Sequence[Receipt | Published | Dot | bytes],
+        after: Sequence[Receipt | Cause],
     ) -> _Open:
         """Draw the dots and send for the first time."""
         lane = self._lanes[priority]
@@ -205,11 +206,9 @@ class Producer:
         lane: _Lane,
         priority: Priority,
         deltas: Sequence[Delta],
-        after: Sequence[Receipt | Published | Dot | bytes],
+        after: Sequence[Receipt | Cause],
     ) -> Batch:
-        named = [_parent(one) for one in after]
-        if named:
-            deltas = [_with_parents(delta, named) for delta in deltas]
+        deltas = with_parents(deltas, [_parent(one) for one in after])
         clock = self._changed_clock(lane, deltas)
         batch = encode_batch(
             deltas,
@@ -251,38 +250,14 @@ class Producer:
             )
 
 
-def _check(deltas: Sequence[Delta]) -> Priority:
-    if not 1 <= len(deltas) <= BATCH_ROWS_MAX:
-        raise UsageError(f"{len(deltas)} deltas in one call: give 1 to {BATCH_ROWS_MAX}")
-    priority = deltas[0].priority
-    for delta in deltas:
-        validate_delta(delta)
-        if is_transform(delta):
-            raise UsageError("a transform is read and resolved first: use the propagator's publish")
-        if delta.priority != priority:
-            raise UsageError(
-                f"deltas of priority {priority.name} and {delta.priority.name} in one call: "
-                "each priority is an order of its own, so send them in separate calls"
-            )
-    return priority
-
-
-def _parent(one: Receipt | Published | Dot | bytes) -> Dot | bytes:
+def _parent(one: Receipt | Cause) -> Dot | bytes:
     """The dot or id that a caller names. Raises UsageError where a receipt has no dot yet."""
-    if isinstance(one, Dot | bytes):
-        return one
     if isinstance(one, Receipt):
         work = getattr(one.item, "payload", None) or getattr(one.item, "item", None)
         if isinstance(work, Sequenced):
             return work.batch.dot(work.batch.count - 1)
         one = one.result()
-    if one.dot is None:
-        raise UsageError("the named delta was a duplicate by id: name it by its id")
-    return Dot(one.dot.origin, one.dot.counter + max(one.count - len(one.duplicates), 1) - 1)
-
-
-def _with_parents(delta: Delta, named: Sequence[Dot | bytes]) -> Delta:
-    return replace(delta, parents=tuple(dict.fromkeys((*delta.parents, *named))))
+    return cause_of(one)
 
 
 def _late(timeout_s: float) -> Refused:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
-from delta_prop_wire.delta import Dot, Kind, Source, dense
+from delta_prop_wire.delta import Dot, Source, dense
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
@@ -91,11 +91,6 @@ class Transforms:
             "try again when it is quieter",
             retry_after_ms=100,
         )
-
-
-def is_transform(delta: Delta) -> bool:
-    """Whether a delta has to be resolved before it is queued."""
-    return delta.operation.kind == Kind.TRANSFORM
 
 
 def _read(state: object, delta: Delta) -> tuple[NDArray[np.float32], Dot]:

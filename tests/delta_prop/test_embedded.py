@@ -1,8 +1,7 @@
-"""The propagator as a program embeds it: sinks, publishing, waiting, cancelling, leaving."""
+"""The propagator as a program embeds it: sinks come and go, room, listening, the end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -11,7 +10,6 @@ import pytest
 
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
-from delta_prop.receipt import State
 from delta_prop.testing import RecordedPropagator, RecordingSink, run_propagator
 from delta_prop_sinks import (
     CacheSink,
@@ -23,23 +21,16 @@ from delta_prop_sinks import (
     StorageSink,
 )
 from delta_prop_wire.delta import (
-    AckLevel,
     Delta,
-    Dot,
-    Kind,
-    Operation,
-    Priority,
     create,
     offset,
-    opaque,
     sparse,
-    transform,
 )
-from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
+from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.support import Gate, expect_refusal, made, refused
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from delta_prop.route.subscription import Subscription
@@ -56,29 +47,6 @@ BACKENDS: list[dict[str, Any]] = [
 def backend(request: pytest.FixtureRequest) -> dict[str, Any]:
     options: dict[str, Any] = request.param
     return options
-
-
-def made(key: str, **more: Any) -> Delta:
-    return Delta(key, create([1.0, 2.0]), **more)
-
-
-async def refused(waited: Awaitable[object]) -> Refused:
-    with pytest.raises(Refused) as caught:
-        await waited
-    return caught.value
-
-
-@dataclass
-class Gate:
-    """A sink's function that waits until the test lets it go on."""
-
-    def __post_init__(self) -> None:
-        self.opened = anyio.Event()
-        self.seen: list[int] = []
-
-    async def __call__(self, at: int, _delta: Delta) -> None:
-        await self.opened.wait()
-        self.seen.append(at)
 
 
 # --- the whole way, on every event loop
@@ -235,7 +203,7 @@ def test_a_stopped_sink_tells_who_waits_and_goes_on_when_restarted() -> None:
         await p.attach(CallbackSink(spend))
         async with anyio.create_task_group() as tasks:
             published = await p.publish(made("a"))
-            tasks.start_soon(_expect_refusal, lambda: p.wait_visible(published), "disk is full")
+            tasks.start_soon(expect_refusal, lambda: p.wait_visible(published), "disk is full")
         assert p.statistics().sinks["callback"].state == "stopped"
         assert "disk is full" in (p.statistics().sinks["callback"].reason or "")
         await p.wait_visible(published, sinks=["recorder"])  # the others are not held up
@@ -246,16 +214,12 @@ def test_a_stopped_sink_tells_who_waits_and_goes_on_when_restarted() -> None:
     run_propagator(main)
 
 
-async def _expect_refusal(call: Callable[[], Awaitable[object]], words: str) -> None:
-    assert words in (await refused(call())).message
-
-
 def test_a_detached_sink_tells_who_waits() -> None:
     async def main(p: RecordedPropagator) -> None:
         await p.attach(CallbackSink(lambda *_: anyio.sleep_forever()))
         published = await p.publish(made("a"))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_expect_refusal, lambda: p.wait_visible(published, timeout_s=100), "detached")
+            tasks.start_soon(expect_refusal, lambda: p.wait_visible(published, timeout_s=100), "detached")
             await anyio.sleep(1)
             await p.detach("callback")
 
@@ -357,197 +321,6 @@ def test_a_sink_that_is_not_required_holds_nothing_back() -> None:
         assert refusal.code is ErrorCode.CURSOR_TOO_OLD
 
     run_propagator(main, Settings(log_deltas_max=5, mailbox_deltas_max=3))
-
-
-# --- cancellation: it happened or it did not, and the caller can tell
-
-
-def test_cancelled_before_its_place_it_never_happens() -> None:
-    async def main(p: RecordedPropagator) -> None:
-        receipt = p.offer(made("child", parents=(b"p" * 16,)))
-        assert receipt.state is State.PENDING
-        with anyio.move_on_after(1):
-            await receipt
-        assert receipt.state is State.WITHDRAWN
-        with pytest.raises(UsageError, match="withdrawn"):
-            receipt.result()
-        await p.publish(made("parent", id=b"p" * 16))
-        await p.settle()
-        assert p.recorder.vector_ids == ["parent"]
-
-    run_propagator(main)
-
-
-def test_cancelled_in_the_queue_it_never_happens() -> None:
-    async def main(p: RecordedPropagator) -> None:
-        log: Any = p._log
-        log.accepting = False
-        receipts = [p.offer(made(name)) for name in ("a", "b", "c")]
-        assert {receipt.state for receipt in receipts} == {State.QUEUED}
-        with anyio.move_on_after(1):
-            await receipts[1]
-        assert receipts[1].state is State.WITHDRAWN
-        assert p.statistics().queue.depth == 2
-        log.accepting = True
-        p._chain.pump(anyio.current_time())
-        assert [receipt.state is State.ACKNOWLEDGED for receipt in receipts] == [True, False, True]
-        await p.settle()
-        assert p.recorder.vector_ids == ["a", "c"]
-
-    run_propagator(main)
-
-
-def test_cancelled_after_its_place_the_caller_is_told_that_it_happened() -> None:
-    async def main(p: RecordedPropagator) -> None:
-        with anyio.CancelScope() as scope:
-            scope.cancel()
-            published = await p.publish(made("a"))  # at once in its place: it returns, whatever else
-            assert published.offset == 0
-            await anyio.sleep(1)
-        assert scope.cancelled_caught
-        receipt = p.offer(made("b"))
-        assert receipt.state is State.ACKNOWLEDGED
-        assert not receipt.withdraw()
-        assert receipt.result().offset == 1
-
-    run_propagator(main)
-
-
-def test_two_wait_for_one_receipt_and_one_goes() -> None:
-    async def main(p: RecordedPropagator) -> None:
-        receipt = p.offer(made("child", parents=(b"p" * 16,)))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_expect_no_result, receipt.wait)
-            with anyio.move_on_after(1):
-                await receipt
-        assert receipt.state is State.WITHDRAWN
-
-    run_propagator(main)
-
-
-async def _expect_no_result(call: Callable[[], Awaitable[object]]) -> None:
-    with pytest.raises(UsageError, match="withdrawn"):
-        await call()
-
-
-def test_a_parent_that_never_comes_is_named_in_time() -> None:
-    async def main(p: RecordedPropagator) -> None:
-        dot = Dot(77, 1)
-        for timeout_s in (None, 100):
-            refusal = await refused(p.publish(made("child", parents=(dot,)), timeout_s=timeout_s))
-            assert refusal.code is ErrorCode.DEP_TIMEOUT
-            assert str(dot) in refusal.message
-            assert refusal.details["waits_for"] == [str(dot)]
-        refusal = await refused(p.publish(made("child", parents=(dot,)), timeout_s=1))
-        assert "withdrawn" in refusal.message
-        assert p.statistics().pending.pending_deltas == 0
-
-    run_propagator(main)
-
-
-# --- causes
-
-
-def test_named_causes_come_first() -> None:
-    async def main(p: RecordedPropagator) -> None:
-        parent = p.offer(made("parent", parents=(b"x" * 16,)))
-        child = p.offer(made("child", priority=Priority.CRITICAL), after=[parent])
-        grandchild = p.offer(made("grandchild", priority=Priority.CRITICAL), after=[child])
-        assert {one.state for one in (parent, child, grandchild)} == {State.PENDING}
-        await p.publish(made("x", id=b"x" * 16))
-        published = await grandchild
-        await p.publish(made("last"), after=[published, parent, b"x" * 16])
-        await p.settle()
-        assert p.recorder.vector_ids == ["x", "parent", "child", "grandchild", "last"]
-
-    run_propagator(main)
-
-
-# --- bad input: told with field and bound, and nothing changes
-
-
-@pytest.mark.parametrize(
-    ("delta", "field", "words"),
-    [
-        (Delta("", create([1.0])), "vector_id", "1"),
-        (Delta("v" * 1025, create([1.0])), "vector_id", "bytes"),
-        (Delta("v", create([])), "vector", "1"),
-        (Delta("v", create([1.0, float("nan")])), "vector", "nan"),
-        (Delta("v", create([3e39])), "vector", "inf"),
-        (Delta("v", create([1.0, 2.0, 3.0])), "vector", "2"),
-        (Delta("unknown", offset(1.0)), "vector_id", "create it first"),
-        (Delta("known", sparse([2], [1.0])), "indices", "1"),
-        (Delta("known", offset(float("inf"))), "amount", "inf"),
-        (Delta("v", create([1.0]), id=b"short"), "id", "16"),
-        (Delta("v", create([1.0]), metadata={"deep": float("nan")}), "metadata", "nan"),
-        (Delta("v", create([1.0]), topics=("",)), "topics", ""),
-        (Delta("v", create([1.0]), namespace="n" * 1000), "namespace", "bytes"),
-        (Delta("known", create([1.0, 1.0]), parents=(b"short",)), "parents", "dot"),
-        (Delta("known", transform("unheard")), "operation", "unheard"),
-        (Delta("v", Operation(Kind.SPARSE, np.ones(1, np.float32), np.ones(2, np.uint32))), "indices", ""),
-    ],
-)
-def test_bad_input_is_named_and_changes_nothing(delta: Delta, field: str, words: str) -> None:
-    async def main(p: RecordedPropagator) -> None:
-        await p.publish(made("known"))
-        await p.settle()
-        before = p.statistics()
-        refusal = await refused(p.publish(delta))
-        print(refusal)
-        assert isinstance(refusal, InvalidDelta)
-        assert refusal.field == field
-        assert words in refusal.message
-        after = p.statistics()
-        assert (after.accepted, after.log, after.pending) == (before.accepted, before.log, before.pending)
-        assert (after.queue.depth, after.sinks) == (before.queue.depth, before.sinks)
-        assert (await p.publish(made("next"))).offset == 1
-
-    run_propagator(main)
-
-
-def test_one_bad_row_refuses_its_call() -> None:
-    async def main(p: RecordedPropagator) -> None:
-        refusal = await refused(p.publish(made("a"), Delta("gone", offset(1.0)), made("b")))
-        assert (refusal.row, refusal.field) == (1, "vector_id")
-        rows = np.ones((3, 2), np.float32)
-        rows[2, 1] = np.inf
-        refusal = await refused(p.publish_many(["a", "b", "c"], rows))
-        assert refusal.field == "vector"
-        assert p.statistics().log.next_offset == 0
-
-    run_propagator(main)
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda p: p.publish(), "give 1 to"),
-        (lambda p: p.publish(made("a"), made("b", priority=Priority.LOW)), "calls? of its own|call of"),
-        (lambda p: p.publish(made("a"), made("b", id=b"i" * 16)), "an id, or none"),
-        (lambda p: p.publish_many(["a"], [[1.0], [2.0]]), "one row an id"),
-        (lambda p: p.publish_many(["a"], [1.0]), "one row an id"),
-        (lambda p: p.publish_many([], np.ones((0, 2))), "give 1 to"),
-        (lambda p: p.publish_many(["a"], [[1.0]], kind=Kind.SCALE), "CREATE or DENSE"),
-        (lambda p: p.publish_many([""], [[1.0]]), "vector_id"),
-        (lambda p: p.publish(made("a"), ack_level=AckLevel.DURABLE), "data directory"),
-    ],
-)
-def test_misuse_is_told(call: Callable[[Propagator], Awaitable[object]], words: str) -> None:
-    async def main(p: RecordedPropagator) -> None:
-        with pytest.raises((UsageError, Refused), match=words):
-            await call(p)
-        assert p.statistics().log.next_offset == 0
-
-    run_propagator(main)
-
-
-def test_a_level_that_is_not_granted_names_the_cure() -> None:
-    async def main(p: RecordedPropagator) -> None:
-        refusal = await refused(p.publish(made("a"), ack_level=AckLevel.DURABLE))
-        assert refusal.code is ErrorCode.LEVEL_UNAVAILABLE
-        assert (await p.publish(made("a"))).level is AckLevel.MEMORY
-
-    run_propagator(main)
 
 
 # --- listening
@@ -684,6 +457,36 @@ def test_leaving_refuses_what_waits() -> None:
     assert all(one is not None and one.code is ErrorCode.SHUTTING_DOWN for one in refusals)
 
 
+def test_who_waits_for_room_is_told_that_it_closes() -> None:
+    told: list[Refused] = []
+
+    async def main(p: RecordedPropagator) -> None:
+        await p.attach(CallbackSink(lambda *_: anyio.sleep(5)))
+        await p.publish(made("a"))
+
+        async def publish() -> None:
+            told.append(await refused(p.publish(made("b"), timeout_s=100)))
+
+        p._tasks.start_soon(publish)
+        await anyio.sleep(1)
+
+    run_propagator(main, Settings(log_deltas_max=1))
+    assert [one.code for one in told] == [ErrorCode.SHUTTING_DOWN]
+
+
+def test_a_propagator_can_be_opened_again_and_begins_anew() -> None:
+    async def main() -> None:
+        p = RecordedPropagator()
+        for _ in range(2):
+            p.recorder = RecordingSink()
+            async with p:
+                assert (await p.publish(made("a"), made("b"))).offset == 0
+                await p.settle()
+                assert p.recorder.vector_ids == ["a", "b"]
+
+    anyio.run(main)
+
+
 def test_a_closed_propagator_says_so() -> None:
     async def main() -> None:
         closed = Propagator()
@@ -700,29 +503,6 @@ def test_a_closed_propagator_says_so() -> None:
             closed.producer("p")
 
     anyio.run(main)
-
-
-# --- numbers
-
-
-def test_statistics_tell_what_happened_and_what_it_may_cost() -> None:
-    async def main(p: RecordedPropagator) -> None:
-        await p.publish(made("a", id=b"a" * 16), made("b", id=b"b" * 16))
-        await p.publish(made("a", id=b"a" * 16))
-        await refused(p.publish(Delta("gone", offset(1.0))))
-        p.offer(made("child", parents=(b"p" * 16,)))
-        await p.publish(Delta("fact", opaque(b"x")))
-        await p.wait_visible(3)
-        told = p.statistics()
-        assert (told.accepted, told.duplicates, told.refused, told.voided) == (3, 1, 1, 0)
-        assert (told.pending.pending_deltas, told.queue.depth) == (1, 0)
-        assert (told.log.next_offset, told.log.deltas) == (3, 3)
-        recorder = told.sinks["recorder"]
-        assert (recorder.applied, recorder.lag, recorder.deltas, recorder.state) == (3, 0, 3, "idle")
-        print(f"worst case of one sink and all tables: {told.memory_bytes_max / 2**20:.0f} MiB")
-        assert told.memory_bytes_max == Settings().memory_bytes_max(1)
-
-    run_propagator(main)
 
 
 # --- sinks with defects

@@ -50,11 +50,14 @@ def make_room(bench: Bench) -> None:
         (lambda p: p.offer(made("a", id=b"i" * 16), made("b")), "id"),
         (lambda p: p.offer(Delta("v", transform("normalize"))), "propagator's publish"),
         (lambda p: p.offer(), "give 1 to"),
-        (lambda p: p.offer(made("a"), made("b", priority=Priority.LOW)), "separate calls"),
+        (lambda p: p.offer(made("a"), after=[Dot(1, n) for n in range(1, 100)]), "parents"),
+        (lambda p: p.offer(made("a"), made("b", priority=Priority.LOW)), "call of its own"),
     ],
 )
 def test_what_is_wrong_is_told_before_a_dot_is_drawn(send: Callable[[Producer], object], words: str) -> None:
     bench = Bench()
+    with pytest.raises(InvalidDelta, match="producer: 0 bytes"):
+        bench.producer("")
     producer = bench.producer("p")
     with pytest.raises((InvalidDelta, UsageError), match=words):
         send(producer)

@@ -1,0 +1,139 @@
+"""What callers hand in, looked over before anything moves: each refusal names what, its bound and the cure.
+
+Pure, and blind to what the service holds; what depends on that is checked where it is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from delta_prop.receipt import Published
+from delta_prop_wire.bounds import check_name, check_parents, check_whole
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, create
+from delta_prop_wire.errors import InvalidDelta, UsageError
+from delta_prop_wire.spec import BATCH_ROWS_MAX, VECTOR_ID_BYTES_MAX
+from delta_prop_wire.topics import Topic
+from delta_prop_wire.validate import validate_delta
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+Cause: TypeAlias = Published | Dot | bytes
+"""What names a delta that has its place or will get it: an acknowledgement, a dot, a 16-byte id."""
+
+
+def check_deltas(deltas: Sequence[Delta]) -> Priority:
+    """The priority of deltas that may share a call. Raises InvalidDelta, UsageError."""
+    if not 1 <= len(deltas) <= BATCH_ROWS_MAX:
+        raise UsageError(f"{len(deltas)} deltas in one call: give 1 to {BATCH_ROWS_MAX}")
+    first = deltas[0]
+    for row, delta in enumerate(deltas):
+        if is_transform(delta):
+            raise UsageError("a transform is read and resolved first: use the propagator's publish, alone")
+        for field, many in (("parents", delta.parents), ("topics", delta.topics)):
+            if not isinstance(many, tuple | list):
+                raise InvalidDelta(field, f"{many!r:.80} is a {type(many).__name__}: give a tuple", row=row)
+        validate_delta(delta)
+        if delta.priority != first.priority or delta.source != first.source:
+            raise UsageError(
+                f"row {row}: priority {delta.priority:d} from source {delta.source:d}, but the first has "
+                f"{first.priority:d} from {first.source:d}: send each in a call of its own"
+            )
+        if (delta.id is None) != (first.id is None):
+            raise InvalidDelta("id", "give all deltas of one call an id, or none", row=row)
+    return Priority(first.priority)
+
+
+def is_transform(delta: Delta) -> bool:
+    """Whether a delta has to be resolved before it is queued. Raises UsageError for what is no delta."""
+    if not isinstance(delta, Delta):
+        raise UsageError(f"{delta!r:.80} is no Delta: make one with Delta(vector_id, operation)")
+    if not isinstance(delta.operation, Operation):
+        raise InvalidDelta(
+            "operation", f"{delta.operation!r:.80} is no operation: make one with create, sparse, scale…"
+        )
+    return delta.operation.kind == Kind.TRANSFORM
+
+
+def check_columns(
+    ids: Sequence[str], matrix: ArrayLike, *, namespace: str, kind: Kind, priority: Priority
+) -> NDArray[np.float32]:
+    """The matrix as float32 rows, one for each id. Raises InvalidDelta, UsageError."""
+    if kind not in (Kind.CREATE, Kind.DENSE):
+        raise UsageError(f"kind {kind!r}: columns hold whole vectors, so CREATE or DENSE")
+    if isinstance(ids, str):
+        raise UsageError(f"ids {ids!r:.80} is one text: give a list of texts, one a row")
+    check_whole("priority", priority, max(Priority))
+    rows = _numbers(matrix)
+    if rows.ndim != 2 or len(rows) != len(ids):
+        raise InvalidDelta("matrix", f"shape {rows.shape} for {len(ids)} ids: give one row an id")
+    if not 1 <= len(ids) <= BATCH_ROWS_MAX:
+        raise InvalidDelta("matrix", f"{len(ids)} rows: give 1 to {BATCH_ROWS_MAX}, more in several calls")
+    validate_delta(Delta(ids[0], create(rows[0]), namespace))
+    if not np.isfinite(rows).all():
+        row = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
+        validate_delta(Delta(ids[row], create(rows[row]), namespace))
+    for vector_id in ids:
+        check_name("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
+    return rows
+
+
+def check_level(level: AckLevel) -> AckLevel:
+    """The ack level. Raises UsageError where there is none of that number."""
+    try:
+        return AckLevel(level)
+    except ValueError:
+        names = ", ".join(one.name for one in AckLevel)
+        raise UsageError(f"ack level {level!r:.40} is none of {names}") from None
+
+
+def cause_of(named: Cause) -> Dot | bytes:
+    """The dot or id by which a delta is a parent. Raises UsageError."""
+    if isinstance(named, Dot | bytes):
+        return named
+    if not isinstance(named, Published):
+        raise UsageError(
+            f"{named!r:.80} names no delta: give a receipt, what publish returned, a dot or an id"
+        )
+    if named.dot is None:
+        raise UsageError("the named delta was a duplicate by id: name it by its id")
+    return Dot(named.dot.origin, named.dot.counter + max(named.count - len(named.duplicates), 1) - 1)
+
+
+def with_parents(deltas: Sequence[Delta], causes: Sequence[Cause]) -> Sequence[Delta]:
+    """The deltas with these parents beside their own. Raises InvalidDelta where they are too many."""
+    if not causes:
+        return deltas
+    named = [cause_of(cause) for cause in causes]
+    changed = [replace(one, parents=tuple(dict.fromkeys((*one.parents, *named)))) for one in deltas]
+    for delta in changed:
+        check_parents(delta.parents)
+    return changed
+
+
+def parse_topics(topics: str | Iterable[str]) -> list[Topic]:
+    """The topics of a subscription. Raises UsageError."""
+    if not isinstance(topics, Iterable):
+        raise UsageError(f"topics {topics!r:.80}: give a text or several")
+    texts = [topics] if isinstance(topics, str) else list(topics)
+    if not texts:
+        raise UsageError('no topics: give "*" for everything')
+    return [Topic.parse(text) for text in texts]
+
+
+def _numbers(matrix: ArrayLike) -> NDArray[np.float32]:
+    try:
+        given = np.asarray(matrix)
+        if given.dtype.kind not in "fiub":
+            raise TypeError(f"{given.dtype} is no type of real numbers")
+        # A number too large for float32 becomes inf here and is refused below, with its row.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.ascontiguousarray(given, np.float32)
+    except (TypeError, ValueError) as error:
+        raise InvalidDelta("matrix", f"{error}: give rows of equally many numbers") from None

@@ -1,0 +1,45 @@
+"""What tests of the propagator share: a delta, a gate that a sink waits at, refusals to expect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from delta_prop_wire.delta import (
+    Delta,
+    create,
+)
+from delta_prop_wire.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+def made(key: str, **more: Any) -> Delta:
+    return Delta(key, create([1.0, 2.0]), **more)
+
+
+async def refused(waited: Awaitable[object]) -> Refused:
+    with pytest.raises(Refused) as caught:
+        await waited
+    return caught.value
+
+
+@dataclass
+class Gate:
+    """A sink's function that waits until the test lets it go on."""
+
+    def __post_init__(self) -> None:
+        self.opened = anyio.Event()
+        self.seen: list[int] = []
+
+    async def __call__(self, at: int, _delta: Delta) -> None:
+        await self.opened.wait()
+        self.seen.append(at)
+
+
+async def expect_refusal(call: Callable[[], Awaitable[object]], words: str) -> None:
+    assert words in (await refused(call())).message

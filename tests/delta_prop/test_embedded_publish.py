@@ -1,0 +1,269 @@
+"""Publishing: causes, cancellation at every stage, bad input, numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pytest
+
+from delta_prop.config import Settings
+from delta_prop.receipt import State
+from delta_prop.testing import RecordedPropagator, run_propagator
+from delta_prop_sinks import (
+    CacheSink,
+)
+from delta_prop_wire.delta import (
+    AckLevel,
+    Delta,
+    Dot,
+    Kind,
+    Operation,
+    Priority,
+    create,
+    offset,
+    opaque,
+    sparse,
+    transform,
+)
+from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.support import made, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+# --- cancellation: it happened or it did not, and the caller can tell
+
+
+def test_cancelled_before_its_place_it_never_happens() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        receipt = p.offer(made("child", parents=(b"p" * 16,)))
+        assert receipt.state is State.PENDING
+        with anyio.move_on_after(1):
+            await receipt
+        assert receipt.state is State.WITHDRAWN
+        with pytest.raises(UsageError, match="withdrawn"):
+            receipt.result()
+        await p.publish(made("parent", id=b"p" * 16))
+        await p.settle()
+        assert p.recorder.vector_ids == ["parent"]
+
+    run_propagator(main)
+
+
+def test_cancelled_in_the_queue_it_never_happens() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        log: Any = p._log
+        log.accepting = False
+        receipts = [p.offer(made(name)) for name in ("a", "b", "c")]
+        assert {receipt.state for receipt in receipts} == {State.QUEUED}
+        with anyio.move_on_after(1):
+            await receipts[1]
+        assert receipts[1].state is State.WITHDRAWN
+        assert p.statistics().queue.depth == 2
+        log.accepting = True
+        p._chain.pump(anyio.current_time())
+        assert [receipt.state is State.ACKNOWLEDGED for receipt in receipts] == [True, False, True]
+        await p.settle()
+        assert p.recorder.vector_ids == ["a", "c"]
+
+    run_propagator(main)
+
+
+def test_cancelled_after_its_place_the_caller_is_told_that_it_happened() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            published = await p.publish(made("a"))  # at once in its place: it returns, whatever else
+            assert published.offset == 0
+            await anyio.sleep(1)
+        assert scope.cancelled_caught
+        receipt = p.offer(made("b"))
+        assert receipt.state is State.ACKNOWLEDGED
+        assert not receipt.withdraw()
+        assert receipt.result().offset == 1
+
+    run_propagator(main)
+
+
+def test_two_wait_for_one_receipt_and_one_goes() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        receipt = p.offer(made("child", parents=(b"p" * 16,)))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_expect_no_result, receipt.wait)
+            with anyio.move_on_after(1):
+                await receipt
+        assert receipt.state is State.WITHDRAWN
+
+    run_propagator(main)
+
+
+async def _expect_no_result(call: Callable[[], Awaitable[object]]) -> None:
+    with pytest.raises(UsageError, match="withdrawn"):
+        await call()
+
+
+def test_a_parent_that_never_comes_is_named_in_time() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        dot = Dot(77, 1)
+        for timeout_s in (None, 100):
+            refusal = await refused(p.publish(made("child", parents=(dot,)), timeout_s=timeout_s))
+            assert refusal.code is ErrorCode.DEP_TIMEOUT
+            assert str(dot) in refusal.message
+            assert refusal.details["waits_for"] == [str(dot)]
+        refusal = await refused(p.publish(made("child", parents=(dot,)), timeout_s=1))
+        assert "withdrawn" in refusal.message
+        assert p.statistics().pending.pending_deltas == 0
+
+    run_propagator(main)
+
+
+# --- causes
+
+
+def test_named_causes_come_first() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        parent = p.offer(made("parent", parents=(b"x" * 16,)))
+        child = p.offer(made("child", priority=Priority.CRITICAL), after=[parent])
+        grandchild = p.offer(made("grandchild", priority=Priority.CRITICAL), after=[child])
+        assert {one.state for one in (parent, child, grandchild)} == {State.PENDING}
+        await p.publish(made("x", id=b"x" * 16))
+        published = await grandchild
+        await p.publish(made("last"), after=[published, parent, b"x" * 16])
+        await p.settle()
+        assert p.recorder.vector_ids == ["x", "parent", "child", "grandchild", "last"]
+
+    run_propagator(main)
+
+
+# --- bad input: told with field and bound, and nothing changes
+
+
+@pytest.mark.parametrize(
+    ("delta", "field", "words"),
+    [
+        (Delta("", create([1.0])), "vector_id", "1"),
+        (Delta("v" * 1025, create([1.0])), "vector_id", "bytes"),
+        (Delta("v", create([])), "vector", "1"),
+        (Delta("v", create([1.0, float("nan")])), "vector", "nan"),
+        (Delta("v", create([3e39])), "vector", "inf"),
+        (Delta("v", create([1.0, 2.0, 3.0])), "vector", "2"),
+        (Delta("unknown", offset(1.0)), "vector_id", "create it first"),
+        (Delta("known", sparse([2], [1.0])), "indices", "1"),
+        (Delta("known", offset(float("inf"))), "amount", "inf"),
+        (Delta("v", create([1.0]), id=b"short"), "id", "16"),
+        (Delta("v", create([1.0]), metadata={"deep": float("nan")}), "metadata", "nan"),
+        (Delta("v", create([1.0]), topics=("",)), "topics", ""),
+        (Delta("v", create([1.0]), namespace="n" * 1000), "namespace", "bytes"),
+        (Delta("known", create([1.0, 1.0]), parents=(b"short",)), "parents", "dot"),
+        (Delta("known", transform("unheard")), "operation", "unheard"),
+        (Delta("v", Operation(Kind.SPARSE, np.ones(1, np.float32), np.ones(2, np.uint32))), "indices", ""),
+    ],
+)
+def test_bad_input_is_named_and_changes_nothing(delta: Delta, field: str, words: str) -> None:
+    async def main(p: RecordedPropagator) -> None:
+        await p.publish(made("known"))
+        await p.settle()
+        before = p.statistics()
+        refusal = await refused(p.publish(delta))
+        print(refusal)
+        assert isinstance(refusal, InvalidDelta)
+        assert refusal.field == field
+        assert words in refusal.message
+        after = p.statistics()
+        assert (after.accepted, after.log, after.pending) == (before.accepted, before.log, before.pending)
+        assert (after.queue.depth, after.sinks) == (before.queue.depth, before.sinks)
+        assert (await p.publish(made("next"))).offset == 1
+
+    run_propagator(main)
+
+
+def test_one_bad_row_refuses_its_call() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        refusal = await refused(p.publish(made("a"), Delta("gone", offset(1.0)), made("b")))
+        assert (refusal.row, refusal.field) == (1, "vector_id")
+        rows = np.ones((3, 2), np.float32)
+        rows[2, 1] = np.inf
+        refusal = await refused(p.publish_many(["a", "b", "c"], rows))
+        assert refusal.field == "vector"
+        assert p.statistics().log.next_offset == 0
+
+    run_propagator(main)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda p: p.publish(), "give 1 to"),
+        (lambda p: p.publish(made("a"), made("b", priority=Priority.LOW)), "a call of its own"),
+        (lambda p: p.publish(made("a"), made("b", id=b"i" * 16)), "an id, or none"),
+        (lambda p: p.publish_many(["a"], [[1.0], [2.0]]), "one row an id"),
+        (lambda p: p.publish_many(["a"], [1.0]), "one row an id"),
+        (lambda p: p.publish_many([], np.ones((0, 2))), "give 1 to"),
+        (lambda p: p.publish_many(["a"], [[1.0]], kind=Kind.SCALE), "CREATE or DENSE"),
+        (lambda p: p.publish_many([""], [[1.0]]), "vector_id"),
+        (lambda p: p.publish(made("a"), ack_level=AckLevel.DURABLE), "data directory"),
+        (lambda p: p.publish(made("a"), ack_level=9), "none of MEMORY, LOGGED"),
+        (lambda p: p.publish("a"), "no Delta: make one"),
+        (lambda p: p.publish({"vector_id": "a"}), "no Delta: make one"),
+        (lambda p: p.publish(Delta("a", "create")), "no operation: make one"),
+        (lambda p: p.publish(made("a", parents=5)), "parents: 5 is a int"),
+        (lambda p: p.publish(made("a", topics="abc")), "give a tuple"),
+        (lambda p: p.publish(made("a"), after=["x"]), "names no delta"),
+        (lambda p: p.publish(made("a"), after=[Dot(0, 0)]), "counters run from 1"),
+        (lambda p: p.publish(made("a"), after=[Dot(1, n) for n in range(1, 100)]), "parents"),
+        (lambda p: p.publish_many("ab", [[1.0], [2.0]]), "give a list"),
+        (lambda p: p.publish_many(["a"], [["x"]]), "matrix: .* no type of real numbers"),
+        (lambda p: p.publish_many(["a"], [[1j]]), "matrix: .* no type of real numbers"),
+        (lambda p: p.publish_many(["a", "b"], [[1.0], [1.0, 2.0]]), "matrix: .*equally many"),
+        (lambda p: p.publish_many(["a"], [[1.0]], priority=9), "priority"),
+        (lambda p: p.attach(object()), "has no name"),
+        (lambda p: p.attach(CacheSink(), topics=5), "topics 5"),
+        (lambda p: p.attach(CacheSink(), start="never"), "give resume, earliest, latest"),
+        (lambda p: p.attach(CacheSink(), batch_deltas=0), "batch_deltas 0"),
+        (lambda p: p.attach(CacheSink(), linger_ms_max=-1), "linger_ms_max -1"),
+        (lambda p: p.wait_visible("x"), "'x': give what publish returned"),
+    ],
+)
+def test_misuse_is_told(call: Callable[[Any], Awaitable[object]], words: str) -> None:
+    async def main(p: RecordedPropagator) -> None:
+        with pytest.raises((UsageError, Refused), match=words):
+            await call(p)
+        assert p.statistics().log.next_offset == 0
+
+    run_propagator(main)
+
+
+def test_a_level_that_is_not_granted_names_the_cure() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        refusal = await refused(p.publish(made("a"), ack_level=AckLevel.DURABLE))
+        assert refusal.code is ErrorCode.LEVEL_UNAVAILABLE
+        assert (await p.publish(made("a"))).level is AckLevel.MEMORY
+
+    run_propagator(main)
+
+
+# --- numbers
+
+
+def test_statistics_tell_what_happened_and_what_it_may_cost() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        await p.publish(made("a", id=b"a" * 16), made("b", id=b"b" * 16))
+        await p.publish(made("a", id=b"a" * 16))
+        await refused(p.publish(Delta("gone", offset(1.0))))
+        p.offer(made("child", parents=(b"p" * 16,)))
+        await p.publish(Delta("fact", opaque(b"x")))
+        await p.wait_visible(3)
+        told = p.statistics()
+        assert (told.accepted, told.duplicates, told.refused, told.voided) == (3, 1, 1, 0)
+        assert (told.pending.pending_deltas, told.queue.depth) == (1, 0)
+        assert (told.log.next_offset, told.log.deltas) == (3, 3)
+        recorder = told.sinks["recorder"]
+        assert (recorder.applied, recorder.lag, recorder.deltas, recorder.state) == (3, 0, 3, "idle")
+        print(f"worst case of one sink and all tables: {told.memory_bytes_max / 2**20:.0f} MiB")
+        assert told.memory_bytes_max == Settings().memory_bytes_max(1)
+
+    run_propagator(main)
