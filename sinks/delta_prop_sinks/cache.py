@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from delta_prop_sinks.chain import Ref
     from delta_prop_sinks.sink import Delivery, SinkContext
     from delta_prop_wire.algebra import Key
-    from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.batch import Batch, LoggedBatch
 
 _ENTRY_BYTES = 700
 """What an entry takes beside numbers, bytes and metadata."""
@@ -32,6 +32,7 @@ _ENTRY_BYTES = 700
 _COMPLETE_KINDS = frozenset({Kind.CREATE, Kind.DELETE})
 """Kinds after which a state is known whatever it was before; dense and opaque keep older metadata."""
 
+_COMPLETE_MASK = 1 << Kind.CREATE | 1 << Kind.DELETE
 _KNOWN_KINDS = frozenset(map(int, Kind)) - {int(Kind.TRANSFORM)}
 _LOADS_MAX = 3
 
@@ -69,7 +70,7 @@ class _Load:
 
 
 class CacheSink:
-    """States by namespace and vector id, least recently used first out.
+    """States by namespace and vector id, least recently asked for first out.
 
     `refresh` (the default) applies deltas to cached states, and caches what a create or delete makes known;
     `invalidate` drops what a delta touches. `loader(namespace, vector_id)` answers misses, usually a storage
@@ -121,12 +122,9 @@ class CacheSink:
             self._lamport = max(self._lamport, logged.lamport + logged.count - 1)
             if batch.is_control:
                 continue
-            keys, namespaces, kinds = batch.keys, batch.namespaces, batch.kinds
-            change = self._refresh if self.mode == "refresh" else self._invalidate
-            for row in range(batch.count) if delivery.rows is None else delivery.rows.tolist():
-                ref = (namespaces[row], keys[row])
-                if ref in self._entries or kinds[row] in _COMPLETE_KINDS or self._loading:
-                    change(ref, logged, row, kinds[row])
+            if not self._entries and not self._loading and not batch.kinds_mask & _COMPLETE_MASK:
+                continue
+            self._change(delivery)
 
     async def aclose(self) -> None:
         """Drop everything: without deltas no entry stays right."""
@@ -175,9 +173,21 @@ class CacheSink:
 
     # --- helpers
 
+    def _change(self, delivery: Delivery) -> None:
+        logged, batch = delivery.logged, delivery.batch
+        keys, name, kind = batch.keys, batch.namespace, batch.kind
+        names = batch.namespaces if name is None else [name] * batch.count
+        kinds = batch.kinds if kind is None else [kind] * batch.count
+        change = self._refresh if self.mode == "refresh" else self._invalidate
+        for row in range(batch.count) if delivery.rows is None else delivery.rows.tolist():
+            ref = (names[row], keys[row])
+            if ref in self._entries or kinds[row] in _COMPLETE_KINDS or self._loading:
+                change(ref, logged, row, kinds[row])
+
     def _refresh(self, ref: Ref, logged: LoggedBatch, row: int, kind: int) -> None:
         key, forwarded = logged.key(row), logged.source == Source.REPLICA
-        self._tell_load(ref, key, forwarded)
+        if self._loading:
+            self._tell_load(ref, key, forwarded)
         entry = self._entries.get(ref)
         state = State() if entry is None else entry[0]
         if entry is None and (kind not in _COMPLETE_KINDS or forwarded):
@@ -190,8 +200,12 @@ class CacheSink:
                 self._late += 1
                 self._drop(ref)
         else:
-            self._put(ref, apply(state, logged.batch.operation(row), logged.batch.metadata(row), key))
             self._refreshed += 1
+            after = _after_sparse(state, logged.batch, row, key) if kind == Kind.SPARSE else None
+            if after is not None and entry is not None:
+                self._entries[ref] = (after, entry[1])
+            else:
+                self._put(ref, apply(state, logged.batch.operation(row), logged.batch.metadata(row), key))
 
     def _invalidate(self, ref: Ref, logged: LoggedBatch, row: int, kind: int) -> None:
         key, forwarded = logged.key(row), logged.source == Source.REPLICA
@@ -233,8 +247,7 @@ class CacheSink:
         size = _ENTRY_BYTES + len(ref[1]) + _size(state)
         old = entries.get(ref)
         self._bytes += size - (0 if old is None else old[1])
-        entries[ref] = (state, size)
-        entries.move_to_end(ref)
+        entries[ref] = (state, size)  # in the place it has: a delta is no use, only a reader's question is
         while len(entries) > self.entries_max or self._bytes > self.bytes_max:
             _, (_, freed) = entries.popitem(last=False)
             self._bytes -= freed
@@ -244,6 +257,20 @@ class CacheSink:
         _, size = self._entries.pop(ref)
         self._bytes -= size
         self._dropped += 1
+
+
+def _after_sparse(state: State, batch: Batch, row: int, key: Key) -> State | None:
+    """What `apply` gives for the commonest delta, in half its time; None where a closer look is needed."""
+    width = batch.row_values
+    if state.vector is None or width is None or batch.has_metadata or batch.kind != Kind.SPARSE:
+        return None
+    vector = state.vector.copy()
+    part = slice(row * width, (row + 1) * width)
+    try:
+        vector[batch.indices[part]] = batch.values[part]
+    except IndexError:
+        return None
+    return State(True, vector, None, state.metadata, state.ignored, key)
 
 
 def _size(state: State) -> int:
