@@ -16,21 +16,22 @@ import numpy as np
 from delta_prop_sinks.chain import Chain, Chains, Checkpoint, Entry
 from delta_prop_sinks.sink import RejectDelta, StopSink
 from delta_prop_sinks.table import (
-    ABSENT,
-    COUNTER,
+    BLOCK_KINDS,
+    BLOCK_ROWS_MIN,
     DIRTY,
     FLYING,
     LAMPORT,
     NO_LAMPORT,
     OFFSET,
-    OPAQUE,
-    ORIGIN,
     STALE,
     VECTOR,
     VOID_OFFSET,
     Misfit,
     Table,
-    signed,
+    heads_of,
+    restore,
+    state_of,
+    vector_of,
 )
 from delta_prop_wire.algebra import State
 from delta_prop_wire.delta import Kind, Source
@@ -45,12 +46,6 @@ if TYPE_CHECKING:
     from delta_prop_wire.algebra import Key
     from delta_prop_wire.batch import LoggedBatch
 
-BLOCK_ROWS_MIN = 8
-"""From this many rows of one kind on, a few calls over arrays are faster than a call a row."""
-
-_BLOCK_KINDS = frozenset(
-    {Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD, Kind.SCALE, Kind.OFFSET, Kind.DELETE}
-)
 _TOO_SMALL = "an index needs all vectors in memory, {} bytes do not hold them: raise resident_bytes_max"
 _RESETS = frozenset({Kind.CREATE, Kind.DELETE})
 
@@ -233,7 +228,7 @@ class Resident:
         kind, namespace = batch.kind, batch.namespace
         if (
             count >= BLOCK_ROWS_MIN
-            and kind in _BLOCK_KINDS
+            and kind in BLOCK_KINDS
             and namespace is not None
             and self._deliver_block(logged, rows, self._table(namespace), context)
         ):
@@ -263,7 +258,7 @@ class Resident:
         if table.matrix is None and kind in (Kind.CREATE, Kind.DENSE) and batch.row_values is not None:
             table.reserve(batch.row_values)
         slots = table.slots_of(keys)
-        block = _heads_of(logged, rows)
+        block = heads_of(logged, rows)
         heads = table.heads[slots]
         fresh = heads[:, OFFSET] < block[:, OFFSET]
         repeats = len(slots) - int(np.count_nonzero(fresh))
@@ -427,7 +422,7 @@ class Resident:
         if table.dimension is None and stored.vector is not None:
             table.reserve(len(stored.vector))
         slot = table.slot_of(vector_id)
-        _restore(table, slot, stored)
+        restore(table, slot, stored)
         table.set_head(slot, *stored.key, offset)
         table.marks[slot] = STALE
         self.lamport = max(self.lamport, stored.key[0])
@@ -462,39 +457,8 @@ class Resident:
         return evicted
 
 
-def state_of(table: Table, slot: int) -> State:
-    """A slot's state as a value of its own."""
-    form = int(table.forms[slot])
-    return State(
-        alive=form != ABSENT,
-        vector=_vector(table, slot) if form == VECTOR else None,
-        data=table.data[slot] if form == OPAQUE else None,
-        metadata=table.metadata.get(slot, {}),
-        ignored=table.ignored.get(slot, 0),
-        key=table.head(slot)[:3],
-    )
-
-
-def _heads_of(logged: LoggedBatch, rows: NDArray[np.intp] | None) -> NDArray[np.int64]:
-    """What `heads` shall hold after each row."""
-    batch = logged.batch
-    at = np.arange(batch.count) if rows is None else rows
-    block = np.empty((len(at), 4), np.int64)
-    block[:, LAMPORT] = at + logged.lamport
-    block[:, ORIGIN] = signed(batch.origin)
-    counters = batch.counters
-    block[:, COUNTER] = at + batch.base if counters is None else counters[at]
-    block[:, OFFSET] = at + logged.offset
-    return block
-
-
 def _is_own_reset(entry: Entry) -> bool:
     return entry.logged.source != Source.REPLICA and entry.logged.batch.kinds[entry.row] in _RESETS
-
-
-def _vector(table: Table, slot: int) -> NDArray[np.float32]:
-    assert table.matrix is not None
-    return np.array(table.matrix[slot])
 
 
 def _checkpoint(table: Table, slot: int) -> Checkpoint:
@@ -502,27 +466,16 @@ def _checkpoint(table: Table, slot: int) -> Checkpoint:
     return Checkpoint(
         table.head(slot)[:3],
         form,
-        _vector(table, slot) if form == VECTOR else None,
+        vector_of(table, slot) if form == VECTOR else None,
         table.data.get(slot),
         table.metadata.get(slot),
         table.ignored.get(slot, 0),
     )
 
 
-def _restore(table: Table, slot: int, checkpoint: Checkpoint) -> None:
-    table.set_extra(slot, checkpoint.data, checkpoint.metadata)
-    if checkpoint.vector is not None:
-        assert table.matrix is not None
-        table.matrix[slot] = checkpoint.vector
-    table.forms[slot] = checkpoint.form
-    table.ignored.pop(slot, None)
-    if checkpoint.ignored:
-        table.ignored[slot] = checkpoint.ignored
-
-
 def _replay(table: Table, slot: int, chain: Chain, new: Entry) -> Misfit | None:
     """Fold a chain from its checkpoint; return why the new delta cannot be folded, if so."""
-    _restore(table, slot, chain.checkpoint)
+    restore(table, slot, chain.checkpoint)
     misfit = None
     for entry in chain.entries:
         try:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from delta_prop_wire.algebra import change, saturate
+from delta_prop_wire.algebra import State, change, saturate
 from delta_prop_wire.delta import PARTIAL_KINDS, Kind
 from delta_prop_wire.metadata import merge
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from delta_prop_wire.batch import Batch
+    from delta_prop_sinks.chain import Checkpoint
+    from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import Operation
 
 ABSENT, VECTOR, OPAQUE = 0, 1, 2
@@ -33,6 +34,14 @@ not yet committed."""
 
 LAMPORT, ORIGIN, COUNTER, OFFSET = 0, 1, 2, 3
 """Columns of `heads`: canonical key and log offset of the last delta folded into a slot."""
+
+BLOCK_ROWS_MIN = 8
+"""From this many rows of one kind on, a few calls over arrays are faster than a call a row."""
+
+BLOCK_KINDS = frozenset(
+    {Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD, Kind.SCALE, Kind.OFFSET, Kind.DELETE}
+)
+"""Kinds that can be folded as blocks."""
 
 VOID_OFFSET = NO_LAMPORT = -1
 SLOT_BYTES = 200
@@ -341,6 +350,51 @@ class Table:
             return True
         flat[places] = before  # a sum left float32's range: row by row, each sum is brought back
         return False
+
+
+def state_of(table: Table, slot: int) -> State:
+    """A slot's state as a value of its own."""
+    form = int(table.forms[slot])
+    return State(
+        alive=form != ABSENT,
+        vector=vector_of(table, slot) if form == VECTOR else None,
+        data=table.data[slot] if form == OPAQUE else None,
+        metadata=table.metadata.get(slot, {}),
+        ignored=table.ignored.get(slot, 0),
+        key=table.head(slot)[:3],
+    )
+
+
+def vector_of(table: Table, slot: int) -> NDArray[np.float32]:
+    """A copy of a slot's vector."""
+    assert table.matrix is not None
+    return np.array(table.matrix[slot])
+
+
+def restore(table: Table, slot: int, state: State | Checkpoint) -> None:
+    """Set all that a slot holds, its head aside; the table has the vector's dimension already."""
+    form = OPAQUE if state.data is not None else VECTOR if state.vector is not None else ABSENT
+    table.set_extra(slot, state.data, dict(state.metadata) if state.metadata else None)
+    if state.vector is not None:
+        assert table.matrix is not None
+        table.matrix[slot] = state.vector
+    table.forms[slot] = form
+    table.ignored.pop(slot, None)
+    if state.ignored:
+        table.ignored[slot] = state.ignored
+
+
+def heads_of(logged: LoggedBatch, rows: NDArray[np.intp] | None) -> NDArray[np.int64]:
+    """What `heads` shall hold after each row."""
+    batch = logged.batch
+    at = np.arange(batch.count) if rows is None else rows
+    block = np.empty((len(at), 4), np.int64)
+    block[:, LAMPORT] = at + logged.lamport
+    block[:, ORIGIN] = signed(batch.origin)
+    counters = batch.counters
+    block[:, COUNTER] = at + batch.base if counters is None else counters[at]
+    block[:, OFFSET] = at + logged.offset
+    return block
 
 
 _U64 = (1 << 64) - 1
