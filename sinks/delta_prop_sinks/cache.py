@@ -7,13 +7,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import TYPE_CHECKING, Literal
 
 import anyio
+import numpy as np
 
 from delta_prop_sinks.sink import ResumePoint
-from delta_prop_sinks.table import weigh
-from delta_prop_wire.algebra import State, apply
+from delta_prop_sinks.table import (
+    BLOCK_KINDS,
+    BLOCK_ROWS_MIN,
+    LAMPORT,
+    VOID_OFFSET,
+    Misfit,
+    Table,
+    heads_of,
+    restore,
+    state_of,
+)
+from delta_prop_wire.algebra import State
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Kind, Source
 from delta_prop_wire.errors import UsageError
@@ -21,13 +33,18 @@ from delta_prop_wire.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from numpy.typing import NDArray
+
     from delta_prop_sinks.chain import Ref
     from delta_prop_sinks.sink import Delivery, SinkContext
     from delta_prop_wire.algebra import Key
-    from delta_prop_wire.batch import Batch, LoggedBatch
+    from delta_prop_wire.batch import LoggedBatch
 
-_ENTRY_BYTES = 700
-"""What an entry takes beside numbers, bytes and metadata."""
+_ENTRY_BYTES = 500
+"""What an answer takes beside its numbers; its bytes and metadata are shared."""
+
+_ANSWERS_SHARE = 8
+"""One part in so many of the bytes is for answers, made once for many readers."""
 
 _COMPLETE_KINDS = frozenset({Kind.CREATE, Kind.DELETE})
 """Kinds after which a state is known whatever it was before; dense and opaque keep older metadata."""
@@ -98,8 +115,12 @@ class CacheSink:
         self.bytes_max = bytes_max
         self.mode = mode
         self._loader, self._loader_offset = loader, loader_offset
-        self._entries: OrderedDict[Ref, tuple[State, int]] = OrderedDict()
+        self._tables: dict[str, Table] = {}
+        self._order: OrderedDict[Ref, None] = OrderedDict()
+        self._answers: dict[Ref, State] = {}
+        self._answer_bytes = 0
         self._loading: dict[Ref, _Load] = {}
+        self._touched: set[Table] = set()
         self._bytes = 0
         self._log_id = b""
         self._next_offset = self._lamport = 0
@@ -122,21 +143,23 @@ class CacheSink:
             self._lamport = max(self._lamport, logged.lamport + logged.count - 1)
             if batch.is_control:
                 continue
-            if not self._entries and not self._loading and not batch.kinds_mask & _COMPLETE_MASK:
-                continue
-            self._change(delivery)
+            if self._order or self._loading or batch.kinds_mask & _COMPLETE_MASK:
+                if not self._change_block(delivery):
+                    self._change_rows(delivery)
+                self._make_room()
 
     async def aclose(self) -> None:
         """Drop everything: without deltas no entry stays right."""
-        self._entries.clear()
-        self._bytes = 0
-        self._next_offset = 0
+        self._tables.clear()
+        self._order.clear()
+        self._forget_answers()
+        self._bytes = self._next_offset = 0
 
     def statistics(self) -> CacheStatistics:
         """A snapshot of counts and sizes."""
         return CacheStatistics(
-            entries=len(self._entries),
-            bytes=self._bytes,
+            entries=len(self._order),
+            bytes=self._bytes + self._answer_bytes,
             hits=self._hits,
             misses=self._misses,
             loads=self._loads,
@@ -151,13 +174,12 @@ class CacheSink:
     def peek(self, namespace: str, vector_id: str) -> State | None:
         """The cached state, None where there is none: nothing is loaded."""
         ref = (namespace, vector_id)
-        entry = self._entries.get(ref)
-        if entry is None:
+        if ref not in self._order:
             self._misses += 1
             return None
         self._hits += 1
-        self._entries.move_to_end(ref)
-        return entry[0]
+        self._order.move_to_end(ref)
+        return self._answer(ref)
 
     async def get(self, namespace: str, vector_id: str) -> State | None:
         """The state, loaded on a miss; a tombstone is a state that is not alive. None: unknown here."""
@@ -167,13 +189,84 @@ class CacheSink:
         ref = (namespace, vector_id)
         while (load := self._loading.get(ref)) is not None:  # one load of a vector at a time
             await load.done.wait()
-            if ref in self._entries:
-                return self._entries[ref][0]
+            if ref in self._order:
+                return self._answer(ref)
         return await self._load(ref, self._loader)
 
-    # --- helpers
+    # --- deltas
 
-    def _change(self, delivery: Delivery) -> None:
+    def _change_block(self, delivery: Delivery) -> bool:
+        """Fold many rows of one kind at once; False, and nothing changed, where rows need a closer look."""
+        logged, batch, rows = delivery.logged, delivery.batch, delivery.rows
+        kind, name = batch.kind, batch.namespace
+        if (
+            delivery.count < BLOCK_ROWS_MIN
+            or kind not in BLOCK_KINDS
+            or name is None
+            or logged.source == Source.REPLICA
+            or self.mode != "refresh"
+            or self._loading
+        ):
+            return False
+        keys: Sequence[str] = batch.keys if rows is None else itemgetter(*rows.tolist())(batch.keys)
+        if kind in _COMPLETE_KINDS:
+            return self._complete_block(delivery, self._table(name), keys)
+        table = self._tables.get(name)
+        slots = np.array([table.slots.get(key, -1) for key in keys] if table else [], np.intp)
+        here = (slots >= 0).nonzero()[0]
+        if table is None or not len(here):
+            return True
+        return self._fold_block(
+            delivery,
+            table,
+            slots[here],
+            here if rows is None else rows[here],
+            [keys[at] for at in here.tolist()],
+        )
+
+    def _complete_block(self, delivery: Delivery, table: Table, keys: Sequence[str]) -> bool:
+        """Creates and deletes: what was not cached is, from now on."""
+        width = delivery.batch.row_values
+        if delivery.batch.kind == Kind.CREATE:
+            if table.dimension is None and width is not None:
+                table.reserve(width)
+            if width != table.dimension:
+                return False
+        slots = table.slots_of(keys)
+        for key in keys:
+            self._order.setdefault((table.namespace, key))
+        return self._fold_block(delivery, table, slots, delivery.rows, keys)
+
+    def _fold_block(
+        self,
+        delivery: Delivery,
+        table: Table,
+        slots: NDArray[np.intp],
+        rows: NDArray[np.intp] | None,
+        keys: Sequence[str],
+    ) -> bool:
+        logged, kind = delivery.logged, delivery.batch.kind
+        assert kind is not None
+        block = heads_of(logged, rows)
+        # A local delta that is not above its vector's last one is in the state: it came again, or the
+        # loader's source was ahead.
+        fresh = block[:, LAMPORT] > table.heads[slots, LAMPORT]
+        if not fresh.all():
+            rows = fresh.nonzero()[0] if rows is None else rows[fresh]
+            slots, block = slots[fresh], block[fresh]
+        if not len(slots):
+            return True
+        self._touched.add(table)
+        if not table.fold_block(logged.batch, kind, rows, slots):
+            return False
+        table.heads[slots] = block
+        self._refreshed += len(slots)
+        if self._answers:
+            for key in keys:
+                self._forget_answer((table.namespace, key))
+        return True
+
+    def _change_rows(self, delivery: Delivery) -> None:
         logged, batch = delivery.logged, delivery.batch
         keys, name, kind = batch.keys, batch.namespace, batch.kind
         names = batch.namespaces if name is None else [name] * batch.count
@@ -181,41 +274,48 @@ class CacheSink:
         change = self._refresh if self.mode == "refresh" else self._invalidate
         for row in range(batch.count) if delivery.rows is None else delivery.rows.tolist():
             ref = (names[row], keys[row])
-            if ref in self._entries or kinds[row] in _COMPLETE_KINDS or self._loading:
+            if ref in self._order or kinds[row] in _COMPLETE_KINDS or self._loading:
                 change(ref, logged, row, kinds[row])
 
     def _refresh(self, ref: Ref, logged: LoggedBatch, row: int, kind: int) -> None:
         key, forwarded = logged.key(row), logged.source == Source.REPLICA
-        if self._loading:
-            self._tell_load(ref, key, forwarded)
-        entry = self._entries.get(ref)
-        state = State() if entry is None else entry[0]
-        if entry is None and (kind not in _COMPLETE_KINDS or forwarded):
+        self._tell_load(ref, key, forwarded)
+        cached = ref in self._order
+        if not cached and (kind not in _COMPLETE_KINDS or forwarded):
             return  # a forwarded create may sort before deltas that are not known here
-        if entry is not None and (state.key is None or kind not in _KNOWN_KINDS):
+        if kind not in _KNOWN_KINDS:
             self._drop(ref)
-        elif state.key is not None and key <= state.key:
+            return
+        table = self._table(ref[0])
+        slot = table.slot_of(ref[1])
+        self._order.setdefault(ref)
+        head = table.head(slot)[:3]
+        if key <= head:
             # A local delta is in the state already. A forwarded one may be, or may come late: reload.
-            if forwarded and key != state.key:
+            if forwarded and key != head:
                 self._late += 1
                 self._drop(ref)
-        else:
-            self._refreshed += 1
-            after = _after_sparse(state, logged.batch, row, key) if kind == Kind.SPARSE else None
-            if after is not None and entry is not None:
-                self._entries[ref] = (after, entry[1])
-            else:
-                self._put(ref, apply(state, logged.batch.operation(row), logged.batch.metadata(row), key))
+            return
+        try:
+            table.fold_row(logged.batch, row, slot)
+        except Misfit:
+            self._drop(ref)
+            return
+        table.set_head(slot, *key, VOID_OFFSET)
+        self._refreshed += 1
+        self._forget_answer(ref)
 
     def _invalidate(self, ref: Ref, logged: LoggedBatch, row: int, kind: int) -> None:
         key, forwarded = logged.key(row), logged.source == Source.REPLICA
         self._tell_load(ref, key, forwarded)
-        entry = self._entries.get(ref)
-        if entry is None:
+        if ref not in self._order:
             return
-        held = entry[0].key
-        if held is None or key > held or (forwarded and key != held):
+        table = self._tables[ref[0]]
+        head = table.head(table.slots[ref[1]])[:3]
+        if key > head or (forwarded and key != head):
             self._drop(ref)
+
+    # --- loads
 
     def _tell_load(self, ref: Ref, key: Key, forwarded: bool) -> None:
         load = self._loading.get(ref)
@@ -233,48 +333,94 @@ class CacheSink:
                 state = await loader(*ref)
                 self._loads += 1
                 if load.covered_by(state):
-                    if state is not None and not behind and ref not in self._entries:
+                    if state is not None and not behind and ref not in self._order:
                         self._put(ref, state)
                     break
-            cached = self._entries.get(ref)
-            return state if cached is None else cached[0]
+            return self._answer(ref) if ref in self._order else state
         finally:
             del self._loading[ref]
             load.done.set()
 
     def _put(self, ref: Ref, state: State) -> None:
-        entries = self._entries
-        size = _ENTRY_BYTES + len(ref[1]) + _size(state)
-        old = entries.get(ref)
-        self._bytes += size - (0 if old is None else old[1])
-        entries[ref] = (state, size)  # in the place it has: a delta is no use, only a reader's question is
-        while len(entries) > self.entries_max or self._bytes > self.bytes_max:
-            _, (_, freed) = entries.popitem(last=False)
-            self._bytes -= freed
-            self._evicted += 1
+        if state.key is None:
+            return  # nobody could tell which deltas are in it
+        table = self._table(ref[0])
+        if state.vector is not None:
+            if table.dimension is None:
+                table.reserve(len(state.vector))
+            elif table.dimension != len(state.vector):
+                return
+        slot = table.slot_of(ref[1])
+        restore(table, slot, state)
+        table.set_head(slot, *state.key, VOID_OFFSET)
+        self._order[ref] = None
+        self._make_room()
+
+    # --- entries
+
+    def _table(self, namespace: str) -> Table:
+        table = self._tables.get(namespace)
+        if table is None:
+            table = self._tables[namespace] = Table(namespace)
+        self._touched.add(table)
+        return table
+
+    def _answer(self, ref: Ref) -> State:
+        """An entry as a state; made once for many readers."""
+        state = self._answers.get(ref)
+        if state is None:
+            table = self._tables[ref[0]]
+            state = state_of(table, table.slots[ref[1]])
+            size = _answer_bytes(state)
+            if self._answer_bytes + size > self.bytes_max // _ANSWERS_SHARE:
+                self._forget_answers()
+            if size <= self.bytes_max // _ANSWERS_SHARE:
+                self._answers[ref] = state
+                self._answer_bytes += size
+        return state
+
+    def _forget_answer(self, ref: Ref) -> None:
+        state = self._answers.pop(ref, None)
+        if state is not None:
+            self._answer_bytes -= _answer_bytes(state)
+
+    def _forget_answers(self) -> None:
+        self._answers.clear()
+        self._answer_bytes = 0
 
     def _drop(self, ref: Ref) -> None:
-        _, size = self._entries.pop(ref)
-        self._bytes -= size
+        del self._order[ref]
         self._dropped += 1
+        self._release(ref)
+
+    def _release(self, ref: Ref) -> None:
+        table = self._tables[ref[0]]
+        table.release(table.slots[ref[1]])
+        self._touched.add(table)
+        self._forget_answer(ref)
+
+    def _make_room(self) -> None:
+        """Let entries go until count and bytes are in their bounds, answers having a share of their own."""
+        bytes_max = self.bytes_max - self.bytes_max // _ANSWERS_SHARE
+        while True:
+            self._weigh()
+            excess = max(len(self._order) - self.entries_max, self._bytes > bytes_max)
+            if not excess or not self._order:
+                return
+            for _ in range(excess):
+                ref, _ = self._order.popitem(last=False)
+                self._release(ref)
+                self._evicted += 1
+
+    def _weigh(self) -> None:
+        for table in self._touched:
+            size = table.size if table.slots else 0
+            self._bytes += size - table.counted
+            table.counted = size
+            if not table.slots and self._tables.get(table.namespace) is table:
+                del self._tables[table.namespace]
+        self._touched.clear()
 
 
-def _after_sparse(state: State, batch: Batch, row: int, key: Key) -> State | None:
-    """What `apply` gives for the commonest delta, in half its time; None where a closer look is needed."""
-    width = batch.row_values
-    if state.vector is None or width is None or batch.has_metadata or batch.kind != Kind.SPARSE:
-        return None
-    vector = state.vector.copy()
-    part = slice(row * width, (row + 1) * width)
-    try:
-        vector[batch.indices[part]] = batch.values[part]
-    except IndexError:
-        return None
-    return State(True, vector, None, state.metadata, state.ignored, key)
-
-
-def _size(state: State) -> int:
-    size = weigh(dict(state.metadata)) if state.metadata else 0
-    if state.vector is not None:
-        size += state.vector.nbytes
-    return size + (0 if state.data is None else len(state.data))
+def _answer_bytes(state: State) -> int:
+    return _ENTRY_BYTES + (0 if state.vector is None else state.vector.nbytes)
