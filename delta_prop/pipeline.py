@@ -184,7 +184,8 @@ class Chain:
             last=batch.last,
             previous=batch.previous if batch.leaps else batch.base - 1,
             clock=batch.clock,
-            parents=tuple(dict.fromkeys(parent for _, parent in batch.parents)),
+            # A void takes its place as soon as what its clock names is there: nothing depends on its rows.
+            parents=() if work.void else tuple(dict.fromkeys(parent for _, parent in batch.parents)),
             count=batch.count,
             size=batch.size,
             owner=work.session.owner,
@@ -288,11 +289,11 @@ class Chain:
         if work.batch.crc != first.batch.crc:
             self._refuse(work, _dot_reused(work.batch))
             return
-        if work.void is not None:
-            first.void = work.void
         receipt = work.receipt
         receipt.waits(State.PENDING, lambda: False)
         first.receipt.when_done(lambda told: _pass_on(told, receipt))
+        if work.void is not None and first.void is None:
+            first.receipt.withdraw()
 
     def _withdraw(self, entry: Entry) -> bool:
         """A pending delta whose caller gave up: a draft goes, a dot stays and becomes void in its turn."""

@@ -93,6 +93,8 @@ class Producer:
     @property
     def open_batches(self) -> int:
         """Batches sent and not dealt with yet."""
+        for lane in self._lanes.values():
+            self._forget_done(lane)
         return sum(len(lane.open) for lane in self._lanes.values())
 
     def watermark(self, priority: Priority = Priority.NORMAL) -> int:
@@ -115,8 +117,8 @@ class Producer:
     ) -> Published:
         """Send and wait for the acknowledgement, again and again while the refusal may pass.
 
-        Raises Refused; after `timeout_s` with the last refusal, and the dots stay open: the next call
-        sends them first. Cancelled: the delta is withdrawn, unless it had its place already.
+        Raises Refused; after `timeout_s` with the last refusal. What raises has not happened and will not:
+        its dots become void. So does what is cancelled, unless it had its place already.
         """
         priority = check_deltas(deltas)
         deadline = self._now() + timeout_s
@@ -133,8 +135,13 @@ class Producer:
             except Refused as refusal:
                 wait_s = max((refusal.retry_after_ms or 0) / 1000, _RETRY_S_MIN)
                 if not refusal.retryable or self._now() + wait_s >= deadline:
+                    _give_up(entry)
                     raise
-                await self._pause(entry, wait_s)
+            try:
+                await anyio.sleep(wait_s)
+            except anyio.get_cancelled_exc_class():
+                _give_up(entry)
+                raise
 
     def send_frame(self, batch: Batch, lamport: int | None = None) -> Receipt:
         """Send a batch as it is: a repeat of one's own, or a forwarder's under its first origin."""
@@ -144,6 +151,7 @@ class Producer:
     def resend(self, priority: Priority | None = None) -> None:
         """Send open batches again that were refused, in order. Raises the first refusal that stays."""
         for lane in self._lanes.values() if priority is None else (self._lanes[priority],):
+            self._forget_done(lane)
             for entry in list(lane.open.values()):
                 if entry.refused:
                     self._send(lane, entry)
@@ -184,22 +192,15 @@ class Producer:
         self._chain.offer(Sequenced(entry.batch, self._session, receipt, void=void), self._now())
 
     def _settled(self, lane: _Lane, entry: _Open, told: Receipt) -> None:
-        refusal = told.refusal()
         entry.void = entry.void or told.state is State.WITHDRAWN
-        waits = told.state is State.WITHDRAWN or (refusal is not None and not refusal.voids)
-        if waits and entry.batch.last > self.watermark(entry.batch.priority):
-            return
-        if lane.open.pop(entry.batch.base, None) is not None:
-            self._open_bytes -= entry.batch.size
+        self._forget_done(lane)
 
-    @staticmethod
-    async def _pause(entry: _Open | None, wait_s: float) -> None:
-        try:
-            await anyio.sleep(wait_s)
-        except anyio.get_cancelled_exc_class():
-            if entry is not None and not entry.receipt.withdraw():
-                entry.void = entry.refused  # sent again as a void, so that it never takes effect
-            raise
+    def _forget_done(self, lane: _Lane) -> None:
+        """Drop what has its place, voids too, which may get theirs after their receipts were settled."""
+        watermark = self._chain.orderer.have.get(lane.origin, 0)
+        while lane.open and (first := next(iter(lane.open.values()))).batch.last <= watermark:
+            del lane.open[first.batch.base]
+            self._open_bytes -= first.batch.size
 
     def _encode(
         self,
@@ -248,6 +249,12 @@ class Producer:
                 retry_after_ms=10,
                 details={"depth": self.open_batches, "capacity": OPEN_BATCHES_MAX},
             )
+
+
+def _give_up(entry: _Open | None) -> None:
+    """Withdraw it; where it was refused, let it be sent again as a void. It never takes effect."""
+    if entry is not None and not entry.receipt.withdraw():
+        entry.void = entry.void or entry.refused
 
 
 def _parent(one: Receipt | Cause) -> Dot | bytes:

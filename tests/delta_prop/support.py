@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
 
-from delta_prop_wire.delta import (
-    Delta,
-    create,
-)
+from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
@@ -28,11 +24,10 @@ async def refused(waited: Awaitable[object]) -> Refused:
     return caught.value
 
 
-@dataclass
 class Gate:
     """A sink's function that waits until the test lets it go on."""
 
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         self.opened = anyio.Event()
         self.seen: list[int] = []
 

@@ -1,0 +1,106 @@
+"""Many who publish, wait, lose patience: whatever each was told is what happened, once, in its order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import TYPE_CHECKING
+
+import anyio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop.config import Settings
+from delta_prop.receipt import Receipt, State
+from delta_prop.testing import RecordedPropagator, run_propagator
+from delta_prop_sinks import CallbackSink, TryAgain
+from delta_prop_wire.errors import Refused
+from tests.delta_prop.support import made
+
+if TYPE_CHECKING:
+    from delta_prop.producer import Producer
+    from delta_prop_wire.delta import Delta
+
+PUBLISHERS = 40
+SETTINGS = Settings(log_deltas_max=5, mailbox_deltas_max=3, pending_deltas_max=40, pending_time_s_max=3.0)
+
+
+class Crowd:
+    """Publishers who each do one thing and note what they were told."""
+
+    def __init__(self, p: RecordedPropagator, random: Random) -> None:
+        self.p = p
+        self.random = random
+        self.producer: Producer = p.producer("shared")
+        self.told: dict[str, str] = {}
+        self.offered: dict[str, Receipt] = {}
+
+    async def one(self, number: int) -> None:
+        await anyio.sleep(self.random.random())
+        key, parents = f"v{number}", ()
+        if self.random.random() < 0.4:  # a parent that comes later, or never
+            parents = (self.random.randrange(2 * PUBLISHERS).to_bytes(16, "big"),)
+        delta = made(key, parents=parents, id=(PUBLISHERS + number).to_bytes(16, "big"))
+        self.told[key] = "cancelled"
+        with anyio.move_on_after(self.random.choice((0.0, 0.01, 0.5, 1.0, 4.0, 100.0))):
+            try:
+                self.told[key] = await self.way(key, delta)
+            except Refused:
+                self.told[key] = "refused"
+
+    async def way(self, key: str, delta: Delta) -> str:
+        way = self.random.randrange(4)
+        timeout_s = self.random.choice((0.1, 1.0, 5.0))
+        if way == 0:
+            await self.producer.publish(made(key, parents=delta.parents), timeout_s=timeout_s)
+        elif way == 1:
+            self.offered[key] = self.p.offer(delta)
+            await self.offered[key]
+        else:
+            await self.p.publish(delta, timeout_s=timeout_s)
+        return "acknowledged"
+
+
+def test_what_everyone_was_told_is_what_happened() -> None:
+    outcomes: Counter[str] = Counter()
+
+    @given(seed=st.integers(0, 2**32 - 1))
+    def check(seed: int) -> None:
+        _check(seed, outcomes)
+
+    check()
+    print(dict(outcomes))
+    assert min(outcomes[one] for one in ("acknowledged", "refused", "cancelled", "withdrawn")) > 0
+
+
+def _check(seed: int, outcomes: Counter[str]) -> None:
+    random = Random(seed)
+
+    async def main(p: RecordedPropagator) -> tuple[dict[str, str], dict[str, Receipt], list[str]]:
+        async def slow(_at: int, _delta: Delta) -> None:
+            await anyio.sleep(random.random() * 0.05)
+            if random.random() < 0.1:
+                raise TryAgain("now and then")
+
+        await p.attach(CallbackSink(slow))
+        crowd = Crowd(p, random)
+        async with anyio.create_task_group() as tasks:
+            for number in range(PUBLISHERS):
+                tasks.start_soon(crowd.one, number)
+        await p.settle()
+        crowd.producer.abandon()
+        await p.settle()
+        await anyio.sleep(4)  # what is pending is given up
+        assert p.statistics().pending.pending_deltas == 0
+        assert (p.statistics().queue.depth, crowd.producer.open_batches) == (0, 0)
+        return crowd.told, crowd.offered, p.recorder.vector_ids
+
+    told, offered, delivered = run_propagator(main, SETTINGS, seed=seed)
+    assert max(Counter(delivered).values(), default=1) == 1
+    for key, outcome in told.items():
+        assert (key in delivered) == (outcome == "acknowledged"), (key, outcome)
+    for key, receipt in offered.items():
+        assert (key in delivered) == (receipt.state is State.ACKNOWLEDGED), key
+    assert set(delivered) <= set(told)
+    outcomes.update(told.values())
+    outcomes.update(receipt.state.value for receipt in offered.values())
