@@ -52,6 +52,7 @@ class _Open:
     batch: Batch
     receipt: Receipt = field(default_factory=Receipt)
     void: bool = False
+    woken: anyio.Event | None = None
 
     @property
     def refused(self) -> bool:
@@ -128,7 +129,7 @@ class Producer:
                 if entry is None:
                     entry = self._begin(priority, deltas, after)
                 elif entry.refused:
-                    self.resend(priority)
+                    self._resend(self._lanes[priority], entry)
                 with anyio.move_on_after(max(deadline - self._now(), 0)):
                     return await entry.receipt.wait()
                 raise _late(timeout_s)
@@ -137,11 +138,7 @@ class Producer:
                 if not refusal.retryable or self._now() + wait_s >= deadline:
                     _give_up(entry)
                     raise
-            try:
-                await anyio.sleep(wait_s)
-            except anyio.get_cancelled_exc_class():
-                _give_up(entry)
-                raise
+            await _pause(entry, wait_s)
 
     def send_frame(self, batch: Batch, lamport: int | None = None) -> Receipt:
         """Send a batch as it is: a repeat of one's own, or a forwarder's under its first origin."""
@@ -151,13 +148,7 @@ class Producer:
     def resend(self, priority: Priority | None = None) -> None:
         """Send open batches again that were refused, in order. Raises the first refusal that stays."""
         for lane in self._lanes.values() if priority is None else (self._lanes[priority],):
-            self._forget_done(lane)
-            for entry in list(lane.open.values()):
-                if entry.refused:
-                    self._send(lane, entry)
-                    refusal = entry.receipt.refusal()
-                    if refusal is not None and not refusal.voids:
-                        raise refusal
+            self._resend(lane)
 
     def abandon(self) -> None:
         """Give up what is open and refused: its dots become void, what comes later goes on."""
@@ -185,6 +176,18 @@ class Producer:
         self._send(lane, entry)
         return entry
 
+    def _resend(self, lane: _Lane, last: _Open | None = None) -> None:
+        """Up to `last`, or all. Raises the first refusal that stays."""
+        self._forget_done(lane)
+        for entry in list(lane.open.values()):
+            if entry.refused:
+                self._send(lane, entry)
+                refusal = entry.receipt.refusal()
+                if refusal is not None and not refusal.voids:
+                    raise refusal
+            if entry is last:
+                return
+
     def _send(self, lane: _Lane, entry: _Open) -> None:
         entry.receipt = receipt = Receipt()
         void = withdrawn() if entry.void else None
@@ -193,6 +196,8 @@ class Producer:
 
     def _settled(self, lane: _Lane, entry: _Open, told: Receipt) -> None:
         entry.void = entry.void or told.state is State.WITHDRAWN
+        if entry.woken is not None and told.acknowledged:
+            entry.woken.set()
         self._forget_done(lane)
 
     def _forget_done(self, lane: _Lane) -> None:
@@ -249,6 +254,19 @@ class Producer:
                 retry_after_ms=10,
                 details={"depth": self.open_batches, "capacity": OPEN_BATCHES_MAX},
             )
+
+
+async def _pause(entry: _Open | None, wait_s: float) -> None:
+    """Wait before the next try, or until somebody else's try has settled it."""
+    woken = anyio.Event()
+    if entry is not None:
+        entry.woken = woken
+    try:
+        with anyio.move_on_after(wait_s):
+            await woken.wait()
+    except anyio.get_cancelled_exc_class():
+        _give_up(entry)
+        raise
 
 
 def _give_up(entry: _Open | None) -> None:
