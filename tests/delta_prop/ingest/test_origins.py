@@ -9,7 +9,7 @@ import pytest
 
 import delta_prop.ingest.origins as module
 from delta_prop.ingest.origins import IDLE_S_MAX, RECENT_BATCHES, VOIDS_MAX, Origins, OriginState
-from delta_prop_wire.delta import Delta, Dot, opaque
+from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.chains import batch_of
@@ -144,10 +144,3 @@ def test_void_runs_are_known_with_their_codes_and_bounded() -> None:
     for _ in range(VOIDS_MAX):
         state.note_void(one, ErrorCode.INVALID_DELTA)
     assert len(state._void_bases) <= VOIDS_MAX
-
-
-def test_clocks_add_up() -> None:
-    state = OriginState("p", 1, 0.0)
-    state.appended(batch(1, clock=(Dot(1, 5), Dot(2, 3))), 0)
-    state.appended(batch(2, clock=(Dot(1, 4), Dot(3, 9))), 1)
-    assert state.clock == {1: 5, 2: 3, 3: 9}
