@@ -189,7 +189,7 @@ def test_every_sink_sees_one_order_and_every_order_of_arrival_ends_alike(
 ) -> None:
     counters = Counters()
 
-    @settings(max_examples=200 if full else 6)
+    @settings(max_examples=60 if full else 6)
     @given(seed=st.integers(0, 2**32 - 1), batches=st.integers(60, 300 if full else 120))
     def check(seed: int, batches: int) -> None:
         _converge(seed, batches, 3, tmp_path_factory.mktemp("run"), counters)

@@ -379,6 +379,26 @@ def test_a_slow_reader_gets_everything_that_the_log_holds() -> None:
     run_propagator(main, Settings(mailbox_deltas_max=10))
 
 
+def test_a_subscription_is_waited_for_where_it_is_named() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        read: list[int] = []
+
+        async def listen(subscription: Subscription) -> None:
+            async for one in subscription:
+                await anyio.sleep(1)
+                read.append(one.offset)
+
+        async with anyio.create_task_group() as tasks, p.subscribe(name="listener") as subscription:
+            tasks.start_soon(listen, subscription)
+            published = await p.publish(made("a"), made("b"))
+            await p.wait_visible(published)
+            assert read == []
+            await p.wait_visible(published, sinks=["listener", "recorder"])
+            assert read == [0, 1]
+
+    run_propagator(main)
+
+
 def test_an_iteration_ends_when_it_is_closed() -> None:
     async def main(p: RecordedPropagator) -> None:
         subscription = p.subscribe()
