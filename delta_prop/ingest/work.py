@@ -5,7 +5,7 @@ Values only; `pipeline.py` decides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop_wire.delta import AckLevel, Kind, Priority, Source
@@ -51,7 +51,6 @@ class Sequenced:
     receipt: Receipt
     lamport: int | None = None
     void: Refused | None = None
-    more: list[Receipt] = field(default_factory=list)
 
     @property
     def priority(self) -> Priority:
