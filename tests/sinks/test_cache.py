@@ -60,6 +60,48 @@ def test_without_a_loader_what_is_cached_is_the_fold(log: FakeLog) -> None:
     anyio.run(main)
 
 
+def test_blocks_that_come_again_have_one_effect() -> None:
+    async def main() -> None:
+        log = FakeLog()
+        names = [f"v{i}" for i in range(12)]
+        log.append(*(Delta(name, create([1, 1])) for name in names))
+        log.append(*(Delta(name, sparse_add([0], [1])) for name in names))
+        cache = CacheSink()
+        await cache.open(log)
+        await cache.apply(log.deliveries())
+        await cache.apply(log.deliveries())
+        log.append(*(Delta(name, sparse_add([0], [1])) for name in names[:6] * 2))
+        await cache.apply(log.deliveries()[1:])
+        for ref, state in oracle(log.batches).items():
+            check_state(cache.peek(*ref), state, context=ref)
+        assert cache.statistics().refreshed == 36
+
+    anyio.run(main)
+
+
+def test_a_block_that_overtakes_a_load_is_not_forgotten() -> None:
+    async def main() -> None:
+        log = FakeLog()
+        names = [f"v{i}" for i in range(12)]
+        log.append(*(Delta(name, dense([1])) for name in names))
+        cache = CacheSink()
+
+        async def loader(namespace: str, vector_id: str) -> State | None:
+            answer = oracle(log.batches)[namespace, vector_id]
+            if len(log.batches) == 1:
+                log.append(*(Delta(name, sparse_add([0], [1])) for name in names))
+                await cache.apply(log.deliveries(12))
+            return answer
+
+        cache._loader = loader
+        await cache.open(log)
+        await cache.apply(log.deliveries())
+        for _ in range(2):
+            check_state(await cache.get("default", "v3"), oracle(log.batches)["default", "v3"])
+
+    anyio.run(main)
+
+
 def test_a_load_that_a_delta_overtakes_is_not_cached() -> None:
     async def main() -> None:
         log = FakeLog()

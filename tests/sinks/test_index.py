@@ -157,6 +157,11 @@ def test_storage_and_index_share_one_copy(tmp_path: Path) -> None:
             log.append(Delta(f"v{at % 7}", create([at, 1])), Delta("v0", sparse([1], [at])))
             sinks: list[Sink] = [storage, index]
             await sinks[at % 2 - 1].apply(log.deliveries()[-1:])
+            if at % 3 == 2:
+                await storage.flush()  # leaves the index's marks alone
+            found = {hit.vector_id: hit.score for hit in index.search([3, 1], 10)}
+            for (_, vector_id), state in oracle(log.batches).items():
+                assert found[vector_id] == pytest.approx(score("cosine", [3, 1], state.vector, 0))
             if at % 5 == 4:
                 await sinks[at % 2].apply(log.deliveries())
         await storage.apply(log.deliveries())

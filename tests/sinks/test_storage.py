@@ -114,6 +114,8 @@ def test_a_failed_commit_loses_nothing_and_is_told(tmp_path: Path, monkeypatch: 
         with pytest.raises(TryAgain):
             await sink.apply(log.deliveries())
         monkeypatch.setattr(sink._file, "_transact", real)
+        await sink.flush()
+        assert (sink.statistics().dirty_rows, log.commits) == (0, [log.next_offset])
         await sink.apply(log.deliveries())
         await check_rows(sink, log)
         assert sink.statistics().failure is None
@@ -257,6 +259,41 @@ def test_rows_that_do_not_fit_are_evicted_and_read_back(tmp_path: Path) -> None:
     anyio.run(main)
 
 
+def test_a_row_stays_in_memory_until_its_commit_has_returned(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = FakeLog()
+        resident = Resident(resident_bytes_max=6_000)
+        sink = StorageSink(tmp_path / "vectors.db", resident=resident)
+        await sink.open(log)
+        log.append(*(Delta(f"v{i}", create([1, 2, 3, 4])) for i in range(15)))
+        log.append(*(Delta(f"w{i}", create([1, 2, 3, 4])) for i in range(15)))
+        first, second = log.deliveries()
+        await sink.apply([first])
+        writing, go = anyio.Event(), anyio.Event()
+        real = log.threads.run
+
+        async def slow(function: Any) -> Any:
+            log.threads.run = real  # type: ignore[method-assign]
+            writing.set()
+            await go.wait()
+            return function()
+
+        async with anyio.create_task_group() as tasks:
+            log.threads.run = slow  # type: ignore[method-assign]
+            tasks.start_soon(sink.flush)
+            await writing.wait()
+            resident.apply([second], log)
+            size, evicted = resident.size, resident.evict()
+            go.set()
+        assert size > 6_000
+        assert evicted == 0  # all are dirty, or on their way
+        assert resident.evict() > 0
+        await check_rows(sink, log)
+        await sink.aclose()
+
+    anyio.run(main)
+
+
 def _change(name: str, round_: int) -> Delta:
     return Delta(name, create([1, 2, 3, 4]) if round_ == 0 else sparse_add([round_ % 4], [round_]))
 
@@ -372,6 +409,31 @@ def test_wrong_use_is_told(tmp_path: Path) -> None:
         StorageSink(tmp_path / "w.db", resident=resident)
     with pytest.raises(UsageError, match="is not open"):
         anyio.run(StorageSink(tmp_path / "v.db").flush)
+
+
+def test_the_file_can_be_read_with_sql(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = FakeLog()
+        some_deltas(log)
+        sink = StorageSink(tmp_path / "v.db")
+        await sink.open(log)
+        await sink.apply(log.deliveries())
+        await sink.aclose()
+
+    anyio.run(main)
+    with sqlite3.connect(tmp_path / "v.db") as connection:
+        rows = connection.execute(
+            "SELECT namespace, vector_id, form, dimension, length(value), "
+            "json_extract(metadata, '$.title'), ignored, offset FROM vectors"
+        ).fetchall()
+        assert rows == [
+            ("default", "a", 1, 3, 12, "A", 0, 3),
+            ("default", "b", 0, None, None, None, 0, 5),
+            ("default", "nobody", 0, None, None, None, 1, 6),
+            ("rows", "c", 2, None, 3, None, 0, 2),
+        ]
+        assert connection.execute("SELECT next_offset, lamport FROM cursor").fetchall() == [(7, 7)]
+    connection.close()
 
 
 def test_origins_with_the_top_bit_survive(tmp_path: Path) -> None:
