@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
+from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import pytest
@@ -18,8 +21,7 @@ from delta_prop_wire.errors import UsageError
 from tests.sinks.strategies import logs
 from tests.sinks.support import FakeLog, check_state, oracle
 
-if TYPE_CHECKING:
-    from pathlib import Path
+ROOT = Path(__file__).parents[2]
 
 
 def some_deltas(log: FakeLog) -> None:
@@ -90,6 +92,64 @@ def test_a_crash_between_commits_resumes_exactly(tmp_path: Path) -> None:
                 log.append(Delta("b", sparse_add([1], [0.5])))
                 await sink.apply(log.deliveries(done))
             await check_rows(sink, log) if round_ == 11 else crash(sink)
+        await sink.aclose()
+
+    anyio.run(main)
+
+
+def grown(count: int) -> FakeLog:
+    log = FakeLog()
+    log.append(*(Delta(f"v{i}", create([i, i])) for i in range(7)))
+    for at in range(count):
+        log.append(Delta(f"v{at % 7}", sparse_add([at % 2], [at])))
+    return log
+
+
+async def write_until_killed(path: str) -> None:
+    """What the killed process does: apply, and now and then flush and tell how far it is durable."""
+    log = grown(3_000)
+    sink = StorageSink(path)
+    await sink.open(log)
+    for at, delivery in enumerate(log.deliveries()):
+        await sink.apply([delivery])
+        if at % 3 == 0:
+            await sink.flush()
+            print(sink.statistics().committed_offset, flush=True)
+
+
+def test_what_was_committed_survives_kill_9(tmp_path: Path) -> None:
+    path = str(tmp_path / "vectors.db")
+    program = (
+        f"import anyio; from tests.sinks import test_storage as t; anyio.run(t.write_until_killed, {path!r})"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT) as child:
+        assert child.stdout is not None
+        told = [int(child.stdout.readline()) for _ in range(25)][-1]
+        child.kill()
+
+    async def main() -> None:
+        sink = StorageSink(path)
+        log = grown(3_000)
+        done = (await sink.open(log)).cursor.next_offset
+        assert done >= told
+        log.batches = [logged for logged in log.batches if logged.next_offset <= done]
+        await check_rows(sink, log)
+        assert sink._file._writer.execute("PRAGMA synchronous").fetchone() == (2,)  # FULL
+        await sink.aclose()
+
+    anyio.run(main)
+
+
+def test_the_write_ahead_log_is_bounded(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = FakeLog()
+        sink = StorageSink(tmp_path / "vectors.db", wal_bytes_max=200_000)
+        await sink.open(log)
+        for at in range(40):
+            log.append(*(Delta(f"v{at}-{i}", create([at] * 1000)) for i in range(10)))
+            await sink.apply(log.deliveries()[-1:])
+            await sink.flush()
+            assert sink.statistics().wal_bytes < 300_000
         await sink.aclose()
 
     anyio.run(main)
