@@ -35,7 +35,7 @@ not yet committed."""
 LAMPORT, ORIGIN, COUNTER, OFFSET = 0, 1, 2, 3
 """Columns of `heads`: canonical key and log offset of the last delta folded into a slot."""
 
-BLOCK_ROWS_MIN = 8
+BLOCK_ROWS_MIN = 5
 """From this many rows of one kind on, a few calls over arrays are faster than a call a row."""
 
 BLOCK_KINDS = frozenset(

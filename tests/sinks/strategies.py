@@ -68,7 +68,7 @@ deltas = st.builds(
 def uniform(draw: st.DrawFn) -> list[Delta]:
     """Rows of one kind, enough of them for the fast path."""
     kind = draw(st.sampled_from(["create", "dense", "sparse", "sparse_add", "scale", "offset", "delete"]))
-    count = draw(st.integers(8, 10))
+    count = draw(st.integers(5, 9))
     width = draw(st.integers(0, 3))
     places = st.lists(st.integers(0, DIMENSION - 1), min_size=width, max_size=width)
     values = st.lists(numbers, min_size=width, max_size=width)
