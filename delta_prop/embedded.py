@@ -266,8 +266,9 @@ class Propagator:
     ) -> Published:
         """Send deltas and wait for the acknowledgement, through a full queue or log too, in order.
 
-        Raises Refused; where the cause might have passed, after `timeout_s`. Cancelled: it never
-        happened, unless it had its place already (use `offer`, whose receipt tells).
+        Raises Refused; where the cause might have passed, after `timeout_s`. Cancelled (by a
+        scope of anyio's): it never happened. A task cancelled past anyio in the very tick of the
+        acknowledgement cannot be told; the receipt that `offer` gives tells always.
         """
         self._check_open()
         if any(map(is_transform, deltas)):

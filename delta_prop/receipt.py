@@ -5,6 +5,7 @@ A receipt is settled once; nothing here decides, it only tells.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -104,8 +105,10 @@ class Receipt:
             try:
                 await self._event.wait()
             except anyio.get_cancelled_exc_class():
-                self.withdraw()
-                raise
+                # Acknowledged in the very tick of the cancellation: it has happened, so that is said. A
+                # cancelled scope asks again at the next await; a task cancelled past anyio would not.
+                if self.withdraw() or not (self.done and anyio.current_effective_deadline() == -math.inf):
+                    raise
         return self.result()
 
     def __await__(self) -> Generator[object, None, Published]:
