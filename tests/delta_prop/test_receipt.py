@@ -1,0 +1,56 @@
+"""Receipts: settled once, and exact about what a cancelled wait leaves behind."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from delta_prop.receipt import Published, Receipt, State
+from delta_prop_wire.delta import AckLevel, Dot
+from delta_prop_wire.errors import UsageError
+
+HAPPENED = Published(7, Dot(16, 1), 1, AckLevel.MEMORY)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("happens", [True, False])
+def test_a_wait_cancelled_in_the_tick_of_the_acknowledgement_says_that_it_happened(
+    backend: str, happens: bool
+) -> None:
+    async def main() -> tuple[list[Published], State]:
+        receipt, told = Receipt(), list[Published]()
+        receipt.waits(State.QUEUED, lambda: True)
+
+        async def wait(scope: anyio.CancelScope) -> None:
+            with scope:
+                told.append(await receipt.wait())
+
+        async with anyio.create_task_group() as tasks:
+            scope = anyio.CancelScope()
+            tasks.start_soon(wait, scope)
+            await anyio.wait_all_tasks_blocked()
+            if happens:
+                receipt.acknowledge(HAPPENED)
+            scope.cancel()
+        return told, receipt.state
+
+    told, state = anyio.run(main, backend=backend)
+    if happens:
+        assert (told, state) == ([HAPPENED], State.ACKNOWLEDGED)
+    else:
+        assert (told, state) == ([], State.WITHDRAWN)
+
+
+def test_a_receipt_without_an_outcome_says_so() -> None:
+    with pytest.raises(UsageError, match="queued"):
+        Receipt().result()
+
+
+def test_what_cannot_be_taken_back_goes_on() -> None:
+    receipt = Receipt()
+    receipt.waits(State.PENDING, lambda: False)
+    assert not receipt.withdraw()
+    assert receipt.state is State.PENDING
+    receipt.acknowledge(HAPPENED)
+    assert receipt.result() == HAPPENED
+    assert not receipt.withdraw()
