@@ -29,9 +29,9 @@ def test_a_wait_cancelled_in_the_tick_of_the_acknowledgement_says_that_it_happen
             scope = anyio.CancelScope()
             tasks.start_soon(wait, scope)
             await anyio.wait_all_tasks_blocked()
+            scope.cancel()
             if happens:
                 receipt.acknowledge(HAPPENED)
-            scope.cancel()
         return told, receipt.state
 
     told, state = anyio.run(main, backend=backend)
