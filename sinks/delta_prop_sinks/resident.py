@@ -123,7 +123,7 @@ class Resident:
 
     def note_past(self, lamport: int) -> None:
         """Tell up to which Lamport number vectors were already folded when this log was first met."""
-        self._lamport_before_log = lamport
+        self._lamport_before_log = max(self._lamport_before_log, lamport)
         self.lamport = max(self.lamport, lamport)
 
     def opened(self, next_offset: int) -> None:
