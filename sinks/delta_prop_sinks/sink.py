@@ -133,7 +133,10 @@ class Sink(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Finish what is begun, under a deadline of its own, and let go of everything. Idempotent."""
+        """Finish what is begun, under a deadline of its own, and let go of everything. Idempotent.
+
+        Raises TryAgain where something could not be finished; everything is let go of all the same.
+        """
         ...
 
     def statistics(self) -> object:

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 
 from delta_prop_sinks.resident import Resident
@@ -104,8 +105,8 @@ class StorageSink:
     async def open(self, context: SinkContext) -> ResumePoint:
         """Open or create the file and load its rows, as far as they fit. Raises UsageError, StopSink."""
         resident, file = self.resident, self._file
-        opened = await context.threads.run(lambda: file.connect(context.log_id))
         try:
+            opened = await context.threads.run(lambda: file.connect(context.log_id))
             resident.enter(context)
             resident.note_past(opened.lamport_before)
             resident.lamport = max(resident.lamport, opened.lamport)
@@ -158,16 +159,24 @@ class StorageSink:
             self._backgrounds -= 1
 
     async def aclose(self) -> None:
-        """Write what is not yet written, within `close_s`, and close the file."""
+        """Write what is not yet written, within `close_s`, and close the file.
+
+        Raises TryAgain where not all was written; the file is closed all the same, its cursor right.
+        """
         context, self._context = self._context, None
         if context is None:
             return
         with anyio.CancelScope(shield=True):
             try:
-                with anyio.move_on_after(self.close_s):
+                with anyio.move_on_after(self.close_s) as deadline:
                     await self._flush(context)
             finally:
                 await context.threads.run(self._file.close)
+        if deadline.cancelled_caught:
+            raise TryAgain(
+                f"{self._file.path} was closed after {self.close_s} s, at offset {self._committed} of "
+                f"{self._applied}: the rest is delivered again, or raise close_s"
+            )
 
     def statistics(self) -> StorageStatistics:
         """A snapshot of the sink's numbers."""
@@ -226,6 +235,7 @@ class StorageSink:
                 # Rows may be ahead of the cursor, never behind: it moves with the last transaction.
                 for group in groups[:-1]:
                     await self._commit(context, group, None, lamport)
+                    await anyio.lowlevel.checkpoint_if_cancelled()
                 await self._commit(context, groups[-1] if groups else (), cursor, lamport)
             except BaseException:
                 self.resident.touched.update(touched)

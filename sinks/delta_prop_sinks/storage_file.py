@@ -106,6 +106,11 @@ class StorageFile:
             self._writer.execute("PRAGMA synchronous = FULL")
             self._reader = self._new_connection(f"{self.path.resolve().as_uri()}?mode=ro")
             return self._enter(log_id)
+        except sqlite3.Error as error:
+            self.close()
+            raise UsageError(
+                f"{self.path} cannot be opened ({error}): mend it, or name another file"
+            ) from error
         except BaseException:
             self.close()
             raise

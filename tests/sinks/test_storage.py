@@ -319,6 +319,33 @@ def test_rows_that_do_not_fit_are_evicted_and_read_back(tmp_path: Path) -> None:
     anyio.run(main)
 
 
+def test_closing_has_a_deadline_and_tells_what_is_left(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = FakeLog()
+        for at in (0, 50):
+            log.append(*(Delta(f"v{at + i}", create([i] * 60_000)) for i in range(50)))
+        sink = StorageSink(tmp_path / "vectors.db", close_s=0.05)
+        await sink.open(log)
+        await sink.apply(log.deliveries())
+        real = log.threads.run
+
+        async def slow(function: Any) -> Any:
+            await anyio.sleep(0.1)
+            return await real(function)
+
+        log.threads.run = slow  # type: ignore[method-assign]
+        with pytest.raises(TryAgain, match=r"closed after 0\.05 s, at offset 0 of 100"):
+            await sink.aclose()
+        log.threads.run = real  # type: ignore[method-assign]
+        again = StorageSink(tmp_path / "vectors.db")
+        assert (await again.open(log)).cursor.next_offset == 0
+        await again.apply(log.deliveries())
+        await check_rows(again, log)
+        await again.aclose()
+
+    anyio.run(main)
+
+
 def test_a_row_stays_in_memory_until_its_commit_has_returned(tmp_path: Path) -> None:
     async def main() -> None:
         log = FakeLog()
@@ -443,15 +470,19 @@ def test_foreign_files_are_refused_unharmed(tmp_path: Path) -> None:
             anyio.run(StorageSink(path).open, FakeLog())
         assert before is None or path.read_bytes() == before
 
-    async def touch() -> None:
-        sink = StorageSink(newer)
+    async def touch(path: Path) -> None:
+        sink = StorageSink(path)
         await sink.open(FakeLog())
         await sink.aclose()
 
     refused(text, "not a SQLite file")
     refused(other, "of another program")
+    damaged = tmp_path / "damaged.db"
+    anyio.run(touch, damaged)
+    damaged.write_bytes(damaged.read_bytes()[:4096] + b"\x99" * 40_000)
+    refused(damaged, r"cannot be opened \(.*\): mend it")
     refused(tmp_path / "no" / "folder.db", "check that its folder exists")
-    anyio.run(touch)
+    anyio.run(touch, newer)
     with sqlite3.connect(newer) as connection:
         connection.execute("PRAGMA user_version = 9")
     connection.close()
