@@ -37,6 +37,7 @@ class Attached:
         self.sink = sink
         self.feed: Feed | None = None
         self.lamport = 0
+        self.has_past = False  # holds deltas of an earlier log
         self._log = log
         self._world = world
         self._threads: Threads | None = None
@@ -98,6 +99,7 @@ class Attached:
             if resume is None:
                 return self._begin(start, kept), False
             self.lamport = resume.lamport
+            self.has_past = resume.lamport > 0 and resume.cursor.log_id != self._log.log_id
             cursor = resume.cursor
             stopped = cursor.next_offset if cursor.log_id == self._log.log_id else 0
             if cursor.log_id == self._log.log_id:

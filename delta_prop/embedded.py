@@ -41,6 +41,7 @@ from delta_prop.route.table import Table
 from delta_prop.transforms import Transforms
 from delta_prop.world import real_world
 from delta_prop_broker.log.memory import MemoryLog
+from delta_prop_sinks.sink import HoldsVectors
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import PRODUCER_ID_BITS, ErrorCode
@@ -188,7 +189,11 @@ class Propagator:
             await sink.aclose()
             self._check_open()
             raise UsageError(f"a sink named {name!r} was attached meanwhile: give this one another name")
-        self._chain.appender.lamport = max(self._chain.appender.lamport, attached.lamport)
+        try:
+            self._note_past(attached, begin)
+        except UsageError:
+            await sink.aclose()
+            raise
         feed = Feed(
             name,
             sink,
@@ -351,7 +356,10 @@ class Propagator:
     def head(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> Dot | None:
         """The dot of a vector's last delta, for `expect=`; None where none is known."""
         self._check_open()
-        return self._chain.appender.vectors.head(namespace, vector_id)
+        head = self._chain.appender.vectors.head(namespace, vector_id)
+        if head is None and self._chain.appender.vectors.may_lack(namespace):
+            head = self._load_head(namespace, vector_id)
+        return head
 
     def sink(self, name: str) -> Sink:
         """The attached sink of that name."""
@@ -451,11 +459,29 @@ class Propagator:
             feed.offer(logged, rows)
 
     def _load_head(self, namespace: str, vector_id: str) -> Dot | None:
-        """The last dot of a vector that the table of heads has dropped, found in the log."""
+        """The last dot of a vector that the table of heads does not hold: from the log, else from a sink."""
         found: Dot | None = None
         for logged, row in vector_history(self._log, namespace, vector_id):
             found = logged.batch.dot(row)
+        for attached in self._attached.values():
+            if found is None and isinstance(attached.sink, HoldsVectors):
+                found = attached.sink.head(namespace, vector_id)
         return found
+
+    def _note_past(self, attached: Attached, begin: int) -> None:
+        """Go on above what a sink holds of an earlier log: its Lamport numbers, its vectors."""
+        appender = self._chain.appender
+        if not attached.has_past and attached.lamport <= appender.lamport:
+            return
+        if begin < self._log.visible:
+            # Their Lamport numbers are below those of the past: they would be folded underneath it.
+            raise UsageError(
+                f"sink {attached.name!r} holds deltas of an earlier log, and {self._log.visible - begin} "
+                'were published before it: attach it first, or with start="latest" to go without those'
+            )
+        dimensions = attached.sink.dimensions() if isinstance(attached.sink, HoldsVectors) else {}
+        appender.vectors.note_past(dimensions)
+        appender.lamport = max(appender.lamport, attached.lamport)
 
     def _draft(self, deltas: Sequence[Delta], after: Sequence[Named], ack_level: AckLevel | None) -> Draft:
         self._check_open()

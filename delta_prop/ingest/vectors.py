@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delta_prop_wire.delta import PARTIAL_KINDS, WHOLE_KINDS, Dot, Kind, Source
-from delta_prop_wire.errors import InvalidDelta, Refused
+from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from delta_prop_wire.batch import Batch
 
@@ -25,11 +25,11 @@ _COUNTER_MASK = (1 << _ORIGIN_SHIFT) - 1
 class _Namespace:
     __slots__ = ("complete", "dead", "dimension", "heads")
 
-    def __init__(self) -> None:
+    def __init__(self, *, complete: bool) -> None:
         self.heads: dict[str, int] = {}  # vector id -> place of the origin << 64 | counter
         self.dead: set[str] = set()
         self.dimension = 0
-        self.complete = True  # False once a head was dropped: absence then proves nothing
+        self.complete = complete  # False once a head was dropped: absence then proves nothing
 
 
 class Vectors:
@@ -41,6 +41,7 @@ class Vectors:
         self._origins: dict[int, int] = {}
         self._by_place: list[int] = []
         self._count = 0
+        self._complete = True
         self.conflicts = 0
 
     @property
@@ -54,10 +55,33 @@ class Vectors:
         code = None if known is None else known.heads.get(vector_id)
         return None if code is None else self._dot(code)
 
+    def may_lack(self, namespace: str) -> bool:
+        """Whether a vector without a head here may have one all the same."""
+        known = self._namespaces.get(namespace)
+        return not (self._complete if known is None else known.complete)
+
     def dimension(self, namespace: str) -> int:
         """The dimension that the namespace's first vector fixed, 0 before it."""
         known = self._namespaces.get(namespace)
         return 0 if known is None else known.dimension
+
+    def note_past(self, dimensions: Mapping[str, int]) -> None:
+        """A sink holds vectors of an earlier log: absence proves nothing, and dimensions are fixed.
+
+        Raises UsageError where they are fixed otherwise already.
+        """
+        for name, dimension in dimensions.items():
+            present = self.dimension(name)
+            if present and present != dimension:
+                raise UsageError(
+                    f"namespace {name!r} holds vectors of {dimension} numbers there, but {present} here: "
+                    "attach this sink before publishing, or use another namespace"
+                )
+        self._complete = False
+        for known in self._namespaces.values():
+            known.complete = False
+        for name, dimension in dimensions.items():
+            self._namespace(name).dimension = dimension
 
     def check(self, batch: Batch, load: Callable[[str, str], Dot | None]) -> None:
         """Raise Refused where a row cannot apply: dimension, unknown or deleted vector, `expect`."""
@@ -162,11 +186,10 @@ class Vectors:
                 row=row,
             )
 
-    @staticmethod
-    def _lives(known: _Namespace | None, vector_id: str) -> bool | None:
+    def _lives(self, known: _Namespace | None, vector_id: str) -> bool | None:
         """True, False, or None where that is not known."""
         if known is None:
-            return False
+            return False if self._complete else None
         if vector_id in known.heads:
             return vector_id not in known.dead
         return False if known.complete else None
@@ -176,8 +199,7 @@ class Vectors:
     ) -> None:
         namespace, vector_id = batch.namespaces[row], batch.keys[row]
         present = self.head(namespace, vector_id)
-        known = self._namespaces.get(namespace)
-        if present is None and known is not None and not known.complete:
+        if present is None and self.may_lack(namespace):
             present = load(namespace, vector_id)
         if present != expected:
             raise Refused(
@@ -222,7 +244,7 @@ class Vectors:
     def _namespace(self, namespace: str) -> _Namespace:
         known = self._namespaces.get(namespace)
         if known is None:
-            known = self._namespaces[namespace] = _Namespace()
+            known = self._namespaces[namespace] = _Namespace(complete=self._complete)
         return known
 
     def _drop_oldest(self) -> None:

@@ -95,6 +95,14 @@ class IndexSink:
             self._context = None
             self.resident.unpin()
 
+    def dimensions(self) -> dict[str, int]:
+        """The dimension of each namespace of which a vector was resident."""
+        return self.resident.dimensions()
+
+    def head(self, namespace: str, vector_id: str) -> Dot | None:
+        """The last dot of a vector, None where it is not resident."""
+        return self.resident.head(namespace, vector_id)
+
     def statistics(self) -> IndexStatistics:
         """A snapshot of the index's numbers."""
         resident = self.resident.statistics()

@@ -34,7 +34,7 @@ from delta_prop_sinks.table import (
     vector_of,
 )
 from delta_prop_wire.algebra import State
-from delta_prop_wire.delta import Kind, Source
+from delta_prop_wire.delta import Dot, Kind, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -172,6 +172,15 @@ class Resident:
             return None
         table.reads[slot] = self._newest
         return state_of(table, slot)
+
+    def dimensions(self) -> dict[str, int]:
+        """The dimension of each namespace of which a vector was resident."""
+        return {name: table.dimension for name, table in self.tables.items() if table.dimension}
+
+    def head(self, namespace: str, vector_id: str) -> Dot | None:
+        """The last dot of a vector, None where it is not resident."""
+        state = self.state(namespace, vector_id)
+        return None if state is None or state.key is None else Dot(state.key[1], state.key[2])
 
     def rows(self) -> Iterator[tuple[str, str, State]]:
         """All resident states, tombstones included: (namespace, vector id, state)."""

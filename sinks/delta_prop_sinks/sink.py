@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from delta_prop_sinks.ports import Clock, Threads
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.cursor import Cursor
+    from delta_prop_wire.delta import Dot
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -150,6 +151,19 @@ class HasBackground(Protocol):
 
     async def background(self) -> None:
         """Run until cancelled. A failure in here is reported by the next `apply`, not raised."""
+        ...
+
+
+@runtime_checkable
+class HoldsVectors(Protocol):
+    """A sink whose vectors outlive the log: what it holds counts as known when deltas are admitted."""
+
+    def dimensions(self) -> Mapping[str, int]:
+        """The dimension of each namespace of which it holds a vector."""
+        ...
+
+    def head(self, namespace: str, vector_id: str) -> Dot | None:
+        """The last dot of a vector, None where the sink has it not at hand."""
         ...
 
 

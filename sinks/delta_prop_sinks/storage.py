@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from delta_prop_sinks.sink import Delivery, SinkContext
     from delta_prop_sinks.storage_rows import Stored
     from delta_prop_sinks.table import Table
+    from delta_prop_wire.delta import Dot
 
 _PAGE_ROWS = 1000
 _IDLE_S = 2.0
@@ -204,6 +205,14 @@ class StorageSink:
         # While the file was read, an apply may have brought the vector back and changed it.
         state = self.resident.state(namespace, vector_id)
         return state if state is not None or not rows else rows[0].state
+
+    def dimensions(self) -> dict[str, int]:
+        """The dimension of each namespace of which a vector was resident."""
+        return self.resident.dimensions()
+
+    def head(self, namespace: str, vector_id: str) -> Dot | None:
+        """The last dot of a vector, None where it is not resident."""
+        return self.resident.head(namespace, vector_id)
 
     async def rows(self) -> AsyncIterator[tuple[str, str, State]]:
         """Everything that the file holds, in order of namespace and vector id; after a flush, everything."""
