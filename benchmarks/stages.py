@@ -173,6 +173,7 @@ class _Context:
     log_id = bytes(16)
     epoch = 1
     log_start = 0
+    topics = frozenset("*")
 
     def __init__(self) -> None:
         self.clock = self

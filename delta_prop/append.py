@@ -13,6 +13,7 @@ from delta_prop.receipt import Published
 from delta_prop_wire.delta import Dot, Source
 from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import InvalidDelta, Refused
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -68,16 +69,19 @@ class Appender:
         repeated: dict[int, int | None] = {}
         if not work.session.forwards:
             try:
-                self.vectors.check(batch, self._load_head)
-                repeated = self._repeated_ids(batch)
+                self._origins.require(batch, work.session.owner)  # it may have been fenced while it waited
+                repeated = self._repeated_ids(batch)  # before its vector is looked at: that has moved on
                 if repeated:
                     return self._repeat_under_new_dots(work, repeated, now)
+                self.vectors.check(batch, self._load_head)
             except Refused as refusal:
+                if not refusal.voids or refusal.code is ErrorCode.UNAUTHORIZED:
+                    raise
                 return self._sequenced_void(work, refusal, now)
         try:
             logged = self._append(batch, work.lamport, source)
         except Refused as refusal:
-            if not refusal.voids:
+            if not refusal.voids or work.session.forwards:  # another service accepted it: never void here
                 raise
             return self._sequenced_void(work, refusal, now)
         self._count_conflicts(batch)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop.ports import Clock, Threads, World
-    from delta_prop.route.feed import Feed
+    from delta_prop.route.feed import Feed, KeptCursor
     from delta_prop_broker.log.contract import Log
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.batch import LoggedBatch
@@ -32,11 +32,15 @@ _READ_BYTES_MAX = 64 * 1024 * 1024
 class Attached:
     """A sink with its feed; also the `SinkContext` that the sink is lent."""
 
-    def __init__(self, name: str, sink: Sink, log: Log, world: World) -> None:
+    def __init__(
+        self, name: str, sink: Sink, log: Log, world: World, topics: frozenset[str] = frozenset("*")
+    ) -> None:
         self.name = name
+        self.topics = topics
         self.sink = sink
         self.feed: Feed | None = None
         self.lamport = 0
+        self.closing = False
         self.has_past = False  # holds deltas of an earlier log
         self._log = log
         self._world = world
@@ -89,21 +93,23 @@ class Attached:
         assert self.feed is not None
         return self.feed
 
-    async def open(self, start: Start, kept: int) -> tuple[int, bool]:
+    async def open(self, start: Start, kept: KeptCursor) -> tuple[int, bool]:
         """Open the sink; return its first offset and whether it keeps its cursor itself.
 
-        `kept` is the cursor that the service kept for this name. Raises Refused, what the sink raises.
+        `kept` is what the service remembers of this name. Raises Refused, what the sink raises.
         """
         resume = await self.sink.open(self)
         try:
             if resume is None:
-                return self._begin(start, kept), False
+                return self._begin(start, kept.dealt_with), False
             self.lamport = resume.lamport
             self.has_past = resume.lamport > 0 and resume.cursor.log_id != self._log.log_id
             cursor = resume.cursor
             stopped = cursor.next_offset if cursor.log_id == self._log.log_id else 0
             if cursor.log_id == self._log.log_id:
                 self._check_not_ahead(cursor.epoch, cursor.next_offset)
+                if stopped >= kept.reported:  # else it lost something since, and reads on from its own
+                    stopped = max(stopped, kept.dealt_with)
             # Beside a log in memory a cursor of another log is normal: the sink keeps its data and
             # begins with the new log; Lamport numbers go on above what it holds.
             return self._begin(start, stopped), True

@@ -34,8 +34,8 @@ from delta_prop.line import ROOM_CODES, Line
 from delta_prop.order.orderer import Orderer
 from delta_prop.pipeline import Chain
 from delta_prop.producer import Producer
-from delta_prop.receipt import Published, Receipt
-from delta_prop.route.feed import Feed, FeedLimits
+from delta_prop.receipt import Published, Receipt, State
+from delta_prop.route.feed import Feed, FeedLimits, KeptCursor
 from delta_prop.route.subscription import Subscription
 from delta_prop.route.table import Table
 from delta_prop.transforms import Transforms
@@ -67,6 +67,8 @@ if TYPE_CHECKING:
 Named: TypeAlias = Receipt | Cause
 """What `after=` takes: a receipt, an acknowledgement, a dot, a 16-byte id."""
 
+PASSING_CODES = ROOM_CODES | {ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED}
+"""Refusals that `publish` waits out."""
 _TICK_S_MAX = 1.0
 _GIVE_WAY_S = 0.0005
 
@@ -101,7 +103,7 @@ class Propagator:
         self._given_world = world
         self._exit = AsyncExitStack()
         self._attached: dict[str, Attached] = {}
-        self._cursors: dict[str, int] = {}
+        self._cursors: dict[str, KeptCursor] = {}
         self._transforms = Transforms()
         self._subscriptions = 0
         self._line = Line()
@@ -183,8 +185,9 @@ class Propagator:
         limits: FeedLimits,
         on_progress: Callable[[], None] | None = None,
     ) -> Feed:
-        attached = Attached(name, sink, self._log, self._world)
-        begin, keeps_cursor = await attached.open(start, self._cursors.get(name, 0))
+        asked = frozenset(map(str, topics))
+        attached = Attached(name, sink, self._log, self._world, asked)
+        begin, keeps_cursor = await attached.open(start, self._cursors.get(name, KeptCursor(0, 0)))
         if name in self._attached or not self._open:  # while the sink opened
             await sink.aclose()
             self._check_open()
@@ -278,7 +281,8 @@ class Propagator:
         self._check_open()
         if any(map(is_transform, deltas)):
             return await self._publish_transform(deltas, after, ack_level, timeout_s)
-        return await self._put(lambda: self._draft(deltas, after, ack_level), timeout_s)
+        priority = deltas[0].priority if deltas else Priority.NORMAL
+        return await self._put(lambda: self._draft(deltas, after, ack_level), priority, timeout_s)
 
     async def publish_many(
         self,
@@ -310,7 +314,7 @@ class Propagator:
                 ack_level=level,
             )
 
-        return await self._put(make, timeout_s)
+        return await self._put(make, priority, timeout_s)
 
     def producer(
         self, name: str, *, ack_level: AckLevel | None = None, source: Source = Source.LOCAL
@@ -500,7 +504,9 @@ class Propagator:
         self._check_open()
         return self._chain.offer(draft, self._now())
 
-    async def _put(self, make: Callable[[], Draft | MatrixDraft], timeout_s: float | None) -> Published:
+    async def _put(
+        self, make: Callable[[], Draft | MatrixDraft], priority: Priority, timeout_s: float | None
+    ) -> Published:
         """Offer; while there is no room, wait in line and offer again."""
         receipt = _NO_RECEIPT
 
@@ -509,20 +515,23 @@ class Propagator:
             receipt = self._send(make())
             return receipt
 
-        if not self._line.waited_for:
+        if not self._line.waited_for(priority):
             send()
-            if receipt.done and not _needs_room(receipt):
+            if receipt.state is State.ACKNOWLEDGED or (receipt.done and not _may_pass(receipt)):
                 await self._give_way()
                 return receipt.result()
         limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
         with anyio.move_on_after(limit):
             while True:
                 if receipt is _NO_RECEIPT or _needs_room(receipt):
-                    await self._line.until_room(send)
+                    await self._line.until_room(send, priority)
                 try:
                     return await receipt.wait()
                 except Refused as refused:
-                    if refused.code not in ROOM_CODES:
+                    if refused.code in (ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED):
+                        await anyio.sleep((refused.retry_after_ms or 10) / 1000)
+                        send()
+                    elif refused.code not in ROOM_CODES:
                         raise
         raise receipt.refusal() or _late(limit)
 
@@ -547,7 +556,9 @@ class Propagator:
             raise UsageError("a transform reads before it writes: publish it alone")
 
         async def publish(resolved: Delta) -> Published:
-            return await self._put(lambda: self._draft([resolved], after, ack_level), timeout_s)
+            return await self._put(
+                lambda: self._draft([resolved], after, ack_level), resolved.priority, timeout_s
+            )
 
         async def catch_up(name: str) -> None:
             await self.wait_visible(self._log.visible, sinks=[name], timeout_s=timeout_s)
@@ -565,6 +576,8 @@ class Propagator:
         failures: list[Exception] = []
 
         async def close(name: str) -> None:
+            if self._attached[name].closing:
+                return
             try:
                 await self._close(name)
             except Exception as failure:  # of one sink; the others are to end well
@@ -577,14 +590,26 @@ class Propagator:
         return failures
 
     async def _close(self, name: str) -> None:
-        attached = self._attached.pop(name)
+        """Let a sink go; its name is taken, and the log keeps what it needs, until that is done."""
+        attached = self._attached[name]
+        if attached.closing:
+            raise UsageError(f"sink {name!r} is being detached already: wait for that")
+        attached.closing = True
         feed = attached.require_feed()
         if isinstance(attached.sink, Subscription):
             attached.sink.end()
-        await attached.close(self.settings.close_timeout_s)
-        self._cursors[name] = feed.committed
-        self._table.unsubscribe(feed)
-        self._log.release(name)
+        try:
+            await attached.close(self.settings.close_timeout_s)
+        finally:
+            self._cursors[name] = feed.kept_cursor
+            self._table.unsubscribe(feed)
+            self._log.release(name)
+            del self._attached[name]
+
+
+def _may_pass(receipt: Receipt) -> bool:
+    refusal = receipt.refusal()
+    return refusal is not None and refusal.code in PASSING_CODES
 
 
 def _needs_room(receipt: Receipt) -> bool:

@@ -1,6 +1,7 @@
-"""The line of callers that wait for room: served in order, each woken when a sink gets on.
+"""The line of callers that wait for room: one a priority, served in order, woken when a sink gets on.
 
-Waiting only; whether there is room is for the chain to say.
+Waiting only; whether there is room is for the chain to say. Pending is not waited for here: the very
+delta that would empty it must not stand behind those that fill it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from delta_prop_wire.delta import Priority
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
@@ -16,34 +18,42 @@ if TYPE_CHECKING:
 
     from delta_prop.receipt import Receipt
 
-ROOM_CODES = frozenset(
-    {ErrorCode.QUEUE_FULL, ErrorCode.LOG_FULL, ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED}
-)
-"""Refusals that pass when something moves on."""
+ROOM_CODES = frozenset({ErrorCode.QUEUE_FULL, ErrorCode.LOG_FULL})
+"""Refusals that pass when a sink gets on."""
+
+YIELDS_MAX = 8
+"""How often in a row a caller lets more urgent ones go first, so that it is never starved."""
 
 
 class Line:
-    """First come, first served. A caller that is cancelled leaves the line, and nothing happened."""
+    """First come, first served within a priority. Who is cancelled leaves, and nothing happened."""
 
     def __init__(self) -> None:
-        self._turn = anyio.Lock()
+        self._turns = tuple(anyio.Lock() for _ in Priority)
         self._bell = anyio.Event()
 
-    @property
-    def waited_for(self) -> bool:
-        """Whether somebody is in line: who comes now stands behind."""
-        return self._turn.locked()
+    def waited_for(self, priority: Priority) -> bool:
+        """Whether somebody as urgent is in line: who comes now stands behind."""
+        return any(turn.locked() for turn in self._turns[: priority + 1])
 
-    async def until_room(self, send: Callable[[], Receipt]) -> Receipt:
+    async def until_room(self, send: Callable[[], Receipt], priority: Priority) -> Receipt:
         """Wait for one's turn, then send until the answer is not that there is no room."""
-        async with self._turn:
+        async with self._turns[priority]:
+            yielded = 0
             while True:
-                receipt = send()
-                refusal = receipt.refusal()
-                if refusal is None or refusal.code not in ROOM_CODES:
-                    return receipt
-                self._bell = anyio.Event()
-                with anyio.move_on_after((refusal.retry_after_ms or 10) / 1000):
+                wait_s = 0.01
+                if yielded < YIELDS_MAX and priority and self.waited_for(Priority(priority - 1)):
+                    yielded += 1
+                else:
+                    yielded = 0
+                    receipt = send()
+                    refusal = receipt.refusal()
+                    if refusal is None or refusal.code not in ROOM_CODES:
+                        return receipt
+                    wait_s = (refusal.retry_after_ms or 10) / 1000
+                if self._bell.is_set():
+                    self._bell = anyio.Event()
+                with anyio.move_on_after(wait_s):
                     await self._bell.wait()
 
     def ring(self) -> None:

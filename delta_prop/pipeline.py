@@ -17,7 +17,7 @@ from delta_prop.order.orderer import Entry, Orderer, Refusal, Verdict
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop_wire.delta import Dot, Priority, make_origin
 from delta_prop_wire.errors import InvalidDelta, Refused
-from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 from delta_prop_wire.validate import validate_batch
 
 if TYPE_CHECKING:
@@ -27,6 +27,11 @@ if TYPE_CHECKING:
     from delta_prop.ingest.vectors import Vectors
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import Batch, LoggedBatch
+
+REPEATS_MAX = 100
+"""Repeats of one pending batch that are told its outcome; more are refused for now."""
+LAMPORT_GIVEN_MAX = 1 << 62
+"""Lamport numbers that forwarders may give, so that the service's own have room above them."""
 
 Work: TypeAlias = Sequenced | Draft | MatrixDraft
 Waiting = TypeVar("Waiting", Item, Entry)
@@ -75,16 +80,17 @@ class Chain:
         # A draft that waits for a parent has no dot yet: a stand-in dot (of a negative origin) orders
         # behind it what touches the same vectors.
         self._stand_ins = 0
-        self._standing: dict[tuple[str, str], Dot] = {}
+        self._standing: dict[tuple[str, str], list[Dot]] = {}  # in order; the last is waited for
 
     # --- what callers do
 
     def hello(self, producer_id: int, owner: str, now: float) -> list[Grant]:
         """Open a producer: one grant a lane. Its former holder is fenced. Raises Refused."""
         grants = []
-        for lane in Priority:
-            origin = make_origin(producer_id, lane)
-            state = self.origins.hello(origin, owner, now)
+        granted = [make_origin(producer_id, lane) for lane in Priority]
+        self.origins.check_room(granted, owner)
+        for origin in granted:
+            state = self.origins.hello(origin, owner, now, self.orderer.have.get(origin, 0))
             fenced = [Refusal(entry, _fenced(state.epoch)) for entry in self.orderer.take_origin(origin)]
             self._refuse_all(fenced)
             grants.append(Grant(origin, state.epoch, self.orderer.have.get(origin, 0)))
@@ -116,6 +122,7 @@ class Chain:
     def tick(self, now: float) -> float | None:
         """Refuse what has waited too long for its causes; return when to call again."""
         self._now = now
+        self._append_released()  # nothing is left, unless a caller's callback broke off the last round
         self._refuse_all(self.orderer.expire(now))
         self.origins.set_idle_aside(now)
         self.pump(now)
@@ -196,11 +203,14 @@ class Chain:
 
     def _admit(self, work: Sequenced) -> None:
         batch = work.batch
+        _check_numbers(work)
         if work.session.forwards:
             if self.origins.get(batch.origin) is None:
-                self.origins.hello(batch.origin, work.session.owner, self._now)
+                self.origins.check_room([batch.origin], work.session.owner, forwards=True)
+                have = self.orderer.have.get(batch.origin, 0)
+                self.origins.hello(batch.origin, work.session.owner, self._now, have)
             return
-        self.origins.require(batch)
+        self.origins.require(batch, work.session.owner)
         if batch.is_control:
             raise Refused(
                 ErrorCode.UNAUTHORIZED, "control rows are written by the service alone: send deltas"
@@ -210,7 +220,9 @@ class Chain:
         """The answer to dots below the watermark. Raises Refused (DOT_REUSED) where the bytes differ."""
         state = self.origins.get(batch.origin)
         assert state is not None
-        if not state.same_bytes(batch):
+        if batch.base <= state.known_above:
+            raise _outcome_unknown(batch)
+        if not state.same_frame(batch):
             raise _dot_reused(batch)
         code = state.void(batch)
         if code is not None:
@@ -221,9 +233,13 @@ class Chain:
 
     def _run_draft(self, draft: Draft | MatrixDraft) -> None:
         """A draft has no order of its own; it waits for its parents and behind drafts on its vectors."""
+        refused = next((one for one in draft.after if one.done and one.state is not State.ACKNOWLEDGED), None)
+        if refused is not None:
+            self._refuse(draft, _parent_refused(refused))
+            return
         waits: set[Dot | bytes] = {Dot(entry.origin, entry.last) for entry in _named(draft, Entry)}
         if self._standing:
-            waits |= {self._standing[key] for key in draft.vectors() if key in self._standing}
+            waits |= {self._standing[key][-1] for key in draft.vectors() if key in self._standing}
         waits |= draft.parents
         if not waits:
             self._append_draft(draft, None)
@@ -273,7 +289,7 @@ class Chain:
             return
         if not isinstance(work, Sequenced):
             for key in work.vectors():
-                self._standing[key] = Dot(entry.origin, 1)
+                self._standing.setdefault(key, []).append(Dot(entry.origin, 1))
         if not work.receipt.done:
             work.receipt.item = entry
             work.receipt.waits(State.PENDING, lambda: self._withdraw(entry))
@@ -289,6 +305,10 @@ class Chain:
         if work.batch.crc != first.batch.crc:
             self._refuse(work, _dot_reused(work.batch))
             return
+        if first.repeats >= REPEATS_MAX:
+            self._refuse(work, _too_many_repeats(work.batch))
+            return
+        first.repeats += 1
         receipt = work.receipt
         receipt.waits(State.PENDING, lambda: False)
         first.receipt.when_done(lambda told: _pass_on(told, receipt))
@@ -357,8 +377,11 @@ class Chain:
     def _unstand(self, work: Work, entry: Entry) -> None:
         stand_in = Dot(entry.origin, 1)
         for key in work.vectors():
-            if self._standing.get(key) == stand_in:
-                del self._standing[key]
+            standing = self._standing.get(key, [])
+            if stand_in in standing:
+                standing.remove(stand_in)
+            if not standing:
+                self._standing.pop(key, None)
 
     # --- telling
 
@@ -445,6 +468,44 @@ def _cut_otherwise(batch: Batch, parked: Entry) -> Refused:
         "repeat that cut, or wait for its outcome",
         retry_after_ms=100,
         details={"watermark": parked.previous},
+    )
+
+
+def _check_numbers(work: Sequenced) -> None:
+    """Counters and Lamport numbers that a store could not keep are refused before they mean anything."""
+    last, lamport = work.batch.last, work.lamport or 0
+    if last > COUNTER_MAX or not 0 <= lamport <= LAMPORT_GIVEN_MAX:
+        raise Refused(
+            ErrorCode.TOO_LARGE,
+            f"counter {last} or Lamport number {lamport} is above its bound "
+            f"({COUNTER_MAX}, {LAMPORT_GIVEN_MAX}): a producer counts from 1, a service from its log",
+        )
+
+
+def _parent_refused(parent: Receipt) -> Refused:
+    return Refused(
+        ErrorCode.DEP_TIMEOUT,
+        f"a delta that must come first was {parent.state.value}: send that one again, then this one",
+        retry_after_ms=0,
+        details={"held_by": parent.refusal()},
+    )
+
+
+def _too_many_repeats(batch: Batch) -> Refused:
+    return Refused(
+        ErrorCode.PENDING_FULL,
+        f"counters {batch.base} to {batch.last} are pending, and {REPEATS_MAX} repeats wait with them: "
+        "wait for the outcome of those",
+        retry_after_ms=1000,
+    )
+
+
+def _outcome_unknown(batch: Batch) -> Refused:
+    return Refused(
+        ErrorCode.UNKNOWN_ORIGIN,
+        f"what became of counters {batch.base} to {batch.last} of origin {batch.origin:016x} is no longer "
+        "known, since it was idle: they are dealt with; go on above the watermark that hello granted",
+        details={"origin": batch.origin},
     )
 
 

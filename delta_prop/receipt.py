@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 class Published:
     """What an acknowledgement says about the rows of one publish.
 
-    Row i has offset `offset + i` and dot (`dot.origin`, `dot.counter + i`), unless `duplicates` has it:
-    then its first copy stands at that offset (None: older than the table of first offsets).
+    The rows that `duplicates` leaves out have the offsets from `offset` on, and the dots from `dot` on, in
+    order. For a row in `duplicates` the first copy stands at that offset (None: no longer known).
     `offset` and `dot` are None where every row was a duplicate and its dot is not known.
     """
 

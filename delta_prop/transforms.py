@@ -9,6 +9,7 @@ import inspect
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
+import anyio
 import numpy as np
 
 from delta_prop_wire.delta import Dot, Source, dense
@@ -45,6 +46,7 @@ class Transforms:
 
     def __init__(self) -> None:
         self._known: dict[str, _Transform] = {}
+        self._turn = anyio.Lock()  # transforms of this process wait for each other rather than conflict
 
     def register(self, name: str, function: Callable[[NDArray[np.float32]], ArrayLike], reads: str) -> None:
         """Know `function` as `name`, reading vectors from the attached sink `reads`."""
@@ -73,18 +75,20 @@ class Transforms:
                 f"transform {name!r} reads from {transform.reads!r}, which gives no vector: let it read from "
                 "a storage or cache sink"
             )
-        for _ in range(ATTEMPTS_MAX):
-            await catch_up(transform.reads)
-            state = sink.get(delta.namespace, delta.vector_id)
-            if inspect.isawaitable(state):
-                state = await state
-            vector, dot = _read(state, delta)
-            result = dense(transform.function(vector.copy()))
-            try:
-                return await publish(replace(delta, operation=result, expect=dot, source=Source.TRANSFORM))
-            except Refused as refusal:
-                if refusal.code is not ErrorCode.CONFLICT:
-                    raise
+        async with self._turn:
+            for _ in range(ATTEMPTS_MAX):
+                await catch_up(transform.reads)
+                state = sink.get(delta.namespace, delta.vector_id)
+                if inspect.isawaitable(state):
+                    state = await state
+                vector, dot = _read(state, delta)
+                result = dense(transform.function(vector.copy()))
+                resolved = replace(delta, operation=result, expect=dot, source=Source.TRANSFORM)
+                try:
+                    return await publish(resolved)
+                except Refused as refusal:
+                    if refusal.code is not ErrorCode.CONFLICT:
+                        raise
         raise Refused(
             ErrorCode.CONFLICT,
             f"{delta.vector_id!r} was changed by others {ATTEMPTS_MAX} times while transform {name!r} ran: "

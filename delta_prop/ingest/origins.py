@@ -16,7 +16,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from delta_prop_wire.batch import Batch
 
@@ -25,11 +25,13 @@ OWN = ""
 ORIGINS_MAX = 100_000
 ORIGINS_PER_OWNER_MAX = 1_000
 IDLE_S_MAX = 7 * 24 * 3600.0
+IDLE_TIMES = 10
+"""Idle origins kept, as a multiple of the active ones."""
 RECENT_BATCHES = 64
 VOIDS_MAX = 10_000
 """Void runs remembered for each origin; an older one is answered as a repeat without an offset."""
 RUNS_MAX = 2_000_000
-"""Runs of first offsets kept over all origins, 16 bytes each."""
+"""Runs of first offsets kept over all origins, 24 bytes each."""
 
 
 class OriginState:
@@ -40,21 +42,24 @@ class OriginState:
         "_crcs",
         "_lasts",
         "_run_bases",
+        "_run_lasts",
         "_run_offsets",
         "_void_bases",
         "_void_codes",
         "_void_lasts",
         "epoch",
+        "known_above",
         "owner",
         "seen_at",
     )
 
-    def __init__(self, owner: str, epoch: int, now: float) -> None:
+    def __init__(self, owner: str, epoch: int, now: float, known_above: int = 0) -> None:
         self.owner = owner
         self.epoch = epoch
         self.seen_at = now
+        self.known_above = known_above  # what became of dots up to here left memory while it was idle
         self._bases, self._lasts, self._crcs = array("Q"), array("Q"), array("L")
-        self._run_bases, self._run_offsets = array("Q"), array("Q")
+        self._run_bases, self._run_lasts, self._run_offsets = array("Q"), array("Q"), array("Q")
         self._void_bases, self._void_lasts, self._void_codes = array("Q"), array("Q"), array("L")
 
     def appended(self, batch: Batch, offset: int, firsts: Mapping[int, int | None] | None = None) -> int:
@@ -69,7 +74,7 @@ class OriginState:
                 for row, at in firsts.items()
             )
         if not batch.leaps:
-            return self._extend(batch.base, offset)
+            return self._extend(batch.base, offset, batch.count)
         counters = batch.counters
         assert counters is not None
         return sum(self._extend(int(counter), offset + row) for row, counter in enumerate(counters))
@@ -91,27 +96,35 @@ class OriginState:
         return ErrorCode(self._void_codes[place])
 
     def first_offset(self, counter: int) -> int | None:
-        """Where the delta with this counter stands; None where that is no longer kept."""
+        """Where the delta with this counter stands; None where that is not kept, or never was."""
         place = bisect_right(self._run_bases, counter) - 1
-        return None if place < 0 else self._run_offsets[place] + counter - self._run_bases[place]
+        if place < 0 or counter > self._run_lasts[place]:
+            return None
+        return self._run_offsets[place] + counter - self._run_bases[place]
 
-    def same_bytes(self, batch: Batch) -> bool:
-        """Whether this repeat has the bytes of the first copy, as far as the last 64 batches tell.
+    def same_frame(self, batch: Batch) -> bool:
+        """Whether this repeat is a frame that was sent, as far as the last 64 batches tell.
 
-        A repeat that is cut elsewhere cannot be compared by checksum; it counts as the same.
+        A producer repeats the same frames; other cuts of known dots cannot be compared, so they are not
+        taken for repeats. What lies below all remembered batches passes.
         """
         told = [
             crc
             for base, last, crc in zip(self._bases, self._lasts, self._crcs, strict=True)
             if base == batch.base and last == batch.last
         ]
-        return not told or batch.crc in told
+        return batch.crc in told if told else batch.last < min(self._bases, default=batch.last + 1)
+
+    @property
+    def runs(self) -> int:
+        """How many runs of first offsets it keeps."""
+        return len(self._run_bases)
 
     def forget_half_of_runs(self) -> int:
         """Drop the older half of the first offsets; return how many runs that were."""
         half = len(self._run_bases) // 2
-        del self._run_bases[:half]
-        del self._run_offsets[:half]
+        for column in (self._run_bases, self._run_lasts, self._run_offsets):
+            del column[:half]
         return half
 
     def remember(self, batch: Batch) -> None:
@@ -123,11 +136,13 @@ class OriginState:
         self._lasts.append(batch.last)
         self._crcs.append(batch.crc)
 
-    def _extend(self, base: int, offset: int) -> int:
-        bases, offsets = self._run_bases, self._run_offsets
-        if bases and base - bases[-1] == offset - offsets[-1]:
-            return 0  # goes on where the last run ended, in counters and in offsets
+    def _extend(self, base: int, offset: int, count: int = 1) -> int:
+        bases, lasts, offsets = self._run_bases, self._run_lasts, self._run_offsets
+        if bases and base == lasts[-1] + 1 and base - bases[-1] == offset - offsets[-1]:
+            lasts[-1] = base + count - 1  # goes on where the last run ended, in counters and in offsets
+            return 0
         bases.append(base)
+        lasts.append(base + count - 1)
         offsets.append(offset)
         return 1
 
@@ -148,38 +163,59 @@ class Origins:
         self._origins_max = origins_max
         self._per_owner_max = per_owner_max
         self._active: OrderedDict[int, OriginState] = OrderedDict()  # least recently seen first
-        self._idle: dict[int, tuple[str, int]] = {}
+        self._idle: dict[int, tuple[str, int]] = {}  # bounded too, since nothing of it may be forgotten
         self._owned: dict[str, int] = {}
         self._runs = 0
 
     def __len__(self) -> int:
         return len(self._active) + len(self._idle)
 
-    def hello(self, origin: int, owner: str, now: float) -> OriginState:
-        """Grant the next epoch; whoever wrote under the one before is fenced. Raises Refused."""
+    def check_room(self, origins: Iterable[int], owner: str, *, forwards: bool = False) -> None:
+        """Raise Refused (RATE_LIMITED) where these are too many, for this owner or in all."""
+        new = sum(origin not in self._active and origin not in self._idle for origin in origins)
+        held = 0 if forwards else self._owned.get(owner, 0)
+        full = len(self._active) + new > self._origins_max or len(self._idle) > IDLE_TIMES * self._origins_max
+        if new and (full or held + new > self._per_owner_max):
+            raise Refused(
+                ErrorCode.RATE_LIMITED,
+                f"{held} origins of {self._per_owner_max} for {owner!r}, {len(self._active)} of "
+                f"{self._origins_max} in all: use fewer producer names (each has an origin a priority)",
+                retry_after_ms=60_000,
+                details={"depth": len(self._active), "capacity": self._origins_max},
+            )
+
+    def hello(self, origin: int, owner: str, now: float, watermark: int = 0) -> OriginState:
+        """Grant the next epoch; whoever wrote under the one before is fenced. Ask `check_room` before."""
         known = self._active.get(origin)
         if known is not None:
             known.epoch += 1
             known.seen_at = now
+            known.owner = owner
+            self._active.move_to_end(origin)
             return known
         _, epoch = self._idle.pop(origin, ("", 0))
         if epoch == 0:
-            self._check_room(owner)
             self._owned[owner] = self._owned.get(owner, 0) + 1
-        state = self._active[origin] = OriginState(owner, epoch + 1, now)
+        state = self._active[origin] = OriginState(owner, epoch + 1, now, watermark)
         return state
 
     def get(self, origin: int) -> OriginState | None:
         """The state of an origin that said hello and is not idle."""
         return self._active.get(origin)
 
-    def require(self, batch: Batch) -> OriginState:
-        """The state of a batch's origin. Raises Refused (UNKNOWN_ORIGIN, FENCED)."""
+    def require(self, batch: Batch, owner: str) -> OriginState:
+        """The state of a batch's origin. Raises Refused (UNKNOWN_ORIGIN, FENCED, UNAUTHORIZED)."""
         state = self._active.get(batch.origin)
         if state is None or batch.epoch > state.epoch:
             raise Refused(
                 ErrorCode.UNKNOWN_ORIGIN,
                 f"origin {batch.origin:016x} epoch {batch.epoch} is not known here: say hello again",
+                details={"origin": batch.origin},
+            )
+        if owner != state.owner:
+            raise Refused(
+                ErrorCode.UNAUTHORIZED,
+                f"origin {batch.origin:016x} belongs to another producer: write under your own",
                 details={"origin": batch.origin},
             )
         if batch.epoch < state.epoch:
@@ -204,7 +240,7 @@ class Origins:
         self._active.move_to_end(batch.origin)
         self._runs += state.appended(batch, offset, firsts)
         if self._runs > RUNS_MAX:
-            self._runs -= state.forget_half_of_runs()
+            self._runs -= max(self._active.values(), key=_runs).forget_half_of_runs()
 
     def set_idle_aside(self, now: float, idle_s_max: float = IDLE_S_MAX) -> int:
         """Put aside what was not seen for `idle_s_max` seconds; return how many origins that were."""
@@ -218,16 +254,11 @@ class Origins:
                 self._active.move_to_end(origin)
                 continue
             del self._active[origin]
+            self._runs -= state.runs
             self._idle[origin] = (state.owner, state.epoch)
             count += 1
         return count
 
-    def _check_room(self, owner: str) -> None:
-        held = self._owned.get(owner, 0)
-        if held >= self._per_owner_max or len(self) >= self._origins_max:
-            raise Refused(
-                ErrorCode.RATE_LIMITED,
-                f"{held} origins of {self._per_owner_max} for {owner!r}, {len(self)} of {self._origins_max} "
-                "in all: use fewer producer names (a producer has one origin for each priority)",
-                details={"depth": len(self), "capacity": self._origins_max},
-            )
+
+def _runs(state: OriginState) -> int:
+    return state.runs

@@ -51,6 +51,7 @@ class Sequenced:
     receipt: Receipt
     lamport: int | None = None
     void: Refused | None = None
+    repeats: int = 0  # how many repeats wait for its outcome
 
     @property
     def priority(self) -> Priority:

@@ -10,7 +10,7 @@ import heapq
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import anyio.lowlevel
@@ -48,6 +48,13 @@ class FeedLimits:
     batch_deltas: int
     linger_ms_max: float
     merge_deltas_max: int
+
+
+class KeptCursor(NamedTuple):
+    """How far a sink said it was durable, and up to where all was dealt with, other topics' rows too."""
+
+    reported: int
+    dealt_with: int
 
 
 class FeedState(Enum):
@@ -143,6 +150,12 @@ class Feed:
         if not self._keeps_cursor:
             return self.applied
         return self._log.visible if self._quiet and self._committed >= self._handed_over else self._committed
+
+    @property
+    def kept_cursor(self) -> KeptCursor:
+        """What to remember of a sink that goes, for when it comes back to the same log."""
+        settled = not self._keeps_cursor or self._committed >= self._handed_over
+        return KeptCursor(self._committed, self.applied if settled else self._committed)
 
     @property
     def cursor(self) -> Cursor:
@@ -269,6 +282,8 @@ class Feed:
 
     def give_up(self) -> None:
         """Deliver no more, and let nobody wait for it: the reader has gone."""
+        if self._quiet:
+            self._rest()  # what came since and was for others is dealt with too
         self.stop(
             Refused(ErrorCode.SHUTTING_DOWN, f"sink {self.name!r} is detached: attach it again"),
             FeedState.CLOSED,

@@ -181,6 +181,7 @@ class _Log:
     log_id = _LOG_ID
     epoch = 1
     log_start = 0
+    topics = frozenset("*")
 
     def __init__(self) -> None:
         self.clock = _Clock()

@@ -35,6 +35,7 @@ from delta_prop_sinks.table import (
 )
 from delta_prop_wire.algebra import State
 from delta_prop_wire.delta import Dot, Kind, Source
+from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -92,6 +93,7 @@ class Resident:
             deltas_max=chain_deltas_max, age_s_max=chain_age_s_max, bytes_max=chain_bytes_max
         )
         self.tables: dict[str, Table] = {}
+        self._topics: frozenset[str] = frozenset()
         self.lamport = 0
         self.complete = True
         self.next_offset = 0
@@ -110,9 +112,19 @@ class Resident:
     # --- who uses it
 
     def enter(self, context: SinkContext) -> None:
-        """Get ready for deltas of the context's log: beside another log than before, offsets are void."""
+        """Get ready for deltas of the context's log: beside another log than before, offsets are void.
+
+        Raises UsageError where sinks that share these vectors ask for different topics: one would skip
+        what the other has not brought.
+        """
         if self._log_id == context.log_id:
+            if self._topics != context.topics:
+                raise UsageError(
+                    f"sinks that share resident vectors must have the same topics; these were entered for "
+                    f"{sorted(self._topics)}, now {sorted(context.topics)}: give each its own Resident"
+                )
             return
+        self._topics = context.topics
         if self._log_id is not None:
             for table in self.tables.values():
                 table.heads[:, OFFSET] = VOID_OFFSET

@@ -99,6 +99,11 @@ class SinkContext(Protocol):
         ...
 
     @property
+    def topics(self) -> frozenset[str]:
+        """What the sink asked for, in text form."""
+        ...
+
+    @property
     def clock(self) -> Clock:
         """Elapsed and wall time."""
         ...

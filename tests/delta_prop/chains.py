@@ -35,6 +35,7 @@ class Bench:
     ) -> None:
         self.now = 0.0
         self.log = GatedLog(bytes(16), deltas_max=log_deltas_max)
+        self.owners: dict[int, str] = {}
         self.routed: list[LoggedBatch] = []
         ids = SeenIds(generation_ids=1000)
         self.vectors = Vectors()
@@ -61,14 +62,22 @@ class Bench:
         )
 
     def send(
-        self, batch: Batch, *, owner: str = "x", source: Source = Source.LOCAL, lamport: int | None = None
+        self,
+        batch: Batch,
+        *,
+        owner: str | None = None,
+        source: Source = Source.LOCAL,
+        lamport: int | None = None,
     ) -> Receipt:
-        return self.chain.offer(Sequenced(batch, Session(owner, source), Receipt(), lamport), self.now)
+        session = Session(self.owners.get(batch.origin, "x") if owner is None else owner, source)
+        return self.chain.offer(Sequenced(batch, session, Receipt(), lamport), self.now)
 
     def hello(self, name: str) -> int:
         """Open a producer; return its origin in the normal lane."""
         self.chain.hello(producer_id_of(name), name, self.now)
-        return make_origin(producer_id_of(name), Priority.NORMAL)
+        origin = make_origin(producer_id_of(name), Priority.NORMAL)
+        self.owners[origin] = name
+        return origin
 
     def keys(self) -> list[str]:
         """The vector ids in the order of the log, control rows left out."""

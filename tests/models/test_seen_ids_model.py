@@ -31,7 +31,8 @@ class SeenIdsBesideADict(RuleBasedStateMachine):
     @rule(batch=st.lists(ids, max_size=40), gap=st.integers(0, 5), explicit=st.booleans())
     def publish(self, batch: list[bytes], gap: int, explicit: bool) -> None:
         self.offset += gap
-        new = [one for one, at in zip(batch, self.seen.find(batch), strict=True) if at is None]
+        found = zip(batch, self.seen.find(batch), strict=True)
+        new = list(dict.fromkeys(one for one, at in found if at is None))  # a batch has each id once
         for row, one in enumerate(dict.fromkeys(new)):
             if self.model.get(one, -1) < self.seen.kept_since:  # forgotten: new again
                 self.model.pop(one, None)

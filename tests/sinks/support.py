@@ -51,6 +51,10 @@ class InlineThreads:
 class FakeLog:
     """Appends as the service does: offsets in a row, local Lamport numbers above all seen."""
 
+    topics = frozenset("*")
+
+    topics = frozenset("*")
+
     def __init__(self, log_id: bytes = LOG_ID, *, lamport: int = 0, log_start: int = 0) -> None:
         self.log_id = log_id
         self.epoch = 1

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop_wire.batch import LoggedBatch
-from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.delta import AckLevel, Source
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delta_prop_wire.batch import Batch
-    from delta_prop_wire.delta import Source
 
 DELTAS_MAX = 1_000_000
 BYTES_MAX = 256 * 1024 * 1024
@@ -79,12 +78,6 @@ class MemoryLog:
 
     def refusal(self, batch: Batch) -> Refused | None:
         """Why an append would be refused now; makes room first where nobody needs the oldest."""
-        if batch.ack_level > self.level:
-            return Refused(
-                ErrorCode.LEVEL_UNAVAILABLE,
-                f"ack level {batch.ack_level.name.lower()} asked for, but a log in memory grants memory: "
-                "ask for memory, or give the service a data directory",
-            )
         size = weight(batch)
         if batch.count > self._deltas_max or size > self._bytes_max:
             return Refused(
@@ -97,7 +90,9 @@ class MemoryLog:
 
     def append(self, batch: Batch, *, lamport: int, source: Source) -> LoggedBatch:
         """Give the batch its place. Raises Refused and changes nothing."""
-        refusal = self.refusal(batch)
+        # A forwarded batch asked the service where it entered for its level, not this one.
+        refusal = self._level_refusal(batch) if source is not Source.REPLICA else None
+        refusal = refusal or self.refusal(batch)
         if refusal is not None:
             self._refused += 1
             raise refusal
@@ -150,6 +145,15 @@ class MemoryLog:
             dropped=self._dropped,
             refused=self._refused,
             held_by=self._slowest(),
+        )
+
+    def _level_refusal(self, batch: Batch) -> Refused | None:
+        if batch.ack_level <= self.level:
+            return None
+        return Refused(
+            ErrorCode.LEVEL_UNAVAILABLE,
+            f"ack level {batch.ack_level.name.lower()} asked for, but a log in memory grants memory: "
+            "ask for memory, or give the service a data directory",
         )
 
     def _fits(self, count: int, size: int) -> bool:

@@ -28,7 +28,7 @@ def batch(base: int, count: int = 1, **more: Any) -> Any:
 
 def refused(origins: Origins, one: Any) -> Refused:
     with pytest.raises(Refused) as caught:
-        origins.require(one)
+        origins.require(one, "p")
     return caught.value
 
 
@@ -39,7 +39,7 @@ def test_each_hello_grants_the_next_epoch_and_fences_the_one_before() -> None:
     origins = Origins()
     assert refused(origins, batch(1)).code is ErrorCode.UNKNOWN_ORIGIN
     assert [origins.hello(ORIGIN, "p", 0.0).epoch for _ in range(3)] == [1, 2, 3]
-    assert origins.require(batch(1, epoch=3)).epoch == 3
+    assert origins.require(batch(1, epoch=3), "p").epoch == 3
     fenced = refused(origins, batch(1, epoch=2))
     assert (fenced.code, fenced.details["epoch"]) == (ErrorCode.FENCED, 3)
     assert refused(origins, batch(1, epoch=4)).code is ErrorCode.UNKNOWN_ORIGIN
@@ -67,13 +67,16 @@ def test_origins_are_bounded_for_each_owner_and_in_all() -> None:
     for number in range(3):
         origins.hello(number, "p", 0.0)
     with pytest.raises(Refused, match="3 origins of 3 for 'p'") as caught:
-        origins.hello(3, "p", 0.0)
+        origins.check_room([3], "p")
     assert caught.value.code is ErrorCode.RATE_LIMITED
+    assert caught.value.retry_after_ms
+    origins.check_room([3], "p", forwards=True)  # a forwarder brings others' origins
+    origins.check_room([1, 2], "p")
     assert origins.hello(1, "p", 0.0).epoch == 2  # it is there already
     for number in (3, 4):
         origins.hello(number, "q", 0.0)
     with pytest.raises(Refused, match="5 of 5 in all"):
-        origins.hello(5, "r", 0.0)
+        origins.check_room([5], "r")
     assert len(origins) == 5
 
 
@@ -124,13 +127,13 @@ def test_rows_that_repeat_an_id_point_to_its_first_copy() -> None:
 def test_a_repeat_is_told_from_a_reuse_by_its_checksum() -> None:
     state = OriginState("p", 1, 0.0)
     state.appended(batch(1, 2), 0)
-    assert state.same_bytes(batch(1, 2))
-    assert not state.same_bytes(batch(1, 2, content=b"other"))
-    assert state.same_bytes(batch(1, 1, content=b"other"))  # cut elsewhere: it cannot be compared
+    assert state.same_frame(batch(1, 2))
+    assert not state.same_frame(batch(1, 2, content=b"other"))
+    assert not state.same_frame(batch(1, 1))  # other cuts cannot be compared, so they are no repeats
     for number in range(3, 3 + 2 * RECENT_BATCHES):
         state.appended(batch(number), number)
-    assert not state.same_bytes(batch(2 + 2 * RECENT_BATCHES, content=b"other"))
-    assert state.same_bytes(batch(1, 2, content=b"other"))  # too long ago
+    assert not state.same_frame(batch(2 + 2 * RECENT_BATCHES, content=b"other"))
+    assert state.same_frame(batch(1, 2, content=b"other"))  # too long ago
 
 
 def test_void_runs_are_known_with_their_codes_and_bounded() -> None:

@@ -1,0 +1,150 @@
+"""Sinks that come and go: holds on the log, names, cursors over other topics, shared vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+import pytest
+
+from delta_prop import Delta, Dot, Priority, Propagator, Refused, Settings, UsageError, create
+from delta_prop.embedded import Published
+from delta_prop.sinks import CallbackSink, Delivery, IndexSink, Resident, StorageSink
+from delta_prop.testing import run_propagator
+from delta_prop_wire.spec import ErrorCode
+
+SMALL = Settings(log_deltas_max=20)
+
+
+def made(key: str, **more: object) -> Delta:
+    return Delta(key, create([1.0]), **more)  # type: ignore[arg-type]
+
+
+class Gate(CallbackSink):
+    """Applies only while it is open; may fail to close."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__(lambda _offset, _delta: None, name="gate")
+        self.open_now = anyio.Event()
+        self.fails = fails
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        await self.open_now.wait()
+        await super().apply(deliveries)
+
+    async def aclose(self) -> None:
+        await super().aclose()
+        if self.fails:
+            raise OSError("no space left")
+
+
+def test_a_detach_that_fails_leaves_no_hold_on_the_log() -> None:
+    async def main(p: Propagator) -> None:
+        gate = await p.attach(Gate(fails=True))
+        gate.open_now.set()
+        await p.publish(made("a"))
+        with pytest.raises(OSError, match="no space"):
+            await p.detach("gate")
+        for number in range(50):
+            await p.publish(made(f"v{number}"), timeout_s=1)
+        await p.attach(CallbackSink(lambda _offset, _delta: None, name="gate"), start="latest")
+
+    run_propagator(main, SMALL)
+
+
+def test_a_name_is_taken_until_its_sink_is_gone() -> None:
+    async def main(p: Propagator) -> None:
+        gate = await p.attach(Gate())
+        await p.publish(made("a"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(p.detach, "gate")
+            await anyio.sleep(0.1)
+            with pytest.raises(UsageError, match="gate"):
+                await p.attach(Gate())
+            with pytest.raises(UsageError, match="detached already"):
+                await p.detach("gate")
+            gate.open_now.set()
+        await p.attach(Gate())
+
+    run_propagator(main, SMALL)
+
+
+def test_a_sink_comes_back_although_the_log_dropped_what_it_did_not_ask_for(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Propagator(SMALL) as p:
+            storage = await p.attach(StorageSink(tmp_path / "a.db"), topics="ns:a")
+            first = await p.publish(made("a", namespace="a"))
+            await p.wait_visible(first, committed=True)
+            for number in range(50):
+                await p.publish(made(f"b{number}", namespace="b"))
+            await p.detach(storage.name)
+            again = await p.attach(StorageSink(tmp_path / "a.db"), topics="ns:a")
+            last = await p.publish(made("a2", namespace="a"))
+            await p.wait_visible(last, committed=True)
+            assert [key async for _, key, _ in again.rows()] == ["a", "a2"]
+
+    anyio.run(main)
+
+
+def test_sinks_that_share_vectors_ask_for_the_same_topics(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Propagator() as p:
+            resident = Resident()
+            await p.attach(StorageSink(tmp_path / "a.db", resident=resident), topics="ns:a")
+            with pytest.raises(UsageError, match="same topics"):
+                await p.attach(IndexSink(resident=resident))
+            await p.attach(IndexSink(resident=resident), topics=["ns:a"])
+
+    anyio.run(main)
+
+
+def test_who_waits_for_a_parent_stops_nobody_else_and_not_the_parent() -> None:
+    async def main(p: Propagator) -> float:
+        producer = p.producer("root")
+        parent = Dot(producer.offer(made("first")).result().dot.origin, 2)  # type: ignore[union-attr]
+        done: list[Published] = []
+
+        async def wait(number: int) -> None:
+            done.append(await p.publish(made(f"c{number}", parents=(parent,)), timeout_s=60))
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(40):
+                tasks.start_soon(wait, number)
+            await anyio.sleep(1)
+            begin = anyio.current_time()
+            await p.publish(made("independent"), timeout_s=1)
+            took = anyio.current_time() - begin
+            await producer.publish(made("parent"))
+        assert len(done) == 40
+        return took
+
+    assert run_propagator(main, Settings(pending_deltas_max=16)) < 0.1
+
+
+def test_in_line_for_room_urgent_ones_go_first_and_no_one_starves() -> None:
+    async def main(p: Propagator) -> list[str]:
+        gate = await p.attach(Gate())
+        for number in range(20):
+            await p.publish(made(f"v{number}"))
+        with pytest.raises(Refused) as caught:
+            await p.publish(made("refused"), timeout_s=0.05)
+        assert caught.value.code is ErrorCode.LOG_FULL
+        order: list[str] = []
+
+        async def publish(key: str, priority: Priority) -> None:
+            await p.publish(made(key, priority=priority), timeout_s=60)
+            order.append(key)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(50):
+                tasks.start_soon(publish, f"low{number}", Priority.LOW)
+            await anyio.sleep(0.2)
+            tasks.start_soon(publish, "urgent", Priority.CRITICAL)
+            await anyio.sleep(0.2)
+            gate.open_now.set()
+        return order
+
+    order = run_propagator(main, SMALL)
+    assert order.index("urgent") <= 2
+    assert len(order) == 51
