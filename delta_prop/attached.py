@@ -40,6 +40,7 @@ class Attached:
         self.sink = sink
         self.feed: Feed | None = None
         self.lamport = 0
+        self.reported = 0
         self.closing = False
         self.has_past = False  # holds deltas of an earlier log
         self._log = log
@@ -108,6 +109,7 @@ class Attached:
             stopped = cursor.next_offset if cursor.log_id == self._log.log_id else 0
             if cursor.log_id == self._log.log_id:
                 self._check_not_ahead(cursor.epoch, cursor.next_offset)
+                self.reported = stopped
                 if stopped >= kept.reported:  # else it lost something since, and reads on from its own
                     stopped = max(stopped, kept.dealt_with)
             # Beside a log in memory a cursor of another log is normal: the sink keeps its data and

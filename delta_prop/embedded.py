@@ -206,6 +206,7 @@ class Propagator:
             limits=limits,
             start=begin,
             keeps_cursor=keeps_cursor,
+            reported=attached.reported,
             on_progress=on_progress or self._line.ring,
         )
         attached.feed = feed

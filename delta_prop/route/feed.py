@@ -108,6 +108,7 @@ class Feed:
         limits: FeedLimits,
         start: int,
         keeps_cursor: bool,
+        reported: int = 0,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
@@ -128,6 +129,7 @@ class Feed:
         self._behind = start < log.visible
         self._applied = start
         self._committed = start
+        self._reported = reported  # as the sink itself says, rows of other topics left out
         self._handed_over = start  # behind the last row that was applied
         self._bell: anyio.Event | None = None
         self._waiters: list[tuple[int, int, anyio.Event]] = []
@@ -155,7 +157,7 @@ class Feed:
     def kept_cursor(self) -> KeptCursor:
         """What to remember of a sink that goes, for when it comes back to the same log."""
         settled = not self._keeps_cursor or self._committed >= self._handed_over
-        return KeptCursor(self._committed, self.applied if settled else self._committed)
+        return KeptCursor(self._reported, self.applied if settled else self._committed)
 
     @property
     def cursor(self) -> Cursor:
@@ -232,6 +234,7 @@ class Feed:
 
     def note_committed(self, next_offset: int) -> None:
         """The sink says that everything below is durable, its own cursor with it."""
+        self._reported = max(self._reported, next_offset)
         if next_offset > self._committed:
             self._committed = next_offset
             self._wake(self._commit_waiters, self.committed)
