@@ -248,10 +248,12 @@ class Vectors:
         return known
 
     def _drop_oldest(self) -> None:
-        """Drop the half of the largest namespace that was first written longest ago."""
-        known = max(self._namespaces.values(), key=lambda one: len(one.heads))
-        for vector_id in list(known.heads)[: len(known.heads) // 2]:
-            del known.heads[vector_id]
-            known.dead.discard(vector_id)
-            self._count -= 1
-        known.complete = False
+        """Make room for a quarter: of the largest namespaces, drop what was first written longest ago."""
+        for known in sorted(self._namespaces.values(), key=lambda one: len(one.heads), reverse=True):
+            if self._count <= 3 * self._heads_max // 4:
+                return
+            for vector_id in list(known.heads)[: max(len(known.heads) // 2, 1)]:
+                del known.heads[vector_id]
+                known.dead.discard(vector_id)
+                self._count -= 1
+            known.complete = False

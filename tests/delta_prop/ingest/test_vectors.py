@@ -239,3 +239,13 @@ def test_expect_of_a_forgotten_head_is_looked_up() -> None:
 
     edge.vectors.check(edge.batch(Delta("a", offset(1.0), expect=first)), load)
     assert asked == ["a"]
+
+
+def test_heads_are_bounded_over_namespaces_of_one_vector_each() -> None:
+    vectors = Vectors(heads_max=100)
+    for number in range(1, 1001):
+        delta = Delta("k", create([1.0]), f"namespace-{number}")
+        vectors.appended(batch_of(16, number, delta), Source.LOCAL)
+        known = sum(vectors.head(f"namespace-{n}", "k") is not None for n in range(1, number + 1))
+        assert known <= 100
+    assert vectors.head("namespace-1000", "k") == Dot(16, 1000)
