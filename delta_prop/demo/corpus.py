@@ -77,8 +77,8 @@ def _of_python(path: str, text: str) -> Iterator[Document]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old escapes in other people's strings
             tree = ast.parse(text, path)
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise NotParsed(f"{path}: {error}") from None
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # the last: nested too deep
+        raise NotParsed(f"{path}: {error or 'nested too deep'}") from None
     module, lines = module_of(path), text.splitlines()
     described = ast.get_docstring(tree)
     if described:

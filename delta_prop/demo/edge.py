@@ -16,6 +16,7 @@ import time
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import TYPE_CHECKING, TextIO
 
 import anyio
@@ -138,9 +139,9 @@ def scan(root: Path, kept: Kept) -> Seen:
         for name in sorted(files):
             path = Path(folder_name, name)
             if path.suffix.lower() in kept.suffixes and not name.startswith("."):
-                stat = _stat(path)
-                if stat is not None:
-                    seen[path.relative_to(root).as_posix()] = stat
+                stat, relative = _stat(path), path.relative_to(root).as_posix()
+                if stat is not None and relative.isprintable():  # names become ids, which are text
+                    seen[relative] = stat
                 if len(seen) >= FILES_MAX:
                     return seen
         if looked_at >= LOOKED_AT_MAX:
@@ -223,4 +224,6 @@ def _stat(path: Path) -> tuple[int, int] | None:
         stat = path.stat()
     except OSError:
         return None
-    return (stat.st_mtime_ns, stat.st_size) if stat.st_size <= FILE_BYTES_MAX else None
+    if not S_ISREG(stat.st_mode) or stat.st_size > FILE_BYTES_MAX:  # a pipe or a device might never end
+        return None
+    return stat.st_mtime_ns, stat.st_size

@@ -96,7 +96,7 @@ async def read_scene(play: Play) -> None:
     console.progress_done()
     if not library.documents:
         raise UsageError(
-            f"{play.folder} has no text to index: name a folder that has .py, .md, .rst or .txt files"
+            f"{play.folder} has no text to index: name a folder with described .py, or .md, .rst, .txt files"
         )
     library.learn()
     play.seen = play.scan()

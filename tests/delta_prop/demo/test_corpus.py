@@ -90,7 +90,7 @@ def test_private_names_are_known_as_such() -> None:
     assert [name for name, private in found.items() if private] == ["m:Generator._hidden"]
 
 
-@pytest.mark.parametrize("text", ["def broken(:", "x = '\0'", "(" * 10_000])
+@pytest.mark.parametrize("text", ["def broken(:", "x = '\0'", "(" * 10_000, "-" * 50_000 + "1"])
 def test_what_is_not_python_is_told(text: str) -> None:
     with pytest.raises(NotParsed, match=r"m\.py"):
         documents_of("m.py", text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from delta_prop.demo import edge
@@ -27,6 +28,11 @@ def test_a_scan_sees_texts_and_nothing_else(tmp_path: Path, monkeypatch: pytest.
         path.write_text("text")
     (tmp_path / "large.md").write_bytes(bytes(edge.FILE_BYTES_MAX + 1))
     (tmp_path / "broken.md").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "endless.md").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe.md")
+    for name in (b"new\nline.md", b"\xff.md"):
+        with open(os.path.join(os.fsencode(tmp_path), name), "w") as file:
+            file.write("text")
     assert list(edge.scan(tmp_path, edge.IN_OWN)) == ["a.py", "b.md", "e.rst", "sub/c.TXT"]
     monkeypatch.setattr(edge, "FILES_MAX", 2)
     assert len(edge.scan(tmp_path, edge.IN_OWN)) == 2
