@@ -38,6 +38,9 @@ def main(root: Path, want: str) -> int:
     except Failed as failure:
         print(f"\n./run: {failure}" if sys.stderr.isatty() else f"./run: {failure}", file=sys.stderr)
         return 1
+    except PermissionError as error:
+        print(f"./run: {root} cannot be written ({error}): clone it to a folder of your own", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\n./run: stopped; the next start sets up again", file=sys.stderr)
         return 130

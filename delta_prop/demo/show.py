@@ -73,6 +73,9 @@ class Interrupt:
             self._scopes.append(scope)
             try:
                 yield scope
+            except Exception:
+                if not scope.cancel_called:  # else whoever waited for a sink was told that it ends
+                    raise
             finally:
                 self._scopes.pop()
 
