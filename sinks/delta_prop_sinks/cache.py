@@ -124,6 +124,7 @@ class CacheSink:
         self._bytes = 0
         self._log_id = b""
         self._next_offset = self._lamport = 0
+        self._committed: Callable[[int], None] | None = None
         self._hits = self._misses = self._loads = 0
         self._refreshed = self._dropped = self._evicted = self._late = 0
 
@@ -133,6 +134,7 @@ class CacheSink:
         """Go on where this object left off; a new one begins at the log's beginning."""
         if context.log_id != self._log_id:
             self._log_id, self._next_offset = context.log_id, 0
+        self._committed = context.committed
         return ResumePoint(Cursor(context.log_id, context.epoch, self._next_offset), self._lamport)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
@@ -147,6 +149,8 @@ class CacheSink:
                 if not self._change_block(delivery):
                     self._change_rows(delivery)
                 self._make_room()
+        if self._committed is not None:  # open
+            self._committed(self._next_offset)  # what is applied need not come again: entries live as long
 
     async def aclose(self) -> None:
         """Drop everything: without deltas no entry stays right."""

@@ -78,8 +78,7 @@ class JsonLinesSink:
             raise UsageError(f"sink {self.name!r} is not open: attach it first")
         with anyio.CancelScope(shield=True):
             await context.threads.run(partial(self._append, deliveries, context.log_id, context.epoch))
-        if self.fsync:
-            context.committed(self._next_offset)
+        context.committed(self._next_offset)  # as safe as `fsync` makes it: the log need not keep it
 
     async def aclose(self) -> None:
         """Sync and close the file."""
@@ -101,17 +100,19 @@ class JsonLinesSink:
             raise UsageError(f"{self.path} cannot be opened for appending: {error.strerror}") from None
         length = file.seek(0, os.SEEK_END)
         line, self._good = _last_line(file, length)
-        file.truncate(self._good)
-        if not line:
-            return None, 0
+        file.seek(0)
+        foreign = UsageError(f"{self.path} holds lines that this sink did not write: name another file")
+        if not _OPENING.startswith(file.read(len(_OPENING))):  # part of it, where the first line was torn
+            file.close()
+            raise foreign
         try:
-            last = json.loads(line)
-            return Cursor.parse(last["cursor"]), int(last["lamport"])
+            last = json.loads(line) if line else None
+            found = (None, 0) if last is None else (Cursor.parse(last["cursor"]), int(last["lamport"]))
         except (ValueError, KeyError, TypeError, UsageError):
             file.close()
-            raise UsageError(
-                f"{self.path} ends in a line that this sink did not write: name another file"
-            ) from None
+            raise foreign from None
+        file.truncate(self._good)  # only now: nothing of a foreign file is touched
+        return found
 
     def _append(self, deliveries: Sequence[Delivery], log_id: bytes, epoch: int) -> None:
         lines: list[str] = []
@@ -198,6 +199,10 @@ def _extras(delta: Delta) -> dict[str, Any]:
 def _numbers(values: NDArray[Any]) -> list[float]:
     # The shortest decimals that give the same float32 back; tolist() would print float64's 17 digits.
     return [float(text) for text in values.astype("U32").tolist()]
+
+
+_OPENING = b'{"offset":'
+"""How every line begins."""
 
 
 def _line(logged: LoggedBatch, row: int, log_id: bytes, epoch: int) -> str:

@@ -10,7 +10,15 @@ import pytest
 
 from delta_prop import Delta, Dot, Priority, Propagator, Refused, Settings, UsageError, create
 from delta_prop.embedded import Published
-from delta_prop.sinks import CallbackSink, Delivery, IndexSink, Resident, StorageSink
+from delta_prop.sinks import (
+    CacheSink,
+    CallbackSink,
+    Delivery,
+    IndexSink,
+    JsonLinesSink,
+    Resident,
+    StorageSink,
+)
 from delta_prop.testing import run_propagator
 from delta_prop_wire.spec import ErrorCode
 
@@ -86,6 +94,36 @@ def test_a_sink_comes_back_although_the_log_dropped_what_it_did_not_ask_for(tmp_
             assert [key async for _, key, _ in again.rows()] == ["a", "a2"]
 
     anyio.run(main)
+
+
+def test_no_sink_that_keeps_up_holds_the_log_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with Propagator(SMALL) as p:
+            resident = Resident()
+            await p.attach(StorageSink(tmp_path / "a.db", resident=resident))
+            await p.attach(IndexSink(resident=resident))
+            await p.attach(CacheSink())
+            await p.attach(JsonLinesSink(tmp_path / "a.jsonl"))
+            await p.attach(CallbackSink(lambda _offset, _delta: None))
+            for number in range(100):
+                last = await p.publish(made(f"v{number}"), timeout_s=5)
+            await p.wait_visible(last, committed=True, timeout_s=5)
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize("content", [b"precious text", b"text\n", b'{"a":1}\nlast words', b"\x00\x01"])
+def test_a_file_of_somebody_else_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "notes.jsonl"
+    path.write_bytes(content)
+
+    async def main() -> None:
+        async with Propagator() as p:
+            with pytest.raises(UsageError, match="did not write"):
+                await p.attach(JsonLinesSink(path))
+
+    anyio.run(main)
+    assert path.read_bytes() == content
 
 
 def test_sinks_that_share_vectors_ask_for_the_same_topics(tmp_path: Path) -> None:

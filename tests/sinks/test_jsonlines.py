@@ -156,7 +156,7 @@ def test_a_failing_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("hello\n")
-    with pytest.raises(UsageError, match="ends in a line that this sink did not write"):
+    with pytest.raises(UsageError, match="lines that this sink did not write"):
         anyio.run(JsonLinesSink(path).open, FakeLog())
     with pytest.raises(UsageError, match="cannot be opened for appending"):
         anyio.run(JsonLinesSink(tmp_path / "no" / "folder").open, FakeLog())
