@@ -168,6 +168,8 @@ class Propagator:
         name = name or getattr(sink, "name", None)
         if not isinstance(name, str):
             raise UsageError(f"{sink!r:.80} has no name: give a sink, whose contract is in delta_prop.sinks")
+        if any(one.sink is sink for one in self._attached.values()):
+            raise UsageError("this sink is attached already, under another name: make another one")
         if name in self._attached:
             raise UsageError(f"a sink named {name!r} is attached already: detach it, or give another name")
         limits = self._limits(batch_deltas, linger_ms_max)

@@ -134,9 +134,17 @@ class Operation:
 
 
 def _floats(values: ArrayLike) -> NDArray[np.float32]:
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError, OverflowError):
+        array = np.empty((0, 0))
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "fiu"):
+        from delta_prop_wire.errors import InvalidDelta
+
+        raise InvalidDelta("values", f"{values!r:.80} is not one row of numbers: give a flat list or array")
     # A number too large for float32 becomes inf here and is refused by validation, with its field.
     with np.errstate(over="ignore", invalid="ignore"):
-        return np.ascontiguousarray(values, dtype=np.float32).reshape(-1)
+        return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def _indices(values: ArrayLike) -> NDArray[np.uint32]:
@@ -190,6 +198,10 @@ def delete() -> Operation:
 
 def opaque(data: bytes) -> Operation:
     """Set the fact to these bytes: for facts that are not vectors."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        from delta_prop_wire.errors import InvalidDelta
+
+        raise InvalidDelta("data", f"{data!r:.80} is a {type(data).__name__}: give bytes")
     return Operation(Kind.OPAQUE, data=bytes(data))
 
 
