@@ -137,7 +137,8 @@ class Attached:
             with suppress(Refused):  # it had stopped; its reason stands in the statistics
                 await feed.wait(self._log.visible)
         self._scope.cancel()
-        await self._ended.wait()
+        with anyio.move_on_after(timeout_s):  # a sink that detaches itself cannot end before this does
+            await self._ended.wait()
         feed.give_up()
         with anyio.move_on_after(timeout_s):
             await self.sink.aclose()

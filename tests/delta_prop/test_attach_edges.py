@@ -187,3 +187,19 @@ def test_in_line_for_room_urgent_ones_go_first_and_no_one_starves() -> None:
     order = run_propagator(main, SMALL)
     assert order.index("urgent") <= 2
     assert len(order) == 51
+
+
+def test_a_sink_that_detaches_itself_is_let_go_in_time() -> None:
+    async def main(p: Propagator) -> float:
+        async def leave(_offset: int, _delta: Delta) -> None:
+            await p.detach("leaver")
+
+        await p.attach(CallbackSink(leave, name="leaver"))
+        begin = anyio.current_time()
+        await p.publish(made("a"))
+        with anyio.move_on_after(60):
+            while "leaver" in p.statistics().sinks:  # noqa: ASYNC110 - virtual time
+                await anyio.sleep(0.1)
+        return anyio.current_time() - begin
+
+    assert run_propagator(main, Settings(close_timeout_s=1.0)) < 10
