@@ -108,6 +108,8 @@ def test_no_sink_that_keeps_up_holds_the_log_back(tmp_path: Path) -> None:
             for number in range(100):
                 last = await p.publish(made(f"v{number}"), timeout_s=5)
             await p.wait_visible(last, committed=True, timeout_s=5)
+            assert p.statistics().log.dropped >= 80
+            assert {one.committed for one in p.statistics().sinks.values()} == {100}
 
     anyio.run(main)
 
