@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from delta_prop_sinks import (
+        Backlog,
         CacheSink,
         CallbackSink,
         Delivery,
         HasBackground,
+        HasBacklog,
         Hit,
         IndexSink,
         JsonLinesSink,
+        NotConforming,
         RejectDelta,
         Resident,
         ResumePoint,
@@ -23,16 +26,20 @@ if TYPE_CHECKING:
         StopSink,
         StorageSink,
         TryAgain,
+        check_sink,
     )
 
 __all__ = [
+    "Backlog",
     "CacheSink",
     "CallbackSink",
     "Delivery",
     "HasBackground",
+    "HasBacklog",
     "Hit",
     "IndexSink",
     "JsonLinesSink",
+    "NotConforming",
     "RejectDelta",
     "Resident",
     "ResumePoint",
@@ -42,6 +49,7 @@ __all__ = [
     "StopSink",
     "StorageSink",
     "TryAgain",
+    "check_sink",
 ]
 
 

@@ -7,8 +7,10 @@ from delta_prop_sinks.index import Hit, IndexSink, IndexStatistics
 from delta_prop_sinks.jsonlines import JsonLinesSink, JsonLinesStatistics
 from delta_prop_sinks.resident import Resident, ResidentStatistics
 from delta_prop_sinks.sink import (
+    Backlog,
     Delivery,
     HasBackground,
+    HasBacklog,
     RejectDelta,
     ResumePoint,
     Sink,
@@ -20,12 +22,14 @@ from delta_prop_sinks.sink import (
 from delta_prop_sinks.storage import StorageSink, StorageStatistics
 
 __all__ = [
+    "Backlog",
     "CacheSink",
     "CacheStatistics",
     "CallbackSink",
     "CallbackStatistics",
     "Delivery",
     "HasBackground",
+    "HasBacklog",
     "Hit",
     "IndexSink",
     "IndexStatistics",

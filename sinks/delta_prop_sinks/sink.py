@@ -9,17 +9,23 @@ and rows of other topics leave gaps). `apply` is never called while another `app
 Applying one twice must have the effect of applying it once: a row at or below the last offset that its
 vector holds, of the same log, is a repeat; so is a row whose dot the vector already has.
 
+*Replays.* A row that was set aside after a `RejectDelta` may be delivered again later, when an operator says
+so, in a delivery marked `late`: behind rows of other vectors with higher offsets, but of its own vector
+nothing that lies behind it has come in between. So a sink tells repeats by vector, not by one offset.
+
 *A return* of `apply` means: every row of every delivery is applied and visible to the sink's readers.
 It does not mean durable; a sink that keeps its own cursor reports that with `SinkContext.committed`.
 
 *Failure.* `apply` may raise three things, each with one remedy. `TryAgain`: it may pass; what lies below
 `done_offset` is applied, the rest is delivered again later. `RejectDelta`: this one delta can never be
-applied; everything before it is; it is set aside for an operator and the rest is delivered again.
+applied; everything before it is; it is set aside in the sink's quarantine and the rest is delivered again,
+but for what comes behind it: later rows of its vector, and those that name it as parent.
 `StopSink`: nothing more can be applied before someone acts; the cursor stays, the reason is shown.
 Any other exception is treated as `TryAgain`, counted as a defect.
 
 *Background.* A sink with work of its own between deliveries has a method `background()`, which the
-delivery loop's owner runs beside the loop from after `open` until before `aclose`, and cancels.
+delivery loop's owner runs beside the loop from after `open` until before `aclose`, and cancels. What such
+work has still before it can be told by a method `backlog()`; producers are slowed down as it nears its bound.
 """
 
 from __future__ import annotations
@@ -43,10 +49,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Delivery:
-    """A batch from the log for one sink; `rows` are those its topics match, ascending, None for all."""
+    """A batch from the log for one sink; `rows` are those its topics match, ascending, None for all.
+
+    `late`: these rows come out of the sink's quarantine, behind rows with higher offsets.
+    """
 
     logged: LoggedBatch
     rows: NDArray[np.intp] | None = None
+    late: bool = False
 
     @property
     def batch(self) -> Batch:
@@ -156,6 +166,23 @@ class HasBackground(Protocol):
 
     async def background(self) -> None:
         """Run until cancelled. A failure in here is reported by the next `apply`, not raised."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """How many applied rows a sink has still to work on, and how many it lets come together at most."""
+
+    rows: int
+    rows_max: int
+
+
+@runtime_checkable
+class HasBacklog(Protocol):
+    """A sink whose background work may fall behind. Near its bound it paces producers; `apply` keeps it."""
+
+    def backlog(self) -> Backlog:
+        """Now. Cheap: asked ten times a second."""
         ...
 
 
