@@ -1,0 +1,149 @@
+"""Traffic drawn from a seed, and sinks with a mind of their own: what the tests of isolation share."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from delta_prop_sinks.sink import TryAgain
+from delta_prop_wire.delta import Delta, opaque
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+    from delta_prop import Propagator
+    from delta_prop_sinks.sink import Delivery, SinkContext
+
+NAMESPACES = ("a", "b", "c")
+SIZES = (1, 1, 1, 2, 5, 20, 60)
+"""How many deltas one call publishes: mostly one, now and then many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """One call of `publish`: when, what, and the id that it waits for."""
+
+    at_s: float
+    deltas: tuple[Delta, ...]
+    after: tuple[bytes, ...]
+
+
+def traffic(seed: int, *, calls: int, calls_per_s: float) -> list[Arrival]:
+    """Calls at random times, as independent callers make them: the gaps are exponential.
+
+    One in ten names a cause that comes later, so its acknowledgement takes time too.
+    """
+    drawn = random.Random(f"traffic {seed}")
+    arrivals, at_s = [], 0.0
+    for number in range(calls):
+        at_s += drawn.expovariate(calls_per_s)
+        deltas = tuple(
+            Delta(
+                f"v{number}-{row}",
+                opaque(bytes(drawn.choice((0, 10, 500)))),
+                drawn.choice(NAMESPACES),
+                id=_id(number, row),
+            )
+            for row in range(drawn.choice(SIZES))
+        )
+        waits = drawn.random() < 0.1 and number + 3 < calls
+        arrivals.append(Arrival(at_s, deltas, (_id(number + 3, 0),) if waits else ()))
+    return arrivals
+
+
+def _id(call: int, row: int) -> bytes:
+    return call.to_bytes(8, "big") + row.to_bytes(8, "big")
+
+
+def rows_of(deliveries: Sequence[Delivery]) -> Iterator[int]:
+    """The offsets of the rows that are meant."""
+    for delivery in deliveries:
+        rows = range(delivery.logged.count) if delivery.rows is None else delivery.rows.tolist()
+        yield from (delivery.logged.offset + row for row in rows)
+
+
+@dataclass(slots=True)
+class TimedSink:
+    """Notes when each row was applied. `work` is awaited first; it may take its time, and may fail."""
+
+    name: str
+    work: Callable[[list[int]], Awaitable[int | None]]
+    """Is given the offsets of a call. Says below which offset it got before it failed; None: it did not."""
+    noted: list[tuple[int, float]] = field(default_factory=list)
+    calls: int = 0
+    failures: int = 0
+
+    async def open(self, context: SinkContext) -> None:
+        """Nothing to open: the service keeps the cursor."""
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        """Work, then note what was done."""
+        self.calls += 1
+        offsets = list(rows_of(deliveries))
+        done = await self.work(offsets)
+        now = anyio.current_time()
+        self.noted += [(offset, now) for offset in offsets if done is None or offset < done]
+        if done is not None:
+            self.failures += 1
+            raise TryAgain("it fails now and then", done_offset=done if done > offsets[0] else None)
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+    def statistics(self) -> int:
+        """How many rows were applied."""
+        return len(self.noted)
+
+
+def steady(name: str, *, call_s: float, row_s: float = 0.0) -> TimedSink:
+    """A sink that takes its time for each call and each row, always the same."""
+
+    async def work(offsets: list[int]) -> None:
+        await anyio.sleep(call_s + row_s * len(offsets))
+
+    return TimedSink(name, work)
+
+
+def failing(name: str, seed: int, *, share: float, call_s: float = 0.0) -> TimedSink:
+    """A sink that fails that share of its calls; half of those times part of the rows are done before."""
+    drawn = random.Random(f"{name} {seed}")
+
+    async def work(offsets: list[int]) -> int | None:
+        if call_s:
+            await anyio.sleep(call_s)
+        if drawn.random() >= share:
+            return None
+        return drawn.choice(offsets) if drawn.random() < 0.5 else offsets[0]
+
+    return TimedSink(name, work)
+
+
+def stalled(name: str, *, from_offset: int, stall_s: float) -> TimedSink:
+    """A sink that stands still once, in the call that brings it that offset."""
+    stood = False
+
+    async def work(offsets: list[int]) -> None:
+        nonlocal stood
+        if offsets[-1] >= from_offset and not stood:
+            stood = True
+            await anyio.sleep(stall_s)
+
+    return TimedSink(name, work)
+
+
+async def publish_all(p: Propagator, arrivals: Sequence[Arrival]) -> list[tuple[int, float]]:
+    """Every call by a task of its own, at its time; return first offset and time of each acknowledgement."""
+    acknowledged: list[Any] = [None] * len(arrivals)
+
+    async def publish(number: int, arrival: Arrival) -> None:
+        await anyio.sleep_until(arrival.at_s)
+        published = await p.publish(*arrival.deltas, after=arrival.after)
+        acknowledged[number] = (published.offset, anyio.current_time())
+
+    async with anyio.create_task_group() as callers:
+        for number, arrival in enumerate(arrivals):
+            callers.start_soon(publish, number, arrival)
+    return acknowledged
