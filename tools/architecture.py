@@ -39,6 +39,7 @@ PURE = (
     "wire/delta_prop_wire/*",
     "*/ports.py",
     "broker/delta_prop_broker/log/*",
+    "delta_prop/backpressure/*",
     "delta_prop/ingest/*",
     "delta_prop/order/*",
     "delta_prop/route/table.py",

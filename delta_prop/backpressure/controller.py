@@ -1,0 +1,231 @@
+"""The rate that suits one pacing sink, in deltas a second: from what it drains and what stands before it.
+
+Pure, and stepped at a fixed interval. Depth alone tells too late and makes a rate swing; the rate at
+which a busy sink drains is its capacity, so the rate follows that, and depth only corrects it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from delta_prop_wire.errors import UsageError
+
+INTERVAL_S = 0.1
+"""How often a law is stepped."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimits:
+    """Where a rate starts and what bounds it, in deltas a second; the window drains are measured over."""
+
+    rate_initial: float = 10_000.0
+    rate_min: float = 100.0
+    rate_max: float = 1_000_000.0
+    increase_share: float = 0.3
+    window_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate_min <= self.rate_initial <= self.rate_max < float("inf"):
+            raise UsageError(
+                f"rates min={self.rate_min}, initial={self.rate_initial}, max={self.rate_max} deltas/s: "
+                "give 0 < min <= initial <= max"
+            )
+        if not 0 < self.increase_share <= 1 or not INTERVAL_S <= self.window_s <= 60:
+            raise UsageError(
+                f"increase_share={self.increase_share}, window_s={self.window_s}: give a share in (0, 1] "
+                f"and a window of {INTERVAL_S} to 60 s"
+            )
+
+
+class Law(Protocol):
+    """What turns measurements into a rate. One object a sink."""
+
+    @property
+    def rate(self) -> float:
+        """The rate that suits now, deltas a second."""
+        ...
+
+    @property
+    def drain_rate(self) -> float:
+        """What left the sink over the last window, deltas a second; 0 before the first step."""
+        ...
+
+    def update(
+        self,
+        *,
+        drained: int,
+        depth: int,
+        depth_max: int,
+        elapsed_s: float = INTERVAL_S,
+        demand_limited: bool = False,
+    ) -> float:
+        """Step the law and return the new rate.
+
+        `drained`: deltas that left since the last step, that is admitted less the growth of the depth.
+        `depth`: admitted and not applied, or a backlog of the sink's own, now; `depth_max` its bound.
+        `elapsed_s`: since the last step; what a late step measured is spread over its real time.
+        `demand_limited`: nothing was held back for this sink's rate, so the source had no more to give.
+        """
+        ...
+
+    def follow(self, *, drained: int, share: float, elapsed_s: float = INTERVAL_S) -> float:
+        """Step while the sink catches up by itself: the rate is a share of what it drains."""
+        ...
+
+
+class _Meter:
+    """Deltas a second over the last `window_s` of samples."""
+
+    __slots__ = ("_samples", "_window_s", "seconds", "total")
+
+    def __init__(self, window_s: float) -> None:
+        self._window_s = window_s
+        self._samples: deque[tuple[float, int]] = deque()
+        self.seconds = 0.0
+        self.total = 0
+
+    def note(self, elapsed_s: float, count: int) -> None:
+        samples = self._samples
+        samples.append((elapsed_s, count))
+        self.total += count
+        # Summed anew: a running sum of seconds would gather the errors of a lifetime.
+        self.seconds = sum(seconds for seconds, _ in samples)
+        while len(samples) > 1 and self.seconds - samples[0][0] >= self._window_s * 0.999:
+            seconds, old = samples.popleft()
+            self.seconds -= seconds
+            self.total -= old
+
+    @property
+    def rate(self) -> float:
+        return self.total / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def lump(self) -> int:
+        """The most that left between two steps."""
+        return max((count for _, count in self._samples), default=0)
+
+
+class _Measured:
+    """What both laws share: the clamps, the smoothing of increases alone, the drain over a window."""
+
+    def __init__(self, limits: RateLimits | None = None) -> None:
+        self.limits = limits or RateLimits()
+        self._rate = self.limits.rate_initial
+        self._drained = _Meter(self.limits.window_s)
+
+    @property
+    def rate(self) -> float:
+        """The rate that suits now, deltas a second."""
+        return self._rate
+
+    @property
+    def drain_rate(self) -> float:
+        """What left the sink over the last window, deltas a second; 0 before the first step."""
+        return self._drained.rate
+
+    def follow(self, *, drained: int, share: float, elapsed_s: float = INTERVAL_S) -> float:
+        """Step while the sink catches up by itself: the rate is a share of what it drains."""
+        if elapsed_s > 0:
+            self._drained.note(elapsed_s, max(drained, 0))
+            self._move(share * self._drained.rate)
+        return self._rate
+
+    def _move(self, target: float) -> None:
+        """Down at once, up by a share of the way; within the bounds."""
+        limits = self.limits
+        target = min(max(target, limits.rate_min), limits.rate_max)
+        if target > self._rate:
+            target = limits.increase_share * target + (1 - limits.increase_share) * self._rate
+        self._rate = min(max(target, limits.rate_min), limits.rate_max)
+
+
+STANDING_S = 0.25
+"""What may stand before a sink: what it drains in this time."""
+RESPONSE_S = 0.5
+"""In this time a depth that is off would be corrected."""
+FALL_MAX = 0.5
+"""A rate falls to this share of itself at most in one step: one odd sample does not stop a source."""
+PROBE = 1.5
+"""What a starved sink is tried with, times the present rate. Smoothed, that doubles it in half a second."""
+HEADROOM = 2.0
+"""A rate is never raised beyond this multiple of what is really drained."""
+STANDING_STEPS = 3
+"""The depth that stands is the smallest of so many steps: what comes and goes between two calls does not."""
+KNOWN_S = 0.3
+"""From so much measured time on a capacity is known."""
+
+
+class DrainLaw(_Measured):
+    """rate = capacity + (wanted depth - depth) / response time, down at once and up smoothly.
+
+    Capacity is what the sink drained over the last second in which it could not have done more: it had
+    work all the time, or the gate held the source back. Idle time is no measure of it.
+    """
+
+    def __init__(self, limits: RateLimits | None = None) -> None:
+        super().__init__(limits)
+        self._capacity = _Meter(self.limits.window_s)
+        self._lately = _Meter(KNOWN_S)
+        self._depths: deque[int] = deque(maxlen=STANDING_STEPS)
+
+    def update(
+        self,
+        *,
+        drained: int,
+        depth: int,
+        depth_max: int,
+        elapsed_s: float = INTERVAL_S,
+        demand_limited: bool = False,
+    ) -> float:
+        """Step the law and return the new rate; see `Law.update`."""
+        if not elapsed_s > 0:
+            return self._rate
+        drained, depth, depth_max = max(drained, 0), max(depth, 0), max(depth_max, 0)
+        before = self._depths[-1] if self._depths else 0
+        self._drained.note(elapsed_s, drained)
+        self._lately.note(elapsed_s, drained)
+        self._depths.append(depth)
+        # Had it drained no more than stood before it, it never ran dry.
+        if not demand_limited or (before and drained <= before):
+            self._capacity.note(elapsed_s, drained)
+        self._move(self._target(depth, depth_max, demand_limited))
+        return self._rate
+
+    def _target(self, depth: int, depth_max: int, demand_limited: bool) -> float:
+        capacity, standing = self._capacity.rate, min(self._depths)
+        if self._capacity.seconds < KNOWN_S * 0.999:
+            return self._rate * FALL_MAX if depth > 0.9 * depth_max else self._rate
+        wanted = min(STANDING_S * capacity + self._capacity.lump, depth_max / 2)
+        target = capacity + (wanted - standing) / RESPONSE_S
+        if standing <= wanted / 2:  # starved: no reason to go down, whatever was drained
+            if not demand_limited:
+                target = max(target, PROBE * self._rate)
+            target = max(min(target, HEADROOM * max(self._lately.rate, self._drained.rate)), self._rate)
+        return max(target, FALL_MAX * self._rate)
+
+
+class SpecificationLaw(_Measured):
+    """The law by depth alone, for comparison: halve above 90 %, x0.9 above 70 %, x1.1 below 30 %."""
+
+    def update(
+        self,
+        *,
+        drained: int,
+        depth: int,
+        depth_max: int,
+        elapsed_s: float = INTERVAL_S,
+        demand_limited: bool = False,
+    ) -> float:
+        """Step the law and return the new rate; a bound of 0 counts as full. See `Law.update`."""
+        if not elapsed_s > 0:
+            return self._rate
+        self._drained.note(elapsed_s, max(drained, 0))
+        full = depth / depth_max if depth_max > 0 else 1.0
+        factor = 0.5 if full > 0.9 else 0.9 if full > 0.7 else 1.1 if full < 0.3 else 1.0
+        limits = self.limits
+        target = min(max(self._rate * factor, limits.rate_min), limits.rate_max)
+        # Smoothed both ways, as it is written down: this is what makes it late.
+        self._rate = limits.increase_share * target + (1 - limits.increase_share) * self._rate
+        return self._rate
