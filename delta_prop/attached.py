@@ -16,9 +16,10 @@ from delta_prop_wire.spec import BATCH_ROWS_MAX, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractAsyncContextManager
 
     from delta_prop.ports import Clock, Threads, World
-    from delta_prop.route.feed import Feed, KeptCursor
+    from delta_prop.route.status import KeptCursor
     from delta_prop_broker.log.contract import Log
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.batch import LoggedBatch
@@ -77,6 +78,10 @@ class Attached:
         if self._threads is None:
             self._threads = self._world.new_threads()
         return self._threads
+
+    def background_thread(self) -> AbstractAsyncContextManager[Threads]:
+        """A new thread of low priority, as long as the scope lasts."""
+        return self._world.background_thread()
 
     def committed(self, next_offset: int) -> None:
         """The sink is durable up to here."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
 
 T = TypeVar("T")
 
@@ -49,8 +50,13 @@ class Threads(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """All ports together; `new_threads` gives each owner a worker of its own."""
+    """All ports together.
+
+    `new_threads` gives each owner a worker of its own; `background_thread` one of low priority, where the
+    system knows that, which lives as long as its scope: for long computations that others must not feel.
+    """
 
     clock: Clock
     randomness: Randomness
     new_threads: Callable[[], Threads]
+    background_thread: Callable[[], AbstractAsyncContextManager[Threads]]

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import random
+import sys
+import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -17,9 +21,12 @@ import anyio.to_thread
 from delta_prop.ports import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 T = TypeVar("T")
+
+BACKGROUND_NICENESS = 10
+"""How far background threads stand back: against a busy thread of the usual 0 they get about a tenth."""
 
 
 class LoopClock:
@@ -64,9 +71,94 @@ class WorkerThread:
         return result  # noqa: RET504 - a scope may swallow what is raised in it, so mypy wants this outside
 
 
+class BackgroundThread:
+    """A thread of its own, of low priority on Linux; anyio's are pooled, so theirs must stay as it is.
+
+    It ends with `stop`, which the scope of `background_thread` calls.
+    """
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
+        self._limiter = anyio.CapacityLimiter(1)
+        self._wake = _waker()
+        # A daemon, so that an interpreter which dies in the middle of a call is not held up by it.
+        self._thread = threading.Thread(target=self._work, name="delta-prop background", daemon=True)
+        self._thread.start()
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Run `function` on the thread; a cancelled caller waits for its end, so that the outcome is known."""
+        with anyio.CancelScope(shield=True):
+            async with self._limiter:
+                call = _Call(function)
+                self._calls.put(call)
+                await call.done.wait()
+        if call.failure is not None:
+            raise call.failure
+        return call.result[0]
+
+    def stop(self) -> None:
+        """End the thread; no call runs any more, since each is waited for."""
+        self._calls.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        if sys.platform == "linux":  # elsewhere the number of a thread would name a process, or nothing
+            with suppress(OSError):
+                thread = threading.get_native_id()
+                os.setpriority(
+                    os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + BACKGROUND_NICENESS
+                )
+        while (call := self._calls.get()) is not None:
+            call.work()
+            with suppress(RuntimeError):  # the loop is gone, and whoever waited with it
+                self._wake(call.done.set)
+            del call
+
+
+class _Call(Generic[T]):
+    """One call on its way to the thread and back."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self.function = function
+        self.done = anyio.Event()
+        self.result: list[T] = []
+        self.failure: BaseException | None = None
+
+    def work(self) -> None:
+        try:
+            self.result.append(self.function())
+        except BaseException as failure:
+            self.failure = failure
+
+
+@asynccontextmanager
+async def background_thread() -> AsyncIterator[BackgroundThread]:
+    """A background thread for as long as the scope lasts."""
+    thread = BackgroundThread()
+    try:
+        yield thread
+    finally:
+        thread.stop()
+
+
 def real_world() -> World:
     """The world of the running event loop. Call it inside one."""
-    return World(clock=LoopClock(), randomness=SystemRandomness(), new_threads=WorkerThread)
+    return World(
+        clock=LoopClock(),
+        randomness=SystemRandomness(),
+        new_threads=WorkerThread,
+        background_thread=background_thread,
+    )
+
+
+def _waker() -> Callable[[Callable[[], object]], object]:
+    """What other threads call to have something done on the running loop."""
+    try:
+        return asyncio.get_running_loop().call_soon_threadsafe
+    except RuntimeError:
+        import trio
+
+        return trio.lowlevel.current_trio_token().run_sync_soon
 
 
 def _loop_time() -> Callable[[], float]:

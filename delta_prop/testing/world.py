@@ -6,6 +6,7 @@ Nothing here waits for real time, so an hour of it takes milliseconds and is the
 from __future__ import annotations
 
 import random
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -13,7 +14,7 @@ import anyio
 from delta_prop.ports import World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
 T = TypeVar("T")
 
@@ -27,10 +28,19 @@ def virtual_world(seed: int = 0, *, thread_delay_s_max: float = 0.0) -> World:
     `thread_delay_s_max`: calls on a thread take a virtual time drawn from 0 to this.
     """
     delays = random.Random(f"threads {seed}")
+
+    def new_thread() -> InlineThread:
+        return InlineThread(lambda: delays.uniform(0, thread_delay_s_max))
+
+    @asynccontextmanager
+    async def background_thread() -> AsyncIterator[InlineThread]:
+        yield new_thread()
+
     return World(
         clock=VirtualClock(),
         randomness=SeededRandomness(f"world {seed}"),
-        new_threads=lambda: InlineThread(lambda: delays.uniform(0, thread_delay_s_max)),
+        new_threads=new_thread,
+        background_thread=background_thread,
     )
 
 

@@ -6,6 +6,7 @@ what readers see, through `get` where the sink has one, or through a `probe` of 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from delta_prop_sinks.sink import Sink
 
@@ -200,6 +202,9 @@ class _Log:
     def grow(self) -> None:
         self._append(*(Delta(f"row-{i}", sparse_add([0], [0.5])) for i in range(12)))
         self._append(Delta("row-2", create([1, 1, 1, 1])), Delta("fact", delete(), namespace="facts"))
+
+    def background_thread(self) -> AbstractAsyncContextManager[_Threads]:
+        return nullcontext(self.threads)
 
     def committed(self, next_offset: int) -> None:
         self.reported = max(self.reported, next_offset)

@@ -37,6 +37,7 @@ from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     import numpy as np
     from numpy.typing import NDArray
@@ -121,6 +122,10 @@ class SinkContext(Protocol):
     @property
     def threads(self) -> Threads:
         """A thread of this sink's own."""
+        ...
+
+    def background_thread(self) -> AbstractAsyncContextManager[Threads]:
+        """A new thread of low priority, as long as the scope lasts; for long work within `background`."""
         ...
 
     def committed(self, next_offset: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from typing import Any
@@ -127,5 +129,54 @@ def test_a_cancelled_caller_waits_for_the_end_of_its_call(loop: dict[str, Any]) 
             tasks.start_soon(threads.run, call)
             tasks.start_soon(let_go)
         assert done == ["effect"]
+
+    anyio.run(main, **loop)
+
+
+@LOOPS
+def test_a_background_thread_stands_back_and_ends_with_its_scope(loop: dict[str, Any]) -> None:
+    async def main() -> None:
+        async with real_world().background_thread() as threads:
+            first = await threads.run(threading.current_thread)
+            assert await threads.run(threading.current_thread) is first
+            assert first is not threading.main_thread()
+            with pytest.raises(ZeroDivisionError):
+                await threads.run(lambda: 1 // 0)
+            if sys.platform == "linux":
+                assert await threads.run(niceness) == min(niceness() + 10, 19)
+                pooled = real_world().new_threads()
+                assert await pooled.run(niceness) == niceness()
+        assert not first.is_alive()
+
+    anyio.run(main, **loop)
+
+
+def niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+@LOOPS
+def test_a_background_thread_finishes_its_call_before_a_cancelled_scope_ends(loop: dict[str, Any]) -> None:
+    async def main() -> None:
+        begun, go, done = threading.Event(), threading.Event(), []
+
+        def call() -> None:
+            begun.set()
+            assert go.wait(5)
+            done.append(threading.current_thread())
+
+        async def work() -> None:
+            async with real_world().background_thread() as threads:
+                await threads.run(call)
+
+        async def let_go() -> None:
+            await real_world().new_threads().run(begun.wait)
+            tasks.cancel_scope.cancel()
+            go.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(work)
+            tasks.start_soon(let_go)
+        assert not done[0].is_alive()
 
     anyio.run(main, **loop)

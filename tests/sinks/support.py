@@ -5,6 +5,7 @@ The oracle is the algebra's own fold of everything in the log; no sink's code is
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from delta_prop_wire.encode import encode_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from delta_prop_wire.delta import Delta
 
@@ -53,8 +55,6 @@ class FakeLog:
 
     topics = frozenset("*")
 
-    topics = frozenset("*")
-
     def __init__(self, log_id: bytes = LOG_ID, *, lamport: int = 0, log_start: int = 0) -> None:
         self.log_id = log_id
         self.epoch = 1
@@ -66,6 +66,9 @@ class FakeLog:
         self.lamport = lamport
         self.commits: list[int] = []
         self.counters: dict[int, int] = {}
+
+    def background_thread(self) -> AbstractAsyncContextManager[InlineThreads]:
+        return nullcontext(self.threads)
 
     def committed(self, next_offset: int) -> None:
         self.commits.append(next_offset)
