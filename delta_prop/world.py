@@ -86,7 +86,7 @@ class BackgroundThread:
         self._thread.start()
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Run `function` on the thread; a cancelled caller waits for its end, so that the outcome is known."""
+        """Run `function` on the thread; a cancelled caller waits for its end, so it knows the outcome."""
         with anyio.CancelScope(shield=True):
             async with self._limiter:
                 call = _Call(function)
