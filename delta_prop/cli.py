@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
 OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
-SPOILABLE = ("storage", "index", "cache", "subscriber")
+SPOILABLE = ("storage", "index", "cache", "subscriber", "audit", "replica")
 
 
 class Parser(argparse.ArgumentParser):

@@ -10,7 +10,7 @@ import unicodedata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 PLAIN_S_MIN = 3.0
 """How often, at most, progress is told where no bar can move."""
@@ -38,6 +38,7 @@ class Console:
         self._live, self._color = live, color
         self._pending = ""  # a bar or a prompt that stands in the last line
         self._told_at = now()
+        self._table_lines = 0  # of a table that is not at its end yet, above the cursor
 
     def style(self, name: str, text: str) -> str:
         """A text in bold, dim, red, green or cyan, where that is welcome."""
@@ -45,6 +46,7 @@ class Console:
 
     def line(self, text: str = "") -> None:
         """One line; a prompt stays below it."""
+        self._table_lines = 0  # a line between is the end of a table
         if self._pending:
             self._write(f"{_CLEAR}{text}\n{self._pending}")
         else:
@@ -76,6 +78,15 @@ class Console:
             self._write(_CLEAR)
         self._pending = ""
         self._told_at = self._now()
+
+    def table(self, lines: Sequence[str], *, last: bool = False) -> None:
+        """Lines that change in place, on a terminal; elsewhere only their last form is told."""
+        if self._live:
+            up = f"\x1b[{self._table_lines}A" if self._table_lines else ""
+            self._write(up + "".join(f"{_CLEAR}{self.fitting(line)}\n" for line in lines))
+            self._table_lines = 0 if last else len(lines)
+        elif last:
+            self._write("".join(f"{line}\n" for line in lines))
 
     def prompt(self, text: str) -> None:
         """Ask for a line, on a terminal; empty: ask no more."""

@@ -86,6 +86,34 @@ class Place:
         """The storage sink's file."""
         return self.root / "store.db"
 
+    @property
+    def audit(self) -> Path:
+        """The audit sink's file: deltas as JSON lines, with their offsets."""
+        return self.root / "audit.jsonl"
+
+    @property
+    def replica(self) -> Path:
+        """The SQLite file of the store that is killed."""
+        return self.root / "replica.db"
+
+    @property
+    def left(self) -> Path:
+        """What the killed store leaves: a copy of its file and write-ahead log."""
+        return self.root / "left" / "replica.db"
+
+    def leave_replica(self) -> None:
+        """Copy the replica's files as they lie there; nobody may write them meanwhile."""
+        self.left.parent.mkdir()
+        for suffix in ("", "-wal"):
+            file = self.replica.with_name(self.replica.name + suffix)
+            if file.exists():
+                shutil.copyfile(file, self.left.with_name(file.name))
+
+    def audited(self) -> Iterator[str]:
+        """The audit sink's lines, from the first."""
+        with self.audit.open(encoding="utf-8") as file:
+            yield from file
+
     def copy(self, path: str, text: str) -> None:
         """Put a text where it may be edited."""
         target = self.texts / path
@@ -105,9 +133,15 @@ class Place:
         """Delete the folder with all that is in it."""
         shutil.rmtree(self.root, ignore_errors=True)
 
-    def spoil_store(self, namespace: str, vector_id: str, vector: list[float]) -> None:
-        """Change one row behind the storage sink's back."""
-        connection = sqlite3.connect(self.store)
+    def spoil_audit(self) -> None:
+        """Lose the last line but one."""
+        lines = list(self.audited())
+        del lines[-2:-1]
+        self.audit.write_text("".join(lines), encoding="utf-8")
+
+    def spoil_store(self, store: Path, namespace: str, vector_id: str, vector: list[float]) -> None:
+        """Change one row behind a storage sink's back."""
+        connection = sqlite3.connect(store)
         try:
             with connection:
                 connection.execute("PRAGMA wal_autocheckpoint = 0")

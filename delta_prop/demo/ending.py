@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from delta_prop.demo.console import printable, size
 from delta_prop.demo.library import NAMESPACE, Library
 from delta_prop.demo.verify import Verdict, spoil, verify
-from delta_prop.demo.wiring import SINKS
 
 if TYPE_CHECKING:
     from delta_prop.demo.scenes import Play
@@ -26,7 +25,7 @@ async def verify_scene(play: Play, wiring: Wiring, spoiled: str | None) -> list[
         console.line(f"  one wrong row was planted in {spoiled}")
     verdicts = await verify(wiring, play.place)
     for verdict in verdicts:
-        unit = "deltas" if verdict.sink == "subscriber" else "rows"
+        unit = "deltas" if verdict.sink in ("subscriber", "audit") else "rows"
         told = console.style("green", "identical")
         if not verdict.identical:
             told = console.style("red", f"{verdict.wrong:,} WRONG") + f"  {printable(verdict.fault)}"
@@ -47,12 +46,12 @@ def end_scene(play: Play, wiring: Wiring, elapsed_s: float) -> None:
     )
     console.line(console.style("dim", "  sink          deltas     lag   publish to visible, p50"))
     sinks = {}
-    for name in SINKS:
+    for name in wiring.sinks():
         one, p50_ms = statistics.sinks[name], wiring.p50_ms(name)
         told = "–" if p50_ms is None else f"{p50_ms:.1f} ms"
-        console.line(f"  {name:<10}  {one.deltas:>8,}  {one.lag:>6,}   {told:>23}")
+        console.line(f"  {name:<10}  {one.success:>8,}  {one.lag:>6,}   {told:>23}")
         sinks[name] = {
-            "deltas": one.deltas,
+            "deltas": one.success,
             "lag": one.lag,
             "p50_ms": None if p50_ms is None else round(p50_ms, 3),
         }

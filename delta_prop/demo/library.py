@@ -5,13 +5,14 @@ Deltas come out; nothing is published here, and no file is read.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from delta_prop.demo.corpus import documents_of
 from delta_prop.demo.embedding import DIMENSION, Embedding
-from delta_prop_wire.delta import Delta, create, delete, dense, sparse
+from delta_prop_wire.delta import Delta, create, delete, dense, sparse, sparse_add
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,6 +37,7 @@ class Library:
         self.left_out = 0
         self._ids: dict[str, list[str]] = {}
         self._vectors: dict[str, NDArray[np.float32]] = {}
+        self._links: dict[str, list[str]] = {}
 
     def add(self, path: str, text: str) -> int:
         """Take a file's documents in, as many as there is room for; how many those were. Raises NotParsed."""
@@ -47,7 +49,7 @@ class Library:
 
     def vectors(self, ids: Sequence[str]) -> NDArray[np.float32]:
         """The vectors of documents, a row each; they count as published from now on."""
-        matrix = np.stack([self.embedding.document(self.documents[one]) for one in ids])
+        matrix = np.stack([self._embed(self.documents[one]) for one in ids])
         self._vectors.update(zip(ids, matrix, strict=True))
         return matrix
 
@@ -63,7 +65,7 @@ class Library:
         deltas = []
         for document in self._take(path, found):
             if old.get(document.id) != document:
-                vector = self.embedding.document(document)
+                vector = self._embed(document)
                 operation = change(before.get(document.id), vector)
                 if operation is not None:
                     deltas.append(Delta(document.id, operation, NAMESPACE))
@@ -71,8 +73,30 @@ class Library:
         for gone in before:
             if gone not in self.documents:
                 del self._vectors[gone]
+                self._links.pop(gone, None)
                 deltas.append(Delta(gone, delete(), NAMESPACE))
         return deltas
+
+    def link(self, document_id: str, other_id: str) -> Delta | None:
+        """Let a document say "see also" another one, as a delta that adds; None where that changes nothing.
+
+        The link is no part of the file, and stays when that is edited.
+        """
+        before = self._vectors[document_id]
+        self._links.setdefault(document_id, []).append(other_id)
+        difference = self._embed(self.documents[document_id]) - before
+        places = np.flatnonzero(difference)
+        if not len(places):
+            return None
+        # What is published is the sum, which may be off the embedding by its rounding.
+        self._vectors[document_id] = before + difference
+        return Delta(document_id, sparse_add(places, difference[places]), NAMESPACE)
+
+    def _embed(self, document: Document) -> NDArray[np.float32]:
+        links = self._links.get(document.id)
+        if links:
+            document = replace(document, text=f"{document.text}\n\nsee also {', '.join(links)}")
+        return self.embedding.document(document)
 
     def _take(self, path: str, found: Sequence[Document]) -> list[Document]:
         taken = []

@@ -26,7 +26,7 @@ Key = tuple[str, str]
 Mark = tuple[Key, str, int]
 """What is compared of one delta in a stream: whose it is, its operation, a checksum of its numbers."""
 
-_NAMES = {0: "create", 1: "sparse", 2: "dense", 6: "delete"}
+_NAMES = {0: "create", 1: "sparse", 2: "dense", 6: "delete", 7: "sparse_add"}
 
 
 @dataclass(slots=True)
@@ -35,6 +35,23 @@ class Folded:
 
     vectors: dict[Key, list[float]] = field(default_factory=dict)
     marks: list[Mark] = field(default_factory=list)
+
+    def add(self, line: str) -> None:
+        """One more line; it sets what it says, or adds it."""
+        delta = json.loads(line)
+        key = (delta["namespace"], delta["vector_id"])
+        if delta["op"] == "delete":
+            self.vectors.pop(key, None)
+        elif delta["op"] == "sparse":
+            for index, value in zip(delta["indices"], delta["values"], strict=True):
+                self.vectors[key][index] = value
+        elif delta["op"] == "sparse_add":
+            for index, value in zip(delta["indices"], delta["values"], strict=True):
+                # A double holds the sum of two float32 closely enough to be rounded once, to the right one.
+                self.vectors[key][index] = array("f", [self.vectors[key][index] + value])[0]
+        else:
+            self.vectors[key] = delta["vector"]
+        self.marks.append(_mark_of_form(delta))
 
 
 def create_line(namespace: str, vector_id: str, vector: NDArray[np.float32]) -> str:
@@ -60,21 +77,17 @@ def line_of(delta: Delta) -> str:
 
 
 def fold(lines: Iterable[str]) -> Folded:
-    """Read lines in order, each setting what it says."""
+    """Read lines in order."""
     folded = Folded()
     for line in lines:
-        delta = json.loads(line)
-        key = (delta["namespace"], delta["vector_id"])
-        if delta["op"] == "delete":
-            folded.vectors.pop(key, None)
-        elif delta["op"] == "sparse":
-            for index, value in zip(delta["indices"], delta["values"], strict=True):
-                folded.vectors[key][index] = value
-        else:
-            folded.vectors[key] = delta["vector"]
-        numbers = delta.get("values", delta.get("vector", ()))
-        folded.marks.append((key, delta["op"], checksum(numbers, delta.get("indices", ()))))
+        folded.add(line)
     return folded
+
+
+def logged_mark(line: str) -> tuple[int, Mark]:
+    """The offset and the mark of a line that a sink of JSON lines wrote."""
+    form = json.loads(line)
+    return form["offset"], _mark_of_form(form)
 
 
 def checksum(numbers: Sequence[float], indices: Sequence[int]) -> int:
@@ -88,3 +101,8 @@ def mark_of(delta: Delta) -> Mark:
     values = b"" if operation.values is None else operation.values.tobytes()
     indices = b"" if operation.indices is None else operation.indices.tobytes()
     return (delta.namespace, delta.vector_id), _NAMES[operation.kind], crc32(indices, crc32(values))
+
+
+def _mark_of_form(form: dict[str, Any]) -> Mark:
+    numbers = form.get("values", form.get("vector", ()))
+    return (form["namespace"], form["vector_id"]), form["op"], checksum(numbers, form.get("indices", ()))

@@ -6,6 +6,7 @@ Returns an exit status; a user's mistake is a UsageError, and Ctrl-C an ordinary
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ from delta_prop.demo import edge
 from delta_prop.demo.console import Console, printable
 from delta_prop.demo.corpus import NotParsed
 from delta_prop.demo.ending import end_scene, next_scene, verify_scene
+from delta_prop.demo.pressure import crash_scene, slow_scene
 from delta_prop.demo.scenes import (
     Play,
     answer,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 _PROMPT = "search> "
+_LOGGER = logging.getLogger("delta_prop")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,19 @@ class Options:
     spoil: str | None = None
     json: bool = False
     keep: bool = False
+
+
+class _Log(logging.Handler):
+    """Shows what the service itself has to say, where it happens."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        told = self._console.style("dim", f"  log: {printable(record.getMessage())}")
+        self._console.line(self._console.fitting(told))
 
 
 class Interrupt:
@@ -89,6 +105,8 @@ async def show(options: Options, write: Callable[[str], object]) -> int:
         raise UsageError(f"--path {options.path}: there is no folder of that name that can be read")
     place, interrupt = edge.new_place(), Interrupt()
     status = INTERRUPTED
+    log = _Log(console)
+    _LOGGER.addHandler(log)
     try:
         async with anyio.create_task_group() as tasks:
             await tasks.start(interrupt.wait)
@@ -99,6 +117,7 @@ async def show(options: Options, write: Callable[[str], object]) -> int:
     except BaseExceptionGroup as group:
         raise _only(group) from group
     finally:
+        _LOGGER.removeHandler(log)
         if not options.keep:
             place.remove()
     if status == INTERRUPTED:
@@ -122,10 +141,14 @@ async def _play(play: Play, options: Options, terminal: Terminal, interrupt: Int
         await search_scene(play, wiring)
         _title(console, "3 edit", "two words change a few numbers, so the delta is small")
         await edit_scene(play, wiring)
+        _title(console, "4 slow", "one sink is slowed 100 x; the others keep their pace")
+        await slow_scene(play, wiring)
+        _title(console, "5 crash", "a store is killed in the middle of a batch, and comes back")
+        await crash_scene(play, wiring)
         if by_hand:
-            _title(console, "4 by hand", "edit the texts, search them")
+            _title(console, "6 by hand", "edit the texts, search them")
             await _by_hand(play, wiring, interrupt)
-        number = 5 if by_hand else 4
+        number = 7 if by_hand else 6
         _title(console, f"{number} verify", f"each sink against the {wiring.deltas:,} published lines")
         verdicts = await verify_scene(play, wiring, options.spoil)
         _title(console, f"{number + 1} end", "")

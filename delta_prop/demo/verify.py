@@ -8,15 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from delta_prop.demo.published import fold
+import anyio.lowlevel
+
+from delta_prop.demo.published import Folded, logged_mark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from delta_prop.demo.edge import Place
-    from delta_prop.demo.published import Folded, Key
-    from delta_prop.demo.wiring import Listener, Wiring
+    from delta_prop.demo.published import Key, Mark
+    from delta_prop.demo.wiring import Wiring
     from delta_prop_wire.algebra import State
+
+
+_LINES_AT_ONCE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +42,35 @@ class Verdict:
 async def verify(wiring: Wiring, place: Place) -> list[Verdict]:
     """A verdict on every sink. Nothing may be published meanwhile."""
     await wiring.settled()
-    folded = fold(place.lines())
-    stored = [row async for row in wiring.storage.rows()]
-    return [
-        compare("storage", _alive(stored), folded),
-        compare("index", _alive(wiring.index.rows()), folded),
-        compare("cache", _cached(wiring, folded), folded),
-        compare_stream(wiring.listener, folded),
-    ]
+    folded = Folded()
+    for number, line in enumerate(place.lines()):
+        folded.add(line)
+        if not number % _LINES_AT_ONCE:
+            await anyio.lowlevel.checkpoint()  # an interrupt has to get through
+    verdicts = []
+    for sink in wiring.sinks():
+        verdicts.append(await _verdict(sink, wiring, place, folded))
+        await anyio.lowlevel.checkpoint()
+    return verdicts
+
+
+async def _verdict(sink: str, wiring: Wiring, place: Place, folded: Folded) -> Verdict:
+    if sink == "subscriber":
+        return compare_stream(sink, wiring.listener.offsets, wiring.listener.marks, folded)
+    if sink == "audit":
+        offsets, marks = [], []
+        for offset, mark in map(logged_mark, place.audited()):
+            offsets.append(offset)
+            marks.append(mark)
+        return compare_stream(sink, offsets, marks, folded, first=wiring.audit_from)
+    if sink == "index":
+        return compare(sink, _alive(wiring.index.rows()), folded)
+    if sink == "cache":
+        return compare(sink, _cached(wiring, folded), folded)
+    store = wiring.replica if sink == "replica" else wiring.storage
+    assert store is not None
+    stored = [row async for row in store.rows()]
+    return compare(sink, _alive(stored), folded)
 
 
 def compare(sink: str, rows: Iterable[tuple[Key, list[float]]], folded: Folded) -> Verdict:
@@ -64,11 +90,13 @@ def compare(sink: str, rows: Iterable[tuple[Key, list[float]]], folded: Folded) 
     return Verdict(sink, len(seen), wrong, fault)
 
 
-def compare_stream(listener: Listener, folded: Folded) -> Verdict:
-    """What the subscriber got against the lines: each once, in their order, with their numbers."""
-    got, published = listener.marks, folded.marks
-    verdict = Verdict("subscriber", len(got))
-    if listener.offsets != sorted(set(listener.offsets)):
+def compare_stream(
+    sink: str, offsets: Sequence[int], got: Sequence[Mark], folded: Folded, first: int = 0
+) -> Verdict:
+    """What a sink of deltas got against the lines from the `first` on: each once, in order, whole."""
+    published = folded.marks[first:]
+    verdict = Verdict(sink, len(got))
+    if list(offsets) != sorted(set(offsets)):
         return replace(verdict, wrong=1, fault="offsets do not rise: a delta came twice or out of order")
     wrong = sum(a != b for a, b in zip(got, published, strict=False)) + abs(len(got) - len(published))
     if not wrong:
@@ -77,7 +105,8 @@ def compare_stream(listener: Listener, folded: Folded) -> Verdict:
     if at is None:
         fault = f"{len(got):,} deltas came, {len(published):,} were published"
     else:
-        fault = f"delta {at:,} is {got[at][1]} {_name(got[at][0])}, published was {_line(folded, at)}"
+        mine, its = published[at], got[at]
+        fault = f"delta {at:,} is {its[1]} {_name(its[0])}, published was {mine[1]} {_name(mine[0])}"
     return replace(verdict, wrong=wrong, fault=fault)
 
 
@@ -87,6 +116,9 @@ def spoil(sink: str, wiring: Wiring, place: Place, key: Key) -> None:
         marks = wiring.listener.marks
         marks[0], marks[-1] = marks[-1], marks[0]
         return
+    if sink == "audit":
+        place.spoil_audit()
+        return
     namespace, vector_id = key
     table = wiring.index.resident.tables[namespace]
     assert table.matrix is not None
@@ -94,8 +126,9 @@ def spoil(sink: str, wiring: Wiring, place: Place, key: Key) -> None:
     cached = wiring.cache.peek(namespace, vector_id)
     assert cached is not None
     assert cached.vector is not None
-    if sink == "storage":
-        place.spoil_store(namespace, vector_id, [row[0].item() + 1, *row[1:].tolist()])
+    if sink in ("storage", "replica"):
+        store = place.store if sink == "storage" else place.left
+        place.spoil_store(store, namespace, vector_id, [row[0].item() + 1, *row[1:].tolist()])
     elif sink == "index":
         row[0] += 1
     else:
@@ -128,11 +161,6 @@ def _difference(key: Key, vector: list[float], expected: list[float] | None) -> 
         return f"{_name(key)} has {len(vector):,} numbers, published were {len(expected):,}"
     at = next(i for i, (a, b) in enumerate(zip(vector, expected, strict=True)) if a != b)
     return f"{_name(key)}: number {at} is {vector[at]:g}, published was {expected[at]:g}"
-
-
-def _line(folded: Folded, at: int) -> str:
-    key, operation, _ = folded.marks[at]
-    return f"{operation} {_name(key)}"
 
 
 def _name(key: Key) -> str:

@@ -6,7 +6,6 @@ import pytest
 
 from delta_prop.demo.published import Folded, Mark
 from delta_prop.demo.verify import compare, compare_stream
-from delta_prop.demo.wiring import Listener
 
 FOLDED = Folded({("n", "a"): [1.0, 2.0], ("n", "b"): [3.0, 4.0]})
 A, B = (("n", "a"), [1.0, 2.0]), (("n", "b"), [3.0, 4.0])
@@ -56,4 +55,4 @@ def test_a_row_that_differs_is_named(rows: list[tuple[tuple[str, str], list[floa
 def test_a_stream_has_each_delta_once_in_order_and_whole(
     offsets: list[int], marks: list[Mark], fault: str
 ) -> None:
-    assert compare_stream(Listener(offsets, marks), Folded({}, MARKS)).fault == fault
+    assert compare_stream("subscriber", offsets, marks, Folded({}, MARKS)).fault == fault
