@@ -1,0 +1,290 @@
+"""Load in real time whose arrivals are fixed in advance, and what it meets: latencies, CPU, memory.
+
+An open loop does not wait for answers: a call that comes late for its time counts as late, so a service
+that stands still for a moment cannot hide it by making its callers wait.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import resource
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+import numpy as np
+
+from delta_prop import Propagator, Settings
+from delta_prop.sinks import CacheSink, CallbackSink, StorageSink
+from delta_prop_sinks.sink import TryAgain
+from delta_prop_wire.delta import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from delta_prop_sinks.sink import Delivery, SinkContext
+
+MIB = 1 << 20
+ROWS, DIMENSION, KEYS = 10, 64, 2_000
+LOGGED_BYTES_PER_CALL = 8_000
+"""What the log counts for one call of so many rows, rounded up."""
+SINKS_OWN_BYTES = 2 * (KEYS * (DIMENSION * 4 + 500) + 8 * MIB)
+"""Storage and cache hold every vector once each, with their tables, SQLite's pages, a flush on its way."""
+FLOOR_BYTES = 8 * MIB
+"""What the interpreter and the allocator may keep of what was freed; threads' stacks."""
+
+
+class Calls(NamedTuple):
+    """What is published over and over: vectors as columns."""
+
+    ids: list[list[str]]
+    matrices: list[NDArray[np.float32]]
+
+    @classmethod
+    def drawn(cls, seed: int) -> Calls:
+        drawn = np.random.default_rng(seed)
+        keys = [f"vector-{number}" for number in range(KEYS)]
+        order = drawn.permutation(KEYS).reshape(-1, ROWS)
+        return cls(
+            [[keys[place] for place in row] for row in order],
+            [drawn.random((ROWS, DIMENSION), np.float32) for _ in order],
+        )
+
+    async def publish(self, p: Propagator, number: int, kind: Kind = Kind.DENSE) -> int:
+        """Call number so-and-so; returns the offset behind it."""
+        place = number % len(self.ids)
+        published = await p.publish_many(self.ids[place], self.matrices[place], kind=kind)
+        return published.next_offset
+
+
+class Stamps:
+    """When a sink had applied everything below an offset."""
+
+    def __init__(self) -> None:
+        self.ends: list[int] = []
+        self.times: list[float] = []
+
+    def note(self, deliveries: Sequence[Delivery]) -> None:
+        self.ends.append(deliveries[-1].next_offset)
+        self.times.append(time.perf_counter())
+
+    def latencies_s(self, due: NDArray[np.float64], ends: NDArray[np.int64]) -> NDArray[np.float64]:
+        """For each call, from when it was due to when this sink had it."""
+        calls = np.searchsorted(np.array(self.ends), ends)
+        return np.array(self.times)[calls] - due
+
+
+class StampedStorage(StorageSink):
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.stamps = Stamps()
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        await super().apply(deliveries)
+        self.stamps.note(deliveries)
+
+
+class StampedCache(CacheSink):
+    def __init__(self) -> None:
+        super().__init__(bytes_max=8 * MIB)
+        self.stamps = Stamps()
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        await super().apply(deliveries)
+        self.stamps.note(deliveries)
+
+
+class StampedCallback(CallbackSink):
+    def __init__(self) -> None:
+        super().__init__(self.take, per="delivery")
+        self.stamps = Stamps()
+        self.total = 0.0
+
+    def take(self, delivery: Delivery) -> None:
+        self.total += delivery.count
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        await super().apply(deliveries)
+        self.stamps.note(deliveries)
+
+
+class DisturbedSink:
+    """Stands still until it is released, or fails a share of its calls. Notes what it applied, as ranges."""
+
+    def __init__(self, name: str, *, stands: bool = False, fails: float = 0.0) -> None:
+        self.name = name
+        self.applied: list[tuple[int, int]] = []
+        self.failures = 0
+        self.released = anyio.Event()
+        if not stands:
+            self.released.set()
+        self._fails = fails
+        self._drawn = random.Random(name)
+
+    async def open(self, context: SinkContext) -> None:
+        """Nothing to open: the service keeps the cursor."""
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        await self.released.wait()
+        if self._drawn.random() >= self._fails:
+            self._note(deliveries, deliveries[-1].next_offset)
+            return
+        self.failures += 1
+        done = None
+        if self._drawn.random() < 0.5:
+            done = self._drawn.randint(deliveries[0].first_offset, deliveries[-1].next_offset - 1)
+            self._note(deliveries, done)
+        raise TryAgain("it fails now and then", done_offset=done)
+
+    def has_all(self, end: int) -> bool:
+        """Whether everything came, in order, each row once."""
+        edges = [(0, 0), *self.applied, (end, end)]
+        return all(one[1] == other[0] for one, other in pairwise(edges))
+
+    def _note(self, deliveries: Sequence[Delivery], below: int) -> None:
+        for one in deliveries:
+            first = one.first_offset + (0 if one.rows is None else int(one.rows[0]))
+            if first < min(below, one.next_offset):
+                self.applied.append((first, min(below, one.next_offset)))
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+    def statistics(self) -> int:
+        """How often it failed."""
+        return self.failures
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How much: calls a second, for how long; and the bounds that hold it."""
+
+    calls_per_s: float
+    seconds: float
+
+    @property
+    def calls(self) -> int:
+        return round(self.calls_per_s * self.seconds)
+
+    def schedule(self, seed: int) -> NDArray[np.float64]:
+        """When each call is due, seconds from the start: independent callers."""
+        gaps = np.random.default_rng(seed).exponential(1 / self.calls_per_s, self.calls)
+        return np.cumsum(gaps)
+
+    def settings(self) -> Settings:
+        """A log that holds the run, whoever stands still; everything else small."""
+        held = self.calls + KEYS // ROWS
+        return Settings(
+            queue_bytes_max=4 * MIB,
+            pending_bytes_max=MIB,
+            pending_deltas_max=100,
+            log_deltas_max=held * ROWS,
+            log_bytes_max=max(16 * MIB, held * LOGGED_BYTES_PER_CALL),
+            id_generation=1,
+            id_generations_max=1,
+            heads_max=2 * KEYS,
+            origins_max=100,
+            origins_per_owner_max=100,
+            mailbox_bytes_max=2 * MIB,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One run. Seconds, microseconds of CPU, bytes."""
+
+    latencies_s: dict[str, NDArray[np.float64]]
+    cpu_us_per_delta: float
+    rss_bytes_max: int
+    log_bytes: int
+    disturbed: dict[str, tuple[int, int]]
+    """Lag in deltas and failures, when the others had everything."""
+
+
+async def peak_calls_per_s(calls: Calls, path: Path, seconds: float) -> float:
+    """What one caller that waits for each acknowledgement reaches, until every healthy sink has it."""
+    load = Load(20_000, seconds)
+    async with Propagator(load.settings()) as p:
+        await _attach_healthy(p, path)
+        await _fill(p, calls)
+        begin, number = time.perf_counter(), 0
+        while time.perf_counter() - begin < seconds and number < load.calls:
+            end = await calls.publish(p, number)
+            number += 1
+        await p.wait_visible(end)
+        return number / (time.perf_counter() - begin)
+
+
+async def measure(load: Load, calls: Calls, path: Path, seed: int, *, disturbed: bool) -> Measured:
+    """One run of the load, with or without the two sinks that must hurt nobody."""
+    due = load.schedule(seed)
+    extra = [DisturbedSink("stalled", stands=True), DisturbedSink("failing", fails=0.3)] if disturbed else []
+    async with Propagator(load.settings()) as p:
+        healthy = await _attach_healthy(p, path)
+        for sink in extra:
+            await p.attach(sink)
+        await _fill(p, calls)
+        gc.collect()
+        cpu = time.process_time()
+        begin = time.perf_counter() + 0.005
+        ends, rss = await _offer_load(p, calls, due, begin)
+        await p.wait_visible(int(ends[-1]), sinks=list(healthy))
+        cpu = time.process_time() - cpu
+        statistics = p.statistics()
+        for sink in extra:
+            sink.released.set()
+        await p.wait_visible(int(ends[-1]))
+        assert all(sink.has_all(int(ends[-1])) for sink in extra)
+        assert statistics.log.dropped == statistics.log.refused == 0
+    return Measured(
+        {name: stamps.latencies_s(begin + due, ends) for name, stamps in healthy.items()},
+        cpu * 1e6 / (load.calls * ROWS),
+        max(rss, rss_bytes()),
+        statistics.log.bytes,
+        {sink.name: (statistics.sinks[sink.name].lag, sink.failures) for sink in extra},
+    )
+
+
+def memory_bytes_max(load: Load) -> int:
+    """By how much a run may grow the process: what the settings promise, and the sinks' own."""
+    return load.settings().memory_bytes_max(5) + SINKS_OWN_BYTES + FLOOR_BYTES
+
+
+def rss_bytes() -> int:
+    """The process's resident memory now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+async def _attach_healthy(p: Propagator, path: Path) -> dict[str, Stamps]:
+    storage, cache, callback = StampedStorage(path), StampedCache(), StampedCallback()
+    for sink in (storage, cache, callback):
+        await p.attach(sink)
+    return {one.name: one.stamps for one in (storage, cache, callback)}
+
+
+async def _fill(p: Propagator, calls: Calls) -> None:
+    """Every vector once, so that no run measures the first sight of a key."""
+    for number in range(len(calls.ids)):
+        end = await calls.publish(p, number, Kind.CREATE)
+    names = [name for name in p.statistics().sinks if name not in ("stalled", "failing")]
+    await p.wait_visible(end, sinks=names, committed=True)
+
+
+async def _offer_load(
+    p: Propagator, calls: Calls, due: NDArray[np.float64], begin: float
+) -> tuple[NDArray[np.int64], int]:
+    ends, rss, looked = np.empty(len(due), np.int64), 0, 0.0
+    for number, at in enumerate(due.tolist()):
+        wait_s = begin + at - time.perf_counter()
+        if wait_s > 0:
+            await anyio.sleep(wait_s)
+        ends[number] = await calls.publish(p, number)
+        if at - looked > 0.2:
+            looked, rss = at, max(rss, rss_bytes())
+    return ends, rss
