@@ -102,9 +102,10 @@ class _Meter:
         return self.total / self.seconds if self.seconds > 0 else 0.0
 
     @property
-    def lump(self) -> int:
-        """The most that left between two steps."""
-        return max((count for _, count in self._samples), default=0)
+    def lump(self) -> float:
+        """What left between two steps in which anything did, on average."""
+        steps = sum(1 for _, count in self._samples if count)
+        return self.total / steps if steps else 0.0
 
 
 class _Measured:
@@ -142,33 +143,38 @@ class _Measured:
 
 
 STANDING_S = 0.25
-"""What may stand before a sink: what it drains in this time."""
-RESPONSE_S = 0.5
-"""In this time a depth that is off would be corrected."""
+"""What may stand before a sink: what it drains in this time, and one of its calls."""
+RESPONSE_S = 1.0
+"""In this time a depth that is off would be corrected; what exceeds twice the wanted depth, in a quarter."""
 FALL_MAX = 0.5
 """A rate falls to this share of itself at most in one step: one odd sample does not stop a source."""
 PROBE = 1.5
 """What a starved sink is tried with, times the present rate. Smoothed, that doubles it in half a second."""
 HEADROOM = 2.0
 """A rate is never raised beyond this multiple of what is really drained."""
-STANDING_STEPS = 3
-"""The depth that stands is the smallest of so many steps: what comes and goes between two calls does not."""
 KNOWN_S = 0.3
 """From so much measured time on a capacity is known."""
+NOISE_MAX = 0.3
+"""A measure that is off by no more moves the known capacity by a tenth of the way; else it replaces it."""
+NOISE_SHARE = 0.1
 
 
 class DrainLaw(_Measured):
     """rate = capacity + (wanted depth - depth) / response time, down at once and up smoothly.
 
     Capacity is what the sink drained over the last second in which it could not have done more: it had
-    work all the time, or the gate held the source back. Idle time is no measure of it.
+    work all the time, or the gate held the source back. Idle time is no measure of it. A sink that
+    takes many deltas in one call lets them go at once; so the part of the call in hand that should be
+    done by now counts as gone, and what one call takes may stand before it besides.
     """
 
     def __init__(self, limits: RateLimits | None = None) -> None:
         super().__init__(limits)
-        self._capacity = _Meter(self.limits.window_s)
+        self._busy = _Meter(self.limits.window_s)
         self._lately = _Meter(KNOWN_S)
-        self._depths: deque[int] = deque(maxlen=STANDING_STEPS)
+        self._depth = 0
+        self._capacity = 0.0
+        self._quiet_s = 0.0  # since something left
 
     def update(
         self,
@@ -183,22 +189,27 @@ class DrainLaw(_Measured):
         if not elapsed_s > 0:
             return self._rate
         drained, depth, depth_max = max(drained, 0), max(depth, 0), max(depth_max, 0)
-        before = self._depths[-1] if self._depths else 0
+        before, self._depth = self._depth, depth
         self._drained.note(elapsed_s, drained)
         self._lately.note(elapsed_s, drained)
-        self._depths.append(depth)
+        self._quiet_s = 0.0 if drained else self._quiet_s + elapsed_s
         # Had it drained no more than stood before it, it never ran dry.
         if not demand_limited or (before and drained <= before):
-            self._capacity.note(elapsed_s, drained)
+            self._busy.note(elapsed_s, drained)
+            measured = self._busy.rate
+            near = abs(measured - self._capacity) <= NOISE_MAX * self._capacity
+            self._capacity += (NOISE_SHARE if near else 1.0) * (measured - self._capacity)
         self._move(self._target(depth, depth_max, demand_limited))
         return self._rate
 
     def _target(self, depth: int, depth_max: int, demand_limited: bool) -> float:
-        capacity, standing = self._capacity.rate, min(self._depths)
-        if self._capacity.seconds < KNOWN_S * 0.999:
+        if self._busy.seconds < KNOWN_S * 0.999:
             return self._rate * FALL_MAX if depth > 0.9 * depth_max else self._rate
-        wanted = min(STANDING_S * capacity + self._capacity.lump, depth_max / 2)
-        target = capacity + (wanted - standing) / RESPONSE_S
+        capacity, lump = self._capacity, self._busy.lump
+        standing = depth - min(capacity * self._quiet_s, lump, depth)
+        wanted = min(STANDING_S * capacity + lump, depth_max / 2)
+        excess = standing - wanted
+        target = capacity - (excess + 3 * max(excess - wanted, 0.0)) / RESPONSE_S
         if standing <= wanted / 2:  # starved: no reason to go down, whatever was drained
             if not demand_limited:
                 target = max(target, PROBE * self._rate)
