@@ -1,0 +1,194 @@
+"""Fifty sinks of which ten stand still: what a publish costs, what waits for them, how they catch up.
+
+Costs are counted, in calls and wakes, so that they are the same on every machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from delta_prop import Propagator, Settings
+from delta_prop.route.feed import Feed
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_broker.log.memory import MemoryLog
+from delta_prop_wire.delta import Delta, opaque
+from tests.delta_prop.pressure.isolation import TimedSink, steady
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HEALTHY, STALLED = 40, 10
+MAILBOX_DELTAS, MAILBOX_BYTES, MERGE = 200, 1 << 20, 100
+SETTINGS = Settings(
+    mailbox_deltas_max=MAILBOX_DELTAS, mailbox_bytes_max=MAILBOX_BYTES, merge_deltas_max=MERGE
+)
+CALLS_PER_SINK_MAX = 40
+CALLS_PER_STALLED_SINK_MAX = 6
+"""What a publish may cost for each sink, in calls of functions; one that is behind is only looked at."""
+WAKES_PER_SINK_MAX = 6
+
+
+class Gate:
+    """What the stalled sinks wait at."""
+
+    def __init__(self) -> None:
+        self.opened = anyio.Event()
+
+    def sink(self, name: str) -> TimedSink:
+        async def work(_: list[int]) -> None:
+            await self.opened.wait()
+
+        return TimedSink(name, work)
+
+
+@dataclass(slots=True)
+class Counted:
+    """What went on inside `counting()`."""
+
+    calls: int = 0
+    offers: int = 0
+    wakes: int = 0
+
+
+@contextmanager
+def counting() -> Iterator[Counted]:
+    """Count every call of a function, offers among them, and what the loop is asked to run."""
+    counted = Counted()
+    offer = Feed.offer.__code__
+    loop: Any = asyncio.get_running_loop()
+    call_soon = loop.call_soon
+
+    def note(frame: Any, event: str, _argument: Any) -> None:
+        if event in ("call", "c_call"):
+            counted.calls += 1
+            counted.offers += event == "call" and frame.f_code is offer
+
+    def wake(*arguments: Any, **options: Any) -> Any:
+        counted.wakes += 1
+        return call_soon(*arguments, **options)
+
+    before = sys.getprofile()
+    loop.call_soon = wake
+    sys.setprofile(note)
+    try:
+        yield counted
+    finally:
+        sys.setprofile(before)
+        del loop.call_soon
+
+
+@dataclass(slots=True)
+class Service:
+    """A propagator with so many sinks of both kinds."""
+
+    p: Propagator
+    gate: Gate
+    healthy: list[TimedSink] = field(default_factory=list)
+    stalled: list[TimedSink] = field(default_factory=list)
+
+    @classmethod
+    async def attached(cls, p: Propagator, healthy: int, stalled: int) -> Service:
+        service = cls(p, Gate())
+        service.healthy = [steady(f"healthy-{number}", call_s=0.001) for number in range(healthy)]
+        service.stalled = [service.gate.sink(f"stalled-{number}") for number in range(stalled)]
+        for sink in service.healthy + service.stalled:
+            await p.attach(sink)
+        return service
+
+    async def publish(self, times: int, deltas: int = 1) -> None:
+        """So many calls, each when the healthy sinks are idle again."""
+        for number in range(times):
+            await self.p.publish(*(Delta(f"v{number % 7}", opaque(bytes(100))),) * deltas)
+            await anyio.sleep(0.05)
+
+    async def cost(self) -> Counted:
+        """Of one publish and the deliveries that follow, all things being as they are for long."""
+        await self.publish(5)
+        with counting() as of_call:
+            self.p.offer(Delta("v0", opaque(bytes(100))))
+        await anyio.sleep(0.05)
+        with counting() as of_turns:
+            await self.publish(1)
+        of_call.wakes = of_turns.wakes
+        return of_call
+
+
+def cost(healthy: int, stalled: int) -> Counted:
+    async def main() -> Counted:
+        async with Propagator(SETTINGS, world=virtual_world()) as p:
+            service = await Service.attached(p, healthy, stalled)
+            await service.publish(25, MAILBOX_DELTAS // 20)
+            assert all(p.statistics().sinks[sink.name].behind for sink in service.stalled)
+            counted = await service.cost()
+            service.gate.opened.set()
+        return counted
+
+    return run_virtual(main)
+
+
+def test_what_a_publish_costs_grows_with_the_sinks_that_keep_up_alone() -> None:
+    nobody, few, all_healthy, some_stalled = cost(0, 0), cost(HEALTHY // 4, 0), cost(HEALTHY, 0), cost(40, 10)
+    print(
+        f"nobody {nobody}, {HEALTHY // 4} sinks {few}, {HEALTHY} {all_healthy}, {STALLED} more {some_stalled}"
+    )
+    assert (nobody.offers, few.offers, all_healthy.offers) == (0, HEALTHY // 4, HEALTHY)
+    assert some_stalled.offers <= HEALTHY + STALLED
+    assert few.calls - nobody.calls <= CALLS_PER_SINK_MAX * HEALTHY // 4
+    assert all_healthy.calls - nobody.calls <= CALLS_PER_SINK_MAX * HEALTHY
+    assert some_stalled.calls - all_healthy.calls <= CALLS_PER_STALLED_SINK_MAX * STALLED
+    assert all_healthy.wakes - nobody.wakes <= WAKES_PER_SINK_MAX * HEALTHY
+    assert some_stalled.wakes == all_healthy.wakes  # who stands still is not woken
+
+
+def test_mailboxes_stay_within_their_bounds_and_laggards_read_the_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reads = 0
+    read_log = MemoryLog.read
+
+    def read(log: MemoryLog, offset: int, *, rows_max: int, bytes_max: int) -> Any:
+        nonlocal reads
+        reads += 1
+        return read_log(log, offset, rows_max=rows_max, bytes_max=bytes_max)
+
+    monkeypatch.setattr(MemoryLog, "read", read)
+
+    async def main() -> None:
+        async with Propagator(SETTINGS, world=virtual_world()) as p:
+            service = await Service.attached(p, HEALTHY, STALLED)
+            worst_deltas = worst_bytes = 0
+            for number in range(150):  # mostly small; now and then a third of a mailbox's bytes
+                rows = 1 + number % 5
+                size = MAILBOX_BYTES // 3 // rows if number % 50 == 49 else 10
+                published = await p.publish(*(Delta(f"v{number}", opaque(bytes(size))),) * rows)
+                for _ in range(2):
+                    statistics = p.statistics().sinks.values()
+                    worst_deltas = max(worst_deltas, *(one.mailbox_deltas for one in statistics))
+                    worst_bytes = max(worst_bytes, *(one.mailbox_bytes for one in statistics))
+                    await anyio.sleep(0.01)
+            end = published.next_offset
+            laggards = [p.statistics().sinks[sink.name] for sink in service.stalled]
+            assert all(lag.behind and lag.backpressure and lag.lag == end for lag in laggards)
+            assert MAILBOX_DELTAS // 2 < worst_deltas <= MAILBOX_DELTAS
+            assert MAILBOX_BYTES // 4 < worst_bytes <= MAILBOX_BYTES
+            await p.wait_visible(end, sinks=[sink.name for sink in service.healthy])
+            assert reads == 0  # who keeps up is handed its deltas
+            service.gate.opened.set()
+            await p.wait_visible(end)
+            assert STALLED <= reads <= STALLED * (2 * end // MERGE + 3)
+            for one in service.healthy + service.stalled:
+                assert [offset for offset, _ in one.noted] == list(range(end))
+            print(
+                f"{STALLED} of {HEALTHY + STALLED} sinks {end} deltas behind: mailboxes held at most "
+                f"{worst_deltas} of {MAILBOX_DELTAS} deltas, {worst_bytes} of {MAILBOX_BYTES} bytes; "
+                f"they caught up by {reads} reads of the log"
+            )
+
+    run_virtual(main)
