@@ -14,17 +14,26 @@ from delta_prop_wire.errors import UsageError
 
 INTERVAL_S = 0.1
 """How often a law is stepped."""
+ELAPSED_S_MIN = 0.001
+ELAPSED_S_MAX = 60.0
+"""A step closer to the last one, or later, counts as this: so samples are few, and their sum is finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """Where a rate starts and what bounds it, in deltas a second; the window drains are measured over."""
+    """Where a rate starts and what bounds it, in deltas a second; the window drains are measured over.
+
+    `rate_initial`: where the sink has drained for a while already, what it drained. `standing_s`: what
+    may stand before the sink, as the time it drains that in; for a sink with many calls in flight more
+    than their round trip, or what is only under way is taken for a queue, and the rate sinks.
+    """
 
     rate_initial: float = 10_000.0
     rate_min: float = 100.0
     rate_max: float = 1_000_000.0
     increase_share: float = 0.3
     window_s: float = 1.0
+    standing_s: float = 0.25
 
     def __post_init__(self) -> None:
         if not 0 < self.rate_min <= self.rate_initial <= self.rate_max < float("inf"):
@@ -32,10 +41,12 @@ class RateLimits:
                 f"rates min={self.rate_min}, initial={self.rate_initial}, max={self.rate_max} deltas/s: "
                 "give 0 < min <= initial <= max"
             )
-        if not 0 < self.increase_share <= 1 or not INTERVAL_S <= self.window_s <= 60:
+        if not 0 < self.increase_share <= 1:
+            raise UsageError(f"increase_share={self.increase_share}: give a share of at most 1")
+        if not (INTERVAL_S <= self.window_s <= 60 and 0 < self.standing_s <= 60):
             raise UsageError(
-                f"increase_share={self.increase_share}, window_s={self.window_s}: give a share in (0, 1] "
-                f"and a window of {INTERVAL_S} to 60 s"
+                f"window_s={self.window_s}, standing_s={self.standing_s}: give {INTERVAL_S} to 60 s, "
+                "and up to 60 s"
             )
 
 
@@ -88,7 +99,7 @@ class _Meter:
 
     def note(self, elapsed_s: float, count: int) -> None:
         samples = self._samples
-        samples.append((elapsed_s, count))
+        samples.append((min(max(elapsed_s, ELAPSED_S_MIN), ELAPSED_S_MAX), count))
         self.total += count
         # Summed anew: a running sum of seconds would gather the errors of a lifetime.
         self.seconds = sum(seconds for seconds, _ in samples)
@@ -142,8 +153,6 @@ class _Measured:
         self._rate = min(max(target, limits.rate_min), limits.rate_max)
 
 
-STANDING_S = 0.25
-"""What may stand before a sink: what it drains in this time, and one of its calls."""
 RESPONSE_S = 1.0
 """In this time a depth that is off would be corrected; what exceeds twice the wanted depth, in a quarter."""
 FALL_MAX = 0.5
@@ -207,7 +216,7 @@ class DrainLaw(_Measured):
             return self._rate * FALL_MAX if depth > 0.9 * depth_max else self._rate
         capacity, lump = self._capacity, self._busy.lump
         standing = depth - min(capacity * self._quiet_s, lump, depth)
-        wanted = min(STANDING_S * capacity + lump, depth_max / 2)
+        wanted = min(self.limits.standing_s * capacity + lump, depth_max / 2)
         excess = standing - wanted
         target = capacity - (excess + 3 * max(excess - wanted, 0.0)) / RESPONSE_S
         if standing <= wanted / 2:  # starved: no reason to go down, whatever was drained
