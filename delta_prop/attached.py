@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from delta_prop.ports import Clock, Threads, World
+    from delta_prop.route.feed import Feed
     from delta_prop.route.status import KeptCursor
     from delta_prop_broker.log.contract import Log
     from delta_prop_sinks.sink import Sink

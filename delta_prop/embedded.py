@@ -35,7 +35,8 @@ from delta_prop.order.orderer import Orderer
 from delta_prop.pipeline import Chain
 from delta_prop.producer import Producer
 from delta_prop.receipt import Published, Receipt, State
-from delta_prop.route.feed import Feed, FeedLimits, KeptCursor
+from delta_prop.route.feed import Feed
+from delta_prop.route.status import FeedLimits, KeptCursor
 from delta_prop.route.subscription import Subscription
 from delta_prop.route.table import Table
 from delta_prop.transforms import Transforms
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
     from delta_prop.ingest.lanes import LanesStatistics
     from delta_prop.order.orderer import OrdererStatistics
     from delta_prop.ports import World
-    from delta_prop.route.feed import FeedStatistics
+    from delta_prop.route.status import FeedStatistics
     from delta_prop_broker.log.contract import Log
     from delta_prop_broker.log.memory import MemoryLogStatistics
     from delta_prop_sinks.sink import Sink

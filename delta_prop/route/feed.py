@@ -1,23 +1,28 @@
-"""A feed: the mailbox and the loop that bring one sink its deltas, in log order, at its own pace.
+"""A feed: the loop that brings one sink its deltas, in log order, at its own pace.
 
 Push while hot, pull when behind: a sink that keeps up is handed batches from memory, one that does
-not reads them from the log, so a full mailbox loses nothing, blocks nobody and never grows.
+not reads them from the log, so a full mailbox loses nothing, blocks nobody and never grows. A call that
+fails comes again, ever more slowly; a delta that the sink rejects goes to its quarantine.
 """
 
 from __future__ import annotations
 
 import heapq
+import logging
 from collections import deque
-from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 import numpy as np
 
+from delta_prop.route.breaker import Breaker, BreakerState
+from delta_prop.route.late import Replayed, late_deliveries, rows_of
+from delta_prop.route.mailbox import Mailbox
+from delta_prop.route.quarantine import Quarantine
+from delta_prop.route.status import ENDED, FeedLimits, FeedState, FeedStatistics, KeptCursor
 from delta_prop.route.table import Nothing
-from delta_prop_sinks.sink import Delivery, RejectDelta, StopSink, TryAgain
+from delta_prop_sinks.sink import Delivery, RejectDelta, SinkFailure, StopSink, TryAgain
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
@@ -28,70 +33,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from delta_prop.ports import World
+    from delta_prop.route.late import ReplayRequest
+    from delta_prop.route.quarantine import SetAside
     from delta_prop.route.table import Table
     from delta_prop_broker.log.contract import Log
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.batch import LoggedBatch
 
-RETRY_S_FIRST = 0.05
-RETRY_S_MAX = 5.0
-RETRY_JITTER = 0.1
 READ_BYTES_MAX = 4 * 1024 * 1024
 
-
-@dataclass(frozen=True, slots=True)
-class FeedLimits:
-    """What bounds a feed: its mailbox, a full batch, how long a busy sink's deltas gather, a merge."""
-
-    mailbox_deltas_max: int
-    mailbox_bytes_max: int
-    batch_deltas: int
-    linger_ms_max: float
-    merge_deltas_max: int
-
-
-class KeptCursor(NamedTuple):
-    """How far a sink said it was durable, and up to where all was dealt with, other topics' rows too."""
-
-    reported: int
-    dealt_with: int
-
-
-class FeedState(Enum):
-    """What a feed is doing."""
-
-    IDLE = "idle"
-    WORKING = "working"
-    RETRYING = "retrying"
-    STOPPED = "stopped"
-    CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class FeedStatistics:
-    """One sink's progress. Offsets are next offsets: everything below is dealt with.
-
-    `success` counts rows applied, `skipped` rows that are not for this sink: together, all that lie
-    between its start and `applied`. `backpressure` counts rows that found the mailbox full and are
-    read from the log instead, `errors` calls of the sink that failed.
-    """
-
-    name: str
-    state: str
-    reason: str | None
-    applied: int
-    committed: int
-    lag: int
-    behind: bool
-    mailbox_deltas: int
-    mailbox_bytes: int
-    deliveries: int
-    deltas: int
-    success: int
-    skipped: int
-    backpressure: int
-    errors: int
-    retries: int
+logger = logging.getLogger("delta_prop")
 
 
 class Feed:
@@ -109,22 +60,27 @@ class Feed:
         start: int,
         keeps_cursor: bool,
         reported: int = 0,
+        quarantine: Quarantine | None = None,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
         self.sink = sink
         self.state = FeedState.IDLE
         self.reason: Refused | None = None
+        self.limits = limits
+        self.breaker = Breaker(limits.retry)
+        self.quarantine = quarantine or Quarantine(limits.quarantine_deltas_max, limits.quarantine_bytes_max)
+        self.pacing = False
+        self.last_failure: BaseException | None = None
         self._log = log
         self._table = table
         self._world = world
-        self._limits = limits
         self._keeps_cursor = keeps_cursor
         self._on_progress = on_progress
-        self._mail: deque[tuple[Delivery, float]] = deque()
-        self._mail_deltas = 0
-        self._mail_bytes = 0
-        self.last_failure: Exception | None = None
+        self._mailbox = Mailbox(limits.mailbox_deltas_max, limits.mailbox_bytes_max)
+        self._in_hand = 0
+        self._full = False  # stopped because the quarantine is
+        self._full_at: int | None = None  # for what lies here and behind it, while a delivery is in hand
         self._end = start  # everything below is dealt with, in hand, or in the mailbox
         self._behind = start < log.visible
         self._applied = start
@@ -132,18 +88,22 @@ class Feed:
         self._reported = reported  # as the sink itself says, rows of other topics left out
         self._handed_over = start  # behind the last row that was applied
         self._bell: anyio.Event | None = None
+        self._probe_now = anyio.Event()
+        self._calls = anyio.CancelScope()
+        self._called_at = 0.0
+        self._requests: deque[ReplayRequest] = deque()
         self._waiters: list[tuple[int, int, anyio.Event]] = []
         self._commit_waiters: list[tuple[int, int, anyio.Event]] = []
         self._waits = 0
         self._start = start
-        self._deliveries = self._deltas = 0
-        self._backpressure = self._errors = self._retries = 0
+        self._deliveries = self._success = self._set_aside = 0
+        self._backpressure = self._errors = self._defects = self._retries = 0
 
     # --- what others ask
 
     @property
     def applied(self) -> int:
-        """Everything below is applied, or matched none of the sink's topics."""
+        """Everything below is applied, set aside, or matched none of the sink's topics."""
         return self._log.visible if self._quiet else self._applied
 
     @property
@@ -165,33 +125,54 @@ class Feed:
         return Cursor(self._log.log_id, self._log.epoch, self.committed)
 
     @property
-    def _quiet(self) -> bool:
-        """Nothing in hand, nothing waiting: whatever the log holds, it is dealt with."""
-        return self.state is FeedState.IDLE and not self._mail and not self._behind
+    def behind(self) -> bool:
+        """Whether it reads the log, and is not pushed."""
+        return self._behind
 
     @property
-    def _ended(self) -> bool:
-        return self.state is FeedState.STOPPED or self.state is FeedState.CLOSED
+    def in_flight(self) -> tuple[int, int]:
+        """Deltas and bytes handed over and not applied yet: what credits are spent on."""
+        return self._mailbox.deltas + self._in_hand, self._mailbox.bytes
+
+    @property
+    def _quiet(self) -> bool:
+        """Nothing in hand, nothing waiting: whatever the log holds, it is dealt with."""
+        return self.state is FeedState.IDLE and not self._mailbox and not self._behind
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is delivered any more, until someone acts."""
+        return self.state in ENDED
 
     def statistics(self) -> FeedStatistics:
         """A snapshot."""
+        quarantine, applied = self.quarantine, self.applied
         return FeedStatistics(
             name=self.name,
             state=self.state.value,
             reason=self._told(),
-            applied=self.applied,
+            applied=applied,
             committed=self.committed,
-            lag=self._log.visible - self.applied,
+            lag=self._log.visible - applied,
             behind=self._behind,
-            mailbox_deltas=self._mail_deltas,
-            mailbox_bytes=self._mail_bytes,
+            mailbox_deltas=self._mailbox.deltas,
+            mailbox_bytes=self._mailbox.bytes,
+            in_hand=self._in_hand,
             deliveries=self._deliveries,
-            deltas=self._deltas,
-            success=self._deltas,
-            skipped=self.applied - self._start - self._deltas,
+            success=self._success + quarantine.replayed,
+            skipped=max(applied - self._start - self._success - self._set_aside, 0),
             backpressure=self._backpressure,
             errors=self._errors,
+            defects=self._defects,
             retries=self._retries,
+            breaker=self.breaker.state.value,
+            breaker_opened=self.breaker.opened,
+            quarantined=len(quarantine),
+            quarantined_bytes=quarantine.bytes,
+            rejected=quarantine.rejected,
+            replayed=quarantine.replayed,
+            dropped=quarantine.dropped,
+            pacing=self.pacing,
         )
 
     async def wait(self, offset: int, *, committed: bool = False) -> None:
@@ -214,20 +195,17 @@ class Feed:
 
     def offer(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> None:
         """Hand over a batch that has become visible; `rows` None means all. Never waits."""
-        if self._behind or self._ended:
+        delivery = Delivery(logged, rows)
+        if self._behind or self.ended:
             self._behind = True
+            self._backpressure += delivery.count
             return
         if self._quiet:
             self._settle(logged.offset)
-        delivery = Delivery(logged, rows)
-        deltas, size = self._mail_deltas + delivery.count, self._mail_bytes + logged.batch.size
-        full = deltas > self._limits.mailbox_deltas_max or size > self._limits.mailbox_bytes_max
-        if full and self._mail:
+        if not self._mailbox.put(delivery, self._world.clock.now()):
             self._behind = True  # from here on it reads the log
             self._backpressure += delivery.count
             return
-        self._mail.append((delivery, self._world.clock.now()))
-        self._mail_deltas, self._mail_bytes = deltas, size
         self._end = logged.next_offset
         if self._bell is not None:
             self._bell.set()
@@ -240,47 +218,37 @@ class Feed:
             self._wake(self._commit_waiters, self.committed)
             self._on_progress()
 
-    # --- the loop
-
-    async def run(self) -> None:
-        """Deliver until cancelled. A sink that must stop parks here until `restart`."""
-        busy = False
-        while True:
-            if self._behind:
-                await anyio.lowlevel.checkpoint()  # a sink that never waits must not keep others waiting
-            elif busy:
-                await self._gather()
-            if self._ended or not (self._behind or self._mail):
-                self._rest()
-                busy = False
-                await self._ring(None)
-            else:
-                # No await between taking and the state that shows it: nobody may see an idle feed.
-                await self._deliver(self._pull() if self._behind else self._take())
-                busy = True
+    # --- what an operator does
 
     def restart(self) -> None:
-        """Go on after a stop, from the cursor, reading the log."""
-        if self.state is not FeedState.STOPPED:
-            return
-        self._empty_mailbox()
-        self._end = self._applied
-        self._behind = self._end < self._log.visible
-        self.state, self.reason = FeedState.IDLE, None
-        if self._bell is not None:
-            self._bell.set()
+        """Go on after a stop, from the cursor; with an open breaker, try at once."""
+        if self.state is FeedState.BREAKER_OPEN:
+            self._probe_now.set()
+        if self.state is FeedState.STOPPED:
+            self._go_on()
+            self.breaker.reset()
+            self._ring_bell()
+
+    def request(self, request: ReplayRequest) -> None:
+        """Have quarantined deltas applied or dropped, between two deliveries."""
+        self._requests.append(request)
+        self._ring_bell()
 
     def stop(self, refusal: Refused, state: FeedState = FeedState.STOPPED) -> None:
         """Deliver no more; whoever waits for this sink is told."""
         if self.state is FeedState.CLOSED:
             return
+        if state is not FeedState.CLOSED:
+            logger.warning("%s", refusal.message)
         self.state, self.reason = state, refusal
-        self._empty_mailbox()
+        self._mailbox.clear()
         self._behind = True
         for waiters in (self._waiters, self._commit_waiters):
             for _, _, event in waiters:
                 event.set()
             waiters.clear()
+        for request in self._requests if state is FeedState.CLOSED else ():
+            request.end(refusal)
         self._on_progress()
 
     def give_up(self) -> None:
@@ -292,28 +260,60 @@ class Feed:
             FeedState.CLOSED,
         )
 
+    def lose_place(self) -> None:
+        """The log keeps nothing for it any more: it cannot go on from its cursor."""
+        self.stop(_lost_place(self.name, self._applied), FeedState.NEEDS_SNAPSHOT)
+
+    def watch(self, now: float) -> None:
+        """Break off a call that takes too long; what it was given comes again."""
+        if self.state is FeedState.WORKING and now - self._called_at > self.limits.apply_s_max:
+            self._calls.cancel()
+
+    # --- the loop
+
+    async def run(self) -> None:
+        """Deliver until cancelled. A sink that must stop parks here until `restart`."""
+        while True:
+            with anyio.CancelScope() as self._calls:
+                await self._run()
+            self._read_on()
+            late = TimeoutError(f"a call took longer than {self.limits.apply_s_max} s (apply_s_max)")
+            self._errors += 1
+            await self._back_off(late)
+
+    async def _run(self) -> None:
+        busy = False
+        while True:
+            if self._behind:
+                await anyio.lowlevel.checkpoint()  # a sink that never waits must not keep others waiting
+            elif busy:
+                await self._gather()
+            if self._requests and self.state is not FeedState.CLOSED:
+                await self._answer(self._requests[0])
+            if self.ended or not (self._behind or self._mailbox):
+                self._rest()
+                busy = False
+                await self._ring(None)
+            else:
+                # No await between taking and the state that shows it: nobody may see an idle feed.
+                await self._deliver(self._pull() if self._behind else self._take())
+                busy = True
+
     # --- taking
 
     def _take(self) -> list[Delivery]:
-        taken: list[Delivery] = []
-        rows = 0
-        while self._mail and (not taken or rows + self._mail[0][0].count <= self._limits.merge_deltas_max):
-            delivery, _ = self._mail.popleft()
-            taken.append(delivery)
-            rows += delivery.count
-            self._mail_bytes -= delivery.batch.size
-        self._mail_deltas -= rows
-        return taken
+        return self._mailbox.take(self.limits.merge_deltas_max)
 
     def _pull(self) -> list[Delivery]:
         """Read on from the log; once its end is reached, batches are pushed again."""
-        if self._mail:
+        if self._mailbox:
             return self._take()
         self._end = max(self._end, self._applied)
         try:
-            read = self._log.read(self._end, rows_max=self._limits.merge_deltas_max, bytes_max=READ_BYTES_MAX)
+            read = self._log.read(self._end, rows_max=self.limits.merge_deltas_max, bytes_max=READ_BYTES_MAX)
         except Refused as refusal:
-            self.stop(refusal)
+            lost = refusal.code is ErrorCode.CURSOR_TOO_OLD
+            self.stop(refusal, FeedState.NEEDS_SNAPSHOT if lost else FeedState.STOPPED)
             return []
         found = list(self._matching(read))
         if read:
@@ -338,8 +338,9 @@ class Feed:
 
     async def _gather(self) -> None:
         """While the sink was busy deltas arrived: wait for a full batch, 10 ms from the first at most."""
-        while self._mail and self._mail_deltas < self._limits.batch_deltas and not self._behind:
-            left = self._mail[0][1] + self._limits.linger_ms_max / 1000 - self._world.clock.now()
+        limits = self.limits
+        while self._mailbox and self._mailbox.deltas < limits.batch_deltas and not self._behind:
+            left = self._mailbox.oldest_at + limits.linger_ms_max / 1000 - self._world.clock.now()
             if left <= 0:
                 return
             await self._ring(left)
@@ -355,37 +356,103 @@ class Feed:
         finally:
             self._bell = None
 
+    def _ring_bell(self) -> None:
+        if self._bell is not None:
+            self._bell.set()
+
+    def _go_on(self) -> None:
+        self._read_on()
+        self._full = False
+        self.state, self.reason = FeedState.IDLE, None
+
+    def _read_on(self) -> None:
+        """Forget what was handed over and not applied: it is read from the log again."""
+        self._mailbox.clear()
+        self._in_hand = 0
+        self._end = self._applied
+        self._behind = self._end < self._log.visible
+
     # --- delivering
 
     async def _deliver(self, deliveries: list[Delivery]) -> None:
-        wait_s = RETRY_S_FIRST
-        while deliveries and not self._ended:
-            self.state = FeedState.WORKING
-            try:
-                await self.sink.apply(deliveries)
-            except RejectDelta as failure:
-                self._drop_done(deliveries, failure.offset)
-                self._stop_for(failure)
-            except StopSink as failure:
-                self._stop_for(failure)
-            except TryAgain as failure:
-                deliveries = self._drop_done(deliveries, failure.done_offset)
-                await self._back_off(wait_s, failure)
-            except Exception as failure:  # a defect of the sink: told, and tried again
-                await self._back_off(wait_s, failure)
-            else:
+        """Have deliveries applied, whatever it takes; or set aside, as far as the sink rejects them."""
+        end = deliveries[-1].next_offset if deliveries else 0
+        while deliveries and not self.ended:
+            if len(self.quarantine):
+                deliveries = self._sift(deliveries)
+                if not deliveries:
+                    break
+            failure = await self._call(deliveries)
+            if failure is None:
                 self._done(deliveries)
-                return
-            wait_s = min(2 * wait_s, RETRY_S_MAX)
+                break
+            deliveries = await self._after_failure(deliveries, failure)
+        self._in_hand = 0
+        if not self.ended:
+            self._progress(end)
+            if self._full_at is not None:
+                self.stop(self._quarantine_full(self._full_at))
+        self._full_at = None
 
-    async def _back_off(self, wait_s: float, failure: Exception) -> None:
-        self._errors += 1
+    async def _call(self, deliveries: Sequence[Delivery]) -> Exception | None:
+        """One call of the sink; what it failed with, None if it did not."""
+        self.state = FeedState.WORKING
+        self._in_hand = sum(delivery.count for delivery in deliveries)
+        self._called_at = self._world.clock.now()
+        self.breaker.probe()
+        try:
+            await self.sink.apply(deliveries)
+        except anyio.get_cancelled_exc_class() as stray:
+            await anyio.lowlevel.checkpoint_if_cancelled()
+            self.stop(
+                self._failed(f"its call let a cancellation out ({stray!r}): detach it, and attach it again")
+            )
+            raise
+        except Exception as failure:
+            self._errors += 1
+            return failure
+        self.breaker.succeeded()
+        return None
+
+    async def _after_failure(self, deliveries: list[Delivery], failure: Exception) -> list[Delivery]:
+        """Do what the failure asks for; what is left to deliver."""
+        if isinstance(failure, StopSink):
+            self.stop(self._failed(failure.reason))
+            return deliveries
+        if isinstance(failure, RejectDelta):
+            self.breaker.progressed()
+            return self._reject(self._drop_done(deliveries, failure.offset), failure)
+        rest = deliveries
+        if isinstance(failure, TryAgain):
+            rest = self._drop_done(deliveries, failure.done_offset)
+            if rest is not deliveries:
+                self.breaker.progressed()
+        await self._back_off(failure)
+        return rest
+
+    async def _back_off(self, failure: Exception) -> None:
+        """Wait for the next try. A failure without one of the contract's names is a defect of the sink."""
         self._retries += 1
-        self.state = FeedState.RETRYING
+        self._defects += not isinstance(failure, SinkFailure)
         self.last_failure = failure
-        await anyio.sleep(wait_s * (1 + RETRY_JITTER * (2 * self._world.randomness.random() - 1)))
+        opened = self.breaker.opened
+        wait_s = self.breaker.failed(self._world.clock.now(), self._world.randomness.random())
+        if self.breaker.state is BreakerState.CLOSED:
+            self.state = FeedState.RETRYING
+            await anyio.sleep(wait_s)
+            return
+        self.state = FeedState.BREAKER_OPEN
+        if self.breaker.opened > opened:
+            logger.warning(
+                "sink %r fails on and on and is tried every %g s: %s", self.name, wait_s, self._told()
+            )
+        self._probe_now = anyio.Event()
+        self._on_progress()
+        with anyio.move_on_after(wait_s):
+            await self._probe_now.wait()
 
     def _drop_done(self, deliveries: list[Delivery], done: int | None) -> list[Delivery]:
+        """Count what lies below `done` as applied; the same list where that is nothing."""
         if done is None or done <= deliveries[0].first_offset:
             return deliveries
         finished = [delivery for delivery in deliveries if delivery.next_offset <= done]
@@ -394,9 +461,9 @@ class Feed:
         rest = deliveries[len(finished) :]
         if rest and rest[0].first_offset < done:
             first = rest[0]
-            rows = np.arange(first.logged.count) if first.rows is None else first.rows
+            rows = rows_of(first)
             left = rows[rows >= done - first.first_offset]
-            self._deltas += first.count - len(left)
+            self._success += first.count - len(left)
             self._handed_over = max(self._handed_over, done)
             self._progress(done)
             rest[:1] = [Delivery(first.logged, left)] if len(left) else []
@@ -405,28 +472,130 @@ class Feed:
     def _done(self, deliveries: list[Delivery]) -> None:
         self._deliveries += 1
         for delivery in deliveries:
-            self._deltas += delivery.count
+            self._success += delivery.count
         last = deliveries[-1]
         row = last.logged.count - 1 if last.rows is None else int(last.rows[-1])
         self._handed_over = max(self._handed_over, last.first_offset + row + 1)
+        self._in_hand = 0
         self._progress(last.next_offset)
 
-    def _progress(self, applied: int) -> None:
-        self._applied = max(self._applied, applied)
-        self._wake(self._waiters, self._applied)
-        if not self._keeps_cursor:
-            self._wake(self._commit_waiters, self._applied)
-        self._on_progress()
+    # --- setting aside
+
+    def _sift(self, deliveries: list[Delivery]) -> list[Delivery]:
+        """Line up what has to wait behind a rejected delta, as far as there is room; what passes."""
+        passing: list[Delivery] = []
+        at_us = self._world.clock.wall_us()
+        for delivery in deliveries:
+            sifted = self.quarantine.sift(delivery, at_us)
+            self._set_aside += sifted.lined_up
+            if sifted.passing is not None:
+                passing.append(sifted.passing)
+            if sifted.full_at is not None:
+                self._full_at = sifted.full_at
+                break
+        return passing
+
+    def _reject(self, rest: list[Delivery], failure: RejectDelta) -> list[Delivery]:
+        """Set the rejected delta aside; what is left to deliver."""
+        at = failure.offset - rest[0].first_offset if rest else -1
+        rows = rows_of(rest[0]) if rest else np.empty(0, np.intp)
+        if at not in rows:
+            self.stop(
+                self._failed(f"it rejected offset {failure.offset}, which it was not given: {failure.reason}")
+            )
+            return rest
+        if not self.quarantine.reject(rest[0].logged, at, failure.reason, self._world.clock.wall_us()):
+            self._progress(failure.offset)  # what lies before it is applied, or held
+            self.stop(self._quarantine_full(failure.offset))
+            return rest
+        self._set_aside += 1
+        logger.warning("sink %r rejected offset %d: %s", self.name, failure.offset, failure.reason)
+        left = rows[rows > at]
+        self._progress(failure.offset + 1)
+        return [*([Delivery(rest[0].logged, left)] if len(left) else []), *rest[1:]]
+
+    async def _answer(self, request: ReplayRequest) -> None:
+        """Apply or drop what an operator asks for, and what that frees; a full quarantine has room then."""
+        quarantine, held = self.quarantine, len(self.quarantine)
+        dropped = 0
+        if request.withdrawn:
+            self._requests.popleft()
+            return
+        leaving = {one.offset for one in quarantine.records() if one.reason is not None}
+        if request.offsets is not None:
+            leaving &= request.offsets
+        full = self._full
+        if full:  # stopped for that alone; what is replayed or dropped makes room
+            self.state, self.reason, self._full = FeedState.IDLE, None, False
+        if self.ended:
+            request.end(self._failed("it applies nothing while it stands: restart it, then ask again"))
+        else:
+            if request.drop:
+                dropped = len(leaving)
+                for offset in leaving:
+                    quarantine.drop(offset)
+            await self._apply_late(leaving, request)
+            applied = held - dropped - len(quarantine)
+            if full and not self.ended:
+                self._go_on()
+            request.end(Replayed(applied, dropped, len(quarantine)))
+        self._requests.popleft()
+
+    async def _apply_late(self, leaving: set[int], request: ReplayRequest) -> None:
+        quarantine = self.quarantine
+        while records := quarantine.freed_by(leaving)[: self.limits.merge_deltas_max]:
+            failure = await self._call(late_deliveries(records))
+            self._in_hand = 0
+            if isinstance(failure, RejectDelta):
+                done = failure.offset
+            elif isinstance(failure, TryAgain):
+                done = failure.done_offset or 0
+            else:
+                done = 0 if failure is not None else records[-1].offset + 1
+            for one in records:
+                if one.offset < done:
+                    quarantine.replay(one.offset)
+            if isinstance(failure, StopSink):
+                self.stop(self._failed(failure.reason))
+            elif isinstance(failure, RejectDelta):
+                self._reject_again(records, failure)
+                leaving.discard(failure.offset)
+            elif failure is not None:
+                await self._back_off(failure)
+            if self.ended or request.withdrawn:
+                break
+        if not self.ended:
+            self.state = FeedState.IDLE
+
+    def _reject_again(self, records: Sequence[SetAside], failure: RejectDelta) -> None:
+        for one in records:
+            if one.offset == failure.offset:
+                self.quarantine.reject(one.logged, one.row, failure.reason, one.at_us)
+                return
+        self.stop(
+            self._failed(f"it rejected offset {failure.offset}, which it was not given: {failure.reason}")
+        )
+
+    def _quarantine_full(self, offset: int) -> Refused:
+        self._full = True
+        quarantine = self.quarantine
+        return self._failed(
+            f"its quarantine is full ({len(quarantine)} of {quarantine.deltas_max} deltas, "
+            f"{quarantine.bytes} of {quarantine.bytes_max} bytes), and offset {offset} belongs there too: "
+            "replay or drop some"
+        )
+
+    # --- telling
 
     def _rest(self) -> None:
         """Nothing is left to do; a feed that has ended only waits."""
-        if self._ended:
+        if self.ended:
             return
         self.state = FeedState.IDLE
         self._end = self._log.visible
         if self._applied < self._end:
             self._settle(self._end)
-            self._progress(self._end)
+            self._tell_progress()
         self._wake(self._commit_waiters, self.committed)
 
     def _settle(self, offset: int) -> None:
@@ -435,30 +604,44 @@ class Feed:
             self._committed = max(self._committed, offset)
         self._applied = max(self._applied, offset)
 
-    def _stop_for(self, failure: RejectDelta | StopSink) -> None:
-        self._errors += 1
-        where = f"offset {failure.offset}: " if isinstance(failure, RejectDelta) else ""
-        self.stop(
-            Refused(
-                ErrorCode.PROCESSING_FAILED,
-                f"sink {self.name!r} has stopped at offset {self._applied}: {where}{failure.reason}",
-                details={"sink": self.name, "applied": self._applied},
-            )
+    def _progress(self, applied: int) -> None:
+        if self._full_at is not None:
+            applied = min(applied, self._full_at)
+        if applied > self._applied:
+            self._applied = applied
+            self._tell_progress()
+
+    def _tell_progress(self) -> None:
+        self._wake(self._waiters, self._applied)
+        if not self._keeps_cursor:
+            self._wake(self._commit_waiters, self._applied)
+        self._on_progress()
+
+    def _failed(self, why: str) -> Refused:
+        return Refused(
+            ErrorCode.PROCESSING_FAILED,
+            f"sink {self.name!r} has stopped at offset {self._applied}: {why}",
+            details={"sink": self.name, "applied": self._applied},
         )
 
     def _told(self) -> str | None:
         """Why the sink gets nothing at the moment."""
         if self.reason is not None:
             return self.reason.message
-        if self.state is not FeedState.RETRYING:
+        if self.state not in (FeedState.RETRYING, FeedState.BREAKER_OPEN):
             return None
         return f"{type(self.last_failure).__name__}: {self.last_failure}"
-
-    def _empty_mailbox(self) -> None:
-        self._mail.clear()
-        self._mail_deltas = self._mail_bytes = 0
 
     @staticmethod
     def _wake(waiters: list[tuple[int, int, anyio.Event]], reached: int) -> None:
         while waiters and waiters[0][0] <= reached:
             heapq.heappop(waiters)[2].set()
+
+
+def _lost_place(name: str, applied: int) -> Refused:
+    return Refused(
+        ErrorCode.CURSOR_TOO_OLD,
+        f"sink {name!r} needs a snapshot: the log was full and let go of offset {applied}, which it had not "
+        'applied; detach it and attach it with start="earliest", or rebuild it',
+        details={"sink": name, "applied": applied},
+    )

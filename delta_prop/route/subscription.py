@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
-from delta_prop.route.feed import FeedState
+from delta_prop.route.status import FeedState
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 

@@ -262,7 +262,7 @@ def test_statistics_tell_what_happened_and_what_it_may_cost() -> None:
         assert (told.pending.pending_deltas, told.queue.depth) == (1, 0)
         assert (told.log.next_offset, told.log.deltas) == (3, 3)
         recorder = told.sinks["recorder"]
-        assert (recorder.applied, recorder.lag, recorder.deltas, recorder.state) == (3, 0, 3, "idle")
+        assert (recorder.applied, recorder.lag, recorder.success, recorder.state) == (3, 0, 3, "idle")
         print(f"worst case of one sink and all tables: {told.memory_bytes_max / 2**20:.0f} MiB")
         assert told.memory_bytes_max == Settings().memory_bytes_max(1)
 

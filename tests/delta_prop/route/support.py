@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from delta_prop.route.feed import Feed, FeedLimits
+from delta_prop.route.feed import Feed
+from delta_prop.route.status import FeedLimits
 from delta_prop.route.table import Table
 from delta_prop.testing import virtual_world
 from delta_prop_broker.log.memory import MemoryLog

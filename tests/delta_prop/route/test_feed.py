@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.route.feed import FeedState
+from delta_prop.route.status import FeedState
 from delta_prop.testing import run_virtual
-from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
+from delta_prop_sinks.sink import StopSink, TryAgain
 from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
@@ -174,7 +174,7 @@ def test_a_mailbox_is_bounded_in_bytes_too() -> None:
                 route.publish("a")
             statistics = feed.statistics()
             assert (statistics.mailbox_deltas, statistics.mailbox_bytes) == (3, 3 * size)
-            assert statistics.backpressure == 1
+            assert statistics.backpressure == 7
             await feed.wait(11)
             assert sink.offsets == list(range(1, 11))
 
@@ -216,7 +216,7 @@ def schedules(draw: st.DrawFn) -> dict[str, Any]:
             st.lists(
                 st.tuples(
                     st.sampled_from([None, 0, 0.005, 0.1, 1.0]),
-                    st.sampled_from(["well", "well", "well", "fail", "part", "defect", "reject", "stop"]),
+                    st.sampled_from(["well", "well", "well", "fail", "part", "defect", "stop"]),
                     st.floats(0, 1),
                 ),
                 max_size=12,
@@ -305,9 +305,9 @@ def _scheduled_calls(
             raise ZeroDivisionError
         if outcome == "stop":
             raise StopSink("until someone acts")
-        if outcome in ("part", "reject"):
+        if outcome == "part":
             sink.note(deliveries, below=somewhere)
-            raise TryAgain("later", somewhere) if outcome == "part" else RejectDelta(somewhere, "no")
+            raise TryAgain("later", somewhere)
 
     return before
 

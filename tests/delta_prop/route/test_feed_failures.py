@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import traceback
 from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
-from delta_prop.route.feed import FeedState
+from delta_prop.route.status import FeedState
 from delta_prop.testing import run_virtual
 from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
 from delta_prop_wire.errors import Refused
@@ -80,7 +81,7 @@ def test_a_failure_behind_the_last_row_that_matches_leaves_nothing_to_retry() ->
     run_virtual(main)
 
 
-def test_retries_come_ever_more_slowly_up_to_a_bound() -> None:
+def test_retries_come_ever_more_slowly_then_the_breaker_opens_and_probes() -> None:
     async def main() -> None:
         async with Route.running() as route:
             sink = TinySink()
@@ -91,26 +92,100 @@ def test_retries_come_ever_more_slowly_up_to_a_bound() -> None:
             sink.before = never
             feed = route.feed(sink)
             route.publish("a")
-            await anyio.sleep(600)
-            gaps = [
-                later - sooner for (sooner, _), (later, _) in zip(sink.calls, sink.calls[1:], strict=False)
-            ]
-            for number, gap in enumerate(gaps):
-                assert gap == pytest.approx(min(0.05 * 2**number, 5), rel=0.101)
-            assert len(set(gaps)) == len(gaps)  # jittered
+            await anyio.sleep(13)
             assert feed.state is FeedState.RETRYING
             assert feed.statistics().reason == "TryAgain: down"
+            await anyio.sleep(587)
+            times = [at for at, _ in sink.calls]
+            gaps = [later - sooner for sooner, later in pairwise(times)]
+            round_of_waits = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6]
+            expected = [*(round_of_waits * 5)[:-1], *[30.0] * 30]
+            for gap, wait_s in zip(gaps, expected, strict=False):
+                assert gap == pytest.approx(wait_s, rel=0.101)
+            assert len(gaps) == pytest.approx(29 + (600 - 14.2) / 30, abs=1)
+            assert len({round(gap, 9) for gap in gaps[:29]}) == 29  # jittered
+            assert (feed.state, feed.statistics().breaker) == (FeedState.BREAKER_OPEN, "open")
+            assert (feed.statistics().breaker_opened, feed.applied) == (1, 0)
+            assert feed.statistics().reason == "TryAgain: down"
+            assert feed.statistics().quarantined == 0
             sink.before = None
             await feed.wait(1)
             assert feed.statistics().reason is None
-            assert anyio.current_time() < 606
+            assert anyio.current_time() < 631
+            assert feed.statistics().breaker == "probing"
+            for _ in range(2):
+                route.publish("a")
+                await feed.wait(route.log.visible)
+            assert feed.statistics().breaker == "closed"
+            assert sink.offsets == [0, 1, 2]
+
+    run_virtual(main)
+
+
+def test_whoever_restarts_a_sink_with_an_open_breaker_has_it_tried_at_once() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+
+            async def never(_: Sequence[Delivery]) -> None:
+                raise TryAgain("down")
+
+            sink.before = never
+            feed = route.feed(sink)
+            route.publish("a")
+            await anyio.sleep(20)
+            assert feed.state is FeedState.BREAKER_OPEN
+            sink.before = None
+            feed.restart()
+            await until_quiet()
+            assert (sink.offsets, feed.state) == ([0], FeedState.IDLE)
+
+    run_virtual(main)
+
+
+def test_a_call_that_takes_too_long_is_broken_off_and_comes_again() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink(takes(100))
+            feed = route.feed(sink, limits=replace(SMALL, apply_s_max=5))
+            route.publish("a", "a")
+            for _ in range(60):
+                await anyio.sleep(0.1)
+                feed.watch(anyio.current_time())
+            route.publish("a")
+            assert len(sink.calls) == 2
+            assert feed.statistics().reason is None  # it is being tried again
+            assert feed.statistics().errors == 1
+            sink.before = None
+            feed.watch(anyio.current_time() + 10)
+            await feed.wait(3)
+            assert sink.offsets == [0, 1, 2]
+            assert feed.statistics().success == 3
+
+    run_virtual(main)
+
+
+def test_a_cancellation_that_a_sink_lets_out_is_told() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+
+            async def stray(_: Sequence[Delivery]) -> None:
+                raise anyio.get_cancelled_exc_class()
+
+            sink.before = stray
+            feed = route.feed(sink)
+            route.publish("a")
+            with pytest.raises(Refused, match="let a cancellation out"):
+                await feed.wait(1)
+            assert feed.state is FeedState.STOPPED
 
     run_virtual(main)
 
 
 @pytest.mark.parametrize(
     ("failure", "told"),
-    [(RejectDelta(3, "no such index"), "offset 3: no such index"), (StopSink("disk full"), "disk full")],
+    [(RejectDelta(1, "no"), "it was not given: no"), (StopSink("disk full"), "disk full")],
 )
 def test_a_sink_that_stops_stops_alone(failure: Exception, told: str) -> None:
     async def main() -> None:
@@ -119,8 +194,6 @@ def test_a_sink_that_stops_stops_alone(failure: Exception, told: str) -> None:
             waiting: list[Refused] = []
 
             async def fail(deliveries: Sequence[Delivery]) -> None:
-                if isinstance(failure, RejectDelta):
-                    sink.note(deliveries, below=failure.offset)
                 raise failure
 
             async def wait(offset: int, committed: bool) -> None:
@@ -237,7 +310,7 @@ def test_a_log_that_dropped_what_comes_next_stops_a_feed_that_nothing_waited_for
             assert caught.value.code == ErrorCode.CURSOR_TOO_OLD
             assert sink.offsets == [0, 1]
             await anyio.sleep(100)
-            assert feed.state is FeedState.STOPPED
+            assert feed.state is FeedState.NEEDS_SNAPSHOT
             feed.restart()
             await anyio.sleep(100)
             assert feed.reason is not None

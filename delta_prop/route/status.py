@@ -1,0 +1,87 @@
+"""What bounds a feed, what it may be doing, and what it tells of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from math import inf
+from typing import NamedTuple
+
+from delta_prop.route.breaker import RetryLimits
+
+
+@dataclass(frozen=True, slots=True)
+class FeedLimits:
+    """What bounds a feed: its mailbox, a full batch, how long a busy sink's deltas gather, a merge, how
+    long one call may take, how failed calls come again, what its quarantine holds."""
+
+    mailbox_deltas_max: int
+    mailbox_bytes_max: int
+    batch_deltas: int
+    linger_ms_max: float
+    merge_deltas_max: int
+    apply_s_max: float = inf
+    retry: RetryLimits = field(default_factory=RetryLimits)
+    quarantine_deltas_max: int = 10_000
+    quarantine_bytes_max: int = 64 * 1024 * 1024
+
+
+class KeptCursor(NamedTuple):
+    """How far a sink said it was durable, and up to where all was dealt with, other topics' rows too."""
+
+    reported: int
+    dealt_with: int
+
+
+class FeedState(Enum):
+    """What a feed is doing."""
+
+    IDLE = "idle"
+    WORKING = "working"
+    RETRYING = "retrying"
+    BREAKER_OPEN = "breaker open"
+    STOPPED = "stopped"
+    NEEDS_SNAPSHOT = "needs snapshot"
+    CLOSED = "closed"
+
+
+ENDED = frozenset({FeedState.STOPPED, FeedState.NEEDS_SNAPSHOT, FeedState.CLOSED})
+"""Nothing is delivered any more, until someone acts."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStatistics:
+    """One sink's progress. Offsets are next offsets: everything below is dealt with.
+
+    Each row that lies between the feed's start and `applied` had one outcome: `success` (applied),
+    `skipped` (not for this sink), in the quarantine now (`quarantined`) or dropped from it by an operator
+    (`dropped`). `backpressure` counts rows that could not be pushed, because the mailbox was full or the
+    sink behind, and are read from the log instead; `errors` calls of the sink that failed, `defects`
+    those among them that failed with none of the contract's exceptions.
+    """
+
+    name: str
+    state: str
+    reason: str | None
+    applied: int
+    committed: int
+    lag: int
+    behind: bool
+    mailbox_deltas: int
+    mailbox_bytes: int
+    in_hand: int
+    deliveries: int
+    success: int
+    skipped: int
+    backpressure: int
+    errors: int
+    defects: int
+    retries: int
+    breaker: str
+    breaker_opened: int
+    quarantined: int
+    quarantined_bytes: int
+    rejected: int
+    replayed: int
+    dropped: int
+    pacing: bool
