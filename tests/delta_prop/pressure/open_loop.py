@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from delta_prop_sinks.sink import Delivery, SinkContext
 
 MIB = 1 << 20
-ROWS, DIMENSION, KEYS = 10, 64, 2_000
+ROWS, DIMENSION, KEYS = 10, 64, 1_000
 LOGGED_BYTES_PER_CALL = 8_000
 """What the log counts for one call of so many rows, rounded up."""
 SINKS_OWN_BYTES = 2 * (KEYS * (DIMENSION * 4 + 500) + 8 * MIB)
@@ -200,6 +200,7 @@ class Measured:
     """One run. Seconds, microseconds of CPU, bytes."""
 
     latencies_s: dict[str, NDArray[np.float64]]
+    deltas: int
     cpu_us_per_delta: float
     rss_bytes_max: int
     log_bytes: int
@@ -244,6 +245,7 @@ async def measure(load: Load, calls: Calls, path: Path, seed: int, *, disturbed:
         assert statistics.log.dropped == statistics.log.refused == 0
     return Measured(
         {name: stamps.latencies_s(begin + due, ends) for name, stamps in healthy.items()},
+        load.calls * ROWS,
         cpu * 1e6 / (load.calls * ROWS),
         max(rss, rss_bytes()),
         statistics.log.bytes,
