@@ -50,6 +50,10 @@ class RateLimits:
             )
 
 
+LONG_S = 10.0
+"""No measure reaches further back, unless its window does."""
+
+
 class Law(Protocol):
     """What turns measurements into a rate. One object a sink."""
 
@@ -87,13 +91,18 @@ class Law(Protocol):
 
 
 class _Meter:
-    """Deltas a second over the last `window_s` of samples."""
+    """Deltas a second over the last `window_s` of samples.
 
-    __slots__ = ("_samples", "_window_s", "seconds", "total")
+    Over a longer time, 10 s at most, where in the window less than `steps_min` steps saw anything leave.
+    """
 
-    def __init__(self, window_s: float) -> None:
+    __slots__ = ("_samples", "_steps", "_steps_min", "_window_s", "seconds", "total")
+
+    def __init__(self, window_s: float, steps_min: int = 0) -> None:
         self._window_s = window_s
+        self._steps_min = steps_min
         self._samples: deque[tuple[float, int]] = deque()
+        self._steps = 0
         self.seconds = 0.0
         self.total = 0
 
@@ -101,12 +110,17 @@ class _Meter:
         samples = self._samples
         samples.append((min(max(elapsed_s, ELAPSED_S_MIN), ELAPSED_S_MAX), count))
         self.total += count
+        self._steps += count > 0
         # Summed anew: a running sum of seconds would gather the errors of a lifetime.
         self.seconds = sum(seconds for seconds, _ in samples)
-        while len(samples) > 1 and self.seconds - samples[0][0] >= self._window_s * 0.999:
-            seconds, old = samples.popleft()
-            self.seconds -= seconds
-            self.total -= old
+        while len(samples) > 1:
+            seconds, old = samples[0]
+            left_s, left_steps = self.seconds - seconds, self._steps - (old > 0)
+            # A hair below, since ten times 0.1 is not 1.
+            if left_s < self._window_s * 0.999 or (left_steps < self._steps_min and left_s < LONG_S):
+                return
+            samples.popleft()
+            self.seconds, self.total, self._steps = left_s, self.total - old, left_steps
 
     @property
     def rate(self) -> float:
@@ -115,8 +129,7 @@ class _Meter:
     @property
     def lump(self) -> float:
         """What left between two steps in which anything did, on average."""
-        steps = sum(1 for _, count in self._samples if count)
-        return self.total / steps if steps else 0.0
+        return self.total / self._steps if self._steps else 0.0
 
 
 class _Measured:
@@ -161,11 +174,14 @@ PROBE = 1.5
 """What a starved sink is tried with, times the present rate. Smoothed, that doubles it in half a second."""
 HEADROOM = 2.0
 """A rate is never raised beyond this multiple of what is really drained."""
+CALLS_MIN = 2
+"""A capacity is measured over so many calls at least, however long they take."""
 KNOWN_S = 0.3
 """From so much measured time on a capacity is known."""
-NOISE_MAX = 0.3
-"""A measure that is off by no more moves the known capacity by a tenth of the way; else it replaces it."""
+NOISE_MAX = 0.2
+"""A measure that is off by no more, and a call more or less in its window, is noise; else it is a change."""
 NOISE_SHARE = 0.1
+"""Noise moves the known capacity by this share of the way; a change replaces it."""
 
 
 class DrainLaw(_Measured):
@@ -179,7 +195,7 @@ class DrainLaw(_Measured):
 
     def __init__(self, limits: RateLimits | None = None) -> None:
         super().__init__(limits)
-        self._busy = _Meter(self.limits.window_s)
+        self._busy = _Meter(self.limits.window_s, CALLS_MIN)
         self._lately = _Meter(KNOWN_S)
         self._depth = 0
         self._capacity = 0.0
@@ -205,9 +221,9 @@ class DrainLaw(_Measured):
         # Had it drained no more than stood before it, it never ran dry.
         if not demand_limited or (before and drained <= before):
             self._busy.note(elapsed_s, drained)
-            measured = self._busy.rate
-            near = abs(measured - self._capacity) <= NOISE_MAX * self._capacity
-            self._capacity += (NOISE_SHARE if near else 1.0) * (measured - self._capacity)
+            off = self._busy.rate - self._capacity
+            noise = NOISE_MAX * self._capacity + self._busy.lump / self._busy.seconds
+            self._capacity += (NOISE_SHARE if abs(off) <= noise else 1.0) * off
         self._move(self._target(depth, depth_max, demand_limited))
         return self._rate
 
@@ -219,7 +235,7 @@ class DrainLaw(_Measured):
         wanted = min(self.limits.standing_s * capacity + lump, depth_max / 2)
         excess = standing - wanted
         target = capacity - (excess + 3 * max(excess - wanted, 0.0)) / RESPONSE_S
-        if standing <= wanted / 2:  # starved: no reason to go down, whatever was drained
+        if standing <= wanted / 2 and depth <= wanted:  # starved: no reason to go down, whatever was drained
             if not demand_limited:
                 target = max(target, PROBE * self._rate)
             target = max(min(target, HEADROOM * max(self._lately.rate, self._drained.rate)), self._rate)
