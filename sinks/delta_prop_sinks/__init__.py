@@ -5,6 +5,7 @@ from delta_prop_sinks.callback import CallbackSink, CallbackStatistics
 from delta_prop_sinks.conformance import NotConforming, check_sink
 from delta_prop_sinks.index import Hit, IndexSink, IndexStatistics
 from delta_prop_sinks.jsonlines import JsonLinesSink, JsonLinesStatistics
+from delta_prop_sinks.linking import Linked, LinkedStatistics
 from delta_prop_sinks.resident import Resident, ResidentStatistics
 from delta_prop_sinks.sink import (
     Backlog,
@@ -35,6 +36,8 @@ __all__ = [
     "IndexStatistics",
     "JsonLinesSink",
     "JsonLinesStatistics",
+    "Linked",
+    "LinkedStatistics",
     "NotConforming",
     "RejectDelta",
     "Resident",

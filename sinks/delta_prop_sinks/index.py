@@ -1,37 +1,36 @@
-"""The exact index: nearest vectors by comparing the query with every one; a delta is seen once applied.
+"""The index: nearest vectors by exact scores; a delta is seen once it is applied.
 
-It keeps no copy: it reads the resident vectors, its own or those that it shares with a storage sink.
-Scores are exact whatever the slot order: candidates of the fast pass are scored again in float64.
+It keeps no copy: it reads the resident vectors, its own or those that it shares with a storage sink. Without
+`linked` a search compares the query with every vector. With it, a graph names candidates among the linked
+rows, and all unlinked ones are candidates: every row that changed and is not linked yet.
+Scores are exact whatever the slot order: candidates are scored again in float64.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from delta_prop_sinks.linking import Linked, LinkedStatistics, Linker
 from delta_prop_sinks.resident import Resident
-from delta_prop_sinks.sink import ResumePoint
-from delta_prop_sinks.table import STALE, VECTOR
+from delta_prop_sinks.scoring import Metric, Scorer, checked_query, median_norm, refresh_norms
+from delta_prop_sinks.sink import Backlog, Delivery, ResumePoint, TryAgain
+from delta_prop_sinks.table import VECTOR
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Dot
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from numpy.typing import ArrayLike, NDArray
 
-    from delta_prop_sinks.sink import Delivery, SinkContext
+    from delta_prop_sinks.sink import SinkContext
     from delta_prop_sinks.table import Table
     from delta_prop_wire.algebra import State
-
-Metric = Literal["cosine", "dot", "l2", "pivot"]
-
-K_MAX = 10_000
-_CHUNK_ROWS = 1024
-_HALF_ULP = 2.0**-24
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,25 +45,45 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class IndexStatistics:
-    """How far the index is, and what it was asked."""
+    """How far the index is, and what it was asked. `linked`: None where it searches exactly."""
 
     applied_offset: int
     vectors: int
     bytes: int
     searches: int
+    linked: LinkedStatistics | None = None
 
 
 class IndexSink:
     """Searches vectors by nearness. Give it a storage sink's `resident` to hold the vectors once.
 
     While it is attached every vector stays in memory, within the resident vectors' bound.
+
+    `linked=True`, or `Linked(...)` with settings, puts a graph behind each large namespace. It needs the
+    extra `hnsw`. It costs a thread, and for each vector the graph's copy, one more of the row it was linked
+    with (float16 for `cosine`) and up to `1 + tombstone_ratio_max` nodes of some 400 bytes, twice that
+    while a graph is built anew. It brings searches that do not grow with the number of vectors, and that
+    find nearly all neighbours instead of all. Only the metric it is linked for uses it: others are exact.
+    `path`: a file for the graphs, so that a restart links only what has changed.
+
+    Raises UsageError where the extra is missing, or `path` is given without `linked`.
     """
 
-    def __init__(self, *, name: str = "index", resident: Resident | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        name: str = "index",
+        resident: Resident | None = None,
+        linked: bool | Linked = False,
+        path: str | Path | None = None,
+    ) -> None:
         self.name = name
         self.resident = Resident() if resident is None else resident
         self._context: SinkContext | None = None
         self._searches = 0
+        if path is not None and not linked:
+            raise UsageError("path: only a linked index has a file; add linked=True, or leave path out")
+        self._linker = Linker(Linked() if linked is True else linked, path) if linked else None
 
     # --- the contract
 
@@ -79,21 +98,71 @@ class IndexSink:
         if self._context is None:
             resident.pin()
         self._context = context
-        return ResumePoint(Cursor(context.log_id, context.epoch, resident.next_offset), resident.lamport)
+        if self._linker is not None:
+            await self._linker.open(resident, context.threads)
+        return ResumePoint(self._cursor(context), resident.lamport)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Fold what the shared vectors do not hold yet."""
-        if self._context is None:
+        """Fold what the shared vectors do not hold yet.
+
+        A linked index waits first, where too many rows wait to be linked; TryAgain after `room_s_max`.
+        """
+        context = self._context
+        if context is None:
             raise UsageError(f"index {self.name!r} is not open: attach it first")
-        self.resident.apply(deliveries, self._context)
+        if self._linker is None:
+            self.resident.apply(deliveries, context)
+        else:
+            await self._apply_linked(deliveries, self._linker, context)
         # The vectors outlive the index within the process, so what is folded need not come again.
-        self._context.committed(deliveries[-1].next_offset)
+        context.committed(deliveries[-1].next_offset)
+
+    async def _apply_linked(
+        self, deliveries: Sequence[Delivery], linker: Linker, context: SinkContext
+    ) -> None:
+        linker.check()
+        done: int | None = None
+        for pieces in _pieces(deliveries, linker.settings.piece_rows):
+            keys = _keys(pieces)
+            try:
+                await linker.room(self.resident, {name: len(some) for name, some in keys.items()})
+            except TryAgain as failure:
+                raise TryAgain(failure.reason, done) from None
+            try:
+                self.resident.apply(pieces, context)
+            finally:  # of a piece that was rejected, what lies before it is applied
+                linker.note(self.resident, keys)
+            if not any(delivery.late for delivery in deliveries):
+                done = _end(pieces[-1])
+
+    async def background(self) -> None:
+        """Link what is unlinked, and save the file now and then, until cancelled."""
+        context, linker = self._context, self._linker
+        if context is None or linker is None:
+            return
+        async with context.background_thread() as thread:
+            await linker.run(thread, context.clock, lambda: self._cursor(context))
+
+    def backlog(self) -> Backlog:
+        """Rows that wait to be linked; none where every search is exact."""
+        return Backlog(0, 1) if self._linker is None else self._linker.backlog()
 
     async def aclose(self) -> None:
-        """Let vectors leave memory again; what is there can still be searched."""
-        if self._context is not None:
-            self._context = None
+        """Let vectors leave memory again; what is there can still be searched, exactly.
+
+        Raises TryAgain where the file of a linked index could not be saved.
+        """
+        context, self._context = self._context, None
+        if context is None:
+            return
+        try:
+            if self._linker is not None:
+                await self._linker.close(context.threads, self._cursor(context))
+        finally:
             self.resident.unpin()
+
+    def _cursor(self, context: SinkContext) -> Cursor:
+        return Cursor(context.log_id, context.epoch, self.resident.next_offset)
 
     def dimensions(self) -> dict[str, int]:
         """The dimension of each namespace of which a vector was resident."""
@@ -106,7 +175,10 @@ class IndexSink:
     def statistics(self) -> IndexStatistics:
         """A snapshot of the index's numbers."""
         resident = self.resident.statistics()
-        return IndexStatistics(self.resident.next_offset, resident.vectors, resident.bytes, self._searches)
+        linked = None if self._linker is None else self._linker.statistics()
+        return IndexStatistics(
+            self.resident.next_offset, resident.vectors, resident.bytes, self._searches, linked
+        )
 
     # --- for readers
 
@@ -118,123 +190,93 @@ class IndexSink:
         `cosine` 0 for a zero vector; `dot` the scalar product; `l2` minus the distance; `pivot` the scalar
         product over 0.5 × the median norm + 0.5 × the vector's: between dot, which favours long vectors, and
         cosine, which favours short ones, for vectors whose length grows with their text's.
+
+        A linked index may miss a linked neighbour of the metric it is linked for, never an unlinked one.
         """
         table = self.resident.tables.get(namespace)
-        vector = _checked(query, k, metric, None if table is None else table.dimension, namespace)
+        vector = checked_query(query, k, metric, None if table is None else table.dimension, namespace)
         self._searches += 1
         if table is None or table.matrix is None:
             return []
-        _refresh_norms(table)
-        median = _median_norm(table) if metric == "pivot" else 0.0
-        live = (table.forms[: table.used] == VECTOR).nonzero()[0]
-        if not len(live):
+        rows = self._candidates(table, vector, k, metric)
+        if rows is None:
+            refresh_norms(table)
+            rows = (table.forms[: table.used] == VECTOR).nonzero()[0]
+        else:
+            refresh_norms(table, rows)
+        if not len(rows):
             return []
-        scorer = _Scorer(vector, metric, median)
-        candidates = scorer.candidates(table, live, k)
+        scorer = Scorer(vector, metric, median_norm(table) if metric == "pivot" else 0.0)
+        candidates = scorer.candidates(table, rows, k)
         scores = scorer.exact(table, candidates)
         found = sorted(
             zip((-scores).tolist(), (str(table.ids[slot]) for slot in candidates.tolist()), strict=True)
         )
         return [_hit(table, vector_id, -score) for score, vector_id in found[:k]]
 
+    def _candidates(
+        self, table: Table, query: NDArray[np.float32], k: int, metric: Metric
+    ) -> NDArray[np.intp] | None:
+        """The rows that may be the nearest, by the graph; None for all."""
+        linker = self._linker
+        if linker is None or self._context is None:
+            return None
+        rows = linker.candidates(table, query, k, metric)
+        if rows is not None:
+            alive: NDArray[np.intp] = rows[table.forms[rows] == VECTOR]
+            if len(alive) >= k:
+                linker.searches_linked += 1
+                return alive
+        linker.searches_exact += 1
+        return None
+
     def rows(self) -> Iterator[tuple[str, str, State]]:
         """All states that the index holds, tombstones included: (namespace, vector id, state)."""
         return self.resident.rows()
 
 
-def _checked(
-    query: ArrayLike, k: int, metric: str, dimension: int | None, namespace: str
-) -> NDArray[np.float32]:
-    if metric not in get_args(Metric):
-        raise UsageError(f"metric: {metric!r} is not one of {', '.join(get_args(Metric))}")
-    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= K_MAX:
-        raise UsageError(f"k: {k!r} is not a whole number from 1 to {K_MAX}")
-    try:
-        with np.errstate(over="ignore"):
-            vector = np.ascontiguousarray(query, np.float32)
-    except (TypeError, ValueError):
-        raise UsageError(f"query: {query!r:.80} is not a list of numbers") from None
-    if vector.ndim != 1:
-        raise UsageError(f"query: has shape {vector.shape}; search for one vector at a time")
-    if dimension is not None and len(vector) != dimension:
-        raise UsageError(
-            f"query: {len(vector)} numbers, but namespace {namespace!r} has dimension {dimension}"
-        )
-    if not np.isfinite(vector).all():
-        at = int((~np.isfinite(vector)).nonzero()[0][0])
-        raise UsageError(f"query: number {at} is {vector[at]}; all must be finite float32")
-    return vector
+def _pieces(deliveries: Sequence[Delivery], rows_max: int) -> Iterator[list[Delivery]]:
+    """The deliveries in order, in groups of few rows; those that are too large are cut."""
+    group: list[Delivery] = []
+    count = 0
+    for delivery in deliveries:
+        if group and count + delivery.count > rows_max:
+            yield group
+            group, count = [], 0
+        if delivery.count > rows_max:
+            whole = np.arange(delivery.logged.count)
+            rows = whole if delivery.rows is None else delivery.rows
+            for at in range(0, len(rows), rows_max):
+                yield [Delivery(delivery.logged, rows[at : at + rows_max], delivery.late)]
+        else:
+            group.append(delivery)
+            count += delivery.count
+    if group:
+        yield group
 
 
-def _refresh_norms(table: Table) -> None:
-    """Bring the norms of touched rows up to date."""
-    assert table.matrix is not None
-    stale = (table.marks[: table.used] & STALE).nonzero()[0]
-    for at in range(0, len(stale), _CHUNK_ROWS):
-        slots = stale[at : at + _CHUNK_ROWS]
-        block = table.matrix[slots].astype(np.float64)
-        table.norms[slots] = np.sqrt(np.square(block, out=block).sum(axis=1))
-    if len(stale):
-        table.marks[stale] &= ~np.uint8(STALE)
-        table.median_norm = None
+def _end(piece: Delivery) -> int:
+    """The offset behind the last row of a piece."""
+    rows = piece.rows
+    return piece.next_offset if rows is None or not len(rows) else piece.first_offset + int(rows[-1]) + 1
 
 
-def _median_norm(table: Table) -> float:
-    if table.median_norm is None:
-        norms = table.norms[: table.used][table.forms[: table.used] == VECTOR]
-        table.median_norm = float(np.median(norms)) if len(norms) else 0.0
-    return table.median_norm
-
-
-class _Scorer:
-    """One query's arithmetic: a fast pass over all rows, an exact one over the best."""
-
-    def __init__(self, query: NDArray[np.float32], metric: str, median: float) -> None:
-        self._query, self._metric, self._median = query, metric, median
-        self._wide = query.astype(np.float64)
-        self._length = float(np.sqrt(np.square(self._wide).sum()))
-
-    def candidates(self, table: Table, live: NDArray[np.intp], k: int) -> NDArray[np.intp]:
-        """Slots that may be among the `k` nearest: those whose rough score is within rounding of the k-th."""
-        if k >= len(live):
-            return live
-        assert table.matrix is not None
-        with np.errstate(over="ignore", invalid="ignore"):
-            products = (table.matrix[: table.used] @ self._query)[live].astype(np.float64)
-        norms = table.norms[live]
-        # Twice what a float32 sum of n products may be off by, in whatever order it is summed.
-        errors = 2 * (len(self._query) + 2) * _HALF_ULP * self._length * norms
-        scores = np.nan_to_num(self._scores(products, norms), nan=np.inf)
-        errors = errors * 2 if self._metric == "l2" else errors / self._divisors(norms)
-        floor = np.partition(scores - errors, len(live) - k)[len(live) - k]
-        chosen: NDArray[np.intp] = live[scores + errors >= floor]
-        return chosen
-
-    def exact(self, table: Table, slots: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Scores in float64, each row summed by itself, so that they do not depend on where a row lies."""
-        assert table.matrix is not None
-        scores = np.empty(len(slots))
-        for at in range(0, len(slots), _CHUNK_ROWS):
-            part = slots[at : at + _CHUNK_ROWS]
-            block = table.matrix[part].astype(np.float64)
-            if self._metric == "l2":
-                scores[at : at + len(part)] = -np.sqrt(np.square(block - self._wide).sum(axis=1))
-            else:
-                scores[at : at + len(part)] = self._scores(
-                    (block * self._wide).sum(axis=1), table.norms[part]
-                )
-        return scores
-
-    def _scores(self, products: NDArray[np.float64], norms: NDArray[np.float64]) -> NDArray[np.float64]:
-        if self._metric == "l2":  # minus the square, while scores are only compared
-            return 2 * products - norms * norms - self._length * self._length
-        return products / self._divisors(norms)
-
-    def _divisors(self, norms: NDArray[np.float64]) -> NDArray[np.float64]:
-        if self._metric == "dot":
-            return np.ones_like(norms)
-        divisors = norms * self._length if self._metric == "cosine" else 0.5 * (self._median + norms)
-        return np.where(divisors > 0, divisors, 1.0)  # where it is 0, so is the product
+def _keys(deliveries: Sequence[Delivery]) -> dict[str, list[str]]:
+    """The vector ids that are meant, by namespace."""
+    found: dict[str, list[str]] = {}
+    for delivery in deliveries:
+        batch = delivery.batch
+        if batch.is_control:
+            continue
+        keys = batch.keys
+        if batch.namespace is not None:
+            some = keys if delivery.rows is None else [keys[row] for row in delivery.rows.tolist()]
+            found.setdefault(batch.namespace, []).extend(some)
+            continue
+        namespaces = batch.namespaces
+        for row in range(batch.count) if delivery.rows is None else delivery.rows.tolist():
+            found.setdefault(namespaces[row], []).append(keys[row])
+    return found
 
 
 def _hit(table: Table, vector_id: str, score: float) -> Hit:

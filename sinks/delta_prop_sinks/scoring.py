@@ -1,0 +1,132 @@
+"""Scores of vectors: what a metric means, a fast pass over many rows, an exact one over the best."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+
+from delta_prop_sinks.table import STALE, VECTOR
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    from delta_prop_sinks.table import Table
+
+Metric = Literal["cosine", "dot", "l2", "pivot"]
+
+K_MAX = 10_000
+_CHUNK_ROWS = 1024
+_HALF_ULP = 2.0**-24
+_GATHER_COST = 3
+"""Scattered rows cost about this many times what rows side by side do."""
+
+
+def checked_query(
+    query: ArrayLike, k: int, metric: str, dimension: int | None, namespace: str
+) -> NDArray[np.float32]:
+    if metric not in get_args(Metric):
+        raise UsageError(f"metric: {metric!r} is not one of {', '.join(get_args(Metric))}")
+    if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= K_MAX:
+        raise UsageError(f"k: {k!r} is not a whole number from 1 to {K_MAX}")
+    try:
+        with np.errstate(over="ignore"):
+            vector = np.ascontiguousarray(query, np.float32)
+    except (TypeError, ValueError):
+        raise UsageError(f"query: {query!r:.80} is not a list of numbers") from None
+    if vector.ndim != 1:
+        raise UsageError(f"query: has shape {vector.shape}; search for one vector at a time")
+    if dimension is not None and len(vector) != dimension:
+        raise UsageError(
+            f"query: {len(vector)} numbers, but namespace {namespace!r} has dimension {dimension}"
+        )
+    if not np.isfinite(vector).all():
+        at = int((~np.isfinite(vector)).nonzero()[0][0])
+        raise UsageError(f"query: number {at} is {vector[at]}; all must be finite float32")
+    return vector
+
+
+def refresh_norms(table: Table, among: NDArray[np.intp] | None = None) -> None:
+    """Bring the norms of touched rows up to date; `among` these, None for all."""
+    assert table.matrix is not None
+    if among is None:
+        stale = (table.marks[: table.used] & STALE).nonzero()[0]
+    else:
+        stale = among[(table.marks[among] & STALE) != 0]
+    for at in range(0, len(stale), _CHUNK_ROWS):
+        slots = stale[at : at + _CHUNK_ROWS]
+        block = table.matrix[slots].astype(np.float64)
+        table.norms[slots] = np.sqrt(np.square(block, out=block).sum(axis=1))
+    if len(stale):
+        table.marks[stale] &= ~np.uint8(STALE)
+        table.median_norm = None
+
+
+def median_norm(table: Table) -> float:
+    """The median length of a namespace's vectors."""
+    if table.median_norm is None:
+        norms = table.norms[: table.used][table.forms[: table.used] == VECTOR]
+        table.median_norm = float(np.median(norms)) if len(norms) else 0.0
+    return table.median_norm
+
+
+class Scorer:
+    """One query's arithmetic: a fast pass over all rows, an exact one over the best."""
+
+    def __init__(self, query: NDArray[np.float32], metric: str, median: float) -> None:
+        self._query, self._metric, self._median = query, metric, median
+        self._wide = query.astype(np.float64)
+        self._length = float(np.sqrt(np.square(self._wide).sum()))
+
+    def candidates(self, table: Table, live: NDArray[np.intp], k: int) -> NDArray[np.intp]:
+        """Slots that may be among the `k` nearest: those whose rough score is within rounding of the k-th."""
+        if k >= len(live):
+            return live
+        assert table.matrix is not None
+        products = self._products(table, table.matrix, live)
+        norms = table.norms[live]
+        # Twice what a float32 sum of n products may be off by, in whatever order it is summed.
+        errors = 2 * (len(self._query) + 2) * _HALF_ULP * self._length * norms
+        scores = np.nan_to_num(self._scores(products, norms), nan=np.inf)
+        errors = errors * 2 if self._metric == "l2" else errors / self._divisors(norms)
+        floor = np.partition(scores - errors, len(live) - k)[len(live) - k]
+        chosen: NDArray[np.intp] = live[scores + errors >= floor]
+        return chosen
+
+    def _products(
+        self, table: Table, matrix: NDArray[np.float32], live: NDArray[np.intp]
+    ) -> NDArray[np.float64]:
+        with np.errstate(over="ignore", invalid="ignore"):
+            if len(live) * _GATHER_COST > table.used:
+                return (matrix[: table.used] @ self._query)[live].astype(np.float64)
+            products = np.empty(len(live))
+            for at in range(0, len(live), _CHUNK_ROWS):  # what fits the processor's cache
+                products[at : at + _CHUNK_ROWS] = matrix[live[at : at + _CHUNK_ROWS]] @ self._query
+            return products
+
+    def exact(self, table: Table, slots: NDArray[np.intp]) -> NDArray[np.float64]:
+        """Scores in float64, each row summed by itself, so that they do not depend on where a row lies."""
+        assert table.matrix is not None
+        scores = np.empty(len(slots))
+        for at in range(0, len(slots), _CHUNK_ROWS):
+            part = slots[at : at + _CHUNK_ROWS]
+            block = table.matrix[part].astype(np.float64)
+            if self._metric == "l2":
+                scores[at : at + len(part)] = -np.sqrt(np.square(block - self._wide).sum(axis=1))
+            else:
+                scores[at : at + len(part)] = self._scores(
+                    (block * self._wide).sum(axis=1), table.norms[part]
+                )
+        return scores
+
+    def _scores(self, products: NDArray[np.float64], norms: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self._metric == "l2":  # minus the square, while scores are only compared
+            return 2 * products - norms * norms - self._length * self._length
+        return products / self._divisors(norms)
+
+    def _divisors(self, norms: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self._metric == "dot":
+            return np.ones_like(norms)
+        divisors = norms * self._length if self._metric == "cosine" else 0.5 * (self._median + norms)
+        return np.where(divisors > 0, divisors, 1.0)  # where it is 0, so is the product
