@@ -179,7 +179,7 @@ class Load:
 
     def settings(self) -> Settings:
         """A log that holds the run, whoever stands still; everything else small."""
-        held = self.calls + KEYS // ROWS
+        held = round(1.5 * (self.calls + KEYS // ROWS))  # below the mark at which a required sink paces
         return Settings(
             queue_bytes_max=4 * MIB,
             pending_bytes_max=MIB,

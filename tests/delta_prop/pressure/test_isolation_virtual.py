@@ -76,13 +76,14 @@ def run(
     seed: int,
     disturbed: Callable[[int], list[TimedSink]] = nobody,
     *,
+    calls: int = CALLS,
     settings: Settings = SETTINGS,
     others: Callable[[int], list[tuple[TimedSink, str]]] = healthy,
 ) -> Run:
     """One run in virtual time."""
 
     async def main() -> Run:
-        arrivals = traffic(seed, calls=CALLS, calls_per_s=CALLS_PER_S)
+        arrivals = traffic(seed, calls=calls, calls_per_s=CALLS_PER_S)
         sinks, extra = others(seed), disturbed(seed)
         async with Propagator(settings, world=virtual_world(seed)) as p:
             for sink, topic in sinks:
@@ -181,14 +182,20 @@ def test_a_delay_that_sinks_share_would_be_seen() -> None:
     def disturbed(seed: int) -> list[TimedSink]:
         return [shared(sink) for sink in disturbing(seed)]
 
-    told = first_difference(run(0, others=others), run(0, disturbed, others=others))
+    alone, beside = run(0, others=others, calls=120), run(0, disturbed, others=others, calls=120)
+    told = first_difference(alone, beside)
     assert told is not None
     assert told.startswith("quick")
 
 
 def test_a_log_that_cannot_hold_the_stall_would_be_seen() -> None:
     """The bounds are part of the promise: where the stalled sink fills the log, producers wait for it."""
-    small = replace(SETTINGS, log_deltas_max=1_500)
-    told = first_difference(run(0, settings=small), run(0, disturbing, settings=small))
+    small = replace(SETTINGS, log_deltas_max=600)
+
+    def short(_seed: int) -> list[TimedSink]:
+        return [stalled("stalled", from_offset=STALLED_FROM, stall_s=8)]
+
+    alone, beside = run(0, settings=small, calls=120), run(0, short, settings=small, calls=120)
+    told = first_difference(alone, beside)
     assert told is not None
     assert told.startswith("acknowledgements")
