@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 DOCUMENT_CHARACTERS_MAX = 20_000
 ID_CHARACTERS_MAX = 120
+PARAGRAPH_CHARACTERS_MIN = 40
 _SIGNATURE_CHARACTERS_MAX = 200
-_PARAGRAPH_CHARACTERS_MIN = 40
 _NAME_CHARACTERS_MAX = 40
 
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -56,6 +56,14 @@ def documents_of(path: str, text: str) -> list[Document]:
     for document in found:
         documents.setdefault(document.id, document)  # the first of several definitions of one name
     return list(documents.values())
+
+
+def too_short(path: str, text: str) -> int:
+    """How many paragraphs of a text are too short to be documents."""
+    if path.endswith(".py"):
+        return 0
+    paragraphs = (paragraph for _, paragraph in _paragraphs(text) if _heading(paragraph) is None)
+    return sum(len(one) < PARAGRAPH_CHARACTERS_MIN for one in paragraphs)
 
 
 def is_private(name: str) -> bool:
@@ -156,7 +164,7 @@ def _of_prose(path: str, text: str) -> Iterator[Document]:
         title = _heading(paragraph)
         if title is not None:
             heading, number = title, 0
-        elif len(paragraph) >= _PARAGRAPH_CHARACTERS_MIN:
+        elif len(paragraph) >= PARAGRAPH_CHARACTERS_MIN:
             number += 1
             first = paragraph.partition("\n")[0].strip()
             name = f"{_slug(heading)}.{number}" if heading else str(number)

@@ -5,6 +5,7 @@ The only module of the demo that touches them. It writes in the temporary folder
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -129,6 +130,11 @@ class Place:
         with self.published.open(encoding="utf-8") as file:
             yield from file
 
+    @property
+    def free_bytes(self) -> int:
+        """How much there is room for."""
+        return shutil.disk_usage(self.root).free
+
     def remove(self) -> None:
         """Delete the folder with all that is in it."""
         shutil.rmtree(self.root, ignore_errors=True)
@@ -153,6 +159,11 @@ class Place:
             connection.close()
 
 
+def is_full(error: OSError) -> bool:
+    """Whether something could not be written for want of room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def new_place() -> Place:
     """A temporary folder of its own."""
     return Place(Path(tempfile.mkdtemp(prefix="delta-prop-demo-")).resolve())
@@ -163,8 +174,11 @@ def standard_library() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def scan(root: Path, kept: Kept) -> Seen:
-    """The texts below a folder, in order of path, 20,000 at most; hidden and large ones left out."""
+def scan(root: Path, kept: Kept, large: list[str] | None = None) -> Seen:
+    """The texts below a folder, in order of path, 20,000 at most; hidden ones left out.
+
+    So are those above 1 MiB, whose paths are added to `large`.
+    """
     seen: Seen = {}
     looked_at = 0
     for folder_name, folders, files in os.walk(root):
@@ -174,8 +188,12 @@ def scan(root: Path, kept: Kept) -> Seen:
             path = Path(folder_name, name)
             if path.suffix.lower() in kept.suffixes and not name.startswith("."):
                 stat, relative = _stat(path), path.relative_to(root).as_posix()
-                if stat is not None and relative.isprintable():  # names become ids, which are text
+                if stat is None or not relative.isprintable():  # names become ids, which are text
+                    continue
+                if stat[1] <= FILE_BYTES_MAX:
                     seen[relative] = stat
+                elif large is not None and len(large) < FILES_MAX:
+                    large.append(relative)
                 if len(seen) >= FILES_MAX:
                     return seen
         if looked_at >= LOOKED_AT_MAX:
@@ -258,6 +276,6 @@ def _stat(path: Path) -> tuple[int, int] | None:
         stat = path.stat()
     except OSError:
         return None
-    if not S_ISREG(stat.st_mode) or stat.st_size > FILE_BYTES_MAX:  # a pipe or a device might never end
+    if not S_ISREG(stat.st_mode):  # a pipe or a device might never end
         return None
     return stat.st_mtime_ns, stat.st_size

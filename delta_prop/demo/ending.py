@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from delta_prop.demo.console import printable, size
 from delta_prop.demo.library import NAMESPACE, Library
 from delta_prop.demo.verify import Verdict, spoil, verify
+from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from delta_prop.demo.scenes import Play
@@ -21,8 +22,11 @@ async def verify_scene(play: Play, wiring: Wiring, spoiled: str | None) -> list[
     console = play.console
     await wiring.settled()
     if spoiled is not None:
+        if spoiled not in wiring.sinks():
+            raise UsageError(f"--spoil {spoiled}: there was nothing to edit here, so there is no such sink")
         spoil(spoiled, wiring, play.place, (NAMESPACE, _middle(play.library)))
-        console.line(f"  one wrong row was planted in {spoiled}")
+        told = "one line was taken out of" if spoiled == "audit" else "one wrong row was planted in"
+        console.line(f"  {told} {spoiled}")
     verdicts = await verify(wiring, play.place)
     for verdict in verdicts:
         unit = "deltas" if verdict.sink in ("subscriber", "audit") else "rows"

@@ -86,12 +86,11 @@ class Mortal:
         self.dead = False
         self._sink, self._leave = sink, leave
         self._rows_left: int | None = None
-        self._flushing = anyio.CancelScope()
-        self._flushed = anyio.Event()
 
     async def open(self, context: SinkContext) -> ResumePoint:
         """As the sink does."""
         self._context = context
+        self._flushing, self._flushed = anyio.CancelScope(), anyio.Event()
         point = await self._sink.open(context)
         self.resumed_at = point.cursor.next_offset
         return point

@@ -6,19 +6,20 @@ that a delta that is lost, or applied twice, leaves a wrong number for the check
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import anyio
 
 from delta_prop.demo.console import size
 from delta_prop.demo.mistreated import Mortal, Slowed
-from delta_prop.demo.wiring import MAILBOX_DELTAS_MAX, quantile_ms
+from delta_prop.demo.wiring import quantile_ms
 from delta_prop_sinks.jsonlines import JsonLinesSink
 from delta_prop_sinks.storage import StorageSink
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from delta_prop.demo.library import Library
     from delta_prop.demo.scenes import Play
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import Delta
 
 SLOWER = 100
-EDITS_BEFORE, EDITS_DURING = 200, 600
-EDITS_A_DOCUMENT_MAX = 8
+EDITS = 800
 PAUSE_S = 0.0025
+BEFORE_S_MAX, DURING_S_MAX = 1.0, 2.5
 BATCH = 100
+LINKS_A_DOCUMENT_MAX = 8
 BATCHES_PAUSE_S = 0.03
 _SHOWN_S = 0.1
 _SEEN_S = 0.02
@@ -38,27 +40,26 @@ _SEEN_S = 0.02
 async def slow_scene(play: Play, wiring: Wiring) -> None:
     """Slow one sink down while edits go on; show what that does to it, and to the others."""
     console = play.console
-    edits = _links(play.library, EDITS_BEFORE + EDITS_DURING)
-    if len(edits) < 2:
-        console.line("  no document here can be linked to another; nothing was slowed")
-        return
-    some = len(edits) * EDITS_BEFORE // (EDITS_BEFORE + EDITS_DURING) or 1
+    count = min(EDITS, LINKS_A_DOCUMENT_MAX * len(play.library.documents))
+    edits = _links(play.library, count)
     audit = Slowed(JsonLinesSink(play.place.audit, name="audit"), play.now)
     wiring.audit_from = wiring.deltas
     await wiring.propagator.attach(audit, start="latest")
-    console.line(f"  audit, a new sink, writes each delta from now on as a JSON line; {some:,} edits, then")
     pace = _Pace(play, wiring)
     try:
         pace.before = wiring.measure_anew()
-        await pace.publish(edits[:some])
+        some = await pace.publish(edits, count // 4, BEFORE_S_MAX)
         await wiring.settled()
+        if not some:
+            console.line("  no document here can be linked to another; nothing was slowed")
+            return
         usual_s = audit.slow_down(SLOWER)
         console.line(
-            f"  {len(edits) - some:,} more while it takes {SLOWER} times its usual {usual_s * 1000:.2f} ms: "
-            f"{SLOWER * usual_s * 1000:.0f} ms each"
+            f"  audit, a new sink, writes each delta as a JSON line: {usual_s * 1000:.2f} ms a delivery"
         )
+        console.line(f"  in the first {some:,} edits; from now on {SLOWER * usual_s * 1000:.0f} ms")
         pace.during = wiring.measure_anew()
-        await pace.publish(edits[some:])
+        more = await pace.publish(edits, count, DURING_S_MAX)
         behind = wiring.lags()["audit"]
         started = play.now()
     finally:
@@ -70,10 +71,10 @@ async def slow_scene(play: Play, wiring: Wiring) -> None:
     play.facts["slow"] = {
         "slower": SLOWER,
         "usual_ms": round(usual_s * 1000, 3),
-        "edits": len(edits),
+        "edits": some + more,
         "behind": behind,
         "mailbox_deltas": pace.mailbox_deltas,
-        "mailbox_deltas_max": MAILBOX_DELTAS_MAX,
+        "mailbox_deltas_max": wiring.propagator.settings.mailbox_deltas_max,
         "read_the_log": pace.full_s is not None,
         "caught_up_s": round(caught_up_s, 3),
         "sinks": pace.rows(),
@@ -93,15 +94,20 @@ class _Pace:
         self.full_s: float | None = None
         self._shown_at = self._seen_at = self._started = 0.0
 
-    async def publish(self, edits: Sequence[Delta]) -> None:
-        """One edit each 2.5 ms, or as fast as this machine can where that is slower."""
+    async def publish(self, edits: Iterator[Delta], count_max: int, s_max: float) -> int:
+        """An edit each 2.5 ms, or as fast as this machine can where that is slower; how many those were."""
         self._started = due = self._play.now()
         self.lags_max.clear()
-        for edit in edits:
+        count = 0
+        for edit in islice(edits, count_max):
             await self._wiring.publish([edit])
+            count += 1
             self._see()
             due += PAUSE_S
             await anyio.sleep(max(0, due - self._play.now()))
+            if self._play.now() - self._started > s_max:
+                break
+        return count
 
     def _see(self) -> None:
         now = self._play.now()
@@ -147,9 +153,8 @@ class _Pace:
     def tell(self, behind: int, caught_up_s: float) -> None:
         """What became of the slow sink, in words."""
         console = self._play.console
-        console.line(
-            f"  audit fell {behind:,} deltas behind; its mailbox took {MAILBOX_DELTAS_MAX:,} at most,"
-        )
+        bound = self._wiring.propagator.settings.mailbox_deltas_max
+        console.line(f"  audit fell {behind:,} deltas behind; its mailbox takes {bound:,} at most,")
         if self.full_s is None:
             console.line("  which was enough: the service's memory holds what it has not come to yet")
         else:
@@ -164,10 +169,12 @@ class _Pace:
 async def crash_scene(play: Play, wiring: Wiring) -> None:
     """Kill a store in the middle of a batch, and let another one go on with the file that it left."""
     console = play.console
-    edits = _links(play.library, 4 * BATCH)
+    edits = list(_links(play.library, min(4 * BATCH, LINKS_A_DOCUMENT_MAX * len(play.library.documents))))
     batch = len(edits) // 4
     if not batch:
         console.line("  no document here can be linked to another; nothing was killed")
+        if edits:
+            await wiring.publish(edits)  # the library takes them for published
         return
     started = play.now()
     doomed = Mortal(StorageSink(play.place.replica, name="replica"), play.place.leave_replica)
@@ -198,14 +205,15 @@ async def _come_back(play: Play, wiring: Wiring, dead: Mortal) -> None:
     took_s = play.now() - started
     again = heir.again(dead.in_hand)
     console.line(
-        f"  in hand at the crash {dead.in_hand:,}, durable in its file {heir.resumed_at:,}: a new store"
+        f"  it had everything below offset {dead.in_hand:,} in hand, below {heir.resumed_at:,} in its file;"
     )
     console.line(
-        f"  opens that file and goes on there; {again:,} deltas came again, "
-        f"{wiring.deltas - dead.in_hand:,} for the first time"
+        f"  a new store opens what was left: {again:,} deltas come again, "
+        f"{wiring.deltas - dead.in_hand:,} for the first time;"
     )
-    console.line(f"  it has them all, on disk, after {took_s * 1000:,.0f} ms; whether none is lost and none")
-    console.line("  counted twice, the check of every number says:")
+    console.line(
+        f"  all on disk after {took_s * 1000:,.0f} ms. None lost, none applied twice? Its numbers tell:"
+    )
     play.facts["crash"] = {
         "in_hand": dead.in_hand,
         "durable": heir.resumed_at,
@@ -224,18 +232,18 @@ async def _stopped(wiring: Wiring) -> None:
     raise AssertionError("the replica was to be killed, and has applied everything")
 
 
-def _links(library: Library, count: int) -> list[Delta]:
-    """So many edits at most, spread over all documents: each lets one say "see also" a later one."""
+def _links(library: Library, count: int) -> Iterator[Delta]:
+    """So many edits at most, spread over all documents: each lets one say "see also" a later one.
+
+    The library takes each for published when it is given, so give none that is not.
+    """
     ids = list(library.documents)
-    count = min(count, EDITS_A_DOCUMENT_MAX * len(ids))
-    step = max(len(ids) // max(count, 1), 1)
-    edits = []
+    step = max(len(ids) // count, 1)
     for number in range(count):
         at = number * step % len(ids)
         delta = library.link(ids[at], ids[(at + 1 + number // len(ids)) % len(ids)])
         if delta is not None:
-            edits.append(delta)
-    return edits
+            yield delta
 
 
 def _rounded(measured: Sequence[float], part: float) -> float | None:

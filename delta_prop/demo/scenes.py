@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from delta_prop.demo import edge
 from delta_prop.demo.console import cut, printable, size, width
-from delta_prop.demo.corpus import NotParsed, documents_of
+from delta_prop.demo.corpus import PARAGRAPH_CHARACTERS_MIN, NotParsed, documents_of, too_short
 from delta_prop.demo.embedding import DIMENSION
 from delta_prop.demo.library import DOCUMENTS_MAX, NAMESPACE, Library, edited
 from delta_prop.demo.wiring import Wiring, number_bytes
@@ -43,6 +43,8 @@ SEARCHES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 """What is asked of the standard library, and which answers one hopes for; nothing else knows of them."""
 
+PLACE_BYTES, PLACE_BYTES_A_DOCUMENT = 2_000_000, 36_000
+"""What the temporary folder takes: the lines, three files of vectors, each with its write-ahead log."""
 HITS = 3
 EDITED = "random:sample"
 EDIT_WORDS = "lottery raffle"
@@ -80,8 +82,9 @@ class Play:
 async def read_scene(play: Play) -> None:
     """Read all texts, copy what may be edited, take the documents in. Raises UsageError for none."""
     console, library = play.console, play.library
-    found = edge.scan(play.folder, edge.IN_OWN if play.own else edge.IN_LIBRARY)
-    unread = 0
+    large: list[str] = []
+    found = edge.scan(play.folder, edge.IN_OWN if play.own else edge.IN_LIBRARY, large)
+    unread = empty = short = 0
     for number, path in enumerate(found, 1):
         text = edge.read(play.folder, path)
         try:
@@ -89,23 +92,36 @@ async def read_scene(play: Play) -> None:
         except NotParsed:
             count, text = 0, None
         unread += text is None
+        empty += text is not None and not count
+        short += 0 if text is None else too_short(path, text)
         if text is not None and count and not play.own:
             play.place.copy(path, text)
         console.progress(number, len(found), f"files read, {len(library.documents):,} documents")
         await anyio.lowlevel.checkpoint()
     console.progress_done()
+    left_out = [
+        f"{count:,} {what}{'s' * (count != 1)} left out: {why}"
+        for count, what, why in (
+            (len(large), "file", f"above {size(edge.FILE_BYTES_MAX)}"),
+            (unread, "file", "not UTF-8, or not Python as this version knows it"),
+            (empty, "file", f"no description, no paragraph of {PARAGRAPH_CHARACTERS_MIN} characters"),
+            (short, "paragraph", f"shorter than {PARAGRAPH_CHARACTERS_MIN} characters"),
+            (library.left_out, "document", f"the demo takes {DOCUMENTS_MAX:,}"),
+        )
+        if count
+    ]
     if not library.documents:
         raise UsageError(
             f"{play.folder} has no text to index: name a folder with described .py, or .md, .rst, .txt files"
+            + "".join(f"; {told}" for told in left_out)
         )
+    _check_room(play)
     library.learn()
     play.seen = play.scan()
     play.facts |= {"files": len(found), "documents": len(library.documents)}
     console.line(f"  {len(library.documents):,} documents in {len(found):,} files below {play.folder}")
-    if unread:
-        console.line(f"  {unread:,} files were left out: not UTF-8, or not Python as this version knows it")
-    if library.left_out:
-        console.line(f"  {library.left_out:,} documents were left out: the demo takes {DOCUMENTS_MAX:,}")
+    for told in left_out:
+        console.line(f"  {told}")
 
 
 async def index_scene(play: Play, wiring: Wiring) -> None:
@@ -222,6 +238,17 @@ def answer(play: Play, wiring: Wiring, query: str) -> None:
 
 
 # --- helpers
+
+
+def _check_room(play: Play) -> None:
+    """Tell before it begins that the temporary folder is too small. Raises UsageError."""
+    needed = PLACE_BYTES + len(play.library.documents) * PLACE_BYTES_A_DOCUMENT
+    free = play.place.free_bytes
+    if free < needed:
+        raise UsageError(
+            f"{play.place.root} has room for {size(free)}, but this demo needs about {size(needed)}: "
+            "free some, or name another folder with TMPDIR=DIR"
+        )
 
 
 def _own_searches(library: Library) -> list[tuple[str, tuple[str, ...]]]:

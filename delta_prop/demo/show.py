@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.demo import edge
-from delta_prop.demo.console import Console, printable
+from delta_prop.demo.console import Console, printable, size
 from delta_prop.demo.corpus import NotParsed
 from delta_prop.demo.ending import end_scene, next_scene, verify_scene
-from delta_prop.demo.pressure import crash_scene, slow_scene
+from delta_prop.demo.pressure import SLOWER, crash_scene, slow_scene
 from delta_prop.demo.scenes import (
     Play,
     answer,
@@ -36,10 +36,13 @@ if TYPE_CHECKING:
 
     from anyio.abc import TaskStatus
 
-    from delta_prop.demo.edge import Terminal
+    from delta_prop.demo.edge import Place, Terminal
+    from delta_prop.demo.verify import Verdict
     from delta_prop.demo.wiring import Wiring
 
 INTERRUPTED = 130
+FULL_BYTES = 1_000_000
+"""A folder with less room counts as full."""
 _PROMPT = "search> "
 _LOGGER = logging.getLogger("delta_prop")
 
@@ -103,7 +106,7 @@ async def show(options: Options, write: Callable[[str], object]) -> int:
     folder = edge.standard_library() if options.path is None else edge.folder(options.path)
     if folder is None:
         raise UsageError(f"--path {options.path}: there is no folder of that name that can be read")
-    place, interrupt = edge.new_place(), Interrupt()
+    place, interrupt = _new_place(), Interrupt()
     status = INTERRUPTED
     log = _Log(console)
     _LOGGER.addHandler(log)
@@ -115,7 +118,7 @@ async def show(options: Options, write: Callable[[str], object]) -> int:
                 status = await _play(play, options, terminal, interrupt)
             tasks.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        raise _only(group) from group
+        raise _explained(_only(group), place) from group
     finally:
         _LOGGER.removeHandler(log)
         if not options.keep:
@@ -135,28 +138,41 @@ async def _play(play: Play, options: Options, terminal: Terminal, interrupt: Int
     console.line(console.style("bold", f"delta-prop demo: search {what} while you edit it"))
     _title(console, "1 index", "each text becomes a delta; store, index, cache and a listener get it")
     await read_scene(play)
+    verdicts: list[Verdict] | None = None
+    # An interrupt ends the scenes, not the service: that ends in order, as it does after the last scene.
     async with wired(play.place, play.now) as wiring:
-        await index_scene(play, wiring)
-        _title(console, "2 search", "words in, nearest texts out")
-        await search_scene(play, wiring)
-        _title(console, "3 edit", "two words change a few numbers, so the delta is small")
-        await edit_scene(play, wiring)
-        _title(console, "4 slow", "one sink is slowed 100 x; the others keep their pace")
-        await slow_scene(play, wiring)
-        _title(console, "5 crash", "a store is killed in the middle of a batch, and comes back")
-        await crash_scene(play, wiring)
-        if by_hand:
-            _title(console, "6 by hand", "edit the texts, search them")
-            await _by_hand(play, wiring, interrupt)
-        number = 7 if by_hand else 6
-        _title(console, f"{number} verify", f"each sink against the {wiring.deltas:,} published lines")
-        verdicts = await verify_scene(play, wiring, options.spoil)
-        _title(console, f"{number + 1} end", "")
-        end_scene(play, wiring, play.now() - started)
+        with interrupt.scope():
+            verdicts = await _scenes(play, wiring, options, interrupt if by_hand else None)
+        if verdicts is not None:
+            end_scene(play, wiring, play.now() - started)
+    if verdicts is None:
+        return INTERRUPTED
     next_scene(play)
     if options.json:
         console.line(json.dumps(play.facts))
     return 0 if all(one.identical for one in verdicts) else 1
+
+
+async def _scenes(play: Play, wiring: Wiring, options: Options, interrupt: Interrupt | None) -> list[Verdict]:
+    """All scenes but the first and the last; by hand as well, where there is somebody to interrupt."""
+    console = play.console
+    await index_scene(play, wiring)
+    _title(console, "2 search", "words in, nearest texts out")
+    await search_scene(play, wiring)
+    _title(console, "3 edit", "two words change a few numbers, so the delta is small")
+    await edit_scene(play, wiring)
+    _title(console, "4 slow", f"one sink is slowed {SLOWER} x; the others keep their pace")
+    await slow_scene(play, wiring)
+    _title(console, "5 crash", "a store is killed in the middle of a batch, and comes back")
+    await crash_scene(play, wiring)
+    if interrupt is not None:
+        _title(console, "6 by hand", "edit the texts, search them")
+        await _by_hand(play, wiring, interrupt)
+    number = 6 if interrupt is None else 7
+    _title(console, f"{number} verify", f"each sink against the {wiring.deltas:,} published lines")
+    verdicts = await verify_scene(play, wiring, options.spoil)
+    _title(console, f"{number + 1} end", "")
+    return verdicts
 
 
 async def _by_hand(play: Play, wiring: Wiring, interrupt: Interrupt) -> None:
@@ -207,6 +223,25 @@ async def _watch(play: Play, wiring: Wiring) -> None:
 def _title(console: Console, name: str, what: str) -> None:
     console.line()
     console.line(console.style("bold", name) + (f"   {what}" if what else ""))
+
+
+def _new_place() -> Place:
+    try:
+        return edge.new_place()
+    except OSError as error:
+        raise UsageError(f"no temporary folder can be made ({error}): name one with TMPDIR=DIR") from error
+
+
+def _explained(error: BaseException, place: Place) -> BaseException:
+    """What went wrong for want of room is told as that, whoever met it first."""
+    if isinstance(error, UsageError | BrokenPipeError) or not isinstance(error, Exception):
+        return error
+    if place.free_bytes > FULL_BYTES and not (isinstance(error, OSError) and edge.is_full(error)):
+        return error
+    return UsageError(
+        f"{place.root} has room for {size(place.free_bytes)}, which is not enough ({error}): "
+        "free some, or name another folder with TMPDIR=DIR"
+    )
 
 
 def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -43,6 +43,7 @@ MAILBOX_DELTAS_MAX = 256
 DELTAS_MAX = 200_000
 """As many as the listener writes down; the demo ends before there are more."""
 _MEASURED_MAX = 10_000
+_SETTLED_S_MAX = 60
 
 
 @dataclass(slots=True)
@@ -103,7 +104,12 @@ class Wiring:
 
     async def settled(self) -> None:
         """Wait until every sink has everything, the stores on disk."""
-        await self.propagator.wait_visible(self.deltas, sinks=self.sinks(), timeout_s=60)
+        try:
+            await self.propagator.wait_visible(self.deltas, sinks=self.sinks(), timeout_s=_SETTLED_S_MAX)
+        except TimeoutError:
+            sinks = self.propagator.statistics().sinks.values()
+            late = [f"{one.name} lacks {one.lag:,} ({one.reason or one.state})" for one in sinks if one.lag]
+            raise TimeoutError(f"after {_SETTLED_S_MAX} s {', '.join(late)}") from None
         await self.storage.flush()
         if self.replica is not None:
             await self.replica.flush()
@@ -144,13 +150,11 @@ class Wiring:
 
 
 @asynccontextmanager
-async def wired(
-    place: Place, now: Callable[[], float], *, mailbox_deltas_max: int = MAILBOX_DELTAS_MAX
-) -> AsyncIterator[Wiring]:
+async def wired(place: Place, now: Callable[[], float]) -> AsyncIterator[Wiring]:
     """The service, from its start to its end."""
     resident = Resident()
     with place.append_lines() as lines:
-        settings = Settings(mailbox_deltas_max=mailbox_deltas_max)
+        settings = Settings(mailbox_deltas_max=MAILBOX_DELTAS_MAX)
         async with Propagator(settings) as propagator, anyio.create_task_group() as tasks:
             storage = await propagator.attach(StorageSink(place.store, resident=resident))
             index = await propagator.attach(IndexSink(resident=resident))

@@ -55,6 +55,25 @@ def test_a_prompt_stays_below_what_is_told_meanwhile() -> None:
     assert written == ["search> ", "\r\x1b[Knews\nsearch> ", "\r\x1b[K", "", "end\n"]
 
 
+def test_a_table_changes_in_place_on_a_terminal_and_is_told_once_elsewhere() -> None:
+    def shown(**how: bool) -> str:
+        written: list[str] = []
+        console = Console(written.append, Clock().now, columns=40, **how)
+        console.table(["sink  behind", "audit  1"])
+        console.table(["sink  behind", "audit  2"])
+        console.line("log: between")
+        console.table(["sink  behind", "audit  " + 40 * "3"], last=True)
+        console.table(["another"], last=True)
+        return "".join(written)
+
+    head, up = "\r\x1b[Ksink  behind\n", "\x1b[2A"
+    assert shown(live=True) == (
+        f"{head}\r\x1b[Kaudit  1\n{up}{head}\r\x1b[Kaudit  2\nlog: between\n"
+        f"{head}\r\x1b[Kaudit  {31 * '3'}…\n\r\x1b[Kanother\n"
+    )
+    assert shown() == f"log: between\nsink  behind\naudit  {40 * '3'}\nanother\n"
+
+
 def test_colors_only_where_they_are_welcome() -> None:
     assert Console(print, Clock().now).style("red", "x") == "x"
     assert Console(print, Clock().now, color=True).style("red", "x") == "\x1b[31mx\x1b[0m"

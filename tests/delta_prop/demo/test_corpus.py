@@ -10,6 +10,7 @@ from delta_prop.demo.corpus import (
     NotParsed,
     documents_of,
     module_of,
+    too_short,
 )
 
 MODULE = '''"""What the module is for."""
@@ -119,6 +120,13 @@ It has two lines.
     ]
     assert [one.line for one in found] == [2, 9, 12]
     assert found[1].signature == f"Title with a rule: {long}"
+
+
+def test_what_is_too_short_to_be_found_is_counted() -> None:
+    text = "# A heading\n\nshort\n\n" + "long enough to be worth finding " * 3 + "\n\nshort too\n"
+    assert too_short("notes.md", text) == 2
+    assert len(documents_of("notes.md", text)) == 1
+    assert too_short("module.py", "short\n") == 0
 
 
 def test_ids_and_texts_are_bounded() -> None:

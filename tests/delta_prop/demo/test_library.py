@@ -70,6 +70,25 @@ def test_moved_added_and_removed_documents() -> None:
     assert told(library.edit("new.py", ONE)) == [("new:first", Kind.CREATE), ("new:second", Kind.CREATE)]
 
 
+def test_a_link_adds_what_the_embedding_says_and_survives_an_edit_of_the_file() -> None:
+    library = filled(one=ONE)
+    first, second = library.vectors(["one:first", "one:second"])
+    delta = library.link("one:first", "one:second")
+    assert delta is not None
+    assert delta.operation.kind == Kind.SPARSE_ADD
+    linked = apply(State(True, first), delta.operation).vector
+    assert linked is not None
+    assert np.allclose(linked, library.vectors(["one:first"])[0])
+    assert not np.array_equal(linked, first)
+    assert library.edit("one.py", "\n" + ONE) == []
+    (edit,) = library.edit("one.py", ONE.replace("Closes", "Shuts"))
+    assert edit.vector_id == "one:second"
+    assert not np.array_equal(second, library.vectors(["one:second"])[0])
+    assert library.edit("one.py", None)[0].operation.kind == Kind.DELETE
+    library.edit("one.py", ONE)
+    assert np.array_equal(library.vectors(["one:first"])[0], first)
+
+
 def test_half_written_python_changes_nothing() -> None:
     library = filled(one=ONE)
     with pytest.raises(NotParsed):

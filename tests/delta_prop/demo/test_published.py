@@ -7,8 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from delta_prop import Delta, create, delete, delta_from_line, dense, sparse
-from delta_prop.demo.published import create_line, fold, line_of, mark_of
+from delta_prop import Delta, create, delete, delta_from_line, dense, sparse, sparse_add
+from delta_prop.demo.published import create_line, fold, line_of, logged_mark, mark_of
 
 DELTAS = [
     Delta("a", create([0, 0.1, -2]), "n"),
@@ -16,6 +16,7 @@ DELTAS = [
     Delta("a", sparse([1, 2], [7, 0]), "n"),
     Delta("b", delete(), "n"),
     Delta("c", dense([1e-30, 3.4e38, 0]), "n"),
+    Delta("a", sparse_add([0, 1], [0.1, 1]), "n"),
 ]
 
 
@@ -41,9 +42,21 @@ def test_the_fold_is_what_the_lines_say() -> None:
     folded = fold(map(line_of, DELTAS))
     tenth = np.float32(1e-30).item()
     assert folded.vectors == {
-        ("n", "a"): [0, 7, 0],
+        ("n", "a"): [np.float32(0.1).item(), 8, 0],
         ("n", "c"): [tenth, np.float32(3.4e38).item(), 0],
     }
+
+
+def test_sums_are_rounded_as_float32_rounds_them() -> None:
+    rows = np.random.default_rng(1).normal(scale=[[1], [1e-6], [1e3]], size=(3, 500)).astype(np.float32)
+    places = list(range(500))
+    deltas = [Delta("a", create(rows[0])), *(Delta("a", sparse_add(places, row)) for row in rows[1:])]
+    assert fold(map(line_of, deltas)).vectors["default", "a"] == (rows[0] + rows[1] + rows[2]).tolist()
+
+
+def test_the_lines_of_a_sink_have_offsets_and_the_same_marks() -> None:
+    line = line_of(DELTAS[2]).replace("{", '{"offset": 7, ', 1)
+    assert logged_mark(line) == (7, mark_of(DELTAS[2]))
 
 
 def test_marks_of_lines_and_of_deltas_agree() -> None:

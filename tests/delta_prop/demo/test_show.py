@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pty
 import re
 import select
 import signal
+import sqlite3
 import subprocess
 import sys
 import tempfile
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
+from delta_prop.demo import edge, pressure, wiring
+from delta_prop.demo.edge import Place
 from delta_prop.demo.show import INTERRUPTED, Options, show
 from delta_prop.demo.wiring import SINKS
+from delta_prop_sinks.jsonlines import JsonLinesSink
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
     from pathlib import Path
+
+    from delta_prop_sinks.sink import Delivery
 
 WAIT_S_MAX = 30
 
@@ -60,6 +68,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (own / "doors.py").write_text(DOORS)
     (own / "notes.md").write_text(NOTES)
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    monkeypatch.setattr(pressure, "PAUSE_S", 0.0005)
+    monkeypatch.setattr(pressure, "BATCHES_PAUSE_S", 0.005)
     monkeypatch.setenv("TMPDIR", str(temporary))
     return own
 
@@ -123,6 +133,141 @@ def test_a_folder_that_is_not_there_or_has_no_text_is_told(folder: Path) -> None
     with pytest.raises(UsageError, match="has no text to index"):
         play(path=str(folder), once=True)
     assert list((folder.parent / "temporary").iterdir()) == []
+
+
+def test_the_slow_scene_shows_who_falls_behind_and_that_the_log_keeps_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wiring, "MAILBOX_DELTAS_MAX", 32)
+    monkeypatch.setattr(pressure, "PAUSE_S", 0.0025)
+    names = ("badger", "otter", "heron", "toad", "hornet", "weevil", "marten", "plover", "viper", "carp")
+    told = (f"# {one}\n\nWhere the {one} sleeps, what it eats, and who eats it.\n" for one in names)
+    (folder / "animals.md").write_text("\n".join(told) * 2)
+    status, text = play(path=str(folder), once=True, json=True)
+    assert status == 0
+    slow = json.loads(text.splitlines()[-1])["slow"]
+    assert slow["edits"] > 80
+    assert slow["read_the_log"]
+    assert slow["behind"] > slow["mailbox_deltas_max"] >= slow["mailbox_deltas"]
+    rows = slow["sinks"]
+    audit = rows.pop("audit")
+    assert audit["behind"] > 2 * max(one["behind"] for one in rows.values())
+    assert audit["p50_slowed_ms"] > 3 * audit["p50_ms"]
+    assert audit["p50_slowed_ms"] > 3 * max(one["p50_slowed_ms"] for one in rows.values())
+    assert re.search(r"^  audit +\d+ +[\d.]+ +[\d.,]+ +[\d.]+ +[\d.,]+$", text, re.MULTILINE)
+
+
+def test_the_crash_scene_tells_where_it_broke_off_and_where_it_goes_on(folder: Path) -> None:
+    _, text = play(path=str(folder), once=True, json=True)
+    facts = json.loads(text.splitlines()[-1])
+    crash = facts["crash"]
+    assert crash["durable"] < crash["in_hand"] < facts["deltas"]
+    assert crash["came_again"] == crash["in_hand"] - crash["durable"]
+    assert crash["came_first"] == facts["deltas"] - crash["in_hand"]
+
+
+def test_a_slow_sink_that_loses_a_delta_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = JsonLinesSink.apply
+    calls = 0
+
+    async def lose(sink: JsonLinesSink, deliveries: Sequence[Delivery]) -> None:
+        nonlocal calls
+        calls += 1
+        await real(sink, deliveries if calls != 3 else deliveries[1:] or [])
+
+    monkeypatch.setattr(JsonLinesSink, "apply", lose)
+    assert wrong(folder) == ["audit"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "UPDATE cursor SET next_offset = next_offset + 1",  # it lost one
+        "UPDATE vectors SET lamport = 0, counter = 0, offset = -1; "
+        "UPDATE cursor SET next_offset = 7",  # what follows the creates counts twice
+        "DELETE FROM vectors WHERE vector_id LIKE 'doors%'",
+    ],
+)
+def test_a_store_that_comes_back_wrong_is_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    real = Place.leave_replica
+
+    def leave(place: Place) -> None:
+        real(place)
+        with closing(sqlite3.connect(place.left)) as connection:
+            connection.executescript(damage)
+
+    monkeypatch.setattr(Place, "leave_replica", leave)
+    assert wrong(folder) == ["replica"]
+
+
+@pytest.mark.parametrize("what", ["from now on", "5 crash", "third", "6 verify"])
+def test_an_interrupt_in_any_scene_ends_in_order(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    @contextmanager
+    def interrupts() -> Iterator[AsyncIterator[signal.Signals]]:
+        yield once()
+
+    async def once() -> AsyncIterator[signal.Signals]:
+        await heard.wait()
+        yield signal.SIGINT
+        await anyio.sleep_forever()
+
+    def write(text: str) -> None:
+        written.append(text)
+        if what in text:
+            heard.set()
+
+    async def main() -> int:
+        nonlocal heard
+        heard = anyio.Event()
+        return await show(Options(path=str(folder), once=True), write)
+
+    heard: anyio.Event
+    written: list[str] = []
+    monkeypatch.setattr(edge, "interrupts", interrupts)
+    assert anyio.run(main) == INTERRUPTED
+    assert written[-1] == "interrupted\n"
+    assert "next:" not in "".join(written)
+    assert list((folder.parent / "temporary").iterdir()) == []
+
+
+def test_what_is_left_out_is_told(folder: Path) -> None:
+    (folder / "large.md").write_bytes(b"x" * (edge.FILE_BYTES_MAX + 1))
+    (folder / "short.md").write_text("# Head\n\nshort\n\nshorter\n")
+    (folder / "bytes.md").write_bytes(b"\xff")
+    _, text = play(path=str(folder), once=True)
+    assert "  1 file left out: above 1.0 MB\n" in text
+    assert "  1 file left out: not UTF-8" in text
+    assert "  1 file left out: no description, no paragraph of 40 characters\n" in text
+    assert "  2 paragraphs left out: shorter than 40 characters\n" in text
+
+
+def test_a_folder_without_room_is_told_before_and_meanwhile(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Place, "append_lines", full)
+    with pytest.raises(UsageError, match=r"not enough .*No space left.*TMPDIR=DIR"):
+        play(path=str(folder), once=True)
+    monkeypatch.setattr(Place, "free_bytes", 2_000_000)
+    with pytest.raises(UsageError, match=r"room for 2.0 MB, but this demo needs about 2.2 MB.*TMPDIR=DIR"):
+        play(path=str(folder), once=True)
+    monkeypatch.setattr(edge, "new_place", full)
+    with pytest.raises(UsageError, match=r"no temporary folder can be made.*TMPDIR=DIR"):
+        play(path=str(folder), once=True)
+
+
+def wrong(folder: Path) -> list[str]:
+    """Which sinks the check finds wrong, where something was planted."""
+    status, text = play(path=str(folder), once=True, json=True)
+    assert status == 1
+    verdicts = json.loads(text.splitlines()[-1])["verify"]
+    return [name for name, verdict in verdicts.items() if verdict != "identical"]
 
 
 class Terminal(AbstractContextManager["Terminal"]):
