@@ -2,6 +2,10 @@
 
 It writes each delta once: a line holds the cursor behind it, so a restart reads the last line, cuts a torn
 one, and skips what is there. It never rewrites a whole line. Let one process write a file.
+
+Lines stand in the order of delivery. That is the log's order, but for deltas out of the quarantine: these
+stand where they were written, marked `"late": true`, behind lines with higher offsets; of each vector the
+lines are in the log's order all the same.
 """
 
 from __future__ import annotations
@@ -9,14 +13,15 @@ from __future__ import annotations
 import json
 import os
 from base64 import b64encode
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import anyio
 
-from delta_prop_sinks.sink import ResumePoint, TryAgain
+from delta_prop_sinks.sink import ResumePoint, StopSink, TryAgain
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, Dot, Kind, Priority
 from delta_prop_wire.errors import UsageError
@@ -59,33 +64,57 @@ class JsonLinesSink:
         self._context: SinkContext | None = None
         self._file: BinaryIO | None = None
         self._good = 0
+        self._torn = False
+        self._end = _End(None, 0, frozenset())  # as the last line tells
         self._next_offset = 0
         self._lines = self._bytes = self._repeats = 0
 
     async def open(self, context: SinkContext) -> ResumePoint:
-        """Open or create the file, cut a torn last line, read how far it is. Raises UsageError."""
-        cursor, lamport = await context.threads.run(self._recover)
+        """Open or create the file, cut a torn last line, read how far it is. Raises UsageError, StopSink."""
+        try:
+            self._end = end = await context.threads.run(self._recover)
+        except BaseException as error:
+            self._let_go()
+            if isinstance(error, OSError):
+                raise StopSink(
+                    f"{self.path} cannot be read: {error}; mend it, or name another file"
+                ) from error
+            raise
         self._context = context
-        if cursor is None:
-            cursor = Cursor(context.log_id, context.epoch, 0)
+        cursor = end.cursor or Cursor(context.log_id, context.epoch, 0)
         self._next_offset = cursor.next_offset if cursor.log_id == context.log_id else 0
-        return ResumePoint(cursor, lamport)
+        if cursor.log_id != context.log_id:
+            self._end = end._replace(ahead=frozenset())
+        return ResumePoint(cursor, end.lamport)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Append a line a delta. Raises TryAgain where the file cannot be written; no part line is left."""
+        """Append a line a delta. Raises TryAgain where the file cannot be written, with no part line left;
+        StopSink where it was deleted.
+        """
         context = self._context
         if context is None:
             raise UsageError(f"sink {self.name!r} is not open: attach it first")
-        with anyio.CancelScope(shield=True):
-            await context.threads.run(partial(self._append, deliveries, context.log_id, context.epoch))
-        context.committed(self._next_offset)  # as safe as `fsync` makes it: the log need not keep it
+        try:
+            with anyio.CancelScope(shield=True):
+                await context.threads.run(partial(self._append, deliveries, context.log_id, context.epoch))
+        except OSError as error:
+            raise TryAgain(f"{self.path} cannot be written: {error.strerror}") from error
+        cursor = self._end.cursor
+        if cursor is not None and cursor.log_id == context.log_id:
+            context.committed(cursor.next_offset)  # as safe as `fsync` makes it: the log need not keep it
 
     async def aclose(self) -> None:
-        """Sync and close the file."""
+        """Sync and close the file. Raises TryAgain where it could not be synced; it is closed anyway."""
         context, self._context = self._context, None
-        if context is not None:
+        if context is None:
+            return
+        try:
             with anyio.CancelScope(shield=True):
-                await context.threads.run(self._close)
+                await context.threads.run(self._sync)
+        except OSError as error:
+            raise TryAgain(f"{self.path} was closed and could not be synced: {error.strerror}") from error
+        finally:
+            self._let_go()
 
     def statistics(self) -> JsonLinesStatistics:
         """A snapshot of the sink's numbers."""
@@ -93,7 +122,7 @@ class JsonLinesSink:
 
     # --- on the thread
 
-    def _recover(self) -> tuple[Cursor | None, int]:
+    def _recover(self) -> _End:
         try:
             self._file = file = self.path.open("a+b", buffering=0)
         except OSError as error:
@@ -103,56 +132,118 @@ class JsonLinesSink:
         file.seek(0)
         foreign = UsageError(f"{self.path} holds lines that this sink did not write: name another file")
         if not _OPENING.startswith(file.read(len(_OPENING))):  # part of it, where the first line was torn
-            file.close()
             raise foreign
         try:
-            last = json.loads(line) if line else None
-            found = (None, 0) if last is None else (Cursor.parse(last["cursor"]), int(last["lamport"]))
+            found = _End.of(line)
         except (ValueError, KeyError, TypeError, UsageError):
-            file.close()
             raise foreign from None
         file.truncate(self._good)  # only now: nothing of a foreign file is touched
         return found
 
     def _append(self, deliveries: Sequence[Delivery], log_id: bytes, epoch: int) -> None:
         lines: list[str] = []
-        reached = self._next_offset
+        reached, end = self._next_offset, self._end
+        there = end.ahead | self._written_late(deliveries, log_id)
         for delivery in deliveries:
             logged = delivery.logged
-            if not delivery.batch.is_control:
-                for row in range(logged.count) if delivery.rows is None else delivery.rows.tolist():
-                    if logged.offset + row < self._next_offset:
-                        self._repeats += 1
-                    else:
-                        lines.append(_line(logged, row, log_id, epoch))
-            reached = max(reached, delivery.next_offset)
+            if delivery.batch.is_control:
+                continue
+            for row in range(logged.count) if delivery.rows is None else delivery.rows.tolist():
+                at = logged.offset + row
+                if at in there or (at < self._next_offset and not delivery.late):
+                    self._repeats += 1
+                    continue
+                # A late row tells nothing of those below it, so the cursor stays.
+                cursor = Cursor(log_id, epoch, reached if delivery.late else at + 1)
+                ahead = {other for other in end.ahead if other >= cursor.next_offset}
+                if delivery.late:
+                    there |= {at}
+                    ahead |= {at} if at >= reached else set()
+                end = _End(cursor, max(end.lamport, logged.lamport + row), frozenset(ahead))
+                lines.append(_line(logged, row, end, late=delivery.late))
+            if not delivery.late:
+                reached = max(reached, delivery.next_offset)
         data = "".join(lines).encode()
         self._write(data)
-        self._next_offset = reached
+        self._next_offset, self._end = reached, end
         self._lines += len(lines)
         self._bytes += len(data)
+
+    def _written_late(self, deliveries: Sequence[Delivery], log_id: bytes) -> frozenset[int]:
+        """Offsets of late rows that have a line: the whole file is read, since late rows are rare."""
+        wanted = {
+            delivery.first_offset + row
+            for delivery in deliveries
+            if delivery.late and delivery.rows is not None
+            for row in delivery.rows.tolist()
+        }
+        if not wanted:
+            return frozenset()
+        found: set[int] = set()
+        with self.path.open("rb") as file:
+            for line in file:
+                offset = line[len(_OPENING) : line.find(b",")]
+                if offset.isdigit() and int(offset) in wanted and line.endswith(b"\n"):
+                    cursor = _End.of(line).cursor
+                    if cursor is not None and cursor.log_id == log_id:
+                        found.add(int(offset))
+        return frozenset(found)
 
     def _write(self, data: bytes) -> None:
         file = self._file
         assert file is not None
+        if os.fstat(file.fileno()).st_nlink == 0:
+            raise StopSink(
+                f"{self.path} was deleted while in use: detach the sink and attach it again, "
+                "which begins a new file"
+            )
         try:
+            if self._torn:
+                file.truncate(self._good)
+            self._torn = True
             rest = memoryview(data)
             while rest:
                 rest = rest[file.write(rest) or 0 :]
             if self.fsync:
                 os.fsync(file.fileno())
-        except OSError as error:
-            file.truncate(self._good)
-            raise TryAgain(f"{self.path} cannot be written: {error.strerror}") from error
+        except OSError:
+            with suppress(OSError):  # else it is cut before the next line
+                file.truncate(self._good)
+                self._torn = False
+            raise
+        self._torn = False
         self._good += len(data)
 
-    def _close(self) -> None:
+    def _sync(self) -> None:
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def _let_go(self) -> None:
         file, self._file = self._file, None
         if file is not None:
-            try:
-                os.fsync(file.fileno())
-            finally:
-                file.close()
+            file.close()  # unbuffered: nothing is left to write
+
+
+class _End(NamedTuple):
+    """What the last line tells of all lines: the cursor, the highest Lamport number, and the offsets of
+    late rows that were written although they do not lie below the cursor.
+    """
+
+    cursor: Cursor | None
+    lamport: int
+    ahead: frozenset[int]
+
+    @classmethod
+    def of(cls, line: bytes) -> _End:
+        """Raises ValueError, KeyError, TypeError, UsageError where the line is not ours."""
+        if not line:
+            return cls(None, 0, frozenset())
+        form = json.loads(line)
+        return cls(
+            Cursor.parse(form["cursor"]),
+            int(form.get("lamport_max", form["lamport"])),
+            frozenset(map(int, form.get("ahead", ()))),
+        )
 
 
 def to_json(delta: Delta) -> dict[str, Any]:
@@ -172,7 +263,7 @@ def to_json(delta: Delta) -> dict[str, Any]:
     elif values is not None:
         form["vector" if kind in _VECTOR_KINDS else "values"] = _numbers(values)
     if kind == Kind.TRANSFORM:
-        form["name"] = operation.data.decode()
+        form["name"] = operation.data.decode(errors="replace")
     elif operation.data or kind == Kind.OPAQUE:
         form["data"] = b64encode(operation.data).decode()
     form.update(_extras(delta))
@@ -205,12 +296,17 @@ _OPENING = b'{"offset":'
 """How every line begins."""
 
 
-def _line(logged: LoggedBatch, row: int, log_id: bytes, epoch: int) -> str:
-    offset = logged.offset + row
-    form = {"offset": offset, **to_json(logged.batch.delta(row, logged.source))}
+def _line(logged: LoggedBatch, row: int, end: _End, *, late: bool) -> str:
+    form = {"offset": logged.offset + row, **to_json(logged.batch.delta(row, logged.source))}
     form["dot"] = str(logged.batch.dot(row))
     form["lamport"] = logged.lamport + row
-    form["cursor"] = str(Cursor(log_id, epoch, offset + 1))
+    if late:
+        form["late"] = True
+    if end.lamport != form["lamport"]:  # forwarded and late rows fall behind
+        form["lamport_max"] = end.lamport
+    if end.ahead:
+        form["ahead"] = sorted(end.ahead)
+    form["cursor"] = str(end.cursor)
     return json.dumps(form, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 

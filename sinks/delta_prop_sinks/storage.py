@@ -10,22 +10,22 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import anyio
 import anyio.lowlevel
 import numpy as np
 
 from delta_prop_sinks.resident import Resident
-from delta_prop_sinks.sink import ResumePoint, TryAgain
-from delta_prop_sinks.storage_file import FileFailed, StorageFile
+from delta_prop_sinks.sink import RejectDelta, ResumePoint, SinkFailure, StopSink, TryAgain
+from delta_prop_sinks.storage_file import FileFailed, FileLost, StorageFile
 from delta_prop_sinks.storage_rows import Gathered, dirty, dirty_groups
 from delta_prop_wire.algebra import State
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from delta_prop_sinks.storage_rows import Stored
     from delta_prop_sinks.table import Table
     from delta_prop_wire.delta import Dot
+
+T = TypeVar("T")
 
 _PAGE_ROWS = 1000
 _IDLE_S = 2.0
@@ -107,16 +109,17 @@ class StorageSink:
         """Open or create the file and load its rows, as far as they fit. Raises UsageError, StopSink."""
         resident, file = self.resident, self._file
         try:
-            opened = await context.threads.run(lambda: file.connect(context.log_id))
+            opened = await self._run(context, lambda: file.connect(context.log_id))
             resident.enter(context)
             resident.note_past(opened.lamport_before)
             resident.lamport = max(resident.lamport, opened.lamport)
             self._context = context
             await self._load(context)
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await context.threads.run(file.close)
+        except BaseException as error:
             self._context = None
+            await self._let_go(context)
+            if isinstance(error, SinkFailure):
+                raise StopSink(error.reason) from error
             raise
         cursor = opened.cursor or Cursor(context.log_id, context.epoch, 0)
         self._applied = cursor.next_offset if cursor.log_id == context.log_id else 0
@@ -125,13 +128,19 @@ class StorageSink:
         return ResumePoint(cursor, opened.lamport)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Fold; in `through` mode commit. Raises TryAgain while the file cannot be written."""
+        """Fold; in `through` mode commit. Raises TryAgain while the file cannot be used, StopSink where it is
+        damaged or gone, RejectDelta.
+        """
         context = self._opened()
         if self._failure is not None:
             await self.flush()
         await self._read_back_missing(deliveries, context)
         resident = self.resident
-        resident.apply(deliveries, context)
+        try:
+            resident.apply(deliveries, context)
+        except RejectDelta as rejected:
+            await self._keep_prefix(rejected)
+            raise
         self._applied = max(self._applied, deliveries[-1].next_offset)
         self._work.set()
         if self.mode == "through" or (not self._backgrounds and self._is_due(deliveries)):
@@ -154,7 +163,7 @@ class StorageSink:
                 self._work = anyio.Event()
                 try:
                     await self.flush()
-                except TryAgain:  # noted; the next apply tells it
+                except SinkFailure:  # noted; the next apply tells it
                     self._work.set()
         finally:
             self._backgrounds -= 1
@@ -171,8 +180,10 @@ class StorageSink:
             try:
                 with anyio.move_on_after(self.close_s) as deadline:
                     await self._flush(context)
+            except StopSink as failure:
+                raise TryAgain(failure.reason) from failure
             finally:
-                await context.threads.run(self._file.close)
+                await self._let_go(context)
         if deadline.cancelled_caught:
             raise TryAgain(
                 f"{self._file.path} was closed after {self.close_s} s, at offset {self._committed} of "
@@ -201,7 +212,7 @@ class StorageSink:
         state = self.resident.state(namespace, vector_id)
         if state is not None or self.resident.complete:
             return state
-        rows = await context.threads.run(lambda: self._file.read([(namespace, vector_id)]))
+        rows = await self._run(context, lambda: self._file.read([(namespace, vector_id)]))
         # While the file was read, an apply may have brought the vector back and changed it.
         state = self.resident.state(namespace, vector_id)
         return state if state is not None or not rows else rows[0].state
@@ -218,7 +229,7 @@ class StorageSink:
         """Everything that the file holds, in order of namespace and vector id; after a flush, everything."""
         context, after = self._opened(), None
         while True:
-            page = await context.threads.run(partial(self._file.page, after, _PAGE_ROWS))
+            page = await self._run(context, partial(self._file.page, after, _PAGE_ROWS))
             for row in page:
                 yield row.namespace, row.vector_id, row.state
             if len(page) < _PAGE_ROWS:
@@ -269,14 +280,13 @@ class StorageSink:
 
         try:
             with anyio.CancelScope(shield=True):
-                self._written += await context.threads.run(write)
+                self._written += await self._run(context, write)
         except BaseException as error:
             for part in parts:
                 part.failed()
-            if not isinstance(error, FileFailed):
-                raise
-            self._failure = str(error)
-            raise TryAgain(self._failure) from error
+            if isinstance(error, SinkFailure):
+                self._failure = error.reason
+            raise
         for part in parts:
             part.done()
         self._failure = None
@@ -289,8 +299,39 @@ class StorageSink:
             return
         async with self._flushing:
             self._wal_idle = True
-            with anyio.CancelScope(shield=True), suppress(FileFailed):
-                await context.threads.run(partial(self._file.checkpoint, idle=True))
+            with anyio.CancelScope(shield=True), suppress(SinkFailure):
+                await self._run(context, partial(self._file.checkpoint, idle=True))
+
+    async def _keep_prefix(self, rejected: RejectDelta) -> None:
+        """What stands before a rejected delta is applied: it is written as if nothing came behind it."""
+        self._applied = max(self._applied, rejected.offset)
+        self._work.set()
+        if self.mode == "through":
+            try:
+                await self.flush()
+            except TryAgain as failure:
+                raise TryAgain(failure.reason, done_offset=rejected.offset) from failure
+
+    # --- on the thread
+
+    async def _run(self, context: SinkContext, function: Callable[[], T]) -> T:
+        """Do something with the file. Raises TryAgain, or StopSink where the file is damaged or gone."""
+        try:
+            return await context.threads.run(function)
+        except FileLost as error:
+            raise StopSink(str(error)) from error
+        except FileFailed as error:
+            raise TryAgain(str(error)) from error
+        except OSError as error:
+            raise TryAgain(f"{self._file.path} cannot be used: {error}") from error
+
+    async def _let_go(self, context: SinkContext) -> None:
+        """Close the file, here if need be: nobody could open it again."""
+        with anyio.CancelScope(shield=True):
+            try:
+                await context.threads.run(self._file.close)
+            except Exception:  # the thread's, since closing raises none
+                self._file.close()
 
     # --- reading back
 
@@ -298,7 +339,7 @@ class StorageSink:
         """Bring the file's rows into memory, as many as fit."""
         resident, after = self.resident, None
         while True:
-            page = await context.threads.run(partial(self._file.page, after, _PAGE_ROWS))
+            page = await self._run(context, partial(self._file.page, after, _PAGE_ROWS))
             self._take(page)
             if len(page) < _PAGE_ROWS:
                 return
@@ -310,7 +351,7 @@ class StorageSink:
     async def _read_back_missing(self, deliveries: Sequence[Delivery], context: SinkContext) -> None:
         missing = self.resident.missing(deliveries)
         if missing:
-            rows = await context.threads.run(lambda: self._file.read(missing))
+            rows = await self._run(context, lambda: self._file.read(missing))
             self._take(rows)
             self._read_back += len(rows)
 

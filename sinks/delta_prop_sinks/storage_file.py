@@ -7,6 +7,7 @@ two connections checkpoint. One process at a time: a second file beside it is lo
 from __future__ import annotations
 
 import sqlite3
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,7 +18,7 @@ from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from delta_prop_sinks.storage_rows import Gathered, Record
 
@@ -72,7 +73,11 @@ _SELECT = f"SELECT {', '.join(COLUMNS)} FROM vectors"
 
 
 class FileFailed(Exception):
-    """The file could not be written; nothing of the transaction is in it. The message is SQLite's."""
+    """The file could not be read or written; nothing of the transaction is in it. The message is SQLite's."""
+
+
+class FileLost(FileFailed):
+    """The file is damaged or gone, which does not pass by itself. The message holds the cure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +99,7 @@ class StorageFile:
         self._log_number: int | None = None
         self._offsets_of: int | None = None
         self._lamport_before = 0
+        self._inode = 0
         self._connections: list[sqlite3.Connection] = []
 
     def connect(self, log_id: bytes) -> Opened:
@@ -105,6 +111,7 @@ class StorageFile:
             self._writer.execute("PRAGMA journal_mode = WAL")
             self._writer.execute("PRAGMA synchronous = FULL")
             self._reader = self._new_connection(f"{self.path.resolve().as_uri()}?mode=ro")
+            self._inode = self.path.stat().st_ino
             return self._enter(log_id)
         except sqlite3.Error as error:
             self.close()
@@ -119,7 +126,8 @@ class StorageFile:
         """Let go of the file; the writing connection last, since the last one to close checkpoints."""
         while self._connections:
             connection = self._connections.pop(0 if len(self._connections) < 3 else 2)
-            connection.close()
+            with suppress(sqlite3.Error):  # the others, the lock's too, are let go of all the same
+                connection.close()
 
     # --- writing
 
@@ -128,10 +136,10 @@ class StorageFile:
 
         Raises FileFailed.
         """
-        try:
-            return self._transact(parts, cursor, lamport)
-        except sqlite3.Error as error:
-            raise FileFailed(f"{self.path} cannot be written: {error}") from error
+        with self._told("written"):
+            written = self._transact(parts, cursor, lamport)
+        self._check_still_there()
+        return written
 
     def _transact(self, parts: Sequence[Gathered], cursor: Cursor | None, lamport: int) -> int:
         writer = self._writer
@@ -167,10 +175,8 @@ class StorageFile:
         Raises FileFailed.
         """
         large = self.wal_bytes > self.wal_bytes_max
-        try:
+        with self._told("written"):
             self._writer.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if idle or large else 'PASSIVE'})")
-        except sqlite3.Error as error:
-            raise FileFailed(f"{self.path} cannot be written: {error}") from error
 
     @property
     def wal_bytes(self) -> int:
@@ -183,19 +189,46 @@ class StorageFile:
     # --- reading
 
     def read(self, refs: Iterable[tuple[str, str]]) -> list[Stored]:
-        """Some rows by namespace and vector id; those that are not there are left out."""
+        """Some rows by namespace and vector id; those that are not there are left out. Raises FileFailed."""
         query = f"{_SELECT} WHERE namespace = ? AND vector_id = ?"
-        found = (self._reader.execute(query, ref).fetchone() for ref in refs)
-        return [Stored.of(record, self._offsets_of) for record in found if record is not None]
+        with self._told("read"):
+            found = (self._reader.execute(query, ref).fetchone() for ref in refs)
+            return [Stored.of(record, self._offsets_of) for record in found if record is not None]
 
     def page(self, after: tuple[str, str] | None, rows_max: int) -> list[Stored]:
-        """The next rows in order of namespace and vector id."""
+        """The next rows in order of namespace and vector id. Raises FileFailed."""
         where = "" if after is None else "WHERE (namespace, vector_id) > (?, ?)"
         query = f"{_SELECT} {where} ORDER BY namespace, vector_id LIMIT ?"
-        records = self._reader.execute(query, (*(after or ()), rows_max))
-        return [Stored.of(record, self._offsets_of) for record in records]
+        with self._told("read"):
+            records = self._reader.execute(query, (*(after or ()), rows_max))
+            return [Stored.of(record, self._offsets_of) for record in records]
 
     # --- helpers
+
+    @contextmanager
+    def _told(self, what: str) -> Iterator[None]:
+        """Turn SQLite's errors into ours."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            if _is_damage(error):
+                raise self._lost(f"is damaged ({error})") from error
+            raise FileFailed(f"{self.path} cannot be {what}: {error}") from error
+
+    def _check_still_there(self) -> None:
+        """A deleted file takes writes without an error, and they are gone when it is closed."""
+        try:
+            inode = self.path.stat().st_ino
+        except OSError as error:
+            raise self._lost(f"is gone ({error.strerror})") from error
+        if inode != self._inode:
+            raise self._lost("was replaced while in use")
+
+    def _lost(self, how: str) -> FileLost:
+        return FileLost(
+            f"{self.path} {how}: detach the sink, put a copy of the file in its place or delete it and its "
+            f"-wal file, and attach the sink again, which goes on from what is there"
+        )
 
     def _lock(self) -> None:
         lock = self._new_connection(f"{self.path.resolve().as_uri()}-lock?mode=rwc")
@@ -230,6 +263,8 @@ class StorageFile:
             version = writer.execute("PRAGMA user_version").fetchone()[0]
             empty = writer.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == 0
         except sqlite3.DatabaseError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_NOTADB:
+                raise
             raise UsageError(f"{self.path} is not a SQLite file ({error}): name another file") from None
         if empty and application == 0:
             writer.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
@@ -273,3 +308,8 @@ class StorageFile:
             ).fetchone()
             self._log_number = self._offsets_of = int(row[0])
         return self._log_number
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)

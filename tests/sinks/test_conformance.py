@@ -1,191 +1,200 @@
-"""Every bundled sink keeps the contract, and the kit finds those that do not."""
+"""Every bundled sink keeps the contract."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import pytest
 
+from delta_prop.testing import run_virtual
 from delta_prop_sinks import (
     CacheSink,
     CallbackSink,
     Delivery,
     IndexSink,
     JsonLinesSink,
+    RejectDelta,
     Resident,
-    ResumePoint,
     StorageSink,
+    check_sink,
 )
-from delta_prop_sinks.conformance import NotConforming, check_sink
-from delta_prop_wire.algebra import State, apply
-from delta_prop_wire.cursor import Cursor
+from delta_prop_sinks.conformance import Applied
+from tests.sinks.right_sinks import Plain, Store, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from delta_prop_sinks import Sink, SinkContext
+    from delta_prop_sinks import ResumePoint, SinkContext
+    from delta_prop_wire.algebra import State
+    from delta_prop_wire.delta import Delta
+
+Backend = Literal["asyncio", "trio"]
 
 
-def conforms(make: Callable[[], Any], probe: Any = None, *, backend: str = "asyncio") -> None:
-    anyio.run(check_sink, make, probe, backend=backend)
+def conforms(
+    make: Callable[[], Any], probe: Any = None, *, backend: Backend = "asyncio", **more: Any
+) -> None:
+    async def main() -> None:
+        await check_sink(make, probe, pause_s=5.0, **more)
 
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-@pytest.mark.parametrize("mode", ["behind", "through"])
-@pytest.mark.parametrize("bytes_max", [3_000, 1 << 30])
-def test_storage(tmp_path: Path, backend: str, mode: Any, bytes_max: int) -> None:
-    conforms(
-        lambda: StorageSink(
-            tmp_path / "v.db",
-            mode=mode,
-            resident=Resident(resident_bytes_max=bytes_max),
-            rows_unflushed_max=5,
-        ),
-        backend=backend,
-    )
-
-
-def test_cache() -> None:
-    conforms(lambda: CacheSink(entries_max=8))
-    conforms(lambda: CacheSink(mode="invalidate"))
-
-
-def test_index() -> None:
-    async def seen(sink: IndexSink) -> object:
-        return sink.search([1, 2, 3, 4], 100), sorted((*ref, state.content) for *ref, state in sink.rows())
-
-    conforms(IndexSink, seen)
-
-
-def test_jsonlines(tmp_path: Path) -> None:
-    async def seen(sink: JsonLinesSink) -> object:
-        return sink.path.read_text()
-
-    conforms(lambda: JsonLinesSink(tmp_path / "out.jsonl"), seen)
-
-
-def test_callback() -> None:
-    last: dict[str, int] = {}
-
-    async def seen(sink: CallbackSink) -> object:
-        return dict(last)
-
-    conforms(lambda: CallbackSink(lambda offset, delta: last.__setitem__(delta.vector_id, offset)), seen)
-
-
-@dataclass(frozen=True)
-class Numbers:
-    calls: int = 0
-
-
-class Plain:
-    """Keeps the contract, in the plainest way; its children break one part each."""
-
-    name = "plain"
-
-    def __init__(self) -> None:
-        self.states: dict[tuple[str, str], State] = {}
-
-    async def open(self, context: SinkContext) -> ResumePoint | None:
-        self.context = context
-        return None
-
-    async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        for delivery in deliveries:
-            batch = delivery.batch
-            for row in range(batch.count) if delivery.rows is None else delivery.rows.tolist():
-                self.fold((batch.namespaces[row], batch.keys[row]), delivery, row)
-
-    def fold(self, ref: tuple[str, str], delivery: Delivery, row: int) -> None:
-        state, batch = self.states.get(ref, State()), delivery.batch
-        if state.key is None or state.key < delivery.logged.key(row):
-            key = delivery.logged.key(row)
-            self.states[ref] = apply(state, batch.operation(row), batch.metadata(row), key)
-
-    def get(self, namespace: str, vector_id: str) -> State | None:
-        return self.states.get((namespace, vector_id))
-
-    async def aclose(self) -> None:
-        pass
-
-    def statistics(self) -> Any:
-        return Numbers()
-
-
-def test_a_plain_sink_conforms() -> None:
-    conforms(Plain)
-    sink: Sink = Plain()
-    assert sink.name == "plain"
-
-
-class FoldsRepeats(Plain):
-    def fold(self, ref: tuple[str, str], delivery: Delivery, row: int) -> None:
-        state, batch = self.states.get(ref, State()), delivery.batch
-        self.states[ref] = apply(state, batch.operation(row), batch.metadata(row))
-
-
-class IgnoresRows(Plain):
-    def fold(self, ref: tuple[str, str], delivery: Delivery, row: int) -> None:
-        if delivery.logged.offset % 5 == 0:
-            super().fold(ref, delivery, row)
-
-
-class SaysTooMuch(Plain):
-    async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        await super().apply(deliveries)
-        self.context.committed(deliveries[-1].next_offset + 1)
-
-
-class Nameless(Plain):
-    name = ""
-
-
-class Changeable(Plain):
-    def statistics(self) -> Any:
-        return {"calls": 1}
-
-
-class OpensAhead(Plain):
-    async def open(self, context: SinkContext) -> ResumePoint | None:
-        return ResumePoint(Cursor(context.log_id, 1, 10), 10)
-
-
-class ForgetsItsClosing(Plain):
-    closed = False
-
-    async def aclose(self) -> None:
-        if self.closed:
-            raise RuntimeError("closed twice")
-        self.closed = True
+    run_virtual(main, backend=backend)
 
 
 @pytest.mark.parametrize(
-    ("make", "match"),
-    [
-        (FoldsRepeats, "is not the fold of its deltas"),
-        (IgnoresRows, "is not the fold of its deltas"),
-        (SaysTooMuch, r"committed\(18\), but only 17 was delivered"),
-        (Nameless, "name: ''"),
-        (Changeable, "is not a frozen dataclass"),
-        (OpensAhead, "is not within the log"),
-    ],
+    ("mode", "bytes_max", "backend"),
+    [("behind", 3_000, "asyncio"), ("behind", 1 << 30, "trio"), ("through", 1 << 30, "asyncio")],
 )
-def test_what_breaks_the_contract_is_found(make: Callable[[], Any], match: str) -> None:
-    with pytest.raises(NotConforming, match=match):
-        conforms(make)
+def test_storage(tmp_path: Path, mode: Any, bytes_max: int, backend: Backend) -> None:
+    def make() -> StorageSink:
+        resident = Resident(resident_bytes_max=bytes_max)
+        return StorageSink(tmp_path / "v.db", mode=mode, resident=resident, rows_unflushed_max=5)
+
+    conforms(make, backend=backend)
 
 
-def test_closing_twice_is_tried() -> None:
-    with pytest.raises(RuntimeError, match="closed twice"):
-        conforms(ForgetsItsClosing)
+class Pair:
+    """A storage sink and the index that shares its vectors, as one sink: both are handed everything."""
+
+    name = "pair"
+
+    def __init__(self, path: Path) -> None:
+        resident = Resident()
+        self.storage = StorageSink(path, resident=resident)
+        self.index = IndexSink(resident=resident)
+        self.get, self.background = self.storage.get, self.storage.background
+        self.head, self.dimensions = self.index.head, self.index.dimensions
+
+    async def open(self, context: SinkContext) -> ResumePoint:
+        point = await self.storage.open(context)
+        await self.index.open(_Silent(context))
+        return point
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        await self.index.apply(deliveries)
+        await self.storage.apply(deliveries)
+
+    async def aclose(self) -> None:
+        await self.index.aclose()
+        await self.storage.aclose()
+
+    def statistics(self) -> object:
+        return self.storage.statistics()
 
 
-def test_repeats_that_a_reader_sees_are_found() -> None:
-    async def seen(sink: CallbackSink) -> object:
-        return sink.statistics().calls
+class _Silent:
+    """A context for the one of a pair that keeps no cursor of its own."""
 
-    with pytest.raises(NotConforming, match="after every delivery came again, whole and in pieces"):
-        conforms(lambda: CallbackSink(lambda offset, delta: None), seen)
+    def __init__(self, context: SinkContext) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    def committed(self, next_offset: int) -> None:
+        pass
+
+
+async def found(sink: Any) -> object:
+    """What an index's readers see."""
+    index = sink.index if isinstance(sink, Pair) else sink
+    return {(namespace, vector_id): state.content for namespace, vector_id, state in index.rows()}
+
+
+def folded(rows: Sequence[Applied]) -> object:
+    """The same, by the arithmetic alone."""
+    plain = Plain()
+    for row in rows:
+        plain.fold(row.delta, row.lamport)
+    return {ref: state.content for ref, state in plain.states.items()}
+
+
+def test_storage_and_index_of_the_same_vectors(tmp_path: Path) -> None:
+    conforms(lambda: Pair(tmp_path / "v.db"), found, expected=folded)
+
+
+def test_index() -> None:
+    conforms(IndexSink, found, expected=folded)
+
+
+@pytest.mark.parametrize(
+    ("mode", "entries_max"), [("refresh", 8), ("refresh", 100_000), ("invalidate", 100_000)]
+)
+def test_cache(mode: Any, entries_max: int) -> None:
+    conforms(lambda: CacheSink(entries_max=entries_max, mode=mode), forgets=True)
+
+
+def test_a_cache_in_front_of_a_source() -> None:
+    plain = Plain()
+
+    class Cache(CacheSink):
+        """Its loader's source is handed everything first."""
+
+        async def apply(self, deliveries: Sequence[Delivery]) -> None:
+            await plain.apply(deliveries)
+            await super().apply(deliveries)
+
+    async def load(namespace: str, vector_id: str) -> State | None:
+        return plain.get(namespace, vector_id)
+
+    conforms(lambda: Cache(entries_max=8, loader=load))
+
+
+async def offsets(sink: JsonLinesSink) -> object:
+    return [json.loads(line)["offset"] for line in sink.path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("fsync", [False, True])
+def test_jsonlines(tmp_path: Path, fsync: bool) -> None:
+    def once_each(rows: Sequence[Applied]) -> object:
+        return [row.offset for row in rows]
+
+    conforms(lambda: JsonLinesSink(tmp_path / "out.jsonl", fsync=fsync), offsets, expected=once_each)
+
+
+@pytest.mark.parametrize("per", ["delta", "delivery"])
+def test_callback(per: Any) -> None:
+    target = Target()
+
+    async def taken(sink: CallbackSink) -> object:
+        return dict(target.last)
+
+    def each_vectors_last(rows: Sequence[Applied]) -> object:
+        return {(row.delta.namespace, row.delta.vector_id): row.offset for row in rows}
+
+    def take(offset: int, delta: Delta) -> None:
+        if delta.operation.kind == 40:
+            raise RejectDelta(offset, "of a later version")
+        target.take((delta.namespace, delta.vector_id), offset)
+
+    def take_delivery(delivery: Delivery) -> None:
+        batch = delivery.batch
+        for row in range(batch.count) if delivery.rows is None else delivery.rows.tolist():
+            take(delivery.first_offset + row, batch.delta(row))
+
+    conforms(
+        lambda: CallbackSink(take if per == "delta" else take_delivery, per=per),
+        taken,
+        expected=each_vectors_last,
+        failing=target.fail,
+    )
+
+
+# --- the kit itself, where nothing is wrong
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_plain_sink_conforms_in_real_time(backend: Backend) -> None:
+    anyio.run(check_sink, Plain, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_store_conforms_in_real_time(backend: Backend) -> None:
+    target = Target()
+
+    async def main() -> None:
+        await check_sink(lambda: Store(target), failing=target.fail)
+
+    anyio.run(main, backend=backend)

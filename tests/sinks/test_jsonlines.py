@@ -130,7 +130,7 @@ def test_a_failing_disk_leaves_no_part_of_a_line(tmp_path: Path) -> None:
 
     class Full:
         def __init__(self, real: Any) -> None:
-            self.real, self.truncate = real, real.truncate
+            self.real, self.truncate, self.fileno = real, real.truncate, real.fileno
 
         def write(self, data: bytes) -> int:
             self.real.write(data[:10])

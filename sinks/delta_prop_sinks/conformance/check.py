@@ -1,0 +1,59 @@
+"""One call that plays the whole story to a sink."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop_sinks.conformance import story
+from delta_prop_sinks.conformance.player import Player, Settings
+from delta_prop_sinks.conformance.steps import Leftovers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop_sinks.conformance.player import Expected, Failing, Probe
+    from delta_prop_sinks.sink import Sink
+
+
+async def check_sink(
+    make: Callable[[], Sink],
+    probe: Probe | None = None,
+    *,
+    expected: Expected | None = None,
+    failing: Failing | None = None,
+    forgets: bool = False,
+    pause_s: float = 0.02,
+    deadline_s: float = 5.0,
+) -> None:
+    """Raise NotConforming, whose message is the rule and what was seen, unless the sink keeps the contract.
+
+    `make` gives the sink anew, over the same file or service where it has one, empty the first time. It must
+    not keep the sinks that it made: a crash is a sink that nobody refers to any more.
+
+    `get(namespace, vector_id)`, where the sink has it, is compared with the fold of what was delivered;
+    `forgets` allows it None, for a cache. `probe(sink)` gives what other readers see, comparable, however
+    often a delta was delivered. `expected(rows)` gives what the probe must see after these rows (`Applied`),
+    each once, in the order they were applied in; without it, the probe only shows whether repeats change
+    anything.
+
+    `failing(n)` makes the sink's target fail from its n-th operation on, 1 for the next; None mends it.
+    With or without it the thread port that the sink is lent fails at times.
+
+    `pause_s`: how long a slow caller pauses, for `background` to work in; `deadline_s`: how long a call may
+    take. A call that waits for ever behind a shield of its own can be ended by nobody: run the check under
+    `delta_prop.testing.run_virtual`, and it ends with Stuck.
+    """
+    before = Leftovers()
+    player = Player(Settings(make, probe, expected, failing, forgets, pause_s, deadline_s))
+    player.check_outside()
+    await player.make_and_open()
+    await story.order(player)
+    await story.repeats(player)
+    await story.resume(player)
+    await story.cancellation(player)
+    await story.failures(player)
+    await story.late(player)
+    await story.slow(player)
+    await story.crash(player)
+    player.check_outside()
+    await story.closing(player, before)

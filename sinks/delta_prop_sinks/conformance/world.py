@@ -1,0 +1,283 @@
+"""The kit's false world: a log as a list, a clock that is set by hand, a thread port that fails when told to.
+
+Nothing here is shared with a sink's own code but the wire's arithmetic, which is the oracle.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+
+from delta_prop_sinks.sink import Delivery
+from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.delta import Source
+from delta_prop_wire.encode import encode_batch, encode_void
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+
+    from delta_prop_wire.algebra import Key
+    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.delta import Delta
+
+T = TypeVar("T")
+Ref = tuple[str, str]
+"""Namespace and vector id."""
+
+_HERE = 0x9000_0000_0000_0012
+_ELSEWHERE = 0x1230_0000_0000_0010
+_TURNS = 2
+
+
+class Applied(NamedTuple):
+    """A row that the sink has applied, as far as the kit can tell."""
+
+    offset: int
+    lamport: int
+    delta: Delta
+
+
+class FalseClock:
+    """Stands still unless it is moved."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def now(self) -> float:
+        """Seconds, by hand."""
+        return self.time
+
+    def wall_us(self) -> int:
+        """The same in microseconds, as if the epoch had just begun."""
+        return int(self.time * 1_000_000)
+
+
+class Fault:
+    """One failure to come: which call of a thread, and whether the call is made before it is told to fail."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.inside = 0
+        self.turns = _TURNS
+        self._fails_at: int | None = None
+        self._after = False
+
+    def plan(self, at: int, *, after: bool) -> None:
+        """Fail once, in the `at`-th call from now, 1 for the next: before it is made, or after."""
+        self.calls, self._fails_at, self._after = 0, at, after
+
+    def mend(self) -> None:
+        """Fail no more."""
+        self._fails_at = None
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Make one call. Raises OSError where that is planned."""
+        self.calls += 1
+        fails = self.calls == self._fails_at
+        for _ in range(self.turns):
+            await anyio.lowlevel.checkpoint()
+        if fails and not self._after:
+            raise OSError(5, "Input/output error (the conformance kit's)")
+        result = function()
+        if fails:
+            raise OSError(5, "Input/output error, behind the call (the conformance kit's)")
+        return result
+
+
+class FalseThreads:
+    """Runs calls where they are made, one at a time, some turns of the loop later.
+
+    A caller that is cancelled before its call has begun gives it up; later it waits for the call's end.
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+        self._lock = anyio.Lock()
+
+    async def run(self, function: Callable[[], T]) -> T:
+        """Run `function` here. Raises OSError where that is planned."""
+        await anyio.lowlevel.checkpoint()
+        with anyio.CancelScope(shield=True):
+            async with self._lock:
+                self._fault.inside += 1
+                try:
+                    result = await self._fault.run(function)
+                finally:
+                    self._fault.inside -= 1
+        return result
+
+
+class FalseLog:
+    """A log and, to the sink, its context. Knows which rows are for others, and which are set aside."""
+
+    log_id = b"conformance kit!"
+    epoch = 1
+    log_start = 0
+    topics = frozenset("*")
+
+    def __init__(self) -> None:
+        self.clock = FalseClock()
+        self.fault = Fault()
+        self.threads = FalseThreads(self.fault)
+        self.batches: list[LoggedBatch] = []
+        self.next_offset = 0
+        self.delivered = 0
+        """Behind the last row that was ever handed over."""
+        self.reported = 0
+        self.committed_beyond: int | None = None
+        self.aside: set[int] = set()
+        self._others: set[int] = set()
+        self._lamport = 0
+        self._counters = {_HERE: 0, _ELSEWHERE: 0}
+
+    # --- what the sink may ask
+
+    def committed(self, next_offset: int) -> None:
+        """Note how far the sink says it is durable."""
+        if next_offset > self.delivered:
+            self.committed_beyond = next_offset
+        self.reported = max(self.reported, next_offset)
+
+    @asynccontextmanager
+    async def background_thread(self) -> AsyncIterator[FalseThreads]:
+        """A second thread, which fails and waits as the first does."""
+        yield FalseThreads(self.fault)
+
+    def history(self, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
+        """One vector's deltas, in log order."""
+        for logged in self.batches:
+            if not logged.batch.is_control:
+                for row, key in enumerate(logged.batch.keys):
+                    if key == vector_id and logged.batch.namespaces[row] == namespace:
+                        yield logged, row
+
+    # --- writing
+
+    def append(self, *deltas: Delta, others: Iterable[int] = ()) -> LoggedBatch:
+        """Append a batch of this service's own; rows `others` do not match the sink's topics."""
+        logged = self._log(encode_batch(deltas, origin=_HERE, base=self._counters[_HERE] + 1), Source.LOCAL)
+        self._others.update(logged.offset + row for row in others)
+        return logged
+
+    def forward(self, *deltas: Delta, lamport: int) -> LoggedBatch:
+        """Append a batch that another service forwarded, numbered there."""
+        batch = encode_batch(deltas, origin=_ELSEWHERE, base=self._counters[_ELSEWHERE] + 1)
+        return self._log(batch, Source.REPLICA, lamport)
+
+    def void(self, count: int) -> None:
+        """Append control rows, which are delivered to nobody."""
+        base = self._counters[_HERE] + 1
+        self._log(
+            encode_void(origin=_HERE, base=base, count=count, code=ErrorCode.INVALID_DELTA), Source.LOCAL
+        )
+
+    def _log(self, batch: Batch, source: Source, lamport: int | None = None) -> LoggedBatch:
+        logged = LoggedBatch(
+            batch, self.next_offset, self._lamport + 1 if lamport is None else lamport, source
+        )
+        self._counters[batch.origin] += batch.count
+        self._lamport = max(self._lamport, logged.lamport + batch.count - 1)
+        self.next_offset = logged.next_offset
+        self.batches.append(logged)
+        return logged
+
+    # --- reading
+
+    @property
+    def lamport(self) -> int:
+        """The highest Lamport number so far."""
+        return self._lamport
+
+    def deliveries(self, start: int, end: int | None = None) -> list[Delivery]:
+        """What a sink whose cursor is `start` is handed, up to the batch that ends at `end`."""
+        found = (
+            self.delivery(logged, range(max(0, start - logged.offset), logged.count))
+            for logged in self.batches
+            if logged.next_offset > start and (end is None or logged.next_offset <= end)
+        )
+        return [delivery for delivery in found if delivery is not None]
+
+    def delivery(self, logged: LoggedBatch, rows: Iterable[int], *, late: bool = False) -> Delivery | None:
+        """Those of some rows of a batch that are meant and not set aside, if any."""
+        if logged.batch.is_control:
+            return None
+        skipped = self._others if late else self._others | self.aside
+        meant = [row for row in rows if logged.offset + row not in skipped]
+        if not meant:
+            return None
+        whole = len(meant) == logged.count and not late
+        return Delivery(logged, None if whole else np.array(meant, np.intp), late)
+
+    def later_rows_of(self, ref: Ref, start: int) -> list[int]:
+        """The offsets of a vector's rows from `start` on."""
+        return [logged.offset + row for logged, row in self.history(*ref) if logged.offset + row >= start]
+
+    def lamport_below(self, next_offset: int) -> int:
+        """The highest Lamport number of a row that is meant and lies below."""
+        return max(
+            (
+                delivery.logged.lamport + row
+                for delivery in self.deliveries(0)
+                for row in rows_of(delivery)
+                if delivery.first_offset + row < next_offset
+            ),
+            default=0,
+        )
+
+
+class Shadow:
+    """What has been applied, in order, and the states that it gives."""
+
+    def __init__(self) -> None:
+        self.rows: list[Applied] = []
+        self.states: dict[Ref, State] = {}
+        self._has: set[int] = set()
+        # A vector's rows always come in the same order, so what a row gives is worked out once.
+        self._known: dict[int, tuple[Key | None, State, Applied]] = {}
+
+    @property
+    def offsets(self) -> set[int]:
+        """Which rows have been applied."""
+        return self._has
+
+    def clear(self) -> None:
+        """The sink has begun anew."""
+        self.rows.clear()
+        self.states.clear()
+        self._has.clear()
+
+    def apply(self, deliveries: Sequence[Delivery], below: int | None = None) -> None:
+        """Note rows as applied, those below an offset where one is given; repeats have no effect."""
+        for delivery in deliveries:
+            logged = delivery.logged
+            for row in rows_of(delivery):
+                at = logged.offset + row
+                if at not in self._has and (below is None or at < below):
+                    self._has.add(at)
+                    self._apply_row(logged, row)
+
+    def _apply_row(self, logged: LoggedBatch, row: int) -> None:
+        batch, at = logged.batch, logged.offset + row
+        ref = (batch.namespaces[row], batch.keys[row])
+        before = self.states.get(ref, State())
+        known = self._known.get(at)
+        if known is None or known[0] != before.key:
+            key = logged.key(row)
+            assert before.key is None or before.key < key, "the log is in canonical order, vector by vector"
+            after = apply(before, batch.operation(row), batch.metadata(row), key)
+            applied = Applied(at, logged.lamport + row, batch.delta(row, logged.source))
+            known = self._known[at] = (before.key, after, applied)
+        self.states[ref] = known[1]
+        self.rows.append(known[2])
+
+
+def rows_of(delivery: Delivery) -> list[int]:
+    """The rows that are meant."""
+    rows: Any = range(delivery.logged.count) if delivery.rows is None else delivery.rows.tolist()
+    return list(rows)

@@ -1,0 +1,207 @@
+"""Sinks that keep the contract in the plainest way: the right twins of those that break it.
+
+`Plain` keeps states in memory and no cursor. `Store` keeps both in a `Target` that outlives it, written
+behind; it has everything that a sink may have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+
+from delta_prop_sinks import Backlog, RejectDelta, ResumePoint, StopSink, TryAgain
+from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import Dot, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop_sinks import Delivery, SinkContext
+    from delta_prop_wire.delta import Delta
+
+    Ref = tuple[str, str]
+
+KNOWN = frozenset(map(int, Kind))
+FLUSH_ROWS = 6
+
+
+@dataclass(frozen=True)
+class Numbers:
+    calls: int = 0
+
+
+class Plain:
+    """Applies in memory, at once; a row is a repeat where its vector holds its key or a later one."""
+
+    name = "plain"
+
+    def __init__(self) -> None:
+        self.states: dict[Ref, State] = {}
+        self.calls = 0
+
+    async def open(self, context: SinkContext) -> ResumePoint | None:
+        self.context = context
+        return None
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        self.calls += 1
+        for delivery in deliveries:
+            self.take(delivery)
+
+    def take(self, delivery: Delivery) -> None:
+        for row in self.rows(delivery):
+            self.take_row(delivery, row)
+
+    def rows(self, delivery: Delivery) -> list[int]:
+        return list(range(delivery.batch.count)) if delivery.rows is None else delivery.rows.tolist()
+
+    def take_row(self, delivery: Delivery, row: int) -> None:
+        self.fold(delivery.batch.delta(row), delivery.logged.lamport + row)
+
+    def fold(self, delta: Delta, lamport: int) -> None:
+        assert delta.dot is not None
+        ref, key = (delta.namespace, delta.vector_id), (lamport, *delta.dot)
+        state = self.states.get(ref, State())
+        if not self.is_repeat(state, key):
+            self.states[ref] = apply(state, delta.operation, delta.metadata, key)
+
+    def is_repeat(self, state: State, key: tuple[int, int, int]) -> bool:
+        return state.key is not None and state.key >= key
+
+    def get(self, namespace: str, vector_id: str) -> State | None:
+        return self.states.get((namespace, vector_id))
+
+    async def aclose(self) -> None:
+        pass
+
+    def statistics(self) -> Any:
+        return Numbers(self.calls)
+
+
+class Target:
+    """What outlives its sinks, as a file does. `fail(n)`: it fails from its n-th operation on."""
+
+    def __init__(self) -> None:
+        self.states: dict[Ref, State] = {}
+        self.last: dict[Ref, int] = {}
+        self.next_offset = self.lamport = 0
+        self.users = 0
+        self._left: int | None = None
+
+    def fail(self, operations: int | None) -> None:
+        self._left = operations
+
+    def operate(self) -> None:
+        if self._left is not None:
+            self._left -= 1
+            if self._left <= 0:
+                raise OSError(28, "No space left on device")
+
+    def take(self, ref: Ref, offset: int) -> None:
+        self.operate()
+        self.last[ref] = max(offset, self.last.get(ref, 0))
+
+    def write(self, states: dict[Ref, State], next_offset: int, lamport: int) -> None:
+        self.operate()
+        self.states.update(states)
+        self.next_offset, self.lamport = next_offset, lamport
+
+
+class Store(Plain):
+    """Keeps states and its cursor in a target, written behind; rejects kinds that it does not know."""
+
+    name = "store"
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self.target = target
+        self.pending: dict[Ref, State] = {}
+        self.next_offset = self.lamport = 0
+        self.failure: OSError | None = None
+        self.is_open = False
+
+    async def open(self, context: SinkContext) -> ResumePoint | None:
+        self.context = context
+        try:
+            self.states = await context.threads.run(lambda: dict(self.target.states))
+        except OSError as error:
+            raise StopSink(f"the target cannot be read: {error}") from error
+        self.next_offset, self.lamport = self.target.next_offset, self.target.lamport
+        self.is_open = True
+        return ResumePoint(Cursor(context.log_id, context.epoch, self.next_offset), self.lamport)
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        self.calls += 1
+        if self.failure is not None:
+            await self.flush_or_try_again()
+        for delivery in deliveries:
+            await anyio.lowlevel.checkpoint()
+            self.take(delivery)
+            self.reach(delivery.next_offset)
+            if len(self.pending) >= FLUSH_ROWS:
+                await self.flush_or_try_again()
+
+    def reach(self, next_offset: int) -> None:
+        self.next_offset = max(self.next_offset, next_offset)
+
+    def take_row(self, delivery: Delivery, row: int) -> None:
+        batch, offset = delivery.batch, delivery.first_offset + row
+        if batch.kinds[row] not in KNOWN:
+            self.reject(offset)
+        super().take_row(delivery, row)
+        ref = (batch.namespaces[row], batch.keys[row])
+        self.pending[ref] = self.states[ref]
+        self.note_lamport(delivery.logged.lamport + row)
+
+    def note_lamport(self, lamport: int) -> None:
+        self.lamport = max(self.lamport, lamport)
+
+    def reject(self, offset: int) -> None:
+        self.reach(offset)
+        raise RejectDelta(offset, "of a later version")
+
+    async def flush_or_try_again(self) -> None:
+        try:
+            await self.flush()
+        except OSError as error:
+            raise TryAgain(f"the target cannot be written: {error}") from error
+
+    async def flush(self) -> None:
+        pending, self.pending = self.pending, {}
+        next_offset, lamport = self.next_offset, self.lamport
+        try:
+            await self.context.threads.run(lambda: self.target.write(pending, next_offset, lamport))
+        except BaseException:
+            self.pending = pending | self.pending
+            raise
+        self.failure = None
+        self.context.committed(next_offset)
+
+    async def background(self) -> None:
+        while True:
+            await anyio.sleep(0.5)
+            if self.pending:
+                try:
+                    await self.flush()
+                except OSError as error:
+                    self.failure = error
+
+    def backlog(self) -> Backlog:
+        return Backlog(min(len(self.pending), 1000), 1000)
+
+    def head(self, namespace: str, vector_id: str) -> Dot | None:
+        state = self.get(namespace, vector_id)
+        return None if state is None or state.key is None else Dot(*state.key[1:])
+
+    def dimensions(self) -> dict[str, int]:
+        return {}  # it takes vectors of any
+
+    async def aclose(self) -> None:
+        was_open, self.is_open = self.is_open, False
+        if was_open:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
+                await self.flush_or_try_again()
