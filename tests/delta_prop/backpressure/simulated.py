@@ -86,6 +86,7 @@ def run(
     lumpy: bool = False,
     demand: Callable[[float], float] | None = None,
     batch: int = 100,
+    waiting_max: float = float("inf"),
 ) -> Run:
     """Run a source against the sink; without `demand` (deltas/s at a time) it always has more."""
     pacer, credits_ = Pacer(), Credits(mailbox, mailbox * BYTES)
@@ -95,7 +96,7 @@ def run(
     depth, drained, waiting = 0, 0, 0.0
     for tick in range(1, round(seconds * TICKS_A_SECOND) + 1):
         now = tick / TICKS_A_SECOND
-        waiting = float("inf") if demand is None else waiting + demand(now) / TICKS_A_SECOND
+        waiting = float("inf") if demand is None else min(waiting + demand(now) / TICKS_A_SECOND, waiting_max)
         admitted = 0
         while waiting >= batch and pacer.admits(batch, batch * BYTES, now):
             pacer.note(batch, batch * BYTES, now)

@@ -159,6 +159,27 @@ def test_an_idle_source_keeps_its_rate() -> None:
     assert per_second(told, 10.2, 11) == pytest.approx(45_000, rel=0.02)
 
 
+def test_a_starved_sink_is_not_offered_more_than_a_multiple_of_what_it_drained() -> None:
+    law = DrainLaw()
+    assert steps_of(law, 20, drained=10, depth=0, depth_max=20_000)[-1] == 10_000
+    assert steps_of(law, 50, drained=1_500, depth=0, depth_max=20_000)[-1] == pytest.approx(
+        HEADROOM * 15_000, rel=0.01
+    )
+
+
+def test_a_pause_of_the_source_is_no_measure_of_the_sink() -> None:
+    told = run(
+        DrainLaw(),
+        capacity=lambda _: 20_000,
+        seconds=15,
+        mailbox=20_000,
+        demand=lambda now: 100 if 5 < now < 10 else 200_000,
+        batch=10,
+        waiting_max=20_000,
+    )
+    assert min(told.rates[5 * 10 :]) >= 18_000
+
+
 def test_few_deltas_at_a_time_say_nothing_about_capacity() -> None:
     told = run(
         DrainLaw(),
@@ -186,7 +207,7 @@ def test_a_sink_that_stood_still_is_served_again_soon(stall_s: float) -> None:
 @pytest.mark.parametrize("call_s", [0.2, 1.0, 3.0])
 def test_a_sink_with_long_calls_is_not_throttled_for_what_is_in_hand(call_s: float) -> None:
     told = run(
-        DrainLaw(), capacity=lambda _: 1_000 / call_s, seconds=48, mailbox=20_000, lumpy=True, batch=10
+        DrainLaw(), capacity=lambda _: 1_000 / call_s, seconds=48, mailbox=20_000, lumpy=True, batch=100
     )
     assert per_second(told, 24, 48) == pytest.approx(1_000 / call_s, rel=0.05)
     # What stands: a quarter of a second's worth, one call that waits and one that is in hand.

@@ -105,6 +105,18 @@ def test_the_wait_is_when_it_goes() -> None:
     assert pacer.wait_s(7, 1, wait_s) == 0.0
 
 
+def test_a_new_rate_holds_from_its_step_on() -> None:
+    law = FixedLaw(1_000.0)
+    pacer = a_pacer(a=law)
+    assert admitted(pacer, 0.0) == 100
+    law.rate = 100_000.0
+    pacer.step(0.05, {"a": Measure(0, 0, 10)})
+    assert admitted(pacer, 0.05) == 50
+    law.rate = 100.0
+    pacer.step(0.06, {"a": Measure(0, 0, 10)})
+    assert admitted(pacer, 0.06) == 10  # 1,000 were gathered, and the bucket shrank
+
+
 def test_a_batch_larger_than_the_bucket_goes_when_it_is_full_and_is_paid_for() -> None:
     pacer = a_pacer(a=FixedLaw(100.0))
     assert pacer.admits(1_000, 1, 0.0)
