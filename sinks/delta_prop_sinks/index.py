@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import numpy as np
 
 from delta_prop_sinks.linking import Linked, LinkedStatistics, Linker
@@ -94,12 +95,19 @@ class IndexSink:
             raise UsageError(
                 f"index {self.name!r} shares its vectors with a storage sink: attach the storage sink first"
             )
+        if self._linker is not None:
+            self._linker.fits(resident)
         resident.enter(context)
         if self._context is None:
             resident.pin()
         self._context = context
         if self._linker is not None:
-            await self._linker.open(resident, context.threads)
+            try:
+                await self._linker.open(resident, context.threads)
+            except BaseException:  # cancelled
+                self._context = None
+                resident.unpin()
+                raise
         return ResumePoint(self._cursor(context), resident.lamport)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
@@ -120,7 +128,7 @@ class IndexSink:
     async def _apply_linked(
         self, deliveries: Sequence[Delivery], linker: Linker, context: SinkContext
     ) -> None:
-        linker.check()
+        linker.check(self.resident)
         done: int | None = None
         for pieces in _pieces(deliveries, linker.settings.piece_rows):
             keys = _keys(pieces)
@@ -139,6 +147,7 @@ class IndexSink:
         """Link what is unlinked, and save the file now and then, until cancelled."""
         context, linker = self._context, self._linker
         if context is None or linker is None:
+            await anyio.sleep_forever()
             return
         async with context.background_thread() as thread:
             await linker.run(thread, context.clock, lambda: self._cursor(context))

@@ -7,16 +7,16 @@ the file, which get copies. A graph has its library's lock; a search waits for o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 import anyio
 import numpy as np
 
-from delta_prop_sinks.graph_file import FileFailed, GraphFile
+from delta_prop_sinks.graph_file import GraphFile
 from delta_prop_sinks.hnsw import GraphFailed, Space, require_usearch
 from delta_prop_sinks.links import Links
 from delta_prop_sinks.saved_links import Part, pack, unpack
-from delta_prop_sinks.sink import Backlog, StopSink, TryAgain
+from delta_prop_sinks.sink import Backlog, TryAgain
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from delta_prop_sinks.scoring import Metric
     from delta_prop_sinks.table import Table
     from delta_prop_wire.cursor import Cursor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,23 +124,22 @@ class Linker:
 
     # --- life
 
-    async def open(self, resident: Resident, threads: Threads) -> None:
-        """Load the file, if there is one; what has moved since, and what it does not hold, is unlinked."""
+    def fits(self, resident: Resident) -> None:
+        """Raise UsageError where the file is of no use."""
         if self._file is not None and not resident.stored:
             raise UsageError(
                 "a linked index with a file must share a storage sink's vectors (resident=storage.resident): "
                 "without them nothing is there at the start that the file could stand for"
             )
+
+    async def open(self, resident: Resident, threads: Threads) -> None:
+        """Load the file, if there is one; what has moved since, and what it does not hold, is unlinked."""
         self._forget()
         self._failure = None
         if self._file is not None:
             await self._load(self._file, resident, threads)
-        for table in resident.tables.values():
-            links = self._enter(table)
-            if links is not None:
-                links.note(np.array(list(table.slots.values()), np.intp))
+        self._enter_all(resident)
         self._highest = self.unlinked_rows
-        self._excess = self._highest if self._highest > self.settings.unlinked_rows_max else 0
         self._saved_changes = self._changes
 
     async def _load(self, file: GraphFile, resident: Resident, threads: Threads) -> None:
@@ -148,7 +149,7 @@ class Linker:
             if content is None:
                 return
             self._saved_offset, parts = await threads.run(lambda: unpack(content, space))
-        except (FileFailed, GraphFailed) as failure:
+        except Exception as failure:  # whatever it is: the vectors are there, all else can be made anew
             self._file_state = f"not used, all is linked anew: {failure}"
             return
         for part in parts:
@@ -163,28 +164,29 @@ class Linker:
         """Save, where there is a file, and let go of the graphs. Raises TryAgain where it cannot be saved."""
         try:
             if self._file is not None and self._failure is None and self._changes != self._saved_changes:
-                await self._save(self._file, threads, cursor)
-                if self._file_state != "saved":
-                    raise TryAgain(self._file_state)
+                try:
+                    await self._save(self._file, threads, cursor)
+                except Exception as failure:
+                    raise TryAgain(f"the graphs were not saved: {failure}") from failure
         finally:
             self._forget()
 
     async def run(self, thread: Threads, clock: Clock, cursor: Callable[[], Cursor]) -> None:
-        """Link what is unlinked, chunk by chunk, until cancelled."""
+        """Link what is unlinked, chunk by chunk, until cancelled. After a failure it waits to be told."""
         save_at = clock.now() + self.settings.save_s
-        try:
-            while True:
+        while True:
+            try:
                 if self._file is not None and clock.now() >= save_at:
+                    save_at = clock.now() + self.settings.save_s
                     if self._changes != self._saved_changes:
                         await self._save(self._file, thread, cursor())
-                    save_at = clock.now() + self.settings.save_s
-                if not await self._step(thread):
-                    self._work = anyio.Event()
-                    with anyio.move_on_after(self.settings.save_s):
-                        await self._work.wait()
-        except GraphFailed as failure:
-            self._failure = str(failure)
-            self._forget()
+                if self._failure is None and await self._step(thread):
+                    continue
+            except Exception as failure:
+                self._fail(failure)
+            self._work = anyio.Event()
+            with anyio.move_on_after(self.settings.save_s):
+                await self._work.wait()
 
     async def _step(self, thread: Threads) -> bool:
         """One piece of work, of one namespace after the other."""
@@ -193,11 +195,11 @@ class Linker:
             links = every[(self._turn + at) % len(every)]
             sample = links.sample()
             if sample is not None:
-                links.measured(sample, await thread.run(sample.look))
+                links.measured(sample, await self._call(links, thread, sample.look))
             chunk = links.take()
             if chunk is not None:
                 self._turn = (self._turn + at + 1) % len(every)
-                await thread.run(chunk.link)
+                await self._call(links, thread, chunk.link)
                 links.install(chunk)
                 self._changes += 1
                 self._links_done += len(chunk.slots)
@@ -205,6 +207,23 @@ class Linker:
                 self._room.set()
                 return True
         return False
+
+    async def _call(self, links: Links, thread: Threads, function: Callable[[], T]) -> T:
+        """Call on the thread; a graph that refuses is given up."""
+        try:
+            return await thread.run(function)
+        except GraphFailed:
+            self._give_up(links)
+            raise
+
+    def _give_up(self, links: Links) -> None:
+        if self.links.get(links.table.namespace) is links:
+            self._rebuilds_before += links.rebuilds
+            del self.links[links.table.namespace]
+
+    def _fail(self, failure: Exception) -> None:
+        self._failure = str(failure) or repr(failure)
+        self._room.set()
 
     async def _save(self, file: GraphFile, thread: Threads, cursor: Cursor) -> None:
         changes, space = self._changes, self.settings.metric
@@ -214,8 +233,9 @@ class Linker:
         try:
             await thread.run(lambda: file.write(pack(parts, space, cursor)))
             self._file_state, self._saved_offset, self._saved_changes = "saved", cursor.next_offset, changes
-        except FileFailed as failure:
+        except Exception as failure:
             self._file_state = f"not saved: {failure}"
+            raise
         finally:
             for part in parts:
                 part.generation.saving = False
@@ -229,13 +249,22 @@ class Linker:
 
     # --- what is applied
 
-    def check(self) -> None:
-        """Raise StopSink where linking has failed."""
-        if self._failure is not None:
-            raise StopSink(
-                f"linking has failed ({self._failure}): searches are exact until the index is detached "
-                "and attached again"
-            )
+    def check(self, resident: Resident) -> None:
+        """Raise TryAgain, once, where work in the background has failed; it then goes on."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            self._enter_all(resident)
+            self._work.set()
+            raise TryAgain(f"linking has failed: {failure}; what it had not done is searched exactly")
+
+    def _enter_all(self, resident: Resident) -> None:
+        """Get ready for what the vectors are now; a start with more unlinked rows than may be is let in."""
+        for table in resident.tables.values():
+            links = self._enter(table)
+            if links is not None:
+                links.note(np.array(list(table.slots.values()), np.intp))
+        unlinked = self.unlinked_rows
+        self._excess = unlinked if unlinked > self.settings.unlinked_rows_max else 0
 
     async def room(self, resident: Resident, rows: Mapping[str, int]) -> None:
         """Wait until so many rows more may be unlinked, by namespace. Raises TryAgain after `room_s_max`."""
@@ -247,7 +276,7 @@ class Linker:
             while self.unlinked_rows + need > self.unlinked_rows_max and self._failure is None:
                 self._room = anyio.Event()
                 await self._room.wait()
-        self.check()
+        self.check(resident)
         if self.unlinked_rows + need > self.unlinked_rows_max:
             raise TryAgain(
                 f"{self.unlinked_rows} rows wait to be linked and {need} would join them, "
@@ -304,7 +333,12 @@ class Linker:
             if length == 0:
                 return None  # as near to all
             query = (query / length).astype(np.float32)
-        near = links.near(query, k)
+        try:
+            near = links.near(query, k)
+        except GraphFailed as failure:
+            self._give_up(links)
+            self._fail(failure)
+            return None
         return None if near is None else np.concatenate((near, links.unlinked()))
 
     # --- numbers
