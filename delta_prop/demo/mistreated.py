@@ -144,7 +144,7 @@ class Mortal:
             self._note(deliveries)
         await self._context.threads.run(self._leave)
         self.dead = True
-        raise StopSink(f"killed in the middle of a batch, with everything below {self.in_hand} in hand")
+        raise StopSink("killed within a batch")
 
     def _note(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:

@@ -102,12 +102,19 @@ class _Pace:
         for edit in islice(edits, count_max):
             await self._wiring.publish([edit])
             count += 1
+            if not self._slowed:
+                self._play.console.progress(count, count_max, "edits, at the usual pace")
             self._see()
             due += PAUSE_S
             await anyio.sleep(max(0, due - self._play.now()))
             if self._play.now() - self._started > s_max:
                 break
+        self._play.console.progress_done()
         return count
+
+    @property
+    def _slowed(self) -> bool:
+        return self.during is self._wiring.scene_latencies
 
     def _see(self) -> None:
         now = self._play.now()
@@ -120,9 +127,9 @@ class _Pace:
         self.log_bytes = max(self.log_bytes, statistics.log.bytes)
         audit = statistics.sinks["audit"]
         self.mailbox_deltas = max(self.mailbox_deltas, audit.mailbox_deltas)
-        if self.during is self._wiring.scene_latencies and audit.behind and self.full_s is None:
+        if self._slowed and audit.behind and self.full_s is None:
             self.full_s = now - self._started
-        if now - self._shown_at >= _SHOWN_S:
+        if self._slowed and now - self._shown_at >= _SHOWN_S:
             self._shown_at = now
             self.show()
 
@@ -169,7 +176,8 @@ class _Pace:
 async def crash_scene(play: Play, wiring: Wiring) -> None:
     """Kill a store in the middle of a batch, and let another one go on with the file that it left."""
     console = play.console
-    edits = list(_links(play.library, min(4 * BATCH, LINKS_A_DOCUMENT_MAX * len(play.library.documents))))
+    count = min(5 * BATCH, LINKS_A_DOCUMENT_MAX * len(play.library.documents))
+    edits = list(islice(_links(play.library, count, further=2), 4 * BATCH))
     batch = len(edits) // 4
     if not batch:
         console.line("  no document here can be linked to another; nothing was killed")
@@ -209,7 +217,7 @@ async def _come_back(play: Play, wiring: Wiring, dead: Mortal) -> None:
     )
     console.line(
         f"  a new store opens what was left: {again:,} deltas come again, "
-        f"{wiring.deltas - dead.in_hand:,} for the first time;"
+        f"{wiring.deltas - dead.in_hand:,} are new;"
     )
     console.line(
         f"  all on disk after {took_s * 1000:,.0f} ms. None lost, none applied twice? Its numbers tell:"
@@ -232,16 +240,16 @@ async def _stopped(wiring: Wiring) -> None:
     raise AssertionError("the replica was to be killed, and has applied everything")
 
 
-def _links(library: Library, count: int) -> Iterator[Delta]:
+def _links(library: Library, count: int, further: int = 1) -> Iterator[Delta]:
     """So many edits at most, spread over all documents: each lets one say "see also" a later one.
 
-    The library takes each for published when it is given, so give none that is not.
+    The library takes each for published as soon as it is made, so publish every one.
     """
     ids = list(library.documents)
     step = max(len(ids) // count, 1)
     for number in range(count):
         at = number * step % len(ids)
-        delta = library.link(ids[at], ids[(at + 1 + number // len(ids)) % len(ids)])
+        delta = library.link(ids[at], ids[(at + further + number // len(ids)) % len(ids)])
         if delta is not None:
             yield delta
 

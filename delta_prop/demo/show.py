@@ -67,8 +67,7 @@ class _Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """One line."""
-        told = self._console.style("dim", f"  log: {printable(record.getMessage())}")
-        self._console.line(self._console.fitting(told))
+        self._console.line(self._console.style("dim", f"  log: {printable(record.getMessage())}"))
 
 
 class Interrupt:

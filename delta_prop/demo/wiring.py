@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SINKS = ("storage", "index", "cache", "subscriber", "audit", "replica")
 """In the order they are shown; the last two are attached by the scenes that mistreat them."""
-MAILBOX_DELTAS_MAX = 256
+MAILBOX_DELTAS_MAX = 128
 """A sink that is behind by more reads the log; the usual bound is 10,000, too many to be seen here."""
 DELTAS_MAX = 200_000
 """As many as the listener writes down; the demo ends before there are more."""

@@ -73,7 +73,7 @@ async def crash(tmp_path: Path, rows: int, *, flushed: bool) -> tuple[Mortal, Mo
         doomed.kill_after(10 + rows)
         for _ in range(2):
             await propagator.publish(*[Delta(one, sparse_add([0], [1])) for one in IDS])
-        with pytest.raises(Refused, match="killed in the middle of a batch"):
+        with pytest.raises(Refused, match="killed within a batch"):
             await propagator.wait_visible(30, timeout_s=10)
         await propagator.detach("replica")
         await propagator.publish(*[Delta(one, sparse_add([0], [1])) for one in IDS])
