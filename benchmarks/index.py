@@ -1,0 +1,285 @@
+"""The linked index under a stream of updates: fresh, within its bound, and how near to an exact search.
+
+Open loop: deltas are due at a steady rate, through a propagator with its log in memory. A searcher runs
+beside and checks that each search sees what was acknowledged and visible before it began. Where linking
+cannot keep up the producer is slowed; that is printed, not hidden. Vectors lie around 1,000 centres, as
+embeddings do; pure noise has no near neighbours and would flatter nobody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import anyio
+import numpy as np
+
+from benchmarks._measure import calibration_ns, percentile, table, write_json
+from delta_prop.config import Settings
+from delta_prop.embedded import Propagator
+from delta_prop_sinks import IndexSink, Linked
+from delta_prop_wire.delta import Delta, Dot, Kind, sparse_add
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from delta_prop.receipt import Published
+    from delta_prop_sinks import Hit, LinkedStatistics
+    from delta_prop_wire.delta import Operation
+
+DIMENSION = 128
+CENTRES = 1000
+SPREAD = 0.5
+NUMBERS = 16
+STEP = 0.0625
+"""A refinement adds this times a normal number to 16 of 128 values: about 2 % of the vector's length."""
+BATCH = 200
+AHEAD_MAX = 4_000
+"""Deltas that may be acknowledged and not yet visible in the index; then the producer waits."""
+CHECKS_A_SECOND = 50
+RECALL_QUERIES = 20
+RECALLS = 6
+K = 10
+MIXES = {"refinements": 0.0, "mix, 80 % refinements": 0.2, "replacements": 1.0}
+"""Name, and the share of deltas that replace a vector by one from anywhere; others refine."""
+
+
+@dataclass
+class Run:
+    """What one mix did."""
+
+    published: int = 0
+    seconds: float = 0.0
+    slowed_s: float = 0.0
+    cpu_s: float = 0.0
+    checks: int = 0
+    overtaken: int = 0
+    stale: int = 0
+    latencies_ms: list[float] = field(default_factory=list)
+    recalls: list[float] = field(default_factory=list)
+    links: int = 0
+    rebuilds: int = 0
+    unlinked_highest: int = 0
+    unlinked_max: int = 0
+    tombstones: int = 0
+    graph_mb: float = 0.0
+    searches_exact: int = 0
+
+
+class Vectors:
+    """What every vector must be, and what comes next."""
+
+    def __init__(self, count: int, seed: int = 1) -> None:
+        self.random = np.random.default_rng(seed)
+        self.centres = self.random.standard_normal((CENTRES, DIMENSION)).astype(np.float32)
+        self.names = [f"vector-{number}" for number in range(count)]
+        self.rows = self.anywhere(count)
+        self.touched: NDArray[np.int64] = np.zeros(count, np.int64)
+        self.turn = 0
+        self._refinements = [self._refinement() for _ in range(20_000)]
+
+    def anywhere(self, count: int) -> NDArray[np.float32]:
+        """New vectors around the centres."""
+        chosen = self.centres[self.random.integers(0, CENTRES, count)]
+        return chosen + np.float32(SPREAD) * self.random.standard_normal((count, DIMENSION), np.float32)
+
+    def _refinement(self) -> tuple[Operation, NDArray[np.intp], NDArray[np.float32]]:
+        at = np.sort(self.random.choice(DIMENSION, NUMBERS, replace=False))
+        values = np.float32(STEP) * self.random.standard_normal(NUMBERS, np.float32)
+        return sparse_add(at, values), at, values
+
+    def _choose(self) -> NDArray[np.intp]:
+        self.turn += 1
+        chosen = self.random.choice(len(self.names), BATCH, replace=False, shuffle=False)
+        self.touched[chosen] = self.turn
+        return chosen
+
+    def refine(self) -> tuple[NDArray[np.intp], list[Delta]]:
+        """A batch of small additions."""
+        chosen, deltas = self._choose(), []
+        for slot, which in zip(chosen.tolist(), self.random.integers(0, 20_000, BATCH).tolist(), strict=True):
+            operation, at, values = self._refinements[which]
+            deltas.append(Delta(self.names[slot], operation))
+            self.rows[slot, at] += values
+        return chosen, deltas
+
+    def replace(self) -> tuple[NDArray[np.intp], list[str]]:
+        """A batch of whole vectors."""
+        chosen = self._choose()
+        self.rows[chosen] = self.anywhere(BATCH)
+        return chosen, [self.names[slot] for slot in chosen.tolist()]
+
+
+def main() -> int:
+    """Measure, print, write; 1 where a search was stale or recall too low."""
+    parser = argparse.ArgumentParser(prog="./run bench index", description=__doc__)
+    parser.add_argument("--vectors", type=int, default=100_000, help="vectors of 128 numbers")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each mix")
+    parser.add_argument("--rate", type=int, default=20_000, help="updates a second")
+    parser.add_argument("--mix", choices=list(MIXES), action="append", help="only this one (may be repeated)")
+    parser.add_argument("--unlinked-rows-max", type=int, default=Linked().unlinked_rows_max)
+    parser.add_argument("--json", metavar="FILE", help="write the figures to FILE too")
+    given = parser.parse_args()
+    if given.vectors < 1000 or given.seconds < 1 or given.rate < BATCH:
+        parser.error(f"give at least 1000 vectors, 1 second and {BATCH} updates a second")
+    print(f"calibration: {calibration_ns():.0f} ns CPU a loop turn; ack level memory; log in memory")
+    runs = {
+        name: anyio.run(_measure, name, given.vectors, given.seconds, given.rate, given.unlinked_rows_max)
+        for name in given.mix or MIXES
+    }
+    _print(runs, given.vectors, given.rate)
+    write_json(given.json, runs)
+    wrong = [n for n, run in runs.items() if run.stale or min(run.recalls) < 0.95 or not run.checks]
+    if wrong:
+        print(f"FAILED: {', '.join(wrong)}: a search was stale, or recall@10 was below 0.95")
+    return 1 if wrong else 0
+
+
+class Stream:
+    """The producer's end, and what it last had acknowledged."""
+
+    def __init__(self, propagator: Propagator, vectors: Vectors) -> None:
+        self.propagator, self.vectors = propagator, vectors
+        self.last: tuple[Published, NDArray[np.intp], int] | None = None
+        self.ended = False
+
+    async def produce(self, share: float, seconds: float, rate: int, run: Run) -> None:
+        """Publish batches when they are due; wait where the index is too far behind."""
+        begin = time.perf_counter()
+        draw = np.random.default_rng(2)
+        while (now := time.perf_counter()) - begin < seconds:
+            due = begin + run.published / rate
+            if due > now:
+                await anyio.sleep(due - now)
+            if draw.random() < share:
+                chosen, keys = self.vectors.replace()
+                done = await self.propagator.publish_many(keys, self.vectors.rows[chosen], kind=Kind.DENSE)
+            else:
+                chosen, deltas = self.vectors.refine()
+                done = await self.propagator.publish(*deltas)
+            self.last = done, chosen, self.vectors.turn
+            run.published += BATCH
+            at = time.perf_counter()
+            await self.propagator.wait_visible(max(0, done.next_offset - AHEAD_MAX), timeout_s=60)
+            run.slowed_s += time.perf_counter() - at
+        run.seconds = time.perf_counter() - begin
+        await self.propagator.wait_visible(done, timeout_s=60)
+        self.ended = True
+
+    async def search(self, index: IndexSink, seconds: float, run: Run) -> None:
+        """Check that what is visible is found, again and again; and now and then how much else is found."""
+        recall_at = time.perf_counter() + seconds / RECALLS
+        while not self.ended:
+            await anyio.sleep(1 / CHECKS_A_SECOND)
+            if self.last is None:
+                continue
+            done, chosen, turn = self.last
+            await self.propagator.wait_visible(done, sinks=[index.name], timeout_s=60)
+            untouched = (self.vectors.touched[chosen] == turn).nonzero()[0]
+            if not len(untouched):
+                run.overtaken += 1
+                continue
+            row = int(untouched[turn % len(untouched)])
+            slot = int(chosen[row])
+            hit = _timed(index, self.vectors.rows[slot], run)[0]
+            assert done.dot is not None
+            run.checks += 1
+            wanted = Dot(done.dot.origin, done.dot.counter + row)
+            run.stale += (hit.vector_id, hit.dot) != (self.vectors.names[slot], wanted)
+            _timed(index, self.vectors.anywhere(1)[0], run)
+            if time.perf_counter() > recall_at:
+                run.recalls.append(_recall(index, self.vectors, RECALL_QUERIES))
+                recall_at += seconds / RECALLS
+
+
+async def _measure(name: str, count: int, seconds: float, rate: int, unlinked_rows_max: int) -> Run:
+    vectors, run = Vectors(count), Run()
+    settings = Linked(unlinked_rows_max=unlinked_rows_max, graph_rows_min=min(5_000, unlinked_rows_max // 2))
+    index = IndexSink(linked=settings)
+    async with Propagator(Settings(linger_ms_max=1.0)) as propagator:
+        await propagator.attach(index)
+        begin = time.perf_counter()
+        for at in range(0, count, 1000):
+            done = await propagator.publish_many(vectors.names[at : at + 1000], vectors.rows[at : at + 1000])
+            await propagator.wait_visible(max(0, done.next_offset - AHEAD_MAX), timeout_s=60)
+        await propagator.wait_visible(done, timeout_s=60)
+        while index.backlog().rows:  # noqa: ASYNC110 - nothing tells it
+            await anyio.sleep(0.05)
+        print(f"{name}: {count:,} vectors linked from nothing in {time.perf_counter() - begin:.1f} s")
+        begin_cpu, before = time.process_time(), _linked(index)
+        stream = Stream(propagator, vectors)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stream.search, index, seconds, run)
+            await stream.produce(MIXES[name], seconds, rate, run)
+        run.cpu_s = time.process_time() - begin_cpu
+        after = _linked(index)
+        run.recalls.append(_recall(index, vectors, 5 * RECALL_QUERIES))
+        run.links, run.rebuilds = after.links_done - before.links_done, after.rebuilds - before.rebuilds
+        run.unlinked_highest, run.unlinked_max = after.unlinked_rows_highest, after.unlinked_rows_max
+        run.tombstones, run.graph_mb = after.tombstones, after.bytes / 1e6
+        run.searches_exact = after.searches_exact - before.searches_exact
+    return run
+
+
+def _linked(index: IndexSink) -> LinkedStatistics:
+    linked = index.statistics().linked
+    assert linked is not None
+    return linked
+
+
+def _timed(index: IndexSink, query: NDArray[np.float32], run: Run) -> list[Hit]:
+    begin = time.perf_counter()
+    hits = index.search(query, K)
+    run.latencies_ms.append((time.perf_counter() - begin) * 1000)
+    return hits
+
+
+def _recall(index: IndexSink, vectors: Vectors, queries: int) -> float:
+    """The share of the exact ten nearest that the index finds, at one moment, between two deliveries."""
+    table = index.resident.tables["default"]
+    assert table.matrix is not None
+    rows = table.matrix[: table.used]
+    rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    asked = vectors.anywhere(queries)
+    exact = np.argpartition(-(asked @ rows.T), K, axis=1)[:, :K]
+    found = 0
+    for query, slots in zip(asked, exact.tolist(), strict=True):
+        found += len({table.ids[slot] for slot in slots} & {hit.vector_id for hit in index.search(query, K)})
+    return found / (K * queries)
+
+
+def _print(runs: dict[str, Run], count: int, rate: int) -> None:
+    print()
+    rows = [
+        (
+            name,
+            f"{run.published / run.seconds:,.0f}",
+            f"{run.slowed_s / run.seconds:.0%}",
+            f"{run.links / run.seconds:,.0f}",
+            f"{run.unlinked_highest:,} of {run.unlinked_max:,}",
+            run.rebuilds,
+            f"{min(run.recalls):.3f} / {run.recalls[-1]:.3f}",
+            f"{percentile(run.latencies_ms, 0.5):.1f} / {percentile(run.latencies_ms, 0.99):.1f}",
+            f"{run.checks:,}, {run.stale}",
+            f"{run.cpu_s / run.seconds:.2f}",
+        )
+        for name, run in runs.items()
+    ]
+    head = (
+        "updates", "achieved/s", "producer waited", "links/s", "unlinked, most", "rebuilds",
+        "recall@10 lowest/end", "search ms p50/p99", "checked, stale", "CPUs",
+    )  # fmt: skip
+    print(table(f"{rate:,} updates a second asked, {count:,} vectors of {DIMENSION}, cosine", head, rows))
+    print(
+        f"a refinement moves 16 numbers by about 2 % of the vector's length; a replacement comes from any of "
+        f"{CENTRES} centres.\n"
+        f"Producer, service, searcher and linking share this process. Lowest recall of "
+        f"{RECALL_QUERIES} queries, at the end of {5 * RECALL_QUERIES}."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
