@@ -20,13 +20,15 @@ import numpy as np
 from benchmarks._measure import calibration_ns, percentile, table, write_json
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
+from delta_prop.ingest.work import Sequenced, Session
+from delta_prop.receipt import Receipt
 from delta_prop_sinks import IndexSink, Linked
-from delta_prop_wire.delta import Delta, Dot, Kind, sparse_add
+from delta_prop_wire.delta import Delta, Dot, Kind, Priority, make_origin, sparse_add
+from delta_prop_wire.encode import encode_batch, encode_vectors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from delta_prop.receipt import Published
     from delta_prop_sinks import Hit, LinkedStatistics
     from delta_prop_wire.delta import Operation
 
@@ -37,6 +39,8 @@ NUMBERS = 16
 STEP = 0.0625
 """A refinement adds this times a normal number to 16 of 128 values: about 2 % of the vector's length."""
 BATCH = 200
+PRODUCER = 4711
+ORIGIN = make_origin(PRODUCER, Priority.NORMAL)
 AHEAD_MAX = 4_000
 """Deltas that may be acknowledged and not yet visible in the index; then the producer waits."""
 CHECKS_A_SECOND = 50
@@ -139,12 +143,15 @@ def main() -> int:
 
 
 class Stream:
-    """The producer's end, and what it last had acknowledged."""
+    """The producer's end: batches come encoded, as from the network. And what it sent last."""
 
     def __init__(self, propagator: Propagator, vectors: Vectors) -> None:
         self.propagator, self.vectors = propagator, vectors
-        self.last: tuple[Published, NDArray[np.intp], int] | None = None
+        self.last: tuple[Receipt, int, NDArray[np.intp], int] | None = None
         self.ended = False
+        self._session = Session("bench")
+        self._next = 1
+        propagator._chain.hello(PRODUCER, "bench", 0.0)
 
     async def produce(self, share: float, seconds: float, rate: int, run: Run) -> None:
         """Publish batches when they are due; wait where the index is too far behind."""
@@ -154,13 +161,24 @@ class Stream:
             due = begin + run.published / rate
             if due > now:
                 await anyio.sleep(due - now)
+            base, receipt = self._next, Receipt()
             if draw.random() < share:
                 chosen, keys = self.vectors.replace()
-                done = await self.propagator.publish_many(keys, self.vectors.rows[chosen], kind=Kind.DENSE)
+                batch = encode_vectors(
+                    keys,
+                    self.vectors.rows[chosen],
+                    namespace="default",
+                    origin=ORIGIN,
+                    base=base,
+                    kind=Kind.DENSE,
+                )
             else:
                 chosen, deltas = self.vectors.refine()
-                done = await self.propagator.publish(*deltas)
-            self.last = done, chosen, self.vectors.turn
+                batch = encode_batch(deltas, origin=ORIGIN, base=base)
+            self.propagator._chain.offer(Sequenced(batch, self._session, receipt), time.monotonic())
+            done = await receipt.wait()
+            self._next += BATCH
+            self.last = receipt, base, chosen, self.vectors.turn
             run.published += BATCH
             at = time.perf_counter()
             await self.propagator.wait_visible(max(0, done.next_offset - AHEAD_MAX), timeout_s=60)
@@ -176,8 +194,8 @@ class Stream:
             await anyio.sleep(1 / CHECKS_A_SECOND)
             if self.last is None:
                 continue
-            done, chosen, turn = self.last
-            await self.propagator.wait_visible(done, sinks=[index.name], timeout_s=60)
+            receipt, base, chosen, turn = self.last
+            await self.propagator.wait_visible(receipt, sinks=[index.name], timeout_s=60)
             untouched = (self.vectors.touched[chosen] == turn).nonzero()[0]
             if not len(untouched):
                 run.overtaken += 1
@@ -185,9 +203,8 @@ class Stream:
             row = int(untouched[turn % len(untouched)])
             slot = int(chosen[row])
             hit = _timed(index, self.vectors.rows[slot], run)[0]
-            assert done.dot is not None
             run.checks += 1
-            wanted = Dot(done.dot.origin, done.dot.counter + row)
+            wanted = Dot(ORIGIN, base + row)
             run.stale += (hit.vector_id, hit.dot) != (self.vectors.names[slot], wanted)
             _timed(index, self.vectors.anywhere(1)[0], run)
             if time.perf_counter() > recall_at:
