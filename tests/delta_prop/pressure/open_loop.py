@@ -10,6 +10,7 @@ import gc
 import random
 import resource
 import time
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +25,7 @@ from delta_prop_sinks.sink import TryAgain
 from delta_prop_wire.delta import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -163,18 +164,23 @@ class DisturbedSink:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How much: calls a second, for how long; and the bounds that hold it."""
+    """How much: calls a second, for how long, in how many slices; and the bounds that hold it."""
 
     calls_per_s: float
     seconds: float
+    slices: int = 1
+
+    @property
+    def calls_per_slice(self) -> int:
+        return round(self.calls_per_s * self.seconds / self.slices)
 
     @property
     def calls(self) -> int:
-        return round(self.calls_per_s * self.seconds)
+        return self.calls_per_slice * self.slices
 
     def schedule(self, seed: int) -> NDArray[np.float64]:
-        """When each call is due, seconds from the start: independent callers."""
-        gaps = np.random.default_rng(seed).exponential(1 / self.calls_per_s, self.calls)
+        """When each call of a slice is due, seconds from its start: independent callers."""
+        gaps = np.random.default_rng(seed).exponential(1 / self.calls_per_s, self.calls_per_slice)
         return np.cumsum(gaps)
 
     def settings(self) -> Settings:
@@ -205,7 +211,7 @@ class Measured:
     rss_bytes_max: int
     log_bytes: int
     disturbed: dict[str, tuple[int, int]]
-    """Lag in deltas and failures, when the others had everything."""
+    """The largest lag in deltas at the end of a slice, when the others had everything; failures."""
 
 
 async def peak_calls_per_s(calls: Calls, path: Path, seconds: float) -> float:
@@ -222,40 +228,92 @@ async def peak_calls_per_s(calls: Calls, path: Path, seconds: float) -> float:
         return number / (time.perf_counter() - begin)
 
 
-async def measure(load: Load, calls: Calls, path: Path, seed: int, *, disturbed: bool) -> Measured:
-    """One run of the load, with or without the two sinks that must hurt nobody."""
-    due = load.schedule(seed)
-    extra = [DisturbedSink("stalled", stands=True), DisturbedSink("failing", fails=0.3)] if disturbed else []
-    async with Propagator(load.settings()) as p:
-        healthy = await _attach_healthy(p, path)
-        for sink in extra:
-            await p.attach(sink)
-        await _fill(p, calls)
-        gc.collect()
+class Side:
+    """One of the two services that are compared, with what was measured of it slice by slice."""
+
+    def __init__(
+        self, p: Propagator, calls: Calls, healthy: dict[str, Stamps], disturbed: list[DisturbedSink]
+    ) -> None:
+        self.p = p
+        self._calls = calls
+        self._healthy = healthy
+        self._disturbed = disturbed
+        self._due: list[NDArray[np.float64]] = []
+        self._ends: list[NDArray[np.int64]] = []
+        self._cpu_s = 0.0
+        self._rss_bytes_max = 0
+        self._lags = {sink.name: 0 for sink in disturbed}
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, load: Load, calls: Calls, path: Path, *, disturbed: bool) -> AsyncIterator[Side]:
+        """A service that holds every vector, with or without the two sinks that must hurt nobody."""
+        extra = (
+            [DisturbedSink("stalled", stands=True), DisturbedSink("failing", fails=0.3)] if disturbed else []
+        )
+        async with Propagator(load.settings()) as p:
+            healthy = await _attach_healthy(p, path)
+            for sink in extra:
+                await p.attach(sink)
+            await _fill(p, calls)
+            yield cls(p, calls, healthy, extra)
+
+    async def slice(self, due: NDArray[np.float64]) -> None:
+        """Part of the load; measured until the healthy sinks have it, over when the failing one has."""
         cpu = time.process_time()
         begin = time.perf_counter() + 0.005
-        ends, rss = await _offer_load(p, calls, due, begin)
-        await p.wait_visible(int(ends[-1]), sinks=list(healthy))
-        cpu = time.process_time() - cpu
-        statistics = p.statistics()
-        for sink in extra:
+        ends, rss = await _offer_load(self.p, self._calls, due, begin)
+        await self.p.wait_visible(int(ends[-1]), sinks=list(self._healthy))
+        self._cpu_s += time.process_time() - cpu
+        self._rss_bytes_max = max(self._rss_bytes_max, rss, rss_bytes())
+        self._due.append(begin + due)
+        self._ends.append(ends)
+        sinks = self.p.statistics().sinks
+        for sink in self._disturbed:
+            self._lags[sink.name] = max(self._lags[sink.name], sinks[sink.name].lag)
+            if sink.released.is_set():
+                await self.p.wait_visible(int(ends[-1]), sinks=[sink.name])
+
+    async def measured(self) -> Measured:
+        """Let go of who stands still, see that everybody has everything, and tell."""
+        due, ends = np.concatenate(self._due), np.concatenate(self._ends)
+        held = self.p.statistics().log
+        assert held.dropped == held.refused == 0
+        for sink in self._disturbed:
             sink.released.set()
-        await p.wait_visible(int(ends[-1]))
-        assert all(sink.has_all(int(ends[-1])) for sink in extra)
-        assert statistics.log.dropped == statistics.log.refused == 0
-    return Measured(
-        {name: stamps.latencies_s(begin + due, ends) for name, stamps in healthy.items()},
-        load.calls * ROWS,
-        cpu * 1e6 / (load.calls * ROWS),
-        max(rss, rss_bytes()),
-        statistics.log.bytes,
-        {sink.name: (statistics.sinks[sink.name].lag, sink.failures) for sink in extra},
-    )
+        await self.p.wait_visible(int(ends[-1]))
+        assert all(sink.has_all(int(ends[-1])) for sink in self._disturbed)
+        return Measured(
+            {name: stamps.latencies_s(due, ends) for name, stamps in self._healthy.items()},
+            len(due) * ROWS,
+            self._cpu_s * 1e6 / (len(due) * ROWS),
+            self._rss_bytes_max,
+            held.bytes,
+            {sink.name: (self._lags[sink.name], sink.failures) for sink in self._disturbed},
+        )
+
+
+async def measure_pair(load: Load, calls: Calls, path: Path, number: int) -> tuple[Measured, Measured]:
+    """Run A without and run B with the disturbed sinks, cut in slices that alternate: ABBA…
+
+    So whatever else the machine does meets both.
+    """
+    async with (
+        Side.open(load, calls, path / f"{number}-a.db", disturbed=False) as a,
+        Side.open(load, calls, path / f"{number}-b.db", disturbed=True) as b,
+    ):
+        gc.collect()
+        for place in range(load.slices):
+            due = load.schedule(number * load.slices + place)
+            for side in (b, a) if (place + number) % 2 else (a, b):
+                await side.slice(due)
+        return await a.measured(), await b.measured()
 
 
 def memory_bytes_max(load: Load) -> int:
-    """By how much a run may grow the process: what the settings promise, and the sinks' own."""
-    return load.settings().memory_bytes_max(5) + SINKS_OWN_BYTES + FLOOR_BYTES
+    """By how much a pair may grow the process: what the settings of both promise, and the sinks' own."""
+    settings = load.settings()
+    return settings.memory_bytes_max(3) + settings.memory_bytes_max(5) + 2 * SINKS_OWN_BYTES + FLOOR_BYTES
 
 
 def rss_bytes() -> int:

@@ -1,7 +1,7 @@
 """A stalled and a failing sink beside a store, a cache and a callback, in real time, at half of what goes.
 
-Runs with and without the two alternate. Neighbours on the machine disturb both kinds alike, so what counts
-is the median over pairs of the ratio; where it is above its bound more pairs are run, and all are counted.
+Runs with and without the two alternate in slices. Neighbours on the machine disturb both alike, so what
+counts is the median over pairs of the ratio; where it is above its bound more are run, and all are counted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import statistics
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -22,7 +21,7 @@ from tests.delta_prop.pressure.open_loop import (
     Calls,
     Load,
     Measured,
-    measure,
+    measure_pair,
     memory_bytes_max,
     peak_calls_per_s,
     rss_bytes,
@@ -44,25 +43,18 @@ class Pairs:
     pairs: list[tuple[Measured, Measured]] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
 
-    def run(self, calls: Calls, path: Path, seconds: float) -> None:
-        """One more pair, at half of what goes just now; every other pair begins with B."""
+    def run(self, calls: Calls, path: Path, seconds: float, slices: int) -> None:
+        """One more pair, at half of what goes just now."""
         number = len(self.pairs)
-        peak = anyio.run(peak_calls_per_s, calls, path / f"{number}-peak.db", min(seconds / 2, 1.0))
-        load = Load(peak / 2, seconds)
-
-        def run(disturbed: bool) -> Measured:
-            name = f"{number}-{'b' if disturbed else 'a'}.db"
-            return anyio.run(partial(measure, load, calls, path / name, number, disturbed=disturbed))
-
-        first = run(number % 2 == 1)
-        second = run(number % 2 == 0)
+        peak_path = path / f"{number}-peak.db"
+        load = Load(anyio.run(peak_calls_per_s, calls, peak_path, 0.25) / 2, seconds, slices)
         self.loads.append(load)
-        self.pairs.append((second, first) if number % 2 else (first, second))
+        self.pairs.append(anyio.run(measure_pair, load, calls, path, number))
 
     @property
     def rss_bytes_max(self) -> int:
-        """The most that the process held in any run B."""
-        return max(b.rss_bytes_max for _, b in self.pairs)
+        """The most that the process held at any time."""
+        return max(run.rss_bytes_max for pair in self.pairs for run in pair)
 
     def ratios(self) -> dict[str, list[float]]:
         """B to A: each healthy sink's 99th percentile, and CPU for each delta."""
@@ -107,7 +99,7 @@ def p99_ms(run: Measured, sink: str) -> float:
 
 
 def test_a_stalled_and_a_failing_sink_cost_the_others_little(tmp_path: Path, full: bool) -> None:
-    seconds = 6.0 if full else 0.5
+    seconds, slices = (6.0, 24) if full else (0.5, 4)
     calls = Calls.drawn(0)
     pairs = Pairs()
     gc.collect()
@@ -116,7 +108,7 @@ def test_a_stalled_and_a_failing_sink_cost_the_others_little(tmp_path: Path, ful
         rss = rss_bytes()
         for _ in range(TRIES):
             for _ in range(PAIRS):
-                pairs.run(calls, tmp_path, seconds)
+                pairs.run(calls, tmp_path, seconds, slices)
             if pairs.within():
                 break
     finally:
@@ -124,7 +116,7 @@ def test_a_stalled_and_a_failing_sink_cost_the_others_little(tmp_path: Path, ful
     grown, bound = pairs.rss_bytes_max - rss, max(memory_bytes_max(load) for load in pairs.loads)
     samples = sum(len(one) for _, b in pairs.pairs for one in b.latencies_s.values())
     print(
-        pairs.told(f"{len(pairs.pairs)} pairs of {seconds} s, {samples} latencies in B")
+        pairs.told(f"{len(pairs.pairs)} pairs of {seconds} s in {slices} slices, {samples} latencies in B")
         + f"memory: grew by {grown / MIB:.1f} MiB since before the first run, at most {bound / MIB:.1f} MiB; "
         f"log {pairs.pairs[-1][1].log_bytes / MIB:.1f} MiB"
     )
