@@ -103,20 +103,28 @@ async def found(sink: Any) -> object:
     return {(namespace, vector_id): state.content for namespace, vector_id, state in index.rows()}
 
 
-def folded(rows: Sequence[Applied]) -> object:
-    """The same, by the arithmetic alone."""
-    plain = Plain()
-    for row in rows:
-        plain.fold(row.delta, row.lamport)
-    return {ref: state.content for ref, state in plain.states.items()}
+class Folded:
+    """The same, by the arithmetic alone; rows that it has folded before are not folded again."""
+
+    def __init__(self) -> None:
+        self.plain = Plain()
+        self.rows: tuple[Applied, ...] = ()
+
+    def __call__(self, rows: Sequence[Applied]) -> object:
+        if tuple(rows[: len(self.rows)]) != self.rows:
+            self.plain, self.rows = Plain(), ()
+        for row in rows[len(self.rows) :]:
+            self.plain.fold(row.delta, row.lamport)
+        self.rows = tuple(rows)
+        return {ref: state.content for ref, state in self.plain.states.items()}
 
 
 def test_storage_and_index_of_the_same_vectors(tmp_path: Path) -> None:
-    conforms(lambda: Pair(tmp_path / "v.db"), found, expected=folded)
+    conforms(lambda: Pair(tmp_path / "v.db"), found, expected=Folded())
 
 
 def test_index() -> None:
-    conforms(IndexSink, found, expected=folded)
+    conforms(IndexSink, found, expected=Folded())
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,7 @@ class Player:
         self.shadow = Shadow()
         self.sink = settings.make()
         self.start = 0
+        self.rejected: list[int] = []
         self.outlives = False
         """Whether what is in the sink is there again when it is made anew."""
         self._remembered = 0  # behind what apply has returned for
@@ -210,6 +211,7 @@ class Player:
         reached = None
         if isinstance(failure, RejectDelta):
             reached = failure.offset
+            self.rejected.append(failure.offset)
             self._set_aside(deliveries, failure.offset)
         elif isinstance(failure, TryAgain):
             reached = failure.done_offset

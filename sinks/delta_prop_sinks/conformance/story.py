@@ -19,6 +19,7 @@ from delta_prop_sinks.conformance.world import rows_of
 from delta_prop_sinks.sink import Delivery, HasBackground, RejectDelta, StopSink, TryAgain
 from delta_prop_wire.delta import (
     Delta,
+    Kind,
     Operation,
     create,
     delete,
@@ -74,6 +75,12 @@ async def order(player: Player) -> None:
     log.forward(Delta("far-2", create([3] * _WIDTH)), lamport=20)
     await deliver_new(player)
     await player.look("order", "after forwarded rows, whose Lamport numbers leap and fall back")
+    steps = [
+        Delta(f"row-{i}", change) for i in (5, 6, 7) for change in (sparse_add([0], [1]), scale(2), offset(1))
+    ]
+    log.append(*steps, Delta("row-8", sparse_add([0, 1], [1, 1])))
+    await deliver_new(player)
+    await player.look("order", "after many small changes of the same vectors")
     if repr(snapshot) != before:
         raise NotConforming("name", "what statistics() gave before the first delivery has changed since")
     check_frozen(sink.statistics())
@@ -82,11 +89,13 @@ async def order(player: Player) -> None:
 async def repeats(player: Player) -> None:
     """Everything again: whole, in pieces, in cuts that overlap."""
     log = player.log
+    steps = log.batches[-1].offset
     seen = await player.seen()
     ways: dict[str, Callable[[], Sequence[Delivery]]] = {
         "after every delivery came again": lambda: log.deliveries(0),
         "after every delivery came again in pieces that overlap": lambda: list(_pieces(log.deliveries(0))),
-        "after the last deliveries came again": lambda: log.deliveries(log.next_offset // 2),
+        "after the last delivery came again": lambda: log.deliveries(steps),
+        "after the end of the last delivery came again": lambda: log.deliveries(steps + 1),
     }
     for when, again in ways.items():
         await player.deliver(again())
@@ -101,11 +110,13 @@ async def repeats(player: Player) -> None:
 async def resume(player: Player) -> None:
     """Closed and opened: from the sink's own cursor, and from before it."""
     log = player.log
+    log.append(Delta("row-9", scale(2)), Delta("row-10", scale(2)))
+    log.forward(Delta("far-3", create([4] * _WIDTH)), lamport=30)
+    await deliver_new(player)  # not yet written, maybe
     seen = await player.seen()
     await player.close()
     await player.close("aclose() for a second time")
     player.sink = player.settings.make()
-    rows = list(player.shadow.rows)
     await _find_out_whether_it_outlives(player, seen)
     await player.make_and_open("open() after aclose()")
     await player.look("resume", f"after a restart from the sink's cursor {player.start}")
@@ -115,7 +126,6 @@ async def resume(player: Player) -> None:
     await player.look("resume", "after a restart, repeats and new rows")
     await player.deliver(log.deliveries(0))
     await player.look("repeats", "after a restart, when everything came again")
-    del rows
 
 
 async def _find_out_whether_it_outlives(player: Player, seen: object) -> None:
@@ -246,7 +256,8 @@ async def _failing_threads(player: Player) -> None:
     fault = player.log.fault
     for after in (False, True):
         for at in range(1, CALLS_MAX + 1):
-            deliveries = grow(player, f"fault-{after:d}-{at}")
+            # Enough for a sink that writes behind to write.
+            deliveries = [one for part in "xyz" for one in grow(player, f"fault-{after:d}-{at}-{part}")]
             fault.plan(at, after=after)
             failure = await player.apply(deliveries)
             reached = fault.calls >= at
@@ -257,6 +268,8 @@ async def _failing_threads(player: Player) -> None:
             )
             if not reached:
                 break
+    await player.reopen("open() after failures of the thread port")
+    await player.look("failure", "after failures of the thread port and a restart")
 
 
 async def _failing_target(player: Player) -> None:
@@ -311,13 +324,28 @@ async def _misfits(player: Player) -> None:
         Delta("fit-2", scale(5)),
         Delta("fit-0", scale(2)),
     )
+    player.rejected.clear()
     await deliver_new(player)
+    _check_rejected(player)
     await player.look("failure", "after deltas of a wrong dimension and of an unknown kind")
     aside = sorted(log.aside)
     if aside:  # an operator has them tried again
         log.aside.clear()
         await player.deliver(list(_late(player, aside)), "late")
         await player.look("late", "after deltas that had been rejected came again, late")
+
+
+def _check_rejected(player: Player) -> None:
+    """A sink may reject what it likes, but not a kind that it has taken, beside a delta that does not fit."""
+    taken = {row.delta.operation.kind for row in player.shadow.rows if row.delta.namespace == "default"}
+    for at in player.rejected:
+        delta = next(row for row in player.log.rows() if row.offset == at).delta
+        if delta.vector_id != "wide" and delta.operation.kind in taken - {UNKNOWN_KIND}:
+            raise NotConforming(
+                "failure",
+                f"apply() raised RejectDelta for offset {at}, a {Kind(delta.operation.kind).name.lower()} "
+                "such as it had taken before; the delta beside it is the one that may not fit",
+            )
 
 
 async def _failing_backgrounds(player: Player) -> None:
@@ -407,8 +435,10 @@ async def late(player: Player) -> None:
     await player.deliver([*_late(player, aside)], "late")
     await player.look("late", "after late rows came again behind a restart")
     again = _append_with_gaps(player, "late")
-    await deliver_new(player)
-    await player.deliver([*_late(player, again)], "late")
+    async with player.background():
+        await deliver_new(player)
+        await player.pause()
+        await player.deliver([*_late(player, again)], "late")
     log.aside.difference_update(again)
     await player.reopen("open() after rows that came late last")
     await player.look("late", "after a restart behind rows that came late last")
@@ -432,6 +462,7 @@ def _append_with_gaps(player: Player, prefix: str) -> list[int]:
     third = log.append(
         Delta(f"{prefix}-2", scale(2)), Delta(f"{prefix}-0", offset(2)), Delta(f"{prefix}-3", scale(2))
     )
+    log.append(Delta(f"{prefix}-3", offset(1)), Delta("row-0", offset(1)))
     aside = [first.offset, first.offset + 2, second.offset, third.offset + 1]
     log.aside.update(aside)
     return aside

@@ -214,6 +214,14 @@ class FalseLog:
         whole = len(meant) == logged.count and not late
         return Delivery(logged, None if whole else np.array(meant, np.intp), late)
 
+    def rows(self) -> Iterator[Applied]:
+        """Every row of the log but the control rows."""
+        for logged in self.batches:
+            for row in range(0 if logged.batch.is_control else logged.count):
+                yield Applied(
+                    logged.offset + row, logged.lamport + row, logged.batch.delta(row, logged.source)
+                )
+
     def later_rows_of(self, ref: Ref, start: int) -> list[int]:
         """The offsets of a vector's rows from `start` on."""
         return [logged.offset + row for logged, row in self.history(*ref) if logged.offset + row >= start]

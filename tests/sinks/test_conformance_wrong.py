@@ -1,0 +1,94 @@
+"""The kit finds every sink that breaks the contract, and says how."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from delta_prop.testing import run_virtual
+from delta_prop.testing.loop import Stuck
+from delta_prop_sinks import CallbackSink, NotConforming, check_sink
+from delta_prop_sinks.conformance import RULES
+from tests.sinks.right_sinks import Plain, Store, Target
+from tests.sinks.wrong_sinks import WRONG, HangsBehindAShield, HangsWhenClosed
+
+if TYPE_CHECKING:
+    from delta_prop_wire.delta import Delta
+
+
+def told(kind: type[Plain]) -> str:
+    """What the kit says of a sink, as one text; nothing where it conforms."""
+    target = Target()
+
+    def make() -> Plain:
+        return kind(target) if issubclass(kind, Store) else kind()
+
+    async def main() -> None:
+        await check_sink(make, failing=target.fail, pause_s=2.0)
+
+    try:
+        run_virtual(main)
+    except NotConforming as breach:
+        return str(breach)
+    return ""
+
+
+@pytest.mark.parametrize("kind", [Plain, Store])
+def test_the_right_twins_conform(kind: type[Plain]) -> None:
+    assert not told(kind)
+
+
+@pytest.mark.parametrize(("kind", "part", "seen"), WRONG, ids=[kind.__name__ for kind, _, _ in WRONG])
+def test_what_breaks_the_contract_is_found(kind: type[Plain], part: str, seen: str) -> None:
+    found = told(kind)
+    assert found.startswith(f"{part}: ")
+    assert seen in found
+    assert found.endswith(f". The contract: {RULES[part]}.")
+    assert "\n" not in found
+
+
+def test_every_rule_has_a_sink_that_breaks_it() -> None:
+    assert {part for _, part, _ in WRONG} == set(RULES)
+
+
+def test_what_waits_behind_a_shield_is_told_in_virtual_time() -> None:
+    with pytest.raises(Stuck, match=r"HangsBehindAShield\.aclose"):
+        told(HangsBehindAShield)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_hanging_sink_is_told_in_real_time(backend: Any) -> None:
+    async def main() -> None:
+        await check_sink(lambda: HangsWhenClosed(Target()), deadline_s=0.05)
+
+    with pytest.raises(NotConforming, match=r"aclose\(\) had not ended after 0.05 s"):
+        anyio.run(main, backend=backend)
+
+
+def test_repeats_that_a_probe_sees_are_found() -> None:
+    async def seen(sink: CallbackSink) -> object:
+        return sink.statistics().calls
+
+    with pytest.raises(NotConforming, match="repeats: after every delivery came again, readers saw"):
+        run_virtual(check_sink, lambda: CallbackSink(lambda offset, delta: None), seen)
+
+
+def test_a_probe_that_is_told_what_to_expect_finds_what_is_missing() -> None:
+    taken: set[int] = set()
+
+    def take(offset: int, delta: Delta) -> None:
+        if offset != 5:
+            taken.add(offset)
+
+    async def seen(sink: CallbackSink) -> object:
+        return sorted(taken)
+
+    async def main() -> None:
+        await check_sink(lambda: CallbackSink(take), seen, expected=lambda rows: [row.offset for row in rows])
+
+    with pytest.raises(
+        NotConforming, match=r"order: .* 13 entries instead of 14, first differing at 5: \[6, "
+    ):
+        run_virtual(main)

@@ -1,0 +1,471 @@
+"""Sinks that break the contract in one place each, and what the kit must tell of them.
+
+Each is the child of one that keeps it, so what is found is the planted defect and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+
+from delta_prop_sinks import Backlog, RejectDelta, ResumePoint, TryAgain
+from delta_prop_wire.delta import Dot
+from tests.sinks.right_sinks import KNOWN, Plain, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop_sinks import Delivery, SinkContext
+    from delta_prop_wire.algebra import State
+
+
+# --- order
+
+
+class ForgetsARow(Plain):
+    def rows(self, delivery: Delivery) -> list[int]:
+        return [row for row in super().rows(delivery) if row != 3]
+
+
+class ReordersRows(Plain):
+    def rows(self, delivery: Delivery) -> list[int]:
+        return super().rows(delivery)[::-1]
+
+
+class ReordersDeliveries(Plain):
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        await super().apply(deliveries[::-1])
+
+
+class IgnoresRows(Plain):
+    def rows(self, delivery: Delivery) -> list[int]:
+        return list(range(delivery.batch.count))
+
+
+class TakesTheFirstDeliveryOnly(Plain):
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        await super().apply(deliveries[:1])
+
+
+# --- repeats
+
+
+class FoldsRepeats(Plain):
+    def is_repeat(self, state: State, key: tuple[int, int, int]) -> bool:
+        return False
+
+
+class TellsRepeatsOfTheLastRowOnly(Plain):
+    """Sees a repeat only where it is the very last row of its vector: earlier ones are folded again."""
+
+    def is_repeat(self, state: State, key: tuple[int, int, int]) -> bool:
+        return state.key == key
+
+
+class FoldsAgainAfterAFailure(Plain):
+    """Repeats are told by an offset that moves only when a whole call has gone well."""
+
+    next_offset = 0
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            await anyio.lowlevel.checkpoint()
+            self.take(delivery)
+        self.next_offset = max(self.next_offset, *(one.next_offset for one in deliveries))
+
+    def take_row(self, delivery: Delivery, row: int) -> None:
+        if delivery.first_offset + row >= self.next_offset or delivery.late:
+            super().take_row(delivery, row)
+
+    def is_repeat(self, state: State, key: tuple[int, int, int]) -> bool:
+        return False
+
+
+# --- resume
+
+
+class ForgetsWhatIsPendingWhenClosed(Store):
+    async def flush(self) -> None:
+        if not self.is_open:
+            self.pending.clear()
+        await super().flush()
+
+
+class ResumesTooHigh(Store):
+    async def open(self, context: SinkContext) -> ResumePoint | None:
+        point = await super().open(context)
+        assert point is not None
+        cursor = point.cursor._replace(next_offset=point.cursor.next_offset + 3)
+        return ResumePoint(cursor, point.lamport)
+
+
+class KeepsTheLastLamportNumber(Store):
+    def note_lamport(self, lamport: int) -> None:
+        self.lamport = lamport
+
+
+# --- committed
+
+
+class AcksEarly(Store):
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        await super().apply(deliveries)
+        self.context.committed(self.next_offset)
+
+
+class AcksBeyond(Store):
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        await super().apply(deliveries)
+        self.context.committed(deliveries[-1].next_offset + 1)
+
+
+class WritesItsCursorFirst(Store):
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        logged = deliveries[-1].logged
+        self.target.next_offset = max(self.target.next_offset, logged.next_offset)
+        self.target.lamport = max(self.target.lamport, logged.lamport + logged.count - 1)
+        await super().apply(deliveries)
+
+
+# --- failure
+
+
+class RejectsTheNextOffset(Store):
+    def reject(self, offset: int) -> None:
+        raise RejectDelta(offset + 1, "of a later version")
+
+
+class RejectsAnOffsetOfElsewhere(Store):
+    def reject(self, offset: int) -> None:
+        raise RejectDelta(offset + 1_000_000, "of a later version")
+
+
+class RejectsWithoutThePrefix(Store):
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            for row in self.rows(delivery):
+                if delivery.batch.kinds[row] not in KNOWN:
+                    self.reject(delivery.first_offset + row)
+        await super().apply(deliveries)
+
+
+class SaysTooMuchIsDone(Store):
+    """After a failed flush it forgets the rows, and tells that they are done."""
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        before = dict(self.states)
+        try:
+            await super().apply(deliveries)
+        except TryAgain as failure:
+            self.states = before
+            raise TryAgain(failure.reason, done_offset=deliveries[-1].next_offset) from failure
+
+
+class NamesADoneOffsetOfElsewhere(Store):
+    async def flush_or_try_again(self) -> None:
+        try:
+            await super().flush_or_try_again()
+        except TryAgain as failure:
+            raise TryAgain(failure.reason, done_offset=self.next_offset + 1_000_000) from failure
+
+
+class SwallowsAFailure(Store):
+    async def flush(self) -> None:
+        pending = dict(self.pending)
+        try:
+            await super().flush()
+        except OSError:
+            for ref in pending:
+                self.pending.pop(ref, None)
+
+
+class RaisesWhatItLikes(Store):
+    async def flush_or_try_again(self) -> None:
+        await self.flush()
+
+
+class RejectsWithAnErrorOfItsOwn(Store):
+    def reject(self, offset: int) -> None:
+        raise KeyError("kind 40")
+
+
+# --- cancellation
+
+
+class LosesRowsOnCancellation(Store):
+    async def flush(self) -> None:
+        pending = dict(self.pending)
+        try:
+            await super().flush()
+        except OSError:
+            raise
+        except BaseException:
+            for ref in pending:
+                self.pending.pop(ref, None)
+            raise
+
+
+class ReturnsWhenCancelled(Store):
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        with anyio.CancelScope():
+            try:
+                await super().apply(deliveries)
+            except anyio.get_cancelled_exc_class():
+                return  # as if all were applied
+
+
+# --- open
+
+
+class StaysLockedWhenOpenFails(Store):
+    """Takes a lock that only aclose lets go of."""
+
+    async def open(self, context: SinkContext) -> ResumePoint | None:
+        if self.target.users:
+            raise RuntimeError("the target is locked")
+        self.target.users += 1
+        return await super().open(context)
+
+    async def aclose(self) -> None:
+        if self.is_open:
+            self.target.users -= 1
+        await super().aclose()
+
+    def __del__(self) -> None:
+        if self.is_open:
+            self.target.users -= 1  # a killed process lets go of its locks
+
+
+class OpensWithAnErrorOfItsOwn(Store):
+    async def open(self, context: SinkContext) -> ResumePoint | None:
+        await context.threads.run(lambda: None)
+        return await super().open(context)
+
+
+# --- background, backlog
+
+
+class FailsInTheBackground(Store):
+    async def background(self) -> None:
+        while True:
+            await anyio.sleep(0.5)
+            await self.flush()
+
+
+class HasAnUnboundedBacklog(Store):
+    def backlog(self) -> Backlog:
+        return Backlog(len(self.pending), 5)
+
+
+class AnswersItsBacklogLater(Store):
+    async def backlog(self) -> Backlog:  # type: ignore[override]
+        return Backlog(0, 1)
+
+
+# --- late rows
+
+
+class DropsLateRows(Plain):
+    def take_row(self, delivery: Delivery, row: int) -> None:
+        if not delivery.late:
+            super().take_row(delivery, row)
+
+
+class TellsRepeatsByOneOffset(Store):
+    def take_row(self, delivery: Delivery, row: int) -> None:
+        if delivery.first_offset + row >= self.next_offset:
+            super().take_row(delivery, row)
+
+
+class FoldsLateRepeats(Plain):
+    def take_row(self, delivery: Delivery, row: int) -> None:
+        self.late = delivery.late
+        super().take_row(delivery, row)
+
+    def is_repeat(self, state: State, key: tuple[int, int, int]) -> bool:
+        return super().is_repeat(state, key) and not self.late
+
+
+class MovesItsCursorBackForLateRows(Store):
+    def reach(self, next_offset: int) -> None:
+        self.next_offset = next_offset
+
+
+# --- closing
+
+
+class HangsWhenClosed(Store):
+    async def aclose(self) -> None:
+        await super().aclose()
+        await anyio.sleep_forever()
+
+
+class HangsWhenTheThreadFails(Store):
+    async def aclose(self) -> None:
+        while self.is_open:
+            try:
+                await super().aclose()
+            except TryAgain:
+                await anyio.sleep_forever()
+
+
+class ClosesOnce(Plain):
+    closed = False
+
+    async def aclose(self) -> None:
+        if self.closed:
+            raise RuntimeError("closed twice")
+        self.closed = True
+
+
+class FailsWhenTheThreadFails(Store):
+    async def aclose(self) -> None:
+        if self.is_open:
+            await self.flush()
+            self.is_open = False
+
+
+class LeavesAFileOpen(Plain):
+    async def open(self, context: SinkContext) -> ResumePoint | None:
+        self.file = open(__file__, "rb")  # noqa: ASYNC230, SIM115 - left open on purpose
+        return await super().open(context)
+
+    def __del__(self) -> None:
+        if hasattr(self, "file"):
+            self.file.close()
+
+
+# --- name, numbers, waiting
+
+
+class Nameless(Plain):
+    name = ""
+
+
+class CountsInADictionary(Plain):
+    def statistics(self) -> Any:
+        return {"calls": self.calls}
+
+
+@dataclass
+class _Loose:
+    calls: int = 0
+
+
+class CountsInThawedNumbers(Plain):
+    def statistics(self) -> Any:
+        return _Loose(self.calls)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    calls: list[int]
+
+
+class CountsInSharedNumbers(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = _Shared([0])
+
+    def statistics(self) -> Any:
+        self.shared.calls[0] = self.calls
+        return self.shared
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        await super().apply(deliveries)
+        self.shared.calls[0] = self.calls
+
+
+class HangsBehindAShield(Plain):
+    async def aclose(self) -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.Event().wait()
+
+
+class HangsOnDeletes(Plain):
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        if any(one.batch.kinds_mask & 1 << 7 for one in deliveries):
+            await anyio.sleep_forever()
+        await super().apply(deliveries)
+
+
+class MistakesAHead(Store):
+    def head(self, namespace: str, vector_id: str) -> Dot | None:
+        head = super().head(namespace, vector_id)
+        return None if head is None else Dot(head.origin, head.counter - 1)
+
+
+WRONG: tuple[tuple[type[Plain], str, str], ...] = (
+    (
+        ForgetsARow,
+        "order",
+        "get('default', 'row-3') gave None, and the fold of its deltas is the vector [3.0, ",
+    ),
+    (ReordersRows, "order", "get('default', 'row-0') gave the vector [0.0, 3.0, 2.0, 3.0]"),
+    (ReordersDeliveries, "order", "after the first two deliveries, get('default', 'row-0') gave a tombstone"),
+    (
+        IgnoresRows,
+        "order",
+        "after deliveries of which some rows were meant for others, get('default', 'part-",
+    ),
+    (TakesTheFirstDeliveryOnly, "order", "after the first two deliveries, get('default', 'row-"),
+    (FoldsRepeats, "repeats", "came again"),
+    (TellsRepeatsOfTheLastRowOnly, "repeats", "after the last delivery came again, get('default', 'row-"),
+    (FoldsAgainAfterAFailure, "cancellation", "after an apply() that was cancelled at its wait 3 came again"),
+    (
+        ForgetsWhatIsPendingWhenClosed,
+        "resume",
+        "after a restart from the sink's cursor 51, get('default', 'row-",
+    ),
+    (ResumesTooHigh, "resume", ":1:3, but only what is below 0 was delivered"),
+    (
+        KeepsTheLastLamportNumber,
+        "resume",
+        "named the Lamport number 30, but below its cursor, 51, lies a row",
+    ),
+    (AcksEarly, "committed", ", after committed("),
+    (AcksBeyond, "committed", "the sink said committed(15), but only what is below 14 was delivered"),
+    (WritesItsCursorFirst, "committed", "after a crash behind apply(), from the sink's cursor "),
+    (RejectsTheNextOffset, "failure", "a scale such as it had taken before; the delta beside it is the one "),
+    (RejectsAnOffsetOfElsewhere, "failure", "which is not among the rows delivered"),
+    (RejectsWithoutThePrefix, "failure", "after deltas of a wrong dimension and of an unknown kind, get("),
+    (SaysTooMuchIsDone, "failure", "after call 1 of the thread port failed and apply() was repeated, get("),
+    (NamesADoneOffsetOfElsewhere, "failure", "apply() raised TryAgain with done_offset 1000"),
+    (SwallowsAFailure, "failure", "after failures of the thread port and a restart, get("),
+    (RaisesWhatItLikes, "failure", "apply() raised OSError(5, "),
+    (RejectsWithAnErrorOfItsOwn, "failure", "apply() raised KeyError('kind 40')"),
+    (LosesRowsOnCancellation, "cancellation", "and a restart, get('default', 'behind-"),
+    (ReturnsWhenCancelled, "cancellation", "after an apply() that was cancelled at its wait 0 came again"),
+    (StaysLockedWhenOpenFails, "open", "cancelled at wait 1, raised RuntimeError('the target is locked')"),
+    (OpensWithAnErrorOfItsOwn, "open", "open(), while the thread port failed, raised OSError(5, "),
+    (FailsInTheBackground, "background", "background() raised OSError(5, "),
+    (HasAnUnboundedBacklog, "backlog", "backlog() told 6 rows of at most 5"),
+    (AnswersItsBacklogLater, "backlog", "backlog() returned <coroutine object"),
+    (DropsLateRows, "late", "after one row came late, get('default', 'late-0') gave the vector [0.0, 0.0, "),
+    (TellsRepeatsByOneOffset, "late", "came again, late, get('default', 'fit-2')"),
+    (FoldsLateRepeats, "late", "after late rows came late again, get('default', 'late-"),
+    (MovesItsCursorBackForLateRows, "committed", "open() after rows that came late last named the cursor"),
+    (HangsWhenClosed, "close", "aclose() had not ended after 5 s"),
+    (
+        HangsWhenTheThreadFails,
+        "close",
+        "aclose(), while call 1 of the thread port failed, had not ended after",
+    ),
+    (ClosesOnce, "close", "aclose() for a second time raised RuntimeError('closed twice')"),
+    (
+        FailsWhenTheThreadFails,
+        "close",
+        "aclose(), while call 1 of the thread port failed, raised OSError(5, ",
+    ),
+    (LeavesAFileOpen, "close", "aclose() left the open file "),
+    (Nameless, "name", "name is ''"),
+    (CountsInADictionary, "name", "statistics() gave a dict, which is not a frozen dataclass"),
+    (CountsInThawedNumbers, "name", "statistics() can be changed: make the dataclass frozen"),
+    (CountsInSharedNumbers, "name", "what statistics() gave before the first delivery has changed since"),
+    (HangsOnDeletes, "deadline", "apply() had not ended after 5 s"),
+    (MistakesAHead, "vectors", "but the last dot is 9000000000000012:14"),
+)
+"""Each wrong sink, the rule that it breaks, and a part of the sentence that it must be told."""
