@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.algebra import State
 
 
-_LINES_AT_ONCE = 200
+LINES_AT_ONCE = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ async def verify(wiring: Wiring, place: Place) -> list[Verdict]:
     folded = Folded()
     for number, line in enumerate(place.lines()):
         folded.add(line)
-        if not number % _LINES_AT_ONCE:
+        if not number % LINES_AT_ONCE:
             await anyio.lowlevel.checkpoint()  # an interrupt has to get through
     verdicts = []
     for sink in wiring.sinks():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import anyio
@@ -76,6 +78,7 @@ async def crash(tmp_path: Path, rows: int, *, flushed: bool) -> tuple[Mortal, Mo
         with pytest.raises(Refused, match="killed within a batch"):
             await propagator.wait_visible(30, timeout_s=10)
         await propagator.detach("replica")
+        shutil.copyfile(path, tmp_path / "after.db")
         await propagator.publish(*[Delta(one, sparse_add([0], [1])) for one in IDS])
         store = StorageSink(left, name="replica")
         heir = Mortal(store)
@@ -95,6 +98,9 @@ def test_a_killed_store_leaves_its_file_and_the_next_one_counts_nothing_twice(
     assert doomed.dead
     assert doomed.in_hand == 20 + rows
     assert heir.resumed_at in ((10, 20) if flushed else (0,))
+    with closing(sqlite3.connect(tmp_path / "after.db")) as connection:  # the dead one wrote nothing more
+        found = connection.execute("SELECT next_offset FROM cursor").fetchall()
+    assert found == ([(heir.resumed_at,)] if flushed else [])
     assert heir.again(doomed.in_hand) == doomed.in_hand - heir.resumed_at
     assert heir.in_hand == 40
     assert values == [3.0] * 10

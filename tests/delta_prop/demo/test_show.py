@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop.demo import edge, pressure, wiring
+from delta_prop.demo import edge, pressure, verify, wiring
 from delta_prop.demo.edge import Place
+from delta_prop.demo.published import Folded
 from delta_prop.demo.show import INTERRUPTED, Options, show
 from delta_prop.demo.wiring import SINKS
 from delta_prop_sinks.jsonlines import JsonLinesSink
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Sequence
     from pathlib import Path
 
     from delta_prop_sinks.sink import Delivery
@@ -206,32 +207,32 @@ def test_a_store_that_comes_back_wrong_is_found(
 def test_an_interrupt_in_any_scene_ends_in_order(
     folder: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    @contextmanager
-    def interrupts() -> Iterator[AsyncIterator[signal.Signals]]:
-        yield once()
-
-    async def once() -> AsyncIterator[signal.Signals]:
-        await heard.wait()
-        yield signal.SIGINT
-        await anyio.sleep_forever()
-
-    def write(text: str) -> None:
-        written.append(text)
-        if what in text:
-            heard.set()
-
-    async def main() -> int:
-        nonlocal heard
-        heard = anyio.Event()
-        return await show(Options(path=str(folder), once=True), write)
-
-    heard: anyio.Event
-    written: list[str] = []
-    monkeypatch.setattr(edge, "interrupts", interrupts)
-    assert anyio.run(main) == INTERRUPTED
-    assert written[-1] == "interrupted\n"
-    assert "next:" not in "".join(written)
+    status, text = interrupted(folder, monkeypatch, lambda text, heard: heard.set() if what in text else None)
+    assert status == INTERRUPTED
+    assert text.endswith("interrupted\n")
+    assert "next:" not in text
     assert list((folder.parent / "temporary").iterdir()) == []
+
+
+def test_an_interrupt_ends_the_check_between_two_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folded: list[str] = []
+    real = Folded.add
+
+    def add(self: Folded, line: str) -> None:
+        folded.append(line)
+        real(self, line)
+        hear()
+
+    hear: Callable[[], None] = list
+
+    def start(_: str, heard: anyio.Event) -> None:
+        nonlocal hear
+        hear = heard.set
+
+    monkeypatch.setattr(Folded, "add", add)
+    monkeypatch.setattr(verify, "LINES_AT_ONCE", 1)
+    assert interrupted(folder, monkeypatch, start)[0] == INTERRUPTED
+    assert 1 <= len(folded) < 10
 
 
 def test_what_is_left_out_is_told(folder: Path) -> None:
@@ -260,6 +261,34 @@ def test_a_folder_without_room_is_told_before_and_meanwhile(
     monkeypatch.setattr(edge, "new_place", full)
     with pytest.raises(UsageError, match=r"no temporary folder can be made.*TMPDIR=DIR"):
         play(path=str(folder), once=True)
+
+
+def interrupted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, told: Callable[[str, anyio.Event], None]
+) -> tuple[int, str]:
+    """The demo, with an interrupt as soon as `told`, which sees all text, sets the event."""
+    written: list[str] = []
+
+    async def main() -> int:
+        heard = anyio.Event()
+
+        async def once() -> AsyncIterator[signal.Signals]:
+            await heard.wait()
+            yield signal.SIGINT
+            await anyio.sleep_forever()
+
+        @contextmanager
+        def interrupts() -> Iterator[AsyncIterator[signal.Signals]]:
+            yield once()
+
+        def write(text: str) -> None:
+            written.append(text)
+            told(text, heard)
+
+        monkeypatch.setattr(edge, "interrupts", interrupts)
+        return await show(Options(path=str(folder), once=True), write)
+
+    return anyio.run(main), "".join(written)
 
 
 def wrong(folder: Path) -> list[str]:
