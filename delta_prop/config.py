@@ -6,7 +6,11 @@ Read once, where a propagator is made; relations between limits are checked here
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
 
+from delta_prop.backpressure.controller import RateLimits
+from delta_prop.route.breaker import RetryLimits
+from delta_prop.route.status import FeedLimits
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import DELTA_BYTES_MAX, FRAME_PAYLOAD_BYTES_MAX
 
@@ -17,7 +21,12 @@ BYTES_PER_SEALED_ID = 28
 BYTES_PER_HEAD = 220
 BYTES_PER_ORIGIN = 3_000
 BYTES_PER_PENDING = 1_500
+BYTES_PER_SET_ASIDE = 900
 """What one entry of each table was measured to cost in memory, rounded up."""
+
+RateLaw: TypeAlias = Literal["drain", "specification"]
+LAWS = get_args(RateLaw)
+_MAY_BE_ZERO = frozenset({"linger_ms_max", "retries_max"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +56,51 @@ class Settings:
     batch_deltas: int = 100
     linger_ms_max: float = 10.0
     merge_deltas_max: int = 1_000
+    apply_s_max: float = 300.0
+    retries_max: int = 5
+    retry_s_first: float = 0.05
+    retry_s_max: float = 5.0
+    breaker_deliveries: int = 5
+    breaker_window_s: float = 60.0
+    breaker_probe_s: float = 30.0
+    breaker_heal_successes: int = 3
+    quarantine_deltas_max: int = 10_000
+    quarantine_bytes_max: int = 64 * MIB
+    pacing_from: float = 0.8
+    pacing_until: float = 0.6
+    rate_law: RateLaw = "drain"
+    rate_initial: float = 10_000.0
+    rate_min: float = 100.0
+    rate_max: float = 1_000_000.0
     publish_timeout_s: float = 60.0
     close_timeout_s: float = 10.0
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if not (value > 0 or (name == "linger_ms_max" and value == 0)):
+            if name == "rate_law":
+                if value not in LAWS:
+                    raise UsageError(f"rate_law = {value!r}: give one of {', '.join(LAWS)}")
+            elif isinstance(value, bool) or not isinstance(value, int | float):
+                raise UsageError(f"{name} = {value!r}: give a number")
+            elif not (value > 0 or (name in _MAY_BE_ZERO and value == 0)):
                 raise UsageError(f"{name} = {value}: it must be above 0")
         if not self.queue_low_mark < self.queue_high_mark <= 1:
             raise UsageError(
                 f"queue_low_mark {self.queue_low_mark} and queue_high_mark {self.queue_high_mark}: "
                 "they must rise, and the high one is at most 1 (both are fractions of the queue)"
             )
-        for name in ("queue_bytes_max", "pending_bytes_max", "mailbox_bytes_max"):
+        if not self.pacing_until < self.pacing_from < 1:
+            raise UsageError(
+                f"pacing_until {self.pacing_until} and pacing_from {self.pacing_from}: they must rise, "
+                "below 1 (both are fractions of a sink's share of the log, or of its own backlog)"
+            )
+        if self.retry_s_first > self.retry_s_max:
+            raise UsageError(
+                f"retry_s_first {self.retry_s_first} is above retry_s_max {self.retry_s_max}: waits grow"
+            )
+        self.rate_limits()  # asserts its own relations
+        for name in ("queue_bytes_max", "pending_bytes_max", "mailbox_bytes_max", "quarantine_bytes_max"):
             if getattr(self, name) < DELTA_BYTES_MAX:
                 raise UsageError(
                     f"{name} = {getattr(self, name)}: one delta may have {DELTA_BYTES_MAX} bytes; "
@@ -76,6 +116,39 @@ class Settings:
                 "a sink that is behind gets at least what an idle one gets"
             )
 
+    def rate_limits(self, drained: float | None = None) -> RateLimits:
+        """What bounds the rate of a pacing sink, which drained so many deltas a second, if that is known."""
+        initial = self.rate_initial if drained is None else min(max(drained, self.rate_min), self.rate_max)
+        return RateLimits(rate_initial=initial, rate_min=self.rate_min, rate_max=self.rate_max)
+
+    def feed_limits(self, batch_deltas: int | None, linger_ms_max: float | None) -> FeedLimits:
+        """What bounds one sink's feed; None takes the setting. Raises UsageError."""
+        if batch_deltas is not None and not 1 <= batch_deltas <= self.merge_deltas_max:
+            raise UsageError(
+                f"batch_deltas {batch_deltas}: give 1 to {self.merge_deltas_max} (merge_deltas_max)"
+            )
+        if linger_ms_max is not None and not linger_ms_max >= 0:
+            raise UsageError(f"linger_ms_max {linger_ms_max}: give 0 or more")
+        return FeedLimits(
+            mailbox_deltas_max=self.mailbox_deltas_max,
+            mailbox_bytes_max=self.mailbox_bytes_max,
+            batch_deltas=self.batch_deltas if batch_deltas is None else batch_deltas,
+            linger_ms_max=self.linger_ms_max if linger_ms_max is None else linger_ms_max,
+            merge_deltas_max=self.merge_deltas_max,
+            apply_s_max=self.apply_s_max,
+            retry=RetryLimits(
+                retries=self.retries_max,
+                first_s=self.retry_s_first,
+                max_s=self.retry_s_max,
+                breaker_deliveries=self.breaker_deliveries,
+                breaker_window_s=self.breaker_window_s,
+                probe_s=self.breaker_probe_s,
+                heal_successes=self.breaker_heal_successes,
+            ),
+            quarantine_deltas_max=self.quarantine_deltas_max,
+            quarantine_bytes_max=self.quarantine_bytes_max,
+        )
+
     def memory_bytes_max(self, sinks: int) -> int:
         """The worst case of everything bounded here, in bytes, with that many sinks attached.
 
@@ -90,5 +163,10 @@ class Settings:
             + self.id_generation * self.id_generations_max * BYTES_PER_SEALED_ID
             + self.heads_max * BYTES_PER_HEAD
             + self.origins_max * BYTES_PER_ORIGIN
-            + sinks * self.mailbox_bytes_max
+            + sinks
+            * (
+                self.mailbox_bytes_max
+                + self.quarantine_bytes_max
+                + self.quarantine_deltas_max * BYTES_PER_SET_ASIDE
+            )
         )

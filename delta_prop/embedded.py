@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from dataclasses import dataclass, replace
+from math import inf
+from typing import TYPE_CHECKING, TypeAlias, TypeVar, get_args
 
 import anyio
 import anyio.lowlevel
 import numpy as np
 
-from delta_prop.attached import Attached, Start, vector_history
+from delta_prop.attached import Start
+from delta_prop.attachments import Attachments, OnLogFull, Terms
+from delta_prop.backpressure.controller import INTERVAL_S
 from delta_prop.checks import (
     Cause,
     check_columns,
@@ -32,36 +35,36 @@ from delta_prop.ingest.vectors import Vectors
 from delta_prop.ingest.work import Draft, MatrixDraft
 from delta_prop.line import ROOM_CODES, Line
 from delta_prop.order.orderer import Orderer
+from delta_prop.pacing import differs
 from delta_prop.pipeline import Chain
 from delta_prop.producer import Producer
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.route.feed import Feed
-from delta_prop.route.status import FeedLimits, KeptCursor
 from delta_prop.route.subscription import Subscription
-from delta_prop.route.table import Table
 from delta_prop.transforms import Transforms
 from delta_prop.world import real_world
 from delta_prop_broker.log.memory import MemoryLog
-from delta_prop_sinks.sink import HoldsVectors
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import PRODUCER_ID_BITS, ErrorCode
-from delta_prop_wire.topics import Topic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
     from types import TracebackType
 
     from numpy.typing import ArrayLike, NDArray
 
+    from delta_prop.backpressure.pacer import Pressure
     from delta_prop.ingest.lanes import LanesStatistics
     from delta_prop.order.orderer import OrdererStatistics
     from delta_prop.ports import World
+    from delta_prop.route.feed import Feed
+    from delta_prop.route.late import Replayed
+    from delta_prop.route.quarantine import SetAside
     from delta_prop.route.status import FeedStatistics
     from delta_prop_broker.log.contract import Log
     from delta_prop_broker.log.memory import MemoryLogStatistics
     from delta_prop_sinks.sink import Sink
-    from delta_prop_wire.batch import LoggedBatch
 
     S = TypeVar("S", bound=Sink)
 
@@ -71,6 +74,7 @@ Named: TypeAlias = Receipt | Cause
 PASSING_CODES = ROOM_CODES | {ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED}
 """Refusals that `publish` waits out."""
 _TICK_S_MAX = 1.0
+_TICK_S_MIN = 0.001
 _GIVE_WAY_S = 0.0005
 
 
@@ -87,6 +91,7 @@ class Statistics:
     pending: OrdererStatistics
     log: MemoryLogStatistics
     sinks: Mapping[str, FeedStatistics]
+    pressure: Pressure
     memory_bytes_max: int
 
 
@@ -103,8 +108,6 @@ class Propagator:
         self.settings = settings or Settings()
         self._given_world = world
         self._exit = AsyncExitStack()
-        self._attached: dict[str, Attached] = {}
-        self._cursors: dict[str, KeptCursor] = {}
         self._transforms = Transforms()
         self._subscriptions = 0
         self._line = Line()
@@ -118,16 +121,26 @@ class Propagator:
             raise UsageError("this propagator is open already: make another one")
         self._world = self._given_world or real_world()
         randomness, settings = self._world.randomness, self.settings
-        self._cursors.clear()  # they were of another log
         self._log: Log = MemoryLog(
             randomness.bytes(16), deltas_max=settings.log_deltas_max, bytes_max=settings.log_bytes_max
         )
-        self._table: Table[Feed] = Table()
-        self._chain = self._make_chain(int.from_bytes(randomness.bytes(6), "big") >> (48 - PRODUCER_ID_BITS))
+        own_producer_id = int.from_bytes(randomness.bytes(6), "big") >> (48 - PRODUCER_ID_BITS)
         await self._exit.__aenter__()
         self._tasks = await self._exit.enter_async_context(anyio.create_task_group())
+        self._sinks = Attachments(
+            settings,
+            self._log,
+            self._world,
+            self._tasks,
+            appender=lambda: self._chain.appender,
+            check_open=self._check_open,
+            on_progress=self._note_progress,
+        )
+        self._chain = self._make_chain(own_producer_id)
+        self._bell, self._stepped, self._armed = anyio.Event(), anyio.Event(), False
         self._open = True
         self._tasks.start_soon(self._tick)
+        self._tasks.start_soon(self._pace)
         return self
 
     async def __aexit__(
@@ -135,8 +148,9 @@ class Propagator:
     ) -> bool | None:
         self._open, self._closing = False, True
         self._chain.close(self._now())
-        failures = await self._close_all()
+        failures = await self._sinks.close_all()
         self._closing = False
+        self._stepped.set()
         self._tasks.cancel_scope.cancel()
         if isinstance(error, anyio.get_cancelled_exc_class()):
             return await self._exit.__aexit__(kind, error, trace)
@@ -156,79 +170,61 @@ class Propagator:
         name: str | None = None,
         start: Start = "resume",
         required: bool = True,
+        pacing: bool = False,
+        on_log_full: OnLogFull = "refuse",
         batch_deltas: int | None = None,
         linger_ms_max: float | None = None,
     ) -> S:
         """Open a sink and bring it every delta of these topics, from where it stopped; return it.
 
         `start`: `resume` (its own cursor, else offset 0), `earliest` (what the log still has), `latest`,
-        or an offset. `required`: the log keeps what this sink has not dealt with, and refuses
-        publishes rather than drop it. Raises Refused (CURSOR_TOO_OLD), UsageError, what the sink raises.
+        or an offset. `required`: the log keeps what this sink has not dealt with; from `pacing_from` of
+        its bounds on the sink paces producers, and at the bound `on_log_full` decides: `refuse`
+        producers, or let the sink lose its place (`needs_snapshot`). `pacing`: producers go at this
+        sink's pace always, within its mailbox. Raises Refused (CURSOR_TOO_OLD), UsageError, what the
+        sink raises.
         """
         self._check_open()
-        name = name or getattr(sink, "name", None)
-        if not isinstance(name, str):
-            raise UsageError(f"{sink!r:.80} has no name: give a sink, whose contract is in delta_prop.sinks")
-        if any(one.sink is sink for one in self._attached.values()):
-            raise UsageError("this sink is attached already, under another name: make another one")
-        if name in self._attached:
-            raise UsageError(f"a sink named {name!r} is attached already: detach it, or give another name")
-        limits = self._limits(batch_deltas, linger_ms_max)
-        await self._attach(name, sink, parse_topics(topics), start, required=required, limits=limits)
+        name = self._sinks.check_free(name or getattr(sink, "name", None), sink)
+        if on_log_full not in get_args(OnLogFull):
+            raise UsageError(f"on_log_full {on_log_full!r}: give one of {', '.join(get_args(OnLogFull))}")
+        terms = Terms(
+            topics=parse_topics(topics),
+            start=start,
+            limits=self.settings.feed_limits(batch_deltas, linger_ms_max),
+            required=required,
+            pacing=pacing,
+            on_log_full=on_log_full,
+        )
+        await self._sinks.attach(name, sink, terms)
         return sink
 
-    async def _attach(
-        self,
-        name: str,
-        sink: Sink,
-        topics: Sequence[Topic],
-        start: Start,
-        *,
-        required: bool,
-        limits: FeedLimits,
-        on_progress: Callable[[], None] | None = None,
-    ) -> Feed:
-        asked = frozenset(map(str, topics))
-        attached = Attached(name, sink, self._log, self._world, asked)
-        begin, keeps_cursor = await attached.open(start, self._cursors.get(name, KeptCursor(0, 0)))
-        if name in self._attached or not self._open:  # while the sink opened
-            await sink.aclose()
-            self._check_open()
-            raise UsageError(f"a sink named {name!r} was attached meanwhile: give this one another name")
-        try:
-            self._note_past(attached, begin)
-        except UsageError:
-            await sink.aclose()
-            raise
-        feed = Feed(
-            name,
-            sink,
-            log=self._log,
-            table=self._table,
-            world=self._world,
-            limits=limits,
-            start=begin,
-            keeps_cursor=keeps_cursor,
-            reported=attached.reported,
-            on_progress=on_progress or self._line.ring,
-        )
-        attached.feed = feed
-        self._attached[name] = attached
-        self._table.subscribe(feed, topics)
-        if required:
-            self._log.hold(name, lambda: feed.committed)
-        self._tasks.start_soon(attached.run)
-        return feed
-
     async def detach(self, name: str) -> None:
-        """Let a sink go: it is closed, its cursor stays with it, the log keeps nothing for it."""
-        self._require(name)
-        with anyio.CancelScope(shield=True):
-            await self._close(name)
+        """Let a sink go: it is closed, its cursor and its quarantine wait for its return."""
+        self._check_open()
+        await self._sinks.detach(name)
 
     def restart(self, name: str) -> None:
-        """Let a stopped sink go on from its cursor."""
-        self._require(name).require_feed().restart()
+        """Let a stopped sink go on from its cursor; one whose breaker is open is tried at once."""
+        self._sinks.feed(name).restart()
+
+    def quarantine(self, sink: str) -> list[SetAside]:
+        """What this sink has set aside, in log order: what it rejected, and what lines up behind that."""
+        return self._sinks.feed(sink).quarantine.records()
+
+    async def replay(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> Replayed:
+        """Have the deltas that a sink rejected at these offsets (none given: all) applied once more, and
+        what waits behind them; those rejected again stay. Raises Refused, TimeoutError, UsageError.
+        """
+        self._check_open()
+        return await self._sinks.replay(sink, frozenset(offsets) or None, drop=False, timeout_s=timeout_s)
+
+    async def drop(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> Replayed:
+        """Give up the deltas that a sink rejected at these offsets (none given: all); what waits behind them
+        is applied without them. Raises as `replay` does.
+        """
+        self._check_open()
+        return await self._sinks.replay(sink, frozenset(offsets) or None, drop=True, timeout_s=timeout_s)
 
     async def wait_visible(
         self,
@@ -241,7 +237,8 @@ class Propagator:
         """Wait until these sinks (all, if none are named) have applied a delta: read your own write.
 
         `committed`: until it is durable there. A subscription counts only where it is named, as its
-        reader may be the caller. Raises TimeoutError, Refused if a sink stops or is detached.
+        reader may be the caller. Raises TimeoutError; Refused if a sink stops, is detached, or has set
+        the delta aside.
         """
         self._check_open()
         if isinstance(published, Receipt):
@@ -251,12 +248,25 @@ class Propagator:
             raise UsageError(f"{published!r:.80}: give what publish returned, a receipt, or an offset")
         if offset > self._log.visible:
             raise UsageError(f"offset {offset} is not in the log yet, which ends at {self._log.visible}")
-        names = list(self._listed() if sinks is None else sinks)
-        feeds = [self._require(name).require_feed() for name in names]
+        if isinstance(sinks, str):
+            raise UsageError(f"sinks={sinks!r}: give a list of names, [{sinks!r}]")
+        names = list(self._sinks.listed() if sinks is None else sinks)
+        for name in names:
+            self._sinks.require(name)
+        first = published.offset if isinstance(published, Published) else offset
+        first = offset if first is None else first
         limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
-        with anyio.fail_after(limit):
-            for feed in feeds:
-                await feed.wait(offset, committed=committed)
+        try:
+            with anyio.fail_after(limit):
+                await self._sinks.wait(names, first, offset, committed=committed)
+        except TimeoutError:
+            told = self._sinks.statistics()
+            late = [
+                f"{name!r} ({told[name].state}, {told[name].lag} behind)" for name in names if name in told
+            ]
+            raise TimeoutError(
+                f"offset {offset} is not visible within {limit} s at all of {', '.join(late)}"
+            ) from None
 
     # --- publishing
 
@@ -349,29 +359,46 @@ class Propagator:
 
         async def attach(subscription: Subscription) -> Feed:
             self._check_open()
-            return await self._attach(
+            limits = replace(
+                self.settings.feed_limits(None, None), apply_s_max=inf
+            )  # a reader takes its time
+            return await self._sinks.attach(
                 subscription.name,
                 subscription,
-                parsed,
-                begin,
-                required=False,
-                limits=self._limits(None, None),
+                Terms(topics=parsed, start=begin, limits=limits, required=False),
                 on_progress=subscription.ring,
             )
 
-        return Subscription(name or f"subscription-{self._subscriptions}", attach, self.detach)
+        return Subscription(name or f"subscription-{self._subscriptions}", attach, self._sinks.detach)
 
     def head(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> Dot | None:
         """The dot of a vector's last delta, for `expect=`; None where none is known."""
         self._check_open()
         head = self._chain.appender.vectors.head(namespace, vector_id)
         if head is None and self._chain.appender.vectors.may_lack(namespace):
-            head = self._load_head(namespace, vector_id)
+            head = self._sinks.load_head(namespace, vector_id)
         return head
 
     def sink(self, name: str) -> Sink:
         """The attached sink of that name."""
-        return self._require(name).sink
+        return self._sinks.require(name).sink
+
+    def pressure(self) -> Pressure:
+        """How pressed producers are: level, rate, depth, capacity, time to retry, and which sink paces."""
+        lanes = self._chain.lanes
+        return self._sinks.pacing.pacer.pressure(lanes.depth, lanes.capacity_deltas)
+
+    async def pressure_changes(self) -> AsyncIterator[Pressure]:
+        """The pressure now, and again whenever its level, its cause or its rate (by a tenth) changes."""
+        self._check_open()
+        told: Pressure | None = None
+        while self._open:
+            now = self.pressure()
+            if told is None or differs(told, now):
+                told = now
+                yield now
+            else:
+                await self._stepped.wait()
 
     def statistics(self) -> Statistics:
         """A snapshot of everything."""
@@ -387,8 +414,9 @@ class Propagator:
             queue=chain.lanes.statistics(),
             pending=chain.orderer.statistics(),
             log=log.statistics(),
-            sinks={name: one.require_feed().statistics() for name, one in self._attached.items()},
-            memory_bytes_max=self.settings.memory_bytes_max(len(self._attached)),
+            sinks=self._sinks.statistics(),
+            pressure=self.pressure(),
+            memory_bytes_max=self.settings.memory_bytes_max(len(self._sinks.attached)),
         )
 
     # --- inside
@@ -414,43 +442,19 @@ class Propagator:
                 pending_time_s_max=settings.pending_time_s_max,
             ),
             ids=ids,
-            route=self._route,
+            route=self._sinks.route,
             wall_us=self._world.clock.wall_us,
             origins=Origins(origins_max=settings.origins_max, per_owner_max=settings.origins_per_owner_max),
             vectors=Vectors(heads_max=settings.heads_max),
-            load_head=self._load_head,
-        )
-
-    def _limits(self, batch_deltas: int | None, linger_ms_max: float | None) -> FeedLimits:
-        settings = self.settings
-        if batch_deltas is not None and not 1 <= batch_deltas <= settings.merge_deltas_max:
-            raise UsageError(
-                f"batch_deltas {batch_deltas}: give 1 to {settings.merge_deltas_max} (merge_deltas_max)"
-            )
-        if linger_ms_max is not None and not linger_ms_max >= 0:
-            raise UsageError(f"linger_ms_max {linger_ms_max}: give 0 or more")
-        return FeedLimits(
-            mailbox_deltas_max=settings.mailbox_deltas_max,
-            mailbox_bytes_max=settings.mailbox_bytes_max,
-            batch_deltas=settings.batch_deltas if batch_deltas is None else batch_deltas,
-            linger_ms_max=settings.linger_ms_max if linger_ms_max is None else linger_ms_max,
-            merge_deltas_max=settings.merge_deltas_max,
+            load_head=self._sinks.load_head,
+            gate=self._sinks.pacing,
         )
 
     def _now(self) -> float:
         return self._world.clock.now()
 
-    def _require(self, name: str) -> Attached:
-        if name not in self._attached:
-            raise UsageError(f"no sink named {name!r} is attached; attached are {sorted(self._attached)}")
-        return self._attached[name]
-
     def _level(self, asked: AckLevel | None) -> AckLevel:
         return self._log.level if asked is None else check_level(asked)
-
-    def _listed(self) -> Iterator[str]:
-        """The attached sinks that are no subscriptions."""
-        return (name for name, one in self._attached.items() if not isinstance(one.sink, Subscription))
 
     def _check_open(self) -> None:
         if self._closing:
@@ -461,35 +465,6 @@ class Propagator:
             )
         if not self._open:
             raise UsageError("the propagator is not open: use it inside `async with Propagator() as p:`")
-
-    def _route(self, logged: LoggedBatch) -> None:
-        for feed, rows in self._table.plan(logged.batch):
-            feed.offer(logged, rows)
-
-    def _load_head(self, namespace: str, vector_id: str) -> Dot | None:
-        """The last dot of a vector that the table of heads does not hold: from the log, else from a sink."""
-        found: Dot | None = None
-        for logged, row in vector_history(self._log, namespace, vector_id):
-            found = logged.batch.dot(row)
-        for attached in self._attached.values():
-            if found is None and isinstance(attached.sink, HoldsVectors):
-                found = attached.sink.head(namespace, vector_id)
-        return found
-
-    def _note_past(self, attached: Attached, begin: int) -> None:
-        """Go on above what a sink holds of an earlier log: its Lamport numbers, its vectors."""
-        appender = self._chain.appender
-        if not attached.has_past and attached.lamport <= appender.lamport:
-            return
-        if begin < self._log.visible:
-            # Their Lamport numbers are below those of the past: they would be folded underneath it.
-            raise UsageError(
-                f"sink {attached.name!r} holds deltas of an earlier log, and {self._log.visible - begin} "
-                'were published before it: attach it first, or with start="latest" to go without those'
-            )
-        dimensions = attached.sink.dimensions() if isinstance(attached.sink, HoldsVectors) else {}
-        appender.vectors.note_past(dimensions)
-        appender.lamport = max(appender.lamport, attached.lamport)
 
     def _draft(self, deltas: Sequence[Delta], after: Sequence[Named], ack_level: AckLevel | None) -> Draft:
         self._check_open()
@@ -506,7 +481,10 @@ class Propagator:
 
     def _send(self, draft: Draft | MatrixDraft) -> Receipt:
         self._check_open()
-        return self._chain.offer(draft, self._now())
+        receipt = self._chain.offer(draft, self._now())
+        if self._chain.lanes.depth and not self._armed:
+            self._bell.set()
+        return receipt
 
     async def _put(
         self, make: Callable[[], Draft | MatrixDraft], priority: Priority, timeout_s: float | None
@@ -537,7 +515,7 @@ class Propagator:
                         send()
                     elif refused.code not in ROOM_CODES:
                         raise
-        raise receipt.refusal() or _late(limit)
+        raise receipt.refusal() or self._log.full(1, 0) or _late(limit)
 
     async def _give_way(self) -> None:
         """Let the sinks' tasks run now and then, or a busy publisher would starve them.
@@ -570,45 +548,31 @@ class Propagator:
         return await self._transforms.publish(deltas[0], reader=self.sink, catch_up=catch_up, publish=publish)
 
     async def _tick(self) -> None:
+        """Do what is due: what waited too long, what is queued and may go now."""
         while True:
-            deadline = self._chain.tick(self._now())
-            wait_s = _TICK_S_MAX if deadline is None else min(max(deadline - self._now(), 0), _TICK_S_MAX)
-            await anyio.sleep(max(wait_s, 0.001))
+            self._bell = anyio.Event()
+            now = self._now()
+            deadline, gate_s = self._chain.tick(now), self._chain.gate_wait_s(now)
+            wait_s = _TICK_S_MAX if deadline is None else min(max(deadline - now, 0), _TICK_S_MAX)
+            self._armed = gate_s is not None
+            with anyio.move_on_after(max(wait_s if gate_s is None else min(wait_s, gate_s), _TICK_S_MIN)):
+                await self._bell.wait()
 
-    async def _close_all(self) -> list[Exception]:
-        """Close all sinks at once, however the block ends: each keeps what it has."""
-        failures: list[Exception] = []
+    async def _pace(self) -> None:
+        """Look at the sinks ten times a second; let the source go as fast as suits them."""
+        while True:
+            await anyio.sleep(INTERVAL_S)
+            self._sinks.pacing.step(self._now())
+            self._stepped.set()
+            self._stepped = anyio.Event()
+            if self._chain.lanes.depth:
+                self._bell.set()
 
-        async def close(name: str) -> None:
-            if self._attached[name].closing:
-                return
-            try:
-                await self._close(name)
-            except Exception as failure:  # of one sink; the others are to end well
-                failures.append(failure)
-
-        with anyio.CancelScope(shield=True):
-            async with anyio.create_task_group() as closing:
-                for name in list(self._attached):
-                    closing.start_soon(close, name)
-        return failures
-
-    async def _close(self, name: str) -> None:
-        """Let a sink go; its name is taken, and the log keeps what it needs, until that is done."""
-        attached = self._attached[name]
-        if attached.closing:
-            raise UsageError(f"sink {name!r} is being detached already: wait for that")
-        attached.closing = True
-        feed = attached.require_feed()
-        if isinstance(attached.sink, Subscription):
-            attached.sink.end()
-        try:
-            await attached.close(self.settings.close_timeout_s)
-        finally:
-            self._cursors[name] = feed.kept_cursor
-            self._table.unsubscribe(feed)
-            self._log.release(name)
-            del self._attached[name]
+    def _note_progress(self) -> None:
+        """A sink got on: whoever waits for that may try again."""
+        self._line.ring()
+        if self._chain.lanes.depth:
+            self._bell.set()
 
 
 def _may_pass(receipt: Receipt) -> bool:

@@ -7,7 +7,7 @@ In front stands one queue, empty while the log keeps up. Nothing here awaits; `n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from delta_prop.append import Appender
 from delta_prop.ingest.lanes import Item, Lanes
@@ -37,6 +37,35 @@ Work: TypeAlias = Sequenced | Draft | MatrixDraft
 Waiting = TypeVar("Waiting", Item, Entry)
 
 
+class Gate(Protocol):
+    """What stands before the chain and holds the source to its pace."""
+
+    def admits(self, count: int, size: int, now: float) -> bool:
+        """Whether so many deltas and bytes may go down now."""
+        ...
+
+    def note(self, count: int, size: int, now: float) -> None:
+        """They go."""
+        ...
+
+    def wait_s(self, count: int, size: int, now: float) -> float | None:
+        """When to ask again, in seconds; None when a sink has made progress."""
+        ...
+
+
+class _OpenGate:
+    """No pace to keep."""
+
+    def admits(self, count: int, size: int, now: float) -> bool:
+        return True
+
+    def note(self, count: int, size: int, now: float) -> None:
+        pass
+
+    def wait_s(self, count: int, size: int, now: float) -> float | None:
+        return 0.0
+
+
 class Chain:
     """Everything between an offer and its place in the log, for one partition.
 
@@ -56,6 +85,7 @@ class Chain:
         origins: Origins,
         vectors: Vectors,
         load_head: Callable[[str, str], Dot | None],
+        gate: Gate | None = None,
     ) -> None:
         self.log = log
         self.lanes = lanes
@@ -72,6 +102,7 @@ class Chain:
         )
         self.refused = 0
         self._route = route
+        self._gate: Gate = gate or _OpenGate()
         self._running = False
         self._now = 0.0
         self._own_origins = tuple(make_origin(own_producer_id, lane) for lane in Priority)
@@ -102,7 +133,13 @@ class Chain:
         The outcome, a refusal too, stands in the receipt.
         """
         self._now = now
-        if self.lanes.depth == 0 and self.log.accepting and not self._running:
+        if (
+            self.lanes.depth == 0
+            and self.log.accepting
+            and not self._running
+            and self._gate.admits(work.count, work.size, now)
+        ):
+            self._gate.note(work.count, work.size, now)
             self._run(work)
         else:
             self._enqueue(work)
@@ -111,13 +148,22 @@ class Chain:
         return work.receipt
 
     def pump(self, now: float) -> None:
-        """Run what is queued for as long as the log accepts."""
+        """Run what is queued for as long as the log has room and accepts, and the gate admits."""
         self._now = now
         while not self._running and self.log.accepting:
-            item = self.lanes.next(now)
-            if item is None:
+            item = self.lanes.peek(now)
+            if item is None or self.log.full(item.count, item.size) is not None:
                 return
+            if not self._gate.admits(item.count, item.size, now):
+                return
+            self.lanes.take(item)
+            self._gate.note(item.count, item.size, now)
             self._run(item.payload)  # type: ignore[arg-type]
+
+    def gate_wait_s(self, now: float) -> float | None:
+        """When the gate may admit what is next in the queue; None: nothing waits, or a sink is waited for."""
+        item = self.lanes.peek(now) if self.lanes.depth else None
+        return None if item is None else self._gate.wait_s(item.count, item.size, now)
 
     def tick(self, now: float) -> float | None:
         """Refuse what has waited too long for its causes; return when to call again."""
@@ -152,6 +198,9 @@ class Chain:
             payload=work,
         )
         try:
+            full = self.log.full(work.count, work.size)
+            if full is not None:  # then nothing queued is run either, so order is kept
+                raise full
             self.lanes.offer(item, self._now)
         except Refused as refusal:
             self._refuse(work, refusal)

@@ -15,8 +15,8 @@ from delta_prop_wire.spec import DELTA_BYTES_MAX
 @pytest.mark.parametrize("name", [one.name for one in fields(Settings)])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_every_limit_is_above_zero(name: str, value: Any) -> None:
-    if (name, value) == ("linger_ms_max", 0):
-        assert Settings(linger_ms_max=0).linger_ms_max == 0  # to gather nothing is sound
+    if name in ("linger_ms_max", "retries_max") and value == 0:
+        assert getattr(Settings(**{name: 0}), name) == 0  # to gather nothing, to retry never, is sound
         return
     with pytest.raises(UsageError, match=f"{name} = "):
         Settings(**{name: value})
@@ -30,6 +30,13 @@ def test_every_limit_is_above_zero(name: str, value: Any) -> None:
         ({"queue_bytes_max": DELTA_BYTES_MAX - 1}, "room for at least one"),
         ({"pending_bytes_max": 5}, "room for at least one"),
         ({"mailbox_bytes_max": 5}, "room for at least one"),
+        ({"quarantine_bytes_max": 5}, "room for at least one"),
+        ({"pacing_until": 0.9}, "they must rise"),
+        ({"pacing_from": 1.0}, "below 1"),
+        ({"retry_s_first": 6.0}, "waits grow"),
+        ({"rate_min": 20_000.0}, "initial=10000"),
+        ({"rate_law": "guess"}, "drain, specification"),
+        ({"queue_deltas_max": "many"}, "give a number"),
         ({"log_bytes_max": MIB}, "one frame may have"),
         ({"batch_deltas": 2_000}, "merge_deltas_max 1000 is below batch_deltas 2000"),
     ],
@@ -44,7 +51,9 @@ def test_the_worst_case_grows_with_every_limit_that_takes_memory() -> None:
     bound = settings.memory_bytes_max(4)
     print(f"worst case with four sinks: {bound / MIB:,.0f} MiB")
     assert bound < 4096 * MIB
-    assert settings.memory_bytes_max(5) - bound == settings.mailbox_bytes_max
+    one_sink = settings.memory_bytes_max(5) - bound
+    assert one_sink > settings.mailbox_bytes_max + settings.quarantine_bytes_max
+    assert one_sink < 1.2 * (settings.mailbox_bytes_max + settings.quarantine_bytes_max)
     for name in (
         "queue_bytes_max",
         "pending_bytes_max",

@@ -262,11 +262,10 @@ def test_publish_waits_for_room_in_order_and_offer_is_refused_with_numbers() -> 
     async def main(p: RecordedPropagator) -> None:
         gate = Gate()
         await p.attach(CallbackSink(gate), batch_deltas=1)
-        order: list[str] = []
+        places: dict[str, int | None] = {}
 
         async def publish(key: str) -> None:
-            await p.publish(made(key), timeout_s=1000)
-            order.append(key)
+            places[key] = (await p.publish(made(key), timeout_s=1000)).offset
 
         async with anyio.create_task_group() as tasks:
             for n in range(30):
@@ -278,11 +277,11 @@ def test_publish_waits_for_room_in_order_and_offer_is_refused_with_numbers() -> 
             assert (refusal.details["depth"], refusal.details["capacity"]) == (10, 10)
             assert refusal.details["held_by"] == "callback"
             await anyio.sleep(100)
-            assert len(order) == 10
+            assert len(places) == 10
             gate.opened.set()
-        assert order == sorted(order)
+        assert places == {f"v{n:02}": n for n in range(30)}
         await p.settle()
-        assert p.recorder.vector_ids == order
+        assert p.recorder.vector_ids == sorted(places)
         assert gate.seen == list(range(30))
 
     run_propagator(main, Settings(log_deltas_max=10, merge_deltas_max=100))

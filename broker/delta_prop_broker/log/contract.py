@@ -52,6 +52,12 @@ class Log(Protocol):
     def refusal(self, batch: Batch) -> Exception | None:
         """Why an append of this batch would be refused now, None if it would be taken."""
 
+    def full(self, count: int, size: int) -> Exception | None:
+        """Why a batch of about so many deltas and bytes would find no room now, None if it would.
+
+        Says nothing of one that is larger than the whole log: that never gets room.
+        """
+
     def append(self, batch: Batch, *, lamport: int, source: Source) -> LoggedBatch:
         """Give the batch its place. Raises Refused (LOG_FULL, LEVEL_UNAVAILABLE) and changes nothing."""
 
@@ -61,8 +67,16 @@ class Log(Protocol):
         Raises Refused (CURSOR_TOO_OLD) below `first_offset`.
         """
 
-    def hold(self, holder: str, needed: Callable[[], int]) -> None:
-        """Keep everything from the offset that `needed` gives on, asked when room is short."""
+    def fill(self, offset: int) -> float:
+        """The share of the log's bounds that everything from `offset` on takes: 1 is all there is."""
+
+    def hold(
+        self, holder: str, needed: Callable[[], int], give_way: Callable[[], None] | None = None
+    ) -> None:
+        """Keep everything from the offset that `needed` gives on, asked when room is short.
+
+        A holder with `give_way` is let go, and told so, rather than an append refused.
+        """
 
     def release(self, holder: str) -> None:
         """Forget what a holder needed."""

@@ -60,11 +60,14 @@ class MemoryLog:
         self._bytes_max = bytes_max
         self._batches: list[LoggedBatch] = []
         self._starts: list[int] = []
+        self._weights: list[int] = []  # of everything appended up to each batch, itself included
         self._head = 0  # batches before it are dropped; their places are cut off now and then
         self._bytes = 0
+        self._appended_bytes = 0
         self._dropped = 0
         self._refused = 0
         self._holders: dict[str, Callable[[], int]] = {}
+        self._yielding: dict[str, Callable[[], None]] = {}
 
     @property
     def visible(self) -> int:
@@ -85,8 +88,13 @@ class MemoryLog:
                 f"a batch of {batch.count} deltas and {size} bytes is larger than the whole log "
                 f"({self._deltas_max} deltas, {self._bytes_max} bytes): send smaller batches",
             )
-        self._make_room(batch.count, size)
-        return None if self._fits(batch.count, size) else self._full()
+        return None if self._find_room(batch.count, size) else self._full()
+
+    def full(self, count: int, size: int) -> Refused | None:
+        """Why a batch of about so many deltas and bytes would find no room now, None if it would."""
+        size += BATCH_OVERHEAD_BYTES + ROW_OVERHEAD_BYTES * count
+        too_large = count > self._deltas_max or size > self._bytes_max
+        return None if too_large or self._find_room(count, size) else self._full()
 
     def append(self, batch: Batch, *, lamport: int, source: Source) -> LoggedBatch:
         """Give the batch its place. Raises Refused and changes nothing."""
@@ -100,6 +108,8 @@ class MemoryLog:
         self._batches.append(logged)
         self._starts.append(logged.offset)
         self._bytes += weight(batch)
+        self._appended_bytes += weight(batch)
+        self._weights.append(self._appended_bytes)
         self.next_offset = logged.next_offset
         return logged
 
@@ -125,13 +135,30 @@ class MemoryLog:
             size += logged.batch.size
         return found
 
-    def hold(self, holder: str, needed: Callable[[], int]) -> None:
-        """Keep everything from the offset that `needed` gives on, asked when room is short."""
+    def fill(self, offset: int) -> float:
+        """The share of the bounds that everything from `offset` on takes."""
+        if offset >= self.next_offset:
+            return 0.0
+        place = bisect_right(self._starts, offset, self._head) - 1
+        before = self._weights[place] - weight(self._batches[place].batch) if place >= self._head else 0
+        held = self._appended_bytes - before
+        return max((self.next_offset - offset) / self._deltas_max, held / self._bytes_max)
+
+    def hold(
+        self, holder: str, needed: Callable[[], int], give_way: Callable[[], None] | None = None
+    ) -> None:
+        """Keep everything from the offset that `needed` gives on, asked when room is short.
+
+        A holder with `give_way` is let go, and told so, rather than an append refused.
+        """
         self._holders[holder] = needed
+        if give_way is not None:
+            self._yielding[holder] = give_way
 
     def release(self, holder: str) -> None:
         """Forget what a holder needed."""
         self._holders.pop(holder, None)
+        self._yielding.pop(holder, None)
 
     def statistics(self) -> MemoryLogStatistics:
         """A snapshot; `held_by` is the holder furthest behind."""
@@ -160,6 +187,12 @@ class MemoryLog:
         held = self.next_offset - self.first_offset
         return held + count <= self._deltas_max and self._bytes + size <= self._bytes_max
 
+    def _find_room(self, count: int, size: int) -> bool:
+        self._make_room(count, size)
+        while not self._fits(count, size) and self._let_go():
+            self._make_room(count, size)
+        return self._fits(count, size)
+
     def _make_room(self, count: int, size: int) -> None:
         if self._fits(count, size):
             return
@@ -175,7 +208,18 @@ class MemoryLog:
         if self._head * 2 > len(self._batches):  # cut at half, so that each place moves once on average
             del self._batches[: self._head]
             del self._starts[: self._head]
+            del self._weights[: self._head]
             self._head = 0
+
+    def _let_go(self) -> bool:
+        """Let the holder furthest behind go, if it gives way."""
+        holder = self._slowest()
+        give_way = None if holder is None else self._yielding.get(holder)
+        if holder is None or give_way is None:
+            return False
+        self.release(holder)
+        give_way()
+        return True
 
     def _slowest(self) -> str | None:
         return min(self._holders, key=lambda holder: self._holders[holder](), default=None)

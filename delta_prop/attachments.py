@@ -1,0 +1,290 @@
+"""All attached sinks of one service: who is there, what each gets, how each comes and goes.
+
+The chain hands batches to `route`; each sink's feed takes it from there at its own pace.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import anyio
+
+from delta_prop.attached import Attached, Start, vector_history
+from delta_prop.pacing import Pacing
+from delta_prop.route.feed import Feed
+from delta_prop.route.late import ReplayRequest
+from delta_prop.route.quarantine import Quarantine
+from delta_prop.route.status import FeedLimits, KeptCursor
+from delta_prop.route.subscription import Subscription
+from delta_prop.route.table import Table
+from delta_prop_sinks.sink import HoldsVectors
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from anyio.abc import TaskGroup
+
+    from delta_prop.append import Appender
+    from delta_prop.config import Settings
+    from delta_prop.ports import World
+    from delta_prop.route.late import Replayed
+    from delta_prop.route.quarantine import SetAside
+    from delta_prop.route.status import FeedStatistics
+    from delta_prop_broker.log.contract import Log
+    from delta_prop_sinks.sink import Sink
+    from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.delta import Dot
+    from delta_prop_wire.topics import Topic
+
+OnLogFull: TypeAlias = Literal["refuse", "needs_snapshot"]
+"""When a required sink keeps the log full: producers are refused, or the sink loses its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a sink is attached: what it gets, from where, within what limits, and what it may do to others."""
+
+    topics: Sequence[Topic]
+    start: Start
+    limits: FeedLimits
+    required: bool
+    pacing: bool = False
+    on_log_full: OnLogFull = "refuse"
+
+
+class Attachments:
+    """The sinks by name. What stays of one that goes, its cursor and its quarantine, waits for its return."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        log: Log,
+        world: World,
+        tasks: TaskGroup,
+        *,
+        appender: Callable[[], Appender],
+        check_open: Callable[[], None],
+        on_progress: Callable[[], None],
+    ) -> None:
+        self.attached: dict[str, Attached] = {}
+        self.pacing = Pacing(settings, log)
+        self._settings = settings
+        self._log = log
+        self._world = world
+        self._tasks = tasks
+        self._appender = appender
+        self._check_open = check_open
+        self._on_progress = on_progress
+        self._table: Table[Feed] = Table()
+        self._cursors: dict[str, KeptCursor] = {}
+        self._quarantines: dict[str, Quarantine] = {}
+
+    # --- coming and going
+
+    def check_free(self, name: object, sink: object) -> str:
+        """The name under which a sink can be attached. Raises UsageError."""
+        if not isinstance(name, str):
+            raise UsageError(f"{sink!r:.80} has no name: give a sink, whose contract is in delta_prop.sinks")
+        if any(one.sink is sink for one in self.attached.values()):
+            raise UsageError("this sink is attached already, under another name: make another one")
+        if name in self.attached:
+            raise UsageError(f"a sink named {name!r} is attached already: detach it, or give another name")
+        return name
+
+    async def attach(
+        self,
+        name: str,
+        sink: Sink,
+        terms: Terms,
+        on_progress: Callable[[], None] | None = None,
+    ) -> Feed:
+        """Open a sink and start bringing it its deltas. Raises Refused, UsageError, what the sink raises."""
+        attached = Attached(name, sink, self._log, self._world, frozenset(map(str, terms.topics)))
+        begin, keeps_cursor = await attached.open(terms.start, self._cursors.get(name, KeptCursor(0, 0)))
+        try:
+            self._check_open()  # while the sink opened much may have happened
+            if name in self.attached:
+                raise UsageError(f"a sink named {name!r} was attached meanwhile: give this one another name")
+            self._note_past(attached, begin)
+        except (UsageError, Refused):
+            await sink.aclose()
+            raise
+        feed = attached.feed = Feed(
+            name,
+            sink,
+            log=self._log,
+            table=self._table,
+            world=self._world,
+            limits=terms.limits,
+            start=begin,
+            keeps_cursor=keeps_cursor,
+            reported=attached.reported,
+            quarantine=self._quarantines.pop(name, None),
+            on_progress=on_progress or self._on_progress,
+        )
+        self.attached[name] = attached
+        self._table.subscribe(feed, terms.topics)
+        gives_way = terms.on_log_full == "needs_snapshot"
+        if terms.required:
+            self._log.hold(name, lambda: feed.committed, feed.lose_place if gives_way else None)
+        self.pacing.add(feed, pacing=terms.pacing, required=terms.required, gives_way=gives_way)
+        self._tasks.start_soon(attached.run)
+        return feed
+
+    async def detach(self, name: str) -> None:
+        """Let a sink go; its name is taken, and the log keeps what it needs, until that is done."""
+        attached = self.require(name)
+        with anyio.CancelScope(shield=True):
+            await self._close(attached)
+
+    async def close_all(self) -> list[Exception]:
+        """Close all sinks at once, however the service ends: each keeps what it has. What failed."""
+        failures: list[Exception] = []
+
+        async def close(attached: Attached) -> None:
+            if attached.closing:
+                return
+            try:
+                await self._close(attached)
+            except Exception as failure:  # of one sink; the others are to end well
+                failures.append(failure)
+
+        with anyio.CancelScope(shield=True):
+            async with anyio.create_task_group() as closing:
+                for attached in list(self.attached.values()):
+                    closing.start_soon(close, attached)
+        return failures
+
+    async def _close(self, attached: Attached) -> None:
+        name, feed = attached.name, attached.require_feed()
+        if attached.closing:
+            raise UsageError(f"sink {name!r} is being detached already: wait for that")
+        attached.closing = True
+        if isinstance(attached.sink, Subscription):
+            attached.sink.end()
+        try:
+            await attached.close(self._settings.close_timeout_s)
+        finally:
+            self._cursors[name] = feed.kept_cursor
+            if len(feed.quarantine):
+                self._quarantines[name] = feed.quarantine
+            self._table.unsubscribe(feed)
+            self._log.release(name)
+            self.pacing.remove(feed, self._world.clock.now())
+            del self.attached[name]
+
+    def _note_past(self, attached: Attached, begin: int) -> None:
+        """Go on above what a sink holds of an earlier log: its Lamport numbers, its vectors."""
+        appender = self._appender()
+        if not attached.has_past and attached.lamport <= appender.lamport:
+            return
+        if begin < self._log.visible:
+            # Their Lamport numbers are below those of the past: they would be folded underneath it.
+            raise UsageError(
+                f"sink {attached.name!r} holds deltas of an earlier log, and {self._log.visible - begin} "
+                'were published before it: attach it first, or with start="latest" to go without those'
+            )
+        dimensions = attached.sink.dimensions() if isinstance(attached.sink, HoldsVectors) else {}
+        appender.vectors.note_past(dimensions)
+        appender.lamport = max(appender.lamport, attached.lamport)
+
+    # --- what the chain asks
+
+    def route(self, logged: LoggedBatch) -> None:
+        """Offer a batch to every sink that wants something of it."""
+        for feed, rows in self._table.plan(logged.batch):
+            feed.offer(logged, rows)
+
+    def load_head(self, namespace: str, vector_id: str) -> Dot | None:
+        """The last dot of a vector that the table of heads does not hold: from the log, else from a sink."""
+        found: Dot | None = None
+        for logged, row in vector_history(self._log, namespace, vector_id):
+            found = logged.batch.dot(row)
+        for attached in self.attached.values():
+            if found is None and isinstance(attached.sink, HoldsVectors):
+                found = attached.sink.head(namespace, vector_id)
+        return found
+
+    # --- what operators ask
+
+    def require(self, name: str) -> Attached:
+        """The attached sink of that name. Raises UsageError."""
+        if name not in self.attached:
+            raise UsageError(f"no sink named {name!r} is attached; attached are {sorted(self.attached)}")
+        return self.attached[name]
+
+    def feed(self, name: str) -> Feed:
+        """That sink's feed. Raises UsageError."""
+        return self.require(name).require_feed()
+
+    def listed(self) -> Iterator[str]:
+        """The attached sinks that are no subscriptions."""
+        return (name for name, one in self.attached.items() if not isinstance(one.sink, Subscription))
+
+    def statistics(self) -> dict[str, FeedStatistics]:
+        """A snapshot of each."""
+        return {name: one.require_feed().statistics() for name, one in self.attached.items()}
+
+    def told(self, names: Sequence[str]) -> str:
+        """What these sinks are doing, for people."""
+        told = [self.attached[name].require_feed().statistics() for name in names if name in self.attached]
+        return ", ".join(f"{one.name!r} is {one.state}, {one.lag} deltas behind" for one in told)
+
+    async def wait(self, names: Sequence[str], first: int, offset: int, *, committed: bool) -> None:
+        """Wait until these sinks have dealt with all below `offset`.
+
+        Raises Refused where one has set aside something from `first` on: it is not to be seen there.
+        """
+        for feed in [self.feed(name) for name in names]:
+            await feed.wait(offset, committed=committed)
+            held = feed.quarantine.holds_any(first, offset)
+            if held is not None:
+                what = (
+                    "rejected" if held.reason is not None else f"waits behind offset {held.behind}, rejected"
+                )
+                reason = held.reason or feed.quarantine[held.behind].reason
+                raise Refused(
+                    ErrorCode.PROCESSING_FAILED,
+                    f"sink {feed.name!r} has offset {held.offset} in its quarantine: {what}: {reason}; "
+                    "replay or drop it",
+                    details={"sink": feed.name, "offset": held.offset},
+                )
+
+    async def replay(
+        self, name: str, offsets: frozenset[int] | None, *, drop: bool, timeout_s: float
+    ) -> Replayed:
+        """Have quarantined deltas applied, or dropped. Raises Refused, TimeoutError, UsageError."""
+        feed = self.feed(name)
+        for offset in sorted(offsets or ()):
+            if offset not in feed.quarantine:
+                raise UsageError(f"offset {offset} is not in the quarantine of sink {name!r}")
+            held = feed.quarantine[offset]
+            if held.reason is None:
+                raise UsageError(
+                    f"offset {offset} was not rejected, it waits behind offset {held.behind}: name that one"
+                )
+        request = ReplayRequest(offsets, drop=drop)
+        feed.request(request)
+        try:
+            with anyio.fail_after(timeout_s):
+                return await request.wait()
+        except TimeoutError:
+            raise TimeoutError(
+                f"sink {name!r} has not answered within {timeout_s} s; its quarantine holds "
+                f"{len(feed.quarantine)} deltas: see its state in statistics(), and ask again"
+            ) from None
+
+
+def _set_aside(feed: Feed, held: SetAside) -> Refused:
+    if held.reason is not None:
+        why = f"it was rejected: {held.reason}; replay or drop it"
+    else:
+        why = f"it waits behind offset {held.behind}, which was rejected: replay or drop that one"
+    return Refused(
+        ErrorCode.PROCESSING_FAILED,
+        f"sink {feed.name!r} has offset {held.offset} in its quarantine; {why}",
+        details={"sink": feed.name, "offset": held.offset},
+    )
