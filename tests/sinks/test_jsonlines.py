@@ -9,7 +9,7 @@ import anyio
 import numpy as np
 import pytest
 
-from delta_prop_sinks import Delivery, JsonLinesSink, TryAgain
+from delta_prop_sinks import Delivery, JsonLinesSink, StopSink, TryAgain
 from delta_prop_wire.delta import (
     Delta,
     Dot,
@@ -22,6 +22,7 @@ from delta_prop_wire.delta import (
     sparse,
     transform,
 )
+from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import UsageError
 from tests.sinks.support import FakeLog
 
@@ -161,3 +162,127 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be opened for appending"):
         anyio.run(JsonLinesSink(tmp_path / "no" / "folder").open, FakeLog())
     assert path.read_text() == "hello\n"
+
+
+def late(logged: Any, *rows: int) -> Delivery:
+    return Delivery(logged, np.array(rows, np.intp), late=True)
+
+
+def test_late_lines_stand_where_they_were_written_once(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+
+    async def main() -> None:
+        log = FakeLog()
+        first = log.append(Delta("a", create([1])), Delta("b", create([1])), Delta("a", scale(2)))
+        log.append(Delta("c", create([1])))
+        sink = JsonLinesSink(path)
+        await sink.open(log)
+        await sink.apply([Delivery(first, np.array([1], np.intp)), Delivery(log.batches[1])])
+        await sink.apply([late(first, 0)])
+        await sink.apply([late(first, 0)])
+        await sink.aclose()
+
+        again = JsonLinesSink(path)
+        assert (await again.open(log)).cursor.next_offset == 4
+        await again.apply([late(first, 0, 2)])
+        await again.apply(log.deliveries())
+        log.append(Delta("c", scale(3)))
+        await again.apply(log.deliveries(3))
+        assert again.statistics().repeats == 6
+        assert log.commits[-1] == 5
+        await again.aclose()
+
+    anyio.run(main)
+    written = [(line["offset"], line.get("late"), line["cursor"][-1]) for line in lines(path)]
+    assert written == [(1, None, "2"), (3, None, "4"), (0, True, "4"), (2, True, "4"), (4, None, "5")]
+
+
+def test_a_late_line_ahead_of_the_cursor_leaves_the_rows_between_to_come(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+
+    async def main() -> None:
+        log = FakeLog()
+        for at in range(4):
+            log.append(Delta("abcd"[at], create([at])))
+        sink = JsonLinesSink(path)
+        await sink.open(log)
+        await sink.apply([Delivery(log.batches[0])])
+        await sink.apply([late(log.batches[2], 0)])
+        await sink.aclose()
+        again = JsonLinesSink(path)
+        assert (await again.open(log)).cursor.next_offset == 1
+        await again.apply(log.deliveries()[:2])
+        await again.apply(log.deliveries())
+        await again.aclose()
+
+    anyio.run(main)
+    written = [(line["offset"], line.get("ahead")) for line in lines(path)]
+    assert written == [(0, None), (2, [2]), (1, [2]), (3, None)]
+
+
+def test_another_logs_line_is_no_repeat_of_a_late_row(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+
+    async def main() -> None:
+        for log_id in (b"1" * 16, b"2" * 16):
+            log = FakeLog(log_id)
+            first = log.append(Delta("a", create([1])), Delta("b", create([1])))
+            sink = JsonLinesSink(path)
+            await sink.open(log)
+            await sink.apply([Delivery(first, np.array([1], np.intp))])
+            await sink.apply([late(first, 0)])
+            await sink.aclose()
+
+    anyio.run(main)
+    assert [line["offset"] for line in lines(path)] == [1, 0, 1, 0]
+
+
+def test_the_highest_lamport_number_is_kept_behind_lower_ones(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+
+    async def main() -> None:
+        log = FakeLog()
+        for at, lamport in enumerate((900, 20)):
+            log.forward(encode_batch([Delta("ab"[at], create([1]))], origin=7, base=at + 1), lamport)
+        sink = JsonLinesSink(path)
+        await sink.open(log)
+        await sink.apply(log.deliveries())
+        await sink.aclose()
+        again = JsonLinesSink(path)
+        assert (await again.open(log)).lamport == 900
+        await again.aclose()
+
+    anyio.run(main)
+    assert [(line["lamport"], line.get("lamport_max")) for line in lines(path)] == [(900, None), (20, 900)]
+
+
+def test_no_more_is_committed_than_the_last_line_tells(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = FakeLog()
+        log.append(Delta("a", create([1])), Delta("other", create([1])))
+        sink = JsonLinesSink(tmp_path / "out.jsonl")
+        await sink.open(log)
+        await sink.apply([Delivery(log.batches[0], np.array([0], np.intp))])
+        assert log.commits == [1]  # row 1 was for others: a restart would begin with it
+        await sink.aclose()
+
+    anyio.run(main)
+
+
+def test_a_deleted_file_stops_the_sink(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+
+    async def main() -> None:
+        log = FakeLog()
+        log.append(Delta("a", create([1])))
+        sink = JsonLinesSink(path)
+        await sink.open(log)
+        path.unlink()
+        with pytest.raises(
+            StopSink, match=r"out\.jsonl was deleted while in use: detach the sink and attach"
+        ):
+            await sink.apply(log.deliveries())
+        await sink.aclose()
+        assert not path.exists()
+
+    anyio.run(main)
