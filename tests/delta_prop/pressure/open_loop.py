@@ -6,15 +6,17 @@ that stands still for a moment cannot hide it by making its callers wait.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import random
 import resource
 import time
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import anyio
 import numpy as np
@@ -25,11 +27,14 @@ from delta_prop_sinks.sink import TryAgain
 from delta_prop_wire.delta import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from numpy.typing import NDArray
 
     from delta_prop_sinks.sink import Delivery, SinkContext
+
+T = TypeVar("T")
 
 MIB = 1 << 20
 ROWS, DIMENSION, KEYS = 10, 64, 1_000
@@ -258,6 +263,10 @@ class Side:
             await _fill(p, calls)
             yield cls(p, calls, healthy, extra)
 
+    async def settle(self) -> None:
+        """Be open, and hold no garbage of before."""
+        gc.collect()
+
     async def slice(self, due: NDArray[np.float64]) -> None:
         """Part of the load; measured until the healthy sinks have it, over when the failing one has."""
         cpu = time.process_time()
@@ -293,21 +302,71 @@ class Side:
         )
 
 
-async def measure_pair(load: Load, calls: Calls, path: Path, number: int) -> tuple[Measured, Measured]:
+class Frozen:
+    """A service in an event loop of its own, which stands still while the other service has its turn.
+
+    So what a service does between its slices is not counted for the other.
+    """
+
+    def __init__(self, load: Load, calls: Calls, path: Path, *, disturbed: bool) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._steps: asyncio.Queue[tuple[Callable[[Side], Awaitable[Any]] | None, asyncio.Future[Any]]]
+        self._steps = asyncio.Queue()
+        self._task = self._loop.create_task(self._serve(Side.open(load, calls, path, disturbed=disturbed)))
+
+    def run(self, step: Callable[[Side], Awaitable[T]]) -> T:
+        """Let the loop run until the step is done."""
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if not answer.done():
+                answer.set_exception(task.exception() or RuntimeError("the service has ended"))
+
+        self._steps.put_nowait((step, answer))
+        self._task.add_done_callback(ended)
+        try:
+            # Not a coroutine: anyio would take it for the root of all, and end its threads with it.
+            return self._loop.run_until_complete(answer)
+        finally:
+            self._task.remove_done_callback(ended)
+
+    def close(self) -> None:
+        """Close the service, or what is left of it, and its loop."""
+        if not self._task.done():
+            self._steps.put_nowait((None, self._loop.create_future()))
+            self._loop.run_until_complete(self._task)
+        self._loop.close()
+
+    async def _serve(self, opened: AbstractAsyncContextManager[Side]) -> None:
+        async with opened as side:
+            while True:
+                step, answer = await self._steps.get()
+                if step is None:
+                    return
+                try:
+                    answer.set_result(await step(side))
+                except Exception as failure:
+                    answer.set_exception(failure)
+
+
+def measure_pair(load: Load, calls: Calls, path: Path, number: int) -> tuple[Measured, Measured]:
     """Run A without and run B with the disturbed sinks, cut in slices that alternate: ABBA…
 
     So whatever else the machine does meets both.
     """
-    async with (
-        Side.open(load, calls, path / f"{number}-a.db", disturbed=False) as a,
-        Side.open(load, calls, path / f"{number}-b.db", disturbed=True) as b,
-    ):
-        gc.collect()
+    a = Frozen(load, calls, path / f"{number}-a.db", disturbed=False)
+    b = Frozen(load, calls, path / f"{number}-b.db", disturbed=True)
+    try:
+        for side in (a, b):
+            side.run(Side.settle)
         for place in range(load.slices):
             due = load.schedule(number * load.slices + place)
             for side in (b, a) if (place + number) % 2 else (a, b):
-                await side.slice(due)
-        return await a.measured(), await b.measured()
+                side.run(partial(Side.slice, due=due))
+        return a.run(Side.measured), b.run(Side.measured)
+    finally:
+        a.close()
+        b.close()
 
 
 def memory_bytes_max(load: Load) -> int:

@@ -49,7 +49,7 @@ class Pairs:
         peak_path = path / f"{number}-peak.db"
         load = Load(anyio.run(peak_calls_per_s, calls, peak_path, 0.25) / 2, seconds, slices)
         self.loads.append(load)
-        self.pairs.append(anyio.run(measure_pair, load, calls, path, number))
+        self.pairs.append(measure_pair(load, calls, path, number))
 
     @property
     def rss_bytes_max(self) -> int:
