@@ -130,7 +130,13 @@ class Attachments:
         gives_way = terms.on_log_full == "needs_snapshot"
         if terms.required:
             self._log.hold(name, lambda: feed.committed, feed.lose_place if gives_way else None)
-        self.pacing.add(feed, pacing=terms.pacing, required=terms.required, gives_way=gives_way)
+        self.pacing.add(
+            feed,
+            pacing=terms.pacing,
+            required=terms.required,
+            gives_way=gives_way,
+            now=self._world.clock.now(),
+        )
         self._tasks.start_soon(attached.run)
         return feed
 

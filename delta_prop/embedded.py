@@ -260,12 +260,8 @@ class Propagator:
             with anyio.fail_after(limit):
                 await self._sinks.wait(names, first, offset, committed=committed)
         except TimeoutError:
-            told = self._sinks.statistics()
-            late = [
-                f"{name!r} ({told[name].state}, {told[name].lag} behind)" for name in names if name in told
-            ]
             raise TimeoutError(
-                f"offset {offset} is not visible within {limit} s at all of {', '.join(late)}"
+                f"not all below offset {offset} is visible within {limit} s: {self._sinks.told(names)}"
             ) from None
 
     # --- publishing

@@ -40,11 +40,15 @@ class Pacing:
         self._gauges: dict[str, Gauge] = {}
         self._mailboxes: tuple[MailboxGauge, ...] = ()
 
-    def add(self, feed: Feed, *, pacing: bool, required: bool, gives_way: bool) -> None:
+    def add(self, feed: Feed, *, pacing: bool, required: bool, gives_way: bool, now: float) -> None:
         """Look at a sink from now on; with `pacing` it paces at once, else when something fills up."""
         gauges: list[Gauge] = []
         if pacing:
-            gauges.append(MailboxGauge(feed, self._log))
+            gauge = MailboxGauge(feed, self._log)
+            gauges.append(gauge)
+            self.pacer.pace(gauge.name, self._law(gauge), gauge.credits, now)
+            gauge.note_pacing(True, 0.0)
+            self._set_mode(gauge, now)
         if isinstance(feed.sink, HasBacklog):
             gauges.append(BacklogGauge(feed, feed.sink, self._log))
         if required:

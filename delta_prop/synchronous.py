@@ -24,10 +24,14 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from delta_prop.attached import Start
+    from delta_prop.attachments import OnLogFull
+    from delta_prop.backpressure.pacer import Pressure
     from delta_prop.config import Settings
     from delta_prop.embedded import Named, Statistics
     from delta_prop.producer import Producer
     from delta_prop.receipt import Published
+    from delta_prop.route.late import Replayed
+    from delta_prop.route.quarantine import SetAside
     from delta_prop.route.subscription import Delivered, Subscription
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.delta import AckLevel, Delta, Dot
@@ -79,16 +83,45 @@ class SyncPropagator:
         name: str | None = None,
         start: Start = "resume",
         required: bool = True,
+        pacing: bool = False,
+        on_log_full: OnLogFull = "refuse",
     ) -> S:
         """Attach a sink; return it. Its own methods are called through `call`."""
         attach = partial(
-            self._propagator.attach, sink, topics=topics, name=name, start=start, required=required
+            self._propagator.attach,
+            sink,
+            topics=topics,
+            name=name,
+            start=start,
+            required=required,
+            pacing=pacing,
+            on_log_full=on_log_full,
         )
         return self._running().call(attach)
 
     def detach(self, name: str) -> None:
         """Let a sink go."""
         self._running().call(self._propagator.detach, name)
+
+    def restart(self, name: str) -> None:
+        """Let a stopped sink go on; one whose breaker is open is tried at once."""
+        self.call(partial(self._propagator.restart, name))
+
+    def quarantine(self, sink: str) -> list[SetAside]:
+        """What this sink has set aside, in log order."""
+        return self.call(partial(self._propagator.quarantine, sink))
+
+    def replay(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> Replayed:
+        """Have quarantined deltas applied once more (no offsets: all), and what waits behind them."""
+        return self._running().call(partial(self._propagator.replay, sink, *offsets, timeout_s=timeout_s))
+
+    def drop(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> Replayed:
+        """Give up quarantined deltas (no offsets: all); what waits behind them goes on."""
+        return self._running().call(partial(self._propagator.drop, sink, *offsets, timeout_s=timeout_s))
+
+    def pressure(self) -> Pressure:
+        """How pressed producers are now."""
+        return self.call(self._propagator.pressure)
 
     def publish(
         self,

@@ -1,0 +1,255 @@
+"""What a sink cannot apply is neither lost nor applied out of order; an outage quarantines nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pytest
+
+from delta_prop.testing import run_propagator
+from delta_prop_sinks import CacheSink, CallbackSink, IndexSink, RejectDelta, Resident, StorageSink, TryAgain
+from delta_prop_sinks.sink import Delivery
+from delta_prop_wire.algebra import fold
+from delta_prop_wire.delta import Delta, Dot, Kind, create, sparse, sparse_add
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.support import refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from delta_prop.testing import RecordedPropagator
+    from delta_prop_sinks.sink import Sink
+    from delta_prop_wire.algebra import State
+
+OTHERS = 1_000
+
+
+class Picky:
+    """A real sink that rejects, while it is picky, each create of one vector, and keeps the contract."""
+
+    def __init__(self, sink: Sink, vector_id: str) -> None:
+        self.sink = sink
+        self.name = sink.name
+        self.vector_id: str | None = vector_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sink, name)
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        ready: list[Delivery] = []
+        for one in deliveries:
+            batch = one.batch
+            rows = np.arange(batch.count) if one.rows is None else one.rows
+            for at, row in enumerate(rows.tolist()):
+                if batch.keys[row] == self.vector_id and batch.kinds[row] == Kind.CREATE:
+                    before = rows[:at]
+                    ready += [Delivery(one.logged, before, one.late)] if len(before) else []
+                    if ready:
+                        await self.sink.apply(ready)
+                    raise RejectDelta(one.first_offset + row, f"no room for {self.vector_id}")
+            ready.append(one)
+        await self.sink.apply(ready)
+
+
+def sinks(folder: Path) -> dict[str, Sink]:
+    return {
+        "storage": StorageSink(folder / "facts.db", resident=Resident()),
+        "through": StorageSink(folder / "through.db", name="through", mode="through", resident=Resident()),
+        "index": IndexSink(resident=Resident()),
+        "cache": CacheSink(entries_max=10_000),
+    }
+
+
+async def content(sink: Any, name: str) -> dict[str, object]:
+    """What readers see: each live vector's numbers."""
+    if name == "cache":
+        keys = ["bad", "child", *(f"v{n}" for n in range(OTHERS))]
+        states = [(key, sink.peek("default", key)) for key in keys]
+    elif name == "index":
+        states = [(key, state) for _, key, state in sink.rows()]
+    else:
+        await sink.flush()
+        states = [(key, state) async for _, key, state in sink.rows()]
+    return {key: state.vector.tolist() for key, state in states if state is not None and state.alive}
+
+
+def folded(p: RecordedPropagator, without: set[int]) -> dict[str, object]:
+    """The fold of what the log holds, but for some offsets."""
+    changes: dict[str, list[Any]] = {}
+    for one in p.recorder.received:
+        if one.offset not in without:
+            dot = one.delta.dot
+            assert dot is not None
+            key = (one.lamport, dot.origin, dot.counter)
+            changes.setdefault(one.delta.vector_id, []).append((key, one.delta.operation, one.delta.metadata))
+    states: dict[str, State] = {key: fold(some) for key, some in changes.items()}
+    return {
+        key: state.vector.tolist()
+        for key, state in states.items()
+        if state.alive and state.vector is not None
+    }
+
+
+@pytest.mark.parametrize("name", ["storage", "through", "index", "cache"])
+@pytest.mark.parametrize("act", ["replay", "drop"])
+def test_a_rejected_create_holds_back_its_vector_alone(tmp_path: Path, name: str, act: str) -> None:
+    async def main(p: RecordedPropagator) -> None:
+        sink = Picky(sinks(tmp_path)[name], "bad")
+        await p.attach(sink)
+        matrix = np.arange(2 * OTHERS, dtype=np.float32).reshape(OTHERS, 2)
+        await p.publish_many([f"v{n}" for n in range(OTHERS // 2)], matrix[: OTHERS // 2])
+        bad = await p.publish(Delta("bad", create([1.0, 2.0])))
+        for n in range(5):
+            await p.publish(Delta("bad", sparse([n % 2], [float(n)])), Delta("v0", sparse_add([0], [1.0])))
+        child = await p.publish(Delta("child", create([0.0, 0.0])), after=[bad])
+        await p.publish_many([f"v{n}" for n in range(OTHERS // 2, OTHERS)], matrix[OTHERS // 2 :])
+        await p.settle()
+
+        told = p.statistics().sinks[name]
+        assert (told.quarantined, told.rejected, told.state, told.lag) == (7, 1, "idle", 0)
+        held = p.quarantine(name)
+        assert [one.reason for one in held] == ["no room for bad", *[None] * 6]
+        assert {one.behind for one in held} == {bad.offset}
+        assert held[-1].delta.vector_id == "child"
+        others = folded(p, {one.offset for one in held})
+        assert len(others) == OTHERS
+        assert await content(sink, name) == others
+        refusal = await refused(p.wait_visible(child, sinks=[name]))
+        assert refusal.code is ErrorCode.PROCESSING_FAILED
+        assert f"waits behind offset {bad.offset}" in refusal.message
+
+        assert bad.offset is not None
+        if act == "replay":
+            assert (await p.replay(name)).left == 7  # nothing was cured
+            assert await content(sink, name) == others
+            sink.vector_id = None
+            assert (await p.replay(name, bad.offset)).applied == 7
+            assert await content(sink, name) == folded(p, set())
+        else:
+            done = await p.drop(name, bad.offset)
+            assert (done.applied, done.dropped, done.left) == (6, 1, 0)
+            assert await content(sink, name) == folded(p, {bad.offset})
+        await p.wait_visible(child, sinks=[name])
+        sink.vector_id = None
+        await p.publish(Delta("bad", create([8.0, 9.0])), Delta("bad", sparse([0], [7.0])))
+        await p.settle()
+        assert (await content(sink, name))["bad"] == [7.0, 9.0]
+        await p.detach(name)
+
+    run_propagator(main)
+
+
+def test_a_quarantine_waits_for_its_sink_to_come_back(tmp_path: Path) -> None:
+    async def main(p: RecordedPropagator) -> None:
+        first = Picky(StorageSink(tmp_path / "facts.db"), "bad")
+        await p.attach(first)
+        await p.publish(Delta("bad", create([1.0])), Delta("good", create([1.0])))
+        await p.settle()
+        await p.detach("storage")
+        await p.publish(Delta("bad", sparse([0], [2.0])))
+        again = StorageSink(tmp_path / "facts.db")
+        await p.attach(again)
+        await p.settle()
+        assert [one.delta.vector_id for one in p.quarantine("storage")] == ["bad", "bad"]
+        assert await again.get("default", "bad") is None
+        assert (await p.replay("storage")).applied == 2
+        state = await again.get("default", "bad")
+        assert state is not None
+        assert state.vector is not None
+        assert state.vector.tolist() == [2.0]
+        await p.detach("storage")
+
+    run_propagator(main)
+
+
+def test_ten_minutes_of_refused_connections(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(p: RecordedPropagator) -> None:
+        applied: Counter[int] = Counter()
+        calls: list[float] = []
+        down = True
+
+        async def send(offset: int, delta: Delta) -> None:
+            calls.append(anyio.current_time())
+            if down:
+                raise ConnectionRefusedError(111, "connection refused")
+            applied[offset] += 1
+
+        await p.attach(CallbackSink(send, name="remote"))
+        for number in range(600):
+            await p.publish(*(Delta(f"v{n}", create([float(number)])) for n in range(5)))
+            await anyio.sleep(1)
+            told = p.statistics().sinks["remote"]
+            assert (told.quarantined, told.applied, told.committed) == (0, 0, 0)
+        told = p.statistics().sinks["remote"]
+        assert told.state == "breaker open"
+        assert told.breaker_opened == 1
+        assert told.reason is not None
+        assert "connection refused" in told.reason
+        assert told.errors == len(calls) < 60
+        assert told.lag == 3_000
+        with pytest.raises(TimeoutError, match="'remote' is breaker open, 3000 deltas behind"):
+            await p.wait_visible(3_000, sinks=["remote"], timeout_s=1)
+        down = False
+        await p.settle()
+        assert anyio.current_time() < 640
+        assert applied == Counter(range(3_000))
+        assert p.statistics().sinks["remote"].quarantined == 0
+
+    with caplog.at_level(logging.WARNING, "delta_prop"):
+        run_propagator(main)
+    assert [one.message for one in caplog.records if "on and on" in one.message]
+    assert len(caplog.records) == 1
+
+
+def test_an_operator_is_told_what_cannot_be_replayed() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        await p.attach(CallbackSink(lambda offset, delta: None))
+        with pytest.raises(UsageError, match="offset 3 is not in the quarantine of sink 'callback'"):
+            await p.replay("callback", 3)
+        with pytest.raises(UsageError, match="no sink named 'nobody'"):
+            await p.drop("nobody")
+        assert (await p.replay("callback")).left == 0
+
+    run_propagator(main)
+
+
+def test_a_replay_of_a_failing_sink_gives_up_in_time() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        mood: list[Exception | None] = [RejectDelta(0, "no")]
+
+        def apply(_offset: int, _delta: Delta) -> None:
+            if mood[0] is not None:
+                raise mood[0]
+
+        await p.attach(CallbackSink(apply))
+        await p.publish(Delta("v", create([1.0])))
+        await p.settle()
+        mood[0] = TryAgain("down")
+        with pytest.raises(TimeoutError, match="its quarantine holds 1 deltas"):
+            await p.replay("callback", timeout_s=5)
+        mood[0] = None
+        await anyio.sleep(60)
+        assert len(p.quarantine("callback")) == 1  # given up is given up
+        assert (await p.replay("callback")).applied == 1
+
+    run_propagator(main)
+
+
+def test_a_parent_in_the_quarantine_is_still_a_parent_elsewhere() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        await p.attach(Picky(CacheSink(), "bad"))
+        await p.publish(Delta("bad", create([1.0])))
+        named = p.head("bad")
+        assert isinstance(named, Dot)
+        published = await p.publish(Delta("other", create([1.0]), parents=(named,)))
+        await p.wait_visible(published, sinks=["recorder"])
+        with pytest.raises(Refused, match="quarantine"):
+            await p.wait_visible(published, sinks=["cache"])
+
+    run_propagator(main)
