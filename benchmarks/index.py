@@ -175,12 +175,12 @@ class Stream:
             else:
                 chosen, deltas = self.vectors.refine()
                 batch = encode_batch(deltas, origin=ORIGIN, base=base)
+            at = time.perf_counter()
             self.propagator._chain.offer(Sequenced(batch, self._session, receipt), time.monotonic())
             done = await receipt.wait()
             self._next += BATCH
             self.last = receipt, base, chosen, self.vectors.turn
             run.published += BATCH
-            at = time.perf_counter()
             await self.propagator.wait_visible(max(0, done.next_offset - AHEAD_MAX), timeout_s=60)
             run.slowed_s += time.perf_counter() - at
         run.seconds = time.perf_counter() - begin

@@ -71,10 +71,10 @@ class Graph:
         """Bytes of memory that the library has taken."""
         return int(self._index.memory_usage)
 
-    def add(self, numbers: NDArray[np.uint64], rows: NDArray[np.floating[Any]]) -> None:
-        """Add nodes. Raises GraphFailed."""
+    def add(self, numbers: NDArray[np.uint64], rows: NDArray[np.floating[Any]], threads: int = 1) -> None:
+        """Add nodes, on that many threads. Raises GraphFailed."""
         try:
-            self._index.add(numbers, rows, threads=1)
+            self._index.add(numbers, rows, threads=threads)
         except (RuntimeError, ValueError, MemoryError) as error:
             raise GraphFailed(f"usearch: {error}") from error
 

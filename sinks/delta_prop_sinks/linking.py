@@ -1,7 +1,7 @@
 """Keeps the graphs of all namespaces behind what was applied: whose turn it is, the bound, the file.
 
 One owner: everything here runs on the event loop but `Chunk.link`, `Sample.look` and what reads and writes
-the file, which get copies. A graph has its library's lock; a search waits for one chunk at most.
+the file, which get copies. A graph has its library's lock; a search waits for one step at most.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, get_args
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 
 from delta_prop_sinks.graph_file import GraphFile
@@ -43,7 +44,8 @@ class Linked:
     `graph_rows_min`: smaller namespaces have no graph. `tombstone_ratio_max`: nodes that count no more, per
     row, before a graph is built anew beside the old one. `drift_share_max`: how far a row may move before it
     is linked again, as a share of the distance between near neighbours; below a half, a row's own node is
-    still the nearest to it. `room_s_max`: how long `apply` waits for room before it says so.
+    still the nearest to it. `threads`: how many link at once; leave the event loop a processor of its own.
+    `room_s_max`: how long `apply` waits for room before it says so.
     `save_s`: seconds between savings of the file, if there is one and something was linked.
     """
 
@@ -52,6 +54,7 @@ class Linked:
     graph_rows_min: int = 5_000
     tombstone_ratio_max: float = 1.0
     drift_share_max: float = 0.25
+    threads: int = 1
     room_s_max: float = 5.0
     save_s: float = 600.0
 
@@ -61,7 +64,7 @@ class Linked:
                 f"metric: {self.metric!r} is not one of {', '.join(get_args(Space))}; "
                 "other metrics are searched exactly, whatever is linked"
             )
-        for name in ("graph_rows_min", "tombstone_ratio_max", "room_s_max", "save_s"):
+        for name in ("graph_rows_min", "threads", "tombstone_ratio_max", "room_s_max", "save_s"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name}: {getattr(self, name)!r} is not above 0")
         if not 0 <= self.drift_share_max < 0.5:
@@ -157,7 +160,11 @@ class Linker:
             if table is not None and table.dimension == part.dimension:
                 if part.namespace not in self.links:
                     self.links[part.namespace] = self._new_links(table)
-                part.adopt_into(self.links[part.namespace])
+                links = self.links[part.namespace]
+                for _ in part.adopt_into(links):
+                    await anyio.lowlevel.checkpoint()
+        for links in self.links.values():
+            links.begin()
         self._file_state = "loaded"
 
     async def close(self, threads: Threads, cursor: Cursor) -> None:
@@ -202,8 +209,8 @@ class Linker:
                 await self._call(links, thread, chunk.link)
                 links.install(chunk)
                 self._changes += 1
-                self._links_done += len(chunk.slots)
-                self._excess = max(0, self._excess - len(chunk.slots) // 2)
+                self._links_done += chunk.done
+                self._excess = max(0, self._excess - chunk.done // 2)
                 self._room.set()
                 return True
         return False
@@ -258,17 +265,21 @@ class Linker:
             raise TryAgain(f"linking has failed: {failure}; what it had not done is searched exactly")
 
     def _enter_all(self, resident: Resident) -> None:
-        """Get ready for what the vectors are now; a start with more unlinked rows than may be is let in."""
+        """Get ready for what the vectors are now; if these are more unlinked rows than may be, so be it."""
         for table in resident.tables.values():
-            links = self._enter(table)
-            if links is not None:
-                links.note(np.array(list(table.slots.values()), np.intp))
+            self._enter(table)
         unlinked = self.unlinked_rows
+        self._highest = max(self._highest, unlinked)
         self._excess = unlinked if unlinked > self.settings.unlinked_rows_max else 0
 
     async def room(self, resident: Resident, rows: Mapping[str, int]) -> None:
         """Wait until so many rows more may be unlinked, by namespace. Raises TryAgain after `room_s_max`."""
-        need = sum(self._growth(resident.tables.get(name), count) for name, count in rows.items())
+        need = 0
+        for name, count in rows.items():
+            table = resident.tables.get(name)
+            if table is not None and name not in self.links and self._enter(table) is not None:
+                self._enter_all(resident)  # another sink has brought its rows
+            need += self._growth(table, count)
         if self.unlinked_rows + need <= self.unlinked_rows_max:
             return
         self._waits += 1
@@ -299,8 +310,8 @@ class Linker:
             if links is not None:
                 slots = [slot for slot in map(table.slots.get, some) if slot is not None]
                 links.note(np.array(slots, np.intp))
-            elif (links := self._enter(table)) is not None:
-                links.note(np.array(list(table.slots.values()), np.intp))
+            else:
+                links = self._enter(table)
             if links is not None and links.unlinked_rows:
                 self._work.set()
         self._changes += 1
@@ -311,6 +322,7 @@ class Linker:
         links = self.links.get(table.namespace)
         if links is None and table.matrix is not None and len(table.slots) >= self.settings.graph_rows_min:
             links = self.links[table.namespace] = self._new_links(table)
+            links.begin()
         return links
 
     def _new_links(self, table: Table) -> Links:
@@ -319,6 +331,7 @@ class Linker:
             self.settings.metric,
             tombstone_ratio_max=self.settings.tombstone_ratio_max,
             drift_share_max=self.settings.drift_share_max,
+            threads=self.settings.threads,
         )
 
     def candidates(

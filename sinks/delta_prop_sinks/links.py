@@ -26,9 +26,11 @@ if TYPE_CHECKING:
     from delta_prop_sinks.hnsw import Space
     from delta_prop_sinks.table import Table
 
-NUMBERS_A_CHUNK = 4096
-"""Rows a chunk = this many numbers over the dimension: a few milliseconds of linking, a search waits no
-longer than that."""
+STEP_NUMBERS = 4096
+"""A step is one call of the library, for this many numbers: a few ms, and no search waits for more."""
+
+CHUNK_STEPS = 8
+"""So many steps make a chunk, done without asking the event loop in between, unless a search comes."""
 
 MARGIN_MIN = 16
 FETCH_MAX = 4096
@@ -48,6 +50,7 @@ class Generation:
         self.nodes = 0
         self.live = 0
         self.saving = False
+        self.wanted = False  # a search is waiting
 
     def allot(self, count: int) -> NDArray[np.uint64]:
         """Numbers for new nodes; they stand for nothing yet."""
@@ -68,15 +71,24 @@ class Generation:
 class Chunk:
     """Rows on their way into a graph: copies, and by `changes` the moment they were taken."""
 
+    step_rows: int
+
     generation: Generation
     slots: NDArray[np.intp]
     rows: NDArray[np.floating[Any]]
     numbers: NDArray[np.uint64]
     changes: NDArray[np.uint32]
+    threads: int
+    done: int = 0
 
     def link(self) -> None:
-        """Add the nodes; on any thread. Raises GraphFailed."""
-        self.generation.graph.add(self.numbers, self.rows)
+        """Add nodes, until a search wants the graph; on any thread. Raises GraphFailed."""
+        for at in range(0, len(self.slots), self.step_rows):
+            step = slice(at, at + self.step_rows)
+            self.generation.graph.add(self.numbers[step], self.rows[step], self.threads)
+            self.done = min(step.stop, len(self.slots))
+            if self.generation.wanted:  # else the next step might be the first to get the library's lock
+                return
 
 
 @dataclass(slots=True, eq=False)
@@ -96,15 +108,23 @@ class Links:
     """The links of one table. `drift_max` is a length in the graph's space; 0 until it was measured."""
 
     def __init__(
-        self, table: Table, space: Space, *, tombstone_ratio_max: float, drift_share_max: float
+        self,
+        table: Table,
+        space: Space,
+        *,
+        tombstone_ratio_max: float,
+        drift_share_max: float,
+        threads: int = 1,
     ) -> None:
         assert table.dimension is not None
         self.table, self.space = table, space
         self.dimension = table.dimension
-        self.chunk_rows = max(NUMBERS_A_CHUNK // self.dimension, 4)
+        self.step_rows = threads * max(STEP_NUMBERS // self.dimension, 4)
+        self.chunk_rows = CHUNK_STEPS * self.step_rows
         self.drift_max = 0.0
         self.unlinked_rows = 0
         self.links_done = self.rebuilds = 0
+        self._threads = threads
         self._tombstone_ratio_max, self._drift_share_max = tombstone_ratio_max, drift_share_max
         self.base = Generation(Graph(space, self.dimension))
         self.young: Generation | None = None
@@ -136,25 +156,32 @@ class Links:
             self._drop_nodes(moved)
         self._set_unlinked(np.concatenate((slots[~linked], moved)), True)
 
-    def adopt(
-        self, generation: Generation, slots: NDArray[np.intp], nodes: NDArray[np.intp], rows: NDArray[Any]
-    ) -> None:
-        """Take over a loaded graph: of these slots those that have not moved from these rows are linked."""
+    def begin(self) -> None:
+        """All vectors that no node stands for are unlinked."""
         self._grow()
-        second = self.base.nodes > 0  # it was saved while a new generation was on its way
-        if second:
+        slots = (self.table.forms[: self.table.used] == VECTOR).nonzero()[0]
+        self._set_unlinked(slots[self._node[slots] < 0], True)
+
+    def adopt(self, generation: Generation) -> None:
+        """Take over a loaded graph; a second one was saved while a new generation was on its way."""
+        self._grow()
+        if self.base.nodes:
             self.young = generation
         else:
             self.base = generation
+
+    def adopt_rows(
+        self, generation: Generation, slots: NDArray[np.intp], nodes: NDArray[np.intp], rows: NDArray[Any]
+    ) -> None:
+        """Its nodes stand for those of these slots that still lie where their rows lay."""
         self._linked_rows[slots] = rows
         same = (self.table.forms[slots] == VECTOR) & ~self._moved(slots, self._rows(slots))
         slots, nodes = slots[same], nodes[same]
         generation.slots[nodes] = slots
-        generation.live = len(slots)
+        generation.live += len(slots)
         self._node[slots] = nodes
-        self._in_young[slots] = second
-        self._set_unlinked(slots, False)
-        self._sample_at = self.links_done + max(1000, generation.live // 2)
+        self._in_young[slots] = generation is self.young
+        self._sample_at = max(1000, generation.live // 2)
 
     def _moved(self, slots: NDArray[np.intp], rows: NDArray[np.floating[Any]]) -> NDArray[np.bool_]:
         """Whether these rows are farther from where they were linked than may be."""
@@ -180,13 +207,22 @@ class Links:
             return None
         generation = self.young or self.base
         rows = self._rows(slots)
-        return Chunk(generation, slots, rows, generation.allot(len(slots)), self._changes[slots])
+        numbers, changes = generation.allot(len(slots)), self._changes[slots]
+        return Chunk(self.step_rows, generation, slots, rows, numbers, changes, self._threads)
 
     def install(self, chunk: Chunk) -> None:
-        """The chunk's nodes are in the graph: rows that did not move away meanwhile are linked."""
-        self.links_done += len(chunk.slots)
-        slots, numbers, rows = chunk.slots, chunk.numbers, chunk.rows
-        changed = self._changes[slots] != chunk.changes
+        """What was done of a chunk is in the graph: rows that did not move away meanwhile are linked.
+
+        Its other rows stay as they are, and their numbers are given out again.
+        """
+        self.links_done += chunk.done
+        slots, numbers, rows = (
+            chunk.slots[: chunk.done],
+            chunk.numbers[: chunk.done],
+            chunk.rows[: chunk.done],
+        )
+        chunk.generation.nodes -= len(chunk.slots) - chunk.done
+        changed = self._changes[slots] != chunk.changes[: chunk.done]
         if changed.any():
             stays = ~changed
             again = changed.nonzero()[0]
@@ -346,7 +382,11 @@ def _near(generation: Generation, query: NDArray[np.float32], wanted: int) -> ND
             return listed[listed >= 0]
         if count > FETCH_MAX:
             return None
-        numbers = generation.graph.search(query[None], count)[0]
+        generation.wanted = True
+        try:
+            numbers = generation.graph.search(query[None], count)[0]
+        finally:
+            generation.wanted = False
         numbers = numbers[numbers >= 0]
         slots: NDArray[np.int32] = generation.slots[numbers]
         slots = slots[slots >= 0]

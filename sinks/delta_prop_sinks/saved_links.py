@@ -17,7 +17,7 @@ from delta_prop_sinks.hnsw import Graph, GraphFailed, row_type
 from delta_prop_sinks.links import Generation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.cursor import Cursor
 
 _LENGTH = struct.Struct("<I")
+_ROWS_A_STEP = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,13 +105,17 @@ class Loaded:
     ids: list[str]
     rows: NDArray[Any]
 
-    def adopt_into(self, links: Links) -> None:
-        """Link the vectors that are still there and where they were."""
+    def adopt_into(self, links: Links) -> Iterator[None]:
+        """Link the vectors that are still there and where they were, a few thousand at each step."""
         known = links.table.slots
-        slots = np.array([known.get(one, -1) for one in self.ids], np.intp)
-        there = slots >= 0
         links.drift_max = self.drift_max
-        links.adopt(self.generation, slots[there], self.nodes[there], self.rows[there])
+        links.adopt(self.generation)
+        for at in range(0, len(self.ids), _ROWS_A_STEP):
+            step = slice(at, at + _ROWS_A_STEP)
+            slots = np.array([known.get(one, -1) for one in self.ids[step]], np.intp)
+            there = slots >= 0
+            links.adopt_rows(self.generation, slots[there], self.nodes[step][there], self.rows[step][there])
+            yield
 
 
 def unpack(content: memoryview, space: Space) -> tuple[int, list[Loaded]]:

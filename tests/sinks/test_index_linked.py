@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop.testing import run_virtual
-from delta_prop_sinks import IndexSink, Linked, Resident, StopSink, StorageSink, TryAgain, check_sink
+from delta_prop_sinks import IndexSink, Linked, Resident, StorageSink, TryAgain, check_sink
 from delta_prop_sinks.hnsw import GraphFailed
 from delta_prop_wire.delta import Delta, create, delete, dense, opaque, scale, sparse_add
 from delta_prop_wire.encode import encode_vectors
 from delta_prop_wire.errors import UsageError
-from tests.sinks.support import HERE, FakeLog, vectors
+from tests.sinks.support import HERE, FakeLog
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -64,7 +64,7 @@ async def linking(index: IndexSink) -> AsyncIterator[None]:
 
 async def all_linked(index: IndexSink) -> None:
     with anyio.fail_after(100):
-        while index.backlog().rows:
+        while index.backlog().rows:  # noqa: ASYNC110 - nothing tells it
             await anyio.sleep(0.01)
 
 
@@ -157,11 +157,10 @@ def test_what_was_just_applied_is_found_first(
                 await linker._step(log.threads)
                 continue
             state = index.resident.state("default", key)
-            if kind == "nudge" and (state is None or state.vector is None):
-                kind = "dense"
+            nudged = state is not None and state.vector is not None
             operation = {
                 "dense": dense(row),
-                "nudge": sparse_add([1, 3], row[:2] * np.float32(0.05)),
+                "nudge": sparse_add([1, 3], row[:2] * np.float32(0.05)) if nudged else dense(row),
                 "delete": delete(),
                 "opaque": opaque(b"no vector"),
             }[kind]
@@ -177,5 +176,326 @@ def test_what_was_just_applied_is_found_first(
         await linker._step(log.threads)
         assert links.linked_rows + links.unlinked_rows == len(alive)
         assert {hit.vector_id for hit in index.search(clustered(1)[0], 100, metric=metric)} == alive
+
+    run_virtual(main)
+
+
+def test_rows_wait_within_the_bound_and_apply_says_when_linking_does_not_keep_up() -> None:
+    async def main() -> None:
+        log, index = Log(), IndexSink(linked=SMALL)
+        await index.open(log)
+        log.write(names(1000), clustered(1000))
+        with pytest.raises(
+            TryAgain, match=r"400 may \(unlinked_rows_max\): linking does not keep up"
+        ) as failed:
+            await index.apply(log.deliveries())
+        assert anyio.current_time() == SMALL.room_s_max
+        assert failed.value.done_offset == 400
+        assert index.backlog().rows == index.backlog().rows_max == 400
+        assert index.search(clustered(1000)[399], 1)[0].vector_id == "v399"
+        async with linking(index):
+            await index.apply(log.deliveries())
+            assert len(index.search(clustered(1)[0], 1000)) == 1000
+            await all_linked(index)
+        assert numbers(index).unlinked_rows_highest == 400
+        assert numbers(index).waits_for_room >= 2
+
+    run_virtual(main)
+
+
+def test_waiting_for_room_can_be_cancelled() -> None:
+    async def main() -> None:
+        log, index = Log(), IndexSink(linked=SMALL)
+        await index.open(log)
+        log.write(names(1000), clustered(1000))
+        with anyio.move_on_after(0.5) as scope:
+            await index.apply(log.deliveries())
+        assert scope.cancelled_caught
+        assert anyio.current_time() == 0.5
+        assert index.resident.next_offset <= 1000
+        async with linking(index):
+            await index.apply(log.deliveries())
+            await all_linked(index)
+        assert recall(index, clustered(20, seed=3)) >= 0.95
+
+    run_virtual(main)
+
+
+def test_small_moves_need_no_link_and_large_ones_do() -> None:
+    async def main() -> None:
+        log, index = await filled(2000)
+        links = index._linker.links["default"]  # type: ignore[union-attr]
+        assert links.drift_max > 0, "measured while it was linked"
+        before = numbers(index).links_done
+        random = np.random.default_rng(4)
+        rows = clustered(2000)
+        for _ in range(5):
+            for at in range(0, 2000, 100):
+                # To any side, by about a third of what is allowed.
+                steps = random.standard_normal((100, DIMENSION)).astype(np.float32)
+                lengths = np.linalg.norm(rows[at : at + 100], axis=1, keepdims=True)
+                steps *= lengths * np.float32(links.drift_max / 3 / np.sqrt(5 * DIMENSION))
+                rows[at : at + 100] += steps
+                log.write(names(2000)[at : at + 100], rows[at : at + 100])
+                await index.apply([log.deliveries()[-1]])
+        assert numbers(index).unlinked_rows <= 20
+        assert recall(index, clustered(50, seed=5)) >= 0.95
+        for number in range(0, 2000, 40):
+            assert index.search(rows[number], 1)[0].vector_id == f"v{number}"
+        log.write(names(100), clustered(100, seed=77))
+        await index.apply([log.deliveries()[-1]])
+        assert numbers(index).unlinked_rows >= 100
+        async with linking(index):
+            await all_linked(index)
+        assert numbers(index).links_done - before <= 200
+
+    run_virtual(main)
+
+
+def test_too_many_tombstones_bring_a_new_graph_while_searches_go_on() -> None:
+    async def main() -> None:
+        settings = replace(SMALL, tombstone_ratio_max=0.5, unlinked_rows_max=4000)
+        log, index = await filled(3000, settings)
+        assert numbers(index).rebuilds == 0
+        for turn in range(2):
+            rows = clustered(3000, seed=10 + turn)
+            for at in range(0, 3000, 250):
+                log.write(names(3000)[at : at + 250], rows[at : at + 250])
+                await index.apply([log.deliveries()[-1]])
+                async with linking(index):
+                    await anyio.sleep(0.01)
+                    both = index._linker.links["default"].young is not None  # type: ignore[union-attr]
+                if both:
+                    assert index.search(rows[at], 1)[0].vector_id == f"v{at}"
+                assert recall(index, clustered(10, seed=at)) >= 0.9
+        async with linking(index):
+            await all_linked(index)
+            log.append(*(Delta(name, delete()) for name in names(3000)[:2500]))
+            await index.apply([log.deliveries()[-1]])
+            assert len(index.search(rows[0], 1000)) == 500
+            await anyio.sleep(1)
+            log.write(["one more"], clustered(1, seed=6))
+            await index.apply([log.deliveries()[-1]])
+            await all_linked(index)
+            await anyio.sleep(1)
+        found = numbers(index)
+        assert found.rebuilds >= 2
+        assert found.linked_rows == 501
+        assert found.tombstones <= 1000
+        assert recall(index, clustered(20, seed=8)) >= 0.95
+
+    run_virtual(main)
+
+
+def test_namespaces_have_graphs_of_their_own_and_small_ones_none() -> None:
+    async def main() -> None:
+        log, index = await filled(300)
+        async with linking(index):
+            log.write(names(200), clustered(200, seed=2, dimension=8), namespace="other")
+            log.write(names(40), clustered(40, seed=3), namespace="small")
+            log.append(*(Delta(f"fact{at}", opaque(b"x"), namespace="facts") for at in range(200)))
+            await index.apply(log.deliveries(300))
+            await all_linked(index)
+        assert numbers(index).graphs == 2
+        assert numbers(index).linked_rows == 500
+        assert index.search(clustered(200, 2, 8)[7], 1, "other")[0].vector_id == "v7"
+        assert index.search(clustered(40, 3)[7], 1, "small")[0].vector_id == "v7"
+        assert index.search(np.zeros(DIMENSION), 3)[0].score == 0  # as near to all: exact, by vector id
+
+    run_virtual(main)
+
+
+# --- failures
+
+
+def test_a_graph_that_refuses_is_given_up_told_once_and_built_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        log, index = await filled(300)
+        links = index._linker.links["default"]  # type: ignore[union-attr]
+
+        def refuse(*_: object) -> None:
+            raise GraphFailed("usearch: out of memory")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(type(links.base.graph), "add", refuse)
+            async with linking(index):
+                log.write(names(20), clustered(20, seed=9))
+                await index.apply([log.deliveries()[-1]])
+                await anyio.sleep(0.1)
+        assert index.search(clustered(20, seed=9)[3], 1)[0].vector_id == "v3"
+        with pytest.raises(TryAgain, match="linking has failed: usearch: out of memory"):
+            await index.apply([log.deliveries()[-1]])
+        async with linking(index):
+            await index.apply([log.deliveries()[-1]])
+            await all_linked(index)
+        assert numbers(index).linked_rows == 300
+        assert recall(index, clustered(20, seed=3)) >= 0.95
+
+    run_virtual(main)
+
+
+def test_without_the_extra_the_message_names_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "usearch.index", None)
+    with pytest.raises(UsageError, match=r"pip install 'delta-prop\[hnsw\]'"):
+        IndexSink(linked=True)
+    IndexSink()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"metric": "dot"}, "metric: 'dot' is not one of cosine, l2"),
+        ({"unlinked_rows_max": 9_000}, r"unlinked_rows_max: 9000 is below twice graph_rows_min \(5000\)"),
+        ({"drift_share_max": 0.5}, "drift_share_max: 0.5 is not from 0 to below 0.5"),
+        ({"room_s_max": 0}, "room_s_max: 0 is not above 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(values: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Linked(**values)
+
+
+# --- the file
+
+
+class Service:
+    """A storage sink and a linked index over one folder, from one start to the next."""
+
+    def __init__(self, folder: Path, log: Log, settings: Linked = SMALL) -> None:
+        resident = Resident()
+        self.log = log
+        self.storage = StorageSink(folder / "vectors.db", resident=resident)
+        self.index = IndexSink(resident=resident, linked=settings, path=folder / "vectors.graph")
+
+    async def __aenter__(self) -> Service:
+        await self.storage.open(self.log)
+        await self.index.open(self.log)
+        return self
+
+    async def apply(self) -> None:
+        await self.storage.apply(self.log.deliveries())
+        await self.index.apply(self.log.deliveries())
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.index.aclose()
+        await self.storage.aclose()
+
+
+async def saved(folder: Path, count: int = 1000) -> Log:
+    log = Log()
+    async with Service(folder, log) as service, linking(service.index):
+        log.write(names(count), clustered(count))
+        await service.apply()
+        await all_linked(service.index)
+    return log
+
+
+def test_a_restart_links_only_what_has_changed(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = await saved(tmp_path)
+        async with Service(tmp_path, log) as service:
+            found = numbers(service.index)
+            assert (found.file, found.linked_rows, found.unlinked_rows) == ("loaded", 1000, 0)
+            assert found.saved_offset == 1000
+            assert recall(service.index, clustered(30, seed=5)) >= 0.95
+            assert numbers(service.index).searches_exact == 0
+
+        # While the index is away the vectors change, in another log too.
+        log = Log(bytes(16), lamport=log.lamport)
+        storage = StorageSink(tmp_path / "vectors.db")
+        await storage.open(log)
+        log.write(names(20), clustered(20, seed=8))
+        log.append(
+            *(Delta(f"v{at}", delete()) for at in range(20, 30)), Delta("new", create(clustered(1, 3)[0]))
+        )
+        log.append(*(Delta(f"v{at}", scale(2.0)) for at in range(30, 60)))  # the same direction
+        await storage.apply(log.deliveries())
+        await storage.aclose()
+        async with Service(tmp_path, log) as service:
+            found = numbers(service.index)
+            assert (found.file, found.linked_rows, found.unlinked_rows) == ("loaded", 970, 21)
+            assert service.index.search(clustered(20, 8)[5], 1)[0].vector_id == "v5"
+            assert service.index.search(clustered(1, 3)[0], 1)[0].vector_id == "new"
+            async with linking(service.index):
+                await all_linked(service.index)
+            assert numbers(service.index).links_done == 21
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (lambda content: content[:-100], "is torn"),
+        (lambda content: content[:100], "is torn"),
+        (lambda content: content[:5000] + bytes([content[5000] ^ 1]) + content[5001:], "is damaged"),
+        (lambda content: b"something else entirely, and long enough", "is not a file of graphs"),
+        (lambda content: b"", "is not a file of graphs"),
+    ],
+    ids=["cut", "cut short", "one bit", "foreign", "empty"],
+)
+def test_a_spoilt_file_is_told_and_not_trusted(spoil: Any, why: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        log = await saved(tmp_path, 300)
+        path = tmp_path / "vectors.graph"
+        path.write_bytes(spoil(path.read_bytes()))
+        async with Service(tmp_path, log) as service:
+            found = numbers(service.index)
+            assert found.file.startswith("not used, all is linked anew: ")
+            assert why in found.file
+            assert (found.linked_rows, found.unlinked_rows) == (0, 300)
+            async with linking(service.index):
+                await all_linked(service.index)
+        async with Service(tmp_path, log) as service:
+            assert numbers(service.index).file == "loaded"
+
+    run_virtual(main)
+
+
+def test_a_graph_of_another_space_is_not_used(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = await saved(tmp_path, 300)
+        async with Service(tmp_path, log, replace(SMALL, metric="l2")) as service:
+            assert "its graphs are of the space cosine, the index's of l2" in numbers(service.index).file
+
+    run_virtual(main)
+
+
+def test_the_file_is_saved_now_and_then_and_a_half_written_one_is_no_harm(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = Log()
+        path = tmp_path / "vectors.graph"
+        log.clock.now = anyio.current_time  # type: ignore[method-assign]
+        service = Service(tmp_path, log, replace(SMALL, save_s=60.0))
+        await service.storage.open(log)
+        await service.index.open(log)
+        async with linking(service.index):
+            log.write(names(300), clustered(300))
+            await service.apply()
+            await all_linked(service.index)
+            assert not path.exists()
+            await anyio.sleep(61)
+            first = path.read_bytes()
+            await anyio.sleep(61)
+            assert numbers(service.index).file == "saved"
+            log.write(names(10), clustered(10, seed=4))
+            await service.apply()
+            await anyio.sleep(61)
+            assert path.read_bytes() != first
+            (tmp_path / "vectors.graph.new").write_bytes(b"half")
+        await service.storage.flush()  # and then the process dies
+        await service.storage.aclose()
+        async with Service(tmp_path, log) as service:
+            assert numbers(service.index).linked_rows == 300
+
+    run_virtual(main)
+
+
+def test_a_file_needs_vectors_that_outlive_the_process(tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(UsageError, match=r"must share a storage sink's vectors"):
+            await IndexSink(linked=True, path=tmp_path / "g").open(Log())
+        with pytest.raises(UsageError, match="path: only a linked index has a file"):
+            IndexSink(path=tmp_path / "g")
 
     run_virtual(main)
