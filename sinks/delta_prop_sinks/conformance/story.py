@@ -101,6 +101,7 @@ async def repeats(player: Player) -> None:
         await player.deliver(again())
         await player.look("repeats", when)
         _same(player, "repeats", when, seen, await player.seen())
+    seen = await player.seen()
     for delivery in _pieces(log.deliveries(log.next_offset // 2)):
         await player.deliver([delivery])
     await player.look("repeats", "after deliveries came again one by one")
@@ -430,6 +431,7 @@ async def late(player: Player) -> None:
     _same(player, "late", "after late rows came again", seen, await player.seen())
     await player.deliver(grow(player, "late"))
     await player.look("late", "after new rows behind late ones")
+    await _late_blocks(player)
     await player.reopen("open() after late rows")
     await player.look("late", "after late rows and a restart")
     await player.deliver([*_late(player, aside)], "late")
@@ -445,6 +447,20 @@ async def late(player: Player) -> None:
     await player.deliver([*_late(player, again)], "late")
     await player.deliver(log.deliveries(again[0]), "late")
     await player.look("late", "after a restart behind rows that came late last, and repeats")
+
+
+async def _late_blocks(player: Player) -> None:
+    """Many rows of one kind, of which some have come late before."""
+    log = player.log
+    log.append(*(Delta(f"block-{i}", create([1, 2, 3, 4])) for i in range(12)))
+    logged = log.append(*(Delta(f"block-{i}", sparse_add([0, 2], [i, 5])) for i in range(12)))
+    aside = [logged.offset + row for row in range(12) if row not in (0, 6)]
+    log.aside.update(aside)
+    await deliver_new(player)
+    await player.deliver([*_late(player, aside[:4])], "late")
+    await player.deliver([*_late(player, aside)], "late")
+    await player.look("late", "after many rows of one kind came late, some of them for the second time")
+    log.aside.difference_update(aside)
 
 
 def _append_with_gaps(player: Player, prefix: str) -> list[int]:
@@ -572,6 +588,7 @@ def grow(player: Player, prefix: str) -> list[Delivery]:
     )
     log.append(Delta("row-0", sparse_add([2], [1])), Delta(f"{prefix}-b", scale(2)))
     log.append(Delta("row-1", offset(1)), Delta(f"{prefix}-a", scale(3)))
+    log.append(Delta("alone", create([1, 1]), namespace=f"{prefix}-space"))
     return log.deliveries(start)
 
 
