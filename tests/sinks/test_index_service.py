@@ -1,0 +1,129 @@
+"""The linked index behind a real propagator, with its real thread: fresh, bounded, nearly exact, and gone."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pytest
+
+from delta_prop import Propagator
+from delta_prop.config import Settings
+from delta_prop_sinks import IndexSink, Linked
+from delta_prop_wire.delta import Kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+DIMENSION = 32
+BATCH = 50
+SETTINGS = Linked(graph_rows_min=500, unlinked_rows_max=1500)
+
+
+def clustered(count: int, random: Any) -> NDArray[np.float32]:
+    centres = np.random.default_rng(0).standard_normal((100, DIMENSION))
+    found = centres[random.integers(0, len(centres), count)] + 0.4 * random.standard_normal(
+        (count, DIMENSION)
+    )
+    return found.astype(np.float32)
+
+
+def names(slots: NDArray[np.intp]) -> list[str]:
+    return [f"v{slot}" for slot in slots.tolist()]
+
+
+def background_threads() -> int:
+    return sum(thread.name == "delta-prop background" for thread in threading.enumerate())
+
+
+def exact(index: IndexSink, query: NDArray[np.float32]) -> set[str]:
+    return {hit.vector_id for hit in IndexSink(resident=index.resident).search(query, 10)}
+
+
+async def publish(propagator: Propagator, rows: NDArray[np.float32], slots: NDArray[np.intp]) -> Any:
+    done = None
+    for at in range(0, len(slots), 500):
+        part = slots[at : at + 500]
+        done = await propagator.publish_many(names(part), rows[part], kind=Kind.DENSE)
+    return done
+
+
+def test_a_stream_of_updates_is_seen_at_once_while_rows_are_linked(full: bool) -> None:
+    count, seconds = (20_000, 30.0) if full else (4_000, 2.0)
+
+    async def main() -> None:
+        random = np.random.default_rng(1)
+        rows, index = clustered(count, random), IndexSink(linked=SETTINGS)
+        checked = updates = 0
+        found: list[float] = []
+        async with Propagator() as propagator:
+            await propagator.attach(index)
+            done = await publish(propagator, rows, np.arange(count))
+            await propagator.wait_visible(done, timeout_s=60)
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                slots = random.choice(count, BATCH, replace=False)
+                few = slots[: BATCH // 2]
+                rows[few] = clustered(len(few), random)
+                rows[slots[BATCH // 2 :]] *= np.float32(1) + np.float32(0.01) * random.standard_normal(
+                    (BATCH // 2, DIMENSION), np.float32
+                )
+                done = await publish(propagator, rows, slots)
+                await propagator.wait_visible(done, timeout_s=60)
+                for slot in slots[:: BATCH // 5].tolist():
+                    hit = index.search(rows[slot], 1)[0]
+                    assert (hit.vector_id, hit.dot.counter > 0) == (f"v{slot}", True)
+                    checked += 1
+                updates += BATCH
+                if updates % (20 * BATCH) == 0:
+                    query = clustered(1, random)[0]
+                    found.append(
+                        len(exact(index, query) & {hit.vector_id for hit in index.search(query, 10)})
+                    )
+            linked = index.statistics().linked
+            assert linked is not None
+        print(f"{count} vectors, {updates} updates, {checked} searches checked, {linked}")
+        assert checked > 20
+        assert np.mean(found) / 10 >= 0.95
+        assert 0 < linked.unlinked_rows_highest <= SETTINGS.unlinked_rows_max
+        assert linked.links_done >= count / 2
+        assert linked.searches_linked > 0
+
+    anyio.run(main)
+    assert background_threads() == 0
+
+
+@pytest.mark.parametrize("way", ["detached", "closed", "cancelled", "failed"])
+def test_no_thread_is_left_however_it_ends_under_load(way: str) -> None:
+    class Failed(Exception):
+        pass
+
+    async def main() -> None:
+        random = np.random.default_rng(1)
+        rows = clustered(3_000, random)
+        with anyio.move_on_after(60) as scope:
+            async with Propagator(Settings(close_timeout_s=0.5)) as propagator:
+                index = IndexSink(linked=SETTINGS)
+                await propagator.attach(index)
+                await publish(propagator, rows, np.arange(3_000))
+                while index.backlog().rows == 0:  # noqa: ASYNC110 - nothing tells it
+                    await anyio.sleep(0.001)
+                assert background_threads() == 1
+                if way == "detached":
+                    await propagator.detach(index.name)
+                    assert background_threads() == 0
+                if way == "cancelled":
+                    scope.cancel()
+                    await anyio.sleep(1)
+                if way == "failed":
+                    raise Failed
+
+    if way == "failed":
+        with pytest.raises(Failed):
+            anyio.run(main)
+    else:
+        anyio.run(main)
+    assert background_threads() == 0
