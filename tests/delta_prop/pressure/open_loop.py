@@ -278,6 +278,7 @@ class Side:
         self._due.append(begin + due)
         self._ends.append(ends)
         sinks = self.p.statistics().sinks
+        assert not any(one.pacing for one in sinks.values())
         for sink in self._disturbed:
             self._lags[sink.name] = max(self._lags[sink.name], sinks[sink.name].lag)
             if sink.released.is_set():

@@ -126,7 +126,7 @@ def longest_gap_s(noted: Times) -> float:
 
 
 def test_a_stalled_and_a_failing_sink_change_no_time_of_anybody_else(full: bool) -> None:
-    seeds = range(40 if full else 3)
+    seeds = range(40 if full else 2)
     for seed in seeds:
         alone, beside = run(seed), run(seed, disturbing)
         told = first_difference(alone, beside)
@@ -137,6 +137,7 @@ def test_a_stalled_and_a_failing_sink_change_no_time_of_anybody_else(full: bool)
         assert beside.midway.pending.released > 10
         stalled_sink, failing_sink = (beside.midway.sinks[name] for name in ("stalled", "failing"))
         assert stalled_sink.behind
+        assert not any(sink.pacing for sink in beside.midway.sinks.values())
         assert stalled_sink.lag > alone.end // 2
         assert failing_sink.errors > 20
         # Who was in trouble has everything all the same: in order, each row once.
