@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from delta_prop_sinks import (
+        Applied,
         Backlog,
         CacheSink,
         CallbackSink,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Applied",
     "Backlog",
     "CacheSink",
     "CallbackSink",

@@ -24,7 +24,7 @@ PRINTED = {
         "on disk: 3 deltas",
     ],
     "notebook": ["nearest: point-7", "length: 1.0", "refused: CONFLICT", "accepted: 1002"],
-    "own_sink": ["{'fruit': 2, 'trees': 1}"],
+    "own_sink": ["the sink keeps the contract", "{'fruit': 2, 'trees': 1}"],
 }
 
 

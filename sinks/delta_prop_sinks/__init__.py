@@ -2,7 +2,7 @@
 
 from delta_prop_sinks.cache import CacheSink, CacheStatistics
 from delta_prop_sinks.callback import CallbackSink, CallbackStatistics
-from delta_prop_sinks.conformance import NotConforming, check_sink
+from delta_prop_sinks.conformance import Applied, NotConforming, check_sink
 from delta_prop_sinks.index import Hit, IndexSink, IndexStatistics
 from delta_prop_sinks.jsonlines import JsonLinesSink, JsonLinesStatistics
 from delta_prop_sinks.linking import Linked, LinkedStatistics
@@ -23,6 +23,7 @@ from delta_prop_sinks.sink import (
 from delta_prop_sinks.storage import StorageSink, StorageStatistics
 
 __all__ = [
+    "Applied",
     "Backlog",
     "CacheSink",
     "CacheStatistics",
