@@ -558,7 +558,7 @@ class Propagator:
         """Look at the sinks ten times a second; let the source go as fast as suits them."""
         while True:
             await anyio.sleep(INTERVAL_S)
-            self._sinks.pacing.step(self._now())
+            self._sinks.pacing.step(self._now(), waiting=self._chain.lanes.depth > 0)
             self._stepped.set()
             self._stepped = anyio.Event()
             if self._chain.lanes.depth:

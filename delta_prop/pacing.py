@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 LOOKS = 11
 """Ten intervals: one second."""
+LOOK_SHARE = 0.01
+"""After so much of the log's bounds has gone down, what it holds is looked at, whatever the time."""
+BATCH_BYTES, ROW_BYTES = 4_096, 128
+"""What a batch and a row take in a log beside their own bytes, about."""
 
 logger = logging.getLogger("delta_prop")
 
@@ -39,6 +43,10 @@ class Pacing:
         self._log = log
         self._gauges: dict[str, Gauge] = {}
         self._mailboxes: tuple[MailboxGauge, ...] = ()
+        self._delta_share = 1 / settings.log_deltas_max + ROW_BYTES / settings.log_bytes_max
+        self._byte_share = 1 / settings.log_bytes_max
+        self._batch_share = BATCH_BYTES / settings.log_bytes_max
+        self._unseen = 0.0  # the share of the log that has gone down since the last look at it
 
     def add(self, feed: Feed, *, pacing: bool, required: bool, gives_way: bool, now: float) -> None:
         """Look at a sink from now on; with `pacing` it paces at once, else when something fills up."""
@@ -46,9 +54,8 @@ class Pacing:
         if pacing:
             gauge = MailboxGauge(feed, self._log)
             gauges.append(gauge)
-            self.pacer.pace(gauge.name, self._law(gauge), gauge.credits, now)
-            gauge.note_pacing(True, 0.0)
-            self._set_mode(gauge, now)
+            self._pace(gauge, now)
+            feed.pacing = True
         if isinstance(feed.sink, HasBacklog):
             gauges.append(BacklogGauge(feed, feed.sink, self._log))
         if required:
@@ -74,8 +81,12 @@ class Pacing:
         return self.pacer.admits(count, size, now)
 
     def note(self, count: int, size: int, now: float) -> None:
-        """They go."""
+        """They go. A source may fill a log faster than ten times a second can see."""
         self.pacer.note(count, size, now)
+        self._unseen += count * self._delta_share + size * self._byte_share + self._batch_share
+        if self._unseen > LOOK_SHARE:
+            self._unseen = 0.0
+            self._look_at_log(now)
 
     def wait_s(self, count: int, size: int, now: float) -> float | None:
         """When to ask again, in seconds; None when a sink has made progress."""
@@ -85,23 +96,47 @@ class Pacing:
 
     # --- ten times a second
 
-    def step(self, now: float) -> None:
-        """Measure every sink; see who paces, who no longer does; set the rate."""
+    def step(self, now: float, *, waiting: bool) -> None:
+        """Measure every sink; see who paces, who no longer does; set the rate.
+
+        `waiting`: somebody waits at the gate.
+        """
         measures: dict[str, Measure] = {}
+        paces: dict[Feed, bool] = {}
         for gauge in self._gauges.values():
             gauge.feed.watch(now)
             full, measure = gauge.measure(now, self._settings.pacing_from)
-            mode = self.pacer.mode(gauge.name)
-            if mode is None and full >= gauge.starts_at(self._settings):
-                self.pacer.pace(gauge.name, self._law(gauge), gauge.credits, now)
-                gauge.note_pacing(True, full)
-            elif mode is not None and full < gauge.ends_at(self._settings):
+            if self.pacer.mode(gauge.name) is None:
+                if gauge.begins(full, self._settings.pacing_from):
+                    self._begin(gauge, full, now)
+            elif gauge.ends(full, self._settings.pacing_until):
                 self.pacer.release(gauge.name, now)
-                gauge.note_pacing(False, full)
+                gauge.tell(False, full)
             if self.pacer.mode(gauge.name) is not None:
                 self._set_mode(gauge, now)
                 measures[gauge.name] = measure
-        self.pacer.step(now, measures)
+            mode = self.pacer.mode(gauge.name)
+            paces[gauge.feed] = paces.get(gauge.feed, False) or mode not in (None, Mode.SUSPENDED)
+        for feed, pacing in paces.items():
+            feed.pacing = pacing
+        self.pacer.step(now, measures, waiting=waiting)
+
+    def _look_at_log(self, now: float) -> None:
+        """Let who is near the limit of the log pace from here on."""
+        for gauge in self._gauges.values():
+            if isinstance(gauge, LogGauge) and self.pacer.mode(gauge.name) is None:
+                full = gauge.full()
+                if gauge.begins(full, self._settings.pacing_from):
+                    self._begin(gauge, full, now)
+
+    def _begin(self, gauge: Gauge, full: float, now: float) -> None:
+        self._pace(gauge, now)
+        gauge.feed.pacing = True
+        gauge.tell(True, full)
+
+    def _pace(self, gauge: Gauge, now: float) -> None:
+        self.pacer.pace(gauge.name, self._law(gauge), gauge.credits, now)
+        self._set_mode(gauge, now)
 
     def _set_mode(self, gauge: Gauge, now: float) -> None:
         mode = gauge.mode()
@@ -130,17 +165,21 @@ class Gauge:
         self.name = feed.name if not self.what else f"{feed.name} ({self.what})"
         self.credits: Credits | None = None
         self._log = log
-        self._visible = log.visible
-        self._depth = 0
+        self._left: int | None = None
         self._looks: deque[tuple[float, int]] = deque(maxlen=LOOKS)
 
-    def starts_at(self, settings: Settings) -> float:
-        """How full it must be to pace."""
-        return settings.pacing_from
+    def begins(self, full: float, mark: float) -> bool:
+        """Whether it is so full that it paces from now on. A sink that stands still paces nobody."""
+        return full >= mark and self.mode() is not Mode.SUSPENDED
 
-    def ends_at(self, settings: Settings) -> float:
-        """How empty it must be to pace no more."""
-        return settings.pacing_until
+    def ends(self, full: float, mark: float) -> bool:
+        """Whether it is so empty that it paces no more."""
+        return full < mark
+
+    def full(self) -> float:
+        """How full it is; 1 is all."""
+        depth, depth_max = self._look()
+        return depth / depth_max if depth_max else 1.0
 
     def mode(self) -> Mode:
         """A sink that stands still must not hold the source for ever."""
@@ -153,9 +192,9 @@ class Gauge:
         What lies below `mark`, where pacing starts, is let stand: the law steers what is above it.
         """
         depth, depth_max = self._look()
-        visible = self._log.visible
-        drained = max(visible - self._visible - (depth - self._depth), 0)
-        self._visible, self._depth = visible, depth
+        left = self._reached() - depth
+        drained = 0 if self._left is None else max(left - self._left, 0)
+        self._left = left
         self._looks.append((now, drained))
         below = 0 if self.credits is not None else int(mark * depth_max)
         return (depth / depth_max if depth_max else 1.0), Measure(
@@ -169,16 +208,20 @@ class Gauge:
         seconds = self._looks[-1][0] - self._looks[0][0]
         return sum(count for _, count in list(self._looks)[1:]) / seconds if seconds > 0 else None
 
-    def note_pacing(self, paces: bool, full: float) -> None:
+    def tell(self, paces: bool, full: float) -> None:
         """Tell who reads the program's log."""
-        self.feed.pacing = paces
         told = "paces" if paces else "no longer paces"
         logger.warning(
             "sink %r %s the source: %s is %.0f %% full", self.feed.name, told, self.what, full * 100
         )
 
     def _look(self) -> tuple[int, int]:
+        """What stands there, and how much may, in deltas."""
         raise NotImplementedError
+
+    def _reached(self) -> int:
+        """The offset behind what came there; without what stands there, what has left."""
+        return self._log.visible
 
 
 class MailboxGauge(Gauge):
@@ -188,13 +231,9 @@ class MailboxGauge(Gauge):
         super().__init__(feed, log)
         self.credits = Credits(feed.limits.mailbox_deltas_max, feed.limits.mailbox_bytes_max)
 
-    def starts_at(self, settings: Settings) -> float:
-        """Always."""
-        return 0.0
-
-    def ends_at(self, settings: Settings) -> float:
-        """Never."""
-        return 0.0
+    def ends(self, full: float, mark: float) -> bool:
+        """Never: it was asked for."""
+        return False
 
     def count(self) -> None:
         """Bring the credits up to what really is out."""
@@ -206,16 +245,13 @@ class MailboxGauge(Gauge):
         mode = super().mode()
         return Mode.CATCHING_UP if mode is Mode.PACING and self.feed.behind else mode
 
-    def note_pacing(self, paces: bool, full: float) -> None:
-        """Nothing new: it was asked for."""
-        self.feed.pacing = paces
-
     def _look(self) -> tuple[int, int]:
+        lag, rows_max = self._log.visible - self.feed.applied, self.feed.limits.mailbox_deltas_max
+        if self.feed.behind:
+            return lag, max(lag, rows_max)
         rows, _ = self.feed.in_flight
-        if not rows:
-            return 0, self.feed.limits.mailbox_deltas_max
-        lag = self._log.visible - self.feed.applied
-        return lag, max(self.feed.limits.mailbox_deltas_max * lag // rows, 1)
+        # Of the deltas that lie between, others may be for other sinks only.
+        return (lag, max(rows_max * lag // rows, 1)) if rows else (0, rows_max)
 
 
 class BacklogGauge(Gauge):
@@ -230,6 +266,10 @@ class BacklogGauge(Gauge):
     def _look(self) -> tuple[int, int]:
         backlog = self._sink.backlog()
         return backlog.rows, backlog.rows_max
+
+    def _reached(self) -> int:
+        # What still waits in front of the sink is no part of its backlog, and has not left it.
+        return self.feed.applied
 
 
 class LogGauge(Gauge):

@@ -191,8 +191,13 @@ class Pacer:
 
     # --- the rate
 
-    def step(self, now: float, measures: Mapping[str, Measure]) -> float | None:
-        """Step the laws of the sinks measured, once every `INTERVAL_S`, and return the source's rate."""
+    def step(self, now: float, measures: Mapping[str, Measure], *, waiting: bool = True) -> float | None:
+        """Step the laws of the sinks measured, once every `INTERVAL_S`, and return the source's rate.
+
+        `waiting`: somebody may be at the gate. Who was held back and has gone since, is held no more.
+        """
+        if not waiting:
+            self._held_now = None
         for name, measure in measures.items():
             paced = self._sinks.get(name)
             if paced is None or paced.mode is Mode.SUSPENDED:
