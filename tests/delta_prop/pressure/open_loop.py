@@ -203,6 +203,8 @@ class Load:
             origins_max=100,
             origins_per_owner_max=100,
             mailbox_bytes_max=2 * MIB,
+            quarantine_deltas_max=100,
+            quarantine_bytes_max=MIB,
         )
 
 
