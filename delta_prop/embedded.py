@@ -126,17 +126,21 @@ class Propagator:
         )
         own_producer_id = int.from_bytes(randomness.bytes(6), "big") >> (48 - PRODUCER_ID_BITS)
         await self._exit.__aenter__()
-        self._tasks = await self._exit.enter_async_context(anyio.create_task_group())
-        self._sinks = Attachments(
-            settings,
-            self._log,
-            self._world,
-            self._tasks,
-            appender=lambda: self._chain.appender,
-            check_open=self._check_open,
-            on_progress=self._note_progress,
-        )
-        self._chain = self._make_chain(own_producer_id)
+        try:
+            self._tasks = await self._exit.enter_async_context(anyio.create_task_group())
+            self._sinks = Attachments(
+                settings,
+                self._log,
+                self._world,
+                self._tasks,
+                appender=lambda: self._chain.appender,
+                check_open=self._check_open,
+                on_progress=self._note_progress,
+            )
+            self._chain = self._make_chain(own_producer_id)
+        except BaseException:
+            await self._exit.aclose()
+            raise
         self._bell, self._stepped, self._armed = anyio.Event(), anyio.Event(), False
         self._open = True
         self._tasks.start_soon(self._tick)
@@ -444,6 +448,7 @@ class Propagator:
             vectors=Vectors(heads_max=settings.heads_max),
             load_head=self._sinks.load_head,
             gate=self._sinks.pacing,
+            on_queued=self._note_queued,
         )
 
     def _now(self) -> float:
@@ -477,10 +482,7 @@ class Propagator:
 
     def _send(self, draft: Draft | MatrixDraft) -> Receipt:
         self._check_open()
-        receipt = self._chain.offer(draft, self._now())
-        if self._chain.lanes.depth and not self._armed:
-            self._bell.set()
-        return receipt
+        return self._chain.offer(draft, self._now())
 
     async def _put(
         self, make: Callable[[], Draft | MatrixDraft], priority: Priority, timeout_s: float | None
@@ -563,6 +565,11 @@ class Propagator:
             self._stepped = anyio.Event()
             if self._chain.lanes.depth:
                 self._bell.set()
+
+    def _note_queued(self) -> None:
+        """Somebody waits at the gate: see to it when it opens, unless that is seen to already."""
+        if not self._armed:
+            self._bell.set()
 
     def _note_progress(self) -> None:
         """A sink got on: whoever waits for that may try again."""

@@ -69,7 +69,8 @@ class _OpenGate:
 class Chain:
     """Everything between an offer and its place in the log, for one partition.
 
-    `route` is called with each batch that got its place, before its receipt is settled.
+    `route` is called with each batch that got its place, before its receipt is settled; `on_queued` when
+    one is left to wait, so that somebody calls `pump`.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Chain:
         vectors: Vectors,
         load_head: Callable[[str, str], Dot | None],
         gate: Gate | None = None,
+        on_queued: Callable[[], None] = lambda: None,
     ) -> None:
         self.log = log
         self.lanes = lanes
@@ -103,6 +105,7 @@ class Chain:
         self.refused = 0
         self._route = route
         self._gate: Gate = gate or _OpenGate()
+        self._on_queued = on_queued
         self._running = False
         self._now = 0.0
         self._own_origins = tuple(make_origin(own_producer_id, lane) for lane in Priority)
@@ -145,6 +148,8 @@ class Chain:
             self._enqueue(work)
         if self.lanes.depth:  # also what was offered from within a callback just now
             self.pump(now)
+        if self.lanes.depth:
+            self._on_queued()
         return work.receipt
 
     def pump(self, now: float) -> None:
