@@ -287,6 +287,78 @@ def test_too_many_tombstones_bring_a_new_graph_while_searches_go_on() -> None:
     run_virtual(main)
 
 
+def test_a_row_that_changes_while_it_is_linked_stays_unlinked() -> None:
+    async def main() -> None:
+        log, index = await filled(300)
+        links = index._linker.links["default"]  # type: ignore[union-attr]
+        for far, still in ((True, 1), (False, 0)):
+            await apply_new(log, index, Delta("v7", dense(clustered(1, seed=21)[0])))
+            chunk = links.take()
+            assert chunk is not None
+            row = clustered(1, seed=22)[0] if far else clustered(1, seed=21)[0]
+            await apply_new(log, index, Delta("v7", dense(row)))
+            chunk.link()
+            links.install(chunk)
+            assert links.unlinked_rows == still
+            assert index.search(row, 1)[0].vector_id == "v7"
+        await apply_new(log, index, Delta("v8", dense(clustered(1, seed=23)[0])))
+        chunk = links.take()
+        assert chunk is not None
+        await apply_new(log, index, Delta("v8", delete()))
+        chunk.link()
+        links.install(chunk)
+        assert (links.linked_rows, links.unlinked_rows) == (299, 0)
+
+    run_virtual(main)
+
+
+def test_a_search_cuts_a_chunk_short_and_the_rest_comes_next() -> None:
+    async def main() -> None:
+        settings = Linked(graph_rows_min=50, unlinked_rows_max=4000)
+        log, index = Log(), IndexSink(linked=settings)
+        await index.open(log)
+        log.write(names(2000), clustered(2000))
+        await index.apply(log.deliveries())
+        links = index._linker.links["default"]  # type: ignore[union-attr]
+        chunk = links.take()
+        assert chunk is not None
+        links.base.wanted = True  # as a search that waits sets it
+        chunk.link()
+        links.base.wanted = False
+        assert chunk.done == links.step_rows < len(chunk.slots)
+        links.install(chunk)
+        assert links.linked_rows == links.base.nodes == len(links.base.graph) == links.step_rows
+        assert links.unlinked_rows == 2000 - links.step_rows
+        async with linking(index):
+            await all_linked(index)
+        assert links.linked_rows == len(links.base.graph) == 2000
+
+    run_virtual(main)
+
+
+def test_old_and_new_graph_are_searched_together() -> None:
+    async def main() -> None:
+        settings = replace(SMALL, tombstone_ratio_max=0.1, unlinked_rows_max=8000)
+        log, index = await filled(6000, settings)
+        linker = index._linker
+        assert linker is not None
+        links = linker.links["default"]
+        rows = clustered(6000)
+        rows[:1500] = clustered(1500, seed=31)
+        log.write(names(1500), rows[:1500])
+        await index.apply([log.deliveries()[-1]])
+        while links.young is None or links.young.live < 2000:
+            assert await linker._step(log.threads)
+        assert links.base.live > 2000
+        before = numbers(index).searches_linked
+        missed = sum(index.search(rows[at], 1)[0].vector_id != f"v{at}" for at in range(0, 6000, 20))
+        assert missed <= 3
+        assert numbers(index).searches_linked > before
+        assert recall(index, clustered(30, seed=3)) >= 0.95
+
+    run_virtual(main)
+
+
 def test_namespaces_have_graphs_of_their_own_and_small_ones_none() -> None:
     async def main() -> None:
         log, index = await filled(300)
