@@ -1,0 +1,122 @@
+"""A sink that works at a capacity drawn from a seed, and sources that always have more: tests of pacing."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import anyio
+import numpy as np
+
+from delta_prop_wire.delta import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from delta_prop import Propagator
+    from delta_prop_sinks.sink import Delivery, SinkContext
+
+DRAW_S = 0.1
+IDS = [f"v{row}" for row in range(1_000)]
+MATRIX = np.ones((1_000, 1), np.float32)
+
+
+def noisy_steps(seed: int, steps: Sequence[int], hold_s: float) -> list[float]:
+    """What a sink can do in each 100 ms, in deltas a second: within 20 % of each step, drawn evenly."""
+    drawn = random.Random(f"capacity {seed}")
+    return [step * (1 + drawn.uniform(-0.2, 0.2)) for step in steps for _ in range(round(hold_s / DRAW_S))]
+
+
+@dataclass(slots=True)
+class WorkingSink:
+    """Takes its time for each row: as long as what it can do, which changes every 100 ms, says."""
+
+    name: str
+    capacity: Sequence[float]
+    """Deltas a second, by 100 ms; the last holds on."""
+    rows: int = 0
+    most_in_flight: int = 0
+    most_lag_pushed: int = 0
+    done_at: list[tuple[float, int]] = field(default_factory=list)
+    _p: Propagator | None = None
+
+    def watch(self, p: Propagator) -> None:
+        """Look at each call, in what service is given, how much is admitted and not applied."""
+        self._p = p
+
+    async def open(self, context: SinkContext) -> None:
+        """Nothing to open: the service keeps the cursor."""
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        """Work through the rows."""
+        rows = sum(delivery.count for delivery in deliveries)
+        self.look()
+        await anyio.sleep_until(self.done(anyio.current_time(), rows))
+        self.look()
+        self.rows += rows
+        self.done_at.append((anyio.current_time(), self.rows))
+
+    def done(self, now: float, rows: float) -> float:
+        """When so many rows are done that are begun now."""
+        at, last = int(now / DRAW_S + 1e-9), len(self.capacity) - 1
+        while True:
+            rate = self.capacity[min(at, last)]
+            end = (at + 1) * DRAW_S
+            if at >= last or rows <= rate * (end - now):
+                return now + rows / rate
+            rows -= rate * max(end - now, 0.0)
+            now, at = end, at + 1
+
+    def look(self) -> None:
+        """See how much is admitted and not applied."""
+        if self._p is not None:
+            feed = self._p._sinks.feed(self.name)
+            self.most_in_flight = max(self.most_in_flight, feed.in_flight[0])
+            if not feed.behind:
+                self.most_lag_pushed = max(self.most_lag_pushed, self._p._log.visible - feed.applied)
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+    def statistics(self) -> int:
+        """How many rows were applied."""
+        return self.rows
+
+
+@dataclass(slots=True)
+class Admitted:
+    """Deltas acknowledged, by 100 ms of virtual time."""
+
+    bins: list[int] = field(default_factory=list)
+
+    def note(self, count: int) -> None:
+        """They were acknowledged now."""
+        at = int(anyio.current_time() / DRAW_S + 1e-9)
+        if at >= len(self.bins):
+            self.bins += [0] * (at + 1 - len(self.bins))
+        self.bins[at] += count
+
+    def rates(self, from_s: float, to_s: float) -> Iterator[float]:
+        """Deltas a second over every window of a second in between, each 100 ms."""
+        first, last = round(from_s / DRAW_S), round(to_s / DRAW_S)
+        bins = self.bins + [0] * max(last - len(self.bins), 0)
+        for start in range(first, last - 9):
+            yield float(sum(bins[start : start + 10]))
+
+
+async def demand(
+    p: Propagator, admitted: Admitted, *, until_s: float, batch: int = 100, publishers: int = 5
+) -> None:
+    """Publish batches one after the other, by several callers, until that time."""
+    ids, matrix = IDS[:batch], MATRIX[:batch]
+
+    async def publish() -> None:
+        while anyio.current_time() < until_s:
+            await p.publish_many(ids, matrix, kind=Kind.DENSE)
+            admitted.note(batch)
+
+    with anyio.move_on_after(until_s - anyio.current_time()):
+        async with anyio.create_task_group() as callers:
+            for _ in range(publishers):
+                callers.start_soon(publish)

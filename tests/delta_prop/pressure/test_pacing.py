@@ -1,0 +1,133 @@
+"""A pacing sink whose capacity steps 10 -> 20 -> 5 -> 50 thousand a second: the source follows within 15 %.
+
+The whole service in virtual time: the gate, the queue, the feed with its merged calls of up to 1,000.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from delta_prop import Propagator, Settings
+from delta_prop.backpressure.pacer import Pacer
+from delta_prop.pacing import Pacing
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_wire.frames import Level
+from tests.delta_prop.pressure.paced import Admitted, WorkingSink, demand, noisy_steps
+from tests.delta_prop.support import made
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+    from delta_prop.config import RateLaw
+
+STEPS = (10_000, 20_000, 5_000, 50_000)
+SETTLE_S = 5
+TOLERANCE = 0.15
+MAILBOXES = (5_000, 20_000, 100_000)
+
+
+class Followed(NamedTuple):
+    """Of each settled second, every 100 ms: how far what was admitted is from the capacity; extremes."""
+
+    deviations: list[float]
+    most_in_flight: int
+    most_lag: int
+
+    @property
+    def worst(self) -> float:
+        return max(self.deviations)
+
+    @property
+    def outside(self) -> float:
+        return sum(one > TOLERANCE for one in self.deviations) / len(self.deviations)
+
+
+def follow(mailbox: int, seed: int, *, law: RateLaw = "drain", hold_s: float, batch: int) -> Followed:
+    """One run with a demand that is never the limit."""
+    settings = Settings(mailbox_deltas_max=mailbox, rate_law=law)
+
+    async def main() -> Followed:
+        admitted, sink = Admitted(), WorkingSink("slow", noisy_steps(seed, STEPS, hold_s))
+        async with Propagator(settings, world=virtual_world(seed)) as p:
+            sink.watch(p)
+            await p.attach(sink, pacing=True)
+            await demand(p, admitted, until_s=hold_s * len(STEPS), batch=batch)
+        deviations = [
+            abs(rate / step - 1)
+            for at, step in enumerate(STEPS)
+            for rate in admitted.rates(at * hold_s + SETTLE_S, (at + 1) * hold_s)
+        ]
+        return Followed(deviations, sink.most_in_flight, sink.most_lag_pushed)
+
+    return run_virtual(main)
+
+
+def test_the_source_goes_at_the_pace_of_a_sink_whose_capacity_changes(full: bool) -> None:
+    # The price of a run is that of its rows; larger batches and shorter steps buy a run for each mailbox.
+    seeds, hold_s, batch = (10, 10.0, 100) if full else (1, 8.0, 500)
+    print(f"\n{seeds} seeds, steps of {hold_s:g} s, batches of {batch}; windows of 1 s, 5 s after each step")
+    print(f"{'law':>14} {'mailbox':>8} {'worst':>7} {'outside 15 %':>13} {'most in flight':>15}")
+    for mailbox in MAILBOXES:
+        laws: tuple[RateLaw, ...] = ("drain", "specification") if full or mailbox == 5_000 else ("drain",)
+        for law in laws:
+            runs = [follow(mailbox, seed, law=law, hold_s=hold_s, batch=batch) for seed in range(seeds)]
+            worst, most = max(run.worst for run in runs), max(run.most_in_flight for run in runs)
+            outside = sum(run.outside for run in runs) / seeds
+            print(f"{law:>14} {mailbox:8} {worst:7.1%} {outside:13.1%} {most:15}")
+            # Credits hold whatever the rate is.
+            assert 0 < most <= mailbox
+            assert max(run.most_lag for run in runs) <= mailbox
+            if law == "drain":
+                assert worst <= TOLERANCE
+            else:
+                assert outside > 0.2  # the comparison that the choice of the law rests on
+
+
+# --- the gate where nobody paces
+
+
+def test_where_nobody_paces_nothing_is_limited_and_the_gate_is_one_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sink that takes all day lets the source go as it likes; no credit is counted, no token."""
+    counts: dict[str, int] = {}
+
+    def counted(owner: type, name: str) -> None:
+        function: Callable[..., object] = getattr(owner, name)
+
+        def call(*given: object, **named: object) -> object:
+            counts[name] = counts.get(name, 0) + 1
+            return function(*given, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+    for owner, name in (
+        (Pacing, "admits"),
+        (Pacing, "note"),
+        (Pacer, "admits"),
+        (Pacer, "_holder"),
+        (Pacer, "_refill"),
+        (Pacing, "_look_at_log"),
+    ):
+        counted(owner, name)
+
+    async def main() -> None:
+        async with Propagator(world=virtual_world()) as p:
+            await p.attach(WorkingSink("slow", [10.0]))
+            counts.clear()
+            for number in range(1_000):
+                assert p.offer(made(f"v{number}")).acknowledged
+            assert counts.pop("admits") == counts.pop("note") == 1_000
+            # 1,000 small batches are 1.7 % of the log's bytes, so it is looked at once.
+            assert counts == {"_look_at_log": 1}
+            assert p.pressure().rate_limit is None
+            assert p.pressure().level is Level.OK
+            assert anyio.current_time() == 0
+            await anyio.sleep(0.5)
+            assert p.pressure().rate_limit is None
+
+    run_virtual(main)
