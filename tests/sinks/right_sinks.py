@@ -123,6 +123,7 @@ class Store(Plain):
         self.next_offset = self.lamport = 0
         self.failure: OSError | None = None
         self.is_open = False
+        self.flushing = anyio.Lock()
 
     async def open(self, context: SinkContext) -> ResumePoint | None:
         self.context = context
@@ -171,6 +172,10 @@ class Store(Plain):
             raise TryAgain(f"the target cannot be written: {error}") from error
 
     async def flush(self) -> None:
+        async with self.flushing:
+            await self.write()
+
+    async def write(self) -> None:
         pending, self.pending = self.pending, {}
         next_offset, lamport = self.next_offset, self.lamport
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import anyio
+
 from delta_prop_sinks.conformance import story
 from delta_prop_sinks.conformance.player import Player, Settings
 from delta_prop_sinks.conformance.steps import Leftovers
@@ -44,7 +46,19 @@ async def check_sink(
     `delta_prop.testing.run_virtual`, and it ends with Stuck.
     """
     before = Leftovers()
-    player = Player(Settings(make, probe, expected, failing, forgets, pause_s, deadline_s))
+    failure: Exception | None = None
+    async with anyio.create_task_group() as tasks:
+        player = Player(Settings(make, probe, expected, failing, forgets, pause_s, deadline_s), tasks)
+        try:
+            await _play(player, before)
+        except Exception as error:  # raised behind the group, which would wrap it
+            failure = error
+        tasks.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+
+
+async def _play(player: Player, before: Leftovers) -> None:
     player.check_outside()
     await player.make_and_open()
     await story.order(player)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import asynccontextmanager
 from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass
 from functools import partial
 from inspect import isawaitable
@@ -13,8 +12,8 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop_sinks.conformance.rules import NotConforming
-from delta_prop_sinks.conformance.steps import cancelled_at, let_go, reference
-from delta_prop_sinks.conformance.world import FalseLog, Shadow, rows_of
+from delta_prop_sinks.conformance.steps import cancelled_at, let_go, reference, watched
+from delta_prop_sinks.conformance.world import FalseLog, Shadow, offsets_of
 from delta_prop_sinks.sink import (
     Backlog,
     Delivery,
@@ -31,7 +30,9 @@ from delta_prop_wire.algebra import State
 from delta_prop_wire.delta import Dot
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from anyio.abc import TaskGroup
 
     from delta_prop_sinks.conformance.world import Applied, Ref
     from delta_prop_sinks.sink import Sink
@@ -59,11 +60,21 @@ class Settings:
     deadline_s: float
 
 
+class _Beside:
+    """The background work of a sink that is open."""
+
+    def __init__(self) -> None:
+        self.scope = anyio.CancelScope()
+        self.ended = anyio.Event()
+
+
 class Player:
     """One sink at a time, and what the service would remember of it."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, tasks: TaskGroup) -> None:
         self.settings = settings
+        self._tasks = tasks
+        self._beside: _Beside | None = None
         self.log = FalseLog()
         self.shadow = Shadow()
         self.sink = settings.make()
@@ -97,6 +108,7 @@ class Player:
             raise NotConforming("open", f"{what} raised {error!r:.300}") from error
         self.start = self._check_point(what, point)
         self.log.reported = 0
+        self.start_background()
         if self.start == 0:
             self.shadow.clear()
         # What the cursor covers is in the sink, if it is right: what a cancelled apply had done, too.
@@ -152,6 +164,7 @@ class Player:
 
     def note(self, deliveries: Sequence[Delivery], failure: SinkFailure | None = None) -> None:
         """Check what a call of apply said, and believe it."""
+        self._check_background()
         if self.log.committed_beyond is not None:
             raise NotConforming(
                 "committed",
@@ -173,7 +186,7 @@ class Player:
         self._remembered = max(self._remembered, reached)
 
     def _check_reached(self, deliveries: Sequence[Delivery], failure: SinkFailure, reached: int) -> None:
-        offsets = [one.first_offset + row for one in deliveries for row in rows_of(one)]
+        offsets = [at for one in deliveries for at in offsets_of(one)]
         if isinstance(failure, RejectDelta) and reached not in offsets:
             raise NotConforming(
                 "failure", f"{_told(failure)}, which is not among the rows delivered, {_span(offsets)}"
@@ -200,45 +213,37 @@ class Player:
                     break
             else:
                 return
-            self.log.clock.time += 60.0
-            await anyio.lowlevel.checkpoint()
+            await self.pause()
         raise NotConforming(
             part, f"apply() raised {failure!r:.200} {_ATTEMPTS_MAX} times though nothing was in the way"
         )
 
     def rest(self, deliveries: Sequence[Delivery], failure: SinkFailure) -> list[Delivery]:
         """What the delivery loop delivers again after a failure; a rejected delta is set aside."""
-        reached = None
+        reached, aside = 0, set[int]()
         if isinstance(failure, RejectDelta):
             reached = failure.offset
-            self.rejected.append(failure.offset)
-            self._set_aside(deliveries, failure.offset)
+            aside = self._set_aside(deliveries, failure.offset)
         elif isinstance(failure, TryAgain):
-            reached = failure.done_offset
+            reached = failure.done_offset or 0
         left = (
             self.log.delivery(
                 one.logged,
-                [row for row in rows_of(one) if one.first_offset + row >= (reached or 0)],
+                [at - one.first_offset for at in offsets_of(one) if at >= reached and at not in aside],
                 late=one.late,
             )
             for one in deliveries
         )
-        aside = self.log.aside
-        return [
-            one
-            for one in left
-            if one is not None
-            and not (one.late and {one.first_offset + row for row in rows_of(one)} <= aside)
-        ]
+        return [one for one in left if one is not None]
 
-    def _set_aside(self, deliveries: Sequence[Delivery], offset: int) -> None:
-        for one in deliveries:
-            row = offset - one.first_offset
-            if 0 <= row < one.logged.count:
-                batch = one.batch
-                self.log.aside.update(
-                    self.log.later_rows_of((batch.namespaces[row], batch.keys[row]), offset)
-                )
+    def _set_aside(self, deliveries: Sequence[Delivery], offset: int) -> set[int]:
+        """Set a delta aside, and its vector's later ones, as the quarantine does; return their offsets."""
+        self.rejected.append(offset)
+        one = next(one for one in deliveries if offset in offsets_of(one))
+        batch, row = one.batch, offset - one.first_offset
+        aside = set(self.log.later_rows_of((batch.namespaces[row], batch.keys[row]), offset))
+        self.log.aside |= aside
+        return aside
 
     async def cancel_apply(self, wait: int, deliveries: Sequence[Delivery]) -> int:
         """Cancel apply at its `wait`-th wait; return how often it waited."""
@@ -263,6 +268,7 @@ class Player:
 
     async def close(self, what: str = "aclose()") -> None:
         """Close the sink. TryAgain says that something could not be finished."""
+        await self.stop_background()
         try:
             await self.call(what, self.sink.aclose, "close")
         except TryAgain:
@@ -279,6 +285,7 @@ class Player:
 
     async def crash(self, what: str) -> None:
         """Throw the sink away as it is, and open it anew."""
+        await self.stop_background()
         told = reference(self.sink)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
@@ -293,29 +300,43 @@ class Player:
             let_go()  # its file may still be locked
             await self.make_and_open(what)
 
-    @asynccontextmanager
-    async def background(self) -> AsyncIterator[None]:
-        """Run the sink's background work, if it has any, meanwhile."""
-        failure: Exception | None = None
-        async with anyio.create_task_group() as tasks:
-            if isinstance(self.sink, HasBackground):
-                tasks.start_soon(self._background, self.sink)
+    # --- background work
+
+    def start_background(self, *, cancel_at: int | None = None) -> None:
+        """Run the sink's background work, if it has any, until it is stopped or waits so many times."""
+        if isinstance(self.sink, HasBackground):
+            self._beside = beside = _Beside()
+            self._tasks.start_soon(self._background, self.sink, beside, cancel_at)
+
+    async def stop_background(self) -> None:
+        """Cancel it, as it is before a sink is closed."""
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            beside.scope.cancel()
+            await self.call("background(), cancelled,", beside.ended.wait, "background")
+            await anyio.lowlevel.checkpoint()  # its task is gone, and does not refer to the sink any more
+        self._check_background()
+
+    async def _background(self, sink: HasBackground, beside: _Beside, cancel_at: int | None) -> None:
+        waits = 0
+
+        def on_wait() -> None:
+            nonlocal waits
+            waits += 1
+            if waits == cancel_at:
+                beside.scope.cancel()
+
+        with beside.scope:
             try:
-                yield
-            except Exception as error:  # raised behind the group, which would wrap it
-                failure = error
-            tasks.cancel_scope.cancel()
+                await watched(sink.background(), on_wait)
+            except Exception as error:
+                self._breach = NotConforming("background", f"background() raised {error!r:.200}")
+        beside.ended.set()
+
+    def _check_background(self) -> None:
         breach, self._breach = self._breach, None
-        if failure is not None:
-            raise failure
         if breach is not None:
             raise breach
-
-    async def _background(self, sink: HasBackground) -> None:
-        try:
-            await sink.background()
-        except Exception as error:
-            self._breach = NotConforming("background", f"background() raised {error!r:.200}")
 
     async def pause(self) -> None:
         """A slow caller: much time on the sink's clock, little on the loop's."""
@@ -326,6 +347,7 @@ class Player:
 
     async def look(self, part: str, when: str) -> None:
         """What readers see is what the rows applied so far give."""
+        self._check_background()
         shadow, sink = self.shadow, self.sink
         get = getattr(sink, "get", None)
         if get is not None:

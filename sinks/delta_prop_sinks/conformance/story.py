@@ -14,7 +14,7 @@ import numpy as np
 
 from delta_prop_sinks.conformance.player import check_frozen
 from delta_prop_sinks.conformance.rules import NotConforming
-from delta_prop_sinks.conformance.steps import Leftovers, cancelled_at, let_go, watched
+from delta_prop_sinks.conformance.steps import Leftovers, cancelled_at, let_go
 from delta_prop_sinks.conformance.world import rows_of
 from delta_prop_sinks.sink import Delivery, HasBackground, RejectDelta, StopSink, TryAgain
 from delta_prop_wire.delta import (
@@ -131,9 +131,8 @@ async def resume(player: Player) -> None:
 
 async def _find_out_whether_it_outlives(player: Player, seen: object) -> None:
     """Open the sink once, to learn whether its data is there again."""
-    sink = player.sink
     try:
-        point = await player.call("open() after aclose()", lambda: sink.open(player.log))
+        point = await player.call("open() after aclose()", partial(player.sink.open, player.log))
     except NotConforming:
         raise
     except Exception as error:
@@ -167,33 +166,15 @@ async def cancellation(player: Player) -> None:
 
 
 async def _cancelled_backgrounds(player: Player) -> None:
-    if not isinstance(player.sink, HasBackground):
-        return
-    for wait in range(1, WAITS_MAX // 2):
-        waits = 0
-        with anyio.move_on_after(player.settings.deadline_s):
-            async with anyio.create_task_group() as tasks:
-                background = player.sink.background
-                tasks.start_soon(_count_and_cancel, background, wait, tasks.cancel_scope)
-                with anyio.CancelScope(shield=True):
-                    await player.deliver(grow(player, f"behind-{wait}"), "cancellation")
-                await player.pause()
-                tasks.cancel_scope.cancel()
-        waits += 1
+    for wait in range(1, WAITS_MAX // 2 if isinstance(player.sink, HasBackground) else 1):
+        await player.stop_background()
+        player.start_background(cancel_at=wait)
+        await player.deliver(grow(player, f"behind-{wait}"), "cancellation")
+        await player.pause()
+        await player.stop_background()
+        player.start_background()
         await player.deliver(grow(player, f"beyond-{wait}"), "cancellation")
         await player.look("cancellation", f"after a background() that was cancelled at its wait {wait}")
-
-
-async def _count_and_cancel(call: Callable[[], object], wait: int, scope: anyio.CancelScope) -> None:
-    waits = 0
-
-    def on_wait() -> None:
-        nonlocal waits
-        waits += 1
-        if waits == wait:
-            scope.cancel()
-
-    await watched(call(), on_wait)  # type: ignore[arg-type]
 
 
 async def _cancelled_closings(player: Player) -> None:
@@ -281,14 +262,9 @@ async def _failing_target(player: Player) -> None:
         deliveries = grow(player, f"target-{at}")
         failing(at)
         failure = await player.apply(deliveries)
-        if failure is not None and not isinstance(failure, StopSink):
-            still = (
-                await player.apply(player.rest(deliveries, failure))
-                if player.rest(deliveries, failure)
-                else None
-            )
-            failure = still if still is not None else failure
-            deliveries = [one for one in deliveries if not _is_applied(player, one)]
+        if isinstance(failure, TryAgain):  # it is tried again too early
+            deliveries = player.rest(deliveries, failure)
+            failure = await player.apply(deliveries) if deliveries else None
         failing(None)
         await _go_on(player, deliveries, failure)
         await player.look(
@@ -354,15 +330,14 @@ async def _failing_backgrounds(player: Player) -> None:
         return
     fault = player.log.fault
     for at in range(1, CALLS_MAX + 1):
-        async with player.background():
-            fault.plan(at, after=False)
-            deliveries = grow(player, f"worker-{at}")
-            failure = await player.apply(deliveries)
-            await player.pause()
-            reached = fault.calls >= at
-            fault.mend()
-            await _go_on(player, deliveries, failure)
-            await player.deliver(grow(player, f"mended-{at}"))
+        fault.plan(at, after=False)
+        deliveries = grow(player, f"worker-{at}")
+        failure = await player.apply(deliveries)
+        await player.pause()
+        reached = fault.calls >= at
+        fault.mend()
+        await _go_on(player, deliveries, failure)
+        await player.deliver(grow(player, f"mended-{at}"))
         await player.look("failure", f"after call {at} of the thread port failed beside background()")
         if not reached:
             return
@@ -437,10 +412,9 @@ async def late(player: Player) -> None:
     await player.deliver([*_late(player, aside)], "late")
     await player.look("late", "after late rows came again behind a restart")
     again = _append_with_gaps(player, "late")
-    async with player.background():
-        await deliver_new(player)
-        await player.pause()
-        await player.deliver([*_late(player, again)], "late")
+    await deliver_new(player)
+    await player.pause()
+    await player.deliver([*_late(player, again)], "late")
     log.aside.difference_update(again)
     await player.reopen("open() after rows that came late last")
     await player.look("late", "after a restart behind rows that came late last")
@@ -497,20 +471,19 @@ def _late(player: Player, offsets: Sequence[int]) -> Iterator[Delivery]:
 async def slow(player: Player) -> None:
     """Long pauses between deliveries, background work beside them; then many rows at once."""
     log = player.log
-    async with player.background():
-        for at in range(3):
-            await player.deliver(grow(player, f"slow-{at}"), "background")
-            await player.pause()
-            await player.look("background", "after a pause between deliveries")
-        for at in range(4):
-            log.append(*(Delta(f"many-{i}", create([i, at, 0, 0])) for i in range(50)))
-            log.append(*(Delta(f"many-{i}", sparse_add([1, 2], [1, at])) for i in range(50)))
-        log.append(*(Delta("one", create([at, 0, 0, 0])) for at in range(20)))
-        log.append(*(Delta("one", scale(2)) for _ in range(20)))
-        await deliver_new(player)
-        await player.look("order", "after hundreds of rows in one call")
+    for at in range(3):
+        await player.deliver(grow(player, f"slow-{at}"), "background")
         await player.pause()
-        await player.look("background", "after hundreds of rows and a pause")
+        await player.look("background", "after a pause between deliveries")
+    for at in range(4):
+        log.append(*(Delta(f"many-{i}", create([i, at, 0, 0])) for i in range(50)))
+        log.append(*(Delta(f"many-{i}", sparse_add([1, 2], [1, at])) for i in range(50)))
+    log.append(*(Delta("one", create([at, 0, 0, 0])) for at in range(20)))
+    log.append(*(Delta("one", scale(2)) for _ in range(20)))
+    await deliver_new(player)
+    await player.look("order", "after hundreds of rows in one call")
+    await player.pause()
+    await player.look("background", "after hundreds of rows and a pause")
 
 
 async def crash(player: Player) -> None:
@@ -520,13 +493,10 @@ async def crash(player: Player) -> None:
         if when == "a cancelled apply()":
             await player.cancel_apply(2, deliveries)
         else:
-            async with player.background():
-                await player.deliver(deliveries)
-                if "background" in when:
-                    await player.pause()
-                if when.startswith("apply() and"):
-                    await player.deliver(grow(player, "lost"))
-        del deliveries
+            await player.deliver(deliveries)
+        if "background" in when:
+            await player.pause()
+            await player.deliver(grow(player, "lost"))
         await player.crash(f"open() after a crash behind {when}")
         await player.look("committed", f"after a crash behind {when}, from the sink's cursor {player.start}")
         left = [one for one in player.log.deliveries(player.start) if not _is_applied(player, one)]
@@ -545,10 +515,9 @@ async def closing(player: Player, before: Leftovers) -> None:
     """Closed under load, with work in hand; and nothing is left."""
     fault = player.log.fault
     fault.turns = 20
-    async with player.background():
-        await player.deliver(grow(player, "load"))
-        await player.pause()
-        await player.deliver(grow(player, "load"))
+    await player.deliver(grow(player, "load"))
+    await player.pause()
+    await player.deliver(grow(player, "load"))
     await player.close("aclose() under load")
     fault.turns = 2
     await player.make_and_open("open() after aclose() under load")

@@ -289,3 +289,8 @@ def rows_of(delivery: Delivery) -> list[int]:
     """The rows that are meant."""
     rows: Any = range(delivery.logged.count) if delivery.rows is None else delivery.rows.tolist()
     return list(rows)
+
+
+def offsets_of(delivery: Delivery) -> list[int]:
+    """Their offsets."""
+    return [delivery.first_offset + row for row in rows_of(delivery)]
