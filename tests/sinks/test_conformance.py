@@ -21,6 +21,7 @@ from delta_prop_sinks import (
     check_sink,
 )
 from delta_prop_sinks.conformance import Applied
+from delta_prop_sinks.linking import Linked
 from tests.sinks.right_sinks import Plain, Store, Target
 
 if TYPE_CHECKING:
@@ -60,16 +61,26 @@ class Pair:
 
     name = "pair"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, stored: Path, **linked: Any) -> None:
         resident = Resident()
-        self.storage = StorageSink(path, resident=resident)
-        self.index = IndexSink(resident=resident)
-        self.get, self.background = self.storage.get, self.storage.background
+        self.storage = StorageSink(stored, resident=resident)
+        self.index = IndexSink(resident=resident, **linked)
+        self.get, self.backlog = self.storage.get, self.index.backlog
         self.head, self.dimensions = self.index.head, self.index.dimensions
+
+    async def background(self) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.storage.background)
+            tasks.start_soon(self.index.background)
 
     async def open(self, context: SinkContext) -> ResumePoint:
         point = await self.storage.open(context)
-        await self.index.open(_Silent(context))
+        try:
+            await self.index.open(_Silent(context))
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.storage.aclose()
+            raise
         return point
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
@@ -77,8 +88,10 @@ class Pair:
         await self.storage.apply(deliveries)
 
     async def aclose(self) -> None:
-        await self.index.aclose()
-        await self.storage.aclose()
+        try:
+            await self.index.aclose()
+        finally:
+            await self.storage.aclose()
 
     def statistics(self) -> object:
         return self.storage.statistics()
@@ -121,6 +134,20 @@ class Folded:
 
 def test_storage_and_index_of_the_same_vectors(tmp_path: Path) -> None:
     conforms(lambda: Pair(tmp_path / "v.db"), found, expected=Folded())
+
+
+def test_storage_and_a_linked_index_with_a_file(tmp_path: Path) -> None:
+    pytest.importorskip("usearch")
+    linked = Linked(graph_rows_min=4, unlinked_rows_max=300, save_s=1.0)
+    conforms(
+        lambda: Pair(tmp_path / "v.db", linked=linked, path=tmp_path / "v.graph"), found, expected=Folded()
+    )
+
+
+def test_a_linked_index() -> None:
+    pytest.importorskip("usearch")
+    linked = Linked(graph_rows_min=4, unlinked_rows_max=64)
+    conforms(lambda: IndexSink(linked=linked), found, expected=Folded())
 
 
 def test_index() -> None:

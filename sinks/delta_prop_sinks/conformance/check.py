@@ -48,9 +48,9 @@ async def check_sink(
     before = Leftovers()
     failure: Exception | None = None
     async with anyio.create_task_group() as tasks:
-        player = Player(Settings(make, probe, expected, failing, forgets, pause_s, deadline_s), tasks)
         try:
-            await _play(player, before)
+            settings = Settings(make, probe, expected, failing, forgets, pause_s, deadline_s)
+            await _play(Player(settings, tasks), before)
         except Exception as error:  # raised behind the group, which would wrap it
             failure = error
         tasks.cancel_scope.cancel()
