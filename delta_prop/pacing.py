@@ -148,7 +148,7 @@ class Pacing:
             self.pacer.resume(gauge.name, now)
 
     def _law(self, gauge: Gauge) -> Law:
-        limits = self._settings.rate_limits(gauge.drained_a_second())
+        limits = self._settings.rate_limits(gauge.rate(self._settings))
         return DrainLaw(limits) if self._settings.rate_law == "drain" else SpecificationLaw(limits)
 
     def _sort(self) -> None:
@@ -201,12 +201,17 @@ class Gauge:
             drained, max(depth - below, 0), max(depth_max - below, 1)
         )
 
-    def drained_a_second(self) -> float | None:
-        """Lately; None where that is not known."""
-        if self.credits is not None or len(self._looks) < LOOKS:
-            return None
-        seconds = self._looks[-1][0] - self._looks[0][0]
-        return sum(count for _, count in list(self._looks)[1:]) / seconds if seconds > 0 else None
+    def rate(self, settings: Settings) -> float:
+        """What to begin with, deltas a second: what was drained over the last second, where that is known.
+
+        Else as usual, but so that what is left above the mark lasts a second.
+        """
+        looks = self._looks
+        if self.credits is not None:
+            return settings.rate_initial
+        if len(looks) == LOOKS and (seconds := looks[-1][0] - looks[0][0]) > 0:
+            return sum(count for _, count in list(looks)[1:]) / seconds
+        return min(settings.rate_initial, (1 - settings.pacing_from) * self._look()[1])
 
     def tell(self, paces: bool, full: float) -> None:
         """Tell who reads the program's log."""

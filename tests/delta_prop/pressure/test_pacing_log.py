@@ -1,0 +1,199 @@
+"""A required sink that falls behind: it paces before the log is full, and at the limit its terms decide."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop import Propagator, Settings
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_sinks.sink import StopSink
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.frames import Level
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.pressure.paced import Admitted, WorkingSink, demand
+from tests.delta_prop.support import made, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop.backpressure.pacer import Pressure
+    from delta_prop_sinks.sink import Delivery
+
+LOG_DELTAS_MAX = 40_000
+DRAIN = 5_000.0
+
+
+class StoppingSink(WorkingSink):
+    """Stops at its first call."""
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        """Stop."""
+        raise StopSink("out of order")
+
+
+def log_settings(log_deltas_max: int = LOG_DELTAS_MAX) -> Settings:
+    return Settings(log_deltas_max=log_deltas_max)
+
+
+def paced_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "paces the source" in record.getMessage()]
+
+
+def test_a_required_sink_paces_from_80_percent_of_the_log_and_the_source_settles(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "delta_prop")
+
+    async def main() -> None:
+        slow, quick = WorkingSink("slow", [DRAIN]), WorkingSink("quick", [1e6])
+        admitted, fills = Admitted(), []
+
+        async with Propagator(log_settings(), world=virtual_world()) as p:
+            await p.attach(quick)
+            await p.attach(slow)
+
+            async def look() -> None:
+                while True:
+                    await anyio.sleep(0.05)
+                    fills.append((anyio.current_time(), p._log.fill(p._sinks.feed("slow").committed)))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(look)
+                await demand(p, admitted, until_s=15.0)
+                tell(p.pressure(), p)
+                await anyio.sleep(0.25)  # the demand falls
+                assert p.pressure().level <= Level.WARN
+                await anyio.sleep(30)
+                tasks.cancel_scope.cancel()
+            statistics = p.statistics()
+            assert (statistics.refused, statistics.log.refused) == (0, 0)
+            assert not statistics.sinks["slow"].pacing
+            assert statistics.pressure.level is Level.OK
+            assert statistics.pressure.rate_limit is None
+            assert slow.rows == quick.rows == statistics.accepted
+        # Till then it went as fast as it could; then at the rate the sink drains, without a saw-tooth.
+        settled = list(admitted.rates(5, 15))
+        assert min(settled) >= 0.9 * DRAIN
+        assert max(settled) <= 1.1 * DRAIN
+        held = [fill for at, fill in fills if 1 < at < 15]
+        assert 0.8 < min(held) <= max(held) < 0.95
+        print(
+            f"admitted {min(settled):.0f} to {max(settled):.0f}/s; the log {min(held):.0%} to {max(held):.0%}"
+        )
+
+    def tell(pressure: Pressure, p: Propagator) -> None:
+        assert pressure.level is Level.THROTTLE
+        assert pressure.paced_by == "slow (its share of the log)"
+        assert pressure.rate_limit == pytest.approx(DRAIN, rel=0.1)
+        assert "sink 'slow (its share of the log)' is pacing" in pressure.reason
+        assert f"it drains {DRAIN:.0f} deltas/s" in pressure.reason
+        assert pressure.retry_after_ms is not None
+        assert 1 <= pressure.retry_after_ms <= 1_000
+        told = p.statistics().sinks
+        assert told["slow"].pacing
+        assert not told["quick"].pacing
+
+    run_virtual(main)
+    told = [line for line in paced_lines(caplog) if "'slow'" in line]
+    assert [line.split("source")[0] for line in told] == [
+        "sink 'slow' paces the ",
+        "sink 'slow' no longer paces the ",
+    ]
+
+
+def test_at_the_limit_producers_are_refused_and_told_which_sink_holds_the_log() -> None:
+    """It has stopped, and gives nothing up: producers are slowed down first, then refused."""
+
+    async def main() -> None:
+        async with Propagator(log_settings(1_000), world=virtual_world()) as p:
+            await p.attach(StoppingSink("stopped", [1.0]), on_log_full="refuse")
+            refusal = None
+            while refusal is None and anyio.current_time() < 60:
+                receipt = p.offer(*(made(f"v{row}") for row in range(10)))
+                with anyio.move_on_after(5):
+                    try:
+                        await receipt.wait()
+                    except Refused as told:
+                        refusal = told
+                if p.statistics().log.deltas == 900:
+                    assert p.pressure().level is Level.THROTTLE
+                    assert p.pressure().paced_by == "stopped (its share of the log)"
+            assert refusal is not None
+            assert refusal.code is ErrorCode.LOG_FULL
+            assert "sink 'stopped' still needs the oldest (offset 0)" in refusal.message
+            assert refusal.details["held_by"] == "stopped"
+            assert refusal.retry_after_ms
+            assert p.statistics().sinks["stopped"].state == "stopped"
+            assert anyio.current_time() > 1  # it was paced before: 200 deltas at 100 a second, at least
+            await p.detach("stopped")
+            assert (await p.publish(made("after"))).offset == 1_000
+
+    run_virtual(main)
+
+
+def test_at_the_limit_a_sink_that_gives_way_loses_its_place_alone() -> None:
+    async def main() -> None:
+        quick, slow = WorkingSink("quick", [1e6]), WorkingSink("slow", [5_000.0])
+        stopped = StoppingSink("stopped", [1.0])
+        async with Propagator(log_settings(1_000), world=virtual_world()) as p:
+            await p.attach(quick)
+            await p.attach(slow)
+            await p.attach(stopped, on_log_full="needs_snapshot")
+            times: list[float] = []
+            for number in range(1, 301):
+                await p.publish(*(made(f"v{number}-{row}") for row in range(10)))
+                times.append(anyio.current_time())
+                await anyio.sleep(0.005)
+                assert p.pressure().paced_by is None, number  # 2,000 a second: the others keep up
+                assert not p.statistics().sinks["stopped"].pacing
+                assert (p.statistics().sinks["stopped"].state == "needs snapshot") == (number > 100)
+            assert times[-1] == pytest.approx(300 * 0.005, abs=0.01)  # nobody was slowed down
+            statistics = p.statistics()
+            assert (statistics.refused, statistics.log.refused, statistics.accepted) == (0, 0, 3_000)
+            assert "needs a snapshot" in (statistics.sinks["stopped"].reason or "")
+            await p.wait_visible(3_000, sinks=["quick", "slow"])
+            assert quick.rows == slow.rows == 3_000
+            # Back again, from what the log still has.
+            await p.detach("stopped")
+            again = WorkingSink("stopped", [1e6])
+            await p.attach(again, start="earliest")
+            first = p.statistics().log.first_offset
+            await p.wait_visible(3_000, sinks=["stopped"])
+            assert again.rows == 3_000 - first > 0
+
+    run_virtual(main)
+
+
+def test_a_sink_that_gives_way_and_stands_still_is_not_said_to_pace(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "delta_prop")
+
+    async def main() -> None:
+        async with Propagator(log_settings(1_000), world=virtual_world()) as p:
+            await p.attach(StoppingSink("stopped", [1.0]), on_log_full="needs_snapshot")
+            for number in range(150):
+                await p.publish(*(made(f"v{row}") for row in range(10)))
+                await anyio.sleep(0.01)
+                assert p.pressure().level is Level.OK, number
+
+    run_virtual(main)
+    assert paced_lines(caplog) == []
+
+
+def test_what_waits_for_room_when_the_log_is_full_is_refused_in_time() -> None:
+    async def main() -> None:
+        async with Propagator(log_settings(1_000), world=virtual_world()) as p:
+            await p.attach(StoppingSink("stopped", [1.0]))
+            for row in range(1_000):
+                await p.publish(made(f"v{row}"))
+            before = anyio.current_time()
+            late = await refused(p.publish(made("late"), timeout_s=3))
+            assert late.code is ErrorCode.LOG_FULL
+            assert anyio.current_time() == pytest.approx(before + 3)
+
+    run_virtual(main)
