@@ -135,6 +135,8 @@ class Attached:
                     tasks.start_soon(feed.run)
         finally:
             self._ended.set()
+            if not self.closing:  # cancelled from outside: nobody is to wait for it
+                feed.give_up()
 
     async def close(self, timeout_s: float) -> None:
         """Bring the sink what the log holds, end its tasks, close it; all under one deadline."""

@@ -39,6 +39,10 @@ class Randomness(Protocol):
         """A number from 0 (inclusive) to 1 (exclusive)."""
         ...
 
+    def fork(self, name: str) -> Randomness:
+        """A source for one concern, which takes nothing from what others draw."""
+        ...
+
 
 class Threads(Protocol):
     """One worker thread: calls that block run there, one at a time, in order."""

@@ -57,6 +57,10 @@ class SystemRandomness:
         """A number from 0 to 1."""
         return self._generator.random()
 
+    def fork(self, name: str) -> SystemRandomness:
+        """A source for one concern."""
+        return SystemRandomness()
+
 
 class WorkerThread:
     """Runs blocking calls one at a time, off the event loop."""

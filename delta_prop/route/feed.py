@@ -7,7 +7,6 @@ fails comes again, ever more slowly; a delta that the sink rejects goes to its q
 
 from __future__ import annotations
 
-import heapq
 import logging
 from collections import deque
 from typing import TYPE_CHECKING
@@ -17,11 +16,12 @@ import anyio.lowlevel
 import numpy as np
 
 from delta_prop.route.breaker import Breaker, BreakerState
-from delta_prop.route.late import Replayed, late_deliveries, rows_of
+from delta_prop.route.late import answer_request, rows_of
 from delta_prop.route.mailbox import Mailbox
 from delta_prop.route.quarantine import Quarantine
 from delta_prop.route.status import ENDED, FeedLimits, FeedState, FeedStatistics, KeptCursor
 from delta_prop.route.table import Nothing
+from delta_prop.route.waiting import OffsetWaiters
 from delta_prop_sinks.sink import Delivery, RejectDelta, SinkFailure, StopSink, TryAgain
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import Refused
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from delta_prop.ports import World
     from delta_prop.route.late import ReplayRequest
-    from delta_prop.route.quarantine import SetAside
     from delta_prop.route.table import Table
     from delta_prop_broker.log.contract import Log
     from delta_prop_sinks.sink import Sink
@@ -74,7 +73,8 @@ class Feed:
         self.last_failure: BaseException | None = None
         self._log = log
         self._table = table
-        self._world = world
+        self._clock = world.clock
+        self._chance = world.randomness.fork(f"retries of {name}")  # one sink's must not move another's
         self._keeps_cursor = keeps_cursor
         self._on_progress = on_progress
         self._mailbox = Mailbox(limits.mailbox_deltas_max, limits.mailbox_bytes_max)
@@ -92,9 +92,8 @@ class Feed:
         self._calls = anyio.CancelScope()
         self._called_at = 0.0
         self._requests: deque[ReplayRequest] = deque()
-        self._waiters: list[tuple[int, int, anyio.Event]] = []
-        self._commit_waiters: list[tuple[int, int, anyio.Event]] = []
-        self._waits = 0
+        self._waiters = OffsetWaiters()
+        self._commit_waiters = OffsetWaiters()
         self._start = start
         self._deliveries = self._success = self._set_aside = 0
         self._backpressure = self._errors = self._defects = self._retries = 0
@@ -181,41 +180,31 @@ class Feed:
         while (self.committed if committed else self.applied) < offset:
             if self.reason is not None:
                 raise self.reason.with_traceback(None)  # many raise it; their traces must not add up
-            self._waits += 1
-            waiter = (offset, self._waits, anyio.Event())
-            heapq.heappush(waiters, waiter)
-            try:
-                await waiter[2].wait()
-            finally:
-                if not waiter[2].is_set():  # given up: nothing stays behind
-                    waiters.remove(waiter)
-                    heapq.heapify(waiters)
+            await waiters.wait(offset)
 
     # --- what the chain does
 
     def offer(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> None:
         """Hand over a batch that has become visible; `rows` None means all. Never waits."""
-        delivery = Delivery(logged, rows)
-        if self._behind or self.ended:
-            self._behind = True
-            self._backpressure += delivery.count
-            return
-        if self._quiet:
-            self._settle(logged.offset)
-        if not self._mailbox.put(delivery, self._world.clock.now()):
+        if self._behind or self.ended or not self._push(logged, rows):
             self._behind = True  # from here on it reads the log
-            self._backpressure += delivery.count
+            self._backpressure += logged.count if rows is None else len(rows)
             return
         self._end = logged.next_offset
         if self._bell is not None:
             self._bell.set()
+
+    def _push(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> bool:
+        if self._quiet:
+            self._settle(logged.offset)
+        return self._mailbox.put(Delivery(logged, rows), self._clock.now())
 
     def note_committed(self, next_offset: int) -> None:
         """The sink says that everything below is durable, its own cursor with it."""
         self._reported = max(self._reported, next_offset)
         if next_offset > self._committed:
             self._committed = next_offset
-            self._wake(self._commit_waiters, self.committed)
+            self._commit_waiters.wake(self.committed)
             self._on_progress()
 
     # --- what an operator does
@@ -243,10 +232,8 @@ class Feed:
         self.state, self.reason = state, refusal
         self._mailbox.clear()
         self._behind = True
-        for waiters in (self._waiters, self._commit_waiters):
-            for _, _, event in waiters:
-                event.set()
-            waiters.clear()
+        self._waiters.wake_all()
+        self._commit_waiters.wake_all()
         for request in self._requests if state is FeedState.CLOSED else ():
             request.end(refusal)
         self._on_progress()
@@ -279,7 +266,7 @@ class Feed:
             self._read_on()
             late = TimeoutError(f"a call took longer than {self.limits.apply_s_max} s (apply_s_max)")
             self._errors += 1
-            await self._back_off(late)
+            await self.back_off(late)
 
     async def _run(self) -> None:
         busy = False
@@ -340,7 +327,7 @@ class Feed:
         """While the sink was busy deltas arrived: wait for a full batch, 10 ms from the first at most."""
         limits = self.limits
         while self._mailbox and self._mailbox.deltas < limits.batch_deltas and not self._behind:
-            left = self._mailbox.oldest_at + limits.linger_ms_max / 1000 - self._world.clock.now()
+            left = self._mailbox.oldest_at + limits.linger_ms_max / 1000 - self._clock.now()
             if left <= 0:
                 return
             await self._ring(left)
@@ -382,7 +369,7 @@ class Feed:
                 deliveries = self._sift(deliveries)
                 if not deliveries:
                     break
-            failure = await self._call(deliveries)
+            failure = await self.call(deliveries)
             if failure is None:
                 self._done(deliveries)
                 break
@@ -394,18 +381,18 @@ class Feed:
                 self.stop(self._quarantine_full(self._full_at))
         self._full_at = None
 
-    async def _call(self, deliveries: Sequence[Delivery]) -> Exception | None:
+    async def call(self, deliveries: Sequence[Delivery]) -> Exception | None:
         """One call of the sink; what it failed with, None if it did not."""
         self.state = FeedState.WORKING
         self._in_hand = sum(delivery.count for delivery in deliveries)
-        self._called_at = self._world.clock.now()
+        self._called_at = self._clock.now()
         self.breaker.probe()
         try:
             await self.sink.apply(deliveries)
         except anyio.get_cancelled_exc_class() as stray:
             await anyio.lowlevel.checkpoint_if_cancelled()
             self.stop(
-                self._failed(f"its call let a cancellation out ({stray!r}): detach it, and attach it again")
+                self.failed(f"its call let a cancellation out ({stray!r}): detach it, and attach it again")
             )
             raise
         except Exception as failure:
@@ -417,7 +404,7 @@ class Feed:
     async def _after_failure(self, deliveries: list[Delivery], failure: Exception) -> list[Delivery]:
         """Do what the failure asks for; what is left to deliver."""
         if isinstance(failure, StopSink):
-            self.stop(self._failed(failure.reason))
+            self.stop(self.failed(failure.reason))
             return deliveries
         if isinstance(failure, RejectDelta):
             self.breaker.progressed()
@@ -427,16 +414,16 @@ class Feed:
             rest = self._drop_done(deliveries, failure.done_offset)
             if rest is not deliveries:
                 self.breaker.progressed()
-        await self._back_off(failure)
+        await self.back_off(failure)
         return rest
 
-    async def _back_off(self, failure: Exception) -> None:
+    async def back_off(self, failure: Exception) -> None:
         """Wait for the next try. A failure without one of the contract's names is a defect of the sink."""
         self._retries += 1
         self._defects += not isinstance(failure, SinkFailure)
         self.last_failure = failure
         opened = self.breaker.opened
-        wait_s = self.breaker.failed(self._world.clock.now(), self._world.randomness.random())
+        wait_s = self.breaker.failed(self._clock.now(), self._chance.random())
         if self.breaker.state is BreakerState.CLOSED:
             self.state = FeedState.RETRYING
             await anyio.sleep(wait_s)
@@ -484,7 +471,7 @@ class Feed:
     def _sift(self, deliveries: list[Delivery]) -> list[Delivery]:
         """Line up what has to wait behind a rejected delta, as far as there is room; what passes."""
         passing: list[Delivery] = []
-        at_us = self._world.clock.wall_us()
+        at_us = self._clock.wall_us()
         for delivery in deliveries:
             sifted = self.quarantine.sift(delivery, at_us)
             self._set_aside += sifted.lined_up
@@ -500,11 +487,9 @@ class Feed:
         at = failure.offset - rest[0].first_offset if rest else -1
         rows = rows_of(rest[0]) if rest else np.empty(0, np.intp)
         if at not in rows:
-            self.stop(
-                self._failed(f"it rejected offset {failure.offset}, which it was not given: {failure.reason}")
-            )
+            self.stop(self.rejected_another(failure))
             return rest
-        if not self.quarantine.reject(rest[0].logged, at, failure.reason, self._world.clock.wall_us()):
+        if not self.quarantine.reject(rest[0].logged, at, failure.reason, self._clock.wall_us()):
             self._progress(failure.offset)  # what lies before it is applied, or held
             self.stop(self._quarantine_full(failure.offset))
             return rest
@@ -515,71 +500,25 @@ class Feed:
         return [*([Delivery(rest[0].logged, left)] if len(left) else []), *rest[1:]]
 
     async def _answer(self, request: ReplayRequest) -> None:
-        """Apply or drop what an operator asks for, and what that frees; a full quarantine has room then."""
-        quarantine, held = self.quarantine, len(self.quarantine)
-        dropped = 0
-        if request.withdrawn:
-            self._requests.popleft()
-            return
-        leaving = {one.offset for one in quarantine.records() if one.reason is not None}
-        if request.offsets is not None:
-            leaving &= request.offsets
+        """Do what an operator asks for; a full quarantine has room then, and the sink goes on."""
         full = self._full
-        if full:  # stopped for that alone; what is replayed or dropped makes room
+        if full:  # stopped for that alone
             self.state, self.reason, self._full = FeedState.IDLE, None, False
         if self.ended:
-            request.end(self._failed("it applies nothing while it stands: restart it, then ask again"))
-        else:
-            if request.drop:
-                dropped = len(leaving)
-                for offset in leaving:
-                    quarantine.drop(offset)
-            await self._apply_late(leaving, request)
-            applied = held - dropped - len(quarantine)
-            if full and not self.ended:
-                self._go_on()
-            request.end(Replayed(applied, dropped, len(quarantine)))
+            request.end(self.failed("it applies nothing while it stands: restart it, then ask again"))
+        elif not request.withdrawn:
+            answer = await answer_request(self, request)
+            if not self.ended:
+                self.state = FeedState.IDLE
+                if full:
+                    self._go_on()
+            request.end(answer)
         self._requests.popleft()
-
-    async def _apply_late(self, leaving: set[int], request: ReplayRequest) -> None:
-        quarantine = self.quarantine
-        while records := quarantine.freed_by(leaving)[: self.limits.merge_deltas_max]:
-            failure = await self._call(late_deliveries(records))
-            self._in_hand = 0
-            if isinstance(failure, RejectDelta):
-                done = failure.offset
-            elif isinstance(failure, TryAgain):
-                done = failure.done_offset or 0
-            else:
-                done = 0 if failure is not None else records[-1].offset + 1
-            for one in records:
-                if one.offset < done:
-                    quarantine.replay(one.offset)
-            if isinstance(failure, StopSink):
-                self.stop(self._failed(failure.reason))
-            elif isinstance(failure, RejectDelta):
-                self._reject_again(records, failure)
-                leaving.discard(failure.offset)
-            elif failure is not None:
-                await self._back_off(failure)
-            if self.ended or request.withdrawn:
-                break
-        if not self.ended:
-            self.state = FeedState.IDLE
-
-    def _reject_again(self, records: Sequence[SetAside], failure: RejectDelta) -> None:
-        for one in records:
-            if one.offset == failure.offset:
-                self.quarantine.reject(one.logged, one.row, failure.reason, one.at_us)
-                return
-        self.stop(
-            self._failed(f"it rejected offset {failure.offset}, which it was not given: {failure.reason}")
-        )
 
     def _quarantine_full(self, offset: int) -> Refused:
         self._full = True
         quarantine = self.quarantine
-        return self._failed(
+        return self.failed(
             f"its quarantine is full ({len(quarantine)} of {quarantine.deltas_max} deltas, "
             f"{quarantine.bytes} of {quarantine.bytes_max} bytes), and offset {offset} belongs there too: "
             "replay or drop some"
@@ -596,7 +535,7 @@ class Feed:
         if self._applied < self._end:
             self._settle(self._end)
             self._tell_progress()
-        self._wake(self._commit_waiters, self.committed)
+        self._commit_waiters.wake(self.committed)
 
     def _settle(self, offset: int) -> None:
         """Nothing below is left to do, so what was passed over counts as done, and stays so."""
@@ -612,17 +551,22 @@ class Feed:
             self._tell_progress()
 
     def _tell_progress(self) -> None:
-        self._wake(self._waiters, self._applied)
+        self._waiters.wake(self._applied)
         if not self._keeps_cursor:
-            self._wake(self._commit_waiters, self._applied)
+            self._commit_waiters.wake(self._applied)
         self._on_progress()
 
-    def _failed(self, why: str) -> Refused:
+    def failed(self, why: str) -> Refused:
+        """Why it stops, in the words of a refusal."""
         return Refused(
             ErrorCode.PROCESSING_FAILED,
             f"sink {self.name!r} has stopped at offset {self._applied}: {why}",
             details={"sink": self.name, "applied": self._applied},
         )
+
+    def rejected_another(self, failure: RejectDelta) -> Refused:
+        """Its rejection names a delta that it was not given, so none can be set aside."""
+        return self.failed(f"it rejected offset {failure.offset}, which it was not given: {failure.reason}")
 
     def _told(self) -> str | None:
         """Why the sink gets nothing at the moment."""
@@ -631,11 +575,6 @@ class Feed:
         if self.state not in (FeedState.RETRYING, FeedState.BREAKER_OPEN):
             return None
         return f"{type(self.last_failure).__name__}: {self.last_failure}"
-
-    @staticmethod
-    def _wake(waiters: list[tuple[int, int, anyio.Event]], reached: int) -> None:
-        while waiters and waiters[0][0] <= reached:
-            heapq.heappop(waiters)[2].set()
 
 
 def _lost_place(name: str, applied: int) -> Refused:

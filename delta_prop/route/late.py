@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import anyio
 import numpy as np
 
-from delta_prop_sinks.sink import Delivery
+from delta_prop_sinks.sink import Delivery, RejectDelta, StopSink, TryAgain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from delta_prop.route.feed import Feed
     from delta_prop.route.quarantine import SetAside
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.errors import Refused
@@ -54,6 +55,53 @@ class ReplayRequest:
             return self._answer
         assert self._answer is not None
         raise self._answer.with_traceback(None)
+
+
+async def answer_request(feed: Feed, request: ReplayRequest) -> Replayed:
+    """Apply or drop what a request names, and apply what that frees, until it is done or withdrawn."""
+    quarantine = feed.quarantine
+    held, dropped = len(quarantine), 0
+    leaving = {one.offset for one in quarantine.records() if one.reason is not None}
+    if request.offsets is not None:
+        leaving &= request.offsets
+    if request.drop:
+        dropped = len(leaving)
+        for offset in leaving:
+            quarantine.drop(offset)
+    while records := quarantine.freed_by(leaving)[: feed.limits.merge_deltas_max]:
+        failure = await feed.call(late_deliveries(records))
+        applied_below = _applied_below(records, failure)
+        for one in records:
+            if one.offset < applied_below:
+                quarantine.replay(one.offset)
+        if isinstance(failure, RejectDelta):
+            leaving.discard(failure.offset)
+            _reject_again(feed, records, failure)
+        elif isinstance(failure, StopSink):
+            feed.stop(feed.failed(failure.reason))
+        elif failure is not None:
+            await feed.back_off(failure)
+        if feed.ended or request.withdrawn:
+            break
+    return Replayed(held - dropped - len(quarantine), dropped, len(quarantine))
+
+
+def _applied_below(records: Sequence[SetAside], failure: Exception | None) -> int:
+    if failure is None:
+        return records[-1].offset + 1
+    if isinstance(failure, RejectDelta):
+        return failure.offset
+    return (failure.done_offset or 0) if isinstance(failure, TryAgain) else 0
+
+
+def _reject_again(feed: Feed, records: Sequence[SetAside], failure: RejectDelta) -> None:
+    one = next((one for one in records if one.offset == failure.offset), None)
+    if one is None:
+        feed.stop(
+            feed.failed(f"it rejected offset {failure.offset}, which it was not given: {failure.reason}")
+        )
+    else:
+        feed.quarantine.reject(one.logged, one.row, failure.reason, one.at_us)
 
 
 def rows_of(delivery: Delivery) -> NDArray[np.intp]:

@@ -59,6 +59,7 @@ class SeededRandomness:
     """Chance that can be repeated."""
 
     def __init__(self, seed: str) -> None:
+        self._seed = seed
         self._generator = random.Random(seed)
 
     def bytes(self, count: int) -> bytes:
@@ -68,6 +69,10 @@ class SeededRandomness:
     def random(self) -> float:
         """A number from 0 to 1."""
         return self._generator.random()
+
+    def fork(self, name: str) -> SeededRandomness:
+        """A source for one concern; it can be repeated too."""
+        return SeededRandomness(f"{self._seed} {name}")
 
 
 class InlineThread:

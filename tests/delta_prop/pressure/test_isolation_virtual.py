@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
-import pytest
 
 from delta_prop import Propagator, Settings
 from delta_prop.testing import run_virtual, virtual_world
@@ -151,7 +150,6 @@ def test_a_stalled_and_a_failing_sink_change_no_time_of_anybody_else(full: bool)
     )
 
 
-@pytest.mark.xfail(strict=True, reason="all sinks draw the jitter of their retries from one source of chance")
 def test_retries_of_one_sink_do_not_move_those_of_another() -> None:
     seed = 1
     told = first_difference(run(seed, others=troubled), run(seed, disturbing, others=troubled))

@@ -481,7 +481,7 @@ def test_giving_up_waiting_leaves_nothing_behind() -> None:
             for _ in range(50):
                 with anyio.move_on_after(0.1):
                     await feed.wait(1)
-            assert feed._waiters == []
+            assert len(feed._waiters) == 0
 
     run_virtual(main)
 
