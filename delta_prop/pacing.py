@@ -182,9 +182,15 @@ class Gauge:
         return depth / depth_max if depth_max else 1.0
 
     def mode(self) -> Mode:
-        """A sink that stands still must not hold the source for ever."""
-        still = self.feed.ended or self.feed.state is FeedState.BREAKER_OPEN
-        return Mode.SUSPENDED if still else Mode.PACING
+        """A sink that stands still must not hold the source; one that reads the log is let catch up."""
+        if self.stands_still:
+            return Mode.SUSPENDED
+        return Mode.CATCHING_UP if self.feed.behind else Mode.PACING
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether nothing is applied for now, however slow the source goes."""
+        return self.feed.ended or self.feed.state is FeedState.BREAKER_OPEN
 
     def measure(self, now: float, mark: float) -> tuple[float, Measure]:
         """How full it is, and what was drained since the last look.
@@ -245,11 +251,6 @@ class MailboxGauge(Gauge):
         assert self.credits is not None
         self.credits.set_out(*self.feed.in_flight)
 
-    def mode(self) -> Mode:
-        """A sink that reads the log is not held to credits; it is let catch up."""
-        mode = super().mode()
-        return Mode.CATCHING_UP if mode is Mode.PACING and self.feed.behind else mode
-
     def _look(self) -> tuple[int, int]:
         lag, rows_max = self._log.visible - self.feed.applied, self.feed.limits.mailbox_deltas_max
         if self.feed.behind:
@@ -287,8 +288,8 @@ class LogGauge(Gauge):
         self._gives_way = gives_way
 
     def mode(self) -> Mode:
-        """A sink that stands still, and for which the log will refuse producers, slows them down first."""
-        return super().mode() if self._gives_way else Mode.PACING
+        """One that stands still slows producers down, where the log will refuse them for its sake."""
+        return Mode.SUSPENDED if self._gives_way and self.stands_still else Mode.PACING
 
     def _look(self) -> tuple[int, int]:
         needed = self.feed.committed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -106,15 +107,23 @@ class Admitted:
 
 
 async def demand(
-    p: Propagator, admitted: Admitted, *, until_s: float, batch: int = 100, publishers: int = 5
+    p: Propagator,
+    admitted: Admitted,
+    *,
+    until_s: float,
+    batch: int = 100,
+    publishers: int = 5,
+    rate_max: float = inf,
 ) -> None:
-    """Publish batches one after the other, by several callers, until that time."""
+    """Publish batches one after the other, by several callers, until that time; as fast as it goes."""
     ids, matrix = IDS[:batch], MATRIX[:batch]
 
     async def publish() -> None:
         while anyio.current_time() < until_s:
             await p.publish_many(ids, matrix, kind=Kind.DENSE)
             admitted.note(batch)
+            if rate_max < inf:
+                await anyio.sleep(publishers * batch / rate_max)
 
     with anyio.move_on_after(until_s - anyio.current_time()):
         async with anyio.create_task_group() as callers:

@@ -1,0 +1,200 @@
+"""Whom the source waits for: a sink's own backlog, one that has stopped or fails, one that catches up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop import Propagator, Settings
+from delta_prop.backpressure.pacer import Mode
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_sinks.sink import Backlog, StopSink
+from delta_prop_wire.frames import Level
+from tests.delta_prop.pressure.paced import IDS, MATRIX, Admitted, WorkingSink, demand
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop_sinks.sink import Delivery
+
+BACKLOG_MAX = 20_000
+BACKGROUND = 4_000.0
+
+
+@dataclass(slots=True)
+class LinkingSink(WorkingSink):
+    """Takes rows at once, and works on them later, at its own rate; `apply` keeps the bound."""
+
+    waiting: int = 0
+    most: int = 0
+    worked: anyio.Event | None = None
+
+    def backlog(self) -> Backlog:
+        """What is left to work on."""
+        return Backlog(self.waiting, BACKLOG_MAX)
+
+    async def background(self) -> None:
+        """Work off 40 rows at a time."""
+        while True:
+            work = min(40, self.waiting)
+            await anyio.sleep(max(work, 1) / BACKGROUND)
+            self.waiting -= work
+            if self.worked is not None:
+                self.worked.set()
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        """Take the rows; wait where there is no room."""
+        rows = sum(delivery.count for delivery in deliveries)
+        while self.waiting + rows > BACKLOG_MAX:
+            self.worked = anyio.Event()
+            await self.worked.wait()
+        self.waiting += rows
+        self.rows += rows
+        self.most = max(self.most, self.waiting)
+
+
+@pytest.mark.parametrize("demand_max", [10 * BACKGROUND, inf], ids=["fast", "endless"])
+def test_a_sink_with_a_backlog_is_paced_at_what_its_background_achieves(demand_max: float) -> None:
+    """Endless demand fills the log before anybody can look: then the sink is let catch up first."""
+    log_deltas_max, until_s = (1_000_000, 20) if demand_max < inf else (40_000, 40)
+
+    async def main() -> None:
+        linking, admitted = LinkingSink("index", [1e6]), Admitted()
+        backlogs: list[tuple[float, int]] = []
+        async with Propagator(Settings(log_deltas_max=log_deltas_max), world=virtual_world()) as p:
+            await p.attach(linking)
+
+            async def look() -> None:
+                while True:
+                    await anyio.sleep(0.05)
+                    backlogs.append((anyio.current_time(), linking.waiting))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(look)
+                # Below the mark nobody is paced: the backlog is what it is for.
+                for _ in range(15):
+                    await p.publish_many(IDS, MATRIX)
+                await anyio.sleep(0.5)
+                assert p.pressure().paced_by is None
+                await demand(p, admitted, until_s=until_s, batch=200, rate_max=demand_max)
+                pressure = p.pressure()
+                assert pressure.level is Level.THROTTLE
+                assert pressure.paced_by == "index (its backlog)"
+                assert pressure.rate_limit == pytest.approx(BACKGROUND, rel=0.1)
+                assert p.statistics().sinks["index"].pacing
+                tasks.cancel_scope.cancel()
+            await anyio.sleep(10)
+            assert not p.statistics().sinks["index"].pacing
+            assert p.pressure().rate_limit is None
+            assert p.statistics().log.refused == 0
+        least = min(admitted.rates(5, until_s))
+        settled = list(admitted.rates(until_s - 10, until_s))
+        held = [rows for at, rows in backlogs if until_s - 10 < at < until_s]
+        print(f"\nadmitted {min(settled):.0f} to {max(settled):.0f}/s; backlog {min(held)} to {max(held)}")
+        assert least >= 0.25 * BACKGROUND
+        assert min(settled) >= 0.85 * BACKGROUND
+        assert max(settled) <= 1.15 * BACKGROUND
+        assert min(held) > 0.75 * BACKLOG_MAX
+        assert max(held) < BACKLOG_MAX  # it stands above the mark, and not at the bound
+        assert linking.most <= BACKLOG_MAX
+
+    run_virtual(main)
+
+
+@dataclass(slots=True)
+class TroubledSink(WorkingSink):
+    """Works, until it is told to fail."""
+
+    failure: Exception | None = None
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        """Work, or fail."""
+        if self.failure is not None:
+            raise self.failure
+        await WorkingSink.apply(self, deliveries)
+
+
+@pytest.mark.parametrize(
+    ("failure", "state"), [(StopSink("out of order"), "stopped"), (OSError("gone"), "breaker open")]
+)
+def test_a_pacing_sink_that_stands_still_holds_nobody_and_holds_again_when_it_goes_on(
+    failure: Exception, state: str
+) -> None:
+    async def main() -> None:
+        sink, admitted = TroubledSink("slow", [2_000.0]), Admitted()
+        async with Propagator(Settings(mailbox_deltas_max=5_000), world=virtual_world()) as p:
+            await p.attach(sink, pacing=True, required=False)
+            await demand(p, admitted, until_s=5)
+            assert p.pressure().paced_by == "slow"
+            assert p.statistics().sinks["slow"].pacing
+            sink.failure = failure
+            before = p.statistics().accepted
+            await anyio.sleep(60)
+            assert p.statistics().sinks["slow"].state == state
+            # Nothing waits, whatever is offered, and nobody is told to slow down.
+            assert p.pressure().rate_limit is None
+            assert p.pressure().level is Level.OK
+            assert not p.statistics().sinks["slow"].pacing
+            at = anyio.current_time()
+            for _ in range(200):
+                await p.publish_many(IDS[:100], MATRIX[:100])
+            assert anyio.current_time() == at
+            assert p.statistics().accepted == before + 20_000
+            # It goes on: the source goes at its pace again, at first at a share, as it has to catch up.
+            sink.failure = None
+            p.restart("slow")
+            await anyio.sleep(0.3)
+            assert p.statistics().sinks["slow"].pacing
+            assert p.pressure().paced_by == "slow"
+            assert p._sinks.pacing.pacer.mode("slow") is Mode.CATCHING_UP
+            at = anyio.current_time()
+            await demand(p, admitted, until_s=at + 60, batch=200)
+            assert not p.statistics().sinks["slow"].behind
+            assert max(admitted.rates(at + 50, at + 60)) <= 2_000 * 1.15
+            assert min(admitted.rates(at + 50, at + 60)) >= 2_000 * 0.85
+            assert p._sinks.feed("slow").in_flight[0] <= 5_000
+
+    run_virtual(main)
+
+
+def test_a_sink_that_is_attached_late_catches_up_while_producers_go_on() -> None:
+    past, capacity, mailbox = 50_000, 5_000.0, 5_000
+
+    async def main() -> None:
+        sink, admitted = WorkingSink("late", [capacity]), Admitted()
+        lags: list[tuple[float, int, bool]] = []
+        async with Propagator(Settings(mailbox_deltas_max=mailbox), world=virtual_world()) as p:
+            for _ in range(past // 1_000):
+                await p.publish_many(IDS, MATRIX)
+            sink.watch(p)
+            await p.attach(sink, pacing=True, start=0)
+
+            async def look() -> None:
+                while True:
+                    await anyio.sleep(0.05)
+                    told = p.statistics().sinks["late"]
+                    lags.append((anyio.current_time(), told.lag, told.behind))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(look)
+                await demand(p, admitted, until_s=60, batch=250)
+                tasks.cancel_scope.cancel()
+        arrived = next(at for at, _, behind in lags if not behind)
+        share = [rate / capacity for rate in admitted.rates(5, arrived - 1)]
+        print(f"\narrived after {arrived:.1f} s; admitted {min(share):.0%} to {max(share):.0%} meanwhile")
+        # 0.7 of what it drains is let in, so that 50,000 are caught up at 0.3 of it: some 33 s.
+        assert 25 < arrived < 45
+        assert min(share) > 0.5
+        assert max(share) < 0.85
+        # From then on credits hold, and it is not left behind again.
+        assert not any(behind for at, _, behind in lags if at > arrived)
+        assert max(lag for at, lag, _ in lags if at > arrived) <= mailbox
+        assert sink.most_in_flight <= mailbox
+        settled = [rate / capacity for rate in admitted.rates(arrived + 10, 60)]
+        assert 0.85 < min(settled) <= max(settled) < 1.15
+
+    run_virtual(main)
