@@ -22,13 +22,9 @@ if TYPE_CHECKING:
 Space = Literal["cosine", "l2"]
 
 CONNECTIVITY = 16
-EXPANSION_ADD = 32
 EXPANSION_SEARCH = 96
-"""Neighbours a node keeps, and how widely is looked when adding and when searching. Wider adding halves the
-rate and finds little more once results are scored again; with 8 neighbours every tenth row is not found."""
-
-NODE_BYTES = 400
-"""What a node costs beside its numbers: neighbours on all levels, its key, the allocator's rounding."""
+"""Neighbours that a node keeps, and how widely is looked when searching. With 8 neighbours every tenth row
+is not found; looking wider finds hardly more, since what is missed was linked in the wrong place."""
 
 
 class GraphFailed(Exception):
@@ -49,16 +45,16 @@ def require_usearch() -> None:
 class Graph:
     """Nodes of one space. `cosine` takes unit rows as float16, `l2` rows as they are."""
 
-    def __init__(self, space: Space, dimension: int) -> None:
+    def __init__(self, space: Space, dimension: int, expansion_add: int) -> None:
         from usearch.index import Index
 
-        self.space, self.dimension = space, dimension
+        self.space, self.dimension, self.expansion_add = space, dimension, expansion_add
         self._index: Any = Index(
             ndim=dimension,
             metric="ip" if space == "cosine" else "l2sq",
             dtype="f16" if space == "cosine" else "f32",
             connectivity=CONNECTIVITY,
-            expansion_add=EXPANSION_ADD,
+            expansion_add=expansion_add,
             expansion_search=EXPANSION_SEARCH,
             enable_key_lookups=False,
         )
@@ -103,7 +99,7 @@ class Graph:
             self._index.load(content)
         except (RuntimeError, ValueError, MemoryError) as error:
             raise GraphFailed(f"usearch: {error}") from error
-        self._index.expansion_add, self._index.expansion_search = EXPANSION_ADD, EXPANSION_SEARCH
+        self._index.expansion_add, self._index.expansion_search = self.expansion_add, EXPANSION_SEARCH
         if self._index.ndim != self.dimension:
             raise GraphFailed(f"usearch: the graph has dimension {self._index.ndim}, not {self.dimension}")
 

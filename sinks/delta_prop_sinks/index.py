@@ -2,7 +2,8 @@
 
 It keeps no copy: it reads the resident vectors, its own or those that it shares with a storage sink. Without
 `linked` a search compares the query with every vector. With it, a graph names candidates among the linked
-rows, and all unlinked ones are candidates: every row that changed and is not linked yet.
+rows; all unlinked ones, which are those that changed and are not linked yet, and the last few thousand that
+changed at all, are candidates too.
 Scores are exact whatever the slot order: candidates are scored again in float64.
 """
 
@@ -200,7 +201,8 @@ class IndexSink:
         product over 0.5 × the median norm + 0.5 × the vector's: between dot, which favours long vectors, and
         cosine, which favours short ones, for vectors whose length grows with their text's.
 
-        A linked index may miss a linked neighbour of the metric it is linked for, never an unlinked one.
+        A linked index may miss a neighbour of the metric it is linked for, but none that is unlinked or among
+        the last to have changed.
         """
         table = self.resident.tables.get(namespace)
         vector = checked_query(query, k, metric, None if table is None else table.dimension, namespace)

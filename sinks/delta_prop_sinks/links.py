@@ -114,6 +114,8 @@ class Links:
         *,
         tombstone_ratio_max: float,
         drift_share_max: float,
+        expansion_add: int = 48,
+        recent_rows: int = 4096,
         threads: int = 1,
     ) -> None:
         assert table.dimension is not None
@@ -125,8 +127,11 @@ class Links:
         self.unlinked_rows = 0
         self.links_done = self.rebuilds = 0
         self._threads = threads
+        self.expansion_add = expansion_add
+        self._recent: NDArray[np.intp] = np.full(recent_rows, -1, np.intp)
+        self._recent_at = 0
         self._tombstone_ratio_max, self._drift_share_max = tombstone_ratio_max, drift_share_max
-        self.base = Generation(Graph(space, self.dimension))
+        self.base = self._new_generation()
         self.young: Generation | None = None
         self._node: NDArray[np.int32] = np.full(0, -1, np.int32)
         self._in_young: NDArray[np.bool_] = np.zeros(0, np.bool_)
@@ -137,6 +142,9 @@ class Links:
         self._waiting_at = self._move_at = 0
         self._moves_next = False
         self._sample_at = 1000
+
+    def _new_generation(self) -> Generation:
+        return Generation(Graph(self.space, self.dimension, self.expansion_add))
 
     # --- what changed
 
@@ -149,12 +157,20 @@ class Links:
         gone, slots = slots[~alive], slots[alive]
         self._drop_nodes(gone)
         self._set_unlinked(gone, False)
+        self._remember(slots)
         linked = self._node[slots] >= 0
         moved = slots[linked]
         if len(moved):
             moved = moved[self._moved(moved, self._rows(moved))]
             self._drop_nodes(moved)
         self._set_unlinked(np.concatenate((slots[~linked], moved)), True)
+
+    def _remember(self, slots: NDArray[np.intp]) -> None:
+        """Rows changed last, in a ring: a search sees them for certain, linked or not."""
+        slots = slots[-len(self._recent) :]
+        at = (self._recent_at + np.arange(len(slots))) % len(self._recent)
+        self._recent[at] = slots
+        self._recent_at = (self._recent_at + len(slots)) % len(self._recent)
 
     def begin(self) -> None:
         """All vectors that no node stands for are unlinked."""
@@ -247,7 +263,7 @@ class Links:
             if len(part) or not self.unlinked_rows:
                 return part
             if self._waiting_at >= len(self._waiting):
-                self._waiting, self._waiting_at = self.unlinked(), 0
+                self._waiting, self._waiting_at = self._unlinked.nonzero()[0], 0
 
     def _next_moves(self) -> NDArray[np.intp]:
         base = self.base
@@ -270,7 +286,7 @@ class Links:
             self._in_young[:] = False
             self.rebuilds += 1
         elif self.young is None and base.dead > max(self._tombstone_ratio_max * base.live, 1000):
-            self.young = Generation(Graph(self.space, self.dimension))
+            self.young = self._new_generation()
             self._move_at = 0
 
     # --- how far a row may move
@@ -302,9 +318,15 @@ class Links:
 
     # --- searching
 
-    def unlinked(self) -> NDArray[np.intp]:
-        """The slots that must be searched one by one."""
-        return self._unlinked.nonzero()[0]
+    def candidates(self, query: NDArray[np.float32], k: int) -> NDArray[np.intp] | None:
+        """Slots that may be near: unlinked, changed last, and by the graph. None: only a full search will do."""
+        near = self.near(query, k)
+        if near is None:
+            return None
+        chosen = self._unlinked.copy()
+        chosen[self._recent[self._recent >= 0]] = True
+        chosen[near] = True
+        return chosen.nonzero()[0]
 
     def near(self, query: NDArray[np.float32], k: int) -> NDArray[np.intp] | None:
         """Slots of linked rows near a query in the graph's space; None where only a full search will do."""
@@ -316,7 +338,7 @@ class Links:
                 if slots is None:
                     return None
                 found.append(slots)
-        return np.unique(np.concatenate(found)).astype(np.intp) if found else np.zeros(0, np.intp)
+        return np.concatenate(found).astype(np.intp) if found else np.zeros(0, np.intp)
 
     # --- numbers
 

@@ -118,7 +118,7 @@ class Loaded:
             yield
 
 
-def unpack(content: memoryview, space: Space) -> tuple[int, list[Loaded]]:
+def unpack(content: memoryview, space: Space, expansion_add: int) -> tuple[int, list[Loaded]]:
     """The offset below which all was applied, and the parts. GraphFailed where it is another index's."""
     try:
         (length,) = _LENGTH.unpack_from(content)
@@ -131,16 +131,16 @@ def unpack(content: memoryview, space: Space) -> tuple[int, list[Loaded]]:
             for size in head["sections"]:
                 sections.append(content[at : at + size])
                 at += size
-            parts.append(_load(head, sections, space))
+            parts.append(_load(head, sections, space, expansion_add))
         return int(header["next_offset"]), parts
     except (KeyError, ValueError, TypeError, struct.error) as error:
         raise GraphFailed(f"what it holds does not fit together: {error!r}") from error
 
 
-def _load(head: dict[str, Any], sections: Sequence[memoryview], space: Space) -> Loaded:
+def _load(head: dict[str, Any], sections: Sequence[memoryview], space: Space, expansion_add: int) -> Loaded:
     dump, nodes, lengths, ids, rows = sections
     dimension, count = int(head["dimension"]), int(head["all_nodes"])
-    graph = Graph(space, dimension)
+    graph = Graph(space, dimension, expansion_add)
     graph.load(bytes(dump))
     if len(graph) > count:
         raise GraphFailed(f"its graph has {len(graph)} nodes, {count} were expected")

@@ -146,7 +146,9 @@ def test_what_was_just_applied_is_found_first(
     """Exact tier and graph together: whatever was linked when, a row is the nearest to its own vector."""
 
     async def main() -> None:
-        settings = Linked(metric=metric, graph_rows_min=20, unlinked_rows_max=200, tombstone_ratio_max=0.2)
+        settings = Linked(
+            metric=metric, graph_rows_min=20, unlinked_rows_max=200, tombstone_ratio_max=0.2, recent_rows=1
+        )
         log, index = await filled(60, settings)
         linker = index._linker
         assert linker is not None
@@ -223,7 +225,7 @@ def test_waiting_for_room_can_be_cancelled() -> None:
 
 def test_small_moves_need_no_link_and_large_ones_do() -> None:
     async def main() -> None:
-        log, index = await filled(2000)
+        log, index = await filled(2000, replace(SMALL, recent_rows=1, unlinked_rows_max=4000))
         links = index._linker.links["default"]  # type: ignore[union-attr]
         assert links.drift_max > 0, "measured while it was linked"
         before = numbers(index).links_done
