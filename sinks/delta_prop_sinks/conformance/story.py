@@ -15,7 +15,7 @@ import numpy as np
 from delta_prop_sinks.conformance.player import check_frozen
 from delta_prop_sinks.conformance.rules import NotConforming
 from delta_prop_sinks.conformance.steps import Leftovers, cancelled_at, let_go
-from delta_prop_sinks.conformance.world import rows_of
+from delta_prop_sinks.conformance.world import TURNS, rows_of
 from delta_prop_sinks.sink import Delivery, HasBackground, RejectDelta, StopSink, TryAgain
 from delta_prop_wire.delta import (
     Delta,
@@ -488,15 +488,23 @@ async def slow(player: Player) -> None:
 
 async def crash(player: Player) -> None:
     """Thrown away without aclose, at different moments: what it said was durable is there."""
-    for when in ("apply()", "a cancelled apply()", "apply() and background work"):
+    for when in (
+        "apply()",
+        "a cancelled apply()",
+        "background work and apply()",
+        "apply() amid background work",
+    ):
         deliveries = grow(player, f"lost-{len(when)}")
         if when == "a cancelled apply()":
             await player.cancel_apply(2, deliveries)
         else:
             await player.deliver(deliveries)
-        if "background" in when:
+        if when == "background work and apply()":
             await player.pause()
             await player.deliver(grow(player, "lost"))
+        if when == "apply() amid background work":
+            await _until_a_thread_is_busy(player)
+            await player.deliver(grow(player, "amid"))
         await player.crash(f"open() after a crash behind {when}")
         await player.look("committed", f"after a crash behind {when}, from the sink's cursor {player.start}")
         left = [one for one in player.log.deliveries(player.start) if not _is_applied(player, one)]
@@ -511,6 +519,16 @@ async def crash(player: Player) -> None:
     await player.look("late", "after a crash behind late rows, which came late again")
 
 
+async def _until_a_thread_is_busy(player: Player) -> None:
+    """Until the sink makes a call on its thread, if it does, which then takes its time."""
+    fault = player.log.fault
+    fault.begun = anyio.Event()
+    fault.turns = 20
+    with anyio.move_on_after(player.settings.pause_s):
+        await fault.begun.wait()
+    fault.turns = TURNS
+
+
 async def closing(player: Player, before: Leftovers) -> None:
     """Closed under load, with work in hand; and nothing is left."""
     fault = player.log.fault
@@ -519,7 +537,7 @@ async def closing(player: Player, before: Leftovers) -> None:
     await player.pause()
     await player.deliver(grow(player, "load"))
     await player.close("aclose() under load")
-    fault.turns = 2
+    fault.turns = TURNS
     await player.make_and_open("open() after aclose() under load")
     await player.look("close", "after aclose() under load and a restart")
     await player.deliver(grow(player, "last"))

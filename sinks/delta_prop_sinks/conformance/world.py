@@ -32,7 +32,8 @@ Ref = tuple[str, str]
 
 _HERE = 0x9000_0000_0000_0012
 _ELSEWHERE = 0x1230_0000_0000_0010
-_TURNS = 2
+TURNS = 2
+"""Of the event loop, that a call on a thread takes."""
 
 
 class Applied(NamedTuple):
@@ -64,7 +65,8 @@ class Fault:
     def __init__(self) -> None:
         self.calls = 0
         self.inside = 0
-        self.turns = _TURNS
+        self.turns = TURNS
+        self.begun = anyio.Event()
         self._fails_at: int | None = None
         self._after = False
 
@@ -79,6 +81,7 @@ class Fault:
     async def run(self, function: Callable[[], T]) -> T:
         """Make one call. Raises OSError where that is planned."""
         self.calls += 1
+        self.begun.set()
         fails = self.calls == self._fails_at
         for _ in range(self.turns):
             await anyio.lowlevel.checkpoint()
