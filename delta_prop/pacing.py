@@ -76,8 +76,7 @@ class Pacing:
         """Whether so many deltas and bytes may go down the chain now."""
         if self.pacer.rate is None:
             return True
-        for gauge in self._mailboxes:
-            gauge.count()
+        self._count()
         return self.pacer.admits(count, size, now)
 
     def note(self, count: int, size: int, now: float) -> None:
@@ -90,8 +89,7 @@ class Pacing:
 
     def wait_s(self, count: int, size: int, now: float) -> float | None:
         """When to ask again, in seconds; None when a sink has made progress."""
-        for gauge in self._mailboxes:
-            gauge.count()
+        self._count()
         return self.pacer.wait_s(count, size, now)
 
     # --- ten times a second
@@ -119,7 +117,12 @@ class Pacing:
             paces[gauge.feed] = paces.get(gauge.feed, False) or mode not in (None, Mode.SUSPENDED)
         for feed, pacing in paces.items():
             feed.pacing = pacing
+        self._count()  # nobody may have asked since; what is told of pressure rests on it too
         self.pacer.step(now, measures, waiting=waiting)
+
+    def _count(self) -> None:
+        for gauge in self._mailboxes:
+            gauge.count()
 
     def _look_at_log(self, now: float) -> None:
         """Let who is near the limit of the log pace from here on."""

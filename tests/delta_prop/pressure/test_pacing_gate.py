@@ -1,0 +1,364 @@
+"""At the closed gate: who goes first, who gives up, who is told what, and that nobody is lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop import Priority, Propagator, Settings
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_wire.frames import Level
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.support import made, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from delta_prop.backpressure.pacer import Pressure
+    from delta_prop.receipt import Receipt
+    from delta_prop_sinks.sink import Delivery, SinkContext
+
+MAILBOX = 10
+SETTINGS = Settings(mailbox_deltas_max=MAILBOX, batch_deltas=5, merge_deltas_max=5, close_timeout_s=5.0)
+
+
+class HeldSink:
+    """Applies when it is let, each call in its time; writes down what came, in order."""
+
+    name = "held"
+
+    def __init__(self, row_s: float = 0.0) -> None:
+        self.keys: list[str] = []
+        self.row_s = row_s
+        self.opened = anyio.Event()
+
+    async def open(self, context: SinkContext) -> None:
+        """Nothing to open: the service keeps the cursor."""
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        """Wait until it is let."""
+        rows = sum(delivery.count for delivery in deliveries)
+        await self.opened.wait()
+        await anyio.sleep(self.row_s * rows)
+        for delivery in deliveries:
+            chosen = range(delivery.logged.count) if delivery.rows is None else delivery.rows.tolist()
+            self.keys += [delivery.batch.keys[row] for row in chosen]
+
+    async def aclose(self) -> None:
+        """What was written down stays."""
+
+    def statistics(self) -> int:
+        """How many rows were applied."""
+        return len(self.keys)
+
+
+def at_the_gate(
+    main: Callable[[Propagator, HeldSink], Awaitable[None]], *, settings: Settings = SETTINGS
+) -> None:
+    """Run `main` with a gate that is closed: the sink's mailbox is full, and it stands still."""
+
+    async def run() -> None:
+        sink = HeldSink()
+        async with Propagator(settings, world=virtual_world()) as p:
+            await p.attach(sink, pacing=True)
+            for row in range(MAILBOX):
+                assert p.offer(made(f"first-{row}")).acknowledged
+            closed = p.offer(made("closed"))
+            assert not closed.done
+            assert closed.withdraw()
+            await main(p, sink)
+            sink.opened.set()
+
+    run_virtual(run)
+
+
+async def all_done(receipts: Sequence[Receipt], within_s: float = 60) -> None:
+    with anyio.fail_after(within_s):
+        for receipt in receipts:
+            await receipt.wait()
+
+
+def offset(receipt: Receipt) -> int:
+    at = receipt.result().offset
+    assert at is not None
+    return at
+
+
+# --- whose turn
+
+
+def test_critical_work_overtakes_what_waits_at_the_gate() -> None:
+    async def main(p: Propagator, sink: HeldSink) -> None:
+        low = [p.offer(made(f"low-{row}", priority=Priority.LOW)) for row in range(200)]
+        await anyio.sleep(1)
+        critical = [p.offer(made(f"critical-{row}", priority=Priority.CRITICAL)) for row in range(30)]
+        assert not any(receipt.done for receipt in low + critical)
+        sink.opened.set()
+        await all_done(low + critical)
+        last = max(map(offset, critical))
+        before = sum(offset(receipt) < last for receipt in low)
+        print(f"\nlast of 30 critical deltas at place {last - MAILBOX}, {before} of 200 low before it")
+        assert before <= 15  # of eight, one is low; more, as it had waited for a second
+        assert [offset(one) for one in critical] == sorted(map(offset, critical))
+        assert [offset(one) for one in low] == sorted(map(offset, low))
+
+    at_the_gate(main)
+
+
+def test_low_work_goes_on_beside_endless_critical_work() -> None:
+    async def main(p: Propagator, sink: HeldSink) -> None:
+        done: dict[Priority, list[float]] = {Priority.CRITICAL: [], Priority.LOW: []}
+        sink.row_s = 0.002
+        sink.opened.set()
+
+        async def publish(priority: Priority, name: str) -> None:
+            while True:
+                at = anyio.current_time()
+                await p.publish(*(made(f"{name}-{row}", priority=priority) for row in range(2)))
+                done[priority].append(anyio.current_time() - at)
+
+        with anyio.move_on_after(6):
+            async with anyio.create_task_group() as callers:
+                for number in range(20):
+                    callers.start_soon(publish, Priority.CRITICAL, f"critical-{number}")
+                for number in range(5):
+                    callers.start_soon(publish, Priority.LOW, f"low-{number}")
+        critical, low = len(done[Priority.CRITICAL]), len(done[Priority.LOW])
+        print(f"\n{critical} critical and {low} low calls; a low one waited {max(done[Priority.LOW]):.2f} s")
+        assert low >= (critical + low) / 12
+        assert low <= (critical + low) / 4
+        assert max(done[Priority.LOW]) < 2
+        assert len(critical_late := [wait for wait in done[Priority.CRITICAL] if wait > 1]) <= 20, (
+            critical_late
+        )
+
+    at_the_gate(main)
+
+
+def test_publishers_are_served_in_order() -> None:
+    async def main(p: Propagator, sink: HeldSink) -> None:
+        served: list[int] = []
+        offsets: list[int | None] = []
+
+        async def publish(number: int) -> None:
+            published = await p.publish(made(f"v{number}"))
+            served.append(number)
+            offsets.append(published.offset)
+
+        async with anyio.create_task_group() as callers:
+            for number in range(40):
+                callers.start_soon(publish, number)
+                await anyio.sleep(0.001)
+            assert served == []
+            sink.opened.set()
+        assert served == list(range(40))
+        assert offsets == list(range(MAILBOX, MAILBOX + 40))
+
+    at_the_gate(main)
+
+
+def test_what_is_offered_is_acknowledged_when_the_gate_opens() -> None:
+    async def main(p: Propagator, sink: HeldSink) -> None:
+        receipts = [p.offer(made(f"v{row}-0"), made(f"v{row}-1")) for row in range(10)]
+        await anyio.sleep(5)
+        assert not any(receipt.done for receipt in receipts)
+        assert p.statistics().queue.depth == 20
+        sink.opened.set()
+        await all_done(receipts)
+        assert [offset(one) for one in receipts] == list(range(MAILBOX, MAILBOX + 20, 2))
+        assert p.statistics().queue.depth == 0
+
+    at_the_gate(main)
+
+
+# --- who gives up
+
+
+def test_a_publish_that_gives_up_at_the_gate_leaves_nothing_behind() -> None:
+    async def main(p: Propagator, sink: HeldSink) -> None:
+        before = p.statistics()
+        late = await refused(p.publish(made("late"), timeout_s=2))
+        assert late.code is ErrorCode.DEP_TIMEOUT
+        with anyio.move_on_after(1) as scope:
+            await p.publish(made("cancelled"))
+        assert scope.cancelled_caught
+        assert p.offer(made("withdrawn")).withdraw()
+        told = p.statistics()
+        assert (told.queue.depth, told.queue.depth_bytes, told.pending.pending_deltas) == (0, 0, 0)
+        assert (told.accepted, told.log.next_offset) == (before.accepted, before.log.next_offset)
+        sink.opened.set()
+        await p.publish(made("next"))
+        await p.wait_visible(MAILBOX + 1)
+        assert sink.keys == [*(f"first-{row}" for row in range(MAILBOX)), "next"]
+        # What was held back is not held for ever: a mailbox full goes at once.
+        await anyio.sleep(5)
+        assert p.pressure().level is Level.OK
+        receipts = [p.offer(made(f"more-{row}")) for row in range(MAILBOX)]
+        assert all(receipt.acknowledged for receipt in receipts)
+
+    at_the_gate(main)
+
+
+def test_closing_refuses_at_once_whoever_waits_at_the_gate() -> None:
+    told: list[tuple[float, ErrorCode]] = []
+
+    async def main() -> None:
+        async with anyio.create_task_group() as callers:
+            async with Propagator(SETTINGS, world=virtual_world()) as p:
+                await p.attach(HeldSink(), pacing=True)
+                for row in range(MAILBOX):
+                    p.offer(made(f"first-{row}"))
+
+                async def publish(number: int) -> None:
+                    priority = Priority(number % 4)
+                    refusal = await refused(p.publish(made(f"v{number}", priority=priority)))
+                    told.append((anyio.current_time(), refusal.code))
+
+                async def produce() -> None:
+                    refusal = await refused(p.producer("dots").publish(made("dots"), timeout_s=60))
+                    told.append((anyio.current_time(), refusal.code))
+
+                for number in range(20):
+                    callers.start_soon(publish, number)
+                receipt = p.offer(made("offered"))
+                await anyio.sleep(3)
+                assert told == []
+            refusal = receipt.refusal()
+            assert refusal is not None
+            assert refusal.code is ErrorCode.SHUTTING_DOWN
+            assert refusal.retry_after_ms
+
+    run_virtual(main)
+    assert len(told) == 20
+    assert {code for _, code in told} == {ErrorCode.SHUTTING_DOWN}
+    assert {round(at, 3) for at, _ in told} == {3.0}  # while the sink still had its time to end
+
+
+# --- producers with dots
+
+
+def test_a_producer_comes_through_the_gate_in_order_exactly_once() -> None:
+    async def main(p: Propagator, sink: HeldSink) -> None:
+        sink.row_s = 0.02
+        producer = p.producer("one")
+        order: list[int] = []
+        given_up: set[int] = set()
+
+        async def publish(number: int) -> None:
+            with anyio.move_on_after(0.5 if number % 10 == 3 else 60) as scope:
+                await producer.publish(made(f"dot-{number:03}"))
+                order.append(number)
+            if scope.cancelled_caught:
+                given_up.add(number)
+
+        async def open_and_close() -> None:
+            for _ in range(5):
+                sink.opened.set()
+                await anyio.sleep(0.3)
+                sink.opened = anyio.Event()
+                await anyio.sleep(0.7)
+            sink.opened.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(open_and_close)
+            for number in range(100):
+                tasks.start_soon(publish, number)
+                await anyio.sleep(0.01)
+        assert given_up
+        assert order == [number for number in range(100) if number not in given_up]
+        assert producer.watermark() == 100  # what was given up is void: nothing lines up behind it
+        assert producer.open_batches == 0
+        await p.wait_visible(p.statistics().log.next_offset)
+        assert [key for key in sink.keys if key.startswith("dot")] == [f"dot-{number:03}" for number in order]
+
+    at_the_gate(main)
+
+
+def test_a_producer_goes_as_soon_as_the_gate_opens() -> None:
+    """Not at the next look at the sinks, ten times a second."""
+
+    async def main(p: Propagator, sink: HeldSink) -> None:
+        sink.row_s = 0.002
+        sink.opened.set()
+        await p.wait_visible(MAILBOX)
+        producer, waits = p.producer("one"), []
+        for number in range(1_000):
+            at = anyio.current_time()
+            await producer.publish(made(f"v{number}"))
+            waits.append(anyio.current_time() - at)
+        settled = waits[500:]
+        assert max(settled) < 0.05
+        assert sum(wait > 0 for wait in settled) > 100  # it did wait at the gate
+
+    at_the_gate(main)
+
+
+# --- who is told
+
+
+def test_changes_of_pressure_are_told_to_everybody_who_listens() -> None:
+    heard: list[list[Pressure]] = [[], [], []]
+
+    async def main() -> None:
+        async with anyio.create_task_group() as listeners:
+            sink = HeldSink()
+            async with Propagator(SETTINGS, world=virtual_world()) as p:
+
+                async def listen(told: list[Pressure]) -> None:
+                    async for pressure in p.pressure_changes():
+                        told.append(pressure)
+
+                for told in heard:
+                    listeners.start_soon(listen, told)
+                await anyio.sleep(1)
+                assert [len(told) for told in heard] == [1, 1, 1]  # the first at once, and nothing since
+                assert heard[0][0].level is Level.OK
+                assert heard[0][0].rate_limit is None
+                await p.attach(sink, pacing=True)
+                for row in range(MAILBOX + 5):
+                    p.offer(made(f"v{row}"))
+                await anyio.sleep(3)
+                last = heard[0][-1]
+                assert last.level is Level.STOP
+                assert last.paced_by == "held"
+                assert last.depth == 5
+                assert last.retry_after_ms
+                assert "nothing leaves it" in last.reason
+                sink.opened.set()
+                await anyio.sleep(3)
+                assert heard[0][-1].level is Level.OK
+                await p.detach("held")
+                await anyio.sleep(0.2)
+                assert heard[0][-1].rate_limit is None
+                count = len(heard[0])
+                await anyio.sleep(60)
+                assert len(heard[0]) == count < 60
+            # It has closed: they end, or this block never would.
+
+    run_virtual(main)
+    assert heard[0] == heard[1] == heard[2]
+    assert {Level.OK, Level.STOP} <= {one.level for one in heard[0]}
+
+
+def test_listening_to_a_propagator_that_closes_ends_though_a_sink_hangs() -> None:
+    ended: list[float] = []
+
+    async def main() -> None:
+        async def listen(p: Propagator) -> None:
+            async for _ in p.pressure_changes():
+                pass
+            ended.append(anyio.current_time())
+
+        async with (
+            anyio.create_task_group() as listeners,
+            Propagator(SETTINGS, world=virtual_world()) as p,
+        ):
+            await p.attach(HeldSink(), pacing=True)
+            p.offer(made("v"))
+            listeners.start_soon(listen, p)
+            await anyio.sleep(2)
+
+    run_virtual(main)
+    assert len(ended) == 1
+    assert ended[0] < 2 + 3 * SETTINGS.close_timeout_s
