@@ -210,3 +210,21 @@ class Store(Plain):
         if was_open:
             with anyio.CancelScope(shield=True), anyio.move_on_after(2.0):
                 await self.flush_or_try_again()
+
+
+class Through(Store):
+    """Lets the service keep its cursor, so what `apply` has returned for must be in the target."""
+
+    name = "through"
+
+    async def open(self, context: SinkContext) -> ResumePoint | None:
+        await super().open(context)
+        return None
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        try:
+            await super().apply(deliveries)
+        except RejectDelta:
+            await self.flush_or_try_again()
+            raise
+        await self.flush_or_try_again()

@@ -11,7 +11,7 @@ from delta_prop.testing import run_virtual
 from delta_prop.testing.loop import Stuck
 from delta_prop_sinks import CallbackSink, NotConforming, check_sink
 from delta_prop_sinks.conformance import RULES
-from tests.sinks.right_sinks import Plain, Store, Target
+from tests.sinks.right_sinks import Plain, Store, Target, Through
 from tests.sinks.wrong_sinks import WRONG, HangsBehindAShield, HangsWhenClosed
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def told(kind: type[Plain]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("kind", [Plain, Store])
+@pytest.mark.parametrize("kind", [Plain, Store, Through])
 def test_the_right_twins_conform(kind: type[Plain]) -> None:
     assert not told(kind)
 

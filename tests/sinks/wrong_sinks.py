@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from delta_prop_sinks import Backlog, RejectDelta, ResumePoint, TryAgain
 from delta_prop_wire.delta import Dot
-from tests.sinks.right_sinks import KNOWN, Plain, Store
+from tests.sinks.right_sinks import KNOWN, Plain, Store, Through
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,6 +128,11 @@ class WritesItsCursorFirst(Store):
         self.target.next_offset = max(self.target.next_offset, logged.next_offset)
         self.target.lamport = max(self.target.lamport, logged.lamport + logged.count - 1)
         await super().apply(deliveries)
+
+
+class ReturnsBeforeItHasWritten(Through):
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        await Store.apply(self, deliveries)
 
 
 # --- failure
@@ -429,6 +434,7 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (AcksEarly, "committed", ", after committed("),
     (AcksBeyond, "committed", "the sink said committed(15), but only what is below 14 was delivered"),
     (WritesItsCursorFirst, "committed", "after a crash behind apply(), from the sink's cursor "),
+    (ReturnsBeforeItHasWritten, "resume", "failed in aclose(), and a restart, get("),
     (RejectsTheNextOffset, "failure", "a scale such as it had taken before; the delta beside it is the one "),
     (RejectsAnOffsetOfElsewhere, "failure", "which is not among the rows delivered"),
     (RejectsWithoutThePrefix, "failure", "after deltas of a wrong dimension and of an unknown kind, get("),

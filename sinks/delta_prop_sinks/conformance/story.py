@@ -352,7 +352,7 @@ async def _failing_closings(player: Player) -> None:
         reached = fault.calls >= at
         fault.mend()
         await player.make_and_open("open() after an aclose() that the thread port had failed")
-        await player.look("close", f"after call {at} of the thread port failed in aclose(), and a restart")
+        await player.look("resume", f"after call {at} of the thread port failed in aclose(), and a restart")
         if not reached:
             return
 
@@ -539,7 +539,7 @@ async def closing(player: Player, before: Leftovers) -> None:
     await player.close("aclose() under load")
     fault.turns = TURNS
     await player.make_and_open("open() after aclose() under load")
-    await player.look("close", "after aclose() under load and a restart")
+    await player.look("resume", "after aclose() under load and a restart")
     await player.deliver(grow(player, "last"))
     await player.close("the last aclose()")
     await player.close("the last aclose(), a second time,")
