@@ -136,12 +136,12 @@ class MemoryLog:
         return found
 
     def fill(self, offset: int) -> float:
-        """The share of the bounds that everything from `offset` on takes."""
+        """The share of the bounds that everything from `offset` on takes, as far as it is still held."""
         if offset >= self.next_offset:
             return 0.0
+        offset = max(offset, self.first_offset)
         place = bisect_right(self._starts, offset, self._head) - 1
-        before = self._weights[place] - weight(self._batches[place].batch) if place >= self._head else 0
-        held = self._appended_bytes - before
+        held = self._appended_bytes - self._weights[place] + weight(self._batches[place].batch)
         return max((self.next_offset - offset) / self._deltas_max, held / self._bytes_max)
 
     def hold(
@@ -189,9 +189,25 @@ class MemoryLog:
 
     def _find_room(self, count: int, size: int) -> bool:
         self._make_room(count, size)
-        while not self._fits(count, size) and self._let_go():
-            self._make_room(count, size)
+        if not self._fits(count, size) and self._would_fit(count, size):
+            while not self._fits(count, size) and self._let_go():
+                self._make_room(count, size)
         return self._fits(count, size)
+
+    def _would_fit(self, count: int, size: int) -> bool:
+        """Whether there would be room without those who give way: nobody is let go for nothing."""
+        staying = (needed() for holder, needed in self._holders.items() if holder not in self._yielding)
+        floor = min(staying, default=self.next_offset)
+        if floor >= self.next_offset:
+            return True
+        place = bisect_right(self._starts, floor, self._head) - 1  # the oldest batch that is kept
+        if place < self._head:
+            return False
+        held = self._appended_bytes - self._weights[place] + weight(self._batches[place].batch)
+        return (
+            self.next_offset - self._starts[place] + count <= self._deltas_max
+            and held + size <= self._bytes_max
+        )
 
     def _make_room(self, count: int, size: int) -> None:
         if self._fits(count, size):
