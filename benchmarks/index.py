@@ -153,7 +153,7 @@ class Stream:
         self._next = 1
         propagator._chain.hello(PRODUCER, "bench", 0.0)
 
-    async def produce(self, share: float, seconds: float, rate: int, run: Run) -> None:
+    async def produce(self, index: IndexSink, share: float, seconds: float, rate: int, run: Run) -> None:
         """Publish batches when they are due; wait where the index is too far behind."""
         begin = time.perf_counter()
         draw = np.random.default_rng(2)
@@ -182,6 +182,7 @@ class Stream:
             self.last = receipt, base, chosen, self.vectors.turn
             run.published += BATCH
             await self.propagator.wait_visible(max(0, done.next_offset - AHEAD_MAX), timeout_s=60)
+            run.unlinked_highest = max(run.unlinked_highest, index.backlog().rows)
             run.slowed_s += time.perf_counter() - at
         run.seconds = time.perf_counter() - begin
         await self.propagator.wait_visible(done, timeout_s=60)
@@ -230,12 +231,14 @@ async def _measure(name: str, count: int, seconds: float, rate: int, unlinked_ro
         stream = Stream(propagator, vectors)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stream.search, index, seconds, run)
-            await stream.produce(MIXES[name], seconds, rate, run)
+            await stream.produce(index, MIXES[name], seconds, rate, run)
         run.cpu_s = time.process_time() - begin_cpu
         after = _linked(index)
         run.recalls.append(_recall(index, vectors, 5 * RECALL_QUERIES))
         run.links, run.rebuilds = after.links_done - before.links_done, after.rebuilds - before.rebuilds
-        run.unlinked_highest, run.unlinked_max = after.unlinked_rows_highest, after.unlinked_rows_max
+        run.unlinked_max = after.unlinked_rows_max
+        if after.unlinked_rows_highest > settings.unlinked_rows_max:
+            raise SystemExit(f"FAILED: {after.unlinked_rows_highest} rows were unlinked, above the bound")
         run.tombstones, run.graph_mb = after.tombstones, after.bytes / 1e6
         run.searches_exact = after.searches_exact - before.searches_exact
     return run

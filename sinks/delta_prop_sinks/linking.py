@@ -40,7 +40,7 @@ class Linked:
     """How a linked index links. Raises UsageError where a value makes no sense.
 
     `metric`: whose neighbours the graphs hold. `unlinked_rows_max`: rows that may wait to be linked, all
-    namespaces together; every search scores them one by one, about 0.1 ms for 1,000 of 128 numbers.
+    namespaces together; every search scores them one by one, about 0.15 ms for 1,000 of 128 numbers.
     `graph_rows_min`: smaller namespaces have no graph. `tombstone_ratio_max`: nodes that count no more, per
     row, before a graph is built anew beside the old one. `drift_share_max`: how far a row may move before it
     is linked again, as a share of the distance between near neighbours; below a half, a row's own node is
@@ -53,7 +53,7 @@ class Linked:
     """
 
     metric: Space = "cosine"
-    unlinked_rows_max: int = 20_000
+    unlinked_rows_max: int = 10_000
     graph_rows_min: int = 5_000
     tombstone_ratio_max: float = 1.0
     drift_share_max: float = 0.25

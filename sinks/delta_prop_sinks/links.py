@@ -319,7 +319,7 @@ class Links:
     # --- searching
 
     def candidates(self, query: NDArray[np.float32], k: int) -> NDArray[np.intp] | None:
-        """Slots that may be near: unlinked, changed last, and by the graph. None: only a full search will do."""
+        """Slots that may be near: unlinked, changed last, by the graph. None: only a full search will do."""
         near = self.near(query, k)
         if near is None:
             return None

@@ -19,6 +19,7 @@ Metric = Literal["cosine", "dot", "l2", "pivot"]
 K_MAX = 10_000
 _CHUNK_ROWS = 1024
 _HALF_ULP = 2.0**-24
+_GATHER_ROWS = 256  # what fits the processor's cache
 _GATHER_COST = 3
 """Scattered rows cost about this many times what rows side by side do."""
 
@@ -101,8 +102,11 @@ class Scorer:
             if len(live) * _GATHER_COST > table.used:
                 return (matrix[: table.used] @ self._query)[live].astype(np.float64)
             products = np.empty(len(live))
-            for at in range(0, len(live), _CHUNK_ROWS):  # what fits the processor's cache
-                products[at : at + _CHUNK_ROWS] = matrix[live[at : at + _CHUNK_ROWS]] @ self._query
+            block = np.empty((min(_GATHER_ROWS, len(live)), matrix.shape[1]), np.float32)
+            for at in range(0, len(live), _GATHER_ROWS):
+                rows = block[: len(live) - at]
+                np.take(matrix, live[at : at + _GATHER_ROWS], axis=0, out=rows, mode="clip")
+                products[at : at + _GATHER_ROWS] = rows @ self._query
             return products
 
     def exact(self, table: Table, slots: NDArray[np.intp]) -> NDArray[np.float64]:
