@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from delta_prop_sinks.conformance.rules import NotConforming
 from delta_prop_sinks.conformance.steps import cancelled_at, let_go, reference, watched
-from delta_prop_sinks.conformance.world import FalseLog, Shadow, offsets_of
+from delta_prop_sinks.conformance.world import FalseLog, Shadow, lamport_below, offsets_of
 from delta_prop_sinks.sink import (
     Backlog,
     Delivery,
@@ -106,16 +106,17 @@ class Player:
             raise
         except Exception as error:
             raise NotConforming("open", f"{what} raised {error!r:.300}") from error
-        self.start = self._check_point(what, point)
+        handed_over = self.log.deliveries(0, self.log.delivered)
+        self.start = self._check_point(what, point, handed_over)
         self.log.reported = 0
         self.start_background()
         if self.start == 0:
             self.shadow.clear()
         # What the cursor covers is in the sink, if it is right: what a cancelled apply had done, too.
-        self.shadow.apply(self.log.deliveries(0), self.start)
+        self.shadow.apply(handed_over, self.start)
         await self.deliver(self.log.deliveries(self.start, self.log.delivered))
 
-    def _check_point(self, what: str, point: object) -> int:
+    def _check_point(self, what: str, point: object, handed_over: Sequence[Delivery]) -> int:
         log = self.log
         if point is None:
             return self._remembered if self.outlives else 0
@@ -127,7 +128,7 @@ class Player:
                 "resume",
                 f"{what} named the cursor {cursor}, but only what is below {log.delivered} was delivered",
             )
-        lowest = log.lamport_below(cursor.next_offset)
+        lowest = lamport_below(handed_over, cursor.next_offset)
         if point.lamport < lowest:
             raise NotConforming(
                 "resume",
@@ -357,7 +358,7 @@ class Player:
         self._unseen = set()
         self._check_backlog()
         if self.settings.probe is not None and self.settings.expected is not None:
-            seen, due = await self.settings.probe(sink), self.settings.expected(tuple(shadow.rows))
+            seen, due = await self.settings.probe(sink), self.settings.expected(shadow.rows())
             if seen != due:
                 raise NotConforming(part, f"{when}, the probe saw {_differing(seen, due)}")
 

@@ -314,7 +314,7 @@ async def _misfits(player: Player) -> None:
 
 def _check_rejected(player: Player) -> None:
     """A sink may reject what it likes, but not a kind that it has taken, beside a delta that does not fit."""
-    taken = {row.delta.operation.kind for row in player.shadow.rows if row.delta.namespace == "default"}
+    taken = {row.delta.operation.kind for row in player.shadow.rows() if row.delta.namespace == "default"}
     for at in player.rejected:
         delta = next(row for row in player.log.rows() if row.offset == at).delta
         if delta.vector_id != "wide" and delta.operation.kind in taken - {UNKNOWN_KIND}:

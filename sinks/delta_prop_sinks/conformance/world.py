@@ -229,39 +229,23 @@ class FalseLog:
         """The offsets of a vector's rows from `start` on."""
         return [logged.offset + row for logged, row in self.history(*ref) if logged.offset + row >= start]
 
-    def lamport_below(self, next_offset: int) -> int:
-        """The highest Lamport number of a row that is meant and lies below."""
-        return max(
-            (
-                delivery.logged.lamport + row
-                for delivery in self.deliveries(0)
-                for row in rows_of(delivery)
-                if delivery.first_offset + row < next_offset
-            ),
-            default=0,
-        )
-
 
 class Shadow:
     """What has been applied, in order, and the states that it gives."""
 
     def __init__(self) -> None:
-        self.rows: list[Applied] = []
         self.states: dict[Ref, State] = {}
-        self._has: set[int] = set()
+        self.offsets: dict[int, None] = {}
+        """Which rows have been applied, in order."""
         # A vector's rows always come in the same order, so what a row gives is worked out once.
-        self._known: dict[int, tuple[Key | None, State, Applied]] = {}
-
-    @property
-    def offsets(self) -> set[int]:
-        """Which rows have been applied."""
-        return self._has
+        self._known: dict[int, tuple[Key | None, State]] = {}
+        self._places: dict[int, tuple[LoggedBatch, int]] = {}
+        self._rows: dict[int, Applied] = {}
 
     def clear(self) -> None:
         """The sink has begun anew."""
-        self.rows.clear()
         self.states.clear()
-        self._has.clear()
+        self.offsets.clear()
 
     def apply(self, deliveries: Sequence[Delivery], below: int | None = None) -> None:
         """Note rows as applied, those below an offset where one is given; repeats have no effect."""
@@ -269,9 +253,18 @@ class Shadow:
             logged = delivery.logged
             for row in rows_of(delivery):
                 at = logged.offset + row
-                if at not in self._has and (below is None or at < below):
-                    self._has.add(at)
+                if at not in self.offsets and (below is None or at < below):
+                    self.offsets[at] = None
                     self._apply_row(logged, row)
+
+    def rows(self) -> list[Applied]:
+        """All of them, in the order they were applied in."""
+        for at in self.offsets:
+            if at not in self._rows:
+                logged, row = self._places[at]
+                delta = logged.batch.delta(row, logged.source)
+                self._rows[at] = Applied(at, logged.lamport + row, delta)
+        return [self._rows[at] for at in self.offsets]
 
     def _apply_row(self, logged: LoggedBatch, row: int) -> None:
         batch, at = logged.batch, logged.offset + row
@@ -282,10 +275,9 @@ class Shadow:
             key = logged.key(row)
             assert before.key is None or before.key < key, "the log is in canonical order, vector by vector"
             after = apply(before, batch.operation(row), batch.metadata(row), key)
-            applied = Applied(at, logged.lamport + row, batch.delta(row, logged.source))
-            known = self._known[at] = (before.key, after, applied)
+            known = self._known[at] = (before.key, after)
+            self._places[at] = (logged, row)
         self.states[ref] = known[1]
-        self.rows.append(known[2])
 
 
 def rows_of(delivery: Delivery) -> list[int]:
@@ -297,3 +289,14 @@ def rows_of(delivery: Delivery) -> list[int]:
 def offsets_of(delivery: Delivery) -> list[int]:
     """Their offsets."""
     return [delivery.first_offset + row for row in rows_of(delivery)]
+
+
+def lamport_below(deliveries: Iterable[Delivery], next_offset: int) -> int:
+    """The highest Lamport number of a row that lies below an offset."""
+    below = (
+        delivery.logged.lamport + row
+        for delivery in deliveries
+        for row in rows_of(delivery)
+        if delivery.first_offset + row < next_offset
+    )
+    return max(below, default=0)
