@@ -52,6 +52,7 @@ LAZY = ("delta_prop/__init__.py", "delta_prop/sinks.py")
 # The edge: the only modules that may touch a clock, chance, files, sockets and threads. pyproject.toml says
 # the same to ruff.
 EDGE = (
+    "broker/delta_prop_broker/local_disk.py",
     "delta_prop/demo/edge.py",
     "delta_prop/synchronous.py",
     "delta_prop/world.py",
