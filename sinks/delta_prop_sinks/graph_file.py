@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import crc32c
+from delta_prop_wire.crc import crc32c
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,11 +59,12 @@ class GraphFile:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(new, self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            if hasattr(os, "O_DIRECTORY"):  # else the system cannot sync a folder
+                folder = os.open(self.path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
         except OSError as error:
             raise FileFailed(f"{self.path} cannot be written ({error})") from error
 
@@ -72,5 +73,5 @@ def _checksum(parts: Sequence[bytes | memoryview]) -> int:
     checksum = 0
     for part in parts:
         for at in range(0, len(part), _PART_BYTES):  # others get their turn in between
-            checksum = crc32c.crc32c(part[at : at + _PART_BYTES], checksum)
-    return int(checksum)
+            checksum = crc32c(part[at : at + _PART_BYTES], checksum)
+    return checksum

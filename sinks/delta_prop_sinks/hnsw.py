@@ -89,9 +89,9 @@ class Graph:
             found[row, :some] = keys[row, :some]
         return found
 
-    def dump(self) -> bytes:
+    def dump(self) -> memoryview:
         """The graph as bytes. The library holds the interpreter meanwhile, about 0.6 µs a node."""
-        return bytes(self._index.save())
+        return memoryview(self._index.save())
 
     def load(self, content: bytes) -> None:
         """Become what was dumped. Raises GraphFailed where the library cannot read it."""

@@ -62,10 +62,11 @@ class IndexSink:
     While it is attached every vector stays in memory, within the resident vectors' bound.
 
     `linked=True`, or `Linked(...)` with settings, puts a graph behind each large namespace. It needs the
-    extra `hnsw`. It costs a thread, and for each vector the graph's copy, one more of the row it was linked
-    with (float16 for `cosine`) and up to `1 + tombstone_ratio_max` nodes of some 400 bytes, twice that
-    while a graph is built anew. It brings searches that do not grow with the number of vectors, and that
-    find nearly all neighbours instead of all. Only the metric it is linked for uses it: others are exact.
+    extra `hnsw`. It costs a thread; for each vector the row it was linked with (2 bytes a number for
+    `cosine`, 4 for `l2`) and up to `1 + tombstone_ratio_max` nodes of some 600 bytes and as much again for
+    their numbers, at most twice as many nodes while a graph is built anew. It brings searches that hardly
+    grow with the number of vectors, and that find nearly all neighbours instead of all. Only the metric it
+    is linked for uses it: others are exact.
     `path`: a file for the graphs, so that a restart links only what has changed.
 
     Raises UsageError where the extra is missing, or `path` is given without `linked`.

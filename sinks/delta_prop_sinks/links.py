@@ -100,8 +100,10 @@ class Sample:
     rows: NDArray[np.float32]
 
     def look(self) -> NDArray[np.int64]:
-        """Find their neighbours; on any thread. Raises GraphFailed."""
-        return self.generation.graph.search(self.rows, MARGIN_MIN)
+        """Find their neighbours, few at a call; on any thread. Raises GraphFailed."""
+        graph = self.generation.graph
+        parts = [graph.search(self.rows[at : at + 8], MARGIN_MIN) for at in range(0, len(self.rows), 8)]
+        return np.concatenate(parts)
 
 
 class Links:

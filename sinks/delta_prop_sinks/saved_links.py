@@ -53,11 +53,11 @@ class Part:
         nodes = (slots >= 0).nonzero()[0].astype(np.int32)
         return cls(links, generation, nodes, slots[nodes].astype(np.intp), links.linked_matrix)
 
-    def encode(self) -> tuple[dict[str, object], list[bytes]]:
+    def encode(self) -> tuple[dict[str, object], list[bytes | memoryview]]:
         """What the header says of it, and its sections."""
         table = self.links.table
         ids = [str(table.ids[slot]).encode() for slot in self.slots.tolist()]
-        sections = [
+        sections: list[bytes | memoryview] = [
             self.generation.graph.dump(),
             self.nodes.astype("<i4").tobytes(),
             np.array([len(one) for one in ids], "<u4").tobytes(),
@@ -74,9 +74,10 @@ class Part:
         return head, sections
 
 
-def pack(parts: Iterable[Part], space: Space, cursor: Cursor) -> list[bytes]:
+def pack(parts: Iterable[Part], space: Space, cursor: Cursor) -> list[bytes | memoryview]:
     """The content of the file, in pieces. Needs the memory of all graphs once more."""
-    heads, sections = [], []
+    heads: list[dict[str, object]] = []
+    sections: list[bytes | memoryview] = []
     for part in parts:
         head, some = part.encode()
         heads.append(head)
