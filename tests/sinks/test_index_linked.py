@@ -314,6 +314,23 @@ def test_a_row_that_changes_while_it_is_linked_stays_unlinked() -> None:
     run_virtual(main)
 
 
+def test_rows_changed_last_are_seen_even_where_the_graph_loses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        log, index = await filled(300)
+        links = index._linker.links["default"]  # type: ignore[union-attr]
+        rows = clustered(300)
+        changed = [f"v{at}" for at in range(0, 300, 7)]
+        log.write(changed, rows[::7] * np.float32(1.001))  # the same direction: they stay linked
+        await index.apply([log.deliveries()[-1]])
+        assert links.unlinked_rows == 0
+        monkeypatch.setattr(links, "near", lambda *_: np.zeros(0, np.intp))
+        for at, key in zip(range(0, 300, 7), changed, strict=True):
+            assert index.search(rows[at], 1)[0].vector_id == key
+        assert index._linker.searches_exact == 0  # type: ignore[union-attr]
+
+    run_virtual(main)
+
+
 def test_a_search_cuts_a_chunk_short_and_the_rest_comes_next() -> None:
     async def main() -> None:
         settings = Linked(graph_rows_min=50, unlinked_rows_max=4000)
