@@ -1,0 +1,54 @@
+"""What is wrong with a log on disk, as errors that name the place and the way out."""
+
+from __future__ import annotations
+
+from delta_prop_wire.errors import DeltaPropError
+
+CURE = (
+    "nothing was changed; `delta-prop log verify` lists all damage, `delta-prop log export` writes out "
+    "what can be read, a copy of the file from a backup or another machine repairs it"
+)
+
+
+class LogDamaged(DeltaPropError):
+    """Bytes that were on stable storage cannot be read as what was written.
+
+    `path` names the file, `position` the first wrong byte's frame in it (None: the file as a whole),
+    `offset` to `end` (exclusive) the deltas that are lost or in doubt (None: not known).
+    """
+
+    def __init__(
+        self, path: str, reason: str, *, position: int | None = None, offset: int | None = None,
+        end: int | None = None,
+    ) -> None:  # fmt: skip
+        where = "" if position is None else f", byte {position}"
+        what = "" if offset is None else f", offset {offset}" + ("" if end is None else f" to {end}")
+        super().__init__(f"damage in {path}{where}{what}: {reason}; {CURE}")
+        self.path = path
+        self.reason = reason
+        self.position = position
+        self.offset = offset
+        self.end = end
+
+
+class FormatUnknown(DeltaPropError):
+    """The data directory was made by a version with another format. `format` is its number."""
+
+    def __init__(self, path: str, found: int, known: int, made_by: str) -> None:
+        super().__init__(
+            f"{path} says format {found} (made by {made_by or 'an unknown version'}), this version knows up "
+            f"to {known}: use that version or a later one; nothing was changed"
+        )
+        self.format = found
+        self.known = known
+
+
+class BadFrame(Exception):
+    """No sound frame at `position`, where that of `offset` belongs; `skip` leads to the next candidate."""
+
+    def __init__(self, position: int, offset: int, reason: str, skip: int) -> None:
+        super().__init__(reason)
+        self.position = position
+        self.offset = offset
+        self.reason = reason
+        self.skip = skip

@@ -1,0 +1,171 @@
+"""Frames as a segment holds them: back to back, each checked whenever it is read.
+
+The stamp's checksum covers the frame header, so length and offset are known to be right before a byte of
+the body is looked at; the body's checksum stands in the stamp too, and the stamp before it is named in it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from delta_prop_broker.log.damage import BadFrame
+from delta_prop_wire.batch import Batch, LoggedBatch
+from delta_prop_wire.errors import PeerError
+from delta_prop_wire.header import unpack_header
+from delta_prop_wire.soundness import check_body
+from delta_prop_wire.spec import (
+    ALIGNMENT,
+    FRAME_PAYLOAD_BYTES_MAX,
+    HEADER_BYTES,
+    MAGIC,
+    STAMP_BYTES,
+    ErrorCode,
+    FrameType,
+)
+from delta_prop_wire.stamp import Stamp, unpack_stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop_broker.disk import File
+
+HEAD_BYTES = HEADER_BYTES + STAMP_BYTES
+CHUNK_BYTES = 1024 * 1024
+FRAME_BYTES_MAX = HEADER_BYTES + FRAME_PAYLOAD_BYTES_MAX
+
+
+class Place(NamedTuple):
+    """A frame that was found sound, and where."""
+
+    position: int
+    size: int
+    logged: LoggedBatch
+    stamp: Stamp
+
+    @property
+    def end(self) -> int:
+        """Position of the byte behind it."""
+        return self.position + self.size
+
+
+class Head(NamedTuple):
+    """What the first 64 bytes of a frame say."""
+
+    size: int
+    offset: int
+    stamp: Stamp
+
+
+def read_head(raw: memoryview) -> Head:
+    """Read the head of a logged frame. Raises PeerError."""
+    header = unpack_header(raw)
+    if header.type is not FrameType.BATCH:
+        raise PeerError(ErrorCode.BAD_FRAME, f"a {header.type.name} frame; a log holds batches alone")
+    stamp = unpack_stamp(raw[HEADER_BYTES:HEAD_BYTES], raw[:HEADER_BYTES])
+    if stamp is None:
+        raise PeerError(ErrorCode.BAD_FRAME, "a frame without a stamp")
+    return Head(HEADER_BYTES + header.length, header.sequence, stamp)
+
+
+class Walk:
+    """Goes through the frames of a file, from one whose position and offset are known.
+
+    Iterating raises BadFrame where the next sound frame should be and is not; `position`, `offset` and
+    `crc` say how far it came. `previous_crc` None: not known, so the first frame's is believed.
+    """
+
+    def __init__(
+        self,
+        file: File,
+        *,
+        position: int,
+        offset: int,
+        end: int,
+        previous_crc: int | None,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        self.position = position
+        self.offset = offset
+        self.crc = previous_crc
+        self._file = file
+        self._end = end
+        self._chunk_bytes = chunk_bytes
+        self._chunk = memoryview(b"")
+        self._chunk_at = position
+
+    def __iter__(self) -> Iterator[Place]:
+        while self.position < self._end:
+            yield self._next()
+
+    def _next(self) -> Place:
+        at = self.position
+        raw = self._view(HEAD_BYTES)
+        if len(raw) < HEAD_BYTES:
+            raise BadFrame(at, self.offset, f"the file ends {len(raw)} bytes into a frame's head", ALIGNMENT)
+        try:
+            head = read_head(raw)
+        except PeerError as error:
+            raise BadFrame(at, self.offset, error.message, ALIGNMENT) from None
+        frame = self._view(head.size)
+        if len(frame) < head.size:
+            reason = f"the file ends {len(frame)} bytes into a frame of {head.size}"
+            raise BadFrame(at, self.offset, reason, head.size)
+        stamp = head.stamp
+        if head.offset != self.offset:
+            reason = f"a frame of offset {head.offset} lies where offset {self.offset} belongs"
+            raise BadFrame(at, self.offset, reason, head.size)
+        if self.crc is not None and stamp.previous_crc != self.crc:
+            reason = f"the frame follows stamp {stamp.previous_crc:#010x}, before it lies {self.crc:#010x}"
+            raise BadFrame(at, self.offset, reason, head.size)
+        batch = self._body(frame, head)
+        logged = LoggedBatch(batch, head.offset, stamp.lamport, stamp.source, bytes(frame[:HEAD_BYTES]))
+        self.position = at + head.size
+        self.offset = logged.next_offset
+        self.crc = stamp.crc
+        return Place(at, head.size, logged, stamp)
+
+    def _body(self, frame: memoryview, head: Head) -> Batch:
+        # A copy, so that a batch that is kept does not keep the whole chunk it came in.
+        body = memoryview(bytes(frame[HEAD_BYTES:]))
+        try:
+            check_body(body)
+        except PeerError as error:
+            raise BadFrame(self.position, self.offset, error.message, head.size) from None
+        batch = Batch(body)
+        if batch.crc != head.stamp.body_crc:
+            reason = f"the stamp is of body {head.stamp.body_crc:#010x}, the body is {batch.crc:#010x}"
+            raise BadFrame(self.position, self.offset, reason, head.size)
+        return batch
+
+    def _view(self, size: int) -> memoryview:
+        """`size` bytes from the present position on; fewer only where the file, or the part walked, ends."""
+        at = self.position - self._chunk_at
+        if at + size > len(self._chunk):
+            wanted = min(max(size, self._chunk_bytes), self._end - self.position)
+            self._chunk = memoryview(self._file.read(self.position, wanted))
+            self._chunk_at, at = self.position, 0
+        return self._chunk[at : at + size]
+
+
+def heads_behind(file: File, position: int, end: int) -> Iterator[tuple[int, Head]]:
+    """Heads that look sound from `position` on, beyond damage: evidence of what was written, no more.
+
+    Steps over bodies where a head is sound, by 8 bytes where it is not.
+    """
+    chunk, chunk_at = memoryview(b""), position
+    while position + HEAD_BYTES <= end:
+        at = position - chunk_at
+        if at + HEAD_BYTES > len(chunk):
+            chunk, chunk_at, at = memoryview(file.read(position, CHUNK_BYTES)), position, 0
+            if len(chunk) < HEAD_BYTES:
+                return
+        if chunk[at] != MAGIC:
+            position += ALIGNMENT
+            continue
+        try:
+            head = read_head(chunk[at : at + HEAD_BYTES])
+        except PeerError:
+            position += ALIGNMENT
+            continue
+        yield position, head
+        position += head.size

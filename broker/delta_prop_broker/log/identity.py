@@ -1,0 +1,133 @@
+"""Who a log is: the format of its directory, its id, its epochs. Small files, replaced as a whole."""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta_prop_broker.log.damage import FormatUnknown, LogDamaged
+from delta_prop_broker.log.writing import write_all
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.cursor import LOG_ID_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop_broker.disk import Disk
+
+FORMAT = 1
+FORMAT_PATH = "format"
+LOCK_PATH = "lock"
+STREAMS = "streams"
+EPOCHS_MAX = 4096
+"""Epochs remembered; a cursor of an older one is taken as if it were of the oldest remembered."""
+
+_HEADER = struct.Struct("<8sII16sQ")
+"""magic, version, 0, log id, number of epochs; then (epoch, first offset) each; then a CRC32C."""
+_EPOCH = struct.Struct("<QQ")
+_CRC = struct.Struct("<I")
+_MAGIC = b"dp-logid"
+_VERSION = 1
+_TEMPORARY = ".new"
+_SMALL_FILE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A log's id, and (epoch, offset that it began at) of each of its epochs, rising."""
+
+    log_id: bytes
+    epochs: tuple[tuple[int, int], ...]
+
+    @property
+    def epoch(self) -> int:
+        """The present one."""
+        return self.epochs[-1][0]
+
+    def next_epoch(self, begin: int) -> Identity:
+        """The same log in a new epoch, whose first offset is `begin`."""
+        return Identity(self.log_id, (*self.epochs, (self.epoch + 1, begin))[-EPOCHS_MAX:])
+
+    def epoch_end(self, epoch: int) -> int | None:
+        """Where a past epoch ended (exclusive): no later offset of it counts. None: it is the present one."""
+        return min((begin for later, begin in self.epochs if later > epoch), default=None)
+
+
+def check_format(disk: Disk, *, made_by: str, read_only: bool) -> None:
+    """Refuse a directory of a newer format, and one whose format is unknown; mark an empty one as ours."""
+    raw = read_small(disk, FORMAT_PATH)
+    if raw is None:
+        if disk.list(STREAMS):
+            raise LogDamaged(FORMAT_PATH, "the file is missing, and there are logs beside it")
+        if not read_only:
+            replace_file(disk, "", FORMAT_PATH, _format_file(FORMAT, made_by))
+        return
+    try:
+        told = json.loads(raw)
+        number, maker = int(told["format"]), str(told.get("made_by", ""))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LogDamaged(FORMAT_PATH, f"it is no format file: {error}") from None
+    if number > FORMAT:  # whatever else stands in it
+        raise FormatUnknown(FORMAT_PATH, number, FORMAT, maker)
+    if raw != _format_file(number, maker):
+        raise LogDamaged(FORMAT_PATH, "its parts do not fit their checksum")
+
+
+def _format_file(number: int, made_by: str) -> bytes:
+    told: dict[str, int | str] = {"format": number, "made_by": made_by}
+    told["crc32c"] = f"{crc32c(json.dumps(told).encode()):08x}"
+    return json.dumps(told).encode() + b"\n"
+
+
+def read_identity(disk: Disk, path: str) -> Identity | None:
+    """Who the log is, None where there is no such file. Raises LogDamaged."""
+    raw = read_small(disk, path)
+    if raw is None:
+        return None
+    if len(raw) < _HEADER.size + _CRC.size or crc32c(raw[: -_CRC.size]) != _CRC.unpack(raw[-_CRC.size :])[0]:
+        raise LogDamaged(path, f"its {len(raw)} bytes do not fit their checksum")
+    magic, version, _, log_id, count = _HEADER.unpack_from(raw)
+    if (magic, version) != (_MAGIC, _VERSION) or len(raw) != _HEADER.size + count * _EPOCH.size + _CRC.size:
+        raise LogDamaged(path, "it is no file of a log's identity, or one of another version")
+    epochs = tuple(_EPOCH.iter_unpack(raw[_HEADER.size : -_CRC.size]))
+    return Identity(log_id, epochs)
+
+
+def write_identity(disk: Disk, directory: str, path: str, identity: Identity) -> None:
+    """Put it in place of the file there was; durable when this returns."""
+    raw = _HEADER.pack(_MAGIC, _VERSION, 0, identity.log_id, len(identity.epochs))
+    raw += b"".join(_EPOCH.pack(*entry) for entry in identity.epochs)
+    replace_file(disk, directory, path, raw + _CRC.pack(crc32c(raw)))
+
+
+def new_identity(draw: Callable[[int], bytes]) -> Identity:
+    """Of a log that begins."""
+    return Identity(draw(LOG_ID_BYTES), ((1, 0),))
+
+
+def read_small(disk: Disk, path: str, *, bytes_max: int = _SMALL_FILE_BYTES) -> bytes | None:
+    """A whole small file, None where there is none; no more of it than `bytes_max`."""
+    try:
+        file = disk.open(path, read_only=True)
+    except FileNotFoundError:
+        return None
+    try:
+        return file.read(0, min(file.size(), bytes_max))
+    finally:
+        file.close()
+
+
+def replace_file(disk: Disk, directory: str, path: str, raw: bytes) -> None:
+    """Write a file under another name, sync it, give it its name, sync that: it is the old or the new one."""
+    temporary = path + _TEMPORARY
+    file = disk.open(temporary, create=True)
+    try:
+        file.truncate(0)
+        write_all(file, 0, [raw])
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(temporary, path)
+    disk.sync_directory(directory)

@@ -1,0 +1,293 @@
+"""Segments: the files that hold the frames, each named by the offset of its first row."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from delta_prop_broker.log.damage import BadFrame, LogDamaged
+from delta_prop_broker.log.frames import CHUNK_BYTES, Walk, heads_behind
+from delta_prop_broker.log.identity import read_small
+from delta_prop_broker.log.sparse_index import SparseIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from delta_prop_broker.disk import Disk, File
+    from delta_prop_broker.log.frames import Place
+    from delta_prop_wire.batch import LoggedBatch
+
+NAME_DIGITS = 20
+SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+INDEXES_MAX = 16
+FILES_MAX = 16
+"""Sealed segments whose index, or file, is kept at hand."""
+INDEX_BYTES_MAX = 1 << 30
+_SMALLEST_CHUNK_BYTES = 64 * 1024
+
+
+def segment_bases(names: list[str], suffix: str = SUFFIX) -> list[int]:
+    """The base offsets of the segments (or indexes) among these file names, sorted."""
+    stems = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
+    return sorted(int(stem) for stem in stems if len(stem) == NAME_DIGITS and stem.isdecimal())
+
+
+class Segment:
+    """One file, as far as it was appended. `size` counts what is appended, `readable` what is on disk."""
+
+    __slots__ = (
+        "base",
+        "end",
+        "file",
+        "first_time",
+        "index",
+        "index_path",
+        "last_crc",
+        "latest_time",
+        "path",
+        "readable",
+        "size",
+    )
+
+    def __init__(self, directory: str, base: int) -> None:
+        stem = f"{directory}/{base:0{NAME_DIGITS}d}"
+        self.base = base
+        self.path = stem + SUFFIX
+        self.index_path = stem + INDEX_SUFFIX
+        self.end = base
+        self.size = 0
+        self.readable = 0
+        self.first_time = 0
+        self.latest_time = 0
+        self.last_crc: int | None = None
+        self.file: File | None = None  # of the one that is written to
+        self.index: SparseIndex | None = None  # of one that grows; of sealed ones a few are at hand
+
+    def describe(self, index: SparseIndex) -> None:
+        """Take over what an index says of the whole segment."""
+        self.end, self.size, self.readable = index.end, index.size, index.size
+        self.first_time, self.latest_time, self.last_crc = index.first_time, index.latest_time, index.last_crc
+
+
+class Segments:
+    """All segments of a log, oldest first, and reading from them."""
+
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self.directory = directory
+        self.all: list[Segment] = []
+        self.indexes_rebuilt = 0
+        self._disk = disk
+        self._bases: list[int] = []
+        self._files: OrderedDict[int, File] = OrderedDict()
+        self._indexes: OrderedDict[int, SparseIndex] = OrderedDict()
+
+    def add(self, segment: Segment) -> None:
+        """The next one."""
+        self.all.append(segment)
+        self._bases.append(segment.base)
+
+    def drop_first(self) -> Segment:
+        """Forget the oldest one; its file is somebody else's task."""
+        segment = self.all.pop(0)
+        del self._bases[0]
+        self._indexes.pop(segment.base, None)
+        file = self._files.pop(segment.base, None)
+        if file is not None:
+            file.close()
+        return segment
+
+    def place(self, offset: int) -> int:
+        """Which segment holds an offset that is not below the first one."""
+        return bisect_right(self._bases, offset) - 1
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for segment in self.all:
+            if segment.file is not None:
+                segment.file.close()
+                segment.file = None
+        while self._files:
+            self._files.popitem()[1].close()
+
+    # --- reading
+
+    def read(self, offset: int, end: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
+        """Batches from the one that holds `offset` on, up to offset `end`. Raises LogDamaged, OSError."""
+        found: list[LoggedBatch] = []
+        rows = size = 0
+        chunk = min(max(bytes_max, _SMALLEST_CHUNK_BYTES), CHUNK_BYTES)
+        try:
+            for place in self.walk(offset, end, chunk):
+                logged = place.logged
+                if found and (rows + logged.count > rows_max or size + logged.batch.size > bytes_max):
+                    break
+                found.append(logged)
+                rows += logged.count
+                size += logged.batch.size
+                if rows >= rows_max or size >= bytes_max:
+                    break
+        except LogDamaged:
+            if not found:  # what lies before the damage is given first
+                raise
+        return found
+
+    def walk(self, offset: int, end: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Place]:
+        """Frames from the one that holds `offset` on, up to offset `end`. Raises LogDamaged, OSError."""
+        while offset < end:
+            segment = self.all[self.place(offset)]
+            for found in self._walk_segment(segment, offset, chunk_bytes):
+                if found.logged.offset >= end:
+                    return
+                yield found
+                offset = found.logged.next_offset
+            if offset < end and offset < segment.end:
+                raise LogDamaged(segment.path, "the file ends early", offset=offset, end=segment.end)
+
+    def find(self, origin: int, counter: int, fetch: Callable[[int], LoggedBatch | None]) -> int | None:
+        """The offset of a dot, None where no segment has it. `fetch` reads the batch that holds an offset."""
+        for segment in reversed(self.all):
+            index = self.index_of(segment)
+            run = index.run_of(origin, counter)
+            if run is None:
+                continue
+            begin, offset = run
+            for candidate in (offset, begin):
+                logged = fetch(candidate) if candidate < segment.end else None
+                row = None if logged is None else _row_of(logged, origin, counter)
+                if logged is not None and row is not None:
+                    return logged.offset + row
+        return None
+
+    def offset_at(self, time: int, end: int) -> int:
+        """The first offset whose batch was stamped at `time` (us since 1970) or later; `end` if none was."""
+        for segment in self.all:
+            if segment.latest_time < time or segment.base >= end:
+                continue
+            entry = self.index_of(segment).before_time(time)
+            for found in self._walk_segment(segment, entry.offset, CHUNK_BYTES):
+                if found.logged.offset >= end:
+                    break
+                if found.stamp.append_time >= time:
+                    return found.logged.offset
+        return end
+
+    def index_of(self, segment: Segment) -> SparseIndex:
+        """The index of a segment: in memory, or read, or made anew. Raises LogDamaged, OSError."""
+        if segment.index is not None:
+            return segment.index
+        index = self._indexes.get(segment.base)
+        if index is None:
+            index = load_index(self._disk, segment)
+            if index is None or (index.end, index.size, index.last_crc) != _facts(segment):
+                return self._rebuild(segment)
+            self._keep(segment, index)
+        self._indexes.move_to_end(segment.base)
+        return index
+
+    def keep_index(self, segment: Segment, index: SparseIndex) -> None:
+        """The index of a segment that was sealed just now."""
+        segment.index = None
+        self._keep(segment, index)
+
+    def _keep(self, segment: Segment, index: SparseIndex) -> None:
+        self._indexes[segment.base] = index
+        while len(self._indexes) > INDEXES_MAX:
+            self._indexes.popitem(last=False)
+
+    def _rebuild(self, segment: Segment) -> SparseIndex:
+        self.indexes_rebuilt += 1
+        index = SparseIndex(segment.base)
+        walk = Walk(self._file(segment), position=0, offset=segment.base, end=segment.size, previous_crc=None)
+        try:
+            for found in walk:
+                index_frame(index, found)
+        except BadFrame as bad:
+            raise damaged(segment, self._file(segment), bad) from None
+        if (index.end, index.size, index.last_crc) != _facts(segment):
+            raise LogDamaged(segment.path, "other frames lie in it than before", offset=segment.base)
+        self._keep(segment, index)
+        return index
+
+    def _walk_segment(self, segment: Segment, offset: int, chunk_bytes: int) -> Iterator[Place]:
+        index = self.index_of(segment)
+        while True:
+            entry = index.before(offset)
+            file = self._file(segment)
+            walk = Walk(
+                file,
+                position=entry.position,
+                offset=entry.offset,
+                end=segment.readable,
+                previous_crc=entry.previous_crc,
+                chunk_bytes=chunk_bytes,
+            )
+            try:
+                for found in walk:
+                    if found.logged.next_offset > offset:
+                        yield found
+                        offset = found.logged.next_offset
+                return
+            except BadFrame as bad:
+                if segment.index is not None:  # made from the frames as they were appended: not to blame
+                    raise damaged(segment, file, bad) from None
+            index = self._rebuild(segment)  # raises if the frames are damaged, not the index
+            retried = index.before(offset)
+            if (retried.position, retried.previous_crc) == (entry.position, entry.previous_crc):
+                reason = "it read as damaged once, and as sound again: the disk is not to be trusted"
+                raise LogDamaged(segment.path, reason, position=retried.position, offset=offset)
+
+    def _file(self, segment: Segment) -> File:
+        if segment.file is not None:
+            return segment.file
+        file = self._files.get(segment.base)
+        if file is None:
+            file = self._files[segment.base] = self._disk.open(segment.path, read_only=True)
+            while len(self._files) > FILES_MAX:
+                self._files.popitem(last=False)[1].close()
+        self._files.move_to_end(segment.base)
+        return file
+
+
+def load_index(disk: Disk, segment: Segment) -> SparseIndex | None:
+    """The stored index, None where there is none that is sound. It is only a hint: errors mean none."""
+    try:
+        raw = read_small(disk, segment.index_path, bytes_max=INDEX_BYTES_MAX)
+    except OSError:
+        return None
+    return None if raw is None else SparseIndex.unpack(raw, segment.base)
+
+
+def index_frame(index: SparseIndex, found: Place) -> None:
+    """Add a frame that was read."""
+    stamp = found.stamp
+    index.add(
+        found.logged.batch,
+        offset=found.logged.offset,
+        size=found.size,
+        time=stamp.append_time,
+        previous_crc=stamp.previous_crc,
+        crc=stamp.crc,
+    )
+
+
+def damaged(segment: Segment, file: File, bad: BadFrame) -> LogDamaged:
+    """The error for a frame that is not as it was written, with the range that is in doubt."""
+    behind = heads_behind(file, bad.position + bad.skip, segment.size)
+    end = next((head.offset for _, head in behind if head.offset > bad.offset), segment.end)
+    return LogDamaged(segment.path, bad.reason, position=bad.position, offset=bad.offset, end=end)
+
+
+def _facts(segment: Segment) -> tuple[int, int, int | None]:
+    return segment.end, segment.size, segment.last_crc
+
+
+def _row_of(logged: LoggedBatch, origin: int, counter: int) -> int | None:
+    batch = logged.batch
+    if batch.origin != origin or not batch.base <= counter <= batch.last:
+        return None
+    if not batch.leaps or batch.counters is None:
+        return counter - batch.base
+    rows = batch.counters.tolist()
+    return rows.index(counter) if counter in rows else None

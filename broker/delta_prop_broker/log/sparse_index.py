@@ -1,0 +1,191 @@
+"""What leads to a frame without reading all before it: by offset, by time, by dot.
+
+One entry for about 4 KB of frames, and runs of counters for each origin. Made from the frames alone; a
+stored one names the last stamp of the data it was made from, and whatever it leads to is checked there.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from delta_prop_wire.crc import crc32c
+
+if TYPE_CHECKING:
+    from delta_prop_wire.batch import Batch
+
+STEP_BYTES = 4096
+
+_MAGIC = b"dp-index"
+_HEADER = struct.Struct("<8sIIQQQIIQQQQ")
+"""magic, version, 0, base, end offset, data bytes, first frame's previous CRC, last stamp's CRC, first time,
+latest time, entries, origins. Then columns, little-endian; then the CRC32C of all before it."""
+_VERSION = 1
+_CRC = struct.Struct("<I")
+
+
+class Entry(NamedTuple):
+    """Where a frame starts, and the checksum of the stamp before it."""
+
+    offset: int
+    position: int
+    previous_crc: int
+
+
+class _Runs:
+    """Runs of one origin's counters: `bases[i]` to `lasts[i]` stand from `offsets[i]` on."""
+
+    __slots__ = ("bases", "lasts", "offsets")
+
+    def __init__(self) -> None:
+        self.bases, self.lasts, self.offsets = array("Q"), array("Q"), array("Q")
+
+    def add(self, batch: Batch, offset: int) -> None:
+        base, last = batch.base, batch.last
+        if self.lasts and not batch.leaps:
+            previous = self.lasts[-1]
+            if previous + 1 == base and self.offsets[-1] + base - self.bases[-1] == offset:
+                self.lasts[-1] = last
+                return
+        self.bases.append(base)
+        self.lasts.append(last)
+        self.offsets.append(offset)
+
+
+class SparseIndex:
+    """The index of one segment, while it grows and when it is sealed."""
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+        self.end = base
+        self.size = 0
+        self.first_previous_crc: int | None = None
+        self.last_crc: int | None = None
+        self.first_time = 0
+        self.latest_time = 0
+        self._offsets, self._positions = array("Q"), array("Q")
+        self._times, self._previous = array("Q"), array("Q")
+        self._runs: dict[int, _Runs] = {}
+
+    def add(self, batch: Batch, *, offset: int, size: int, time: int, previous_crc: int, crc: int) -> None:
+        """Note the next frame; `time` in microseconds since 1970."""
+        if self.first_previous_crc is None:
+            self.first_previous_crc = previous_crc
+            self.first_time = time
+        # Rising whatever the clock did, so that times can be searched: the latest of all so far.
+        self.latest_time = max(self.latest_time, time)
+        if not self._positions or self.size >= self._positions[-1] + STEP_BYTES:
+            self._offsets.append(offset)
+            self._positions.append(self.size)
+            self._times.append(self.latest_time)
+            self._previous.append(previous_crc)
+        runs = self._runs.get(batch.origin)
+        if runs is None:
+            runs = self._runs[batch.origin] = _Runs()
+        runs.add(batch, offset)
+        self.size += size
+        self.end = offset + batch.count
+        self.last_crc = crc
+
+    def before(self, offset: int) -> Entry:
+        """The last entry at or before an offset of this segment."""
+        return self._entry(max(bisect_right(self._offsets, offset) - 1, 0))
+
+    def before_time(self, time: int) -> Entry:
+        """An entry before which no frame was stamped at `time` or later."""
+        return self._entry(max(bisect_left(self._times, time) - 1, 0))
+
+    def last_entry(self) -> Entry:
+        """The last entry; the segment has a frame."""
+        return self._entry(len(self._offsets) - 1)
+
+    def run_of(self, origin: int, counter: int) -> tuple[int, int] | None:
+        """(where the run begins, where the row is unless counters leap), None where it is not."""
+        runs = self._runs.get(origin)
+        if runs is None:
+            return None
+        place = bisect_right(runs.bases, counter) - 1
+        if place < 0 or counter > runs.lasts[place]:
+            return None
+        return runs.offsets[place], runs.offsets[place] + counter - runs.bases[place]
+
+    def _entry(self, place: int) -> Entry:
+        return Entry(self._offsets[place], self._positions[place], self._previous[place])
+
+    # --- bytes
+
+    def pack(self) -> bytes:
+        """The bytes of the index file."""
+        counts, origins = array("Q"), array("Q", sorted(self._runs))
+        columns = [self._offsets, self._positions, self._times, self._previous, origins, counts]
+        for kind in ("bases", "lasts", "offsets"):
+            column = array("Q")
+            for origin in origins:
+                column.extend(getattr(self._runs[origin], kind))
+            columns.append(column)
+        counts.extend(len(self._runs[origin].bases) for origin in origins)
+        header = _HEADER.pack(
+            _MAGIC,
+            _VERSION,
+            0,
+            self.base,
+            self.end,
+            self.size,
+            self.first_previous_crc or 0,
+            self.last_crc or 0,
+            self.first_time,
+            self.latest_time,
+            len(self._offsets),
+            len(origins),
+        )
+        packed = b"".join((header, *(_little(column) for column in columns)))
+        return packed + _CRC.pack(crc32c(packed))
+
+    @classmethod
+    def unpack(cls, raw: bytes, base: int) -> SparseIndex | None:
+        """Read an index file; None where it is not the sound index of a segment with this base."""
+        if len(raw) < _HEADER.size + _CRC.size or crc32c(raw[: -_CRC.size]) != _CRC.unpack(raw[-4:])[0]:
+            return None
+        magic, version, _, told, end, size, first_crc, last_crc, first, latest, entries, origins = (
+            _HEADER.unpack_from(raw)
+        )
+        if (magic, version, told) != (_MAGIC, _VERSION, base) or not entries:
+            return None
+        index = cls(base)
+        index.end, index.size, index.first_time, index.latest_time = end, size, first, latest
+        index.first_previous_crc, index.last_crc = first_crc, last_crc
+        words = _words(raw[_HEADER.size : -_CRC.size])
+        at = 0
+        columns = []
+        for length in (entries,) * 4 + (origins,) * 2:
+            columns.append(words[at : at + length])
+            at += length
+        index._offsets, index._positions, index._times, index._previous, names, counts = columns
+        total = sum(counts)
+        if len(words) != at + 3 * total:
+            return None
+        for origin, count in zip(names, counts, strict=True):
+            runs = index._runs[origin] = _Runs()
+            runs.bases = words[at : at + count]
+            runs.lasts = words[at + total : at + total + count]
+            runs.offsets = words[at + 2 * total : at + 2 * total + count]
+            at += count
+        return index
+
+
+def _little(column: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        column = array("Q", column)
+        column.byteswap()
+    return column.tobytes()
+
+
+def _words(raw: bytes) -> array[int]:
+    words = array("Q")
+    words.frombytes(raw[: len(raw) // 8 * 8])
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words

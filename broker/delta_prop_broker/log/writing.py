@@ -1,0 +1,30 @@
+"""Writing all of something: short writes are gone on with, never ignored."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from typing_extensions import Buffer
+
+    from delta_prop_broker.disk import File
+
+
+def write_all(file: File, at: int, parts: Sequence[Buffer]) -> int:
+    """Write the buffers one behind the other from `at` on; return where they end. Raises OSError."""
+    views = [memoryview(part) for part in parts]
+    first = 0
+    while first < len(views):
+        taken = file.write(at, views[first:] if first else views)
+        if taken <= 0:
+            raise OSError(errno.EIO, f"the disk took nothing of a write at byte {at}")
+        at += taken
+        while first < len(views) and taken >= views[first].nbytes:
+            taken -= views[first].nbytes
+            first += 1
+        if taken:
+            views[first] = views[first][taken:]
+    return at
