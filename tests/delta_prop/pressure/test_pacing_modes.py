@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
 
 from delta_prop import Propagator, Settings
 from delta_prop.backpressure.pacer import Mode
+from delta_prop.pacing import MailboxGauge
 from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_sinks.sink import Backlog, StopSink
 from delta_prop_wire.frames import Level
 from tests.delta_prop.pressure.paced import IDS, MATRIX, Admitted, WorkingSink, demand
@@ -19,10 +22,12 @@ from tests.delta_prop.pressure.paced import IDS, MATRIX, Admitted, WorkingSink, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from delta_prop.route.feed import Feed
     from delta_prop_sinks.sink import Delivery
 
 BACKLOG_MAX = 20_000
 BACKGROUND = 4_000.0
+LIMITS = Settings().feed_limits(None, None)
 
 
 @dataclass(slots=True)
@@ -198,3 +203,19 @@ def test_a_sink_that_is_attached_late_catches_up_while_producers_go_on() -> None
         assert 0.85 < min(settled) <= max(settled) < 1.15
 
     run_virtual(main)
+
+
+def test_a_look_between_two_calls_of_a_sink_that_reads_the_log_sees_what_stands_before_it() -> None:
+    """Nothing is in its hands at that moment: that is no mailbox that ran empty at once."""
+    log = MemoryLog(bytes(16))
+    feed = cast(
+        "Feed", SimpleNamespace(name="late", behind=True, applied=0, in_flight=(1_000, 0), limits=LIMITS)
+    )
+    gauge = MailboxGauge(feed, log)
+    log.next_offset = 50_000
+    assert gauge.measure(0.0, 0.8)[1].depth == 50_000
+    feed.in_flight = (0, 0)  # type: ignore[misc]
+    full, measure = gauge.measure(0.1, 0.8)
+    assert (full, measure.depth, measure.drained) == (1, 50_000, 0)
+    feed.behind = False  # type: ignore[misc]  # what lies between is for others
+    assert gauge.measure(0.2, 0.8)[1].depth == 0
