@@ -57,6 +57,7 @@ EDGE = (
     "delta_prop/synchronous.py",
     "delta_prop/world.py",
     "delta_prop/testing/*",
+    "simulations/delta_prop_simulations/disk*.py",
     "sinks/delta_prop_sinks/graph_file.py",
     "sinks/delta_prop_sinks/jsonlines.py",
     "sinks/delta_prop_sinks/storage_file.py",

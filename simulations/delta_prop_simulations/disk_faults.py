@@ -1,0 +1,183 @@
+"""What can go wrong at a call of the false disk, told beforehand: it fails, it is cut short, it is the last.
+
+Nothing here knows files: `do` counts each call, keeps a trace of them, and asks the rules.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, NoReturn, TypeVar
+
+if TYPE_CHECKING:
+    from random import Random
+
+T = TypeVar("T")
+Moment = Literal["before", "within", "after"]
+
+CHANGING = frozenset(
+    ("open", "write", "sync", "truncate", "make_directory", "rename", "remove", "sync_directory", "lock")
+)
+"""Calls that may change what a crash leaves; `close` and `release` are not counted as calls at all."""
+
+_TRACE_MAX = 100_000
+
+
+class SimCrash(BaseException):
+    """The machine is off. No `except Exception` may stop it; what is left is `crash()`, or `kill()`."""
+
+
+class Call(NamedTuple):
+    """One call of the port; `path` is the old name for a rename, `size` in bytes."""
+
+    number: int
+    name: str
+    path: str
+    at: int
+    size: int
+
+
+When = int | Callable[[Call], bool]
+"""The number of a call, or what is asked of each call until it says yes."""
+
+
+def nth(name: str, count: int, ending: str = "") -> Callable[[Call], bool]:
+    """The count-th call (from 1) of this name, of paths that end so: `nth("write", 2, ".log")`."""
+    seen = 0
+
+    def is_it(call: Call) -> bool:
+        nonlocal seen
+        if call.name == name and call.path.endswith(ending):
+            seen += 1
+            return seen == count
+        return False
+
+    return is_it
+
+
+@dataclass(slots=True, eq=False)
+class _Rule:
+    kind: Literal["crash", "fail", "shorten", "lose", "misdirect"]
+    when: When
+    times: int | None  # how often it still strikes; None is always
+    value: int | None = None
+    moment: Moment | None = None
+
+
+def disk_error(code: int, path: str) -> OSError:
+    """The error that the system raises for this number."""
+    return OSError(code, os.strerror(code), path)
+
+
+class Faults:
+    """The calls of one disk, and what is to befall them."""
+
+    def __init__(self, chance: Random) -> None:
+        self.calls = 0
+        self.trace: deque[Call] = deque(maxlen=_TRACE_MAX)
+        self.struck: Counter[str] = Counter()
+        self.is_off = False
+        self.chance = chance
+        self._rules: list[_Rule] = []
+
+    # --- faults to come
+
+    def fail(self, when: When, error: int = errno.EIO, *, times: int | None = 1) -> None:
+        """Make a call raise OSError of this number; as often as `times` says, None is always.
+
+        A failed write may have written some of its bytes. A failed sync loses some of what was not synced,
+        and the next one succeeds without it.
+        """
+        self._rules.append(_Rule("fail", when, times, error))
+
+    def shorten(self, when: When, taken: int | None = None, *, times: int | None = 1) -> None:
+        """Make a write take only so many bytes; how many is drawn by default, at least one."""
+        self._rules.append(_Rule("shorten", when, times, taken))
+
+    def lose(self, when: When, *, times: int | None = 1) -> None:
+        """Make a sync succeed though some sectors never reach the media: they keep what they had."""
+        self._rules.append(_Rule("lose", when, times))
+
+    def misdirect(self, when: When, *, times: int | None = 1) -> None:
+        """Make a sync put one sector in the place of another one of the file."""
+        self._rules.append(_Rule("misdirect", when, times))
+
+    def crash_at(self, when: When, moment: Moment | None = None) -> None:
+        """Turn the machine off at a call: before its effect, after it, or within a write, some of it done.
+
+        It is drawn by default. The call raises SimCrash, and so does every later one. Off before a sync,
+        and `crash()` leaves any part of what the sync would have.
+        """
+        self._rules.append(_Rule("crash", when, 1, moment=moment))
+
+    def heal(self) -> None:
+        """No faults that are still to come."""
+        self._rules.clear()
+
+    # --- each call
+
+    def do(
+        self,
+        name: str,
+        path: str,
+        effect: Callable[[], T],
+        *,
+        at: int = 0,
+        size: int = 0,
+        partly: Callable[[], None] | None = None,
+        failing: Callable[[], None] | None = None,
+    ) -> T:
+        """Count a call and let it have its effect; that of `partly` where the machine goes off within it, of
+        `failing` where it fails.
+        """
+        if self.is_off:
+            raise SimCrash(f"the machine is off: {name} of {path!r} finds no disk")
+        self.calls += 1
+        call = Call(self.calls, name, path, at, size)
+        self.trace.append(call)
+        if not self._rules:
+            return effect()
+        rule = self.due(call, "crash")
+        moment = None if rule is None else rule.moment or self.chance.choice(("before", "within", "after"))
+        if moment == "within" and partly is None:
+            moment = self.chance.choice(("before", "after"))
+        if moment == "within" and partly is not None:
+            partly()
+        if moment in ("before", "within"):
+            self._turn_off(call, moment)
+        failure = self.due(call, "fail")
+        if failure is not None:
+            if failing is not None:
+                failing()
+            self.struck[f"{name} failed"] += 1
+            raise disk_error(failure.value or errno.EIO, path)
+        if moment is None:
+            return effect()
+        with suppress(OSError):
+            effect()
+        return self._turn_off(call, "after")
+
+    def due(self, call: Call, kind: str) -> _Rule | None:
+        """The first rule of a kind that strikes at this call."""
+        struck = None
+        for rule in self._rules:
+            if rule.kind == kind and struck is None and _strikes(rule.when, call):
+                struck = rule
+        if struck is not None and struck.times is not None:
+            struck.times -= 1
+            if struck.times <= 0:
+                self._rules.remove(struck)
+        return struck
+
+    def _turn_off(self, call: Call, moment: Moment) -> NoReturn:
+        self.is_off = True
+        self.struck[f"off {moment}"] += 1
+        raise SimCrash(f"the machine went off {moment} call {call.number}, {call.name} of {call.path!r}")
+
+
+def _strikes(when: When, call: Call) -> bool:
+    return when == call.number if isinstance(when, int) else when(call)

@@ -1,0 +1,314 @@
+"""What a false disk keeps: files as the page cache and as the media have them, and the names that lead there.
+
+A file reaches the media by sectors of 512 bytes, aligned to its beginning; one sector is written whole or
+not at all. Until a sync the media may hold any of a sector's contents since the last one, sector by
+sector, and any length between the shortest and the longest since then; what was never written reads as
+zeros. The changes of a directory's names reach the media in their order: after a crash some of the first
+are there. A file that moved to another directory is in the one or in the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Iterable
+    from random import Random
+
+SECTOR = 512
+_VERSIONS_MAX = 8
+"""Contents of one sector since the last sync that are remembered, besides the last one."""
+
+
+class FileMedia:
+    """One file. `cached` is what reads see; `stored` and `stored_size` are what the media surely have."""
+
+    __slots__ = (
+        "_older",
+        "_shared",
+        "_size_high",
+        "_size_low",
+        "cached",
+        "dirty",
+        "links",
+        "opened",
+        "stored",
+        "stored_size",
+    )
+
+    def __init__(self, content: bytes | bytearray = b"") -> None:
+        self.cached = self.stored = content
+        self.stored_size = self._size_low = self._size_high = len(content)
+        self._shared = True  # both are copied before they are changed
+        self.dirty: set[int] = set()
+        self._older: dict[int, list[bytes]] = {}
+        self.links = self.opened = 0
+
+    def copy(self) -> FileMedia:
+        """The same state, cheap until one of the two is changed."""
+        self._shared = True
+        new = FileMedia.__new__(FileMedia)
+        new.cached, new.stored, new.stored_size = self.cached, self.stored, self.stored_size
+        new._size_low, new._size_high, new._shared = self._size_low, self._size_high, True
+        new.dirty = self.dirty.copy()
+        new._older = {sector: versions.copy() for sector, versions in self._older.items()}
+        new.links = new.opened = 0
+        return new
+
+    def _own(self) -> tuple[bytearray, bytearray]:
+        if self._shared:
+            self.cached, self.stored, self._shared = bytearray(self.cached), bytearray(self.stored), False
+        assert isinstance(self.cached, bytearray)
+        assert isinstance(self.stored, bytearray)
+        return self.cached, self.stored
+
+    # --- what the process does
+
+    def write(self, at: int, data: bytes | memoryview) -> None:
+        """Into the page cache; zeros where the file did not reach so far."""
+        if not data:
+            return
+        cached, _ = self._own()
+        end = at + len(data)
+        first = at // SECTOR if at <= len(cached) else len(cached) // SECTOR
+        self._touch(range(first, -(-end // SECTOR)))
+        if at > len(cached):
+            cached.extend(bytes(at - len(cached)))
+        cached[at:end] = data
+        self._size_high = max(self._size_high, len(cached))
+
+    def truncate(self, size: int) -> None:
+        """Cut, or lengthen with zeros."""
+        cached, _ = self._own()
+        ends = sorted((size, len(cached)))
+        self._touch(range(ends[0] // SECTOR, -(-ends[1] // SECTOR)))
+        if size < len(cached):
+            del cached[size:]
+        else:
+            cached.extend(bytes(size - len(cached)))
+        self._size_low, self._size_high = min(self._size_low, size), max(self._size_high, size)
+
+    def _touch(self, sectors: range) -> None:
+        for sector in self.dirty.intersection(sectors):
+            versions = self._older.setdefault(sector, [])
+            versions.append(bytes(self.cached[sector * SECTOR : (sector + 1) * SECTOR]))
+            if len(versions) > _VERSIONS_MAX:
+                del versions[0]
+        self.dirty.update(sectors)
+
+    # --- what the machine does
+
+    def sync(self, lost: Iterable[int] = ()) -> None:
+        """All that is dirty reaches the media, but for the sectors that get lost without a word."""
+        _, stored = self._own()
+        self._store(stored, self.dirty.difference(lost))
+        self._clean(len(self.cached))
+
+    def fail_sync(self, chance: Random) -> int:
+        """Some dirty sectors reach the media, the others never will: all count as clean from now on.
+
+        Where the cache is dropped as well, reads see it at once; else only after a crash. How many were lost.
+        """
+        _, stored = self._own()
+        lost = _some(sorted(self.dirty), chance)
+        self._store(stored, self.dirty.difference(lost))
+        self._clean(self.stored_size if chance.random() < 0.5 else len(self.cached))
+        if chance.random() < 0.5:
+            self.evict()
+        return len(lost)
+
+    def evict(self) -> None:
+        """Drop from the cache what is clean: the next reads see what the media have."""
+        cached, stored = self._own()
+        clean = bytearray(_sized(stored, len(cached)))
+        for sector in self.dirty:
+            part = slice(sector * SECTOR, (sector + 1) * SECTOR)
+            clean[part] = cached[part]
+        self.cached = clean
+
+    def misdirect(self, sector: int, to: int) -> None:
+        """A dirty sector reaches the media at the place of another one, which loses what it had."""
+        cached, stored = self._own()
+        at, end = to * SECTOR, min((to + 1) * SECTOR, len(cached))
+        self.sync(lost=[sector])
+        _fit(stored, len(cached))
+        stored[at:end] = _sized(cached[sector * SECTOR : (sector + 1) * SECTOR], end - at)
+
+    def flip(self, at: int, bit: int) -> None:
+        """One bit of the media turns over; reads see it, as the cache held nothing."""
+        for content in self._own():
+            if at < len(content):
+                content[at] ^= 1 << bit
+
+    def crashed(self, chance: Random, struck: Counter[str]) -> FileMedia:
+        """The file as it may be found after a crash."""
+        if not self.dirty and self._size_low == self._size_high == self.stored_size:
+            return self._as_stored()
+        size = self._found_size(chance)
+        found = bytearray(_sized(self.stored, size))
+        share = chance.choice((0.0, 1.0, chance.random(), chance.random()))
+        kept = stale = 0
+        dirty = sorted(self.dirty)
+        for sector in dirty:
+            at = sector * SECTOR
+            if at >= size or chance.random() >= share:
+                continue
+            versions = self._older.get(sector, [])
+            if at < len(self.cached):
+                versions = [*versions, bytes(self.cached[at : at + SECTOR])]
+            if not versions:
+                continue
+            # Where all is kept, nothing is old; else the last is as likely as those before it together.
+            newest = share == 1.0 or chance.random() < 0.5
+            pick = len(versions) - 1 if newest else chance.randrange(len(versions))
+            stale += pick < len(versions) - 1
+            kept += 1
+            found[at : at + SECTOR] = _sized(versions[pick], min(SECTOR, size - at))
+        struck["sectors kept"] += kept
+        struck["sectors lost"] += len(dirty) - kept
+        struck["sectors stale"] += stale
+        struck["torn"] += 0 < kept < len(dirty)
+        struck["size between"] += size not in (self.stored_size, len(self.cached))
+        return FileMedia(found)
+
+    def _found_size(self, chance: Random) -> int:
+        choice = chance.randrange(5)
+        if choice < 2:
+            return len(self.cached)
+        if choice == 2:
+            return self.stored_size
+        size = chance.randint(self._size_low, self._size_high)
+        return size if choice == 3 else max(self._size_low, size // SECTOR * SECTOR)
+
+    def _as_stored(self) -> FileMedia:
+        if len(self.stored) != self.stored_size:
+            return FileMedia(_sized(self.stored, self.stored_size))
+        self._shared = True
+        return FileMedia(self.stored)
+
+    def _store(self, stored: bytearray, sectors: set[int]) -> None:
+        """Copy sectors from the cache to the media, and cut the media to the file's length."""
+        cached = self.cached
+        _fit(stored, len(cached))
+        if len(sectors) == -(-len(cached) // SECTOR) > 0 and max(sectors) < len(sectors):
+            stored[:] = cached
+            return
+        for sector in sectors:
+            part = slice(sector * SECTOR, min((sector + 1) * SECTOR, len(cached)))
+            if part.start < part.stop:
+                stored[part] = cached[part]
+
+    def _clean(self, stored_size: int) -> None:
+        self.stored_size = self._size_low = self._size_high = stored_size
+        self._size_low = min(self._size_low, len(self.cached))
+        self._size_high = max(self._size_high, len(self.cached))
+        self.dirty.clear()
+        self._older.clear()
+
+
+@dataclass(slots=True, eq=False)
+class Change:
+    """One change of a directory's names that is not on the media yet; None takes a name away."""
+
+    number: int
+    names: dict[str, FileMedia | DirectoryMedia | None]
+    other: DirectoryMedia | None = None  # where the same change has its other half
+
+
+@dataclass(slots=True, eq=False)
+class DirectoryMedia:
+    """One directory: its names now, those on the media, and the changes between."""
+
+    names: dict[str, FileMedia | DirectoryMedia] = field(default_factory=dict)
+    stored: dict[str, FileMedia | DirectoryMedia] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+
+    def change(self, change: Change) -> None:
+        """Change names; lost in a crash before the next sync, or not."""
+        _apply(self.names, change)
+        self.changes.append(change)
+
+    def sync(self, until: int | None = None) -> None:
+        """The changes up to a number reach the media, all by default; a move takes its other half along."""
+        count = len(self.changes)
+        if until is not None:
+            count = sum(change.number <= until for change in self.changes)
+        now, self.changes = self.changes[:count], self.changes[count:]
+        for change in now:
+            _apply(self.stored, change)
+        for change in now:
+            if change.other is not None:
+                change.other.sync(change.number)
+
+    def fail_sync(self, chance: Random) -> int:
+        """Some changes reach the media; the others never will, though no later sync says so. How many."""
+        count = chance.randint(0, len(self.changes))
+        if count:
+            self.sync(self.changes[count - 1].number)
+        lost = 0
+        # A move is lost in both directories or in none: from the first one on, changes stay as they are.
+        while self.changes and self.changes[0].other is None:
+            del self.changes[0]
+            lost += 1
+        return lost
+
+
+def cuts(directories: Iterable[DirectoryMedia], chance: Random) -> dict[int, int]:
+    """How many changes of each directory, by its `id`, a crash leaves; moves whole, or not at all."""
+    directories = list(directories)
+    found = {}
+    for one in directories:
+        count = len(one.changes)
+        found[id(one)] = chance.choice((0, count, chance.randint(0, count)))
+    again = True
+    while again:
+        again = False
+        for one in directories:
+            for place, change in enumerate(one.changes[: found[id(one)]]):
+                if change.other is not None and not _is_within(change, found[id(change.other)]):
+                    found[id(one)], again = place, True
+                    break
+    return found
+
+
+def names_after(directory: DirectoryMedia, cut: int) -> dict[str, FileMedia | DirectoryMedia]:
+    """The names of a directory when so many of its changes reached the media."""
+    names = dict(directory.stored)
+    for change in directory.changes[:cut]:
+        _apply(names, change)
+    return names
+
+
+def _is_within(change: Change, cut: int) -> bool:
+    assert change.other is not None
+    return any(other.number == change.number for other in change.other.changes[:cut])
+
+
+def _apply(names: dict[str, FileMedia | DirectoryMedia], change: Change) -> None:
+    for name, what in change.names.items():
+        if what is None:
+            names.pop(name, None)
+        else:
+            names[name] = what
+
+
+def _some(sectors: list[int], chance: Random) -> list[int]:
+    """Some of these; at least one, if there is one: a fault that takes nothing shows nothing."""
+    share = chance.random()
+    some = [sector for sector in sectors if chance.random() < share]
+    return some or sectors[:1]
+
+
+def _sized(content: bytes | bytearray, size: int) -> bytes | bytearray:
+    """The beginning of it, filled up with zeros."""
+    part = content[:size]
+    return part if len(part) == size else part + bytes(size - len(part))
+
+
+def _fit(content: bytearray, size: int) -> None:
+    if len(content) > size:
+        del content[size:]
+    else:
+        content.extend(bytes(size - len(content)))
