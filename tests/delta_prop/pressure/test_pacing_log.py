@@ -63,7 +63,7 @@ def test_a_required_sink_paces_from_80_percent_of_the_log_and_the_source_settles
 
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(look)
-                await demand(p, admitted, until_s=15.0)
+                await demand(p, admitted, until_s=15, batch=200)
                 tell(p.pressure(), p)
                 await anyio.sleep(0.25)  # the demand falls
                 assert p.pressure().level <= Level.WARN
