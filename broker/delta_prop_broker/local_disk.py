@@ -79,6 +79,8 @@ class LocalFile:
 
     def write(self, at: int, parts: Sequence[Buffer]) -> int:
         """Write these buffers one behind the other from `at` on; how many bytes were taken."""
+        if at < 0:  # -1 would mean "where the last call stopped" to the system
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._name)
         views = [view for part in parts if (view := memoryview(part)).nbytes]
         taken = 0
         with _Named(self._name):
@@ -92,6 +94,8 @@ class LocalFile:
 
     def sync(self) -> None:
         """Return when everything written is on stable storage, the file's size with it."""
+        if self._descriptor < 0:  # the system's other calls find that out for themselves
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._name)
         with _Named(self._name):
             _sync_file(self._descriptor)
 

@@ -1,0 +1,276 @@
+"""One contract, two disks: that of the machine and the false one answer the same calls the same."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+
+from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_simulations.disk import SimDisk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop_broker.disk import Disk, File
+
+
+@pytest.fixture(params=["local", "false"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
+    """Each of the two, empty."""
+    return LocalDisk(tmp_path) if request.param == "local" else SimDisk()
+
+
+def test_bytes_come_back_where_they_were_put(disk: Disk) -> None:
+    file = disk.open("a", create=True)
+    assert file.write(0, [b"one", bytearray(b"two"), memoryview(b"three"), b""]) == 11
+    assert file.read(0, 100) == b"onetwothree"
+    assert file.read(3, 3) == b"two"
+    assert (file.read(11, 5), file.read(500, 5), file.read(0, 0)) == (b"", b"", b"")
+    assert file.write(1, [b"NE"]) == 2
+    assert disk.open("a", read_only=True).read(0, 4) == b"oNEt"
+
+
+def test_more_buffers_than_one_system_call_takes_arrive_whole(disk: Disk) -> None:
+    parts = [b"%05d" % number for number in range(3000)]
+    file = disk.open("a", create=True)
+    assert file.write(7, parts) == 15_000
+    assert file.read(7, 20_000) == b"".join(parts)
+    assert file.write(0, []) == file.write(20_000, [b""]) == 0
+    assert file.size() == 15_007
+
+
+def test_what_was_never_written_reads_as_zeros(disk: Disk) -> None:
+    file = disk.open("a", create=True)
+    file.write(1000, [b"x"])
+    assert file.read(0, 1001) == bytes(1000) + b"x"
+    file.truncate(10)
+    file.truncate(20)
+    assert file.read(0, 30) == bytes(20)
+    file.write(5, [b"y"])
+    file.truncate(6)
+    assert (file.size(), file.read(0, 30)) == (6, bytes(5) + b"y")
+
+
+def test_an_open_file_outlives_its_names(disk: Disk) -> None:
+    first, second = disk.open("a", create=True), disk.open("b", create=True)
+    first.write(0, [b"first"])
+    second.write(0, [b"second"])
+    disk.rename("a", "b")
+    assert second.read(0, 10) == b"second"
+    assert disk.open("b").read(0, 10) == b"first"
+    disk.remove("b")
+    assert first.read(0, 10) == b"first"
+    assert disk.list("") == disk.list(".") == []
+
+
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        (lambda disk: disk.open("none"), errno.ENOENT),
+        (lambda disk: disk.open("none/a", create=True), errno.ENOENT),
+        (lambda disk: disk.open("d"), errno.EISDIR),
+        (lambda disk: disk.open("d", read_only=True), errno.EISDIR),
+        (lambda disk: disk.open("d", create=True), errno.EISDIR),
+        (lambda disk: disk.open("f/a"), errno.ENOTDIR),
+        (lambda disk: disk.list("f"), errno.ENOTDIR),
+        (lambda disk: disk.make_directory("f"), errno.ENOTDIR),
+        (lambda disk: disk.make_directory("f/a"), errno.ENOTDIR),
+        (lambda disk: disk.remove("none"), errno.ENOENT),
+        (lambda disk: disk.remove("d"), errno.EISDIR),
+        (lambda disk: disk.rename("none", "f"), errno.ENOENT),
+        (lambda disk: disk.rename("f", "none/f"), errno.ENOENT),
+        (lambda disk: disk.rename("f", "d"), errno.EISDIR),
+        (lambda disk: disk.rename("d", "e"), errno.EISDIR),
+        (lambda disk: disk.sync_directory("none"), errno.ENOENT),
+        (lambda disk: disk.sync_directory("f"), errno.ENOTDIR),
+        (lambda disk: disk.lock("d"), errno.EISDIR),
+        (lambda disk: disk.lock("none/lock"), errno.ENOENT),
+        (lambda disk: disk.open("f").read(-1, 1), errno.EINVAL),
+        (lambda disk: disk.open("f").write(-1, [b"x"]), errno.EINVAL),
+        (lambda disk: disk.open("f").truncate(-1), errno.EINVAL),
+        (lambda disk: disk.open("f", read_only=True).write(0, [b"x"]), errno.EBADF),
+        (lambda disk: disk.open("f", read_only=True).truncate(0), errno.EINVAL),
+    ],
+)
+def test_errors_have_the_same_number_and_leave_everything_as_it_was(
+    disk: Disk, call: Callable[[Disk], object], code: int
+) -> None:
+    disk.make_directory("d")
+    disk.open("f", create=True).write(0, [b"kept"])
+    with pytest.raises(OSError) as caught:
+        call(disk)
+    assert caught.value.errno == code
+    assert caught.value.filename
+    assert (disk.list(""), disk.list("d")) == (["d", "f"], [])
+    assert disk.open("f").read(0, 9) == b"kept"
+
+
+@pytest.mark.parametrize("path", ["/a", "a//b", "../a", "a/../../b", "a/./b", "a/", "a\0b", "/"])
+def test_a_path_that_leads_elsewhere_is_refused(disk: Disk, path: str) -> None:
+    for call in (disk.open, disk.list, disk.make_directory, disk.remove, disk.sync_directory, disk.lock):
+        with pytest.raises(ValueError, match="no path below the data directory"):
+            call(path)
+    with pytest.raises(ValueError, match="no path below"):
+        disk.rename("a", path)
+    assert disk.list("") == []
+
+
+def test_the_root_is_no_file_and_nothing_is_made_read_only(disk: Disk) -> None:
+    for call in (disk.open, disk.remove, disk.lock):
+        with pytest.raises(ValueError, match="is the data directory itself"):
+            call("")
+    with pytest.raises(ValueError, match="choose one"):
+        disk.open("a", create=True, read_only=True)
+    assert disk.list("") == []
+
+
+def test_a_closed_file_refuses_every_call(disk: Disk) -> None:
+    file = disk.open("a", create=True)
+    file.close()
+    file.close()
+    other = disk.open("b", create=True)  # may have got the number that the closed one had
+    for call in (lambda: file.read(0, 1), lambda: file.write(0, [b"x"]), file.sync, file.size):
+        with pytest.raises(OSError) as caught:
+            call()
+        assert caught.value.errno == errno.EBADF
+    assert other.size() == 0
+
+
+def test_one_holds_the_lock_and_the_other_is_told_who(disk: Disk) -> None:
+    lock = disk.lock("lock")
+    text = disk.open("lock", read_only=True).read(0, 100)
+    with pytest.raises(BlockingIOError, match=f"by process {text.decode().strip()}: stop that one"):
+        disk.lock("lock")
+    other = disk.lock("other")
+    lock.release()
+    lock.release()
+    again = disk.lock("lock")
+    with pytest.raises(BlockingIOError):
+        disk.lock("lock")
+    assert disk.list("") == ["lock", "other"]
+    again.release()
+    other.release()
+
+
+def test_room_is_told(disk: Disk) -> None:
+    assert disk.free_bytes() > 0
+
+
+# --- random calls
+
+PATHS = st.sampled_from(["a", "b", "d/a", "d/b", "d/e/a", "d", "d/e", "a/b", ""])
+PLACES = st.one_of(st.integers(0, 40), st.integers(500, 530), st.just(1024))
+
+
+class Twins(RuleBasedStateMachine):
+    """The same calls on both; each must give the same answer, or the same error."""
+
+    files = Bundle("files")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = tempfile.mkdtemp()
+        self.disks: tuple[Disk, Disk] = (LocalDisk(self.root), SimDisk())
+        self.opened: list[tuple[File, File]] = []
+
+    def teardown(self) -> None:
+        """Leave nothing."""
+        for pair in self.opened:
+            for file in pair:
+                file.close()
+        shutil.rmtree(self.root)
+
+    def both(self, call: Callable[[Disk], object]) -> list[object]:
+        """What each says."""
+        return [answer(call, disk) for disk in self.disks]
+
+    def alike(self, call: Callable[[Disk], object]) -> None:
+        """Both say the same."""
+        local, false = self.both(call)
+        assert local == false
+
+    @rule(target=files, path=PATHS, create=st.booleans(), read_only=st.booleans())
+    def open(self, path: str, create: bool, read_only: bool) -> tuple[File, File] | None:
+        """A file, or the same error."""
+        local, false = self.both(lambda disk: disk.open(path, create=create, read_only=read_only))
+        if isinstance(local, str) or isinstance(false, str):
+            assert local == false
+            return None
+        self.opened.append((local, false))  # type: ignore[arg-type]
+        return self.opened[-1]
+
+    def on_file(self, pair: tuple[File, File] | None, call: Callable[[File], object]) -> None:
+        """The same call on both handles of a file."""
+        if pair is not None:
+            assert answer(call, pair[0]) == answer(call, pair[1])
+
+    @rule(pair=files, at=PLACES, size=PLACES)
+    def read(self, pair: tuple[File, File] | None, at: int, size: int) -> None:
+        """Some bytes."""
+        self.on_file(pair, lambda file: file.read(at, size))
+
+    @rule(pair=files, at=PLACES, parts=st.lists(st.binary(max_size=600), max_size=3))
+    def write(self, pair: tuple[File, File] | None, at: int, parts: list[bytes]) -> None:
+        """Some bytes."""
+        self.on_file(pair, lambda file: file.write(at, parts))
+
+    @rule(pair=files, size=PLACES)
+    def truncate(self, pair: tuple[File, File] | None, size: int) -> None:
+        """Shorter or longer."""
+        self.on_file(pair, lambda file: file.truncate(size))
+
+    @rule(pair=files, close=st.booleans())
+    def sync(self, pair: tuple[File, File] | None, close: bool) -> None:
+        """Sync, which shows nothing as long as nothing crashes; or close."""
+        self.on_file(pair, lambda file: file.close() if close else file.sync())
+
+    @rule(old=PATHS, new=PATHS)
+    def rename(self, old: str, new: str) -> None:
+        """Over what is there, too."""
+        self.alike(lambda disk: disk.rename(old, new))
+
+    @rule(path=PATHS)
+    def remove(self, path: str) -> None:
+        """A file."""
+        self.alike(lambda disk: disk.remove(path))
+
+    @rule(path=PATHS)
+    def make_directory(self, path: str) -> None:
+        """With those above it."""
+        self.alike(lambda disk: disk.make_directory(path))
+
+    @rule(path=PATHS)
+    def sync_directory(self, path: str) -> None:
+        """Shows nothing either."""
+        self.alike(lambda disk: disk.sync_directory(path))
+
+    @invariant()
+    def same_names(self) -> None:
+        """The same names, and the same bytes below them."""
+        for path in ("", "d", "d/e"):
+            self.alike(lambda disk, path=path: disk.list(path))  # type: ignore[misc]
+
+
+def answer(call: Callable[[Disk], object] | Callable[[File], object], on: object) -> object:
+    """What a call returns, or which error it raises."""
+    try:
+        return call(on)  # type: ignore[arg-type]
+    except OSError as error:
+        return f"{type(error).__name__} {error.errno}"
+    except ValueError as error:
+        return f"ValueError {error}"
+
+
+def test_random_calls_are_answered_alike(full: bool) -> None:
+    from hypothesis.stateful import run_state_machine_as_test
+
+    amount = settings(max_examples=1000 if full else 40, stateful_step_count=30)
+    run_state_machine_as_test(Twins, settings=amount)  # type: ignore[no-untyped-call]
