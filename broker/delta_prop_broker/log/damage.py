@@ -31,6 +31,10 @@ class LogDamaged(DeltaPropError):
         self.end = end
 
 
+class LogBusy(DeltaPropError):
+    """Another process has the data directory; the message says which."""
+
+
 class FormatUnknown(DeltaPropError):
     """The data directory was made by a version with another format. `format` is its number."""
 

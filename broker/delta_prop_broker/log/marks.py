@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk, File
 
 SLOT_BYTES = 4096  # apart from each other, so that one torn write hurts one slot
-_SLOT = struct.Struct("<8sIIQQQQ")
-"""magic, version, flags, sequence, synced offset, start offset, position of the synced end."""
+_SLOT = struct.Struct("<8sIIQQQ")
+"""magic, version, flags, sequence, synced offset, start offset; then a CRC32C."""
 _CRC = struct.Struct("<I")
 _MAGIC = b"dp-mark\0"
 _VERSION = 1
@@ -35,7 +35,6 @@ class Mark:
     sequence: int = 0
     synced: int = 0
     start: int = 0
-    position: int = 0
     clean: bool = False
 
 
@@ -58,6 +57,10 @@ class MarkFile:
         for _ in range(2):
             self.write(mark)
             self._file.sync()
+
+    def settle_clean(self, synced: int, start: int) -> None:
+        """The log ends here, at `synced`, and there is nothing behind it."""
+        self.settle(replace(self.newest, synced=synced, start=start, clean=True))
 
     def close(self) -> None:
         """Let go of the file."""
@@ -87,16 +90,14 @@ def open_mark(disk: Disk, path: str, *, create: bool = False, read_only: bool = 
 
 
 def _pack(mark: Mark) -> bytes:
-    raw = _SLOT.pack(
-        _MAGIC, _VERSION, _CLEAN if mark.clean else 0, mark.sequence, mark.synced, mark.start, mark.position
-    )
+    raw = _SLOT.pack(_MAGIC, _VERSION, _CLEAN if mark.clean else 0, mark.sequence, mark.synced, mark.start)
     return raw + _CRC.pack(crc32c(raw))
 
 
 def _unpack(raw: bytes) -> Mark | None:
     if len(raw) != _SLOT.size + _CRC.size or crc32c(raw[: _SLOT.size]) != _CRC.unpack(raw[_SLOT.size :])[0]:
         return None
-    magic, version, flags, sequence, synced, start, position = _SLOT.unpack(raw[: _SLOT.size])
+    magic, version, flags, sequence, synced, start = _SLOT.unpack(raw[: _SLOT.size])
     if (magic, version) != (_MAGIC, _VERSION):
         return None
-    return Mark(sequence, synced, start, position, bool(flags & _CLEAN))
+    return Mark(sequence, synced, start, bool(flags & _CLEAN))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
 from delta_prop_broker.log.frames import CHUNK_BYTES, Walk, heads_behind
 from delta_prop_broker.log.identity import read_small
 from delta_prop_broker.log.sparse_index import SparseIndex
+from delta_prop_broker.log.writing import write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -257,6 +259,17 @@ def load_index(disk: Disk, segment: Segment) -> SparseIndex | None:
     except OSError:
         return None
     return None if raw is None else SparseIndex.unpack(raw, segment.base)
+
+
+def write_index(disk: Disk, segment: Segment, index: SparseIndex) -> None:
+    """Store the index of a sealed segment. It can be made anew at any time, so what fails is let be."""
+    with suppress(OSError):
+        file = disk.open(segment.index_path, create=True)
+        try:
+            file.truncate(0)
+            write_all(file, 0, [index.pack()])
+        finally:
+            file.close()
 
 
 def index_frame(index: SparseIndex, found: Place) -> None:

@@ -1,0 +1,102 @@
+"""One group commit: everything that was appended since the last one, written and synced in one go.
+
+Made by the log, run on the thread that owns the disk, given back to the log. The first error ends it, and
+the log with it: what a failed write or sync left behind is only known after a recovery.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from delta_prop_broker.log.segment import write_index
+from delta_prop_broker.log.writing import write_all
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from delta_prop_broker.disk import Disk, File
+    from delta_prop_broker.log.marks import MarkFile
+    from delta_prop_broker.log.segment import Segment
+
+
+@dataclass(slots=True)
+class Piece:
+    """What goes to one segment: buffers, from position `at` on."""
+
+    segment: Segment
+    at: int
+    parts: list[Buffer] = field(default_factory=list)
+    position: int = 0  # behind the last of them
+    seals: bool = False  # nothing follows in this segment
+
+
+class Commit:
+    """The disk's side of a commit. `end` and `synced` are what holds if `run` returns."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        *,
+        pieces: list[Piece],
+        removed: list[Segment],
+        mark: MarkFile,
+        start: int,
+        end: int,
+        synced: int,
+        sync: bool,
+    ) -> None:
+        self.pieces = pieces
+        self.removed = removed
+        self.end = end
+        self.synced = synced
+        self.free_bytes = 0
+        self._disk = disk
+        self._directory = directory
+        self._mark = mark
+        self._start = start
+        self._sync = sync
+
+    def run(self) -> None:
+        """Write, sync, mark, remove, in this order. Raises OSError; it is not run a second time."""
+        for piece in self.pieces:
+            self._write(piece)
+        if self.synced > self._mark.newest.synced or self.removed:
+            mark = replace(self._mark.newest, synced=self.synced, start=self._start, clean=False)
+            if self.removed:
+                # Before a file goes, both slots say that it may: an older one never comes back.
+                self._mark.settle(mark)
+            else:
+                self._mark.write(mark)
+        for segment in self.removed:
+            self._remove(segment.path)
+            self._remove(segment.index_path)
+        self.free_bytes = self._disk.free_bytes()
+
+    def _write(self, piece: Piece) -> None:
+        segment = piece.segment
+        file = segment.file
+        if file is None:
+            file = segment.file = self._create(segment)
+        if piece.parts:
+            write_all(file, piece.at, piece.parts)
+        if piece.seals or self._sync:
+            file.sync()
+        if piece.seals and segment.index is not None:
+            write_index(self._disk, segment, segment.index)
+
+    def _create(self, segment: Segment) -> File:
+        file = self._disk.open(segment.path, create=True)
+        if file.size():
+            file.close()
+            raise FileExistsError(errno.EEXIST, "a new segment is there already", segment.path)
+        self._disk.sync_directory(self._directory)
+        return file
+
+    def _remove(self, path: str) -> None:
+        try:
+            self._disk.remove(path)
+        except FileNotFoundError:
+            return

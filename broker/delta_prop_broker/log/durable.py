@@ -1,0 +1,502 @@
+"""The log on disk: one partition's frames, numbered, chained and written together.
+
+Synchronous and deterministic. An append only buffers; `take_commit` hands out what the disk has to do, for
+a thread that may wait for it, and `finish_commit` moves the marks. Everything else happens on the one
+thread that owns the log. The first failure stops it: it then reads, and is opened anew to go on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta_prop_broker.log.commit import Commit, Piece
+from delta_prop_broker.log.damage import LogBusy
+from delta_prop_broker.log.identity import LOCK_PATH, STREAMS, check_format
+from delta_prop_broker.log.recovery import recover
+from delta_prop_broker.log.retention import Holders, LogSettings
+from delta_prop_broker.log.room import Room
+from delta_prop_broker.log.segment import Segment
+from delta_prop_broker.log.sparse_index import SparseIndex
+from delta_prop_broker.log.tail import Tail
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.codec import encode_head
+from delta_prop_wire.delta import AckLevel, Source
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import HEADER_BYTES, ErrorCode
+from delta_prop_wire.stamp import Stamp, stamp_crc
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from delta_prop_broker.disk import Disk, Lock
+    from delta_prop_broker.log.frames import Place
+    from delta_prop_broker.log.recovery import Recovered, RecoveryReport
+    from delta_prop_wire.batch import Batch
+
+DIRECTORY = f"{STREAMS}/default/0"
+RETRY_AFTER_MS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class DurableLogStatistics:
+    """Marks, what the log holds and what bounds it, in bytes; `held_by` is the holder furthest behind."""
+
+    first_offset: int
+    next_offset: int
+    written: int
+    synced: int
+    visible: int
+    segments: int
+    bytes: int
+    bytes_max: int
+    unwritten_bytes: int
+    tail_bytes: int
+    commits: int
+    syncs_skipped: int
+    removed_segments: int
+    indexes_rebuilt: int
+    refused: int
+    held_by: str | None
+
+
+class DurableLog:
+    """A `Log` in a directory, with group commits."""
+
+    level = AckLevel.DURABLE
+
+    def __init__(
+        self,
+        disk: Disk,
+        recovered: Recovered,
+        *,
+        settings: LogSettings,
+        wall_us: Callable[[], int],
+        lock: Lock | None,
+    ) -> None:
+        """Use `open`."""
+        self.settings = settings
+        self.next_offset = recovered.next_offset
+        self.written = self.synced = recovered.synced
+        self.failure: Exception | None = None
+        self._disk = disk
+        self._wall_us = wall_us
+        self._lock = lock
+        self._identity = recovered.identity
+        self._segments = recovered.segments
+        self._chain = recovered.chain or 0
+        self._start = recovered.start
+        self._mark = recovered.mark
+        self._tail = Tail(recovered.next_offset, bytes_max=settings.tail_bytes_max)
+        self._holders = Holders()
+        self._room = Room(settings, self._segments, self._holders)
+        self._pending: list[Piece] = []
+        self._pending_sync = False
+        self._unwritten_bytes = 0
+        self._running: Commit | None = None
+        self._removed: list[Segment] = []
+        self._free_bytes = disk.free_bytes() if recovered.mark is not None else 0
+        self._closed = False
+        self._commits = self._syncs_skipped = self._removed_segments = self._refused = 0
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        *,
+        settings: LogSettings,
+        draw: Callable[[int], bytes],
+        wall_us: Callable[[], int],
+        read_only: bool = False,
+    ) -> tuple[DurableLog, RecoveryReport]:
+        """Open the log in a data directory, or make it there; recover it if it was not closed.
+
+        `draw` gives random bytes, `wall_us` microseconds since 1970. Read-only takes no lock, changes nothing
+        and shows what is known to be synced. Raises LogBusy, LogDamaged, FormatUnknown, UsageError, OSError.
+        """
+        lock: Lock | None = None
+        if not read_only:
+            disk.make_directory("")
+            try:
+                lock = disk.lock(LOCK_PATH)
+            except BlockingIOError as error:
+                raise LogBusy(str(error)) from None
+        try:
+            check_format(disk, made_by=settings.made_by, read_only=read_only)
+            recovered = recover(disk, DIRECTORY, draw=draw, read_only=read_only)
+            log = cls(disk, recovered, settings=settings, wall_us=wall_us, lock=lock)
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+        return log, recovered.report
+
+    # --- who and where
+
+    @property
+    def log_id(self) -> bytes:
+        """16 bytes drawn when the log was created."""
+        return self._identity.log_id
+
+    @property
+    def epoch(self) -> int:
+        """Grows at each opening after which a tail may be missing: whenever the log had not been closed."""
+        return self._identity.epoch
+
+    def epoch_end(self, epoch: int) -> int | None:
+        """Where a past epoch ended (exclusive); None where it is the present one, or one still to come."""
+        return self._identity.epoch_end(epoch)
+
+    @property
+    def accepting(self) -> bool:
+        """False while half of what may wait for the disk waits. A stopped log is asked, and refuses."""
+        return self.failure is not None or self._unwritten_bytes * 2 < self.settings.unwritten_bytes_max
+
+    @property
+    def first_offset(self) -> int:
+        """The oldest offset still held."""
+        return self._start
+
+    @property
+    def visible(self) -> int:
+        """Up to where readers may read: what is synced, or what is written, as the settings say."""
+        return self.synced if self.settings.level is AckLevel.DURABLE else self.written
+
+    @property
+    def unwritten_bytes(self) -> int:
+        """What was appended and is not on disk yet."""
+        return self._unwritten_bytes
+
+    # --- appending
+
+    def refusal(self, batch: Batch) -> Refused | None:
+        """Why an append would be refused now; makes room first where nobody needs the oldest."""
+        if batch.size > self.settings.bytes_max - self.settings.segment_bytes_max:
+            return Refused(
+                ErrorCode.TOO_LARGE,
+                f"a batch of {batch.size} bytes is larger than what the log holds beside one segment "
+                f"({self.settings.bytes_max - self.settings.segment_bytes_max}): send smaller batches",
+            )
+        return self._refusal(batch.size)
+
+    def full(self, count: int, size: int) -> Refused | None:
+        """Why a batch of about so many deltas and bytes would find no room now, None if it would."""
+        if size > self.settings.bytes_max - self.settings.segment_bytes_max:
+            return None
+        return self._refusal(size)
+
+    def append(self, batch: Batch, *, lamport: int, source: Source) -> LoggedBatch:
+        """Give the batch its place, in memory. Raises Refused and changes nothing."""
+        if self._mark is None or self._closed:
+            raise UsageError("the log is open read-only, or closed: open it for writing")
+        # A forwarded batch asked the service where it entered for its level, not this one.
+        refusal = _level_refusal(batch) if source is not Source.REPLICA else None
+        refusal = refusal or self.refusal(batch)
+        if refusal is not None:
+            self._refused += 1
+            raise refusal
+        now = self._wall_us()
+        offset, size, previous = self.next_offset, batch.size, self._chain
+        stamp = Stamp(lamport, source, now, previous, batch.crc, self.synced)
+        head = encode_head(batch, offset, stamp)
+        logged = LoggedBatch(batch, offset, lamport, source, head)
+        piece = self._piece(size, now)
+        segment = piece.segment
+        piece.parts += (head, batch.body)
+        piece.position += size
+        self._chain = stamp_crc(head[HEADER_BYTES:])
+        assert segment.index is not None
+        segment.index.add(batch, offset=offset, size=size, time=now, previous_crc=previous, crc=self._chain)
+        segment.size += size
+        segment.end = self.next_offset = logged.next_offset
+        segment.last_crc, segment.latest_time = self._chain, segment.index.latest_time
+        self._room.bytes += size
+        self._unwritten_bytes += size
+        self._pending_sync |= batch.ack_level >= AckLevel.DURABLE
+        self._tail.append(logged)
+        return logged
+
+    def _piece(self, size: int, now: int) -> Piece:
+        """Where the next frame goes: rolls to a new segment where the last one is full or old."""
+        last = self._segments.all[-1] if self._segments.all else None
+        if last is None or (last.size and self._rolls(last, size, now)):
+            if last is not None:
+                self._piece_of(last).seals = True
+            last = Segment(DIRECTORY, self.next_offset)
+            last.index = SparseIndex(self.next_offset)
+            last.first_time = now
+            self._segments.add(last)
+        elif not last.size:
+            last.first_time = now
+        return self._piece_of(last)
+
+    def _rolls(self, segment: Segment, size: int, now: int) -> bool:
+        old = now - segment.first_time >= self.settings.segment_s_max * 1e6
+        return old or segment.size + size > self.settings.segment_bytes_max
+
+    def _piece_of(self, segment: Segment) -> Piece:
+        if not self._pending or self._pending[-1].segment is not segment:
+            self._pending.append(Piece(segment, segment.size, position=segment.size))
+        return self._pending[-1]
+
+    def _refusal(self, size: int) -> Refused | None:
+        if self.failure is not None:
+            return Refused(
+                ErrorCode.LOG_FAILED,
+                f"the log stopped at a failure of its disk ({self.failure}) and is opened anew before it goes on: "
+                "send it again then",
+                retry_after_ms=1000,
+            )
+        if self._unwritten_bytes and self._unwritten_bytes + size > self.settings.unwritten_bytes_max:
+            return Refused(
+                ErrorCode.LOG_FULL,
+                f"{self._unwritten_bytes} of {self.settings.unwritten_bytes_max} bytes wait to be written: "
+                "try again when the disk has caught up",
+                retry_after_ms=RETRY_AFTER_MS,
+                details={
+                    "depth_bytes": self._unwritten_bytes,
+                    "capacity_bytes": self.settings.unwritten_bytes_max,
+                    "held_by": None,
+                },
+            )
+        return self._disk_full(size) or self._no_room(size)
+
+    def _disk_full(self, size: int) -> Refused | None:
+        needed = self.settings.free_bytes_min + self._unwritten_bytes + size
+        if self._free_bytes >= needed:
+            return None
+        self._free_bytes = self._disk.free_bytes()  # asked while it is short, so that it goes on by itself
+        if self._free_bytes >= needed:
+            return None
+        return Refused(
+            ErrorCode.LOG_FULL,
+            f"the disk has {self._free_bytes} bytes left, of which {self.settings.free_bytes_min} stay free: "
+            "make room, or let the log keep less",
+            retry_after_ms=RETRY_AFTER_MS * 20,
+            details={"free_bytes": self._free_bytes, "held_by": None},
+        )
+
+    def _no_room(self, size: int) -> Refused | None:
+        found = self._room.find(size, written=self.written, readable=self.visible, end=self.next_offset)
+        self._take_away(self._room.take_removed())
+        if found:
+            return None
+        holder = self._holders.slowest()
+        return Refused(
+            ErrorCode.LOG_FULL,
+            f"the log holds {self._room.bytes} of {self.settings.bytes_max} bytes, and "
+            + (f"sink {holder!r} still needs the oldest" if holder else "the newest are not written yet")
+            + f" (offset {self.first_offset}): try again later, detach the sink, or raise bytes_max",
+            retry_after_ms=RETRY_AFTER_MS,
+            details={
+                "depth": self.next_offset - self.first_offset,
+                "depth_bytes": self._room.bytes,
+                "capacity_bytes": self.settings.bytes_max,
+                "held_by": holder,
+            },
+        )
+
+    # --- committing
+
+    def take_commit(self, *, sync: bool = False) -> Commit | None:
+        """What the disk has to do for everything appended and not yet written, and for what is to be removed.
+
+        None where there is nothing, or while one is under way. With `sync`, also what was written alone.
+        """
+        if self._running is not None or self.failure is not None or self._mark is None or self._closed:
+            return None
+        sync = sync or self._pending_sync or self.settings.level is AckLevel.DURABLE
+        if not (self._pending or self._removed or (sync and self.synced < self.written)):
+            return None
+        if sync and not self._pending and self.synced < self.written:
+            self._piece_of(self._segments.all[-1])
+        sealed = max((piece.segment.end for piece in self._pending if piece.seals), default=0)
+        self._running = Commit(
+            self._disk,
+            DIRECTORY,
+            pieces=self._pending,
+            removed=self._removed,
+            mark=self._mark,
+            start=self._start,
+            end=self.next_offset,
+            synced=self.next_offset if sync else max(self.synced, sealed),
+            sync=sync and bool(self._pending),
+        )
+        self._syncs_skipped += not sync
+        self._pending, self._removed, self._pending_sync = [], [], False
+        return self._running
+
+    def finish_commit(self, commit: Commit) -> None:
+        """A commit's `run` has returned: the marks move."""
+        assert commit is self._running, "the commit under way is finished, no other"
+        self._running = None
+        if self.failure is not None:
+            return
+        self._commits += 1
+        self._removed_segments += len(commit.removed)
+        self._free_bytes = commit.free_bytes
+        for piece in commit.pieces:
+            segment = piece.segment
+            segment.readable = piece.position
+            self._unwritten_bytes -= piece.position - piece.at
+            if piece.seals:
+                if segment.file is not None:
+                    segment.file.close()
+                    segment.file = None
+                if segment.index is not None:
+                    self._segments.keep_index(segment, segment.index)
+        self._move_marks(commit.end, commit.synced)
+
+    def _move_marks(self, written: int, synced: int) -> None:
+        assert self.synced <= synced <= written <= self.next_offset
+        assert self.written <= written
+        self.written, self.synced = written, synced
+        self._tail.trim(written)
+
+    def fail(self, error: Exception) -> None:
+        """A commit's `run` raised: nothing further is taken or marked. Reading goes on; then open anew."""
+        self.failure = self.failure or error
+        self._running = None
+
+    def close(self) -> None:
+        """Commit what is left, mark the end, let go of the directory. Raises OSError; it is closed then too.
+
+        A commit that is under way must have been finished, or failed.
+        """
+        if self._closed:
+            return
+        assert self._running is None, "a commit is under way: wait for it"
+        try:
+            if self._mark is not None and self.failure is None:
+                commit = self.take_commit(sync=True)
+                if commit is not None:
+                    commit.run()
+                    self.finish_commit(commit)
+                self._mark.settle_clean(self.synced, self._start)
+        except OSError as error:
+            self.fail(error)
+            raise
+        finally:
+            self._closed = True
+            self._segments.close()
+            if self._mark is not None:
+                self._mark.close()
+            if self._lock is not None:
+                self._lock.release()
+
+    # --- reading
+
+    def read(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
+        """Batches from the one that holds `offset` on, at least one unless `offset` is at `visible`.
+
+        Raises Refused (CURSOR_TOO_OLD) below `first_offset`, LogDamaged, OSError.
+        """
+        visible = self.visible
+        if offset < self._start:
+            raise Refused(
+                ErrorCode.CURSOR_TOO_OLD,
+                f"offset {offset} is no longer in the log, which starts at {self._start}: "
+                f"start there, or rebuild from another sink",
+                details={"offset": offset, "first_offset": self._start},
+            )
+        if offset >= visible:
+            return []
+        if offset >= self._tail.first:
+            return self._tail.read(offset, visible, rows_max=rows_max, bytes_max=bytes_max)
+        end = min(visible, self._tail.first)
+        return self._segments.read(offset, end, rows_max=rows_max, bytes_max=bytes_max)
+
+    def frames(self, offset: int = 0) -> Iterator[Place]:
+        """Every frame on disk from an offset (or the log's start) up to `visible`, read and checked anew.
+
+        Raises LogDamaged where one cannot be read; `inspect` goes on behind it.
+        """
+        return self._segments.walk(max(offset, self._start), self.visible)
+
+    def find(self, origin: int, counter: int) -> int | None:
+        """The offset of a dot, of one not yet written too; None where it is not, or no longer, here."""
+        return self._segments.find(origin, counter, self._fetch)
+
+    def offset_at(self, time_us: int) -> int:
+        """The first visible offset appended at that time (us since 1970) or later, else `visible`."""
+        return self._segments.offset_at(time_us, self.visible)
+
+    def _fetch(self, offset: int) -> LoggedBatch | None:
+        if offset >= self._tail.first:
+            found = self._tail.read(offset, self.next_offset, rows_max=1, bytes_max=1)
+        else:
+            found = self._segments.read(offset, self.written, rows_max=1, bytes_max=1)
+        return found[0] if found else None
+
+    # --- who holds it, and what goes
+
+    def fill(self, offset: int) -> float:
+        """The share of `bytes_max` that the segments from the one of `offset` on take."""
+        return 0.0 if offset >= self.next_offset else self._room.held(offset) / self.settings.bytes_max
+
+    def hold(
+        self, holder: str, needed: Callable[[], int], give_way: Callable[[], None] | None = None
+    ) -> None:
+        """Keep everything from the offset that `needed` gives on, asked when room is short.
+
+        A holder with `give_way` is let go, and told so, rather than an append refused.
+        """
+        self._holders.hold(holder, needed, give_way)
+
+    def release(self, holder: str) -> None:
+        """Forget what a holder needed."""
+        self._holders.release(holder)
+
+    def retain(self, now_us: int) -> int:
+        """Let whole old segments go, by size and age, as far as nobody needs them; how many go.
+
+        They are gone for readers at once, from the disk with the next commit. `now_us` is wall time as at the
+        start, plus the time since: a clock that is set must not make everything old.
+        """
+        if self.failure is None and self._mark is not None:
+            self._room.retain(now_us, written=self.written, readable=self.visible, end=self.next_offset)
+        return self._take_away(self._room.take_removed())
+
+    def _take_away(self, removed: list[Segment]) -> int:
+        if removed:
+            self._removed += removed
+            self._start = removed[-1].end
+        return len(removed)
+
+    def statistics(self) -> DurableLogStatistics:
+        """A snapshot."""
+        return DurableLogStatistics(
+            first_offset=self.first_offset,
+            next_offset=self.next_offset,
+            written=self.written,
+            synced=self.synced,
+            visible=self.visible,
+            segments=len(self._segments.all),
+            bytes=self._room.bytes,
+            bytes_max=self.settings.bytes_max,
+            unwritten_bytes=self._unwritten_bytes,
+            tail_bytes=self._tail.bytes,
+            commits=self._commits,
+            syncs_skipped=self._syncs_skipped,
+            removed_segments=self._removed_segments,
+            indexes_rebuilt=self._segments.indexes_rebuilt,
+            refused=self._refused,
+            held_by=self._holders.slowest(),
+        )
+
+
+def _level_refusal(batch: Batch) -> Refused | None:
+    if batch.ack_level <= AckLevel.DURABLE:
+        return None
+    return Refused(
+        ErrorCode.LEVEL_UNAVAILABLE,
+        f"ack level {batch.ack_level.name.lower()} asked for, but a log on one disk grants durable: "
+        "ask for durable",
+    )
+
+
+if TYPE_CHECKING:
+    from delta_prop_broker.log.contract import Log
+
+    def _conforms(log: DurableLog) -> Log:
+        return log

@@ -1,0 +1,356 @@
+"""Opening what a process left behind: the frames are the truth, all else is checked against them.
+
+A torn tail is cut only above the synced mark, and told. Damage below it is refused, with the range named,
+and nothing is changed then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from delta_prop_broker.log.damage import BadFrame, LogDamaged
+from delta_prop_broker.log.frames import CHUNK_BYTES, HEAD_BYTES, Walk, heads_behind, read_head
+from delta_prop_broker.log.identity import new_identity, read_identity, write_identity
+from delta_prop_broker.log.marks import Mark, MarkFile, open_mark, read_mark
+from delta_prop_broker.log.segment import (
+    INDEX_SUFFIX,
+    Segment,
+    Segments,
+    damaged,
+    index_frame,
+    load_index,
+    segment_bases,
+    write_index,
+)
+from delta_prop_broker.log.sparse_index import SparseIndex
+from delta_prop_broker.log.writing import write_all
+from delta_prop_wire.errors import PeerError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop_broker.disk import Disk, File
+    from delta_prop_broker.log.identity import Identity
+
+IDENTITY = "log"
+MARK = "mark"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A torn tail that was taken away (or, read-only, is not shown): it was above the synced mark."""
+
+    path: str
+    position: int
+    bytes: int
+    offset: int
+    reason: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.path}: {self.bytes} bytes from byte {self.position} on (offset {self.offset} and above) "
+            f"were never synced and are cut: {self.reason}"
+        )
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What opening found and did. Sizes in bytes."""
+
+    read_only: bool = False
+    created: bool = False
+    clean: bool = False
+    epoch: int = 0
+    first_offset: int = 0
+    next_offset: int = 0
+    synced: int = 0  # what was known to be on stable storage before this
+    segments: int = 0
+    bytes: int = 0
+    walked_bytes: int = 0
+    indexes_rebuilt: int = 0
+    cut: Cut | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        state = "new" if self.created else "closed cleanly" if self.clean else "not closed cleanly"
+        lines = [
+            f"log {state}: offsets {self.first_offset} to {self.next_offset}, epoch {self.epoch}, "
+            f"{self.segments} segments of {self.bytes} bytes, {self.walked_bytes} read; "
+            f"synced up to {self.synced}",
+            *([] if self.cut is None else [str(self.cut)]),
+            *self.notes,
+        ]
+        return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class Recovered:
+    """What a log goes on from."""
+
+    identity: Identity
+    segments: Segments
+    chain: int | None  # the last stamp's checksum, None where no frame is there
+    start: int
+    next_offset: int
+    synced: int
+    mark: MarkFile | None  # None: read-only
+    report: RecoveryReport
+
+
+def recover(
+    disk: Disk, directory: str, *, draw: Callable[[int], bytes], read_only: bool = False
+) -> Recovered:
+    """Open a log's directory, or make it. Raises LogDamaged, UsageError (read-only, none there), OSError."""
+    return _Recovery(disk, directory, read_only).run(draw)
+
+
+class _Recovery:
+    def __init__(self, disk: Disk, directory: str, read_only: bool) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._read_only = read_only
+        self._report = RecoveryReport(read_only=read_only)
+        self._segments = Segments(disk, directory)
+        self._mark = Mark()
+        self._mark_known = False
+        self._chain: int | None = None
+        self._evidence = 0
+        self._last: Segment | None = None
+
+    def run(self, draw: Callable[[int], bytes]) -> Recovered:
+        try:
+            return self._run(draw)
+        except BaseException:
+            if self._last is not None and self._last.file is not None:
+                self._last.file.close()
+            raise
+
+    def _run(self, draw: Callable[[int], bytes]) -> Recovered:
+        self._read_mark()
+        names = self._disk.list(self._directory)
+        bases = segment_bases(names)
+        identity = self._identify(bases, draw)
+        obsolete = [base for base, after in pairwise(bases) if after <= self._mark.start]
+        bases = bases[len(obsolete) :]
+        self._check_start(bases)
+        for base, after in pairwise(bases):
+            self._take_sealed(Segment(self._directory, base), after)
+        torn = self._take_last(bases[-1]) if bases else False
+        end = self._segments.all[-1].end if bases else self._mark.start
+        self._tell(end)
+        mark_file = None
+        if not self._read_only:
+            identity, mark_file = self._write(identity, torn, end)
+            self._remove(obsolete, names)
+        self._report.epoch = identity.epoch
+        visible = self._evidence if self._read_only else end
+        return Recovered(
+            identity, self._segments, self._chain, self._report.first_offset, end, visible, mark_file,
+            self._report,
+        )  # fmt: skip
+
+    # --- what is there
+
+    def _read_mark(self) -> None:
+        path = f"{self._directory}/{MARK}"
+        file = open_mark(self._disk, path, read_only=True)
+        mark, broken = (None, 0) if file is None else read_mark(file)
+        if file is not None:
+            file.close()
+        if broken:
+            self._report.notes.append(f"{path}: {broken} of 2 slots damaged, not used")
+        if mark is not None:
+            self._mark, self._mark_known = mark, True
+        self._report.clean = self._mark.clean
+        self._evidence = self._mark.synced
+
+    def _identify(self, bases: list[int], draw: Callable[[int], bytes]) -> Identity:
+        path = f"{self._directory}/{IDENTITY}"
+        identity = read_identity(self._disk, path)
+        if identity is not None:
+            return identity
+        if self._read_only:
+            raise UsageError(f"there is no log in {self._directory} of the data directory: name another one")
+        if self._mark.synced or any(self._size(Segment(self._directory, base)) for base in bases):
+            raise LogDamaged(path, "the file is missing, and there are deltas beside it")
+        self._disk.make_directory(self._directory)
+        parts = self._directory.split("/")
+        for depth in range(len(parts)):
+            self._disk.sync_directory("/".join(parts[:depth]))
+        identity = new_identity(draw)
+        write_identity(self._disk, self._directory, path, identity)
+        self._report.created = True
+        return identity
+
+    def _check_start(self, bases: list[int]) -> None:
+        start = self._mark.start
+        if not bases:
+            if self._mark.synced > start:
+                path = Segment(self._directory, start).path
+                raise LogDamaged(path, "no segment is left", offset=start, end=self._mark.synced)
+            return
+        if self._mark_known and bases[0] > start:
+            path = Segment(self._directory, start).path
+            raise LogDamaged(path, "the file is missing", offset=start, end=bases[0])
+        if not self._mark_known and not self._report.created:
+            path = f"{self._directory}/{MARK}"
+            self._report.notes.append(f"{path} is missing or damaged: the frames alone say what was synced")
+        self._evidence = max(self._evidence, bases[-1])
+
+    def _take_sealed(self, segment: Segment, after: int) -> None:
+        file = self._disk.open(segment.path, read_only=True)
+        try:
+            size = file.size()
+            index = load_index(self._disk, segment)
+            if index is None or not _describes(index, file, size):
+                index = SparseIndex(segment.base)
+                bad = self._walk(segment, file, size, index)
+                if bad is not None:
+                    segment.size, segment.end = size, after
+                    raise damaged(segment, file, bad)
+                self._report.indexes_rebuilt += 1
+                if not self._read_only:
+                    write_index(self._disk, segment, index)
+            self._join(segment, index)
+        finally:
+            file.close()
+        if segment.end != after:
+            low, high = sorted((segment.end, after))
+            reason = (
+                f"it ends at offset {segment.end}, the next segment starts at {after}: frames are missing"
+                if segment.end < after
+                else f"it ends at offset {segment.end}, beyond the start of the next segment, {after}"
+            )
+            raise LogDamaged(segment.path, reason, position=segment.size, offset=low, end=high)
+
+    def _take_last(self, base: int) -> bool:
+        """Read it whole; return whether its file is longer than its frames."""
+        segment = self._last = Segment(self._directory, base)
+        file = segment.file = self._disk.open(segment.path, read_only=self._read_only)
+        size = file.size()
+        index = SparseIndex(segment.base)
+        bad = self._walk(segment, file, size, index)
+        if bad is not None:
+            for _, head in heads_behind(file, bad.position + bad.skip, size):
+                if bad.offset < head.offset and head.stamp.synced_offset <= head.offset:
+                    self._evidence = max(self._evidence, head.stamp.synced_offset)
+            if self._evidence > bad.offset:
+                segment.size, segment.end = size, self._evidence
+                raise damaged(segment, file, bad)
+            self._report.cut = Cut(
+                segment.path, bad.position, size - bad.position, bad.offset, bad.reason
+            )  # fmt: skip
+        self._join(segment, index)
+        segment.index = index
+        if self._evidence > segment.end:
+            reason = "it ends early: frames that were on stable storage are missing"
+            raise LogDamaged(
+                segment.path, reason, position=segment.size, offset=segment.end, end=self._evidence
+            )
+        return bad is not None
+
+    def _walk(self, segment: Segment, file: File, size: int, index: SparseIndex) -> BadFrame | None:
+        walk = Walk(file, position=0, offset=segment.base, end=size, previous_crc=self._chain)
+        try:
+            for found in walk:
+                index_frame(index, found)
+                self._evidence = max(self._evidence, found.stamp.synced_offset)
+        except BadFrame as bad:
+            return bad
+        finally:
+            self._report.walked_bytes += walk.position
+        return None
+
+    def _join(self, segment: Segment, index: SparseIndex) -> None:
+        first = index.first_previous_crc
+        if self._chain is not None and first is not None and first != self._chain:
+            reason = f"its first frame follows stamp {first:#010x}, before it lies {self._chain:#010x}"
+            raise LogDamaged(segment.path, reason, position=0, offset=segment.base)
+        segment.describe(index)
+        if index.last_crc is not None:
+            self._chain = index.last_crc
+        self._segments.add(segment)
+
+    def _tell(self, end: int) -> None:
+        report = self._report
+        held = self._segments.all
+        report.first_offset = held[0].base if held else end
+        report.next_offset, report.synced = end, self._evidence
+        report.segments, report.bytes = len(held), sum(segment.size for segment in held)
+        if report.cut is not None or end != self._mark.synced:
+            report.clean = False
+
+    # --- what is changed
+
+    def _write(self, identity: Identity, torn: bool, end: int) -> tuple[Identity, MarkFile]:
+        last = self._segments.all[-1] if self._segments.all else None
+        if last is not None and not self._report.clean:
+            assert last.file is not None
+            if torn:
+                last.file.truncate(last.size)
+            self._write_again(last, last.file)
+            last.file.sync()
+            self._disk.sync_directory(self._directory)
+        if not self._report.clean and not self._report.created:
+            identity = identity.next_epoch(end)
+            write_identity(self._disk, self._directory, f"{self._directory}/{IDENTITY}", identity)
+        file = open_mark(self._disk, f"{self._directory}/{MARK}", create=True)
+        assert file is not None
+        mark_file = MarkFile(file, self._mark)
+        mark_file.settle(replace(self._mark, synced=end, start=self._report.first_offset, clean=False))
+        self._disk.sync_directory(self._directory)
+        return identity, mark_file
+
+    def _write_again(self, last: Segment, file: File) -> None:
+        """Write what may never have been synced once more, as a failed sync leaves it looking written.
+
+        The page cache shows such bytes, marked clean, and no later sync would write them out.
+        """
+        if self._evidence >= last.end:
+            return
+        assert last.index is not None
+        at = 0 if last.end == last.base else last.index.before(self._evidence).position
+        while at < last.size:
+            chunk = file.read(at, min(CHUNK_BYTES, last.size - at))
+            at = write_all(file, at, [chunk])
+
+    def _remove(self, obsolete: list[int], names: list[str]) -> None:
+        for base in obsolete:
+            self._disk.remove(Segment(self._directory, base).path)
+        held = {segment.base for segment in self._segments.all[:-1]}
+        for base in segment_bases(names, INDEX_SUFFIX):
+            if base not in held:
+                self._disk.remove(Segment(self._directory, base).index_path)
+
+    def _size(self, segment: Segment) -> int:
+        file = self._disk.open(segment.path, read_only=True)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+
+def _describes(index: SparseIndex, file: File, size: int) -> bool:
+    """Whether a stored index was made from this very file: its first and last frames say so."""
+    if index.size != size:
+        return False
+    try:
+        first = read_head(memoryview(file.read(0, HEAD_BYTES)))
+        if (first.offset, first.stamp.previous_crc) != (index.base, index.first_previous_crc):
+            return False
+        entry = index.last_entry()
+        walk = Walk(
+            file,
+            position=entry.position,
+            offset=entry.offset,
+            end=size,
+            previous_crc=entry.previous_crc,
+            chunk_bytes=64 * 1024,
+        )
+        for _ in walk:
+            pass
+    except (BadFrame, PeerError):
+        return False
+    return (walk.offset, walk.crc) == (index.end, index.last_crc)

@@ -1,0 +1,81 @@
+"""Room in a log on disk: whole segments go, the oldest first, and only those that are sealed and safe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from delta_prop_broker.log.retention import Holders, LogSettings
+    from delta_prop_broker.log.segment import Segment, Segments
+
+
+class Room:
+    """Counts the bytes of the segments held, and lets the oldest go. `bytes` is what the log holds."""
+
+    def __init__(self, settings: LogSettings, segments: Segments, holders: Holders) -> None:
+        self.bytes = sum(segment.size for segment in segments.all)
+        self._settings = settings
+        self._segments = segments
+        self._holders = holders
+        self._removed: list[Segment] = []
+
+    def take_removed(self) -> list[Segment]:
+        """Segments that were let go since the last call, oldest first."""
+        removed, self._removed = self._removed, []
+        return removed
+
+    def held(self, offset: int) -> int:
+        """The bytes of all segments from the one that holds `offset` on."""
+        place = max(self._segments.place(offset), 0)
+        return sum(segment.size for segment in self._segments.all[place:])
+
+    def find(self, size: int, *, written: int, readable: int, end: int) -> bool:
+        """Make room for so many bytes below the hard limit; whether there is."""
+        if self._fits(size):
+            return True
+        self._make(size, written, readable, end)
+        if not self._fits(size) and self._would_fit(size, written, readable, end):
+            while not self._fits(size) and self._holders.let_go():
+                self._make(size, written, readable, end)
+        return self._fits(size)
+
+    def retain(self, now_us: int, *, written: int, readable: int, end: int) -> None:
+        """Let go what is beyond `keep_bytes_max` or older than `keep_s`, unless somebody needs it."""
+        floor = min(self._holders.floor(end), readable)
+        while self._removable(floor, written):
+            oldest = self._segments.all[0]
+            too_old = now_us - oldest.latest_time > self._settings.keep_s * 1e6
+            if not too_old and self.bytes <= self._settings.keep_bytes_max:
+                return
+            self._remove()
+
+    def _fits(self, size: int) -> bool:
+        return self.bytes + size <= self._settings.bytes_max
+
+    def _make(self, size: int, written: int, readable: int, end: int) -> None:
+        floor = min(self._holders.floor(end), readable)
+        while not self._fits(size) and self._removable(floor, written):
+            self._remove()
+
+    def _removable(self, floor: int, written: int) -> bool:
+        """Whether the oldest segment may go: it is not needed, and the one behind it is there for certain.
+
+        The last segment's name is what says where the log stands, so there must be one.
+        """
+        held = self._segments.all
+        return len(held) > 1 and held[0].end <= floor and written > held[0].end
+
+    def _remove(self) -> None:
+        segment = self._segments.drop_first()
+        self.bytes -= segment.size
+        self._removed.append(segment)
+
+    def _would_fit(self, size: int, written: int, readable: int, end: int) -> bool:
+        """Whether there would be room without those who give way: nobody is let go for nothing."""
+        floor = min(self._holders.staying_floor(end), readable)
+        held = self.bytes
+        for segment, after in zip(self._segments.all[:-1], self._segments.all[1:], strict=True):
+            if segment.end > floor or written <= after.base:
+                break
+            held -= segment.size
+        return held + size <= self._settings.bytes_max
