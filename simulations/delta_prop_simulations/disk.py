@@ -348,7 +348,7 @@ class SimFile:
                 disk.struck["no room"] += 1
                 raise disk_error(errno.ENOSPC, self._path)
             disk.struck["short for want of room"] += taken < len(data)
-            taken = self._shortened(call, taken)
+            taken = self._shortened(taken)
             disk._write(file, at, data[:taken])
             return taken
 
@@ -357,7 +357,6 @@ class SimFile:
                 taken = min(len(data), len(self._file.cached) + disk._room() - at)
                 disk._write(self._file, at, data[: disk.chance.randint(0, max(0, taken))])
 
-        call = Call(disk.calls + 1, "write", self._path, at, len(data))
         return disk.do("write", self._path, effect, at=at, size=len(data), partly=partly, failing=partly)
 
     def sync(self) -> None:
@@ -366,7 +365,7 @@ class SimFile:
 
         def effect() -> None:
             file = self._open(0)
-            lose, misdirect = disk.due(call, "lose"), disk.due(call, "misdirect")
+            lose, misdirect = disk.due("lose"), disk.due("misdirect")
             dirty = [sector for sector in sorted(file.dirty) if sector * SECTOR < len(file.cached)]
             count = -(-len(file.cached) // SECTOR)
             if lose is not None and dirty:
@@ -383,7 +382,6 @@ class SimFile:
             if self._file is not None:
                 disk.struck["sectors lost by sync"] += self._file.fail_sync(disk.chance)
 
-        call = Call(disk.calls + 1, "sync", self._path, 0, 0)
         disk.do("sync", self._path, effect, failing=failing)
 
     def size(self) -> int:
@@ -422,8 +420,8 @@ class SimFile:
             raise disk_error(refusal, self._path)
         return file
 
-    def _shortened(self, call: Call, taken: int) -> int:
-        rule = self._disk.due(call, "shorten")
+    def _shortened(self, taken: int) -> int:
+        rule = self._disk.due("shorten")
         if rule is None or taken < 2:
             return taken
         fewer = self._disk.chance.randint(1, taken - 1) if rule.value is None else min(rule.value, taken)

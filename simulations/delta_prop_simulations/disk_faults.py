@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Moment = Literal["before", "within", "after"]
+Kind = Literal["crash", "fail", "shorten", "lose", "misdirect"]
 
 CHANGING = frozenset(
     ("open", "write", "sync", "truncate", "make_directory", "rename", "remove", "sync_directory", "lock")
@@ -61,7 +62,7 @@ def nth(name: str, count: int, ending: str = "") -> Callable[[Call], bool]:
 
 @dataclass(slots=True, eq=False)
 class _Rule:
-    kind: Literal["crash", "fail", "shorten", "lose", "misdirect"]
+    kind: Kind
     when: When
     times: int | None  # how often it still strikes; None is always
     value: int | None = None
@@ -83,6 +84,7 @@ class Faults:
         self.is_off = False
         self.chance = chance
         self._rules: list[_Rule] = []
+        self._striking: list[_Rule] = []
 
     # --- faults to come
 
@@ -115,8 +117,9 @@ class Faults:
         self._rules.append(_Rule("crash", when, 1, moment=moment))
 
     def heal(self) -> None:
-        """No faults that are still to come."""
+        """Forget the faults that are still to come."""
         self._rules.clear()
+        self._striking.clear()
 
     # --- each call
 
@@ -141,7 +144,9 @@ class Faults:
         self.trace.append(call)
         if not self._rules:
             return effect()
-        rule = self.due(call, "crash")
+        # All are asked, whatever strikes: those that count calls must see each.
+        self._striking = [rule for rule in self._rules if _strikes(rule.when, call)]
+        rule = self.due("crash")
         moment = None if rule is None else rule.moment or self.chance.choice(("before", "within", "after"))
         if moment == "within" and partly is None:
             moment = self.chance.choice(("before", "after"))
@@ -149,7 +154,7 @@ class Faults:
             partly()
         if moment in ("before", "within"):
             self._turn_off(call, moment)
-        failure = self.due(call, "fail")
+        failure = self.due("fail")
         if failure is not None:
             if failing is not None:
                 failing()
@@ -161,17 +166,17 @@ class Faults:
             effect()
         return self._turn_off(call, "after")
 
-    def due(self, call: Call, kind: str) -> _Rule | None:
-        """The first rule of a kind that strikes at this call."""
-        struck = None
-        for rule in self._rules:
-            if rule.kind == kind and struck is None and _strikes(rule.when, call):
-                struck = rule
-        if struck is not None and struck.times is not None:
-            struck.times -= 1
-            if struck.times <= 0:
-                self._rules.remove(struck)
-        return struck
+    def due(self, kind: Kind) -> _Rule | None:
+        """The first rule of a kind that strikes at the present call; it has struck then."""
+        for rule in self._striking:
+            if rule.kind == kind:
+                if rule.times is not None:
+                    rule.times -= 1
+                    if rule.times <= 0:
+                        self._rules.remove(rule)
+                self._striking.remove(rule)
+                return rule
+        return None
 
     def _turn_off(self, call: Call, moment: Moment) -> NoReturn:
         self.is_off = True

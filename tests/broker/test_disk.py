@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_simulations.disk import SimDisk
@@ -270,7 +270,5 @@ def answer(call: Callable[[Disk], object] | Callable[[File], object], on: object
 
 
 def test_random_calls_are_answered_alike(full: bool) -> None:
-    from hypothesis.stateful import run_state_machine_as_test
-
     amount = settings(max_examples=1000 if full else 40, stateful_step_count=30)
-    run_state_machine_as_test(Twins, settings=amount)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(Twins, settings=amount)

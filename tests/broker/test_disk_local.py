@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop_broker import local_disk
 from delta_prop_broker.local_disk import LocalDisk
 
 if TYPE_CHECKING:
@@ -143,14 +143,14 @@ def test_a_lock_whose_file_was_replaced_is_taken_on_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = LocalDisk(tmp_path)
-    take = local_disk.fcntl.flock
+    take = fcntl.flock
 
     def flock(descriptor: int, operation: int) -> None:
-        monkeypatch.setattr(local_disk.fcntl, "flock", take)
+        monkeypatch.setattr(fcntl, "flock", take)
         take(descriptor, operation)
         (tmp_path / "lock").unlink()
 
-    monkeypatch.setattr(local_disk.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     lock = disk.lock("lock")
     with pytest.raises(BlockingIOError):
         disk.lock("lock")
@@ -166,10 +166,10 @@ def test_what_the_system_cuts_short_is_told_or_gone_on_with(
     def pwritev(descriptor: int, parts: Sequence[Buffer], at: int) -> int:
         return real_write(descriptor, [b"".join(parts)[:1500]], at)
 
-    monkeypatch.setattr(local_disk.os, "pwritev", pwritev)
+    monkeypatch.setattr(os, "pwritev", pwritev)
     assert file.write(0, [b"x"] * 3000) == 1024 + 1024 + 952  # each batch is below 1,500 bytes
     assert file.write(0, [b"yy"] * 3000) == 1500  # the first one is not: nothing goes behind a gap
-    monkeypatch.setattr(local_disk.os, "pread", lambda fd, size, at: real_read(fd, min(size, 7), at))
+    monkeypatch.setattr(os, "pread", lambda fd, size, at: real_read(fd, min(size, 7), at))
     assert file.read(1490, 20) == b"y" * 10 + b"x" * 10
     assert len(file.read(0, 10_000)) == 3000
 
@@ -185,8 +185,8 @@ def test_a_failed_sync_is_told_with_the_name_of_the_file(
         synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(local_disk.os, "fdatasync", fail)
-    monkeypatch.setattr(local_disk.os, "fsync", fail)
+    monkeypatch.setattr(os, "fdatasync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     for call, path in ((file.sync, tmp_path / "f"), (lambda: disk.sync_directory(""), tmp_path)):
         with pytest.raises(OSError, match="Input/output error") as caught:
             call()
