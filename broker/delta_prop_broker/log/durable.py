@@ -243,7 +243,7 @@ class DurableLog:
         if self.failure is not None:
             return Refused(
                 ErrorCode.LOG_FAILED,
-                f"the log stopped at a failure of its disk ({self.failure}) and is opened anew before it goes on: "
+                f"the log stopped at a failure of its disk ({self.failure}) and is opened anew to go on: "
                 "send it again then",
                 retry_after_ms=1000,
             )

@@ -1,0 +1,128 @@
+"""A small log on a false disk, and what its tests ask of it again and again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from delta_prop_broker.log.durable import DIRECTORY, DurableLog
+from delta_prop_broker.log.retention import LogSettings
+from delta_prop_wire.delta import AckLevel, Source
+from delta_prop_wire.encode import encode_vectors
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.stamp import unpack_stamp
+
+if TYPE_CHECKING:
+    from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.recovery import RecoveryReport
+    from delta_prop_wire.batch import Batch, LoggedBatch
+
+LOG_ID = bytes(range(16))
+SMALL = LogSettings(
+    segment_bytes_max=2_000,
+    bytes_max=40_000,
+    keep_bytes_max=30_000,
+    unwritten_bytes_max=20_000,
+    tail_bytes_max=1,
+    free_bytes_min=0,
+    made_by="test",
+)
+EVERYTHING = {"rows_max": 1 << 20, "bytes_max": 1 << 30}
+SEGMENTS = DIRECTORY
+
+
+@dataclass
+class Clock:
+    """Wall time that goes up a second a call."""
+
+    us: int = 1_700_000_000_000_000
+    step_us: int = 1_000_000
+
+    def __call__(self) -> int:
+        self.us += self.step_us
+        return self.us
+
+
+def open_log(
+    disk: Disk, settings: LogSettings = SMALL, *, read_only: bool = False, clock: Clock | None = None
+) -> tuple[DurableLog, RecoveryReport]:
+    return DurableLog.open(
+        disk,
+        settings=settings,
+        draw=lambda size: LOG_ID[:size],
+        wall_us=clock or Clock(),
+        read_only=read_only,
+    )
+
+
+def batch_of(
+    rows: int, base: int = 1, *, origin: int = 16, level: AckLevel = AckLevel.DURABLE, dimension: int = 1
+) -> Batch:
+    values = np.arange(rows * dimension, dtype=np.float32).reshape(rows, dimension) + base
+    keys = [f"v-{base + row:06}" for row in range(rows)]
+    return encode_vectors(keys, values, namespace="n", origin=origin, base=base, ack_level=level)
+
+
+@dataclass
+class Writer:
+    """Appends what can be told apart, and remembers what must still be there."""
+
+    log: DurableLog
+    counter: int = 0
+    appended: dict[int, bytes] = field(default_factory=dict)  # offset to the whole frame
+
+    def append(
+        self, rows: int = 2, *, level: AckLevel = AckLevel.DURABLE, origin: int = 16, dimension: int = 1
+    ) -> LoggedBatch:
+        batch = batch_of(rows, self.counter + 1, level=level, origin=origin, dimension=dimension)
+        logged = self.log.append(batch, lamport=self.log.next_offset + 1, source=Source.LOCAL)
+        self.counter += rows
+        self.appended[logged.offset] = frame(logged)
+        return logged
+
+
+def commit(log: DurableLog, *, sync: bool = False) -> bool:
+    """One whole commit, on this thread; a failure stops the log."""
+    taken = log.take_commit(sync=sync)
+    if taken is None:
+        return False
+    try:
+        taken.run()
+    except OSError as error:
+        log.fail(error)
+        raise
+    log.finish_commit(taken)
+    return True
+
+
+def until_refused(writer: Writer, *, commits: bool = True) -> Refused:
+    """Append until the log wants no more."""
+    while True:
+        try:
+            writer.append()
+        except Refused as refusal:
+            return refusal
+        if commits:
+            commit(writer.log)
+
+
+def frame(logged: LoggedBatch) -> bytes:
+    return logged.head + bytes(logged.batch.body)
+
+
+def contents(log: DurableLog, **bounds: int) -> dict[int, bytes]:
+    """Everything visible, offset to frame, as a reader goes through it; each frame's neighbours fit."""
+    found: dict[int, bytes] = {}
+    at = log.first_offset
+    while batches := log.read(at, **(bounds or EVERYTHING)):
+        for logged in batches:
+            assert logged.offset == at, "no hole, nothing twice"
+            stamp = unpack_stamp(logged.head[16:64], logged.head[:16])
+            assert stamp is not None
+            assert (stamp.lamport, stamp.source) == (logged.lamport, logged.source)
+            found[at] = frame(logged)
+            at = logged.next_offset
+    assert at == log.visible
+    return found

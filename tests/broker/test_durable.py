@@ -1,0 +1,402 @@
+"""The log on disk where nothing goes wrong: the contract, marks, segments, reading, retention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.damage import LogBusy
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.retention import LogSettings
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.delta import AckLevel, Delta, Source, create
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+from tests.broker.durable import (
+    EVERYTHING,
+    LOG_ID,
+    SEGMENTS,
+    SMALL,
+    Clock,
+    Writer,
+    batch_of,
+    commit,
+    contents,
+    frame,
+    open_log,
+    until_refused,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from delta_prop_broker.disk import Disk
+
+LOGGED = replace(SMALL, level=AckLevel.LOGGED)
+
+
+@pytest.fixture(params=["false disk", "real disk"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Disk:
+    return SimDisk() if request.param == "false disk" else LocalDisk(tmp_path / "data")
+
+
+def test_offsets_and_stamps_are_given_at_once_and_shown_when_they_are_synced(disk: Disk) -> None:
+    log, report = open_log(disk)
+    assert (report.created, log.log_id, log.epoch, log.level) == (True, LOG_ID, 1, AckLevel.DURABLE)
+    writer = Writer(log)
+    first, second = writer.append(3), writer.append(2)
+    assert (first.offset, second.offset, log.next_offset) == (0, 3, 5)
+    assert (log.written, log.synced, log.visible) == (0, 0, 0)
+    assert log.read(0, **EVERYTHING) == []
+    taken = log.take_commit()
+    assert taken is not None
+    assert log.take_commit() is None, "one at a time"
+    third = writer.append(1)
+    taken.run()
+    assert log.visible == 0
+    log.finish_commit(taken)
+    assert (log.written, log.synced, log.visible, log.next_offset) == (5, 5, 5, 6)
+    assert commit(log)
+    assert not commit(log)
+    assert contents(log) == {0: frame(first), 3: frame(second), 5: frame(third)}
+    log.close()
+
+
+def test_what_was_closed_is_there_again_to_the_byte(disk: Disk) -> None:
+    log, _ = open_log(disk)
+    writer = Writer(log)
+    for rows in range(1, 30):
+        writer.append(rows)
+        if rows % 3 == 0:
+            commit(log)
+    log.close()
+    log, report = open_log(disk)
+    assert (report.clean, report.cut, log.epoch, report.indexes_rebuilt) == (True, None, 1, 0)
+    assert log.statistics().segments > 5
+    assert contents(log) == writer.appended
+    for bounds in ({"rows_max": 1, "bytes_max": 1}, {"rows_max": 50, "bytes_max": 3_000}):
+        assert contents(log, **bounds) == writer.appended
+    for offset in range(log.next_offset):
+        found = log.read(offset, rows_max=1, bytes_max=1)
+        assert len(found) == 1
+        assert found[0].offset <= offset < found[0].next_offset
+    log.close()
+
+
+def test_reading_stops_at_either_bound_like_a_log_in_memory(disk: Disk) -> None:
+    for tail_bytes_max in (1, 1 << 20):
+        log, _ = open_log(disk, replace(SMALL, tail_bytes_max=tail_bytes_max, segment_bytes_max=9_000))
+        writer = Writer(log, counter=log.next_offset)
+        base = log.next_offset
+        for _ in range(5):
+            writer.append(10)
+        commit(log)
+        size = len(writer.appended[base])
+
+        def read(
+            offset: int, rows_max: int, bytes_max: int, log: DurableLog = log, base: int = base
+        ) -> list[int]:
+            found = log.read(base + offset, rows_max=rows_max, bytes_max=bytes_max)
+            return [logged.offset - base for logged in found]
+
+        assert read(0, 1 << 20, 1 << 20) == [0, 10, 20, 30, 40]
+        assert read(0, 30, 1 << 20) == [0, 10, 20]
+        assert read(0, 29, 1 << 20) == [0, 10]
+        assert read(0, 100, 3 * size) == [0, 10, 20]
+        assert read(0, 100, 3 * size - 1) == [0, 10]
+        assert read(10, 1, 1) == [10]
+        assert read(15, 1 << 20, 1 << 20) == [10, 20, 30, 40]
+        assert read(50, 1, 1) == []
+        assert read(99, 1, 1) == []
+        log.close()
+
+
+def test_a_log_that_shows_what_is_written_syncs_only_for_who_asks() -> None:
+    disk = SimDisk()
+    log, _ = open_log(disk, LOGGED)
+    writer = Writer(log)
+    writer.append(level=AckLevel.LOGGED)
+    commit(log)
+    assert (log.written, log.synced, log.visible) == (2, 0, 2)
+    writer.append(level=AckLevel.MEMORY)
+    writer.append(level=AckLevel.DURABLE)
+    commit(log)
+    assert (log.written, log.synced, log.visible) == (6, 6, 6)
+    writer.append(level=AckLevel.LOGGED)
+    commit(log)
+    assert commit(log, sync=True)
+    assert (log.synced, log.written) == (8, 8)
+    assert not commit(log, sync=True)
+    assert log.statistics().syncs_skipped == 2
+
+
+def test_it_grants_no_more_than_one_disk_can() -> None:
+    log, _ = open_log(SimDisk())
+    batch = encode_batch([Delta("v", create([1.0]))], origin=16, base=1, ack_level=AckLevel.QUORUM)
+    with pytest.raises(Refused, match=r"quorum asked for.*ask for durable") as caught:
+        log.append(batch, lamport=1, source=Source.LOCAL)
+    assert caught.value.code is ErrorCode.LEVEL_UNAVAILABLE
+    assert log.next_offset == 0
+    log.append(batch, lamport=1, source=Source.REPLICA)
+
+
+def test_segments_roll_by_size_and_by_age_and_are_named_by_their_first_offset() -> None:
+    disk, clock = SimDisk(), Clock()
+    log, _ = open_log(disk, replace(SMALL, segment_bytes_max=1_000), clock=clock)
+    writer = Writer(log)
+    size = batch_of(2).size
+    for _ in range(1_000 // size + 1):
+        writer.append()
+    second = list(writer.appended)[1_000 // size]
+    commit(log)
+    clock.us += int(SMALL.segment_s_max * 1e6)
+    third = writer.append().offset
+    large = writer.append(dimension=400).offset  # larger than a segment: it has one for itself
+    after = writer.append().offset
+    commit(log)
+    names = [name for name in disk.list(SEGMENTS) if name.endswith(".log")]
+    assert names == [f"{offset:020}.log" for offset in (0, second, third, large, after)]
+    for path in disk.paths():
+        if path.endswith(".log"):
+            base = int(path.split("/")[-1][:-4])
+            assert disk.peek(path).startswith(writer.appended[base])
+    assert contents(log) == writer.appended
+
+
+def test_recent_batches_are_read_from_memory_and_older_ones_from_disk() -> None:
+    disk = SimDisk()
+    log, _ = open_log(disk, replace(SMALL, tail_bytes_max=20_000))
+    writer = Writer(log)
+    for _ in range(30):
+        writer.append()
+        commit(log)
+    calls = disk.calls
+    assert log.read(log.next_offset - 2, **EVERYTHING)
+    assert disk.calls == calls, "no disk is asked for what is in memory"
+    assert log.statistics().tail_bytes <= 20_000
+    log.read(0, **EVERYTHING)
+    assert disk.calls > calls
+    assert contents(log) == writer.appended
+
+
+# --- bounds
+
+
+def test_whole_segments_go_by_size_and_by_age_unless_they_are_held(disk: Disk) -> None:
+    clock = Clock()
+    settings = replace(SMALL, keep_bytes_max=6_000, keep_s=3600.0)
+    log, _ = open_log(disk, settings, clock=clock)
+    writer = Writer(log)
+    for _ in range(60):
+        writer.append()
+    commit(log)
+    needed = 20
+    log.hold("sink", lambda: needed)
+    assert log.retain(clock.us) > 0
+    assert 0 < log.first_offset <= 20
+    names = disk.list(SEGMENTS)
+    assert commit(log)
+    assert len(disk.list(SEGMENTS)) < len(names)
+    log.release("sink")
+    log.retain(clock.us)
+    assert log.statistics().bytes <= 6_000
+    with pytest.raises(Refused, match=f"starts at {log.first_offset}") as caught:
+        log.read(log.first_offset - 1, **EVERYTHING)
+    assert caught.value.code is ErrorCode.CURSOR_TOO_OLD
+    clock.us += 3600 * 1_000_000
+    log.retain(clock.us + 1)
+    assert log.statistics().segments == 1, "the one that is written to stays"
+    commit(log)
+    start, end = log.first_offset, log.next_offset
+    log.close()
+    log, report = open_log(disk, settings)
+    assert (log.first_offset, log.next_offset, report.clean) == (start, end, True)
+    log.close()
+
+
+def test_at_the_hard_limit_an_append_is_refused_with_who_holds_and_how_full() -> None:
+    log, _ = open_log(SimDisk())
+    writer = Writer(log)
+    needed = {"slow": 0, "fast": 0}
+    log.hold("slow", lambda: needed["slow"])
+    log.hold("fast", lambda: needed["fast"])
+    refusal = until_refused(writer)
+    needed["fast"] = log.next_offset - 2
+    full = log.full(2, batch_of(2).size)
+    assert refusal.code is ErrorCode.LOG_FULL
+    assert refusal.retry_after_ms
+    assert "'slow'" in refusal.message
+    assert full is not None
+    assert full.details == {
+        "depth": log.next_offset,
+        "depth_bytes": log.statistics().bytes,
+        "capacity_bytes": 40_000,
+        "held_by": "slow",
+    }
+    assert 40_000 - batch_of(2).size < log.statistics().bytes <= 40_000
+    assert 0.95 < log.fill(0) <= 1
+    assert log.fill(log.next_offset) == 0
+    assert log.fill(needed["fast"]) < 0.06
+    needed["slow"] = log.next_offset
+    writer.append()
+    assert log.first_offset > 0
+    assert log.statistics().bytes <= 40_000
+
+
+def test_who_gives_way_is_let_go_but_not_for_nothing() -> None:
+    log, _ = open_log(SimDisk())
+    writer = Writer(log)
+    gone: list[str] = []
+    log.hold("subscriber", lambda: 0, lambda: gone.append("subscriber"))
+    log.hold("sink", lambda: 0)
+    until_refused(writer)
+    assert gone == [], "the sink holds it as well: nothing would be won"
+    log.release("sink")
+    writer.append()
+    assert gone == ["subscriber"]
+    assert log.statistics().held_by is None
+
+
+def test_what_waits_for_the_disk_is_bounded() -> None:
+    log, _ = open_log(SimDisk(), replace(SMALL, unwritten_bytes_max=5_000))
+    writer = Writer(log)
+    while log.accepting:
+        writer.append()
+    assert 2_500 <= log.unwritten_bytes < 2_500 + batch_of(2).size
+    refusal = until_refused(writer, commits=False)
+    assert refusal.code is ErrorCode.LOG_FULL
+    assert "wait to be written" in refusal.message
+    assert log.unwritten_bytes <= 5_000
+    assert log.full(1, 1000) is not None
+    commit(log)
+    assert log.accepting
+    assert log.full(1, 1000) is None
+
+
+def test_a_batch_larger_than_the_log_is_refused_for_good() -> None:
+    log, _ = open_log(SimDisk())
+    with pytest.raises(Refused, match="send smaller batches") as caught:
+        log.append(batch_of(2, dimension=9_000), lamport=1, source=Source.LOCAL)
+    assert caught.value.code is ErrorCode.TOO_LARGE
+    assert log.full(2, 100_000) is None, "it never gets room, so it does not wait for some"
+
+
+def test_a_disk_that_runs_short_refuses_before_it_is_full_and_goes_on_when_there_is_room() -> None:
+    disk = SimDisk(capacity_bytes=40_000)
+    log, _ = open_log(disk, replace(SMALL, free_bytes_min=20_000))
+    writer = Writer(log)
+    refusal = until_refused(writer)
+    assert refusal.code is ErrorCode.LOG_FULL
+    assert "20000 stay free" in refusal.message
+    assert 20_000 <= disk.free_bytes() < 22_000
+    assert contents(log) == writer.appended
+    disk.capacity_bytes = 60_000
+    writer.append()
+    assert commit(log)
+    assert log.failure is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"level": AckLevel.MEMORY}, "not memory"),
+        ({"bytes_max": 4_000}, "at least 4 segments"),
+        ({"keep_bytes_max": 50_000}, "above bytes_max"),
+        ({"tail_bytes_max": 0}, "0 or below"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, int], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        LogSettings(**{"segment_bytes_max": 2_000, "bytes_max": 40_000, "keep_bytes_max": 30_000} | wrong)  # type: ignore[arg-type]
+
+
+# --- finding
+
+
+def test_a_dot_is_found_wherever_it_lies() -> None:
+    disk = SimDisk()
+    log, _ = open_log(disk)
+    writers = {origin: Writer(log) for origin in (16, 32, 48)}
+    places: dict[tuple[int, int], int] = {}
+    for step in range(60):
+        origin = (16, 32, 48)[step * step % 3]
+        logged = writers[origin].append(1 + step % 4, origin=origin)
+        places |= {(origin, logged.batch.counter(row)): logged.offset + row for row in range(logged.count)}
+        if step % 7 == 0:
+            commit(log)
+    leaping = encode_batch(
+        [Delta(f"v{n}", create([1.0])) for n in range(3)],
+        origin=64,
+        base=10,
+        counters=[10, 20, 25],
+        previous=4,
+    )
+    logged = log.append(leaping, lamport=1, source=Source.LOCAL)
+    places |= {(64, 10): logged.offset, (64, 20): logged.offset + 1, (64, 25): logged.offset + 2}
+    missing = [(16, 1 << 40), (80, 1), (64, 11), (64, 24), (64, 9), (64, 26)]
+    for _ in range(2):
+        assert {dot: log.find(*dot) for dot in places} == places
+        assert [log.find(*dot) for dot in missing] == [None] * 6
+        log.close()
+        log, _ = open_log(disk)
+
+
+def test_a_time_leads_to_the_first_offset_from_then_on_though_the_clock_was_set_back() -> None:
+    disk, clock = SimDisk(), Clock()
+    log, _ = open_log(disk, clock=clock)
+    writer = Writer(log)
+    times: list[tuple[int, int]] = []
+    for step in range(60):
+        if step == 30:
+            clock.us -= 10_000_000
+        times.append((clock.us + clock.step_us, writer.append().offset))
+    assert log.offset_at(0) == 0 == log.visible
+    commit(log)
+    for _ in range(2):
+        for time, _offset in times:
+            for asked in (time, time - 1, time + 1):
+                expected = next((offset for at, offset in times if at >= asked), log.visible)
+                assert log.offset_at(asked) == expected
+        log.close()
+        log, _ = open_log(disk, clock=clock)
+
+
+# --- who may open it
+
+
+def test_one_process_at_a_time_writes_and_others_may_look(disk: Disk) -> None:
+    with pytest.raises(UsageError, match="no log"):
+        open_log(disk, read_only=True)
+    log, _ = open_log(disk)
+    writer = Writer(log)
+    for _ in range(20):
+        writer.append()
+    commit(log)
+    with pytest.raises(LogBusy, match=r"locked by process \d+"):
+        open_log(disk)
+    writer.append()
+    looker, report = open_log(disk, read_only=True)
+    assert report.read_only
+    assert contents(looker) == dict(list(writer.appended.items())[:-1])
+    with pytest.raises(UsageError, match="read-only"):
+        looker.append(batch_of(1), lamport=1, source=Source.LOCAL)
+    assert looker.take_commit() is None
+    looker.close()
+    commit(log)
+    log.close()
+    again, _ = open_log(disk)
+    assert contents(again) == writer.appended
+    again.close()
+
+
+def test_a_closed_log_takes_nothing(disk: Disk) -> None:
+    log, _ = open_log(disk)
+    log.close()
+    log.close()
+    with pytest.raises(UsageError, match="closed"):
+        log.append(batch_of(1), lamport=1, source=Source.LOCAL)
+    assert log.take_commit(sync=True) is None
