@@ -19,7 +19,10 @@ Metric = Literal["cosine", "dot", "l2", "pivot"]
 K_MAX = 10_000
 _CHUNK_ROWS = 1024
 _HALF_ULP = 2.0**-24
-_GATHER_ROWS = 256  # what fits the processor's cache
+_BLOCK_ROWS = 256
+"""Rows of one product: what fits the processor's cache, and what BLAS does not spread over threads, which
+gain little here and spin on after each call, in the way of everything else."""
+
 _GATHER_COST = 3
 """Scattered rows cost about this many times what rows side by side do."""
 
@@ -100,13 +103,17 @@ class Scorer:
     ) -> NDArray[np.float64]:
         with np.errstate(over="ignore", invalid="ignore"):
             if len(live) * _GATHER_COST > table.used:
-                return (matrix[: table.used] @ self._query)[live].astype(np.float64)
+                products = np.empty(table.used)
+                for at in range(0, table.used, _BLOCK_ROWS):
+                    rows = matrix[at : min(at + _BLOCK_ROWS, table.used)]
+                    products[at : at + _BLOCK_ROWS] = rows @ self._query
+                return products[live]
             products = np.empty(len(live))
-            block = np.empty((min(_GATHER_ROWS, len(live)), matrix.shape[1]), np.float32)
-            for at in range(0, len(live), _GATHER_ROWS):
+            block = np.empty((min(_BLOCK_ROWS, len(live)), matrix.shape[1]), np.float32)
+            for at in range(0, len(live), _BLOCK_ROWS):
                 rows = block[: len(live) - at]
-                np.take(matrix, live[at : at + _GATHER_ROWS], axis=0, out=rows, mode="clip")
-                products[at : at + _GATHER_ROWS] = rows @ self._query
+                np.take(matrix, live[at : at + _BLOCK_ROWS], axis=0, out=rows, mode="clip")
+                products[at : at + _BLOCK_ROWS] = rows @ self._query
             return products
 
     def exact(self, table: Table, slots: NDArray[np.intp]) -> NDArray[np.float64]:
