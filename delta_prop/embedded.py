@@ -573,6 +573,7 @@ class Propagator:
 
     def _note_progress(self) -> None:
         """A sink got on: whoever waits for that may try again."""
+        self._sinks.pacing.note_progress(self._now())
         self._line.ring()
         if self._chain.lanes.depth:
             self._bell.set()

@@ -76,7 +76,7 @@ class Pacing:
         """Whether so many deltas and bytes may go down the chain now."""
         if self.pacer.rate is None:
             return True
-        self._count()
+        self._count(now)
         return self.pacer.admits(count, size, now)
 
     def note(self, count: int, size: int, now: float) -> None:
@@ -89,8 +89,13 @@ class Pacing:
 
     def wait_s(self, count: int, size: int, now: float) -> float | None:
         """When to ask again, in seconds; None when a sink has made progress."""
-        self._count()
+        self._count(now)
         return self.pacer.wait_s(count, size, now)
+
+    def note_progress(self, now: float) -> None:
+        """A sink got on."""
+        for gauge in self._mailboxes:
+            gauge.note_progress(now)
 
     # --- ten times a second
 
@@ -117,12 +122,12 @@ class Pacing:
             paces[gauge.feed] = paces.get(gauge.feed, False) or mode not in (None, Mode.SUSPENDED)
         for feed, pacing in paces.items():
             feed.pacing = pacing
-        self._count()  # nobody may have asked since; what is told of pressure rests on it too
+        self._count(now)  # nobody may have asked since; what is told of pressure rests on it too
         self.pacer.step(now, measures, waiting=waiting)
 
-    def _count(self) -> None:
+    def _count(self, now: float) -> None:
         for gauge in self._mailboxes:
-            gauge.count()
+            gauge.count(now)
 
     def _look_at_log(self, now: float) -> None:
         """Let who is near the limit of the log pace from here on."""
@@ -207,7 +212,7 @@ class Gauge:
         self._looks.append((now, drained))
         below = 0 if self.credits is not None else int(mark * depth_max)
         return (depth / depth_max if depth_max else 1.0), Measure(
-            drained, max(depth - below, 0), max(depth_max - below, 1)
+            drained, max(depth - below, 0), max(depth_max - below, 1), self._in_call(now, depth)
         )
 
     def rate(self, settings: Settings) -> float:
@@ -237,6 +242,10 @@ class Gauge:
         """The offset behind what came there; without what stands there, what has left."""
         return self._log.visible
 
+    def _in_call(self, now: float, depth: int) -> int | None:
+        """What the call in hand should have done by now; None where that is not known."""
+        return None
+
 
 class MailboxGauge(Gauge):
     """A sink that was attached to pace: what is admitted and not yet applied, within its credits."""
@@ -244,15 +253,29 @@ class MailboxGauge(Gauge):
     def __init__(self, feed: Feed, log: Log) -> None:
         super().__init__(feed, log)
         self.credits = Credits(feed.limits.mailbox_deltas_max, feed.limits.mailbox_bytes_max)
+        self._applied = feed.applied
+        self._applied_at: float | None = None  # or when it was last seen with nothing to do
+        self._call = (0, 0.0)  # how much the last call did, in which time
 
     def ends(self, full: float, mark: float) -> bool:
         """Never: it was asked for."""
         return False
 
-    def count(self) -> None:
+    def count(self, now: float) -> None:
         """Bring the credits up to what really is out."""
         assert self.credits is not None
-        self.credits.set_out(*self.feed.in_flight)
+        out = self.feed.in_flight
+        self.credits.set_out(*out)
+        if not out[0]:
+            self._applied, self._applied_at = self.feed.applied, now
+
+    def note_progress(self, now: float) -> None:
+        """See when calls end: ten looks a second are too few to tell how long they take."""
+        done = self.feed.applied - self._applied
+        if done > 0:
+            if self._applied_at is not None:
+                self._call = (done, now - self._applied_at)
+            self._applied, self._applied_at = self._applied + done, now
 
     def _look(self) -> tuple[int, int]:
         lag, rows_max = self._log.visible - self.feed.applied, self.feed.limits.mailbox_deltas_max
@@ -261,6 +284,13 @@ class MailboxGauge(Gauge):
         rows, _ = self.feed.in_flight
         # Of the deltas that lie between, others may be for other sinks only.
         return (lag, max(rows_max * lag // rows, 1)) if rows else (0, rows_max)
+
+    def _in_call(self, now: float, depth: int) -> int | None:
+        """As fast as the last call."""
+        rows, took_s = self._call
+        if self._applied_at is None or not took_s > 0:
+            return None
+        return min(int(rows * (now - self._applied_at) / took_s), rows, depth)
 
 
 class BacklogGauge(Gauge):

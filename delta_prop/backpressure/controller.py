@@ -75,6 +75,7 @@ class Law(Protocol):
         depth_max: int,
         elapsed_s: float = INTERVAL_S,
         demand_limited: bool = False,
+        in_call: int | None = None,
     ) -> float:
         """Step the law and return the new rate.
 
@@ -82,6 +83,7 @@ class Law(Protocol):
         `depth`: admitted and not applied, or a backlog of the sink's own, now; `depth_max` its bound.
         `elapsed_s`: since the last step; what a late step measured is spread over its real time.
         `demand_limited`: nothing was held back for this sink's rate, so the source had no more to give.
+        `in_call`: of the depth, what the call in hand should have done by now, where that is known.
         """
         ...
 
@@ -196,8 +198,9 @@ class DrainLaw(_Measured):
     def __init__(self, limits: RateLimits | None = None) -> None:
         super().__init__(limits)
         self._busy = _Meter(self.limits.window_s, CALLS_MIN)
+        self._even = _Meter(self.limits.window_s, CALLS_MIN)  # the same, with what calls in hand have done
         self._lately = _Meter(KNOWN_S)
-        self._depth = 0
+        self._depth = self._in_call = 0
         self._capacity = 0.0
         self._quiet_s = 0.0  # since something left
 
@@ -209,29 +212,33 @@ class DrainLaw(_Measured):
         depth_max: int,
         elapsed_s: float = INTERVAL_S,
         demand_limited: bool = False,
+        in_call: int | None = None,
     ) -> float:
         """Step the law and return the new rate; see `Law.update`."""
         if not elapsed_s > 0:
             return self._rate
         drained, depth, depth_max = max(drained, 0), max(depth, 0), max(depth_max, 0)
         before, self._depth = self._depth, depth
+        evenly, self._in_call = drained + (in_call or 0) - self._in_call, in_call or 0
         self._drained.note(elapsed_s, drained)
         self._lately.note(elapsed_s, drained)
         self._quiet_s = 0.0 if drained else self._quiet_s + elapsed_s
         # Had it drained no more than stood before it, it never ran dry.
         if not demand_limited or (before and drained <= before):
             self._busy.note(elapsed_s, drained)
-            off = self._busy.rate - self._capacity
+            self._even.note(elapsed_s, evenly)
+            off = (self._busy if in_call is None else self._even).rate - self._capacity
             noise = NOISE_MAX * self._capacity + self._busy.lump / self._busy.seconds
             self._capacity += (NOISE_SHARE if abs(off) <= noise else 1.0) * off
-        self._move(self._target(depth, depth_max, demand_limited))
+        self._move(self._target(depth, depth_max, demand_limited, in_call))
         return self._rate
 
-    def _target(self, depth: int, depth_max: int, demand_limited: bool) -> float:
+    def _target(self, depth: int, depth_max: int, demand_limited: bool, in_call: int | None) -> float:
         if self._busy.seconds < KNOWN_S * 0.999:
             return self._rate * FALL_MAX if depth > 0.9 * depth_max else self._rate
         capacity, lump = self._capacity, self._busy.lump
-        standing = depth - min(capacity * self._quiet_s, lump, depth)
+        done = capacity * self._quiet_s if in_call is None else in_call
+        standing = depth - min(done, lump, depth)
         wanted = min(self.limits.standing_s * capacity + lump, depth_max / 2)
         excess = standing - wanted
         target = capacity - (excess + 3 * max(excess - wanted, 0.0)) / RESPONSE_S
@@ -253,6 +260,7 @@ class SpecificationLaw(_Measured):
         depth_max: int,
         elapsed_s: float = INTERVAL_S,
         demand_limited: bool = False,
+        in_call: int | None = None,
     ) -> float:
         """Step the law and return the new rate; a bound of 0 counts as full. See `Law.update`."""
         if not elapsed_s > 0:

@@ -33,12 +33,14 @@ class Measure(NamedTuple):
     """What one pacing sink did since the last step, in deltas. `drained` = admitted - growth of `depth`.
 
     With a mailbox, depth is what is admitted and not applied; with a backlog of the sink's own, its
-    rows; beside a log that runs full, the part between its marks that the sink still needs.
+    rows; beside a log that runs full, the part between its marks that the sink still needs. `in_call`: of
+    the depth, what the call in hand should have done by now, where that is known.
     """
 
     drained: int
     depth: int
     depth_max: int
+    in_call: int | None = None
 
 
 class Mode(Enum):
@@ -212,6 +214,7 @@ class Pacer:
                 depth_max=measure.depth_max,
                 elapsed_s=elapsed_s,
                 demand_limited=name not in self._held,
+                in_call=measure.in_call,
             )
         self._held_before = frozenset(self._held)
         self._held = set() if self._held_now is None else {self._held_now}

@@ -279,3 +279,22 @@ def test_the_specifications_law_in_numbers() -> None:
 def test_limits_that_make_no_sense_are_told(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong)).removeprefix("rate_")):
         RateLimits(**wrong)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_a_call_in_hand_has_done_evens_out_the_lumps(told: bool) -> None:
+    """Calls of 1,000 at 4,700 a second: a second sees 4 of them end, or 5; the work goes on all the time."""
+    law, speed, ended, rates = DrainLaw(), 4_700, 0, []
+    for step in range(1, 101):
+        work = speed * step // 10
+        now_ended = work // 1_000 * 1_000
+        law.update(
+            drained=now_ended - ended,
+            depth=2_000 + work - now_ended,
+            depth_max=20_000,
+            in_call=work - now_ended if told else None,
+        )
+        ended = now_ended
+        rates.append(law.rate)
+    spread = (max(rates[50:]) - min(rates[50:])) / speed
+    assert (spread < 0.02) if told else (spread > 0.05)

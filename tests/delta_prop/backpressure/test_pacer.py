@@ -33,6 +33,7 @@ class FixedLaw:
         depth_max: int,
         elapsed_s: float = 0.1,
         demand_limited: bool = False,
+        in_call: int | None = None,
     ) -> float:
         self.demand_limited, self.elapsed_s, self.drain_rate = (
             demand_limited,
