@@ -434,14 +434,14 @@ STRIKING = {
 
 def story(seed: int, struck: Counter[str]) -> str:
     """Everything at once, and what is left of it over three generations."""
-    chance, disk, digest = Random(seed), SimDisk(seed, capacity_bytes=60_000), hashlib.sha256()
+    chance, disk, digest = Random(seed), SimDisk(seed, capacity_bytes=15_000), hashlib.sha256()
     for _ in range(3):
         for name in ("write", "sync", "sync_directory"):
             disk.fail(lambda call, name=name: call.name == name and chance.random() < 0.03, times=None)  # type: ignore[misc]
         disk.shorten(lambda call: chance.random() < 0.1, times=None)
         disk.lose(lambda call: chance.random() < 0.1, times=None)
         disk.misdirect(lambda call: chance.random() < 0.1, times=None)
-        disk.crash_at(disk.calls + chance.randint(100, 200))
+        disk.crash_at(disk.calls + chance.randint(40, 200))
         with suppress(SimCrash):
             while True:
                 with suppress(OSError):
@@ -461,13 +461,13 @@ def story(seed: int, struck: Counter[str]) -> str:
 def stories() -> tuple[str, Counter[str]]:
     """Some of them, a line for each."""
     struck: Counter[str] = Counter()
-    return "\n".join(story(seed, struck) for seed in range(6)), struck
+    return "\n".join(story(seed, struck) for seed in range(12)), struck
 
 
 def test_a_seed_tells_the_same_story_in_every_process_and_every_fault_strikes() -> None:
     here, struck = stories()
-    assert len(set(here.split("\n"))) == 6
-    print(f"6 stories: {dict(struck)}")
+    assert len(set(here.split("\n"))) == 12
+    print(f"12 stories: {dict(struck)}")
     assert {fault for fault in STRIKING if not struck[fault]} == set()
     for hash_seed in ("0", "4711"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
