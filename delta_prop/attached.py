@@ -135,7 +135,7 @@ class Attached:
                     tasks.start_soon(feed.run)
         finally:
             self._ended.set()
-            if not self.closing:  # cancelled from outside: nobody is to wait for it
+            if not self._scope.cancel_called:  # ended from outside: nobody is to wait for it
                 feed.give_up()
 
     async def close(self, timeout_s: float) -> None:

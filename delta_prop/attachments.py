@@ -248,16 +248,7 @@ class Attachments:
             await feed.wait(offset, committed=committed)
             held = feed.quarantine.holds_any(first, offset)
             if held is not None:
-                what = (
-                    "rejected" if held.reason is not None else f"waits behind offset {held.behind}, rejected"
-                )
-                reason = held.reason or feed.quarantine[held.behind].reason
-                raise Refused(
-                    ErrorCode.PROCESSING_FAILED,
-                    f"sink {feed.name!r} has offset {held.offset} in its quarantine: {what}: {reason}; "
-                    "replay or drop it",
-                    details={"sink": feed.name, "offset": held.offset},
-                )
+                raise _set_aside(feed, held)
 
     async def replay(
         self, name: str, offsets: frozenset[int] | None, *, drop: bool, timeout_s: float
@@ -268,10 +259,12 @@ class Attachments:
             if offset not in feed.quarantine:
                 raise UsageError(f"offset {offset} is not in the quarantine of sink {name!r}")
             held = feed.quarantine[offset]
-            if held.reason is None:
+            if held.behind != offset:
                 raise UsageError(
                     f"offset {offset} was not rejected, it waits behind offset {held.behind}: name that one"
                 )
+            if drop and held.reason is None:
+                raise UsageError(f"offset {offset} was not rejected: replay it")
         request = ReplayRequest(offsets, drop=drop)
         feed.request(request)
         try:
@@ -285,12 +278,11 @@ class Attachments:
 
 
 def _set_aside(feed: Feed, held: SetAside) -> Refused:
-    if held.reason is not None:
-        why = f"it was rejected: {held.reason}; replay or drop it"
-    else:
-        why = f"it waits behind offset {held.behind}, which was rejected: replay or drop that one"
+    head = feed.quarantine[held.behind]
+    waits = "" if head is held else f"it waits behind offset {head.offset}: "
+    why = f"rejected: {head.reason}; replay or drop it" if head.reason is not None else "to be replayed"
     return Refused(
         ErrorCode.PROCESSING_FAILED,
-        f"sink {feed.name!r} has offset {held.offset} in its quarantine; {why}",
+        f"sink {feed.name!r} has offset {held.offset} in its quarantine: {waits}{why}",
         details={"sink": feed.name, "offset": held.offset},
     )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -16,7 +18,7 @@ import anyio.lowlevel
 import numpy as np
 
 from delta_prop.route.breaker import Breaker, BreakerState
-from delta_prop.route.late import answer_request, rows_of
+from delta_prop.route.late import answer_request, means, rows_of
 from delta_prop.route.mailbox import Mailbox
 from delta_prop.route.quarantine import Quarantine
 from delta_prop.route.status import ENDED, FeedLimits, FeedState, FeedStatistics, KeptCursor
@@ -68,7 +70,10 @@ class Feed:
         self.reason: Refused | None = None
         self.limits = limits
         self.breaker = Breaker(limits.retry)
-        self.quarantine = quarantine or Quarantine(limits.quarantine_deltas_max, limits.quarantine_bytes_max)
+        if quarantine is None:
+            quarantine = Quarantine(limits.quarantine_deltas_max, limits.quarantine_bytes_max)
+        quarantine.come_back(start)
+        self.quarantine = quarantine
         self.pacing = False
         self.last_failure: BaseException | None = None
         self._log = log
@@ -90,12 +95,13 @@ class Feed:
         self._bell: anyio.Event | None = None
         self._probe_now = anyio.Event()
         self._calls = anyio.CancelScope()
-        self._called_at = 0.0
+        self._called_at = inf  # no call runs
         self._requests: deque[ReplayRequest] = deque()
         self._waiters = OffsetWaiters()
         self._commit_waiters = OffsetWaiters()
         self._start = start
         self._deliveries = self._success = self._set_aside = 0
+        self._ahead: list[int] = []  # set aside out of the delivery in hand, before the cursor gets there
         self._backpressure = self._errors = self._defects = self._retries = 0
 
     # --- what others ask
@@ -146,6 +152,7 @@ class Feed:
     def statistics(self) -> FeedStatistics:
         """A snapshot."""
         quarantine, applied = self.quarantine, self.applied
+        ahead = sum(offset >= applied for offset in self._ahead)
         return FeedStatistics(
             name=self.name,
             state=self.state.value,
@@ -159,14 +166,14 @@ class Feed:
             in_hand=self._in_hand,
             deliveries=self._deliveries,
             success=self._success + quarantine.replayed,
-            skipped=max(applied - self._start - self._success - self._set_aside, 0),
+            skipped=applied - self._start - self._success - self._set_aside + ahead,
             backpressure=self._backpressure,
             errors=self._errors,
             defects=self._defects,
             retries=self._retries,
             breaker=self.breaker.state.value,
             breaker_opened=self.breaker.opened,
-            quarantined=len(quarantine),
+            quarantined=len(quarantine) - ahead,
             quarantined_bytes=quarantine.bytes,
             rejected=quarantine.rejected,
             replayed=quarantine.replayed,
@@ -211,7 +218,7 @@ class Feed:
 
     def restart(self) -> None:
         """Go on after a stop, from the cursor; with an open breaker, try at once."""
-        if self.state is FeedState.BREAKER_OPEN:
+        if self.state in (FeedState.BREAKER_OPEN, FeedState.STOPPED):
             self._probe_now.set()
         if self.state is FeedState.STOPPED:
             self._go_on()
@@ -220,22 +227,33 @@ class Feed:
 
     def request(self, request: ReplayRequest) -> None:
         """Have quarantined deltas applied or dropped, between two deliveries."""
+        if self.state is FeedState.CLOSED and self.reason is not None:
+            request.end(self.reason)
+            return
         self._requests.append(request)
         self._ring_bell()
 
     def stop(self, refusal: Refused, state: FeedState = FeedState.STOPPED) -> None:
-        """Deliver no more; whoever waits for this sink is told."""
-        if self.state is FeedState.CLOSED:
-            return
-        if state is not FeedState.CLOSED:
-            logger.warning("%s", refusal.message)
-        self.state, self.reason = state, refusal
+        """Deliver no more; whoever waits for this sink is told.
+
+        Of two reasons the first counts, but for a full quarantine, from which a sink goes on by itself,
+        and a sink that stands may still lose its place.
+        """
+        worse = state is FeedState.NEEDS_SNAPSHOT and self.state is FeedState.STOPPED
+        if self.ended and not self._full and not worse:
+            if state is FeedState.CLOSED:
+                self.state = state
+        else:
+            self.state, self.reason = state, refusal
+            if state is not FeedState.CLOSED:
+                logger.warning("%s", refusal.message)
+        self._full = False
         self._mailbox.clear()
         self._behind = True
         self._waiters.wake_all()
         self._commit_waiters.wake_all()
         for request in self._requests if state is FeedState.CLOSED else ():
-            request.end(refusal)
+            request.end(self.reason or refusal)
         self._on_progress()
 
     def give_up(self) -> None:
@@ -253,7 +271,7 @@ class Feed:
 
     def watch(self, now: float) -> None:
         """Break off a call that takes too long; what it was given comes again."""
-        if self.state is FeedState.WORKING and now - self._called_at > self.limits.apply_s_max:
+        if now - self._called_at > self.limits.apply_s_max:
             self._calls.cancel()
 
     # --- the loop
@@ -263,6 +281,7 @@ class Feed:
         while True:
             with anyio.CancelScope() as self._calls:
                 await self._run()
+            self._forget_ahead()
             self._read_on()
             late = TimeoutError(f"a call took longer than {self.limits.apply_s_max} s (apply_s_max)")
             self._errors += 1
@@ -374,12 +393,14 @@ class Feed:
                 self._done(deliveries)
                 break
             deliveries = await self._after_failure(deliveries, failure)
+            if deliveries:
+                await anyio.lowlevel.checkpoint()  # a sink that only rejects must not keep others waiting
         self._in_hand = 0
         if not self.ended:
             self._progress(end)
             if self._full_at is not None:
-                self.stop(self._quarantine_full(self._full_at))
-        self._full_at = None
+                self._stop_full(self._full_at)
+        self._forget_ahead()
 
     async def call(self, deliveries: Sequence[Delivery]) -> Exception | None:
         """One call of the sink; what it failed with, None if it did not."""
@@ -398,6 +419,8 @@ class Feed:
         except Exception as failure:
             self._errors += 1
             return failure
+        finally:
+            self._called_at = inf
         self.breaker.succeeded()
         return None
 
@@ -407,6 +430,9 @@ class Feed:
             self.stop(self.failed(failure.reason))
             return deliveries
         if isinstance(failure, RejectDelta):
+            if not any(means(delivery, failure.offset) for delivery in deliveries):
+                self.stop(self.rejected_another(failure))
+                return deliveries
             self.breaker.progressed()
             return self._reject(self._drop_done(deliveries, failure.offset), failure)
         rest = deliveries
@@ -422,6 +448,8 @@ class Feed:
         self._retries += 1
         self._defects += not isinstance(failure, SinkFailure)
         self.last_failure = failure
+        if self.ended:  # stopped while the call ran
+            return
         opened = self.breaker.opened
         wait_s = self.breaker.failed(self._clock.now(), self._chance.random())
         if self.breaker.state is BreakerState.CLOSED:
@@ -440,21 +468,22 @@ class Feed:
 
     def _drop_done(self, deliveries: list[Delivery], done: int | None) -> list[Delivery]:
         """Count what lies below `done` as applied; the same list where that is nothing."""
-        if done is None or done <= deliveries[0].first_offset:
+        if done is None:
             return deliveries
         finished = [delivery for delivery in deliveries if delivery.next_offset <= done]
         if finished:
             self._done(finished)
         rest = deliveries[len(finished) :]
-        if rest and rest[0].first_offset < done:
+        if rest:
             first = rest[0]
             rows = rows_of(first)
-            left = rows[rows >= done - first.first_offset]
-            self._success += first.count - len(left)
-            self._handed_over = max(self._handed_over, done)
-            self._progress(done)
-            rest[:1] = [Delivery(first.logged, left)] if len(left) else []
-        return rest
+            count = int(np.searchsorted(rows, done - first.first_offset))
+            if count:
+                self._success += count
+                self._handed_over = max(self._handed_over, first.first_offset + int(rows[count - 1]) + 1)
+                self._progress(done)
+                return [*([replace(first, rows=rows[count:])] if count < len(rows) else []), *rest[1:]]
+        return rest if finished else deliveries
 
     def _done(self, deliveries: list[Delivery]) -> None:
         self._deliveries += 1
@@ -474,7 +503,8 @@ class Feed:
         at_us = self._clock.wall_us()
         for delivery in deliveries:
             sifted = self.quarantine.sift(delivery, at_us)
-            self._set_aside += sifted.lined_up
+            self._set_aside += len(sifted.lined_up)
+            self._ahead += sifted.lined_up
             if sifted.passing is not None:
                 passing.append(sifted.passing)
             if sifted.full_at is not None:
@@ -484,45 +514,54 @@ class Feed:
 
     def _reject(self, rest: list[Delivery], failure: RejectDelta) -> list[Delivery]:
         """Set the rejected delta aside; what is left to deliver."""
-        at = failure.offset - rest[0].first_offset if rest else -1
-        rows = rows_of(rest[0]) if rest else np.empty(0, np.intp)
-        if at not in rows:
-            self.stop(self.rejected_another(failure))
-            return rest
+        at, rows = failure.offset - rest[0].first_offset, rows_of(rest[0])
         if not self.quarantine.reject(rest[0].logged, at, failure.reason, self._clock.wall_us()):
             self._progress(failure.offset)  # what lies before it is applied, or held
-            self.stop(self._quarantine_full(failure.offset))
+            self._stop_full(failure.offset)
             return rest
         self._set_aside += 1
         logger.warning("sink %r rejected offset %d: %s", self.name, failure.offset, failure.reason)
         left = rows[rows > at]
         self._progress(failure.offset + 1)
-        return [*([Delivery(rest[0].logged, left)] if len(left) else []), *rest[1:]]
+        return [*([replace(rest[0], rows=left)] if len(left) else []), *rest[1:]]
+
+    def _forget_ahead(self) -> None:
+        """No delivery is in hand. What it lined up before the cursor got there comes again, in its turn;
+        kept, it could be replayed before what comes first."""
+        self._full_at = None
+        ahead = [offset for offset in self._ahead if offset >= self._applied]
+        self._ahead = []
+        self._set_aside -= len(ahead)
+        for offset in ahead:
+            self.quarantine.forget(offset)
 
     async def _answer(self, request: ReplayRequest) -> None:
         """Do what an operator asks for; a full quarantine has room then, and the sink goes on."""
-        full = self._full
-        if full:  # stopped for that alone
-            self.state, self.reason, self._full = FeedState.IDLE, None, False
-        if self.ended:
+        if request.withdrawn:
+            pass
+        elif self.ended and not self._full:
             request.end(self.failed("it applies nothing while it stands: restart it, then ask again"))
-        elif not request.withdrawn:
+        else:
+            if self._full:  # stopped for that alone
+                self._go_on()
             answer = await answer_request(self, request)
+            self._in_hand = 0
             if not self.ended:
                 self.state = FeedState.IDLE
-                if full:
-                    self._go_on()
             request.end(answer)
         self._requests.popleft()
 
-    def _quarantine_full(self, offset: int) -> Refused:
-        self._full = True
+    def _stop_full(self, offset: int) -> None:
         quarantine = self.quarantine
-        return self.failed(
-            f"its quarantine is full ({len(quarantine)} of {quarantine.deltas_max} deltas, "
-            f"{quarantine.bytes} of {quarantine.bytes_max} bytes), and offset {offset} belongs there too: "
-            "replay or drop some"
+        standing = self.ended  # for another reason, which a replay does not cure
+        self.stop(
+            self.failed(
+                f"its quarantine is full ({len(quarantine)} of {quarantine.deltas_max} deltas, "
+                f"{quarantine.bytes} of {quarantine.bytes_max} bytes), and offset {offset} belongs there "
+                "too: replay or drop some"
+            )
         )
+        self._full = not standing
 
     # --- telling
 

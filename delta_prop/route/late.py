@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 
+from delta_prop.route.quarantine import Release
 from delta_prop_sinks.sink import Delivery, RejectDelta, StopSink, TryAgain
 
 if TYPE_CHECKING:
@@ -68,40 +70,55 @@ async def answer_request(feed: Feed, request: ReplayRequest) -> Replayed:
         dropped = len(leaving)
         for offset in leaving:
             quarantine.drop(offset)
-    while records := quarantine.freed_by(leaving)[: feed.limits.merge_deltas_max]:
+    release = Release(quarantine.records(), leaving)
+    count_max = count = feed.limits.merge_deltas_max
+    while records := release.take(count):
         failure = await feed.call(late_deliveries(records))
-        applied_below = _applied_below(records, failure)
-        for one in records:
-            if one.offset < applied_below:
-                quarantine.replay(one.offset)
-        if isinstance(failure, RejectDelta):
-            leaving.discard(failure.offset)
-            _reject_again(feed, records, failure)
+        applied = _applied(records, failure)
+        for one in records[:applied]:
+            quarantine.replay(one.offset)
+        if failure is None:
+            count = min(2 * count, count_max)
+        elif isinstance(failure, RejectDelta) and _rejects(records, failure):
+            one = records[applied]
+            quarantine.reject(one.logged, one.row, failure.reason, one.at_us)
+            release.give_back(records[applied + 1 :], rejected=one)
+            count = max(count // 2, 1)  # where most are rejected, each call is to bring few
+        elif isinstance(failure, RejectDelta):
+            feed.stop(feed.rejected_another(failure))
         elif isinstance(failure, StopSink):
             feed.stop(feed.failed(failure.reason))
-        elif failure is not None:
+        else:
+            release.give_back(records[applied:])
+            if applied:
+                feed.breaker.progressed()
             await feed.back_off(failure)
+        await anyio.lowlevel.checkpoint()  # a sink that never waits must not keep others waiting
         if feed.ended or request.withdrawn:
             break
     return Replayed(held - dropped - len(quarantine), dropped, len(quarantine))
 
 
-def _applied_below(records: Sequence[SetAside], failure: Exception | None) -> int:
+def _rejects(records: Sequence[SetAside], failure: RejectDelta) -> bool:
+    return any(one.offset == failure.offset for one in records)
+
+
+def _applied(records: Sequence[SetAside], failure: Exception | None) -> int:
+    """How many of the records, in log order, a call has applied."""
     if failure is None:
-        return records[-1].offset + 1
-    if isinstance(failure, RejectDelta):
-        return failure.offset
-    return (failure.done_offset or 0) if isinstance(failure, TryAgain) else 0
+        return len(records)
+    below = 0
+    if isinstance(failure, TryAgain):
+        below = failure.done_offset or 0
+    elif isinstance(failure, RejectDelta) and _rejects(records, failure):
+        below = failure.offset
+    return sum(one.offset < below for one in records)
 
 
-def _reject_again(feed: Feed, records: Sequence[SetAside], failure: RejectDelta) -> None:
-    one = next((one for one in records if one.offset == failure.offset), None)
-    if one is None:
-        feed.stop(
-            feed.failed(f"it rejected offset {failure.offset}, which it was not given: {failure.reason}")
-        )
-    else:
-        feed.quarantine.reject(one.logged, one.row, failure.reason, one.at_us)
+def means(delivery: Delivery, offset: int) -> bool:
+    """Whether a delivery brings the row at that offset."""
+    row = offset - delivery.first_offset
+    return 0 <= row < delivery.logged.count and (delivery.rows is None or row in delivery.rows)
 
 
 def rows_of(delivery: Delivery) -> NDArray[np.intp]:

@@ -8,17 +8,16 @@ until an operator has the rejected one applied again, or drops it. Other vectors
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, deque
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from delta_prop_sinks.sink import Delivery
-
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Sequence
 
+    from delta_prop_sinks.sink import Delivery
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.delta import Delta, Dot
 
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
 class SetAside:
     """One delta in the quarantine. `reason`: why it was rejected; None: it lines up behind `behind`.
 
-    `behind` is the offset of the rejected delta that it waits for, its own for a rejected one.
+    `behind` is the offset of the delta that it waits for: one that was rejected, or that waits for nothing
+    any more as a replay was given up half-way. For those two it is their own.
     """
 
     logged: LoggedBatch
@@ -67,7 +67,7 @@ class Sifted(NamedTuple):
     """What of a delivery may be applied now; `full_at`: from this offset on the quarantine had no room."""
 
     passing: Delivery | None
-    lined_up: int
+    lined_up: list[int]
     full_at: int | None
 
 
@@ -87,6 +87,7 @@ class Quarantine:
         self._vectors: dict[Vector, list[int]] = {}  # -> the offsets held of it, ascending
         self._ids: Counter[str] = Counter()  # -> how many are held of that vector id
         self._names: dict[Name, int] = {}
+        self._moved = False  # some have gone, so others may wait for others now
 
     def __len__(self) -> int:
         return len(self._held)
@@ -95,14 +96,20 @@ class Quarantine:
         return offset in self._held
 
     def __getitem__(self, offset: int) -> SetAside:
+        self._line_up()
         return self._held[offset]
 
     def records(self) -> list[SetAside]:
         """Everything held, in log order."""
+        self._line_up()
+        return self._in_order()
+
+    def _in_order(self) -> list[SetAside]:
         return sorted(self._held.values(), key=lambda one: one.offset)
 
     def holds_any(self, start: int, end: int) -> SetAside | None:
         """The first delta held whose offset is at least `start` and below `end`."""
+        self._line_up()
         if end - start > len(self._held):
             return next((one for one in self.records() if start <= one.offset < end), None)
         return next((self._held[offset] for offset in range(start, end) if offset in self._held), None)
@@ -116,8 +123,9 @@ class Quarantine:
         if held is not None:
             held.reason, held.behind = reason, offset
             self.rejected += 1
+            self._moved = True
             return True
-        parents = _parents_by_row(logged).get(row, ())
+        parents = tuple(parent for at, parent in logged.batch.parents if at == row)
         if not self._hold(SetAside(logged, row, at_us, offset, parents, reason)):
             return False
         self.rejected += 1
@@ -132,11 +140,16 @@ class Quarantine:
             and logged.offset not in self._batches
             and (not parents or self._names.keys().isdisjoint(parent for _, parent in parents))
         ):
-            return Sifted(delivery, 0, None)
+            return Sifted(delivery, [], None)
+        self._line_up()
         passing: list[int] = []
-        lined_up, full_at = 0, None
-        named = _parents_by_row(logged)
+        lined_up: list[int] = []
+        full_at = None
+        ids, keys, named = self._ids, batch.keys, _parents_by_row(logged)
         for row in range(logged.count) if delivery.rows is None else delivery.rows.tolist():
+            if keys[row] not in ids and row not in named:
+                passing.append(row)
+                continue
             if logged.offset + row in self._held:
                 continue
             one = SetAside(logged, row, at_us, -1, named.get(row, ()))
@@ -144,34 +157,19 @@ class Quarantine:
             if one.behind < 0:
                 passing.append(row)
             elif self._hold(one):
-                lined_up += 1
+                lined_up.append(one.offset)
             else:
-                full_at = logged.offset + row
+                full_at = one.offset
                 break
-        self.lined_up += lined_up
-        rows = np.array(passing, np.intp)
-        return Sifted(Delivery(logged, rows) if passing else None, lined_up, full_at)
+        self.lined_up += len(lined_up)
+        passes = replace(
+            delivery,
+            rows=np.array(passing, np.intp),
+            end=delivery.end if full_at is None else full_at,  # the sink's own cursor must not pass it
+        )
+        return Sifted(passes if passing else None, lined_up, full_at)
 
     # --- coming out
-
-    def freed_by(self, leaving: Collection[int]) -> list[SetAside]:
-        """What can be applied if these go: themselves where they are rejected, and what waits for nothing
-        else, in log order."""
-        vectors: set[Vector] = set()
-        names: set[Name] = set()
-        freed: list[SetAside] = []
-        for one in self.records():
-            stays = (
-                one.vector in vectors
-                or not names.isdisjoint(one.parents)
-                or (one.reason is not None and one.offset not in leaving)
-            )
-            if stays:
-                vectors.add(one.vector)
-                names.update(one.names())
-            else:
-                freed.append(one)
-        return freed
 
     def replay(self, offset: int) -> None:
         """Let one go that is applied now."""
@@ -183,10 +181,24 @@ class Quarantine:
         self._remove(offset)
         self.dropped += 1
 
+    def forget(self, offset: int) -> None:
+        """Let one go that is delivered again."""
+        self._remove(offset)
+        self.lined_up -= 1
+
+    def come_back(self, start: int) -> None:
+        """Its sink is attached again and reads on from `start`: what lies there comes again from the log,
+        and what lies below is all that is kept. It counts anew."""
+        for one in self._in_order():
+            if one.offset >= start:
+                self._remove(one.offset)
+        self.rejected = self.lined_up = self.dropped = self.replayed = 0
+
     # --- helpers
 
     def _remove(self, offset: int) -> None:
         one = self._held.pop(offset)
+        self._moved = True
         base = one.logged.offset
         self._batches[base] -= 1
         if not self._batches[base]:
@@ -202,6 +214,20 @@ class Quarantine:
         self._ids[vector_id] -= 1
         if not self._ids[vector_id]:
             del self._ids[vector_id]
+
+    def _line_up(self) -> None:
+        """Say of each for whom it waits now."""
+        if not self._moved:
+            return
+        self._moved = False
+        vectors: dict[Vector, int] = {}
+        names: dict[Name, int] = {}
+        for one in self._in_order():
+            if one.reason is None:
+                waits_for = (vectors.get(one.vector), *(names.get(parent) for parent in one.parents))
+                one.behind = next((behind for behind in waits_for if behind is not None), one.offset)
+            vectors[one.vector] = one.behind
+            names.update(dict.fromkeys(one.names(), one.behind))
 
     def _in_the_way(self, one: SetAside) -> int:
         """The rejected delta that this one has to wait for, -1 for none."""
@@ -229,8 +255,61 @@ class Quarantine:
         return True
 
 
+class Release:
+    """What of a quarantine can be applied, in log order, while some of it stays.
+
+    Those at `leaving` go, where they were rejected; the others that were rejected stay, and what waits for
+    any of them. Each record is looked at once, and once more if it is given back.
+    """
+
+    def __init__(self, records: list[SetAside], leaving: Collection[int]) -> None:
+        self._records = iter(records)
+        self._leaving = leaving
+        self._staying = _Line()
+        self._given_back: deque[SetAside] = deque()
+        self._rejected_again = _Line()  # these lie before all that is given back
+
+    def take(self, count: int) -> list[SetAside]:
+        """The next records that wait for nothing that stays, at most so many."""
+        taken: list[SetAside] = []
+        while self._given_back and len(taken) < count:
+            one = self._given_back.popleft()
+            if self._rejected_again.holds_up(one):
+                self._rejected_again.add(one)
+            else:
+                taken.append(one)
+        while len(taken) < count and (following := next(self._records, None)) is not None:
+            stays = following.reason is not None and following.offset not in self._leaving
+            if stays or self._staying.holds_up(following) or self._rejected_again.holds_up(following):
+                self._staying.add(following)
+            else:
+                taken.append(following)
+        return taken
+
+    def give_back(self, records: Sequence[SetAside], rejected: SetAside | None = None) -> None:
+        """These were taken last and not applied; the one before them was rejected again, and stays."""
+        self._given_back.extendleft(reversed(records))
+        if rejected is not None:
+            self._rejected_again.add(rejected)
+
+
+class _Line:
+    """Who stays, as far as others may have to wait for them."""
+
+    def __init__(self) -> None:
+        self._vectors: set[Vector] = set()
+        self._names: set[Name] = set()
+
+    def add(self, one: SetAside) -> None:
+        self._vectors.add(one.vector)
+        self._names.update(one.names())
+
+    def holds_up(self, one: SetAside) -> bool:
+        return one.vector in self._vectors or not self._names.isdisjoint(one.parents)
+
+
 def _parents_by_row(logged: LoggedBatch) -> dict[int, tuple[Name, ...]]:
-    named: dict[int, tuple[Name, ...]] = {}
+    named: dict[int, list[Name]] = {}
     for row, parent in logged.batch.parents:
-        named[row] = (*named.get(row, ()), parent)
-    return named
+        named.setdefault(row, []).append(parent)
+    return {row: tuple(some) for row, some in named.items()}

@@ -141,7 +141,8 @@ class CacheSink:
         """Bring entries up to date, or drop them."""
         for delivery in deliveries:
             logged, batch = delivery.logged, delivery.batch
-            self._next_offset = max(self._next_offset, delivery.next_offset)
+            if not delivery.late:
+                self._next_offset = max(self._next_offset, delivery.next_offset)
             self._lamport = max(self._lamport, logged.lamport + logged.count - 1)
             if batch.is_control:
                 continue

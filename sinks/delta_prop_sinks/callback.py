@@ -62,7 +62,8 @@ class CallbackSink:
                     await self._call(delivery.first_offset, delivery)
                 else:
                     await self._call_rows(delivery)
-            self._applied = max(self._applied, delivery.next_offset)
+            if not delivery.late:
+                self._applied = max(self._applied, delivery.next_offset)
 
     async def aclose(self) -> None:
         """Nothing to let go of."""

@@ -125,7 +125,8 @@ class IndexSink:
         else:
             await self._apply_linked(deliveries, self._linker, context)
         # The vectors outlive the index within the process, so what is folded need not come again.
-        context.committed(deliveries[-1].next_offset)
+        if not deliveries[-1].late:
+            context.committed(deliveries[-1].next_offset)
 
     async def _apply_linked(
         self, deliveries: Sequence[Delivery], linker: Linker, context: SinkContext
@@ -143,7 +144,7 @@ class IndexSink:
             finally:  # of a piece that was rejected, what lies before it is applied
                 linker.note(self.resident, keys)
             if not any(delivery.late for delivery in deliveries):
-                done = _end(pieces[-1])
+                done = pieces[-1].next_offset
 
     async def background(self) -> None:
         """Link what is unlinked, and save the file now and then, until cancelled."""
@@ -259,18 +260,15 @@ def _pieces(deliveries: Sequence[Delivery], rows_max: int) -> Iterator[list[Deli
             whole = np.arange(delivery.logged.count)
             rows = whole if delivery.rows is None else delivery.rows
             for at in range(0, len(rows), rows_max):
-                yield [Delivery(delivery.logged, rows[at : at + rows_max], delivery.late)]
+                piece = rows[at : at + rows_max]
+                more = at + rows_max < len(rows)
+                end = delivery.first_offset + int(piece[-1]) + 1 if more else delivery.end
+                yield [Delivery(delivery.logged, piece, delivery.late, end)]
         else:
             group.append(delivery)
             count += delivery.count
     if group:
         yield group
-
-
-def _end(piece: Delivery) -> int:
-    """The offset behind the last row of a piece."""
-    rows = piece.rows
-    return piece.next_offset if rows is None or not len(rows) else piece.first_offset + int(rows[-1]) + 1
 
 
 def _keys(deliveries: Sequence[Delivery]) -> dict[str, list[str]]:

@@ -234,7 +234,8 @@ class Resident:
         before = self._folded
         for delivery in deliveries:
             self._deliver(delivery.logged, delivery.rows, context)
-            self.next_offset = max(self.next_offset, delivery.next_offset)
+            if not delivery.late:
+                self.next_offset = max(self.next_offset, delivery.next_offset)
         return self._folded - before
 
     def _deliver(self, logged: LoggedBatch, rows: NDArray[np.intp] | None, context: SinkContext) -> None:

@@ -12,6 +12,9 @@ vector holds, of the same log, is a repeat; so is a row whose dot the vector alr
 *Replays.* A row that was set aside after a `RejectDelta` may be delivered again later, when an operator says
 so, in a delivery marked `late`: behind rows of other vectors with higher offsets, but of its own vector
 nothing that lies behind it has come in between. So a sink tells repeats by vector, not by one offset.
+Late deliveries come in calls of their own. They move no cursor, as rows beside them in their batch may not
+have come yet; and what one has brought comes never again, so a sink that keeps its own cursor makes it
+durable before `apply` returns.
 
 *A return* of `apply` means: every row of every delivery is applied and visible to the sink's readers.
 It does not mean durable; a sink that keeps its own cursor reports that with `SinkContext.committed`.
@@ -53,11 +56,13 @@ class Delivery:
     """A batch from the log for one sink; `rows` are those its topics match, ascending, None for all.
 
     `late`: these rows come out of the sink's quarantine, behind rows with higher offsets.
+    `end`: the batch is delivered up to this offset only, the rest comes later; None: all of it.
     """
 
     logged: LoggedBatch
     rows: NDArray[np.intp] | None = None
     late: bool = False
+    end: int | None = None
 
     @property
     def batch(self) -> Batch:
@@ -76,8 +81,8 @@ class Delivery:
 
     @property
     def next_offset(self) -> int:
-        """The offset behind the batch: where a sink that has applied it reads on."""
-        return self.logged.next_offset
+        """The offset behind the batch, or its part: where a sink that has applied it reads on."""
+        return self.logged.next_offset if self.end is None else self.end
 
 
 @dataclass(frozen=True, slots=True)

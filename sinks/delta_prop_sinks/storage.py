@@ -139,11 +139,14 @@ class StorageSink:
         try:
             resident.apply(deliveries, context)
         except RejectDelta as rejected:
-            await self._keep_prefix(rejected)
+            await self._keep_prefix(rejected, now=self.mode == "through" or deliveries[-1].late)
             raise
-        self._applied = max(self._applied, deliveries[-1].next_offset)
+        late = deliveries[-1].late
+        if not late:  # a late row tells nothing of those below it
+            self._applied = max(self._applied, deliveries[-1].next_offset)
         self._work.set()
-        if self.mode == "through" or (not self._backgrounds and self._is_due(deliveries)):
+        # What the quarantine lets go of lies below the cursor, so nobody brings it again.
+        if late or self.mode == "through" or (not self._backgrounds and self._is_due(deliveries)):
             await self.flush()
         if resident.size > resident.resident_bytes_max:
             await self._make_room()
@@ -302,11 +305,11 @@ class StorageSink:
             with anyio.CancelScope(shield=True), suppress(SinkFailure):
                 await self._run(context, partial(self._file.checkpoint, idle=True))
 
-    async def _keep_prefix(self, rejected: RejectDelta) -> None:
+    async def _keep_prefix(self, rejected: RejectDelta, *, now: bool) -> None:
         """What stands before a rejected delta is applied: it is written as if nothing came behind it."""
         self._applied = max(self._applied, rejected.offset)
         self._work.set()
-        if self.mode == "through":
+        if now:
             try:
                 await self.flush()
             except TryAgain as failure:

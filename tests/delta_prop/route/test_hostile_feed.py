@@ -1,0 +1,461 @@
+"""Sinks and operators at their worst: odd offsets, stops in the middle of things, replays at odd times."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop.route.late import Replayed, ReplayRequest
+from delta_prop.route.status import FeedState
+from delta_prop.testing import run_virtual
+from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.route.support import LIMITS, Route, TinySink, offsets_of, takes, until_quiet
+from tests.delta_prop.route.test_quarantine import ask, held, publish, rejecting
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop.route.feed import Feed
+    from delta_prop_sinks.sink import Delivery
+
+
+def adds_up(feed: Feed, start: int = 0, inherited: int = 0) -> bool:
+    """Whether each row that was dealt with had one outcome."""
+    told = feed.statistics()
+    outcomes = told.success + told.skipped + told.quarantined + told.dropped
+    return told.skipped >= 0 and outcomes == told.applied - start + inherited
+
+
+# --- failures that may pass
+
+
+@pytest.mark.parametrize("topic", ["*", "ns:b"])
+def test_a_sink_that_names_the_same_place_again_and_again_does_not_progress(topic: str) -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+
+            async def stuck_at_one(deliveries: Sequence[Delivery]) -> None:
+                raise TryAgain("down", 1)
+
+            sink.before = stuck_at_one
+            feed = route.feed(sink, topic)
+            route.publish("a", "b", "b")
+            await anyio.sleep(60)
+            assert feed.state is FeedState.BREAKER_OPEN
+            assert len(sink.calls) < 40
+            assert adds_up(feed)
+
+    run_virtual(main)
+
+
+def test_a_place_in_a_gap_does_not_keep_the_cursor_of_the_sink_back() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+
+            async def in_the_gap(deliveries: Sequence[Delivery]) -> None:
+                sink.note(deliveries, below=2)
+                raise TryAgain("busy", 3)
+
+            sink.before = in_the_gap
+            feed = route.feed(sink, "ns:a", keeps_cursor=True)
+            route.publish("a", "a", "b", "b")
+            await feed.wait(4)
+            feed.note_committed(2)
+            assert (feed.committed, sink.offsets) == (4, [0, 1])
+
+    run_virtual(main)
+
+
+# --- wrong offsets
+
+
+@pytest.mark.parametrize("offset", [-5, 0, 2, 4, 1000])
+def test_a_rejection_of_what_was_not_given_proves_nothing(offset: int) -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+
+            async def wrong(deliveries: Sequence[Delivery]) -> None:
+                raise RejectDelta(offset, "no")
+
+            sink.before = wrong
+            feed = route.feed(sink, "ns:a")
+            route.publish("b", "a", "b", "a")  # given are 1 and 3
+            with pytest.raises(Refused, match=f"rejected offset {offset}, which it was not given: no"):
+                await feed.wait(4)
+            assert (feed.applied, feed.statistics().success) == (0, 0)
+            assert adds_up(feed)
+            sink.before = None
+            feed.restart()
+            await feed.wait(4)
+            assert sink.offsets == [1, 3]
+            assert adds_up(feed)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("offset", [-5, 0, 2, 1000])
+def test_a_wrong_rejection_of_late_rows_loses_none_of_them(offset: int) -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+            rejecting(sink, [1, 3])
+            feed = route.feed(sink)
+            publish(route, "a", "b", "c", "d")
+            await feed.wait(4)
+
+            async def wrong(deliveries: Sequence[Delivery]) -> None:
+                raise RejectDelta(offset, "no")
+
+            sink.before = wrong
+            assert await ask(feed) == Replayed(0, 0, 2)
+            assert feed.state is FeedState.STOPPED
+            sink.before = None
+            feed.restart()
+            assert await ask(feed) == Replayed(2, 0, 0)
+            assert sink.offsets == [0, 2, 1, 3]
+            assert adds_up(feed)
+
+    run_virtual(main)
+
+
+# --- stops that come in the middle of something
+
+
+@pytest.mark.parametrize("state", [FeedState.STOPPED, FeedState.NEEDS_SNAPSHOT])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_failure_does_not_undo_a_stop_that_came_during_the_call(state: FeedState, late: bool) -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+            rejecting(sink, [0])
+            feed = route.feed(sink)
+            publish(route, "a")
+            await feed.wait(1)
+
+            async def slow(_: Sequence[Delivery]) -> None:
+                await anyio.sleep(1)
+                raise TryAgain("down")
+
+            sink.before = slow
+            request = ReplayRequest(None, drop=False)
+            if late:
+                feed.request(request)
+            else:
+                publish(route, "b")
+            await anyio.sleep(0.5)
+            feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "its background work failed"), state)
+            await anyio.sleep(100)
+            assert (feed.state, len(sink.calls)) == (state, 2)
+            assert feed.statistics().reason == "its background work failed"
+            if late:
+                assert await request.wait() == Replayed(0, 0, 1)
+
+    run_virtual(main)
+
+
+def test_what_stopped_first_is_told_and_a_quarantine_with_room_does_not_undo_it() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+            rejecting(sink, [0, 1])
+            feed = route.feed(sink, limits=replace(LIMITS, quarantine_deltas_max=1))
+            publish(route, "a", "b")
+            await until_quiet()
+            assert "quarantine is full" in (feed.statistics().reason or "")
+            feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "its background work failed"))
+            with pytest.raises(Refused, match="restart it"):
+                await ask(feed, drop=True)
+            assert feed.statistics().reason == "its background work failed"
+            feed.give_up()
+            assert feed.statistics().reason == "its background work failed"
+
+    run_virtual(main)
+
+
+def test_whoever_has_lost_its_place_does_not_get_it_back_by_stopping() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            feed = route.feed(TinySink(), required=False)
+            feed.lose_place()
+            feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "its background work failed"))
+            feed.restart()
+            assert feed.state is FeedState.NEEDS_SNAPSHOT
+
+    run_virtual(main)
+
+
+def test_a_call_that_hangs_is_broken_off_after_a_stop_and_a_restart_too() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink(takes(1e6))
+            feed = route.feed(sink, limits=replace(LIMITS, apply_s_max=5))
+            publish(route, "a")
+            await anyio.sleep(1)
+            feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "stopped"))
+            feed.restart()
+            sink.before = None
+            await anyio.sleep(10)
+            feed.watch(anyio.current_time())
+            with anyio.fail_after(10):
+                await feed.wait(1)
+            assert sink.offsets == [0]
+
+    run_virtual(main)
+
+
+def test_restarted_after_a_stop_in_a_pause_of_the_breaker_it_is_tried_at_once() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+
+            async def never(_: Sequence[Delivery]) -> None:
+                raise TryAgain("down")
+
+            sink.before = never
+            feed = route.feed(sink)
+            publish(route, "a")
+            await anyio.sleep(20)
+            assert feed.state is FeedState.BREAKER_OPEN
+            feed.stop(Refused(ErrorCode.PROCESSING_FAILED, "stopped"))
+            sink.before = None
+            feed.restart()
+            feed.restart()
+            await until_quiet()
+            assert (sink.offsets, feed.state) == ([0], FeedState.IDLE)
+
+    run_virtual(main)
+
+
+# --- replays at odd times
+
+
+def test_a_request_that_is_given_up_before_a_full_quarantine_sees_it_loses_nothing() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+            bad = rejecting(sink, [0, 1])
+            feed = route.feed(sink, limits=replace(LIMITS, quarantine_deltas_max=1))
+            publish(route, "a", "b", "c", "d")
+            await until_quiet()
+            assert feed.state is FeedState.STOPPED
+            request = ReplayRequest(None, drop=False)
+            feed.request(request)
+            with anyio.move_on_after(0):
+                await request.wait()
+            await until_quiet()
+            assert feed.state is FeedState.STOPPED
+            assert "quarantine is full" in (feed.statistics().reason or "")
+            bad.clear()
+            assert await ask(feed) == Replayed(1, 0, 0)
+            await feed.wait(4)
+            assert sink.offsets == [0, 1, 2, 3]
+            assert adds_up(feed)
+
+    run_virtual(main)
+
+
+def test_nothing_is_replayed_over_what_a_full_quarantine_keeps_back() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+            bad = rejecting(sink, [0, 2])
+            feed = route.feed(sink, limits=replace(LIMITS, quarantine_deltas_max=2))
+            publish(route, "q")
+            await feed.wait(1)
+            base = [("x", ()), ("w", ()), ("w", (0,))]  # 2 is rejected, 3 passes, 4 waits for 0
+            await _together(route, feed, sink, base)
+            assert feed.state is FeedState.STOPPED
+            assert (feed.applied, held(feed)) == (2, [(0, 0, "not 0")])
+            assert adds_up(feed)
+            bad.clear()
+            assert await ask(feed) == Replayed(1, 0, 0)
+            await feed.wait(5)
+            assert sink.offsets == [1, 0, 2, 3, 4]
+            assert adds_up(feed)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("how", ["stop", "break off"])
+def test_nothing_is_replayed_over_a_delivery_that_failed(how: str) -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+            rejecting(sink, [0])
+            feed = route.feed(sink, limits=replace(LIMITS, apply_s_max=5))
+            publish(route, "q")
+            await feed.wait(1)
+
+            async def fail(_: Sequence[Delivery]) -> None:
+                if how == "stop":
+                    raise StopSink("no disk")
+                await anyio.sleep_forever()
+
+            sink.before = fail
+            publish(route, "w")
+            publish(route, "w", parents=[0])
+            await until_quiet()
+            assert adds_up(feed)
+            sink.before = None
+            request = ReplayRequest(None, drop=False)
+            if how == "stop":
+                feed.restart()
+            feed.request(request)
+            feed.watch(anyio.current_time() + 10)
+            with anyio.fail_after(100):
+                await request.wait()
+                await feed.wait(3)
+            if len(feed.quarantine):
+                await ask(feed)
+            assert sink.offsets.index(1) < sink.offsets.index(2)
+            assert sorted(sink.offsets) == [0, 1, 2]
+            assert adds_up(feed)
+
+    run_virtual(main)
+
+
+async def _together(
+    route: Route, feed: Feed, sink: TinySink, rows: Sequence[tuple[str, tuple[int, ...]]]
+) -> None:
+    """Publish rows one by one while the sink is busy, so that they come in one call."""
+    before, sink.before = sink.before, takes(1)
+    publish(route, "busy")
+    await until_quiet()
+    sink.before = before
+    for vector, parents in rows:
+        publish(route, vector, parents=parents)
+    await anyio.sleep(2)
+
+
+def test_a_feed_that_has_closed_answers_at_once() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            feed = route.feed(TinySink())
+            feed.give_up()
+            with pytest.raises(Refused, match="detached"), anyio.fail_after(1):
+                await ask(feed)
+
+    run_virtual(main)
+
+
+def test_what_was_replayed_is_no_longer_in_hand() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+            rejecting(sink, [0])
+            feed = route.feed(sink)
+            publish(route, "a", "a")
+            await feed.wait(2)
+            sink.before = None
+            assert await ask(feed) == Replayed(2, 0, 0)
+            assert feed.in_flight == (0, 0)
+
+    run_virtual(main)
+
+
+def test_who_waits_is_told_behind_whom_after_the_first_has_gone() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+            rejecting(sink, [0, 2])
+            feed = route.feed(sink)
+            publish(route, "a", "a", "a", "a")
+            publish(route, "b", parents=[3])
+            await feed.wait(5)
+            assert {behind for _, behind, _ in held(feed)} == {0}
+            assert await ask(feed, 0, drop=True) == Replayed(1, 1, 3)
+            assert held(feed) == [(2, 2, "not 2"), (3, 2, None), (4, 2, None)]
+            publish(route, "a", "b")
+            await feed.wait(7)
+            assert held(feed)[3:] == [(5, 2, None), (6, 2, None)]
+            assert adds_up(feed)
+
+    run_virtual(main)
+
+
+def test_a_replay_that_ends_half_way_can_be_taken_up_again() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+            rejecting(sink, [0])
+            feed = route.feed(sink, limits=replace(LIMITS, merge_deltas_max=2))
+            publish(route, *"aaaaa")
+            await feed.wait(5)
+
+            async def one_call(_: Sequence[Delivery]) -> None:
+                async def full(_: Sequence[Delivery]) -> None:
+                    raise StopSink("no disk")
+
+                sink.before = full
+
+            sink.before = one_call
+            assert await ask(feed, 0) == Replayed(2, 0, 3)
+            assert held(feed) == [(2, 2, None), (3, 2, None), (4, 2, None)]  # 2 waits for nobody
+            sink.before = None
+            feed.restart()
+            assert await ask(feed, 2) == Replayed(3, 0, 0)
+            assert sink.offsets == [0, 1, 2, 3, 4]
+            assert adds_up(feed)
+
+    run_virtual(main)
+
+
+def test_rejections_without_end_let_others_run() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+
+            async def no(deliveries: Sequence[Delivery]) -> None:
+                raise RejectDelta(offsets_of(deliveries)[0], "no")
+
+            sink.before = no
+            feed = route.feed(sink)
+            publish(route, *(f"v{n}" for n in range(50)))
+            turns = 0
+            while feed.applied < 50:
+                await anyio.lowlevel.checkpoint()
+                turns += 1
+            assert turns >= 50
+            request = ReplayRequest(None, drop=False)
+            feed.request(request)
+            turns = 0
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(request.wait)
+                while not request.withdrawn:
+                    await anyio.lowlevel.checkpoint()
+                    turns += 1
+            assert turns >= 50
+            assert adds_up(feed)
+
+    run_virtual(main)
+
+
+def test_the_counts_add_up_while_a_call_runs() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+            rejecting(sink, [2])
+            feed = route.feed(sink, "ns:default")
+            route.publish("other", "other")
+            publish(route, "q")
+            route.publish("other")
+            await feed.wait(route.log.visible)
+            sink.before = takes(1)
+            publish(route, "busy")
+            await until_quiet()
+            publish(route, "w")
+            publish(route, "q")
+            for _ in range(30):
+                await anyio.sleep(0.1)
+                assert adds_up(feed)
+                assert feed.statistics().skipped == 3
+
+    run_virtual(main)
