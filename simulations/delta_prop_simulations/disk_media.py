@@ -72,8 +72,7 @@ class FileMedia:
             return
         cached, _ = self._own()
         end = at + len(data)
-        first = at // SECTOR if at <= len(cached) else len(cached) // SECTOR
-        self._touch(range(first, -(-end // SECTOR)))
+        self._touch(range(at // SECTOR, -(-end // SECTOR)))  # a gap before it is zeros on the media anyway
         if at > len(cached):
             cached.extend(bytes(at - len(cached)))
         cached[at:end] = data

@@ -94,6 +94,28 @@ def test_a_crash_leaves_of_a_file_what_was_synced_and_any_part_of_the_rest(full:
         assert struck[fault] > 20, fault
 
 
+def test_each_sector_of_an_overwrite_arrives_or_not_for_itself() -> None:
+    disk = SimDisk()
+    disk.put("f", b"o" * 3 * SECTOR)
+    disk.open("f").write(0, [b"n" * 3 * SECTOR])
+    found = {disk.crash(image).peek("f")[::SECTOR] for image in range(200)}
+    assert found == {b"ooo", b"oon", b"ono", b"onn", b"noo", b"non", b"nno", b"nnn"}
+
+
+def test_what_was_cut_off_does_not_come_back_when_the_file_grows_again() -> None:
+    disk = SimDisk()
+    disk.put("f", b"o" * 3000)
+    file = disk.open("f")
+    file.truncate(100)
+    file.truncate(3000)
+    file.sync()
+    assert {disk.crash(image).peek("f") for image in range(20)} == {b"o" * 100 + bytes(2900)}
+    file.truncate(50)
+    lengths = [len(disk.crash(image).peek("f")) for image in range(100)]
+    assert (min(lengths), max(lengths)) == (50, 3000)
+    assert len(set(lengths)) > 10
+
+
 def test_after_a_sync_every_crash_finds_the_same() -> None:
     for seed in range(30):
         disk, chance = SimDisk(seed), Random(seed)
@@ -115,7 +137,9 @@ def test_a_killed_process_loses_nothing_but_its_locks() -> None:
     after = disk.kill()
     assert after.paths() == disk.paths()
     assert after.peek("f") == disk.peek("f")
-    after.lock("lock").release()
+    lock = after.lock("lock")
+    assert (disk.peek("lock"), after.peek("lock")) == (b"1\n", b"2\n")
+    lock.release()
     with pytest.raises(BlockingIOError, match="process 1"):
         disk.lock("lock")
     found = {after.crash(image).peek("f") for image in range(50)}
@@ -124,6 +148,21 @@ def test_a_killed_process_loses_nothing_but_its_locks() -> None:
         history.check(content)
     after.open("f").write(0, [b"the successor's"])
     assert disk.peek("f").startswith(b"not synced")
+
+
+def test_what_came_out_of_a_disk_and_the_disk_go_their_own_ways() -> None:
+    disk = SimDisk()
+    file = disk.open("f", create=True)
+    file.write(0, [b"first"])
+    file.sync()
+    disk.sync_directory("")
+    for after in (disk.kill(), disk.crash()):
+        was = disk.peek("f")
+        file.write(0, [b"%05d" % disk.calls])
+        file.sync()
+        assert after.peek("f") == after.crash().peek("f") == was
+        after.open("f").write(0, [b"x"])
+        assert disk.peek("f") == disk.crash().peek("f") != was
 
 
 # --- names
@@ -239,7 +278,7 @@ def test_a_failed_sync_of_names_may_lose_them_though_the_next_one_succeeds() -> 
 
 
 def test_a_second_sync_after_a_failed_one_succeeds_and_the_data_is_gone() -> None:
-    lost = seen_at_once = 0
+    lost = arrived = seen_at_once = 0
     for seed in range(50):
         disk = SimDisk(seed)
         history = History(disk)
@@ -255,8 +294,10 @@ def test_a_second_sync_after_a_failed_one_succeeds_and_the_data_is_gone() -> Non
         after = disk.crash().peek("f")
         assert after[: 2000 // SECTOR * SECTOR] == b"a" * (2000 // SECTOR * SECTOR)
         lost += after != history.contents[-1]
+        arrived += after.count(b"b") > 0
         assert disk.struck["sectors lost by sync"] > 0
     assert lost == 50
+    assert 0 < arrived < 50
     assert 0 < seen_at_once < 50
 
 
