@@ -156,12 +156,13 @@ def test_what_came_out_of_a_disk_and_the_disk_go_their_own_ways() -> None:
     file.write(0, [b"first"])
     file.sync()
     disk.sync_directory("")
-    for after in (disk.kill(), disk.crash()):
-        was = disk.peek("f")
+    for successor in (disk.kill, disk.crash):
+        after, was = successor(), disk.peek("f")
         file.write(0, [b"%05d" % disk.calls])
         file.sync()
         assert after.peek("f") == after.crash().peek("f") == was
         after.open("f").write(0, [b"x"])
+        after.open("f").sync()
         assert disk.peek("f") == disk.crash().peek("f") != was
 
 
