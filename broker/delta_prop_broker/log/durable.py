@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.commit import Commit, Piece
 from delta_prop_broker.log.damage import LogBusy
-from delta_prop_broker.log.identity import LOCK_PATH, STREAMS, check_format
+from delta_prop_broker.log.identity import LOCK_PATH, STREAMS
 from delta_prop_broker.log.recovery import recover
 from delta_prop_broker.log.retention import Holders, LogSettings
 from delta_prop_broker.log.room import Room
@@ -122,8 +122,7 @@ class DurableLog:
             except BlockingIOError as error:
                 raise LogBusy(str(error)) from None
         try:
-            check_format(disk, made_by=settings.made_by, read_only=read_only)
-            recovered = recover(disk, DIRECTORY, draw=draw, read_only=read_only)
+            recovered = recover(disk, DIRECTORY, draw=draw, made_by=settings.made_by, read_only=read_only)
             log = cls(disk, recovered, settings=settings, wall_us=wall_us, lock=lock)
         except BaseException:
             if lock is not None:

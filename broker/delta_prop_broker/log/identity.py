@@ -13,7 +13,7 @@ from delta_prop_wire.crc import crc32c
 from delta_prop_wire.cursor import LOG_ID_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from delta_prop_broker.disk import Disk
 
@@ -30,7 +30,7 @@ _EPOCH = struct.Struct("<QQ")
 _CRC = struct.Struct("<I")
 _MAGIC = b"dp-logid"
 _VERSION = 1
-_TEMPORARY = ".new"
+TEMPORARY = ".new"
 _SMALL_FILE_BYTES = 1 << 20
 
 
@@ -55,15 +55,11 @@ class Identity:
         return min((begin for later, begin in self.epochs if later > epoch), default=None)
 
 
-def check_format(disk: Disk, *, made_by: str, read_only: bool) -> None:
-    """Refuse a directory of a newer format, and one whose format is unknown; mark an empty one as ours."""
+def check_format(disk: Disk) -> bool:
+    """Refuse a directory of a newer format, or one whose format cannot be read; whether it has one."""
     raw = read_small(disk, FORMAT_PATH)
     if raw is None:
-        if disk.list(STREAMS):
-            raise LogDamaged(FORMAT_PATH, "the file is missing, and there are logs beside it")
-        if not read_only:
-            replace_file(disk, "", FORMAT_PATH, _format_file(FORMAT, made_by))
-        return
+        return False
     try:
         told = json.loads(raw)
         number, maker = int(told["format"]), str(told.get("made_by", ""))
@@ -73,6 +69,12 @@ def check_format(disk: Disk, *, made_by: str, read_only: bool) -> None:
         raise FormatUnknown(FORMAT_PATH, number, FORMAT, maker)
     if raw != _format_file(number, maker):
         raise LogDamaged(FORMAT_PATH, "its parts do not fit their checksum")
+    return True
+
+
+def write_format(disk: Disk, made_by: str) -> None:
+    """Mark the directory as ours, before anything else is made in it."""
+    replace_file(disk, "", FORMAT_PATH, [_format_file(FORMAT, made_by)])
 
 
 def _format_file(number: int, made_by: str) -> bytes:
@@ -99,7 +101,7 @@ def write_identity(disk: Disk, directory: str, path: str, identity: Identity) ->
     """Put it in place of the file there was; durable when this returns."""
     raw = _HEADER.pack(_MAGIC, _VERSION, 0, identity.log_id, len(identity.epochs))
     raw += b"".join(_EPOCH.pack(*entry) for entry in identity.epochs)
-    replace_file(disk, directory, path, raw + _CRC.pack(crc32c(raw)))
+    replace_file(disk, directory, path, [raw, _CRC.pack(crc32c(raw))])
 
 
 def new_identity(draw: Callable[[int], bytes]) -> Identity:
@@ -119,13 +121,15 @@ def read_small(disk: Disk, path: str, *, bytes_max: int = _SMALL_FILE_BYTES) -> 
         file.close()
 
 
-def replace_file(disk: Disk, directory: str, path: str, raw: bytes) -> None:
+def replace_file(disk: Disk, directory: str, path: str, parts: Iterable[bytes]) -> None:
     """Write a file under another name, sync it, give it its name, sync that: it is the old or the new one."""
-    temporary = path + _TEMPORARY
+    temporary = path + TEMPORARY
     file = disk.open(temporary, create=True)
     try:
         file.truncate(0)
-        write_all(file, 0, [raw])
+        at = 0
+        for part in parts:
+            at = write_all(file, at, [part])
         file.sync()
     finally:
         file.close()

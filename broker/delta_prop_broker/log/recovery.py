@@ -6,13 +6,24 @@ and nothing is changed then.
 
 from __future__ import annotations
 
+import errno
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
 from delta_prop_broker.log.frames import CHUNK_BYTES, HEAD_BYTES, Walk, heads_behind, read_head
-from delta_prop_broker.log.identity import new_identity, read_identity, write_identity
+from delta_prop_broker.log.identity import (
+    FORMAT_PATH,
+    TEMPORARY,
+    check_format,
+    new_identity,
+    read_identity,
+    replace_file,
+    write_format,
+    write_identity,
+)
 from delta_prop_broker.log.marks import Mark, MarkFile, open_mark, read_mark
 from delta_prop_broker.log.segment import (
     INDEX_SUFFIX,
@@ -29,7 +40,7 @@ from delta_prop_broker.log.writing import write_all
 from delta_prop_wire.errors import PeerError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from delta_prop_broker.disk import Disk, File
     from delta_prop_broker.log.identity import Identity
@@ -100,17 +111,20 @@ class Recovered:
 
 
 def recover(
-    disk: Disk, directory: str, *, draw: Callable[[int], bytes], read_only: bool = False
+    disk: Disk, directory: str, *, draw: Callable[[int], bytes], made_by: str, read_only: bool = False
 ) -> Recovered:
     """Open a log's directory, or make it. Raises LogDamaged, UsageError (read-only, none there), OSError."""
-    return _Recovery(disk, directory, read_only).run(draw)
+    formatted = check_format(disk)
+    return _Recovery(disk, directory, read_only=read_only, formatted=formatted, made_by=made_by).run(draw)
 
 
 class _Recovery:
-    def __init__(self, disk: Disk, directory: str, read_only: bool) -> None:
+    def __init__(self, disk: Disk, directory: str, *, read_only: bool, formatted: bool, made_by: str) -> None:
         self._disk = disk
         self._directory = directory
         self._read_only = read_only
+        self._formatted = formatted
+        self._made_by = made_by
         self._report = RecoveryReport(read_only=read_only)
         self._segments = Segments(disk, directory)
         self._mark = Mark()
@@ -170,11 +184,15 @@ class _Recovery:
         path = f"{self._directory}/{IDENTITY}"
         identity = read_identity(self._disk, path)
         if identity is not None:
+            if not self._formatted:
+                raise LogDamaged(FORMAT_PATH, "the file is missing, and there is a log beside it")
             return identity
         if self._read_only:
             raise UsageError(f"there is no log in {self._directory} of the data directory: name another one")
         if self._mark.synced or any(self._size(Segment(self._directory, base)) for base in bases):
             raise LogDamaged(path, "the file is missing, and there are deltas beside it")
+        # Written again where it is there: the sync that makes it last may have failed before.
+        write_format(self._disk, self._made_by)
         self._disk.make_directory(self._directory)
         parts = self._directory.split("/")
         for depth in range(len(parts)):
@@ -287,12 +305,7 @@ class _Recovery:
     def _write(self, identity: Identity, torn: bool, end: int) -> tuple[Identity, MarkFile]:
         last = self._segments.all[-1] if self._segments.all else None
         if last is not None and not self._report.clean:
-            assert last.file is not None
-            if torn:
-                last.file.truncate(last.size)
-            self._write_again(last, last.file)
-            last.file.sync()
-            self._disk.sync_directory(self._directory)
+            self._make_sure(last, torn)
         if not self._report.clean and not self._report.created:
             identity = identity.next_epoch(end)
             write_identity(self._disk, self._directory, f"{self._directory}/{IDENTITY}", identity)
@@ -303,22 +316,34 @@ class _Recovery:
         self._disk.sync_directory(self._directory)
         return identity, mark_file
 
-    def _write_again(self, last: Segment, file: File) -> None:
-        """Write what may never have been synced once more, as a failed sync leaves it looking written.
+    def _make_sure(self, last: Segment, torn: bool) -> None:
+        """Bring to stable storage what of the last segment may never have come there.
 
-        The page cache shows such bytes, marked clean, and no later sync would write them out.
+        A sync that failed leaves bytes and names that look written and that no later sync writes out. So what
+        is not known to be synced is written once more, and a file of which nothing is known is copied.
         """
-        if self._evidence >= last.end:
-            return
+        assert last.file is not None
         assert last.index is not None
-        at = 0 if last.end == last.base else last.index.before(self._evidence).position
-        while at < last.size:
-            chunk = file.read(at, min(CHUNK_BYTES, last.size - at))
-            at = write_all(file, at, [chunk])
+        if self._evidence <= last.base:
+            file = last.file
+            replace_file(self._disk, self._directory, last.path, _chunks(file, 0, last.size))
+            file.close()
+            last.file = self._disk.open(last.path)
+            return
+        if torn:
+            last.file.truncate(last.size)
+        at = last.index.before(self._evidence).position if self._evidence < last.end else last.size
+        for chunk in _chunks(last.file, at, last.size):
+            at = write_all(last.file, at, [chunk])
+        last.file.sync()
 
     def _remove(self, obsolete: list[int], names: list[str]) -> None:
         for base in obsolete:
             self._disk.remove(Segment(self._directory, base).path)
+        for name in names:
+            if name.endswith(TEMPORARY):
+                with suppress(FileNotFoundError):  # it may have been used just now
+                    self._disk.remove(f"{self._directory}/{name}")
         held = {segment.base for segment in self._segments.all[:-1]}
         for base in segment_bases(names, INDEX_SUFFIX):
             if base not in held:
@@ -330,6 +355,15 @@ class _Recovery:
             return file.size()
         finally:
             file.close()
+
+
+def _chunks(file: File, at: int, end: int) -> Iterator[bytes]:
+    while at < end:
+        chunk = file.read(at, min(CHUNK_BYTES, end - at))
+        if not chunk:
+            raise OSError(errno.EIO, f"the file ended at byte {at}, and had {end} just now")
+        yield chunk
+        at += len(chunk)
 
 
 def _describes(index: SparseIndex, file: File, size: int) -> bool:

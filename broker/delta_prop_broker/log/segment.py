@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
 from delta_prop_broker.log.frames import CHUNK_BYTES, Walk, heads_behind
 from delta_prop_broker.log.identity import read_small
-from delta_prop_broker.log.sparse_index import SparseIndex
+from delta_prop_broker.log.sparse_index import Entry, SparseIndex
 from delta_prop_broker.log.writing import write_all
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class Segments:
         self._bases: list[int] = []
         self._files: OrderedDict[int, File] = OrderedDict()
         self._indexes: OrderedDict[int, SparseIndex] = OrderedDict()
+        self._proven: set[int] = set()  # whose index in memory led to damage, and was made anew then
 
     def add(self, segment: Segment) -> None:
         """The next one."""
@@ -95,6 +96,7 @@ class Segments:
         segment = self.all.pop(0)
         del self._bases[0]
         self._indexes.pop(segment.base, None)
+        self._proven.discard(segment.base)
         file = self._files.pop(segment.base, None)
         if file is not None:
             file.close()
@@ -184,6 +186,7 @@ class Segments:
             index = load_index(self._disk, segment)
             if index is None or (index.end, index.size, index.last_crc) != _facts(segment):
                 return self._rebuild(segment)
+            self._proven.discard(segment.base)
             self._keep(segment, index)
         self._indexes.move_to_end(segment.base)
         return index
@@ -213,10 +216,10 @@ class Segments:
         return index
 
     def _walk_segment(self, segment: Segment, offset: int, chunk_bytes: int) -> Iterator[Place]:
-        index = self.index_of(segment)
+        """Frames from the one that holds `offset` on; steps over damage that lies wholly before it."""
+        entry = self.index_of(segment).before(offset)
+        file = self._file(segment)
         while True:
-            entry = index.before(offset)
-            file = self._file(segment)
             walk = Walk(
                 file,
                 position=entry.position,
@@ -232,13 +235,25 @@ class Segments:
                         offset = found.logged.next_offset
                 return
             except BadFrame as bad:
-                if segment.index is not None:  # made from the frames as they were appended: not to blame
+                better = self._other_index(segment)
+                if better is not None and better.before(offset) != entry:
+                    entry = better.before(offset)
+                    continue
+                behind = _head_behind(segment, file, bad)
+                if bad.offset >= offset or behind is None or behind.offset > offset:
                     raise damaged(segment, file, bad) from None
-            index = self._rebuild(segment)  # raises if the frames are damaged, not the index
-            retried = index.before(offset)
-            if (retried.position, retried.previous_crc) == (entry.position, entry.previous_crc):
-                reason = "it read as damaged once, and as sound again: the disk is not to be trusted"
-                raise LogDamaged(segment.path, reason, position=retried.position, offset=offset)
+                entry = behind
+
+    def _other_index(self, segment: Segment) -> SparseIndex | None:
+        """The index made anew, once, where the one in use was stored; None where the frames are to blame."""
+        if segment.index is not None or segment.base in self._proven:
+            return None
+        try:
+            return self._rebuild(segment)
+        except LogDamaged:
+            return None
+        finally:
+            self._proven.add(segment.base)
 
     def _file(self, segment: Segment) -> File:
         if segment.file is not None:
@@ -287,9 +302,17 @@ def index_frame(index: SparseIndex, found: Place) -> None:
 
 def damaged(segment: Segment, file: File, bad: BadFrame) -> LogDamaged:
     """The error for a frame that is not as it was written, with the range that is in doubt."""
-    behind = heads_behind(file, bad.position + bad.skip, segment.size)
-    end = next((head.offset for _, head in behind if head.offset > bad.offset), segment.end)
+    behind = _head_behind(segment, file, bad)
+    end = segment.end if behind is None else behind.offset
     return LogDamaged(segment.path, bad.reason, position=bad.position, offset=bad.offset, end=end)
+
+
+def _head_behind(segment: Segment, file: File, bad: BadFrame) -> Entry | None:
+    """Where the next frame begins that looks sound; what it follows is not known then."""
+    for position, head in heads_behind(file, bad.position + bad.skip, segment.size):
+        if bad.offset < head.offset < segment.end:
+            return Entry(head.offset, position, None)
+    return None
 
 
 def _facts(segment: Segment) -> tuple[int, int, int | None]:

@@ -32,7 +32,7 @@ class Entry(NamedTuple):
 
     offset: int
     position: int
-    previous_crc: int
+    previous_crc: int | None
 
 
 class _Runs:

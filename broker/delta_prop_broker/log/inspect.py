@@ -1,0 +1,116 @@
+"""Looks a log over without opening it: every frame, and all damage, going on behind it.
+
+For `log verify` and `log export`: it believes the frames alone, changes nothing and needs no lock. Beside a
+process that writes, the last frames may be torn or missing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop_broker.log.damage import BadFrame, LogDamaged
+from delta_prop_broker.log.durable import DIRECTORY
+from delta_prop_broker.log.frames import Walk, heads_behind
+from delta_prop_broker.log.identity import FORMAT_PATH, check_format, read_identity
+from delta_prop_broker.log.marks import open_mark, read_mark
+from delta_prop_broker.log.recovery import IDENTITY, MARK
+from delta_prop_broker.log.segment import Segment, segment_bases
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.frames import Place
+
+
+def inspect(disk: Disk, directory: str = DIRECTORY) -> Iterator[Place | LogDamaged]:
+    """Every sound frame in the order of the log, and all damage between them. Raises FormatUnknown, OSError.
+
+    A torn tail above the synced mark comes as damage too, with a reason that says so: opening cuts it.
+    """
+    yield from _small_files(disk, directory)
+    file = open_mark(disk, f"{directory}/{MARK}", read_only=True)
+    mark, broken = (None, 2) if file is None else read_mark(file)
+    if file is not None:
+        file.close()
+    if mark is None or broken:
+        yield LogDamaged(f"{directory}/{MARK}", f"{broken} of its 2 slots are missing or damaged")
+    bases = segment_bases(disk.list(directory))
+    expected = mark.start if mark is not None else (bases[0] if bases else 0)
+    previous: int | None = None
+    for place, base in enumerate(bases):
+        if place + 1 < len(bases) and bases[place + 1] <= (0 if mark is None else mark.start):
+            continue  # removed on purpose, but for the file itself
+        if base > expected:
+            yield LogDamaged(
+                Segment(directory, expected).path, "frames are missing", offset=expected, end=base
+            )
+            previous = None
+        last = place + 1 == len(bases)
+        synced = (0 if mark is None else mark.synced) if last else bases[place + 1]
+        walk = _Inspected(disk, Segment(directory, base), previous, synced)
+        yield from walk.run()
+        expected, previous = walk.offset, walk.crc
+    if mark is not None and mark.synced > expected:
+        path = Segment(directory, bases[-1] if bases else expected).path
+        yield LogDamaged(path, "frames that were synced are missing", offset=expected, end=mark.synced)
+
+
+class _Inspected:
+    """One segment; `offset` and `crc` say where it ends."""
+
+    def __init__(self, disk: Disk, segment: Segment, previous_crc: int | None, synced: int) -> None:
+        self.offset = segment.base
+        self.crc = previous_crc
+        self._disk = disk
+        self._segment = segment
+        self._synced = synced
+
+    def run(self) -> Iterator[Place | LogDamaged]:
+        """Its frames, and what lies between them."""
+        file = self._disk.open(self._segment.path, read_only=True)
+        try:
+            size, at = file.size(), 0
+            while at < size:
+                walk = Walk(file, position=at, offset=self.offset, end=size, previous_crc=self.crc)
+                try:
+                    yield from walk
+                    bad = None
+                except BadFrame as found:
+                    bad = found
+                self.offset, self.crc, at = walk.offset, walk.crc, walk.position
+                if bad is None:
+                    return
+                behind = heads_behind(file, bad.position + bad.skip, size)
+                at, head = next(((p, h) for p, h in behind if h.offset > bad.offset), (size, None))
+                end = self._synced if head is None else head.offset
+                torn = head is None and end <= bad.offset
+                reason = bad.reason + ("; a torn tail, never synced: opening cuts it" if torn else "")
+                yield LogDamaged(
+                    self._segment.path,
+                    reason,
+                    position=bad.position,
+                    offset=bad.offset,
+                    end=None if torn else end,
+                )
+                self.crc = None
+                if head is not None:
+                    self.offset = head.offset
+                elif not torn:
+                    self.offset = end
+        finally:
+            file.close()
+
+
+def _small_files(disk: Disk, directory: str) -> Iterator[LogDamaged]:
+    try:
+        if not check_format(disk):
+            yield LogDamaged(FORMAT_PATH, "the file is missing")
+    except LogDamaged as damage:
+        yield damage
+    path = f"{directory}/{IDENTITY}"
+    try:
+        if read_identity(disk, path) is None:
+            yield LogDamaged(path, "the file is missing")
+    except LogDamaged as damage:
+        yield damage

@@ -1,0 +1,106 @@
+"""One fixed life of a small log, with everything that may be cut off: rolls, removals, a close, a reopening.
+
+The ledger knows what was promised at each moment, so that what is found after a fault can be judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.delta import AckLevel
+from tests.broker.durable import SMALL, Clock, Writer, commit, contents, open_log
+
+if TYPE_CHECKING:
+    from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_broker.log.recovery import RecoveryReport
+
+STORY = replace(SMALL, segment_bytes_max=900, keep_bytes_max=2_500)
+STORY_LOGGED = replace(STORY, level=AckLevel.LOGGED)
+
+
+@dataclass
+class Ledger:
+    """What was appended in the present line of history, and what of it was promised."""
+
+    appended: dict[int, bytes] = field(default_factory=dict)
+    acknowledged: int = 0  # synced: survives a power cut
+    written: int = 0  # survives the process
+    start: int = 0  # what lies below was given up on purpose
+    epoch: int = 0
+
+    def opened(self, log: DurableLog, report: RecoveryReport) -> None:
+        """Hold what was found to what was promised; history goes on from it."""
+        found = contents(log)
+        assert found == {at: self.appended[at] for at in found}, "other bytes than were appended"
+        assert log.next_offset in self._ends(), "a batch is there as a whole or not at all"
+        assert log.next_offset >= self.acknowledged, "an acknowledged delta is gone"
+        assert log.first_offset <= self.start, "more is gone than was given up"
+        assert log.epoch >= self.epoch
+        assert report.clean or report.created or log.epoch > self.epoch
+        assert (report.first_offset, report.next_offset) == (log.first_offset, log.next_offset)
+        self.appended = {at: raw for at, raw in self.appended.items() if at < log.next_offset}
+        self.acknowledged = self.written = log.next_offset  # found again, and shown: so it stays
+        self.epoch = log.epoch
+
+    def _ends(self) -> set[int]:
+        return {*self.appended, max((at + _count(raw) for at, raw in self.appended.items()), default=0)}
+
+
+def life(disk: Disk, ledger: Ledger, *, logged: bool = False) -> None:
+    """Two sessions; raises whatever the disk raises."""
+    clock = Clock()
+    for session in range(2):
+        log = session_of(disk, ledger, clock, logged=logged)
+        writer = Writer(log, appended=ledger.appended, counter=log.next_offset)
+        for step in range(8):
+            for part in range(1 + step % 3):
+                level = AckLevel.LOGGED if logged and (step + part) % 2 else AckLevel.DURABLE
+                writer.append(1 + (step + part) % 4, level=level, dimension=1 + 20 * (step % 2))
+            note(log, ledger)
+            commit_noted(log, ledger)
+            if step % 4 == 3:
+                log.retain(clock.us)
+                note(log, ledger)
+        if session == 0:
+            close(log, ledger)
+
+
+def session_of(disk: Disk, ledger: Ledger, clock: Clock | None = None, *, logged: bool = False) -> DurableLog:
+    """Open, and hold what is found to what was promised."""
+    log, report = open_log(disk, STORY_LOGGED if logged else STORY, clock=clock)
+    ledger.opened(log, report)
+    return log
+
+
+def commit_noted(log: DurableLog, ledger: Ledger) -> bool:
+    """A commit, and what it promises once it is through."""
+    done = commit(log)
+    note(log, ledger)
+    return done
+
+
+def close(log: DurableLog, ledger: Ledger) -> None:
+    log.close()
+    note(log, ledger)
+
+
+def note(log: DurableLog, ledger: Ledger) -> None:
+    ledger.acknowledged, ledger.written = log.synced, log.written
+    ledger.start = max(ledger.start, log.first_offset)
+
+
+def go_on(disk: Disk, ledger: Ledger, *, logged: bool = False) -> None:
+    """After a fault: open, write more, close, open again."""
+    log = session_of(disk, ledger, logged=logged)
+    writer = Writer(log, appended=ledger.appended, counter=log.next_offset)
+    for rows in (1, 3):
+        writer.append(rows)
+    commit_noted(log, ledger)
+    close(log, ledger)
+    session_of(disk, ledger, logged=logged).close()
+
+
+def _count(raw: bytes) -> int:
+    return int.from_bytes(raw[68:72], "little")
