@@ -30,6 +30,9 @@ class Ledger:
     start: int = 0  # what lies below was given up on purpose
     epoch: int = 0
 
+    def copy(self) -> Ledger:
+        return replace(self, appended=dict(self.appended))
+
     def opened(self, log: DurableLog, report: RecoveryReport) -> None:
         """Hold what was found to what was promised; history goes on from it."""
         found = contents(log)
