@@ -1,0 +1,175 @@
+"""What every log promises to the pipeline, asked of the one in memory and the one on disk alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.memory import MemoryLog
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.delta import AckLevel, Source
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+from tests.broker.durable import EVERYTHING, LOG_ID, SMALL, batch_of, commit, open_log
+
+if TYPE_CHECKING:
+    from delta_prop_broker.log.contract import Log
+
+Make = Callable[[], "Log"]
+
+
+def _on_disk() -> Log:
+    return open_log(SimDisk())[0]
+
+
+def _in_memory() -> Log:
+    return MemoryLog(LOG_ID, bytes_max=SMALL.bytes_max * 20)
+
+
+LOGS = pytest.mark.parametrize("make", [_in_memory, _on_disk], ids=["in memory", "on disk"])
+
+
+def settle(log: Log) -> None:
+    """Whatever the log has to do until all that was appended is visible."""
+    if isinstance(log, DurableLog):
+        commit(log)
+    assert log.visible == log.next_offset
+
+
+def append(log: Log, rows: int = 2) -> int:
+    batch = batch_of(rows, log.next_offset + 1, level=AckLevel.MEMORY)
+    return log.append(batch, lamport=log.next_offset + 1, source=Source.LOCAL).offset
+
+
+def offsets(log: Log, offset: int, rows_max: int = 1 << 20, bytes_max: int = 1 << 30) -> list[int]:
+    return [logged.offset for logged in log.read(offset, rows_max=rows_max, bytes_max=bytes_max)]
+
+
+@LOGS
+def test_places_are_given_in_a_row_and_read_back_as_given(make: Make) -> None:
+    log = make()
+    given = [
+        log.append(batch_of(rows, 1, level=AckLevel.MEMORY), lamport=7 * rows, source=Source.REPLICA)
+        for rows in (3, 1, 4)
+    ]
+    settle(log)
+    assert [logged.offset for logged in given] == [0, 3, 4]
+    assert (log.first_offset, log.next_offset, log.epoch, len(log.log_id)) == (0, 8, 1, 16)
+    found = log.read(0, **EVERYTHING)
+    for logged, back in zip(given, found, strict=True):
+        assert (back.offset, back.lamport, back.source) == (logged.offset, logged.lamport, logged.source)
+        assert bytes(back.batch.body) == bytes(logged.batch.body)
+
+
+@LOGS
+def test_reading_gives_the_batch_that_holds_an_offset_and_stops_at_either_bound(make: Make) -> None:
+    log = make()
+    for _ in range(4):
+        append(log, 10)
+    settle(log)
+    size = batch_of(10).size
+    assert offsets(log, 0) == [0, 10, 20, 30]
+    assert offsets(log, 15) == [10, 20, 30]
+    assert offsets(log, 0, rows_max=29) == [0, 10]
+    assert offsets(log, 0, bytes_max=2 * size) == [0, 10]
+    assert offsets(log, 39, rows_max=1, bytes_max=1) == [30]
+    assert offsets(log, 40) == offsets(log, 99) == []
+
+
+@LOGS
+def test_a_level_above_its_own_is_refused_and_changes_nothing(make: Make) -> None:
+    log = make()
+    batch = batch_of(1, level=AckLevel(log.level + 1))
+    with pytest.raises(Refused, match="asked for") as caught:
+        log.append(batch, lamport=1, source=Source.LOCAL)
+    assert caught.value.code is ErrorCode.LEVEL_UNAVAILABLE
+    assert log.next_offset == 0
+    assert log.append(batch, lamport=1, source=Source.REPLICA).offset == 0
+
+
+@LOGS
+def test_a_full_log_says_who_holds_it_and_lets_go_who_gives_way(make: Make) -> None:
+    log = make()
+    gone: list[str] = []
+    log.hold("sink", lambda: 0)
+    with pytest.raises(Refused) as caught:
+        _fill(log)
+    assert caught.value.code is ErrorCode.LOG_FULL
+    assert caught.value.retry_after_ms
+    assert caught.value.details["held_by"] == "sink"
+    assert "'sink'" in caught.value.message
+    assert log.fill(0) > 0.9
+    assert 0 < log.fill(log.next_offset - 1) < 0.1
+    assert log.fill(log.next_offset) == 0
+    assert log.full(2, batch_of(2).size) is not None
+    log.release("sink")
+    log.hold("subscriber", lambda: 0, lambda: gone.append("subscriber"))
+    end = log.next_offset
+    append(log)
+    assert (log.next_offset, gone) == (end + 2, ["subscriber"])
+    settle(log)
+    with pytest.raises(Refused) as old:
+        log.read(0, **EVERYTHING)
+    assert old.value.code is ErrorCode.CURSOR_TOO_OLD
+    assert old.value.details == {"offset": 0, "first_offset": log.first_offset}
+
+
+def _fill(log: Log) -> None:
+    while True:
+        append(log)
+        settle(log)
+
+
+@LOGS
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("append"), st.integers(1, 200)),
+            st.tuples(st.sampled_from(["hold", "give way", "release", "advance"]), st.integers(0, 2)),
+        ),
+        max_size=60,
+    )
+)
+def test_what_a_holder_needs_stays_and_the_bounds_hold(make: Make, steps: list[tuple[str, int]]) -> None:
+    log = make()
+    holders: dict[str, int] = {}
+    yielding: set[str] = set()
+    refusals: list[ErrorCode] = []
+    for step, amount in steps:
+        name = f"sink-{amount % 3}"
+        if step == "append":
+            try:
+                append(log, amount)
+            except Refused as refusal:
+                refusals.append(refusal.code)
+                assert holders.keys() - yielding, "only somebody who stays makes it refuse"
+            settle(log)
+        elif step in ("hold", "give way") and name not in holders:
+            holders[name] = log.first_offset
+            if step == "give way":
+                yielding.add(name)
+                log.hold(name, lambda name=name: holders[name], lambda name=name: _forget(holders, name))
+            else:
+                log.hold(name, lambda name=name: holders[name])
+        elif step == "release":
+            _forget(holders, name)
+            yielding.discard(name)
+            log.release(name)
+        elif name in holders:
+            holders[name] = min(holders[name] + 500, log.next_offset)
+        assert all(offset >= log.first_offset for offset in holders.values())
+        assert log.fill(log.first_offset) <= 1
+        found = offsets(log, log.first_offset)
+        assert not found or found[0] == log.first_offset
+    assert set(refusals) <= {ErrorCode.LOG_FULL}
+    assert isinstance(log, MemoryLog | DurableLog)
+    assert log.statistics().bytes <= log.statistics().bytes_max
+
+
+def _forget(holders: dict[str, int], name: str) -> None:
+    holders.pop(name, None)
