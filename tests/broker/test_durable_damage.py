@@ -400,14 +400,15 @@ def test_a_disk_that_lies_about_a_sync_is_found_out(kind: str) -> None:
 def test_a_frame_of_another_history_does_not_pass() -> None:
     """The same offset, a sound stamp and body, but not the frame that was appended there."""
     disk, appended = small_log(2)
-    other, _ = small_log(2)
-    path = segments_of(disk)[0]
-    log, _ = open_log(other, TINY)
-    writer = Writer(log, counter=50)
-    replaced = frame(writer.append(1))
-    assert len(replaced) == len(appended[1])
-    disk.put(path, appended[0] + _at_offset_one(appended))
+    disk.put(segments_of(disk)[0], appended[0] + _at_offset_one(appended))
     with pytest.raises(LogDamaged, match="follows stamp"):
+        open_log(disk, TINY)
+
+
+def test_a_sound_body_under_the_stamp_of_another_does_not_pass() -> None:
+    disk, appended = small_log(2)
+    disk.put(segments_of(disk)[0], appended[0] + appended[1][:64] + appended[0][64:])
+    with pytest.raises(LogDamaged, match="the stamp is of body"):
         open_log(disk, TINY)
 
 

@@ -23,7 +23,7 @@ from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.codec import encode_head
 from delta_prop_wire.delta import AckLevel, Source
 from delta_prop_wire.errors import Refused, UsageError
-from delta_prop_wire.spec import HEADER_BYTES, ErrorCode
+from delta_prop_wire.spec import ACK_LEVEL_SHIFT, HEADER_BYTES, ErrorCode
 from delta_prop_wire.stamp import Stamp, stamp_crc
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 DIRECTORY = f"{STREAMS}/default/0"
 RETRY_AFTER_MS = 50
+_DURABLE = int(AckLevel.DURABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class DurableLog:
         self.next_offset = recovered.next_offset
         self.written = self.synced = recovered.synced
         self.failure: Exception | None = None
+        self._batch_bytes_max = settings.bytes_max - settings.segment_bytes_max
         self._disk = disk
         self._wall_us = wall_us
         self._lock = lock
@@ -170,32 +172,25 @@ class DurableLog:
 
     def refusal(self, batch: Batch) -> Refused | None:
         """Why an append would be refused now; makes room first where nobody needs the oldest."""
-        if batch.size > self.settings.bytes_max - self.settings.segment_bytes_max:
-            return Refused(
-                ErrorCode.TOO_LARGE,
-                f"a batch of {batch.size} bytes is larger than what the log holds beside one segment "
-                f"({self.settings.bytes_max - self.settings.segment_bytes_max}): send smaller batches",
-            )
         return self._refusal(batch.size)
 
     def full(self, count: int, size: int) -> Refused | None:
         """Why a batch of about so many deltas and bytes would find no room now, None if it would."""
-        if size > self.settings.bytes_max - self.settings.segment_bytes_max:
-            return None
-        return self._refusal(size)
+        return None if size > self._batch_bytes_max else self._refusal(size)
 
     def append(self, batch: Batch, *, lamport: int, source: Source) -> LoggedBatch:
         """Give the batch its place, in memory. Raises Refused and changes nothing."""
         if self._mark is None or self._closed:
             raise UsageError("the log is open read-only, or closed: open it for writing")
+        size, asked = batch.size, batch.attributes >> ACK_LEVEL_SHIFT & 3
         # A forwarded batch asked the service where it entered for its level, not this one.
-        refusal = _level_refusal(batch) if source is not Source.REPLICA else None
-        refusal = refusal or self.refusal(batch)
+        refusal = _level_refusal(batch) if asked > _DURABLE and source is not Source.REPLICA else None
+        refusal = refusal or self._refusal(size)
         if refusal is not None:
             self._refused += 1
             raise refusal
         now = self._wall_us()
-        offset, size, previous = self.next_offset, batch.size, self._chain
+        offset, previous = self.next_offset, self._chain
         stamp = Stamp(lamport, source, now, previous, batch.crc, self.synced)
         head = encode_head(batch, offset, stamp)
         logged = LoggedBatch(batch, offset, lamport, source, head)
@@ -211,7 +206,7 @@ class DurableLog:
         segment.last_crc, segment.latest_time = self._chain, segment.index.latest_time
         self._room.bytes += size
         self._unwritten_bytes += size
-        self._pending_sync |= batch.ack_level >= AckLevel.DURABLE
+        self._pending_sync |= asked >= _DURABLE
         self._tail.append(logged)
         return logged
 
@@ -245,6 +240,12 @@ class DurableLog:
                 f"the log stopped at a failure of its disk ({self.failure}) and is opened anew to go on: "
                 "send it again then",
                 retry_after_ms=1000,
+            )
+        if size > self._batch_bytes_max:
+            return Refused(
+                ErrorCode.TOO_LARGE,
+                f"a batch of {size} bytes is larger than what the log holds beside one segment "
+                f"({self._batch_bytes_max}): send smaller batches",
             )
         if self._unwritten_bytes and self._unwritten_bytes + size > self.settings.unwritten_bytes_max:
             return Refused(
@@ -484,9 +485,7 @@ class DurableLog:
         )
 
 
-def _level_refusal(batch: Batch) -> Refused | None:
-    if batch.ack_level <= AckLevel.DURABLE:
-        return None
+def _level_refusal(batch: Batch) -> Refused:
     return Refused(
         ErrorCode.LEVEL_UNAVAILABLE,
         f"ack level {batch.ack_level.name.lower()} asked for, but a log on one disk grants durable: "
