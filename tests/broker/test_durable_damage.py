@@ -96,6 +96,7 @@ def test_no_flipped_bit_passes_for_a_frame() -> None:
 
 def test_a_flipped_bit_in_any_byte_of_any_file_is_named_and_never_delivered(full: bool) -> None:
     whole, appended = small_log()
+    times = [place.stamp.append_time for place in inspect(whole) if not isinstance(place, LogDamaged)]
     refused = harmless = 0
     for path in whole.paths():
         if path == "lock":
@@ -119,6 +120,8 @@ def test_a_flipped_bit_in_any_byte_of_any_file_is_named_and_never_delivered(full
                 assert log.epoch == 1 + (log.next_offset != 5)
                 assert not path.endswith((".log", "log", "format")), "what matters is not passed over"
                 assert read_each(log, appended) == []
+                assert [log.find(16, counter + 1) for counter in range(5)] == list(range(5))
+                assert [log.offset_at(time) for time in times] == list(range(5))
                 harmless += 1
                 log.close()
     print(f"{refused} flips refused at opening, {harmless} in what is rebuilt")

@@ -277,7 +277,7 @@ class DurableLog:
         )
 
     def _no_room(self, size: int) -> Refused | None:
-        found = self._room.find(size, written=self.written, readable=self.visible, end=self.next_offset)
+        found = self._room.find(size, readable=self.visible, end=self.next_offset)
         self._take_away(self._room.take_removed())
         if found:
             return None
@@ -454,7 +454,7 @@ class DurableLog:
         start, plus the time since: a clock that is set must not make everything old.
         """
         if self.failure is None and self._mark is not None:
-            self._room.retain(now_us, written=self.written, readable=self.visible, end=self.next_offset)
+            self._room.retain(now_us, readable=self.visible, end=self.next_offset)
         return self._take_away(self._room.take_removed())
 
     def _take_away(self, removed: list[Segment]) -> int:

@@ -29,20 +29,20 @@ class Room:
         place = max(self._segments.place(offset), 0)
         return sum(segment.size for segment in self._segments.all[place:])
 
-    def find(self, size: int, *, written: int, readable: int, end: int) -> bool:
+    def find(self, size: int, *, readable: int, end: int) -> bool:
         """Make room for so many bytes below the hard limit; whether there is."""
         if self._fits(size):
             return True
-        self._make(size, written, readable, end)
-        if not self._fits(size) and self._would_fit(size, written, readable, end):
+        self._make(size, readable, end)
+        if not self._fits(size) and self._would_fit(size, readable, end):
             while not self._fits(size) and self._holders.let_go():
-                self._make(size, written, readable, end)
+                self._make(size, readable, end)
         return self._fits(size)
 
-    def retain(self, now_us: int, *, written: int, readable: int, end: int) -> None:
+    def retain(self, now_us: int, *, readable: int, end: int) -> None:
         """Let go what is beyond `keep_bytes_max` or older than `keep_s`, unless somebody needs it."""
         floor = min(self._holders.floor(end), readable)
-        while self._removable(floor, written):
+        while self._removable(floor):
             oldest = self._segments.all[0]
             too_old = now_us - oldest.latest_time > self._settings.keep_s * 1e6
             if not too_old and self.bytes <= self._settings.keep_bytes_max:
@@ -52,30 +52,30 @@ class Room:
     def _fits(self, size: int) -> bool:
         return self.bytes + size <= self._settings.bytes_max
 
-    def _make(self, size: int, written: int, readable: int, end: int) -> None:
+    def _make(self, size: int, readable: int, end: int) -> None:
         floor = min(self._holders.floor(end), readable)
-        while not self._fits(size) and self._removable(floor, written):
+        while not self._fits(size) and self._removable(floor):
             self._remove()
 
-    def _removable(self, floor: int, written: int) -> bool:
-        """Whether the oldest segment may go: it is not needed, and the one behind it is there for certain.
+    def _removable(self, floor: int) -> bool:
+        """Whether the oldest segment may go: nobody needs it, and it is not the last one.
 
-        The last segment's name is what says where the log stands, so there must be one.
+        The last one's name says where the log stands; a commit writes it before it removes this one.
         """
         held = self._segments.all
-        return len(held) > 1 and held[0].end <= floor and written > held[0].end
+        return len(held) > 1 and held[0].end <= floor
 
     def _remove(self) -> None:
         segment = self._segments.drop_first()
         self.bytes -= segment.size
         self._removed.append(segment)
 
-    def _would_fit(self, size: int, written: int, readable: int, end: int) -> bool:
+    def _would_fit(self, size: int, readable: int, end: int) -> bool:
         """Whether there would be room without those who give way: nobody is let go for nothing."""
         floor = min(self._holders.staying_floor(end), readable)
         held = self.bytes
-        for segment, after in zip(self._segments.all[:-1], self._segments.all[1:], strict=True):
-            if segment.end > floor or written <= after.base:
+        for segment in self._segments.all[:-1]:
+            if segment.end > floor:
                 break
             held -= segment.size
         return held + size <= self._settings.bytes_max
