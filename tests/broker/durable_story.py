@@ -59,7 +59,7 @@ def life(disk: Disk, ledger: Ledger, *, logged: bool = False) -> None:
         writer = Writer(log, appended=ledger.appended, counter=log.next_offset)
         for step in range(8):
             for part in range(1 + step % 3):
-                level = AckLevel.LOGGED if logged and (step + part) % 2 else AckLevel.DURABLE
+                level = AckLevel.LOGGED if logged and step % 4 != 3 else AckLevel.DURABLE
                 writer.append(1 + (step + part) % 4, level=level, dimension=1 + 20 * (step % 2))
             note(log, ledger)
             commit_noted(log, ledger)

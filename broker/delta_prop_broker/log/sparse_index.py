@@ -13,11 +13,13 @@ from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_wire.crc import crc32c
+from delta_prop_wire.spec import Attribute
 
 if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 STEP_BYTES = 4096
+_LEAPS = int(Attribute.COUNTERS_LEAP)
 
 _MAGIC = b"dp-index"
 _HEADER = struct.Struct("<8sIIQQQIIQQQQ")
@@ -44,8 +46,9 @@ class _Runs:
         self.bases, self.lasts, self.offsets = array("Q"), array("Q"), array("Q")
 
     def add(self, batch: Batch, offset: int) -> None:
-        base, last = batch.base, batch.last
-        if self.lasts and not batch.leaps:
+        base, leaps = batch.base, batch.attributes & _LEAPS
+        last = batch.last if leaps else base + batch.count - 1
+        if self.lasts and not leaps:
             previous = self.lasts[-1]
             if previous + 1 == base and self.offsets[-1] + base - self.bases[-1] == offset:
                 self.lasts[-1] = last
