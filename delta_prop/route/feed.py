@@ -294,7 +294,7 @@ class Feed:
                 await anyio.lowlevel.checkpoint()  # a sink that never waits must not keep others waiting
             elif busy:
                 await self._gather()
-            if self._requests and self.state is not FeedState.CLOSED:
+            while self._requests and self.state is not FeedState.CLOSED:
                 await self._answer(self._requests[0])
             if self.ended or not (self._behind or self._mailbox):
                 self._rest()

@@ -20,6 +20,7 @@ from delta_prop_wire.topics import Topic
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
+    from delta_prop.route.quarantine import Quarantine
     from delta_prop_sinks.sink import Delivery, SinkContext
     from delta_prop_wire.batch import Batch, LoggedBatch
 
@@ -98,6 +99,7 @@ class Route:
         self.table: Table[Feed] = Table()
         self.world = virtual_world()
         self.progress = 0
+        self._scopes: dict[str, anyio.CancelScope] = {}
         self._tasks: Any = None
 
     @classmethod
@@ -116,6 +118,7 @@ class Route:
         limits: FeedLimits = LIMITS,
         required: bool = True,
         keeps_cursor: bool = False,
+        quarantine: Quarantine | None = None,
     ) -> Feed:
         feed = Feed(
             f"sink-{len(self.table._wants)}",
@@ -126,13 +129,27 @@ class Route:
             limits=limits,
             start=start,
             keeps_cursor=keeps_cursor,
+            quarantine=quarantine,
             on_progress=self._note_progress,
         )
         self.table.subscribe(feed, [Topic.parse(topic) for topic in topics or ("*",)])
         if required:
             self.log.hold(feed.name, lambda: feed.committed)
-        self._tasks.start_soon(feed.run)
+        self._scopes[feed.name] = anyio.CancelScope()
+        self._tasks.start_soon(self._run, feed)
         return feed
+
+    async def _run(self, feed: Feed) -> None:
+        with self._scopes[feed.name]:
+            await feed.run()
+
+    async def detach(self, feed: Feed) -> None:
+        """End a feed, in the middle of a call if need be."""
+        self._scopes[feed.name].cancel()
+        await until_quiet()
+        feed.give_up()
+        self.table.unsubscribe(feed)
+        self.log.release(feed.name)
 
     def publish(self, *namespaces: str) -> LoggedBatch:
         """One batch, one row for each namespace."""

@@ -335,6 +335,28 @@ async def _together(
     await anyio.sleep(2)
 
 
+def test_all_who_ask_at_once_are_answered() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+            rejecting(sink, [0, 1, 2])
+            feed = route.feed(sink)
+            publish(route, "a", "b", "c")
+            await feed.wait(3)
+            requests = [ReplayRequest(frozenset({n}), drop=n == 1) for n in range(3)]
+            sink.before = None
+            for request in requests:
+                feed.request(request)
+            with anyio.fail_after(1):
+                assert [await request.wait() for request in requests] == [
+                    Replayed(1, 0, 2),
+                    Replayed(0, 1, 1),
+                    Replayed(1, 0, 0),
+                ]
+
+    run_virtual(main)
+
+
 def test_a_feed_that_has_closed_answers_at_once() -> None:
     async def main() -> None:
         async with Route.running() as route:
