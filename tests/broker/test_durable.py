@@ -222,8 +222,10 @@ def test_at_the_hard_limit_an_append_is_refused_with_who_holds_and_how_full() ->
     log, _ = open_log(SimDisk())
     writer = Writer(log)
     needed = {"slow": 0, "fast": 0}
-    log.hold("slow", lambda: needed["slow"])
     log.hold("fast", lambda: needed["fast"])
+    log.hold("slow", lambda: needed["slow"])
+    for _ in range(10):
+        needed["fast"] = writer.append().offset
     refusal = until_refused(writer)
     needed["fast"] = log.next_offset - 2
     full = log.full(2, batch_of(2).size)
@@ -345,13 +347,26 @@ def test_a_dot_is_found_wherever_it_lies() -> None:
         log, _ = open_log(disk)
 
 
+def test_a_dot_is_found_before_it_is_written() -> None:
+    log, _ = open_log(SimDisk())
+    writer = Writer(log)
+    writer.append()
+    taken = log.take_commit()
+    assert taken is not None
+    later = writer.append()
+    taken.run()
+    log.finish_commit(taken)
+    assert log.visible == later.offset
+    assert [log.find(16, counter) for counter in range(1, 6)] == [0, 1, 2, 3, None]
+
+
 def test_a_time_leads_to_the_first_offset_from_then_on_though_the_clock_was_set_back() -> None:
     disk, clock = SimDisk(), Clock()
     log, _ = open_log(disk, clock=clock)
     writer = Writer(log)
     times: list[tuple[int, int]] = []
     for step in range(60):
-        if step == 30:
+        if step == 25:
             clock.us -= 10_000_000
         times.append((clock.us + clock.step_us, writer.append().offset))
     assert log.offset_at(0) == 0 == log.visible

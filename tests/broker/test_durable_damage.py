@@ -408,6 +408,17 @@ def test_a_frame_of_another_history_does_not_pass() -> None:
         open_log(disk, TINY)
 
 
+def test_a_segment_under_another_name_is_not_taken_for_a_torn_tail() -> None:
+    """Nothing is known to be synced and nothing fits, but the frames are sound: they are not cut."""
+    disk, _ = small_log(2)
+    disk.remove(f"{SEGMENTS}/mark")
+    disk.rename(segments_of(disk)[0], f"{SEGMENTS}/{7:020}.log")
+    before = state(disk)
+    with pytest.raises(LogDamaged, match="offset 0 lies where offset 7 belongs"):
+        open_log(disk, TINY)
+    assert state(disk) == before
+
+
 def test_a_sound_body_under_the_stamp_of_another_does_not_pass() -> None:
     disk, appended = small_log(2)
     disk.put(segments_of(disk)[0], appended[0] + appended[1][:64] + appended[0][64:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,15 +21,16 @@ from tests.broker.durable import EVERYTHING, LOG_ID, SMALL, batch_of, commit, op
 if TYPE_CHECKING:
     from delta_prop_broker.log.contract import Log
 
+SHORT = replace(SMALL, segment_bytes_max=1_500, bytes_max=20_000, keep_bytes_max=20_000)
 Make = Callable[[], "Log"]
 
 
 def _on_disk() -> Log:
-    return open_log(SimDisk())[0]
+    return open_log(SimDisk(), SHORT)[0]
 
 
 def _in_memory() -> Log:
-    return MemoryLog(LOG_ID, bytes_max=SMALL.bytes_max * 20)
+    return MemoryLog(LOG_ID, bytes_max=SHORT.bytes_max * 5)
 
 
 LOGS = pytest.mark.parametrize("make", [_in_memory, _on_disk], ids=["in memory", "on disk"])
@@ -129,7 +131,7 @@ def _fill(log: Log) -> None:
 @given(
     steps=st.lists(
         st.one_of(
-            st.tuples(st.just("append"), st.integers(1, 200)),
+            st.tuples(st.just("append"), st.integers(50, 150)),
             st.tuples(st.sampled_from(["hold", "give way", "release", "advance"]), st.integers(0, 2)),
         ),
         max_size=60,

@@ -48,11 +48,17 @@ class FormatUnknown(DeltaPropError):
 
 
 class BadFrame(Exception):
-    """No sound frame at `position`, where that of `offset` belongs; `skip` leads to the next candidate."""
+    """No sound frame at `position`, where that of `offset` belongs; `skip` leads to the next candidate.
 
-    def __init__(self, position: int, offset: int, reason: str, skip: int) -> None:
+    `misplaced`: it is sound but for its place, which no torn write explains.
+    """
+
+    def __init__(
+        self, position: int, offset: int, reason: str, *, skip: int, misplaced: bool = False
+    ) -> None:
         super().__init__(reason)
         self.position = position
         self.offset = offset
         self.reason = reason
         self.skip = skip
+        self.misplaced = misplaced

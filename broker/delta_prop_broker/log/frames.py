@@ -102,22 +102,24 @@ class Walk:
         at = self.position
         raw = self._view(HEAD_BYTES)
         if len(raw) < HEAD_BYTES:
-            raise BadFrame(at, self.offset, f"the file ends {len(raw)} bytes into a frame's head", ALIGNMENT)
+            raise BadFrame(
+                at, self.offset, f"the file ends {len(raw)} bytes into a frame's head", skip=ALIGNMENT
+            )
         try:
             head = read_head(raw)
         except PeerError as error:
-            raise BadFrame(at, self.offset, error.message, ALIGNMENT) from None
+            raise BadFrame(at, self.offset, error.message, skip=ALIGNMENT) from None
         frame = self._view(head.size)
         if len(frame) < head.size:
             reason = f"the file ends {len(frame)} bytes into a frame of {head.size}"
-            raise BadFrame(at, self.offset, reason, head.size)
+            raise BadFrame(at, self.offset, reason, skip=head.size)
         stamp = head.stamp
         if head.offset != self.offset:
             reason = f"a frame of offset {head.offset} lies where offset {self.offset} belongs"
-            raise BadFrame(at, self.offset, reason, head.size)
+            raise BadFrame(at, self.offset, reason, skip=head.size, misplaced=True)
         if self.crc is not None and stamp.previous_crc != self.crc:
             reason = f"the frame follows stamp {stamp.previous_crc:#010x}, before it lies {self.crc:#010x}"
-            raise BadFrame(at, self.offset, reason, head.size)
+            raise BadFrame(at, self.offset, reason, skip=head.size, misplaced=True)
         batch = self._body(frame, head)
         logged = LoggedBatch(batch, head.offset, stamp.lamport, stamp.source, bytes(frame[:HEAD_BYTES]))
         self.position = at + head.size
@@ -132,10 +134,10 @@ class Walk:
         found, told = crc32c(body[:-CRC_BYTES]), int.from_bytes(body[-CRC_BYTES:], "little")
         if found != told or len(body) < _BODY_BYTES_MIN:
             reason = f"the body's checksum is {found:#010x}, it says {told:#010x}"
-            raise BadFrame(self.position, self.offset, reason, head.size)
+            raise BadFrame(self.position, self.offset, reason, skip=head.size)
         if told != head.stamp.body_crc:
             reason = f"the stamp is of body {head.stamp.body_crc:#010x}, the body is {told:#010x}"
-            raise BadFrame(self.position, self.offset, reason, head.size)
+            raise BadFrame(self.position, self.offset, reason, skip=head.size)
         return Batch(body)
 
     def _view(self, size: int) -> memoryview:

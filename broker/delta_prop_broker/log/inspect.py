@@ -84,7 +84,7 @@ class _Inspected:
                 behind = heads_behind(file, bad.position + bad.skip, size)
                 at, head = next(((p, h) for p, h in behind if h.offset > bad.offset), (size, None))
                 end = self._synced if head is None else head.offset
-                torn = head is None and end <= bad.offset
+                torn = head is None and end <= bad.offset and not bad.misplaced
                 reason = bad.reason + ("; a torn tail, never synced: opening cuts it" if torn else "")
                 yield LogDamaged(
                     self._segment.path,

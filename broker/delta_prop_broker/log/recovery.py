@@ -254,8 +254,8 @@ class _Recovery:
             for _, head in heads_behind(file, bad.position + bad.skip, size):
                 if bad.offset < head.offset and head.stamp.synced_offset <= head.offset:
                     self._evidence = max(self._evidence, head.stamp.synced_offset)
-            if self._evidence > bad.offset:
-                segment.size, segment.end = size, self._evidence
+            if self._evidence > bad.offset or bad.misplaced:
+                segment.size, segment.end = size, max(self._evidence, bad.offset)
                 raise damaged(segment, file, bad)
             self._report.cut = Cut(
                 segment.path, bad.position, size - bad.position, bad.offset, bad.reason
