@@ -13,7 +13,11 @@ from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
 from delta_prop.testing import run_propagator, run_virtual, virtual_world
 from delta_prop_sinks import CallbackSink, IndexSink, RejectDelta, StopSink, StorageSink
-from delta_prop_wire.delta import Delta, create
+from delta_prop_sinks.index import _pieces
+from delta_prop_sinks.sink import Delivery
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.delta import Delta, Source, create
+from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import UsageError
 from tests.delta_prop.support import refused
 
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from delta_prop.testing import RecordedPropagator
-    from delta_prop_sinks.sink import Delivery, Sink
+    from delta_prop_sinks.sink import Sink
 
 
 class Moody:
@@ -354,3 +358,13 @@ def test_what_finds_no_room_in_the_middle_of_a_batch_is_not_passed_by_the_cursor
         await p.detach("storage")
 
     run_propagator(main, ONE_HELD)
+
+
+def test_a_part_of_a_delivery_ends_where_its_rows_end() -> None:
+    batch = encode_batch([new(f"v{n}") for n in range(7)], origin=16, base=1)
+    logged = LoggedBatch(batch, 10, 1, Source.LOCAL)
+    rows = np.array([0, 2, 3, 5], np.intp)
+    parts = [part for group in _pieces([Delivery(logged, rows)], 2) for part in group]
+    assert [part.next_offset for part in parts] == [13, 17]
+    parts = [part for group in _pieces([Delivery(logged, rows, end=16)], 2) for part in group]
+    assert [part.next_offset for part in parts] == [13, 16]

@@ -460,6 +460,21 @@ def test_rejections_without_end_let_others_run() -> None:
     run_virtual(main)
 
 
+def test_a_replay_of_many_that_are_rejected_again_brings_each_a_few_times() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            sink = TinySink()
+            rejecting(sink, range(500))
+            feed = route.feed(sink)
+            publish(route, *(f"v{n}" for n in range(500)))
+            await feed.wait(500)
+            sink.calls.clear()
+            assert await ask(feed) == Replayed(0, 0, 500)
+            assert sum(rows for _, rows in sink.calls) < 3_000
+
+    run_virtual(main)
+
+
 def test_the_counts_add_up_while_a_call_runs() -> None:
     async def main() -> None:
         async with Route.running() as route:
