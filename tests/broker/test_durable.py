@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -415,3 +416,42 @@ def test_a_closed_log_takes_nothing(disk: Disk) -> None:
     with pytest.raises(UsageError, match="closed"):
         log.append(batch_of(1), lamport=1, source=Source.LOCAL)
     assert log.take_commit(sync=True) is None
+
+
+def test_commits_run_on_a_thread_while_the_log_is_appended_to_and_read(tmp_path: Path) -> None:
+    """One thread owns the log, another the disk's part of commits; files roll and go meanwhile."""
+    disk = LocalDisk(tmp_path / "data")
+    settings = replace(
+        SMALL, segment_bytes_max=4_000, bytes_max=1 << 20, keep_bytes_max=20_000, unwritten_bytes_max=200_000
+    )
+    log, _ = open_log(disk, settings)
+    writer = Writer(log)
+    overlapped = 0
+    with ThreadPoolExecutor(1) as thread:
+        for _ in range(100):
+            writer.append(dimension=20)
+            taken = log.take_commit()
+            assert taken is not None
+            running = thread.submit(taken.run)
+            for _ in range(5):
+                if running.done():
+                    break
+                writer.append()
+                for offset in {log.first_offset, max(log.first_offset, log.visible - 20)}:
+                    for logged in log.read(offset, rows_max=50, bytes_max=10_000):
+                        assert frame(logged) == writer.appended[logged.offset]
+                        overlapped += 1
+            running.result()
+            log.finish_commit(taken)
+            log.retain(0)
+    while commit(log):
+        pass
+    assert overlapped > 50
+    assert log.statistics().removed_segments > 3
+    print(f"{overlapped} batches read beside commits, {log.next_offset} deltas")
+    held = {at: raw for at, raw in writer.appended.items() if at >= log.first_offset}
+    assert contents(log) == held
+    log.close()
+    log, _ = open_log(disk, settings)
+    assert contents(log) == held
+    log.close()
