@@ -19,7 +19,9 @@ from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
+
+    import trio
 
 T = TypeVar("T")
 
@@ -30,6 +32,7 @@ HORIZON_S = 86_400.0
 """The time at which a run that still goes on is taken for one that waits for ever."""
 
 _TASKS_TOLD_MAX = 20
+_SHIELDS_LIFTED_MAX = 10_000
 
 
 class Stuck(DeltaPropError):
@@ -152,13 +155,58 @@ def _place(task: asyncio.Task[Any]) -> str:
 
 
 def _run_on_trio(main: Callable[..., Awaitable[T]], *args: Any, horizon_s: float) -> T:
+    import trio
     from trio.testing import MockClock
 
+    told: list[str] = []
+
+    async def end_at_horizon(own: trio.lowlevel.Task, scope: anyio.CancelScope) -> None:
+        await trio.sleep(horizon_s)
+        told.append(_told_on_trio(own))
+        scope.cancel()
+        for _ in range(_SHIELDS_LIFTED_MAX):  # one may stand within another, or rise as a wait is given up
+            await trio.testing.wait_all_tasks_blocked()
+            _lift_shields(own)
+
     async def within_horizon() -> T:
-        with anyio.move_on_after(horizon_s):
+        with anyio.CancelScope() as scope:
+            own = trio.lowlevel.current_task()
+            trio.lowlevel.spawn_system_task(end_at_horizon, own, scope)
             return await main(*args)
-        raise Stuck(f"nothing is runnable and no timer is set before the horizon, {horizon_s} s")
+        raise Stuck(
+            f"nothing is runnable and no timer is set before the horizon, {horizon_s} s: {''.join(told)}"
+        )
 
     return anyio.run(
         within_horizon, backend="trio", backend_options={"clock": MockClock(autojump_threshold=0)}
     )
+
+
+def _with_children(own: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
+    """A task and all that it has started, the older first."""
+    tasks = [own]
+    while tasks:
+        task = tasks.pop(0)
+        yield task
+        tasks += [child for nursery in task.child_nurseries for child in nursery.child_tasks]
+
+
+def _lift_shields(own: trio.lowlevel.Task) -> None:
+    """Let a cancellation through to what waits behind a shield, which at the horizon waits for ever."""
+    for task in _with_children(own):
+        status: Any = task._cancel_status
+        while status is not None:
+            if status._scope.shield:
+                status._scope.shield = False
+            status = status._parent
+
+
+def _told_on_trio(own: trio.lowlevel.Task) -> str:
+    told = []
+    for task in _with_children(own):
+        place = "the library"
+        for frame, line in task.iter_await_frames():
+            if not {"anyio", "trio"} & set(frame.f_code.co_filename.split("/")):
+                place = f"{frame.f_code.co_filename}:{line} ({frame.f_code.co_qualname})"
+        told.append(f"{'main' if task is own else task.name} waits at {place}")
+    return "; ".join([*told[:_TASKS_TOLD_MAX], *(["…"] if len(told) > _TASKS_TOLD_MAX else [])])

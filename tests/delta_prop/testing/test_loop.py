@@ -138,6 +138,28 @@ def test_a_run_that_goes_on_for_ever_ends_at_its_horizon(backend: str) -> None:
         run_virtual(main, horizon_s=100, backend=backend)
 
 
+@BACKENDS
+def test_what_waits_behind_shields_is_told(backend: str) -> None:
+    async def main() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_tick_behind_a_shield)
+            try:
+                with anyio.CancelScope(shield=True):
+                    await _wait_for_nobody()
+            finally:
+                with anyio.CancelScope(shield=True), anyio.CancelScope(shield=True):
+                    await anyio.sleep_forever()
+
+    async def _tick_behind_a_shield() -> None:
+        with anyio.CancelScope(shield=True):
+            await _tick_for_ever()
+
+    with pytest.raises(
+        Stuck, match=r"100\.0 s|100 s.*main waits at .*test_loop\.py:\d+ \(_wait_for_nobody\)"
+    ):
+        run_virtual(main, horizon_s=100, backend=backend)
+
+
 def test_tasks_that_wake_each_other_for_ever_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "TURNS_AT_ONE_INSTANT_MAX", 1000)
 
