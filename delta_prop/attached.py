@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 
-from delta_prop_sinks.sink import HasBackground
+from delta_prop.route.status import FeedState, text_of
+from delta_prop_sinks.sink import HasBackground, ResumePoint
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import BATCH_ROWS_MAX, ErrorCode
 
@@ -90,8 +91,13 @@ class Attached:
             self.feed.note_committed(next_offset)
 
     def history(self, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
-        """One vector's deltas that the log still holds, in log order, as (batch, row)."""
-        return vector_history(self._log, namespace, vector_id)
+        """One vector's deltas that the log still holds, in log order, as (batch, row).
+
+        Without those in this sink's quarantine, and those dropped from it.
+        """
+        for logged, row in vector_history(self._log, namespace, vector_id):
+            if self.feed is None or not self.feed.quarantine.withholds(logged.offset + row):
+                yield logged, row
 
     # --- life
 
@@ -107,6 +113,8 @@ class Attached:
         """
         resume = await self.sink.open(self)
         try:
+            if resume is not None and not isinstance(resume, ResumePoint):
+                raise UsageError(f"sink {self.name!r}: open() gave {resume!r:.80}, not a ResumePoint or None")
             if resume is None:
                 return self._begin(start, kept.dealt_with), False
             self.lamport = resume.lamport
@@ -132,26 +140,40 @@ class Attached:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._background)
-                    tasks.start_soon(feed.run)
+                    tasks.start_soon(self._deliver)
         finally:
             self._ended.set()
             if not self._scope.cancel_called:  # ended from outside: nobody is to wait for it
                 feed.give_up()
 
     async def close(self, timeout_s: float) -> None:
-        """Bring the sink what the log holds, end its tasks, close it; all under one deadline."""
-        feed = self.require_feed()
-        with anyio.move_on_after(timeout_s):
-            with suppress(Refused):  # it had stopped; its reason stands in the statistics
-                await feed.wait(self._log.visible)
+        """Bring the sink what the log holds, end its tasks, close it; all under one deadline.
+
+        Of the time, a fifth is left for the end of the tasks and a fifth for the sink's own closing. A sink
+        that fails on and on is not waited for.
+        """
+        feed, deadline = self.require_feed(), self._world.clock.now() + timeout_s
+        if feed.state is not FeedState.BREAKER_OPEN:
+            with anyio.move_on_after(0.6 * timeout_s), suppress(Refused):
+                await feed.wait(self._log.visible)  # if it had stopped, statistics say why
         self._scope.cancel()
-        with anyio.move_on_after(timeout_s):  # a sink that detaches itself cannot end before this does
-            await self._ended.wait()
+        with anyio.move_on_after(deadline - 0.2 * timeout_s - self._world.clock.now()):
+            await self._ended.wait()  # a sink that detaches itself cannot end before this does
         feed.give_up()
-        with anyio.move_on_after(timeout_s):
+        with anyio.move_on_after(deadline - self._world.clock.now()):
             await self.sink.aclose()
 
     # --- helpers
+
+    async def _deliver(self) -> None:
+        """Bring the sink its deltas; where that breaks, whatever the sink did, it stops alone."""
+        feed = self.require_feed()
+        try:
+            await feed.run()
+        except Exception as failure:
+            feed.stop(
+                feed.failed(f"its delivery broke with {text_of(failure)}: detach it, and attach it again")
+            )
 
     async def _background(self) -> None:
         """The sink's own work; where that fails, the sink stops alone."""
@@ -163,7 +185,7 @@ class Attached:
             self.require_feed().stop(
                 Refused(
                     ErrorCode.PROCESSING_FAILED,
-                    f"sink {self.name!r} has stopped: its background work failed with {failure!r}; "
+                    f"sink {self.name!r} has stopped: its background work failed with {text_of(failure)}; "
                     "detach it, and attach it again when that is cured",
                 )
             )
@@ -175,8 +197,8 @@ class Attached:
             "earliest": log.first_offset,
             "latest": log.visible,
         }
-        begin = named.get(start, start)
-        if not isinstance(begin, int) or not 0 <= begin <= log.visible:
+        begin = named.get(start, start) if isinstance(start, str | int) else -1
+        if isinstance(begin, bool) or not isinstance(begin, int) or not 0 <= begin <= log.visible:
             raise UsageError(
                 f"start {start!r}: give resume, earliest, latest or an offset from 0 to {log.visible}"
             )

@@ -174,8 +174,9 @@ class Attachments:
         try:
             await attached.close(self._settings.close_timeout_s)
         finally:
-            self._cursors[name] = feed.kept_cursor
-            if len(feed.quarantine):
+            if not isinstance(attached.sink, Subscription):  # whose name never comes back
+                self._cursors[name] = feed.kept_cursor
+            if feed.quarantine.matters:
                 self._quarantines[name] = feed.quarantine
             self._table.unsubscribe(feed)
             self._log.release(name)
@@ -214,6 +215,11 @@ class Attachments:
                 found = attached.sink.head(namespace, vector_id)
         return found
 
+    def watch(self, now: float) -> None:
+        """Break off calls that take too long."""
+        for attached in self.attached.values():
+            attached.require_feed().watch(now)
+
     # --- what operators ask
 
     def require(self, name: str) -> Attached:
@@ -250,12 +256,17 @@ class Attachments:
             if held is not None:
                 raise _set_aside(feed, held)
 
-    async def replay(
-        self, name: str, offsets: frozenset[int] | None, *, drop: bool, timeout_s: float
-    ) -> Replayed:
-        """Have quarantined deltas applied, or dropped. Raises Refused, TimeoutError, UsageError."""
+    async def replay(self, name: str, named: Sequence[int], *, drop: bool, timeout_s: float) -> Replayed:
+        """Have quarantined deltas (none named: all) applied, or dropped.
+
+        Raises Refused, TimeoutError, UsageError.
+        """
         feed = self.feed(name)
-        for offset in sorted(offsets or ()):
+        if not isinstance(timeout_s, int | float) or not timeout_s >= 0:
+            raise UsageError(f"timeout_s {timeout_s!r}: give 0 or more seconds")
+        for offset in named:
+            if not isinstance(offset, int):
+                raise UsageError(f"offset {offset!r:.80}: give whole numbers, one by one")
             if offset not in feed.quarantine:
                 raise UsageError(f"offset {offset} is not in the quarantine of sink {name!r}")
             held = feed.quarantine[offset]
@@ -265,7 +276,7 @@ class Attachments:
                 )
             if drop and held.reason is None:
                 raise UsageError(f"offset {offset} was not rejected: replay it")
-        request = ReplayRequest(offsets, drop=drop)
+        request = ReplayRequest(frozenset(named) or None, drop=drop)
         feed.request(request)
         try:
             with anyio.fail_after(timeout_s):

@@ -101,9 +101,9 @@ def cause_of(named: Cause) -> Dot | bytes:
         raise UsageError(
             f"{named!r:.80} names no delta: give a receipt, what publish returned, a dot or an id"
         )
-    if named.dot is None:
+    if named.last_dot is None:
         raise UsageError("the named delta was a duplicate by id: name it by its id")
-    return Dot(named.dot.origin, named.dot.counter + max(named.count - len(named.duplicates), 1) - 1)
+    return named.last_dot
 
 
 def with_parents(deltas: Sequence[Delta], causes: Sequence[Cause]) -> Sequence[Delta]:

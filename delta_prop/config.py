@@ -26,6 +26,8 @@ BYTES_PER_SET_ASIDE = 900
 
 RateLaw: TypeAlias = Literal["drain", "specification"]
 LAWS = get_args(RateLaw)
+_COUNTS = frozenset({"batch_deltas", "id_generation", "breaker_deliveries", "breaker_heal_successes"})
+_COUNT_ENDINGS = ("deltas_max", "bytes_max", "generations_max", "heads_max", "origins_max", "retries_max")
 _MAY_BE_ZERO = frozenset({"linger_ms_max", "retries_max"})
 
 
@@ -84,7 +86,10 @@ class Settings:
             elif isinstance(value, bool) or not isinstance(value, int | float):
                 raise UsageError(f"{name} = {value!r}: give a number")
             elif not (value > 0 or (name in _MAY_BE_ZERO and value == 0)):
-                raise UsageError(f"{name} = {value}: it must be above 0")
+                least = "at least 0" if name in _MAY_BE_ZERO else "above 0"
+                raise UsageError(f"{name} = {value}: it must be {least}")
+            elif isinstance(value, float) and (name in _COUNTS or name.endswith(_COUNT_ENDINGS)):
+                raise UsageError(f"{name} = {value}: it counts, so give a whole number")
         if not self.queue_low_mark < self.queue_high_mark <= 1:
             raise UsageError(
                 f"queue_low_mark {self.queue_low_mark} and queue_high_mark {self.queue_high_mark}: "
@@ -123,12 +128,13 @@ class Settings:
 
     def feed_limits(self, batch_deltas: int | None, linger_ms_max: float | None) -> FeedLimits:
         """What bounds one sink's feed; None takes the setting. Raises UsageError."""
-        if batch_deltas is not None and not 1 <= batch_deltas <= self.merge_deltas_max:
+        whole = isinstance(batch_deltas, int) and not isinstance(batch_deltas, bool)
+        if batch_deltas is not None and not (whole and 1 <= batch_deltas <= self.merge_deltas_max):
             raise UsageError(
-                f"batch_deltas {batch_deltas}: give 1 to {self.merge_deltas_max} (merge_deltas_max)"
+                f"batch_deltas {batch_deltas!r}: give 1 to {self.merge_deltas_max} (merge_deltas_max)"
             )
-        if linger_ms_max is not None and not linger_ms_max >= 0:
-            raise UsageError(f"linger_ms_max {linger_ms_max}: give 0 or more")
+        if linger_ms_max is not None and not (isinstance(linger_ms_max, int | float) and linger_ms_max >= 0):
+            raise UsageError(f"linger_ms_max {linger_ms_max!r}: give 0 or more")
         return FeedLimits(
             mailbox_deltas_max=self.mailbox_deltas_max,
             mailbox_bytes_max=self.mailbox_bytes_max,

@@ -190,6 +190,8 @@ class Propagator:
         """
         self._check_open()
         name = self._sinks.check_free(name or getattr(sink, "name", None), sink)
+        if not isinstance(required, bool) or not isinstance(pacing, bool):
+            raise UsageError(f"required={required!r}, pacing={pacing!r}: give True or False")
         if on_log_full not in get_args(OnLogFull):
             raise UsageError(f"on_log_full {on_log_full!r}: give one of {', '.join(get_args(OnLogFull))}")
         terms = Terms(
@@ -210,10 +212,12 @@ class Propagator:
 
     def restart(self, name: str) -> None:
         """Let a stopped sink go on from its cursor; one whose breaker is open is tried at once."""
+        self._check_opened()
         self._sinks.feed(name).restart()
 
     def quarantine(self, sink: str) -> list[SetAside]:
         """What this sink has set aside, in log order: what it rejected, and what lines up behind that."""
+        self._check_opened()
         return self._sinks.feed(sink).quarantine.records()
 
     async def replay(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> Replayed:
@@ -221,14 +225,14 @@ class Propagator:
         what waits behind them; those rejected again stay. Raises Refused, TimeoutError, UsageError.
         """
         self._check_open()
-        return await self._sinks.replay(sink, frozenset(offsets) or None, drop=False, timeout_s=timeout_s)
+        return await self._sinks.replay(sink, offsets, drop=False, timeout_s=timeout_s)
 
     async def drop(self, sink: str, *offsets: int, timeout_s: float = 30.0) -> Replayed:
         """Give up the deltas that a sink rejected at these offsets (none given: all); what waits behind them
         is applied without them. Raises as `replay` does.
         """
         self._check_open()
-        return await self._sinks.replay(sink, frozenset(offsets) or None, drop=True, timeout_s=timeout_s)
+        return await self._sinks.replay(sink, offsets, drop=True, timeout_s=timeout_s)
 
     async def wait_visible(
         self,
@@ -252,8 +256,8 @@ class Propagator:
             raise UsageError(f"{published!r:.80}: give what publish returned, a receipt, or an offset")
         if offset > self._log.visible:
             raise UsageError(f"offset {offset} is not in the log yet, which ends at {self._log.visible}")
-        if isinstance(sinks, str):
-            raise UsageError(f"sinks={sinks!r}: give a list of names, [{sinks!r}]")
+        if isinstance(sinks, str) or not isinstance(sinks, Iterable | None):
+            raise UsageError(f"sinks={sinks!r}: give a list of names, like [{str(sinks)!r}]")
         names = list(self._sinks.listed() if sinks is None else sinks)
         for name in names:
             self._sinks.require(name)
@@ -381,12 +385,14 @@ class Propagator:
 
     def sink(self, name: str) -> Sink:
         """The attached sink of that name."""
+        self._check_opened()
         return self._sinks.require(name).sink
 
     def pressure(self) -> Pressure:
         """How pressed producers are: level, rate, depth, capacity, time to retry, and which sink paces."""
+        self._check_opened()
         lanes = self._chain.lanes
-        return self._sinks.pacing.pacer.pressure(lanes.depth, lanes.capacity_deltas)
+        return self._sinks.pacing.pressure(lanes.depth, lanes.capacity_deltas)
 
     async def pressure_changes(self) -> AsyncIterator[Pressure]:
         """The pressure now, and again whenever its level, its cause or its rate (by a tenth) changes."""
@@ -402,6 +408,7 @@ class Propagator:
 
     def statistics(self) -> Statistics:
         """A snapshot of everything."""
+        self._check_opened()
         chain, counters = self._chain, self._chain.appender.counters
         log = self._log
         assert isinstance(log, MemoryLog)
@@ -465,6 +472,11 @@ class Propagator:
                 retry_after_ms=1000,
             )
         if not self._open:
+            raise UsageError("the propagator is not open: use it inside `async with Propagator() as p:`")
+
+    def _check_opened(self) -> None:
+        """Once it was open, it can be looked at after its end too."""
+        if not hasattr(self, "_chain"):
             raise UsageError("the propagator is not open: use it inside `async with Propagator() as p:`")
 
     def _draft(self, deltas: Sequence[Delta], after: Sequence[Named], ack_level: AckLevel | None) -> Draft:
@@ -560,6 +572,7 @@ class Propagator:
         """Look at the sinks ten times a second; let the source go as fast as suits them."""
         while True:
             await anyio.sleep(INTERVAL_S)
+            self._sinks.watch(self._now())
             self._sinks.pacing.step(self._now(), waiting=self._chain.lanes.depth > 0)
             self._stepped.set()
             self._stepped = anyio.Event()

@@ -9,15 +9,20 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from delta_prop.backpressure.controller import DrainLaw, SpecificationLaw
 from delta_prop.backpressure.credit import Credits
 from delta_prop.backpressure.pacer import Measure, Mode, Pacer
-from delta_prop.route.status import FeedState
+from delta_prop.route.status import FeedState, text_of
 from delta_prop_sinks.sink import HasBacklog
+from delta_prop_wire.frames import Level
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from delta_prop.backpressure.controller import Law
     from delta_prop.backpressure.pacer import Pressure
     from delta_prop.config import Settings
@@ -30,6 +35,12 @@ LOOK_SHARE = 0.01
 """After so much of the log's bounds has gone down, what it holds is looked at, whatever the time."""
 BATCH_BYTES, ROW_BYTES = 4_096, 128
 """What a batch and a row take in a log beside their own bytes, about."""
+
+FULL = 0.99
+"""A log is taken for full from here on: what is left may be less than a batch."""
+FULL_RETRY_AFTER_MS = 100
+TELL_S = 60.0
+"""How often, at most, the program's log is told that one sink paces."""
 
 logger = logging.getLogger("delta_prop")
 
@@ -97,6 +108,10 @@ class Pacing:
         for gauge in self._mailboxes:
             gauge.note_progress(now)
 
+    def pressure(self, queue_depth: int, queue_capacity: int) -> Pressure:
+        """What to tell producers."""
+        return at_full_log(self.pacer.pressure(queue_depth, queue_capacity), self._gauges.values())
+
     # --- ten times a second
 
     def step(self, now: float, *, waiting: bool) -> None:
@@ -107,7 +122,6 @@ class Pacing:
         measures: dict[str, Measure] = {}
         paces: dict[Feed, bool] = {}
         for gauge in self._gauges.values():
-            gauge.feed.watch(now)
             full, measure = gauge.measure(now, self._settings.pacing_from)
             if self.pacer.mode(gauge.name) is None:
                 if gauge.begins(full, self._settings.pacing_from):
@@ -173,6 +187,7 @@ class Gauge:
         self.name = feed.name if not self.what else f"{feed.name} ({self.what})"
         self.credits: Credits | None = None
         self._log = log
+        self._told_at = -inf
         self._left: int | None = None
         self._looks: deque[tuple[float, int]] = deque(maxlen=LOOKS)
 
@@ -230,8 +245,12 @@ class Gauge:
     def tell(self, paces: bool, full: float) -> None:
         """Tell who reads the program's log."""
         told = "paces" if paces else "no longer paces"
-        logger.warning(
-            "sink %r %s the source: %s is %.0f %% full", self.feed.name, told, self.what, full * 100
+        often = paces and self._looks and self._looks[-1][0] - self._told_at < TELL_S
+        if paces and not often:
+            self._told_at = self._looks[-1][0] if self._looks else 0.0
+        level = logging.WARNING if paces and not often else logging.DEBUG
+        logger.log(
+            level, "sink %r %s the source: %s is %.0f %% full", self.feed.name, told, self.what, full * 100
         )
 
     def _look(self) -> tuple[int, int]:
@@ -303,8 +322,13 @@ class BacklogGauge(Gauge):
         self._sink = sink
 
     def _look(self) -> tuple[int, int]:
-        backlog = self._sink.backlog()
-        return backlog.rows, backlog.rows_max
+        try:
+            backlog = self._sink.backlog()
+            rows, rows_max = int(backlog.rows), int(backlog.rows_max)
+        except Exception as failure:  # of one sink, which stops alone
+            self.feed.stop(self.feed.failed(f"its backlog() failed with {text_of(failure)}"))
+            return 0, 1
+        return rows, rows_max
 
     def _reached(self) -> int:
         # What still waits in front of the sink is no part of its backlog, and has not left it.
@@ -324,10 +348,28 @@ class LogGauge(Gauge):
         """One that stands still slows producers down, where the log will refuse them for its sake."""
         return Mode.SUSPENDED if self._gives_way and self.stands_still else Mode.PACING
 
+    @property
+    def keeps_full(self) -> bool:
+        """Whether the log has no room for its sake, and will refuse rather than let it lose its place."""
+        return not self._gives_way and self._log.fill(self.feed.committed) >= FULL
+
     def _look(self) -> tuple[int, int]:
         needed = self.feed.committed
         lag, full = self._log.visible - needed, self._log.fill(needed)
         return lag, max(round(lag / full), 1) if full else 1
+
+
+def at_full_log(told: Pressure, gauges: Iterable[Gauge]) -> Pressure:
+    """The pressure where a sink keeps the log full, so that nothing goes: the pacer does not see that."""
+    for gauge in gauges:
+        if isinstance(gauge, LogGauge) and told.level < Level.STOP and gauge.keeps_full:
+            return replace(
+                told,
+                level=Level.STOP,
+                retry_after_ms=max(told.retry_after_ms or 0, FULL_RETRY_AFTER_MS),
+                reason=f"sink {gauge.feed.name!r} keeps the log full: it is {gauge.feed.state.value}",
+            )
+    return told
 
 
 def differs(told: Pressure, now: Pressure) -> bool:

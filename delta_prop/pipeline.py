@@ -401,6 +401,8 @@ class Chain:
 
     def _append_draft(self, draft: Draft | MatrixDraft, entry: Entry | None) -> None:
         origin = self._own_origins[draft.priority]
+        if draft.after and isinstance(draft, Draft):
+            draft.name_receipts()
         try:
             logged, published = self.appender.draft(draft, origin, self._now)
         except Refused as refusal:

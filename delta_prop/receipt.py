@@ -40,6 +40,13 @@ class Published:
         return len(self.duplicates) == self.count
 
     @property
+    def last_dot(self) -> Dot | None:
+        """The dot of the last row that is new: as what depends on the whole publish names it."""
+        if self.dot is None:
+            return None
+        return Dot(self.dot.origin, self.dot.counter + max(self.count - len(self.duplicates), 1) - 1)
+
+    @property
     def next_offset(self) -> int:
         """The offset after the last row: what a sink's cursor must reach for all rows to be visible."""
         known = [at + 1 for at in self.duplicates.values() if at is not None]

@@ -5,11 +5,12 @@ Values only; `pipeline.py` decides.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from delta_prop_wire.delta import AckLevel, Kind, Priority, Source
 from delta_prop_wire.encode import encode_batch, encode_vectors
+from delta_prop_wire.spec import PARENTS_PER_DELTA_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,6 +107,19 @@ class Draft:
     def parents(self) -> set[Dot | bytes]:
         """What the rows name as parents."""
         return {parent for delta in self.deltas for parent in delta.parents}
+
+    def name_receipts(self) -> None:
+        """Name as parents what `after` holds, which has dots by now, so that sinks know of it too.
+
+        As far as there is room: in the log it comes first in any case.
+        """
+        named = [one.result().last_dot for one in self.after if one.acknowledged]
+        dots = [dot for dot in named if dot is not None]
+        if dots:
+            self.deltas = [
+                replace(delta, parents=tuple(dict.fromkeys((*delta.parents, *dots)))[:PARENTS_PER_DELTA_MAX])
+                for delta in self.deltas
+            ]
 
     def vectors(self) -> list[tuple[str, str]]:
         """(namespace, vector id) of each row."""

@@ -21,7 +21,7 @@ from delta_prop.route.breaker import Breaker, BreakerState
 from delta_prop.route.late import answer_request, means, rows_of
 from delta_prop.route.mailbox import Mailbox
 from delta_prop.route.quarantine import Quarantine
-from delta_prop.route.status import ENDED, FeedLimits, FeedState, FeedStatistics, KeptCursor
+from delta_prop.route.status import ENDED, FeedLimits, FeedState, FeedStatistics, KeptCursor, text_of
 from delta_prop.route.table import Nothing
 from delta_prop.route.waiting import OffsetWaiters
 from delta_prop_sinks.sink import Delivery, RejectDelta, SinkFailure, StopSink, TryAgain
@@ -230,7 +230,8 @@ class Feed:
         if self.state is FeedState.CLOSED and self.reason is not None:
             request.end(self.reason)
             return
-        self._requests.append(request)
+        kept = [one for one in self._requests if one is self._requests[0] or not one.withdrawn]
+        self._requests = deque([*kept, request])
         self._ring_bell()
 
     def stop(self, refusal: Refused, state: FeedState = FeedState.STOPPED) -> None:
@@ -418,7 +419,7 @@ class Feed:
             raise
         except Exception as failure:
             self._errors += 1
-            return failure
+            return _only(failure)
         finally:
             self._called_at = inf
         self.breaker.succeeded()
@@ -520,7 +521,8 @@ class Feed:
             self._stop_full(failure.offset)
             return rest
         self._set_aside += 1
-        logger.warning("sink %r rejected offset %d: %s", self.name, failure.offset, failure.reason)
+        level = logging.WARNING if len(self.quarantine) == 1 else logging.DEBUG  # one tells to look
+        logger.log(level, "sink %r rejected offset %d: %s", self.name, failure.offset, failure.reason)
         left = rows[rows > at]
         self._progress(failure.offset + 1)
         return [*([replace(rest[0], rows=left)] if len(left) else []), *rest[1:]]
@@ -613,7 +615,14 @@ class Feed:
             return self.reason.message
         if self.state not in (FeedState.RETRYING, FeedState.BREAKER_OPEN):
             return None
-        return f"{type(self.last_failure).__name__}: {self.last_failure}"
+        return text_of(self.last_failure)
+
+
+def _only(failure: Exception) -> Exception:
+    """What a task group of the sink wrapped, where it is one failure."""
+    while isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
+        failure = failure.exceptions[0]
+    return failure
 
 
 def _lost_place(name: str, applied: int) -> Refused:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     Name = Dot | bytes
 
 
+GIVEN_UP_MAX = 100_000
+
+
 @dataclass(slots=True, eq=False)
 class SetAside:
     """One delta in the quarantine. `reason`: why it was rejected; None: it lines up behind `behind`.
@@ -56,9 +59,14 @@ class SetAside:
         return self.logged.batch.delta(self.row, self.logged.source)
 
     def names(self) -> Iterator[Name]:
-        """How another delta may name it as a parent."""
+        """How another delta may name it as a parent: by itself, or as one of those published with it.
+
+        A publish is named by its last delta.
+        """
         batch = self.logged.batch
         yield batch.dot(self.row)
+        if self.row < batch.count - 1:
+            yield batch.dot(batch.count - 1)
         if batch.ids is not None:
             yield batch.ids[self.row]
 
@@ -82,11 +90,12 @@ class Quarantine:
         self.lined_up = 0
         self.dropped = 0
         self.replayed = 0
+        self._given_up: dict[int, None] = {}  # offsets that were dropped, the last `GIVEN_UP_MAX` of them
         self._held: dict[int, SetAside] = {}
         self._batches: dict[int, int] = {}  # offset of a batch -> rows of it that are held
         self._vectors: dict[Vector, list[int]] = {}  # -> the offsets held of it, ascending
         self._ids: Counter[str] = Counter()  # -> how many are held of that vector id
-        self._names: dict[Name, int] = {}
+        self._names: dict[Name, set[int]] = {}  # -> the offsets that may be meant by it
         self._moved = False  # some have gone, so others may wait for others now
 
     def __len__(self) -> int:
@@ -98,6 +107,15 @@ class Quarantine:
     def __getitem__(self, offset: int) -> SetAside:
         self._line_up()
         return self._held[offset]
+
+    @property
+    def matters(self) -> bool:
+        """Whether it has to wait for its sink's return."""
+        return bool(self._held or self._given_up)
+
+    def withholds(self, offset: int) -> bool:
+        """Whether the delta there must not have an effect at this sink: it is held, or was dropped."""
+        return offset in self._held or offset in self._given_up
 
     def records(self) -> list[SetAside]:
         """Everything held, in log order."""
@@ -179,6 +197,9 @@ class Quarantine:
     def drop(self, offset: int) -> None:
         """Let one go for good, not applied."""
         self._remove(offset)
+        self._given_up[offset] = None
+        if len(self._given_up) > GIVEN_UP_MAX:
+            del self._given_up[next(iter(self._given_up))]
         self.dropped += 1
 
     def forget(self, offset: int) -> None:
@@ -192,6 +213,7 @@ class Quarantine:
         for one in self._in_order():
             if one.offset >= start:
                 self._remove(one.offset)
+        self._given_up = {offset: None for offset in self._given_up if offset < start}
         self.rejected = self.lined_up = self.dropped = self.replayed = 0
 
     # --- helpers
@@ -205,7 +227,9 @@ class Quarantine:
             del self._batches[base]
             self.bytes -= one.logged.batch.size
         for name in one.names():
-            self._names.pop(name, None)
+            self._names[name].remove(offset)
+            if not self._names[name]:
+                del self._names[name]
         namespace, vector_id = one.vector
         offsets = self._vectors[namespace, vector_id]
         del offsets[bisect_left(offsets, offset)]
@@ -227,7 +251,8 @@ class Quarantine:
                 waits_for = (vectors.get(one.vector), *(names.get(parent) for parent in one.parents))
                 one.behind = next((behind for behind in waits_for if behind is not None), one.offset)
             vectors[one.vector] = one.behind
-            names.update(dict.fromkeys(one.names(), one.behind))
+            for name in one.names():
+                names.setdefault(name, one.behind)
 
     def _in_the_way(self, one: SetAside) -> int:
         """The rejected delta that this one has to wait for, -1 for none."""
@@ -237,7 +262,7 @@ class Quarantine:
         for parent in one.parents:
             held = self._names.get(parent)
             if held is not None:
-                return self._held[held].behind
+                return self._held[min(held)].behind
         return -1
 
     def _hold(self, one: SetAside) -> bool:
@@ -251,7 +276,7 @@ class Quarantine:
         insort(self._vectors.setdefault(one.vector, []), one.offset)
         self._ids[one.vector[1]] += 1
         for name in one.names():
-            self._names[name] = one.offset
+            self._names.setdefault(name, set()).add(one.offset)
         return True
 
 

@@ -33,6 +33,14 @@ class KeptCursor(NamedTuple):
     dealt_with: int
 
 
+def text_of(failure: BaseException | None) -> str:
+    """A failure in one line, whatever its own text does."""
+    try:
+        return f"{type(failure).__name__}: {failure}"
+    except Exception:
+        return f"{type(failure).__name__}, whose text cannot be had"
+
+
 class FeedState(Enum):
     """What a feed is doing."""
 

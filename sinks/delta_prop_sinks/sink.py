@@ -213,8 +213,8 @@ class SinkFailure(DeltaPropError):
     """Root of what `apply` raises on purpose."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+        self.reason = reason if isinstance(reason, str) and reason else f"no reason given ({reason!r:.80})"
+        super().__init__(self.reason)
 
 
 class TryAgain(SinkFailure):
@@ -222,6 +222,8 @@ class TryAgain(SinkFailure):
 
     def __init__(self, reason: str, done_offset: int | None = None) -> None:
         super().__init__(reason)
+        if done_offset is not None:
+            _check_offset("done_offset", done_offset)
         self.done_offset = done_offset
 
 
@@ -230,8 +232,14 @@ class RejectDelta(SinkFailure):
 
     def __init__(self, offset: int, reason: str) -> None:
         super().__init__(reason)
+        _check_offset("offset", offset)
         self.offset = offset
 
 
 class StopSink(SinkFailure):
     """The sink cannot go on until someone acts; the reason holds the cure."""
+
+
+def _check_offset(field: str, offset: object) -> None:
+    if isinstance(offset, bool) or not isinstance(offset, int):
+        raise TypeError(f"{field}: {offset!r:.80} is not a whole number: give an offset of the log")

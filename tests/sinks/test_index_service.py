@@ -105,7 +105,7 @@ def test_no_thread_is_left_however_it_ends_under_load(way: str) -> None:
         random = np.random.default_rng(1)
         rows = clustered(3_000, random)
         with anyio.move_on_after(60) as scope:
-            async with Propagator(Settings(close_timeout_s=0.5)) as propagator:
+            async with Propagator(Settings(close_timeout_s=3.0)) as propagator:
                 index = IndexSink(linked=SETTINGS)
                 await propagator.attach(index)
                 await publish(propagator, rows, np.arange(3_000))

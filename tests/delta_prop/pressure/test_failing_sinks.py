@@ -10,9 +10,10 @@ import anyio
 import numpy as np
 import pytest
 
+from delta_prop import Propagator, Settings
 from delta_prop.testing import run_propagator
 from delta_prop_sinks import CacheSink, CallbackSink, IndexSink, RejectDelta, Resident, StorageSink, TryAgain
-from delta_prop_sinks.sink import Delivery
+from delta_prop_sinks.sink import Backlog, Delivery
 from delta_prop_wire.algebra import fold
 from delta_prop_wire.delta import Delta, Dot, Kind, create, sparse, sparse_add
 from delta_prop_wire.errors import Refused, UsageError
@@ -253,3 +254,178 @@ def test_a_parent_in_the_quarantine_is_still_a_parent_elsewhere() -> None:
             await p.wait_visible(published, sinks=["cache"])
 
     run_propagator(main)
+
+
+def test_what_names_a_publish_waits_for_every_row_of_it() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        sink = Picky(CacheSink(), "bad")
+        await p.attach(sink)
+        await p.publish(Delta("other", create([1.0])))
+        several = await p.publish(Delta("bad", create([1.0])), Delta("fine", create([1.0])))
+        waited_for = p.offer(Delta("bad", sparse([0], [2.0])))
+        children = [
+            await p.publish(Delta("child-1", create([1.0])), after=[several]),
+            await p.publish(Delta("child-2", create([1.0])), after=[waited_for]),
+        ]
+        await p.settle()
+        held = [one.delta.vector_id for one in p.quarantine("cache")]
+        assert held == ["bad", "bad", "child-1", "child-2"]
+        sink.vector_id = None
+        assert (await p.replay("cache")).left == 0
+        for child in children:
+            await p.wait_visible(child, sinks=["cache"])
+
+    run_propagator(main)
+
+
+class Odd:
+    """A sink that breaks in one way of its own, outside of what the contract allows."""
+
+    name = "odd"
+
+    def __init__(self, breaks: str) -> None:
+        self.breaks = breaks
+
+    async def open(self, context: object) -> None:
+        pass
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        if self.breaks == "offset":
+            raise RejectDelta(None, "x")  # type: ignore[arg-type]
+        if self.breaks == "done":
+            raise TryAgain("x", "5")  # type: ignore[arg-type]
+        if self.breaks == "text":
+            raise Textless
+        if self.breaks == "group":
+            raise ExceptionGroup("tasks", [RejectDelta(deliveries[0].first_offset, "no")])
+        if self.breaks == "reasonless":
+            raise RejectDelta(deliveries[0].first_offset, None)  # type: ignore[arg-type]
+
+    def backlog(self) -> int:
+        if self.breaks == "backlog":
+            raise ZeroDivisionError
+        return Backlog(0, 1) if self.breaks != "number" else 5  # type: ignore[return-value]
+
+    async def aclose(self) -> None:
+        pass
+
+    def statistics(self) -> None:
+        pass
+
+
+class Textless(Exception):
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("breaks", ["offset", "done", "text", "group", "reasonless", "backlog", "number"])
+def test_an_odd_sink_breaks_alone(breaks: str) -> None:
+    async def main(p: RecordedPropagator) -> None:
+        await p.attach(Odd(breaks))
+        published = await p.publish(Delta("v", create([1.0])))
+        await anyio.sleep(1)
+        told = p.statistics().sinks["odd"]
+        state = {"group": "idle", "reasonless": "idle", "backlog": "stopped", "number": "stopped"}
+        assert told.state == state.get(breaks, "retrying")
+        if told.state == "idle":
+            assert told.quarantined == 1
+            assert (await p.drop("odd")).left == 0
+        else:
+            assert told.reason
+        await p.wait_visible(published, sinks=["recorder"])
+        await p.detach("odd")
+
+    run_propagator(main)
+
+
+def test_a_call_that_hangs_is_broken_off_whatever_the_log_does_for_the_sink() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        calls: list[float] = []
+
+        async def hang(_offset: int, _delta: Delta) -> None:
+            calls.append(anyio.current_time())
+            await anyio.sleep_forever()
+
+        await p.attach(CallbackSink(hang), required=False)
+        await p.publish(Delta("v", create([1.0])))
+        await anyio.sleep(30)
+        assert len(calls) >= 2
+        assert p.statistics().sinks["callback"].errors >= 1
+
+    run_propagator(main, Settings(apply_s_max=5.0, close_timeout_s=1.0))
+
+
+@pytest.mark.parametrize("hangs", ["apply", "apply and aclose", "breaker"])
+def test_closing_takes_no_longer_than_it_may(hangs: str) -> None:
+    class Hanging(Odd):
+        async def apply(self, deliveries: Sequence[Delivery]) -> None:
+            if hangs == "breaker":
+                raise TryAgain("down")
+            await anyio.sleep_forever()
+
+        async def aclose(self) -> None:
+            if "aclose" in hangs:
+                await anyio.sleep_forever()
+
+    async def main(p: RecordedPropagator) -> None:
+        await p.attach(Hanging("nothing"))
+        await p.publish(Delta("v", create([1.0])))
+        await anyio.sleep(20)
+        began = anyio.current_time()
+        await p.detach("odd")
+        assert anyio.current_time() - began <= (10.0 if hangs != "breaker" else 0.1) + 1e-6
+
+    run_propagator(main)
+
+
+def test_pressure_is_at_its_highest_while_a_sink_keeps_the_log_full() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        await p.attach(CallbackSink(lambda offset, delta: anyio.sleep_forever()))
+        for number in range(200):
+            p.offer(Delta(f"v{number}", create([1.0])))
+        await anyio.sleep(10)
+        pressure = p.pressure()
+        assert pressure.level == 3
+        assert pressure.retry_after_ms
+        assert "'callback' keeps the log full" in pressure.reason
+
+    run_propagator(main, Settings(log_deltas_max=100, close_timeout_s=1.0))
+
+
+def test_subscriptions_that_come_and_go_leave_nothing() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        for _ in range(50):
+            async with p.subscribe():
+                pass
+        assert list(p._sinks._cursors) == []
+        assert list(p.statistics().sinks) == ["recorder"]
+
+    run_propagator(main)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda p: p.replay("recorder", [1]), "give whole numbers"),
+        (lambda p: p.drop("recorder", timeout_s="x"), "timeout_s 'x'"),
+        (lambda p: p.wait_visible(0, sinks=5), "give a list of names"),
+        (lambda p: p.attach(Odd(""), pacing="yes"), "give True or False"),
+        (lambda p: p.attach(Odd(""), on_log_full="drop"), "give one of refuse"),
+        (lambda p: p.attach(Odd(""), batch_deltas="x"), "batch_deltas"),
+        (lambda p: p.attach(Odd(""), linger_ms_max="x"), "linger_ms_max"),
+        (lambda p: p.attach(Odd(""), start=[]), "start"),
+    ],
+)
+def test_mistakes_get_one_line(call: Any, words: str) -> None:
+    async def main(p: RecordedPropagator) -> None:
+        with pytest.raises(UsageError, match=words):
+            await call(p)
+
+    run_propagator(main)
+
+
+def test_what_is_not_open_says_so() -> None:
+    p = Propagator()
+    for verb in (p.pressure, p.statistics, lambda: p.quarantine("x"), lambda: p.restart("x")):
+        with pytest.raises(UsageError, match="not open"):
+            verb()
