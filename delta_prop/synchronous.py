@@ -85,6 +85,8 @@ class SyncPropagator:
         required: bool = True,
         pacing: bool = False,
         on_log_full: OnLogFull = "refuse",
+        batch_deltas: int | None = None,
+        linger_ms_max: float | None = None,
     ) -> S:
         """Attach a sink; return it. Its own methods are called through `call`."""
         attach = partial(
@@ -96,6 +98,8 @@ class SyncPropagator:
             required=required,
             pacing=pacing,
             on_log_full=on_log_full,
+            batch_deltas=batch_deltas,
+            linger_ms_max=linger_ms_max,
         )
         return self._running().call(attach)
 
