@@ -363,9 +363,8 @@ class Propagator:
 
         async def attach(subscription: Subscription) -> Feed:
             self._check_open()
-            limits = replace(
-                self.settings.feed_limits(None, None), apply_s_max=inf
-            )  # a reader takes its time
+            # A reader takes its time, and gains nothing from deltas that gather first.
+            limits = replace(self.settings.feed_limits(None, 0), apply_s_max=inf)
             return await self._sinks.attach(
                 subscription.name,
                 subscription,

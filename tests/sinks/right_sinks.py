@@ -1,7 +1,7 @@
 """Sinks that keep the contract in the plainest way: the right twins of those that break it.
 
-`Plain` keeps states in memory and no cursor. `Store` keeps both in a `Target` that outlives it, written
-behind; it has everything that a sink may have.
+`Plain` keeps states in memory and no cursor. `Prompt` keeps both in a `Target` that outlives it, and writes
+them at once; `Store` writes them behind, and has everything that a sink may have.
 """
 
 from __future__ import annotations
@@ -111,6 +111,43 @@ class Target:
         self.next_offset, self.lamport = next_offset, lamport
 
 
+class Prompt(Plain):
+    """Writes what a call brings, and its cursor with it, before the call returns; it waits once a call."""
+
+    name = "prompt"
+
+    def __init__(self, target: Target) -> None:
+        super().__init__()
+        self.target = target
+
+    async def open(self, context: SinkContext) -> ResumePoint | None:
+        self.context = context
+        self.states = dict(self.target.states)
+        self.next_offset, self.lamport = self.target.next_offset, self.target.lamport
+        return ResumePoint(Cursor(context.log_id, context.epoch, self.next_offset), self.lamport)
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        await anyio.lowlevel.checkpoint()
+        await super().apply(deliveries)
+        for delivery in deliveries:
+            self.next_offset = self.reached(delivery)
+            self.lamport = max(self.lamport, delivery.logged.lamport + max(self.rows(delivery)))
+        self.write(deliveries)
+
+    def reached(self, delivery: Delivery) -> int:
+        return self.next_offset if delivery.late else max(self.next_offset, delivery.next_offset)
+
+    def write(self, deliveries: Sequence[Delivery]) -> None:
+        try:
+            self.target.write(self.states, self.next_offset, self.lamport)
+        except OSError as error:
+            raise TryAgain(f"the target cannot be written: {error}") from error
+        self.report()
+
+    def report(self) -> None:
+        self.context.committed(self.next_offset)
+
+
 class Store(Plain):
     """Keeps states and its cursor in a target, written behind; rejects kinds that it does not know."""
 
@@ -139,12 +176,24 @@ class Store(Plain):
         self.calls += 1
         if self.failure is not None:
             await self.flush_or_try_again()
-        for delivery in deliveries:
-            await anyio.lowlevel.checkpoint()
-            self.take(delivery)
-            self.reach(delivery.next_offset)
-            if len(self.pending) >= FLUSH_ROWS:
+        late = any(delivery.late for delivery in deliveries)
+        try:
+            for delivery in deliveries:
+                await anyio.lowlevel.checkpoint()
+                self.take(delivery)
+                self.pass_by(delivery)
+                if len(self.pending) >= FLUSH_ROWS:
+                    await self.flush_or_try_again()
+        except RejectDelta:
+            if late:
                 await self.flush_or_try_again()
+            raise
+        if late:  # they come never again
+            await self.flush_or_try_again()
+
+    def pass_by(self, delivery: Delivery) -> None:
+        if not delivery.late:
+            self.reach(delivery.next_offset)
 
     def reach(self, next_offset: int) -> None:
         self.next_offset = max(self.next_offset, next_offset)

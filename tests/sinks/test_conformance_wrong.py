@@ -11,7 +11,7 @@ from delta_prop.testing import run_virtual
 from delta_prop.testing.loop import Stuck
 from delta_prop_sinks import CallbackSink, NotConforming, check_sink
 from delta_prop_sinks.conformance import RULES
-from tests.sinks.right_sinks import Plain, Store, Target, Through
+from tests.sinks.right_sinks import Plain, Prompt, Store, Target, Through
 from tests.sinks.wrong_sinks import WRONG, HangsBehindAShield, HangsWhenClosed
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def told(kind: type[Plain]) -> str:
     target = Target()
 
     def make() -> Plain:
-        return kind(target) if issubclass(kind, Store) else kind()
+        return kind(target) if issubclass(kind, (Prompt, Store)) else kind()
 
     async def main() -> None:
         await check_sink(make, failing=target.fail, pause_s=2.0)
@@ -35,7 +35,7 @@ def told(kind: type[Plain]) -> str:
     return ""
 
 
-@pytest.mark.parametrize("kind", [Plain, Store, Through])
+@pytest.mark.parametrize("kind", [Plain, Prompt, Store, Through])
 def test_the_right_twins_conform(kind: type[Plain]) -> None:
     assert not told(kind)
 

@@ -13,7 +13,7 @@ import anyio.lowlevel
 
 from delta_prop_sinks import Backlog, RejectDelta, ResumePoint, TryAgain
 from delta_prop_wire.delta import Dot
-from tests.sinks.right_sinks import KNOWN, Plain, Store, Through
+from tests.sinks.right_sinks import KNOWN, Plain, Prompt, Store, Through
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -128,6 +128,42 @@ class WritesItsCursorFirst(Store):
         self.target.next_offset = max(self.target.next_offset, logged.next_offset)
         self.target.lamport = max(self.target.lamport, logged.lamport + logged.count - 1)
         await super().apply(deliveries)
+
+
+class CommitsItsCursorFirst(Prompt):
+    """The cursor, one wait, the rows."""
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            self.target.next_offset = self.reached(delivery)
+            self.target.lamport = max(self.target.lamport, delivery.logged.lamport + delivery.batch.count - 1)
+        await super().apply(deliveries)
+
+
+class CommitsPartsAsWholeBatches(Prompt):
+    def reached(self, delivery: Delivery) -> int:
+        return self.next_offset if delivery.late else max(self.next_offset, delivery.logged.next_offset)
+
+
+class TakesPartsForWholeBatches(CommitsPartsAsWholeBatches):
+    """And says so only when it is opened."""
+
+    def report(self) -> None:
+        pass
+
+
+class ForgetsTheRestOfABatch(Plain):
+    """Tells repeats by the end of the last batch, as if it never came in parts."""
+
+    next_offset = 0
+
+    def take(self, delivery: Delivery) -> None:
+        if delivery.first_offset >= self.next_offset or delivery.late or delivery.end is not None:
+            super().take(delivery)
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        await super().apply(deliveries)
+        self.next_offset = max(self.next_offset, *(one.logged.next_offset for one in deliveries))
 
 
 class ReturnsBeforeItHasWritten(Through):
@@ -295,8 +331,40 @@ class FoldsLateRepeats(Plain):
 
 
 class MovesItsCursorBackForLateRows(Store):
-    def reach(self, next_offset: int) -> None:
-        self.next_offset = next_offset
+    def pass_by(self, delivery: Delivery) -> None:
+        self.next_offset = delivery.next_offset
+
+
+class MovesItsCursorOnForLateRows(Prompt):
+    def reached(self, delivery: Delivery) -> int:
+        return max(self.next_offset, delivery.next_offset)
+
+
+class SkipsRowsBehindLateOnes(MovesItsCursorOnForLateRows):
+    """And says so only when it is opened."""
+
+    def report(self) -> None:
+        pass
+
+
+class GoesBackToLateRows(Prompt):
+    """Its cursor is the end of what came last, if that is lower; it reports none."""
+
+    def reached(self, delivery: Delivery) -> int:
+        return min(self.next_offset, delivery.next_offset) if delivery.late else super().reached(delivery)
+
+    def report(self) -> None:
+        pass
+
+
+class WritesLateRowsBehind(Prompt):
+    """With the next ones that are not late."""
+
+    def write(self, deliveries: Sequence[Delivery]) -> None:
+        if deliveries[-1].late:
+            self.target.lamport = self.lamport
+        else:
+            super().write(deliveries)
 
 
 # --- closing
@@ -433,7 +501,11 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     ),
     (AcksEarly, "committed", ", after committed("),
     (AcksBeyond, "committed", "the sink said committed(15), but only what is below 14 was delivered"),
-    (WritesItsCursorFirst, "committed", "after a crash behind apply(), from the sink's cursor "),
+    (
+        WritesItsCursorFirst,
+        "committed",
+        "after a crash behind background work and apply(), from the sink's cursor ",
+    ),
     (ReturnsBeforeItHasWritten, "resume", "failed in aclose(), and a restart, get("),
     (RejectsTheNextOffset, "failure", "a scale such as it had taken before; the delta beside it is the one "),
     (RejectsAnOffsetOfElsewhere, "failure", "which is not among the rows delivered"),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import math
 from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop_sinks.conformance import story
+from delta_prop_sinks.conformance import losses, story
 from delta_prop_sinks.conformance.player import Player, Settings
 from delta_prop_sinks.conformance.steps import Leftovers
+from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +32,8 @@ async def check_sink(
 ) -> None:
     """Raise NotConforming, whose message is the rule and what was seen, unless the sink keeps the contract.
 
+    Raises UsageError where what it is given cannot be used.
+
     `make` gives the sink anew, over the same file or service where it has one, empty the first time. It must
     not keep the sinks that it made: a crash is a sink that nobody refers to any more.
 
@@ -36,26 +41,51 @@ async def check_sink(
     `forgets` allows it None, for a cache. `probe(sink)` gives what other readers see, comparable, however
     often a delta was delivered. `expected(rows)` gives what the probe must see after these rows (`Applied`),
     each once, in the order they were applied in; without it, the probe only shows whether repeats change
-    anything.
+    anything. `expected` needs a `probe`.
 
     `failing(n)` makes the sink's target fail from its n-th operation on, 1 for the next; None mends it.
     With or without it the thread port that the sink is lent fails at times.
 
     `pause_s`: how long a slow caller pauses, for `background` to work in; `deadline_s`: how long a call may
     take. A call that waits for ever behind a shield of its own can be ended by nobody: run the check under
-    `delta_prop.testing.run_virtual`, and it ends with Stuck.
+    `delta_prop.testing.run_virtual`, on asyncio or trio, and it ends with Stuck.
     """
+    _check_given(make, probe, expected, failing)
+    for name, seconds in (("pause_s", pause_s), ("deadline_s", deadline_s)):
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+            raise UsageError(f"{name} is {seconds!r:.80}: give a number of seconds above 0")
     before = Leftovers()
     failure: Exception | None = None
-    async with anyio.create_task_group() as tasks:
-        try:
-            settings = Settings(make, probe, expected, failing, forgets, pause_s, deadline_s)
-            await _play(Player(settings, tasks), before)
-        except Exception as error:  # raised behind the group, which would wrap it
-            failure = error
-        tasks.cancel_scope.cancel()
+    freezes = not gc.get_freeze_count()
+    if freezes:  # what there was before is not the sinks' to let go of, and need not be looked through
+        gc.freeze()
+    try:
+        async with anyio.create_task_group() as tasks:
+            try:
+                settings = Settings(make, probe, expected, failing, forgets, pause_s, deadline_s)
+                await _play(Player(settings, tasks), before)
+            except Exception as error:  # raised behind the group, which would wrap it
+                failure = error
+            tasks.cancel_scope.cancel()
+    finally:
+        if freezes:
+            gc.unfreeze()
     if failure is not None:
         raise failure
+
+
+def _check_given(make: object, probe: object, expected: object, failing: object) -> None:
+    if not callable(make):
+        raise UsageError(
+            f"make is {make!r:.80}, which cannot be called: give what makes the sink anew, such as its class"
+        )
+    for name, given in (("probe", probe), ("expected", expected), ("failing", failing)):
+        if given is not None and not callable(given):
+            raise UsageError(f"{name} is {given!r:.80}, which cannot be called: give a function, or None")
+    if expected is not None and probe is None:
+        raise UsageError(
+            "expected is what the probe must see, and without a probe it checks nothing: give both"
+        )
 
 
 async def _play(player: Player, before: Leftovers) -> None:
@@ -67,7 +97,8 @@ async def _play(player: Player, before: Leftovers) -> None:
     await story.cancellation(player)
     await story.failures(player)
     await story.late(player)
+    await losses.parts(player)
+    await losses.crash(player)
     await story.slow(player)
-    await story.crash(player)
     player.check_outside()
     await story.closing(player, before)

@@ -28,6 +28,7 @@ from delta_prop_sinks.sink import (
 )
 from delta_prop_wire.algebra import State
 from delta_prop_wire.delta import Dot
+from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -45,6 +46,8 @@ T = TypeVar("T")
 
 _ATTEMPTS_MAX = 6
 _UNFROZEN = (dict, list, set, bytearray)
+_METHODS = {"open": "open", "apply": "order", "aclose": "close", "statistics": "name"}
+"""What each sink has, and the rule that tells what it is for."""
 
 
 @dataclass(frozen=True)
@@ -77,16 +80,26 @@ class Player:
         self._beside: _Beside | None = None
         self.log = FalseLog()
         self.shadow = Shadow()
-        self.sink = settings.make()
+        self.sink = self.make()
         self.start = 0
         self.rejected: list[int] = []
         self.outlives = False
         """Whether what is in the sink is there again when it is made anew."""
         self._remembered = 0  # behind what apply has returned for
+        self._named = 0  # the highest cursor that open has named
         self._breach: NotConforming | None = None
         self._unseen: set[Ref] | None = None  # vectors to look at; None: all
+        self._touched: set[Ref] = set()  # since the sink was opened
 
     # --- calls
+
+    def make(self) -> Sink:
+        """The sink anew. Raises NotConforming where it is none."""
+        sink = self.settings.make()
+        for method, part in _METHODS.items():
+            if not callable(getattr(sink, method, None)):
+                raise NotConforming(part, f"make() gave a {type(sink).__name__}, which has no {method}()")
+        return sink
 
     async def call(self, what: str, call: Callable[[], Awaitable[T]], part: str = "deadline") -> T:
         """Await a call of the sink, within the deadline."""
@@ -98,8 +111,11 @@ class Player:
 
     async def make_and_open(self, what: str = "open()") -> None:
         """Make the sink anew, open it, and deliver what it lacks."""
-        self.sink = self.settings.make()
-        self._unseen = None
+        self.sink = self.make()
+        # What was there after the last opening is looked at again only where `look_at_all` is called.
+        if self._unseen is not None:
+            self._unseen |= self._touched
+        self._touched = set()
         try:
             point = await self.call(what, lambda: self.sink.open(self.log))
         except NotConforming:
@@ -140,6 +156,11 @@ class Player:
                 "committed",
                 f"{what} named the cursor {cursor.next_offset}, after committed({log.reported})",
             )
+        if self.outlives and cursor.next_offset < self._named:
+            raise NotConforming(
+                "resume", f"{what} named the cursor {cursor.next_offset}, after it had named {self._named}"
+            )
+        self._named = cursor.next_offset
         return cursor.next_offset
 
     async def apply(self, deliveries: Sequence[Delivery], part: str = "failure") -> SinkFailure | None:
@@ -158,10 +179,12 @@ class Player:
         return failure
 
     def _note_delivered(self, deliveries: Sequence[Delivery]) -> None:
-        self.log.delivered = max(self.log.delivered, *(one.next_offset for one in deliveries))
-        if self._unseen is not None:
-            for one in deliveries:  # rows for others too: they must have no effect
-                self._unseen.update(zip(one.batch.namespaces, one.batch.keys, strict=True))
+        self.log.delivered = max(self.log.delivered, _reached_in_order(deliveries))
+        for one in deliveries:  # rows for others too: they must have no effect
+            refs = set(zip(one.batch.namespaces, one.batch.keys, strict=True))
+            self._touched |= refs
+            if self._unseen is not None:
+                self._unseen |= refs
 
     def note(self, deliveries: Sequence[Delivery], failure: SinkFailure | None = None) -> None:
         """Check what a call of apply said, and believe it."""
@@ -175,7 +198,7 @@ class Player:
         self._check_backlog()
         if failure is None:
             self.shadow.apply(deliveries)
-            self._remembered = max(self._remembered, *(one.next_offset for one in deliveries))
+            self._remembered = max(self._remembered, _reached_in_order(deliveries))
             return
         reached = (
             failure.offset if isinstance(failure, RejectDelta) else getattr(failure, "done_offset", None)
@@ -184,7 +207,7 @@ class Player:
             return
         self._check_reached(deliveries, failure, reached)
         self.shadow.apply(deliveries, reached)
-        self._remembered = max(self._remembered, reached)
+        self._remembered = max(self._remembered, min(reached, _reached_in_order(deliveries)))
 
     def _check_reached(self, deliveries: Sequence[Delivery], failure: SinkFailure, reached: int) -> None:
         offsets = [at for one in deliveries for at in offsets_of(one)]
@@ -232,6 +255,7 @@ class Player:
                 one.logged,
                 [at - one.first_offset for at in offsets_of(one) if at >= reached and at not in aside],
                 late=one.late,
+                end=one.end,
             )
             for one in deliveries
         )
@@ -346,6 +370,10 @@ class Player:
 
     # --- looking
 
+    def look_at_all(self) -> None:
+        """Next time, whatever has been looked at before."""
+        self._unseen = None
+
     async def look(self, part: str, when: str) -> None:
         """What readers see is what the rows applied so far give."""
         self._check_background()
@@ -358,14 +386,14 @@ class Player:
         self._unseen = set()
         self._check_backlog()
         if self.settings.probe is not None and self.settings.expected is not None:
-            seen, due = await self.settings.probe(sink), self.settings.expected(shadow.rows())
+            seen, due = await self._probed(), self.settings.expected(shadow.rows())
             if seen != due:
                 raise NotConforming(part, f"{when}, the probe saw {_differing(seen, due)}")
 
     async def seen(self) -> object:
         """What the probe and `get` see, comparable."""
-        probe, get = self.settings.probe, getattr(self.sink, "get", None)
-        seen = None if probe is None else await probe(self.sink)
+        get = getattr(self.sink, "get", None)
+        seen = await self._probed()
         states: list[tuple[tuple[str, str], object]] = []
         if get is None or self.settings.forgets:
             return seen, states
@@ -374,6 +402,15 @@ class Player:
             found = await found if isawaitable(found) else found
             states.append((ref, found.content if isinstance(found, State) else found))
         return seen, states
+
+    async def _probed(self) -> object:
+        probe = self.settings.probe
+        if probe is None:
+            return None
+        seen: object = probe(self.sink)
+        if not isawaitable(seen):
+            raise UsageError(f"probe(sink) gave {seen!r:.80}, which cannot be awaited: make it `async def`")
+        return await seen
 
     async def _check_states(self, get: Callable[[str, str], Any], part: str, when: str) -> None:
         for ref, expected in self._to_look_at():
@@ -426,10 +463,14 @@ class Player:
 
     def check_outside(self) -> None:
         """The name and the numbers."""
-        name = self.sink.name
+        name: object = getattr(self.sink, "name", None)
         if not isinstance(name, str) or not name:
             raise NotConforming("name", f"name is {name!r:.80}, not a text that operators can use")
-        check_frozen(self.sink.statistics())
+        try:
+            statistics = self.sink.statistics()
+        except Exception as error:
+            raise NotConforming("name", f"statistics() raised {error!r:.200}") from error
+        check_frozen(statistics)
 
 
 def check_frozen(statistics: object) -> None:
@@ -448,6 +489,11 @@ def check_frozen(statistics: object) -> None:
         except FrozenInstanceError:
             continue
         raise NotConforming("name", "statistics() can be changed: make the dataclass frozen")
+
+
+def _reached_in_order(deliveries: Sequence[Delivery]) -> int:
+    """Behind the last row that does not come late, 0 for none: late ones move no cursor."""
+    return max((one.next_offset for one in deliveries if not one.late), default=0)
 
 
 def _told(failure: SinkFailure) -> str:

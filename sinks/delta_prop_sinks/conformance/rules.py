@@ -8,8 +8,8 @@ RULES = {
     "name": "a sink has a name that operators can use, and statistics() gives a snapshot that stays as it is",
     "order": "apply() takes all rows that are meant, no others, in the order they come in",
     "repeats": "a row that is delivered again, alone or among others, has the effect of one",
-    "resume": "open() tells the offset below which everything is in the sink, and the highest Lamport number "
-    "in it; None: the service remembers what apply() has returned for",
+    "resume": "open() tells the offset below which everything is in the sink, never a lower one than before, "
+    "and the highest Lamport number in it; None: the service remembers what apply() has returned for",
     "committed": "committed(n) means that everything below n is durable, with a cursor of at least n",
     "failure": "apply() raises TryAgain, RejectDelta or StopSink, and what lies below the offset that it "
     "names is applied; a return means that all is applied",
@@ -20,8 +20,8 @@ RULES = {
     "background": "background() runs until it is cancelled or has no more to do; its failures are "
     "reported by the next apply()",
     "backlog": "backlog() is a Backlog, at once, with 0 <= rows <= rows_max whatever is applied",
-    "late": "rows out of the quarantine come late, behind higher offsets of other vectors; repeats are told "
-    "by vector, and no cursor goes back",
+    "late": "rows out of the quarantine come late, behind higher offsets of other vectors, once; repeats are "
+    "told by vector, no cursor moves, and a sink with its own makes them durable before apply() returns",
     "close": "aclose() ends under a deadline of its own, lets go of everything, raises TryAgain at most, and "
     "may be called again",
     "deadline": "every call ends: waiting has a bound",

@@ -117,9 +117,10 @@ async def resume(player: Player) -> None:
     seen = await player.seen()
     await player.close()
     await player.close("aclose() for a second time")
-    player.sink = player.settings.make()
+    player.sink = player.make()
     await _find_out_whether_it_outlives(player, seen)
     await player.make_and_open("open() after aclose()")
+    player.look_at_all()
     await player.look("resume", f"after a restart from the sink's cursor {player.start}")
     log.append(*(Delta(f"row-{i}", sparse_add([0], [0.5])) for i in range(12) if i != 2))
     log.append(Delta("row-2", create([1] * _WIDTH)), Delta("fact", delete(), namespace="facts"))
@@ -152,7 +153,7 @@ async def cancellation(player: Player) -> None:
         if waits < wait:
             await player.deliver(deliveries, "cancellation")
             break
-        left = [one for one in deliveries if not _is_applied(player, one)]
+        left = [one for one in deliveries if not is_applied(player, one)]
         if left:
             await player.deliver(left, "cancellation")
         await player.look(
@@ -204,7 +205,7 @@ async def _cancelled_closings(player: Player) -> None:
 async def _cancelled_openings(player: Player) -> None:
     await player.close()
     for wait in range(WAITS_MAX):
-        sink = player.settings.make()
+        sink = player.make()
         try:
             result = await player.call(
                 "a cancelled open()", partial(cancelled_at, wait, partial(sink.open, player.log)), "open"
@@ -276,7 +277,7 @@ async def _go_on(player: Player, deliveries: Sequence[Delivery], failure: object
     """What the delivery loop does after a failure that has passed."""
     if isinstance(failure, StopSink):
         await player.reopen("open() after StopSink")
-        deliveries = [one for one in deliveries if not _is_applied(player, one)]
+        deliveries = [one for one in deliveries if not is_applied(player, one)]
     elif isinstance(failure, (TryAgain, RejectDelta)):
         deliveries = player.rest(deliveries, failure)
     else:
@@ -308,7 +309,7 @@ async def _misfits(player: Player) -> None:
     aside = sorted(log.aside)
     if aside:  # an operator has them tried again
         log.aside.clear()
-        await player.deliver(list(_late(player, aside)), "late")
+        await player.deliver(log.late(aside), "late")
         await player.look("late", "after deltas that had been rejected came again, late")
 
 
@@ -362,7 +363,7 @@ async def _failing_openings(player: Player) -> None:
     await player.close()
     for after in (False, True):
         for at in range(1, CALLS_MAX + 1):
-            sink = player.settings.make()
+            sink = player.make()
             fault.plan(at, after=after)
             try:
                 await player.call("open()", partial(sink.open, player.log), "open")
@@ -389,18 +390,18 @@ async def late(player: Player) -> None:
     log = player.log
     log.append(*(Delta(f"late-{i}", create([i] * _WIDTH)) for i in range(4)))
     await deliver_new(player)
-    aside = _append_with_gaps(player, "late")
+    aside = append_with_gaps(player, "late")
     await deliver_new(player)
     await player.look("late", "after rows were set aside and those of other vectors applied")
-    await player.deliver([*_late(player, aside[:1])], "late")
+    await player.deliver(log.late(aside[:1]), "late")
     await player.look("late", "after one row came late")
-    await player.deliver([*_late(player, aside[1:])], "late")
+    await player.deliver(log.late(aside[1:]), "late")
     await player.look("late", "after all rows came late")
     seen = await player.seen()
     log.aside.difference_update(aside)
-    await player.deliver([*_late(player, aside)], "late")
+    await player.deliver(log.late(aside), "late")
     await player.look("late", "after late rows came late again")
-    await player.deliver([*_late(player, aside[2:])], "late")
+    await player.deliver(log.late(aside[2:]), "late")
     await player.deliver(log.deliveries(aside[0]))
     await player.look("late", "after late rows came again with the others")
     _same(player, "late", "after late rows came again", seen, await player.seen())
@@ -409,16 +410,16 @@ async def late(player: Player) -> None:
     await _late_blocks(player)
     await player.reopen("open() after late rows")
     await player.look("late", "after late rows and a restart")
-    await player.deliver([*_late(player, aside)], "late")
+    await player.deliver(log.late(aside), "late")
     await player.look("late", "after late rows came again behind a restart")
-    again = _append_with_gaps(player, "late")
+    again = append_with_gaps(player, "late")
     await deliver_new(player)
     await player.pause()
-    await player.deliver([*_late(player, again)], "late")
+    await player.deliver(log.late(again), "late")
     log.aside.difference_update(again)
     await player.reopen("open() after rows that came late last")
     await player.look("late", "after a restart behind rows that came late last")
-    await player.deliver([*_late(player, again)], "late")
+    await player.deliver(log.late(again), "late")
     await player.deliver(log.deliveries(again[0]), "late")
     await player.look("late", "after a restart behind rows that came late last, and repeats")
 
@@ -431,13 +432,13 @@ async def _late_blocks(player: Player) -> None:
     aside = [logged.offset + row for row in range(12) if row not in (0, 6)]
     log.aside.update(aside)
     await deliver_new(player)
-    await player.deliver([*_late(player, aside[:4])], "late")
-    await player.deliver([*_late(player, aside)], "late")
+    await player.deliver(log.late(aside[:4]), "late")
+    await player.deliver(log.late(aside), "late")
     await player.look("late", "after many rows of one kind came late, some of them for the second time")
     log.aside.difference_update(aside)
 
 
-def _append_with_gaps(player: Player, prefix: str) -> list[int]:
+def append_with_gaps(player: Player, prefix: str) -> list[int]:
     """Rows of which some are set aside, as behind a RejectDelta; returns these rows' offsets."""
     log = player.log
     first = log.append(
@@ -458,16 +459,6 @@ def _append_with_gaps(player: Player, prefix: str) -> list[int]:
     return aside
 
 
-def _late(player: Player, offsets: Sequence[int]) -> Iterator[Delivery]:
-    """Rows out of the quarantine, those of one batch together."""
-    log = player.log
-    for logged in log.batches:
-        rows = [at - logged.offset for at in offsets if logged.offset <= at < logged.next_offset]
-        delivery = log.delivery(logged, rows, late=True)
-        if rows and delivery is not None:
-            yield delivery
-
-
 async def slow(player: Player) -> None:
     """Long pauses between deliveries, background work beside them; then many rows at once."""
     log = player.log
@@ -486,49 +477,6 @@ async def slow(player: Player) -> None:
     await player.look("background", "after hundreds of rows and a pause")
 
 
-async def crash(player: Player) -> None:
-    """Thrown away without aclose, at different moments: what it said was durable is there."""
-    for when in (
-        "apply()",
-        "a cancelled apply()",
-        "background work and apply()",
-        "apply() amid background work",
-    ):
-        deliveries = grow(player, f"lost-{len(when)}")
-        if when == "a cancelled apply()":
-            await player.cancel_apply(2, deliveries)
-        else:
-            await player.deliver(deliveries)
-        if when == "background work and apply()":
-            await player.pause()
-            await player.deliver(grow(player, "lost"))
-        if when == "apply() amid background work":
-            await _until_a_thread_is_busy(player)
-            await player.deliver(grow(player, "amid"))
-        await player.crash(f"open() after a crash behind {when}")
-        await player.look("committed", f"after a crash behind {when}, from the sink's cursor {player.start}")
-        left = [one for one in player.log.deliveries(player.start) if not _is_applied(player, one)]
-        if left:
-            await player.deliver(left)
-    again = _append_with_gaps(player, "late")
-    await deliver_new(player)
-    await player.deliver([*_late(player, again)], "late")
-    await player.crash("open() after a crash behind late rows")
-    player.log.aside.difference_update(again)
-    await player.deliver([*_late(player, again)], "late")
-    await player.look("late", "after a crash behind late rows, which came late again")
-
-
-async def _until_a_thread_is_busy(player: Player) -> None:
-    """Until the sink makes a call on its thread, if it does, which then takes its time."""
-    fault = player.log.fault
-    fault.begun = anyio.Event()
-    fault.turns = 20
-    with anyio.move_on_after(player.settings.pause_s):
-        await fault.begun.wait()
-    fault.turns = TURNS
-
-
 async def closing(player: Player, before: Leftovers) -> None:
     """Closed under load, with work in hand; and nothing is left."""
     fault = player.log.fault
@@ -539,6 +487,7 @@ async def closing(player: Player, before: Leftovers) -> None:
     await player.close("aclose() under load")
     fault.turns = TURNS
     await player.make_and_open("open() after aclose() under load")
+    player.look_at_all()
     await player.look("resume", "after aclose() under load and a restart")
     await player.deliver(grow(player, "last"))
     await player.close("the last aclose()")
@@ -579,7 +528,7 @@ def grow(player: Player, prefix: str) -> list[Delivery]:
     return log.deliveries(start)
 
 
-def _is_applied(player: Player, delivery: Delivery) -> bool:
+def is_applied(player: Player, delivery: Delivery) -> bool:
     applied = player.shadow.offsets
     return all(delivery.first_offset + row in applied for row in rows_of(delivery))
 

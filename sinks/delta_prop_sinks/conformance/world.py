@@ -5,6 +5,7 @@ Nothing here is shared with a sink's own code but the wire's arithmetic, which i
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -131,7 +132,7 @@ class FalseLog:
         self.batches: list[LoggedBatch] = []
         self.next_offset = 0
         self.delivered = 0
-        """Behind the last row that was ever handed over."""
+        """Behind the last row that was ever handed over in order; late ones do not count."""
         self.reported = 0
         self.committed_beyond: int | None = None
         self.aside: set[int] = set()
@@ -198,15 +199,32 @@ class FalseLog:
         return self._lamport
 
     def deliveries(self, start: int, end: int | None = None) -> list[Delivery]:
-        """What a sink whose cursor is `start` is handed, up to the batch that ends at `end`."""
-        found = (
-            self.delivery(logged, range(max(0, start - logged.offset), logged.count))
-            for logged in self.batches
-            if logged.next_offset > start and (end is None or logged.next_offset <= end)
-        )
+        """What a sink whose cursor is `start` is handed, up to `end`, where a batch is cut."""
+        found = []
+        for logged in self.batches[self._place(start) :]:
+            if end is not None and logged.offset >= end:
+                break
+            cut = None if end is None or end >= logged.next_offset else end
+            count = logged.count if cut is None else cut - logged.offset
+            found.append(self.delivery(logged, range(max(0, start - logged.offset), count), end=cut))
         return [delivery for delivery in found if delivery is not None]
 
-    def delivery(self, logged: LoggedBatch, rows: Iterable[int], *, late: bool = False) -> Delivery | None:
+    def late(self, offsets: Iterable[int]) -> list[Delivery]:
+        """Rows out of the quarantine, in log order, those of one batch together."""
+        rows: dict[int, list[int]] = {}
+        for at in sorted(offsets):
+            place = self._place(at)
+            rows.setdefault(place, []).append(at - self.batches[place].offset)
+        found = (self.delivery(self.batches[place], some, late=True) for place, some in rows.items())
+        return [delivery for delivery in found if delivery is not None]
+
+    def _place(self, at: int) -> int:
+        """Of the batch that an offset lies in, among all."""
+        return bisect_right(self.batches, at, key=lambda logged: logged.next_offset)
+
+    def delivery(
+        self, logged: LoggedBatch, rows: Iterable[int], *, late: bool = False, end: int | None = None
+    ) -> Delivery | None:
         """Those of some rows of a batch that are meant and not set aside, if any."""
         if logged.batch.is_control:
             return None
@@ -215,7 +233,7 @@ class FalseLog:
         if not meant:
             return None
         whole = len(meant) == logged.count and not late
-        return Delivery(logged, None if whole else np.array(meant, np.intp), late)
+        return Delivery(logged, None if whole else np.array(meant, np.intp), late, end)
 
     def rows(self) -> Iterator[Applied]:
         """Every row of the log but the control rows."""
