@@ -88,8 +88,8 @@ class Player:
         self._remembered = 0  # behind what apply has returned for
         self._named = 0  # the highest cursor that open has named
         self._breach: NotConforming | None = None
-        self._unseen: set[Ref] | None = None  # vectors to look at; None: all
-        self._touched: set[Ref] = set()  # since the sink was opened
+        self._unseen: dict[Ref, None] | None = None  # vectors to look at, in the order they came; None: all
+        self._touched: dict[Ref, None] = {}  # since the sink was opened
 
     # --- calls
 
@@ -115,7 +115,7 @@ class Player:
         # What was there after the last opening is looked at again only where `look_at_all` is called.
         if self._unseen is not None:
             self._unseen |= self._touched
-        self._touched = set()
+        self._touched = {}
         try:
             point = await self.call(what, lambda: self.sink.open(self.log))
         except NotConforming:
@@ -181,7 +181,7 @@ class Player:
     def _note_delivered(self, deliveries: Sequence[Delivery]) -> None:
         self.log.delivered = max(self.log.delivered, _reached_in_order(deliveries))
         for one in deliveries:  # rows for others too: they must have no effect
-            refs = set(zip(one.batch.namespaces, one.batch.keys, strict=True))
+            refs = dict.fromkeys(zip(one.batch.namespaces, one.batch.keys, strict=True))
             self._touched |= refs
             if self._unseen is not None:
                 self._unseen |= refs
@@ -383,7 +383,7 @@ class Player:
             await self.call("get()", partial(self._check_states, get, part, when))
         if isinstance(sink, HoldsVectors):
             self._check_vectors(sink, when)
-        self._unseen = set()
+        self._unseen = {}
         self._check_backlog()
         if self.settings.probe is not None and self.settings.expected is not None:
             seen, due = await self._probed(), self.settings.expected(shadow.rows())
