@@ -60,9 +60,14 @@ class Plain:
         return list(range(delivery.batch.count)) if delivery.rows is None else delivery.rows.tolist()
 
     def take_row(self, delivery: Delivery, row: int) -> None:
-        self.fold(delivery.batch.delta(row), delivery.logged.lamport + row)
+        batch, key = delivery.batch, delivery.logged.key(row)
+        ref = (batch.namespaces[row], batch.keys[row])
+        state = self.states.get(ref, State())
+        if not self.is_repeat(state, key):
+            self.states[ref] = apply(state, batch.operation(row), batch.metadata(row), key)
 
     def fold(self, delta: Delta, lamport: int) -> None:
+        """The same, of a delta by itself."""
         assert delta.dot is not None
         ref, key = (delta.namespace, delta.vector_id), (lamport, *delta.dot)
         state = self.states.get(ref, State())

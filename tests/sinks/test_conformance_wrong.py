@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import Any, Literal
 
 import anyio
 import pytest
@@ -11,14 +12,13 @@ from delta_prop.testing import run_virtual
 from delta_prop.testing.loop import Stuck
 from delta_prop_sinks import CallbackSink, NotConforming, check_sink
 from delta_prop_sinks.conformance import RULES
+from delta_prop_wire.delta import Delta, delete
+from delta_prop_wire.errors import UsageError
 from tests.sinks.right_sinks import Plain, Prompt, Store, Target, Through
 from tests.sinks.wrong_sinks import WRONG, HangsBehindAShield, HangsWhenClosed
 
-if TYPE_CHECKING:
-    from delta_prop_wire.delta import Delta
 
-
-def told(kind: type[Plain]) -> str:
+def told(kind: type[Plain], backend: Literal["asyncio", "trio"] = "asyncio") -> str:
     """What the kit says of a sink, as one text; nothing where it conforms."""
     target = Target()
 
@@ -29,7 +29,7 @@ def told(kind: type[Plain]) -> str:
         await check_sink(make, failing=target.fail, pause_s=2.0)
 
     try:
-        run_virtual(main)
+        run_virtual(main, backend=backend)
     except NotConforming as breach:
         return str(breach)
     return ""
@@ -53,9 +53,47 @@ def test_every_rule_has_a_sink_that_breaks_it() -> None:
     assert {part for _, part, _ in WRONG} == set(RULES)
 
 
-def test_what_waits_behind_a_shield_is_told_in_virtual_time() -> None:
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_what_waits_behind_a_shield_is_told_in_virtual_time(backend: Any) -> None:
     with pytest.raises(Stuck, match=r"HangsBehindAShield\.aclose"):
-        told(HangsBehindAShield)
+        told(HangsBehindAShield, backend)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"make": 5}, "make is 5, which cannot be called: give what makes the sink anew, such as its class"),
+        ({"make": None}, "make is None, which cannot be called"),
+        ({"probe": 5}, "probe is 5, which cannot be called: give a function, or None"),
+        ({"probe": lambda sink: 7}, r"probe\(sink\) gave 7, which cannot be awaited: make it `async def`"),
+        ({"expected": len}, "expected is what the probe must see, and without a probe it checks nothing"),
+        ({"failing": True}, "failing is True, which cannot be called: give a function, or None"),
+        ({"deadline_s": -1}, "deadline_s is -1: give a number of seconds above 0"),
+        ({"deadline_s": 0}, "deadline_s is 0: give a number of seconds above 0"),
+        ({"deadline_s": math.nan}, "deadline_s is nan: give a number of seconds above 0"),
+        ({"deadline_s": math.inf}, "deadline_s is inf: give a number of seconds above 0"),
+        ({"deadline_s": "5"}, "deadline_s is '5': give a number of seconds above 0"),
+        ({"pause_s": True}, "pause_s is True: give a number of seconds above 0"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(given: dict[str, Any], message: str) -> None:
+    async def main() -> None:
+        await check_sink(**{"make": Plain, **given})
+
+    with pytest.raises(UsageError, match=f"^{message}"):
+        run_virtual(main)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (None, r"open: make\(\) gave a NoneType, which has no open\(\)\."),
+        (Delta, r"open: make\(\) gave a Delta, which has no open\(\)\."),
+    ],
+)
+def test_what_is_no_sink_is_told(made: Any, message: str) -> None:
+    with pytest.raises(NotConforming, match=message):
+        run_virtual(check_sink, lambda: made and made("a", delete()))
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

@@ -452,6 +452,15 @@ class CountsInSharedNumbers(Plain):
         self.shared.calls[0] = self.calls
 
 
+class CannotSayItsNumbers(Plain):
+    def statistics(self) -> Any:
+        return self.of_nothing  # type: ignore[attr-defined]
+
+
+class CannotBeClosed(Plain):
+    aclose = None  # type: ignore[assignment]
+
+
 class HangsBehindAShield(Plain):
     async def aclose(self) -> None:
         with anyio.CancelScope(shield=True):
@@ -506,6 +515,18 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
         "committed",
         "after a crash behind background work and apply(), from the sink's cursor ",
     ),
+    (CommitsItsCursorFirst, "committed", "after a crash at wait 1 of apply(), from the sink's cursor "),
+    (CommitsPartsAsWholeBatches, "committed", " but only what is below "),
+    (
+        TakesPartsForWholeBatches,
+        "resume",
+        "open() after the first part of a batch and a restart named the cursor ",
+    ),
+    (
+        ForgetsTheRestOfABatch,
+        "order",
+        "after the first part of a batch, when the rest had come, get('default', 'cut-",
+    ),
     (ReturnsBeforeItHasWritten, "resume", "failed in aclose(), and a restart, get("),
     (RejectsTheNextOffset, "failure", "a scale such as it had taken before; the delta beside it is the one "),
     (RejectsAnOffsetOfElsewhere, "failure", "which is not among the rows delivered"),
@@ -515,7 +536,7 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (SwallowsAFailure, "failure", "after failures of the thread port and a restart, get("),
     (RaisesWhatItLikes, "failure", "apply() raised OSError(5, "),
     (RejectsWithAnErrorOfItsOwn, "failure", "apply() raised KeyError('kind 40')"),
-    (LosesRowsOnCancellation, "cancellation", "and a restart, get('default', 'behind-"),
+    (LosesRowsOnCancellation, "cancellation", "and a restart, get('default', 'behind-2-"),
     (ReturnsWhenCancelled, "cancellation", "after an apply() that was cancelled at its wait 0 came again"),
     (StaysLockedWhenOpenFails, "open", "cancelled at wait 1, raised RuntimeError('the target is locked')"),
     (OpensWithAnErrorOfItsOwn, "open", "open(), while the thread port failed, raised OSError(5, "),
@@ -526,6 +547,10 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (TellsRepeatsByOneOffset, "late", "came again, late, get('default', 'fit-2')"),
     (FoldsLateRepeats, "late", "after late rows came late again, get('default', 'late-"),
     (MovesItsCursorBackForLateRows, "committed", "open() after rows that came late last named the cursor"),
+    (MovesItsCursorOnForLateRows, "committed", " but only what is below "),
+    (SkipsRowsBehindLateOnes, "resume", "open() after the first part of a batch and a late row of it and a "),
+    (GoesBackToLateRows, "resume", "open() after a crash behind the other late rows named the cursor "),
+    (WritesLateRowsBehind, "late", "after late rows and a restart, get('default', 'block-"),
     (HangsWhenClosed, "close", "aclose() had not ended after 5 s"),
     (
         HangsWhenTheThreadFails,
@@ -543,6 +568,8 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (CountsInADictionary, "name", "statistics() gave a dict, which is not a frozen dataclass"),
     (CountsInThawedNumbers, "name", "statistics() can be changed: make the dataclass frozen"),
     (CountsInSharedNumbers, "name", "what statistics() gave before the first delivery has changed since"),
+    (CannotSayItsNumbers, "name", "statistics() raised AttributeError("),
+    (CannotBeClosed, "close", "make() gave a CannotBeClosed, which has no aclose()"),
     (HangsOnDeletes, "deadline", "apply() had not ended after 5 s"),
     (MistakesAHead, "vectors", "but the last dot is 9000000000000012:14"),
 )
