@@ -15,6 +15,7 @@ from delta_prop.ingest.origins import OWN, Grant, Origins
 from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
 from delta_prop.order.orderer import Entry, Orderer, Refusal, Verdict
 from delta_prop.receipt import Published, Receipt, State
+from delta_prop.settling import Settling
 from delta_prop_wire.delta import Dot, Priority, make_origin
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from delta_prop.ingest.vectors import Vectors
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import Batch, LoggedBatch
+    from delta_prop_wire.delta import AckLevel
 
 REPEATS_MAX = 100
 """Repeats of one pending batch that are told its outcome; more are refused for now."""
@@ -103,7 +105,7 @@ class Chain:
             load_head=load_head,
         )
         self.refused = 0
-        self._route = route
+        self.settling = Settling(log, route)
         self._gate: Gate = gate or _OpenGate()
         self._on_queued = on_queued
         self._running = False
@@ -230,7 +232,7 @@ class Chain:
         try:
             self._admit(work)
             if batch.last <= have:
-                self._acknowledge(work, self._repeat(batch))
+                self._tell(work, batch.ack_level, self._repeat(batch))
                 return
             if batch.base <= have or (batch.leaps and batch.previous < have):
                 raise _overlap(batch, have)
@@ -393,11 +395,8 @@ class Chain:
             self._refuse_all(self.orderer.refuse(entry, refusal))
             return
         self.orderer.delivered(entry.origin, entry.last, work.batch.ids or ())
-        self._route(logged)
-        if isinstance(outcome, Published):
-            self._acknowledge(work, outcome)
-        else:
-            self._refuse(work, outcome)
+        self.settling.placed(logged)
+        self._tell(work, work.batch.ack_level, outcome, logged.next_offset)
 
     def _append_draft(self, draft: Draft | MatrixDraft, entry: Entry | None) -> None:
         origin = self._own_origins[draft.priority]
@@ -414,8 +413,8 @@ class Chain:
             return
         if logged is not None:
             self.orderer.delivered(origin, logged.batch.last, logged.batch.ids or ())
-            self._route(logged)
-        self._acknowledge(draft, published)
+            self.settling.placed(logged)
+        self._tell(draft, draft.ack_level, published)
         if entry is not None:
             self._leave(entry)
         elif logged is not None:
@@ -438,6 +437,24 @@ class Chain:
                 self._standing.pop(key, None)
 
     # --- telling
+
+    def _tell(
+        self, work: Work, level: AckLevel, outcome: Published | Refused, next_offset: int | None = None
+    ) -> None:
+        """Tell an outcome that the log holds, once it is kept as asked; a repeat waits for its first copy."""
+
+        def tell(failure: Refused | None) -> None:
+            if failure is not None or isinstance(outcome, Refused):
+                self._refuse(work, failure or outcome)  # type: ignore[arg-type]
+            else:
+                self._acknowledge(work, outcome)
+
+        if isinstance(outcome, Published):
+            next_offset = outcome.next_offset
+        assert next_offset is not None
+        if next_offset > self.log.reached(level):
+            work.receipt.placed()
+        self.settling.when_kept(next_offset, level, tell)
 
     def _acknowledge(self, work: Work, published: Published) -> None:
         if not work.receipt.done:

@@ -204,6 +204,8 @@ class Producer:
         """Drop what has its place, voids too, which may get theirs after their receipts were settled."""
         watermark = self._chain.orderer.have.get(lane.origin, 0)
         while lane.open and (first := next(iter(lane.open.values()))).batch.last <= watermark:
+            if first.receipt.state is State.PLACED:
+                break  # should the log fail, it has to be sent again
             del lane.open[first.batch.base]
             self._open_bytes -= first.batch.size
 

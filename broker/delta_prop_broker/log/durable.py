@@ -163,6 +163,12 @@ class DurableLog:
         """Up to where readers may read: what is synced, or what is written, as the settings say."""
         return self.synced if self.settings.level is AckLevel.DURABLE else self.written
 
+    def reached(self, level: AckLevel) -> int:
+        """The mark up to which (exclusive) rows are kept as safely as this level says."""
+        if level is AckLevel.MEMORY:
+            return self.next_offset
+        return self.written if level is AckLevel.LOGGED else self.synced
+
     @property
     def unwritten_bytes(self) -> int:
         """What was appended and is not on disk yet."""
