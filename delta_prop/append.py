@@ -114,6 +114,11 @@ class Appender:
         duplicates = _offsets(repeats, rows, logged.offset)
         return logged, Published(logged.offset, batch.dot(0), draft.count, self.log.level, duplicates)
 
+    def restore(self, logged: LoggedBatch, now: float) -> None:
+        """Move what moves with the log, for a batch that was in it already."""
+        self._origins.restore(logged.batch.origin, logged.batch.epoch, now)
+        self._commit(logged, now)
+
     # --- appending
 
     def _append(self, batch: Batch, lamport: int | None, source: Source) -> LoggedBatch:

@@ -204,6 +204,11 @@ class Attachments:
         for feed, rows in self._table.plan(logged.batch):
             feed.offer(logged, rows)
 
+    def note_visible(self) -> None:
+        """The visible mark has moved: sinks for which nothing of that was meant have dealt with it."""
+        for attached in self.attached.values():
+            attached.require_feed().note_visible()
+
     def load_head(self, namespace: str, vector_id: str) -> Dot | None:
         """The last dot of a vector that the table of heads does not hold: from the log, else from a sink."""
         found: Dot | None = None

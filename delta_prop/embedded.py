@@ -27,6 +27,7 @@ from delta_prop.checks import (
     parse_topics,
     with_parents,
 )
+from delta_prop.committing import Committer
 from delta_prop.config import Settings
 from delta_prop.ingest.lanes import Lanes
 from delta_prop.ingest.origins import Origins
@@ -43,13 +44,16 @@ from delta_prop.route.feed import Feed
 from delta_prop.route.subscription import Subscription
 from delta_prop.transforms import Transforms
 from delta_prop.world import real_world
+from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.memory import MemoryLog
+from delta_prop_broker.log.retention import LogSettings
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import PRODUCER_ID_BITS, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from pathlib import Path
     from types import TracebackType
 
     from numpy.typing import ArrayLike, NDArray
@@ -63,7 +67,9 @@ if TYPE_CHECKING:
     from delta_prop.route.quarantine import SetAside
     from delta_prop.route.status import FeedStatistics
     from delta_prop_broker.log.contract import Log
+    from delta_prop_broker.log.durable import DurableLogStatistics
     from delta_prop_broker.log.memory import MemoryLogStatistics
+    from delta_prop_broker.log.recovery import RecoveryReport
     from delta_prop_sinks.sink import Sink
 
     S = TypeVar("S", bound=Sink)
@@ -74,6 +80,7 @@ Named: TypeAlias = Receipt | Cause
 PASSING_CODES = ROOM_CODES | {ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED}
 """Refusals that `publish` waits out."""
 _TICK_S_MAX = 1.0
+_RESTORE_ROWS, _RESTORE_BYTES = 100_000, 16 * 1024 * 1024
 _TICK_S_MIN = 0.001
 _GIVE_WAY_S = 0.0005
 
@@ -89,7 +96,7 @@ class Statistics:
     conflicts: int
     queue: LanesStatistics
     pending: OrdererStatistics
-    log: MemoryLogStatistics
+    log: MemoryLogStatistics | DurableLogStatistics
     sinks: Mapping[str, FeedStatistics]
     pressure: Pressure
     memory_bytes_max: int
@@ -104,8 +111,20 @@ class Propagator:
     `statistics()`.
     """
 
-    def __init__(self, settings: Settings | None = None, *, world: World | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        data: str | Path | None = None,
+        log: LogSettings | None = None,
+        world: World | None = None,
+    ) -> None:
+        """`data`: the directory that the log is kept in, within `log`; without it, in memory."""
         self.settings = settings or Settings()
+        self.recovery: RecoveryReport | None = None
+        """What was found in the data directory at the last start."""
+        self._data = None if data is None else str(data)
+        self._log_settings = log or LogSettings()
         self._given_world = world
         self._exit = AsyncExitStack()
         self._transforms = Transforms()
@@ -121,9 +140,7 @@ class Propagator:
             raise UsageError("this propagator is open already: make another one")
         self._world = self._given_world or real_world()
         randomness, settings = self._world.randomness, self.settings
-        self._log: Log = MemoryLog(
-            randomness.bytes(16), deltas_max=settings.log_deltas_max, bytes_max=settings.log_bytes_max
-        )
+        self._log = await self._open_log()
         own_producer_id = int.from_bytes(randomness.bytes(6), "big") >> (48 - PRODUCER_ID_BITS)
         await self._exit.__aenter__()
         try:
@@ -138,13 +155,17 @@ class Propagator:
                 on_progress=self._note_progress,
             )
             self._chain = self._make_chain(own_producer_id)
+            await self._restore_chain()
         except BaseException:
             await self._exit.aclose()
+            await self._close_log()
             raise
         self._bell, self._stepped, self._armed = anyio.Event(), anyio.Event(), False
         self._open = True
         self._tasks.start_soon(self._tick)
         self._tasks.start_soon(self._pace)
+        if self._committer is not None:
+            self._tasks.start_soon(self._committer.run)
         return self
 
     async def __aexit__(
@@ -152,17 +173,60 @@ class Propagator:
     ) -> bool | None:
         self._open, self._closing = False, True
         self._chain.close(self._now())
+        if self._committer is not None:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(self.settings.close_timeout_s):
+                await self._committer.drain()
         failures = await self._sinks.close_all()
         self._closing = False
         self._stepped.set()
         self._tasks.cancel_scope.cancel()
         if isinstance(error, anyio.get_cancelled_exc_class()):
-            return await self._exit.__aexit__(kind, error, trace)
+            try:
+                return await self._exit.__aexit__(kind, error, trace)
+            finally:
+                await self._close_log()
         # The program's own exception goes on as it is; handed to the task group it would come out in a group.
         await self._exit.__aexit__(None, None, None)
+        await self._close_log()
         if error is None and failures:
             raise failures[0] if len(failures) == 1 else ExceptionGroup("sinks failed to close", failures)
         return None
+
+    async def _open_log(self) -> Log:
+        """The log in memory, or the one in the data directory. Raises UsageError, OSError."""
+        world, settings = self._world, self.settings
+        self._committer: Committer | None = None
+        if self._data is None:
+            return MemoryLog(
+                world.randomness.bytes(16),
+                deltas_max=settings.log_deltas_max,
+                bytes_max=settings.log_bytes_max,
+            )
+        disk, threads = world.open_disk(self._data), world.new_threads()
+        log, self.recovery = await threads.run(
+            lambda: DurableLog.open(
+                disk,
+                settings=self._log_settings,
+                draw=world.randomness.bytes,
+                wall_us=world.clock.wall_us,
+            )
+        )
+        self._committer = Committer(log, threads, on_moved=self._note_moved, on_failed=self._note_failed)
+        return log
+
+    async def _restore_chain(self) -> None:
+        """Bring back from the log what the chain knew: watermarks, first offsets, ids, heads, clocks."""
+        offset = self._log.first_offset
+        while batches := self._log.read(offset, rows_max=_RESTORE_ROWS, bytes_max=_RESTORE_BYTES):
+            for logged in batches:
+                self._chain.restore(logged, self._now())
+            offset = batches[-1].next_offset
+            await anyio.lowlevel.checkpoint()
+
+    async def _close_log(self) -> None:
+        if isinstance(self._log, DurableLog):
+            with anyio.CancelScope(shield=True):
+                await self._world.new_threads().run(self._log.close)
 
     # --- sinks
 
@@ -250,8 +314,8 @@ class Propagator:
         offset = published.next_offset if isinstance(published, Published) else published
         if not isinstance(offset, int):
             raise UsageError(f"{published!r:.80}: give what publish returned, a receipt, or an offset")
-        if offset > self._log.visible:
-            raise UsageError(f"offset {offset} is not in the log yet, which ends at {self._log.visible}")
+        if offset > self._log.next_offset:
+            raise UsageError(f"offset {offset} is not in the log yet, which ends at {self._log.next_offset}")
         if isinstance(sinks, str):
             raise UsageError(f"sinks={sinks!r}: give a list of names, [{sinks!r}]")
         names = list(self._sinks.listed() if sinks is None else sinks)
@@ -404,7 +468,7 @@ class Propagator:
         """A snapshot of everything."""
         chain, counters = self._chain, self._chain.appender.counters
         log = self._log
-        assert isinstance(log, MemoryLog)
+        assert isinstance(log, MemoryLog | DurableLog)
         return Statistics(
             accepted=counters.accepted,
             duplicates=counters.duplicates,
@@ -449,6 +513,7 @@ class Propagator:
             load_head=self._sinks.load_head,
             gate=self._sinks.pacing,
             on_queued=self._note_queued,
+            on_placed=None if self._committer is None else self._committer.ring,
         )
 
     def _now(self) -> float:
@@ -570,6 +635,19 @@ class Propagator:
         """Somebody waits at the gate: see to it when it opens, unless that is seen to already."""
         if not self._armed:
             self._bell.set()
+
+    def _note_moved(self) -> None:
+        """The log's marks have moved: sinks are shown what may be read, callers are told what is kept."""
+        self._chain.settling.settle()
+        self._sinks.note_visible()
+        self._line.ring()
+        if self._chain.lanes.depth:
+            self._bell.set()
+
+    def _note_failed(self, refusal: Refused) -> None:
+        """The log has stopped: what is not kept by now may be lost, and is refused."""
+        self._chain.settling.fail(refusal)
+        self._line.ring()
 
     def _note_progress(self) -> None:
         """A sink got on: whoever waits for that may try again."""

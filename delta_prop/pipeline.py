@@ -89,6 +89,7 @@ class Chain:
         vectors: Vectors,
         load_head: Callable[[str, str], Dot | None],
         gate: Gate | None = None,
+        on_placed: Callable[[], None] | None = None,
         on_queued: Callable[[], None] = lambda: None,
     ) -> None:
         self.log = log
@@ -105,7 +106,7 @@ class Chain:
             load_head=load_head,
         )
         self.refused = 0
-        self.settling = Settling(log, route)
+        self.settling = Settling(log, route, on_placed or (lambda: None))
         self._gate: Gate = gate or _OpenGate()
         self._on_queued = on_queued
         self._running = False
@@ -117,6 +118,11 @@ class Chain:
         # behind it what touches the same vectors.
         self._stand_ins = 0
         self._standing: dict[tuple[str, str], list[Dot]] = {}  # in order; the last is waited for
+
+    def restore(self, logged: LoggedBatch, now: float) -> None:
+        """Take in a batch of the log as it was found at start, in its order; nobody is shown it again."""
+        self.appender.restore(logged, now)
+        self.orderer.delivered(logged.batch.origin, logged.batch.last, logged.batch.ids or ())
 
     # --- what callers do
 

@@ -26,9 +26,13 @@ if TYPE_CHECKING:
 class Settling:
     """What waits for the log's marks, each in order of offset."""
 
-    def __init__(self, log: Log, show: Callable[[LoggedBatch], None]) -> None:
+    def __init__(
+        self, log: Log, show: Callable[[LoggedBatch], None], on_wait: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_wait` is called when something begins to wait, so that somebody moves the marks."""
         self._log = log
         self._show = show
+        self._on_wait = on_wait
         self._unseen: deque[LoggedBatch] = deque()
         self._untold: dict[AckLevel, list[tuple[int, int, Tell]]] = {level: [] for level in AckLevel}
         self._order = 0
@@ -44,6 +48,7 @@ class Settling:
             self._show(logged)
         else:
             self._unseen.append(logged)
+            self._on_wait()
 
     def when_kept(self, next_offset: int, level: AckLevel, tell: Tell) -> None:
         """Call `tell(None)` once all below `next_offset` is kept at this level; with why not, if never."""

@@ -34,6 +34,10 @@ RUNS_MAX = 2_000_000
 """Runs of first offsets kept over all origins, 24 bytes each."""
 
 
+UNKNOWN_OWNER = "\0"
+"""Whose an origin is that a log names, until it says hello again."""
+
+
 class OriginState:
     """What is known of one origin beside its watermark."""
 
@@ -190,6 +194,8 @@ class Origins:
         if known is not None:
             known.epoch += 1
             known.seen_at = now
+            self._owned[known.owner] -= 1
+            self._owned[owner] = self._owned.get(owner, 0) + 1
             known.owner = owner
             self._active.move_to_end(origin)
             return known
@@ -199,6 +205,15 @@ class Origins:
         state = self._active[origin] = OriginState(owner, epoch + 1, now, watermark)
         return state
 
+    def restore(self, origin: int, epoch: int, now: float) -> OriginState:
+        """The state of an origin that a log names; it writes again once it has said hello."""
+        state = self._active.get(origin)
+        if state is None:
+            state = self._active[origin] = OriginState(UNKNOWN_OWNER, epoch, now)
+            self._owned[UNKNOWN_OWNER] = self._owned.get(UNKNOWN_OWNER, 0) + 1
+        state.epoch = max(state.epoch, epoch)
+        return state
+
     def get(self, origin: int) -> OriginState | None:
         """The state of an origin that said hello and is not idle."""
         return self._active.get(origin)
@@ -206,7 +221,7 @@ class Origins:
     def require(self, batch: Batch, owner: str) -> OriginState:
         """The state of a batch's origin. Raises Refused (UNKNOWN_ORIGIN, FENCED, UNAUTHORIZED)."""
         state = self._active.get(batch.origin)
-        if state is None or batch.epoch > state.epoch:
+        if state is None or state.owner == UNKNOWN_OWNER or batch.epoch > state.epoch:
             raise Refused(
                 ErrorCode.UNKNOWN_ORIGIN,
                 f"origin {batch.origin:016x} epoch {batch.epoch} is not known here: say hello again",
