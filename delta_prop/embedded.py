@@ -27,7 +27,6 @@ from delta_prop.checks import (
     parse_topics,
     with_parents,
 )
-from delta_prop.committing import Committer
 from delta_prop.config import Settings
 from delta_prop.ingest.lanes import Lanes
 from delta_prop.ingest.origins import Origins
@@ -42,10 +41,9 @@ from delta_prop.producer import Producer
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.route.feed import Feed
 from delta_prop.route.subscription import Subscription
+from delta_prop.service_log import ServiceLog
 from delta_prop.transforms import Transforms
 from delta_prop.world import real_world
-from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_broker.log.retention import LogSettings
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source
 from delta_prop_wire.errors import Refused, UsageError
@@ -66,7 +64,6 @@ if TYPE_CHECKING:
     from delta_prop.route.late import Replayed
     from delta_prop.route.quarantine import SetAside
     from delta_prop.route.status import FeedStatistics
-    from delta_prop_broker.log.contract import Log
     from delta_prop_broker.log.durable import DurableLogStatistics
     from delta_prop_broker.log.memory import MemoryLogStatistics
     from delta_prop_broker.log.recovery import RecoveryReport
@@ -80,7 +77,6 @@ Named: TypeAlias = Receipt | Cause
 PASSING_CODES = ROOM_CODES | {ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED}
 """Refusals that `publish` waits out."""
 _TICK_S_MAX = 1.0
-_RESTORE_ROWS, _RESTORE_BYTES = 100_000, 16 * 1024 * 1024
 _TICK_S_MIN = 0.001
 _GIVE_WAY_S = 0.0005
 
@@ -140,7 +136,12 @@ class Propagator:
             raise UsageError("this propagator is open already: make another one")
         self._world = self._given_world or real_world()
         randomness, settings = self._world.randomness, self.settings
-        self._log = await self._open_log()
+        if self._data is None:
+            self._service_log = ServiceLog.in_memory(settings, self._world)
+        else:
+            self._service_log = await ServiceLog.in_directory(self._data, self._log_settings, self._world)
+        self._log, self.recovery = self._service_log.log, self._service_log.recovery
+        self._service_log.commits(on_moved=self._note_moved, on_failed=self._note_failed)
         own_producer_id = int.from_bytes(randomness.bytes(6), "big") >> (48 - PRODUCER_ID_BITS)
         await self._exit.__aenter__()
         try:
@@ -155,17 +156,16 @@ class Propagator:
                 on_progress=self._note_progress,
             )
             self._chain = self._make_chain(own_producer_id)
-            await self._restore_chain()
+            await self._service_log.restore(self._chain, self._now())
         except BaseException:
             await self._exit.aclose()
-            await self._close_log()
+            await self._service_log.close()
             raise
         self._bell, self._stepped, self._armed = anyio.Event(), anyio.Event(), False
         self._open = True
         self._tasks.start_soon(self._tick)
         self._tasks.start_soon(self._pace)
-        if self._committer is not None:
-            self._tasks.start_soon(self._committer.run)
+        self._tasks.start_soon(self._service_log.run)
         return self
 
     async def __aexit__(
@@ -173,9 +173,8 @@ class Propagator:
     ) -> bool | None:
         self._open, self._closing = False, True
         self._chain.close(self._now())
-        if self._committer is not None:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(self.settings.close_timeout_s):
-                await self._committer.drain()
+        with anyio.CancelScope(shield=True):
+            await self._service_log.drain(self.settings.close_timeout_s)
         failures = await self._sinks.close_all()
         self._closing = False
         self._stepped.set()
@@ -184,49 +183,13 @@ class Propagator:
             try:
                 return await self._exit.__aexit__(kind, error, trace)
             finally:
-                await self._close_log()
+                await self._service_log.close()
         # The program's own exception goes on as it is; handed to the task group it would come out in a group.
         await self._exit.__aexit__(None, None, None)
-        await self._close_log()
+        await self._service_log.close()
         if error is None and failures:
             raise failures[0] if len(failures) == 1 else ExceptionGroup("sinks failed to close", failures)
         return None
-
-    async def _open_log(self) -> Log:
-        """The log in memory, or the one in the data directory. Raises UsageError, OSError."""
-        world, settings = self._world, self.settings
-        self._committer: Committer | None = None
-        if self._data is None:
-            return MemoryLog(
-                world.randomness.bytes(16),
-                deltas_max=settings.log_deltas_max,
-                bytes_max=settings.log_bytes_max,
-            )
-        disk, threads = world.open_disk(self._data), world.new_threads()
-        log, self.recovery = await threads.run(
-            lambda: DurableLog.open(
-                disk,
-                settings=self._log_settings,
-                draw=world.randomness.bytes,
-                wall_us=world.clock.wall_us,
-            )
-        )
-        self._committer = Committer(log, threads, on_moved=self._note_moved, on_failed=self._note_failed)
-        return log
-
-    async def _restore_chain(self) -> None:
-        """Bring back from the log what the chain knew: watermarks, first offsets, ids, heads, clocks."""
-        offset = self._log.first_offset
-        while batches := self._log.read(offset, rows_max=_RESTORE_ROWS, bytes_max=_RESTORE_BYTES):
-            for logged in batches:
-                self._chain.restore(logged, self._now())
-            offset = batches[-1].next_offset
-            await anyio.lowlevel.checkpoint()
-
-    async def _close_log(self) -> None:
-        if isinstance(self._log, DurableLog):
-            with anyio.CancelScope(shield=True):
-                await self._world.new_threads().run(self._log.close)
 
     # --- sinks
 
@@ -468,7 +431,6 @@ class Propagator:
         """A snapshot of everything."""
         chain, counters = self._chain, self._chain.appender.counters
         log = self._log
-        assert isinstance(log, MemoryLog | DurableLog)
         return Statistics(
             accepted=counters.accepted,
             duplicates=counters.duplicates,
@@ -513,7 +475,7 @@ class Propagator:
             load_head=self._sinks.load_head,
             gate=self._sinks.pacing,
             on_queued=self._note_queued,
-            on_placed=None if self._committer is None else self._committer.ring,
+            on_placed=committer.ring if (committer := self._service_log.committer) else None,
         )
 
     def _now(self) -> float:

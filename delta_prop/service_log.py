@@ -1,0 +1,95 @@
+"""The log of one service from start to end: opened, read back into the chain, committed, closed.
+
+In memory there is nothing to open or commit. In a directory a thread of its own does what waits for the disk.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+
+from delta_prop.committing import Committer
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.memory import MemoryLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop.config import Settings
+    from delta_prop.pipeline import Chain
+    from delta_prop.ports import Threads, World
+    from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.recovery import RecoveryReport
+    from delta_prop_broker.log.retention import LogSettings
+    from delta_prop_wire.errors import Refused
+
+_RESTORE_ROWS, _RESTORE_BYTES = 100_000, 16 * 1024 * 1024
+
+
+class ServiceLog:
+    """A log with whoever commits it. `disk` and `recovery` are None beside a log in memory."""
+
+    def __init__(
+        self,
+        log: MemoryLog | DurableLog,
+        threads: Threads,
+        disk: Disk | None = None,
+        recovery: RecoveryReport | None = None,
+    ) -> None:
+        self.log = log
+        self.disk = disk
+        self.recovery = recovery
+        self.committer: Committer | None = None
+        self._threads = threads
+
+    @classmethod
+    def in_memory(cls, settings: Settings, world: World) -> ServiceLog:
+        """A new log, gone with the process."""
+        log = MemoryLog(
+            world.randomness.bytes(16), deltas_max=settings.log_deltas_max, bytes_max=settings.log_bytes_max
+        )
+        return cls(log, world.new_threads())
+
+    @classmethod
+    async def in_directory(cls, path: str, settings: LogSettings, world: World) -> ServiceLog:
+        """The log kept below `path`, made or recovered. Raises LogBusy, LogDamaged, FormatUnknown, OSError."""
+        disk, threads = world.open_disk(path), world.new_threads()
+        log, recovery = await threads.run(
+            lambda: DurableLog.open(
+                disk, settings=settings, draw=world.randomness.bytes, wall_us=world.clock.wall_us
+            )
+        )
+        return cls(log, threads, disk, recovery)
+
+    def commits(self, *, on_moved: Callable[[], None], on_failed: Callable[[Refused], None]) -> None:
+        """Get ready to commit, where there is something to; `run` does it."""
+        if isinstance(self.log, DurableLog):
+            self.committer = Committer(self.log, self._threads, on_moved=on_moved, on_failed=on_failed)
+
+    async def run(self) -> None:
+        """Commit until cancelled."""
+        if self.committer is not None:
+            await self.committer.run()
+
+    async def restore(self, chain: Chain, now: float) -> None:
+        """Bring back what the chain knew: watermarks, first offsets, ids, heads, clocks."""
+        offset = self.log.first_offset
+        while batches := self.log.read(offset, rows_max=_RESTORE_ROWS, bytes_max=_RESTORE_BYTES):
+            for logged in batches:
+                chain.restore(logged, now)
+            offset = batches[-1].next_offset
+            await anyio.lowlevel.checkpoint()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Have everything appended committed, as far as the time allows."""
+        if self.committer is not None:
+            with anyio.move_on_after(timeout_s):
+                await self.committer.drain()
+
+    async def close(self) -> None:
+        """Let go of the directory; what was appended is committed first. Raises OSError."""
+        if isinstance(self.log, DurableLog):
+            with anyio.CancelScope(shield=True):
+                await self._threads.run(self.log.close)
