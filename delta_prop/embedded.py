@@ -154,6 +154,7 @@ class Propagator:
                 appender=lambda: self._chain.appender,
                 check_open=self._check_open,
                 on_progress=self._note_progress,
+                kept=self._service_log.cursors,
             )
             self._chain = self._make_chain(own_producer_id)
             await self._service_log.restore(self._chain, self._now())
@@ -166,6 +167,7 @@ class Propagator:
         self._tasks.start_soon(self._tick)
         self._tasks.start_soon(self._pace)
         self._tasks.start_soon(self._service_log.run)
+        self._tasks.start_soon(self._keep_cursors)
         return self
 
     async def __aexit__(
@@ -176,6 +178,8 @@ class Propagator:
         with anyio.CancelScope(shield=True):
             await self._service_log.drain(self.settings.close_timeout_s)
         failures = await self._sinks.close_all()
+        with anyio.CancelScope(shield=True):
+            await self._service_log.write_cursors(self._sinks.cursors(), self._world.new_threads())
         self._closing = False
         self._stepped.set()
         self._tasks.cancel_scope.cancel()
@@ -234,6 +238,11 @@ class Propagator:
         """Let a sink go: it is closed, its cursor and its quarantine wait for its return."""
         self._check_open()
         await self._sinks.detach(name)
+
+    def forget(self, name: str) -> None:
+        """Remember nothing of a detached sink: its cursor, its quarantine, what the log kept for it."""
+        self._check_open()
+        self._sinks.forget(name)
 
     def restart(self, name: str) -> None:
         """Let a stopped sink go on from its cursor; one whose breaker is open is tried at once."""
@@ -571,6 +580,9 @@ class Propagator:
             await self.wait_visible(self._log.visible, sinks=[name], timeout_s=timeout_s)
 
         return await self._transforms.publish(deltas[0], reader=self.sink, catch_up=catch_up, publish=publish)
+
+    async def _keep_cursors(self) -> None:
+        await self._service_log.keep_cursors(self._sinks.cursors, self._world.new_threads())
 
     async def _tick(self) -> None:
         """Do what is due: what waited too long, what is queued and may go now."""

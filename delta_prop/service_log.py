@@ -5,26 +5,32 @@ In memory there is nothing to open or commit. In a directory a thread of its own
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 
 from delta_prop.committing import Committer
+from delta_prop.cursors import read_cursors, write_cursors
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.memory import MemoryLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from delta_prop.config import Settings
     from delta_prop.pipeline import Chain
     from delta_prop.ports import Threads, World
+    from delta_prop.route.status import KeptCursor
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.recovery import RecoveryReport
     from delta_prop_broker.log.retention import LogSettings
     from delta_prop_wire.errors import Refused
 
+logger = logging.getLogger("delta_prop")
+
+KEEP_CURSORS_S = 1.0
 _RESTORE_ROWS, _RESTORE_BYTES = 100_000, 16 * 1024 * 1024
 
 
@@ -42,6 +48,7 @@ class ServiceLog:
         self.disk = disk
         self.recovery = recovery
         self.committer: Committer | None = None
+        self.cursors: dict[str, KeptCursor] = {}
         self._threads = threads
 
     @classmethod
@@ -54,14 +61,18 @@ class ServiceLog:
 
     @classmethod
     async def in_directory(cls, path: str, settings: LogSettings, world: World) -> ServiceLog:
-        """The log kept below `path`, made or recovered. Raises LogBusy, LogDamaged, FormatUnknown, OSError."""
+        """The log kept below `path`, made or recovered. Raises LogBusy, LogDamaged, FormatUnknown,
+        OSError.
+        """
         disk, threads = world.open_disk(path), world.new_threads()
         log, recovery = await threads.run(
             lambda: DurableLog.open(
                 disk, settings=settings, draw=world.randomness.bytes, wall_us=world.clock.wall_us
             )
         )
-        return cls(log, threads, disk, recovery)
+        opened = cls(log, threads, disk, recovery)
+        opened.cursors = await threads.run(lambda: read_cursors(disk, log.log_id))
+        return opened
 
     def commits(self, *, on_moved: Callable[[], None], on_failed: Callable[[Refused], None]) -> None:
         """Get ready to commit, where there is something to; `run` does it."""
@@ -72,6 +83,25 @@ class ServiceLog:
         """Commit until cancelled."""
         if self.committer is not None:
             await self.committer.run()
+
+    async def keep_cursors(self, cursors: Callable[[], Mapping[str, KeptCursor]], threads: Threads) -> None:
+        """Write down how far sinks are, whenever that has changed, until cancelled.
+
+        Where the disk fails that is told, and tried again: the cursors there lag, and deltas come again.
+        """
+        while self.disk is not None:
+            await anyio.sleep(KEEP_CURSORS_S)
+            try:
+                await self.write_cursors(cursors(), threads)
+            except OSError as error:
+                logger.warning("the sinks' cursors could not be written, which is tried again: %s", error)
+
+    async def write_cursors(self, cursors: Mapping[str, KeptCursor], threads: Threads) -> None:
+        """Write down how far sinks are, if that has changed. Raises OSError."""
+        disk, now = self.disk, dict(cursors)
+        if disk is not None and now != self.cursors:
+            await threads.run(lambda: write_cursors(disk, self.log.log_id, now))
+            self.cursors = now
 
     async def restore(self, chain: Chain, now: float) -> None:
         """Bring back what the chain knew: watermarks, first offsets, ids, heads, clocks."""
