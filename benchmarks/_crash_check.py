@@ -271,12 +271,13 @@ def _step(value: NDArray[np.float32], operation: Operation) -> NDArray[np.float3
     assert values is not None
     if kind == Kind.CREATE:
         return values
+    changed = value.copy()
     if kind == Kind.SCALE:
-        return np.multiply(value, values[0], dtype=np.float32)
-    if kind == Kind.OFFSET:
-        return np.add(value, values[0], dtype=np.float32)
-    assert kind == Kind.SPARSE_ADD
-    assert operation.indices is not None
-    value = value.copy()
-    value[operation.indices] += values
-    return value
+        changed *= values[0]
+    elif kind == Kind.OFFSET:
+        changed += values[0]
+    else:
+        assert kind == Kind.SPARSE_ADD
+        assert operation.indices is not None
+        changed[operation.indices] += values
+    return changed

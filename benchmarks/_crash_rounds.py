@@ -53,14 +53,17 @@ class Terms:
 class Life:
     """One process on a directory. `lines` is what it has printed; the caller ends it with `kill`."""
 
-    def __init__(self, directory: Path, terms: Terms, begin: Mapping[str, int], seed: int) -> None:
+    def __init__(
+        self, directory: Path, errors: Path, terms: Terms, begin: Mapping[str, int], seed: int
+    ) -> None:
+        """`errors`: the file for what it says on its error output."""
         arguments = [
             *(str(directory), "--begin", json.dumps(begin), "--level", terms.level, "--seed", str(seed)),
             *("--segment-bytes", str(terms.segment_bytes)),
             *(["--storage"] if terms.storage else []),
         ]
         self.began = time.monotonic()
-        self._errors = (directory / "errors").open("w+")
+        self._errors = errors.open("w+")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks._crash_writer", *arguments],
             cwd=_ROOT,
@@ -168,6 +171,7 @@ class Story:
         draw: random.Random,
         *,
         life_s: tuple[float, float] = (0.05, 0.6),
+        start_share: float = START_SHARE,
         die: Callable[[Life], None] = Life.kill,
         spoil: Callable[[Path], None] = lambda _directory: None,
         scratch: Path | None = None,
@@ -181,11 +185,11 @@ class Story:
         self.history = History()
         self._draw = draw
         self._life_s = life_s
+        self._start_share = start_share
         self._die = die
         self._spoil = spoil
         self._scratch = scratch or directory.with_name(directory.name + "-copy")
         self._lives = 0
-        directory.mkdir()
         totals.directories += 1
 
     def round(self) -> bool:
@@ -196,7 +200,7 @@ class Story:
         table = self._copy_table()
         life = self._start()
         try:
-            if draw.random() < START_SHARE:
+            if draw.random() < self._start_share:
                 totals.in_start += 1
                 self._sleep(life, draw.uniform(0.0, 0.6))
                 return True
@@ -234,9 +238,11 @@ class Story:
 
     def _start(self) -> Life:
         self._lives += 1
+        self.directory.mkdir(exist_ok=True)  # a cut may have taken it, with nothing acknowledged in it
         last = {name: self.history.last.get(name, 0) for name in self.terms.producers}
         begin = {name: max(line - self.terms.overlap_lines, 0) + 1 for name, line in last.items()}
-        return Life(self.directory, self.terms, begin, self._draw.randrange(1 << 30))
+        errors = self._scratch.with_name(f"{self._scratch.name}.errors")
+        return Life(self.directory, errors, self.terms, begin, self._draw.randrange(1 << 30))
 
     def _check_start(self, life: Life, table: Table | None) -> bool:
         totals = self.totals

@@ -111,18 +111,28 @@ async def _live(given: argparse.Namespace) -> None:
                 async with anyio.create_task_group() as tasks:
                     for number, (name, line) in enumerate(begin.items()):
                         draw = random.Random(given.seed * 1000 + number)
-                        tasks.start_soon(_publish, producers[name], line, level, given.window, draw)
+                        _repeat(propagator, producers[name], line)
+                        tasks.start_soon(_publish, producers[name], level, given.window, draw)
         else:
             end = propagator.statistics().log.next_offset
             await propagator.wait_visible(end, sinks=sinks, committed=True, timeout_s=_END_S_MAX)
     say(closed=True)
 
 
-async def _publish(producer: Producer, line: int, level: AckLevel, window: int, draw: random.Random) -> None:
-    """Send line after line, in batches of 1 to 5; a line is the same however often it is sent."""
+def _repeat(propagator: Propagator, producer: Producer, line: int) -> None:
+    """What has its place already is answered from what the service knows of it, and not sent."""
+    state = propagator._chain.origins.get(origin_of(producer.name))
+    assert state is not None
+    for at in range(line, producer.watermark() + 1):
+        _write(_ack(producer.name, at, state.first_offset(at), duplicate=True))
+
+
+async def _publish(producer: Producer, level: AckLevel, window: int, draw: random.Random) -> None:
+    """Send line after line, in batches of 1 to 5; a line is the same in whatever batch it travels."""
     flying: deque[tuple[int, Receipt]] = deque()
     origin = origin_of(producer.name)
     epoch = producer._lanes[Priority.NORMAL].epoch
+    line = producer.watermark() + 1
     while True:
         while len(flying) < window:
             count = draw.randint(1, 5)
@@ -141,9 +151,12 @@ def _acknowledged(name: str, first: int, published: Published) -> None:
         duplicate = row in published.duplicates
         at = published.duplicates[row] if duplicate else fresh
         fresh += not duplicate
-        ack = {"producer": name, "line": first + row, "offset": at, "duplicate": duplicate}
-        lines.append(json.dumps(ack))
-    _write("\n".join(lines) + "\n")
+        lines.append(_ack(name, first + row, at, duplicate=duplicate))
+    _write("".join(lines))
+
+
+def _ack(name: str, line: int, at: int | None, *, duplicate: bool) -> str:
+    return json.dumps({"producer": name, "line": line, "offset": at, "duplicate": duplicate}) + "\n"
 
 
 def say(**what: object) -> None:
