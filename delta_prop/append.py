@@ -116,8 +116,11 @@ class Appender:
 
     def restore(self, logged: LoggedBatch, now: float) -> None:
         """Move what moves with the log, for a batch that was in it already."""
-        self._origins.restore(logged.batch.origin, logged.batch.epoch, now)
+        batch = logged.batch
+        state = self._origins.restore(batch.origin, batch.epoch, now)
         self._commit(logged, now)
+        if batch.is_control:
+            state.note_void(batch, ErrorCode(int.from_bytes(batch.blob(0), "little")))
 
     # --- appending
 

@@ -138,6 +138,11 @@ class Chain:
             grants.append(Grant(origin, state.epoch, self.orderer.have.get(origin, 0)))
         return grants
 
+    def outcome(self, origin: int, counter: int) -> int | ErrorCode | None:
+        """The offset of a dot that was dealt with, or why it is void; None where that is not known."""
+        state = self.origins.get(origin)
+        return None if state is None else state.outcome(counter)
+
     def offer(self, work: Work, now: float) -> Receipt:
         """Send work down the chain, or queue it while the log wants no more. Never waits.
 

@@ -94,8 +94,15 @@ class OriginState:
 
     def void(self, batch: Batch) -> ErrorCode | None:
         """Why some of these dots are void, None if none is."""
-        place = bisect_right(self._void_bases, batch.last) - 1
-        if place < 0 or self._void_lasts[place] < batch.base:
+        return self._void(batch.base, batch.last)
+
+    def outcome(self, counter: int) -> int | ErrorCode | None:
+        """Where the delta with this counter stands, or why its dot is void; None where neither is known."""
+        return self._void(counter, counter) or self.first_offset(counter)
+
+    def _void(self, base: int, last: int) -> ErrorCode | None:
+        place = bisect_right(self._void_bases, last) - 1
+        if place < 0 or self._void_lasts[place] < base:
             return None
         return ErrorCode(self._void_codes[place])
 

@@ -122,7 +122,7 @@ class DurableLog:
             try:
                 lock = disk.lock(LOCK_PATH)
             except BlockingIOError as error:
-                raise LogBusy(str(error)) from None
+                raise LogBusy(error.strerror or str(error)) from None
         try:
             recovered = recover(disk, DIRECTORY, draw=draw, made_by=settings.made_by, read_only=read_only)
             log = cls(disk, recovered, settings=settings, wall_us=wall_us, lock=lock)
