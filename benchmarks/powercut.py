@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 KINDS = ("ext4", "xfs")
 IMAGE_BYTES = 512 * 1024 * 1024
-SEGMENT_BYTES = 64 * 1024
+SEGMENT_BYTES = 16 * 1024
 LOGGED_SHARE = 0.25
 """How many cuts, beside those asked for, are made under ack level `logged`."""
 LIFE_S = (0.02, 0.4)
