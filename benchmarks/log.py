@@ -1,9 +1,10 @@
 """What the durable log costs beside this machine's own disk, in one process: publish, acknowledge, catch up.
 
 Frames of about 13 KB (of whole vectors of 128 numbers, and of changes of 16 numbers in such), ready as they
-come off a wire, go through the whole chain (checked, ordered, logged, synced). Each round measures the disk alone and the service in turn, in the same directory; what counts is
-the ratio within a round, of which the median is printed. Catching up reads a log that was opened anew, so
-nothing of it is in the service's memory; the system's page cache is warm.
+come off a wire, go through the whole chain: checked, ordered, logged, synced. Each round measures the disk
+alone and the service in turn, in the same directory; what counts is the ratio within a round, of which the
+median is printed. Catching up reads a log that was opened anew, so nothing of it is in the service's memory;
+the system's page cache is warm.
 """
 
 from __future__ import annotations
@@ -257,11 +258,13 @@ def report(rounds: Mapping[str, Sequence[Round]], path: str | None) -> int:
     print(table("the durable log, one process", head, rows))
     print("beside: write + fdatasync of 1 MiB; fdatasync of 4 KiB; the durable publish of the same round")
     for kind, some in rounds.items():
+        count, size, rate, cpu_us, commits, p99_us = (
+            _figure(some, name).median
+            for name in ("rows", "frame_bytes", "publish_deltas", "cpu_us", "commits", "ack_p99_us")
+        )
         print(
-            f"{kind}: {_figure(some, 'rows').median:.0f} a frame of "
-            f"{_figure(some, 'frame_bytes').median:,.0f} bytes, {_figure(some, 'publish_deltas').median:,.0f} deltas/s, "
-            f"{_figure(some, 'cpu_us').median:,.0f} µs CPU a frame, {_figure(some, 'commits').median:,.0f} "
-            f"commits a round, ack p99 {_figure(some, 'ack_p99_us').median:,.0f} µs"
+            f"{kind}: {count:.0f} a frame of {size:,.0f} bytes, {rate:,.0f} deltas/s, {cpu_us:,.0f} µs CPU a "
+            f"frame, {commits:,.0f} commits a round, ack p99 {p99_us:,.0f} µs"
         )
     write_json(path, {"rounds": rounds, "judged": judged})
     return 0 if all(met for some in judged.values() for _, met in some) else 1
