@@ -106,6 +106,8 @@ class Life:
         self._process.kill()
         self._process.wait()
         self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
                 self._process.stdin.close()
