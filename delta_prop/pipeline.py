@@ -139,9 +139,9 @@ class Chain:
         return grants
 
     def outcome(self, origin: int, counter: int) -> int | ErrorCode | None:
-        """The offset of a dot that was dealt with, or why it is void; None where that is not known."""
+        """The offset of a dot that was dealt with, or why it has none; None where that is not known."""
         state = self.origins.get(origin)
-        return None if state is None else state.outcome(counter)
+        return None if state is None else state.outcome(counter, all_known=self.log.first_offset == 0)
 
     def offer(self, work: Work, now: float) -> Receipt:
         """Send work down the chain, or queue it while the log wants no more. Never waits.

@@ -161,8 +161,8 @@ class Producer:
         return True
 
     def outcome(self, counter: int, priority: Priority = Priority.NORMAL) -> int | ErrorCode | None:
-        """What became of a counter up to the watermark: its offset, or why it is void. None: not known any
-        more, or it was left out.
+        """What became of a counter up to the watermark: its offset, or why it is void (DOT_REUSED: it was
+        left out). None: not known any more.
         """
         return self._chain.outcome(self._lanes[priority].origin, counter)
 

@@ -79,7 +79,8 @@ def put_all(lines: Iterator[str]) -> None:
 
 def note(line: str) -> None:
     """One line for people, to standard error."""
-    print(f"delta-prop: {line}", file=sys.stderr, flush=True)
+    clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # of a progress line
+    print(f"{clear}delta-prop: {line}", file=sys.stderr, flush=True)
 
 
 class Progress:
@@ -110,7 +111,7 @@ class Input:
         self._descriptors: list[int] = []
         for name in names:
             try:
-                self._descriptors.append(sys.stdin.fileno() if name == "-" else os.open(name, os.O_RDONLY))
+                self._descriptors.append(0 if name == "-" else os.open(name, os.O_RDONLY))
                 if stat.S_ISDIR(os.fstat(self._descriptors[-1]).st_mode):
                     raise IsADirectoryError(0, "it is a directory")
             except OSError as error:

@@ -10,10 +10,10 @@ import json
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
+from delta_prop.commands.places import name_fault
 from delta_prop_broker.log.identity import read_small, replace_file
-from delta_prop_wire.bounds import check_name
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.errors import InvalidDelta, UsageError
+from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
@@ -38,7 +38,12 @@ class Group:
             raise UsageError(
                 f"group {name!r} is read by another process: stop that one, or name another group"
             ) from None
-        self.next_offset = self._kept = read_group(disk, name, log_id)
+        try:
+            self._kept = read_group(disk, name, log_id)
+        except BaseException:
+            self._lock.release()
+            raise
+        self.next_offset = self._kept
         """Where the group goes on; None where it begins."""
 
     def keep(self) -> None:
@@ -97,8 +102,7 @@ def forget_group(disk: Disk, name: str) -> bool:
 
 
 def _path(name: str) -> str:
-    try:
-        check_name("group", name, NAME_BYTES_MAX)
-    except InvalidDelta as error:
-        raise UsageError(error.message) from None
+    fault = name_fault("group", name, NAME_BYTES_MAX)
+    if fault:
+        raise UsageError(fault)
     return f"{_DIRECTORY}/{quote(name, safe='')}{_SUFFIX}"

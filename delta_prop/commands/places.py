@@ -1,11 +1,12 @@
-"""Places in a log as people write them: an offset, a time, its start or its end."""
+"""What people write: names, and places in a log (an offset, a time, its start or its end)."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop_wire.errors import UsageError
+from delta_prop_wire.bounds import check_name
+from delta_prop_wire.errors import InvalidDelta, UsageError
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.durable import DurableLog
@@ -41,6 +42,15 @@ def parse_at(option: str, text: str, *, ends: bool = True) -> At:
     if time.tzinfo is None:  # as all times are shown
         time = time.replace(tzinfo=UTC)
     return At(time_us=(time - _EPOCH) // _US)
+
+
+def name_fault(option: str, name: str, bytes_max: int) -> str | None:
+    """What is wrong with a name, None where nothing is."""
+    try:
+        check_name(option, name, bytes_max)
+    except InvalidDelta as error:
+        return error.message
+    return None
 
 
 def offset_of(at: At, log: DurableLog) -> int:

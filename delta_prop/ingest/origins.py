@@ -44,6 +44,7 @@ class OriginState:
     __slots__ = (
         "_bases",
         "_crcs",
+        "_forgot",
         "_lasts",
         "_run_bases",
         "_run_lasts",
@@ -62,6 +63,7 @@ class OriginState:
         self.epoch = epoch
         self.seen_at = now
         self.known_above = known_above  # what became of dots up to here left memory while it was idle
+        self._forgot = False
         self._bases, self._lasts, self._crcs = array("Q"), array("Q"), array("L")
         self._run_bases, self._run_lasts, self._run_offsets = array("Q"), array("Q"), array("Q")
         self._void_bases, self._void_lasts, self._void_codes = array("Q"), array("Q"), array("L")
@@ -96,9 +98,14 @@ class OriginState:
         """Why some of these dots are void, None if none is."""
         return self._void(batch.base, batch.last)
 
-    def outcome(self, counter: int) -> int | ErrorCode | None:
-        """Where the delta with this counter stands, or why its dot is void; None where neither is known."""
-        return self._void(counter, counter) or self.first_offset(counter)
+    def outcome(self, counter: int, *, all_known: bool) -> int | ErrorCode | None:
+        """Where the delta with this counter stands, or why its dot is void; None where neither is known.
+
+        DOT_REUSED where its producer left the counter out. `all_known`: what is not remembered never was.
+        """
+        found = self._void(counter, counter) or self.first_offset(counter)
+        left_out = bool(self._run_bases and self._run_bases[0] < counter) or (all_known and not self._forgot)
+        return ErrorCode.DOT_REUSED if found is None and left_out else found
 
     def _void(self, base: int, last: int) -> ErrorCode | None:
         place = bisect_right(self._void_bases, last) - 1
@@ -136,6 +143,7 @@ class OriginState:
         half = len(self._run_bases) // 2
         for column in (self._run_bases, self._run_lasts, self._run_offsets):
             del column[:half]
+        self._forgot = True
         return half
 
     def remember(self, batch: Batch) -> None:
