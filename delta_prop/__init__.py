@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from delta_prop.backpressure.pacer import Pressure
     from delta_prop.config import Settings
-    from delta_prop.embedded import Propagator, Statistics
+    from delta_prop.embedded import Propagator
     from delta_prop.producer import Producer
     from delta_prop.receipt import Published, Receipt, State
     from delta_prop.route.late import Replayed
     from delta_prop.route.quarantine import SetAside
     from delta_prop.route.subscription import Delivered, Subscription
+    from delta_prop.statistics import Statistics
     from delta_prop.synchronous import SyncPropagator
     from delta_prop_wire.delta import (
         AckLevel,
@@ -45,12 +46,13 @@ if TYPE_CHECKING:
 _HOMES = {
     "delta_prop.backpressure.pacer": ("Pressure",),
     "delta_prop.config": ("Settings",),
-    "delta_prop.embedded": ("Propagator", "Statistics"),
+    "delta_prop.embedded": ("Propagator",),
     "delta_prop.producer": ("Producer",),
     "delta_prop.receipt": ("Published", "Receipt", "State"),
     "delta_prop.route.late": ("Replayed",),
     "delta_prop.route.quarantine": ("SetAside",),
     "delta_prop.route.subscription": ("Delivered", "Subscription"),
+    "delta_prop.statistics": ("Statistics",),
     "delta_prop.synchronous": ("SyncPropagator",),
     "delta_prop_wire.delta": (
         "AckLevel",

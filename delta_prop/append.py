@@ -114,6 +114,14 @@ class Appender:
         duplicates = _offsets(repeats, rows, logged.offset)
         return logged, Published(logged.offset, batch.dot(0), draft.count, self.log.level, duplicates)
 
+    def restore(self, logged: LoggedBatch, now: float) -> None:
+        """Move what moves with the log, for a batch that was in it already."""
+        batch = logged.batch
+        state = self._origins.restore(batch.origin, batch.epoch, now)
+        self._commit(logged, now)
+        if batch.is_control:
+            state.note_void(batch, ErrorCode(int.from_bytes(batch.blob(0), "little")))
+
     # --- appending
 
     def _append(self, batch: Batch, lamport: int | None, source: Source) -> LoggedBatch:

@@ -12,6 +12,7 @@ import anyio
 
 from delta_prop.route.status import FeedState, text_of
 from delta_prop_sinks.sink import HasBackground, ResumePoint
+from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import BATCH_ROWS_MAX, ErrorCode
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.contract import Log
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.cursor import Cursor
 
 Start: TypeAlias = Literal["resume", "earliest", "latest"] | int
 """Where a sink begins: where it stopped, at what the log still has, at what comes next, at an offset."""
@@ -45,6 +47,7 @@ class Attached:
         self.lamport = 0
         self.reported = 0
         self.closing = False
+        self.required = False
         self.has_past = False  # holds deltas of an earlier log
         self._log = log
         self._world = world
@@ -126,6 +129,8 @@ class Attached:
                 self.reported = stopped
                 if stopped >= kept.reported:  # else it lost something since, and reads on from its own
                     stopped = max(stopped, kept.dealt_with)
+            if self.has_past and self._log.level > AckLevel.MEMORY and self._log.next_offset:
+                raise self._of_another_log(cursor)
             # Beside a log in memory a cursor of another log is normal: the sink keeps its data and
             # begins with the new log; Lamport numbers go on above what it holds.
             return self._begin(start, stopped), True
@@ -210,6 +215,15 @@ class Attached:
                 details={"offset": begin, "first_offset": log.first_offset},
             )
         return begin
+
+    def _of_another_log(self, cursor: Cursor) -> Refused:
+        return Refused(
+            ErrorCode.CURSOR_TOO_OLD,
+            f"sink {self.name!r} holds data of another log ({cursor.log_id.hex()}, up to offset "
+            f"{cursor.next_offset}), this one is {self._log.log_id.hex()}: give it its own data, or the "
+            "directory it belongs to",
+            details={"offset": cursor.next_offset},
+        )
 
     def _check_not_ahead(self, epoch: int, next_offset: int) -> None:
         if epoch > self._log.epoch or next_offset > self._log.next_offset:

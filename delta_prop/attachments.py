@@ -6,6 +6,7 @@ The chain hands batches to `route`; each sink's feed takes it from there at its 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
@@ -23,7 +24,7 @@ from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from anyio.abc import TaskGroup
 
@@ -68,7 +69,9 @@ class Attachments:
         appender: Callable[[], Appender],
         check_open: Callable[[], None],
         on_progress: Callable[[], None],
+        kept: Mapping[str, KeptCursor],
     ) -> None:
+        """`kept`: what is remembered of sinks that were attached before the service's last end."""
         self.attached: dict[str, Attached] = {}
         self.pacing = Pacing(settings, log)
         self._settings = settings
@@ -79,8 +82,11 @@ class Attachments:
         self._check_open = check_open
         self._on_progress = on_progress
         self._table: Table[Feed] = Table()
-        self._cursors: dict[str, KeptCursor] = {}
+        self._cursors: dict[str, KeptCursor] = dict(kept)
         self._quarantines: dict[str, Quarantine] = {}
+        for name, cursor in kept.items():
+            if cursor.required:
+                log.hold(name, partial(_dealt_with, cursor))
 
     # --- coming and going
 
@@ -127,6 +133,8 @@ class Attachments:
         )
         self.attached[name] = attached
         self._table.subscribe(feed, terms.topics)
+        attached.required = terms.required
+        self._log.release(name)
         gives_way = terms.on_log_full == "needs_snapshot"
         if terms.required:
             self._log.hold(name, lambda: feed.committed, feed.lose_place if gives_way else None)
@@ -145,6 +153,27 @@ class Attachments:
         attached = self.require(name)
         with anyio.CancelScope(shield=True):
             await self._close(attached)
+        if name in self._cursors:
+            self._cursors[name] = self._cursors[name]._replace(required=False)
+
+    def forget(self, name: str) -> None:
+        """Remember nothing more of a sink that is not attached; the log keeps nothing for it."""
+        if name in self.attached:
+            raise UsageError(f"sink {name!r} is attached: detach it first")
+        if name not in self._cursors and name not in self._quarantines:
+            raise UsageError(f"no sink named {name!r} is remembered; remembered are {sorted(self._cursors)}")
+        self._log.release(name)
+        self._cursors.pop(name, None)
+        self._quarantines.pop(name, None)
+
+    def cursors(self) -> dict[str, KeptCursor]:
+        """What to remember of each sink, attached or not, for the next start."""
+        now = {
+            name: one.require_feed().kept_cursor._replace(required=one.required)
+            for name, one in self.attached.items()
+            if not isinstance(one.sink, Subscription)
+        }
+        return self._cursors | now
 
     async def close_all(self) -> list[Exception]:
         """Close all sinks at once, however the service ends: each keeps what it has. What failed."""
@@ -175,7 +204,7 @@ class Attachments:
             await attached.close(self._settings.close_timeout_s)
         finally:
             if not isinstance(attached.sink, Subscription):  # whose name never comes back
-                self._cursors[name] = feed.kept_cursor
+                self._cursors[name] = feed.kept_cursor._replace(required=attached.required)
             if feed.quarantine.matters:
                 self._quarantines[name] = feed.quarantine
             self._table.unsubscribe(feed)
@@ -204,6 +233,11 @@ class Attachments:
         """Offer a batch to every sink that wants something of it."""
         for feed, rows in self._table.plan(logged.batch):
             feed.offer(logged, rows)
+
+    def note_visible(self) -> None:
+        """The visible mark has moved: sinks for which nothing of that was meant have dealt with it."""
+        for attached in self.attached.values():
+            attached.require_feed().note_visible()
 
     def load_head(self, namespace: str, vector_id: str) -> Dot | None:
         """The last dot of a vector that the table of heads does not hold: from the log, else from a sink."""
@@ -286,6 +320,10 @@ class Attachments:
                 f"sink {name!r} has not answered within {timeout_s} s; its quarantine holds "
                 f"{len(feed.quarantine)} deltas: see its state in statistics(), and ask again"
             ) from None
+
+
+def _dealt_with(cursor: KeptCursor) -> int:
+    return cursor.dealt_with
 
 
 def _set_aside(feed: Feed, held: SetAside) -> Refused:

@@ -10,6 +10,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from delta_prop.commands.parsers import add_verbs
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
@@ -23,6 +25,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what was wrong and where help is; exit status 2."""
         self.exit(WRONG_USE, f"{self.prog}: {' '.join(message.split())}; see {self.prog} --help\n")
+
+
+class Help(argparse.HelpFormatter):
+    """Keeps each verb in one line with what it does; left alone, argparse forgets that verbs are indented."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog)
+        self._action_max_length = 14
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,11 +60,13 @@ def make_parser() -> Parser:
         description="Propagates every change of a fact to everything derived from it.",
         epilog="example: delta-prop demo --once",
         allow_abbrev=False,
+        formatter_class=Help,
     )
     parser.add_argument("--version", action="store_true", help="print the version and end")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb", parser_class=Parser)
     parser.set_defaults(run=_no_verb)
     _add_demo(verbs)
+    add_verbs(verbs, _run)
     version = verbs.add_parser("version", help="print the version", epilog="example: delta-prop version")
     version.set_defaults(run=_version)
     return parser

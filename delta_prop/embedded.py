@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, TypeAlias, TypeVar, get_args
 
@@ -41,29 +41,28 @@ from delta_prop.producer import Producer
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.route.feed import Feed
 from delta_prop.route.subscription import Subscription
+from delta_prop.service_log import ServiceLog
+from delta_prop.statistics import Statistics
 from delta_prop.transforms import Transforms
 from delta_prop.world import real_world
-from delta_prop_broker.log.memory import MemoryLog
+from delta_prop_broker.log.retention import LogSettings
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import PRODUCER_ID_BITS, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from pathlib import Path
     from types import TracebackType
 
     from numpy.typing import ArrayLike, NDArray
 
     from delta_prop.backpressure.pacer import Pressure
-    from delta_prop.ingest.lanes import LanesStatistics
-    from delta_prop.order.orderer import OrdererStatistics
     from delta_prop.ports import World
     from delta_prop.route.feed import Feed
     from delta_prop.route.late import Replayed
     from delta_prop.route.quarantine import SetAside
-    from delta_prop.route.status import FeedStatistics
-    from delta_prop_broker.log.contract import Log
-    from delta_prop_broker.log.memory import MemoryLogStatistics
+    from delta_prop_broker.log.recovery import RecoveryReport
     from delta_prop_sinks.sink import Sink
 
     S = TypeVar("S", bound=Sink)
@@ -78,23 +77,6 @@ _TICK_S_MIN = 0.001
 _GIVE_WAY_S = 0.0005
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """A snapshot of everything, in deltas, bytes and offsets as named."""
-
-    accepted: int
-    duplicates: int
-    voided: int
-    refused: int
-    conflicts: int
-    queue: LanesStatistics
-    pending: OrdererStatistics
-    log: MemoryLogStatistics
-    sinks: Mapping[str, FeedStatistics]
-    pressure: Pressure
-    memory_bytes_max: int
-
-
 class Propagator:
     """Takes deltas, orders them, logs them in memory, brings them to every attached sink.
 
@@ -104,8 +86,20 @@ class Propagator:
     `statistics()`.
     """
 
-    def __init__(self, settings: Settings | None = None, *, world: World | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings | None = None,
+        *,
+        data: str | Path | None = None,
+        log: LogSettings | None = None,
+        world: World | None = None,
+    ) -> None:
+        """`data`: the directory that the log is kept in, within `log`; without it, in memory."""
         self.settings = settings or Settings()
+        self.recovery: RecoveryReport | None = None
+        """What was found in the data directory at the last start."""
+        self._data = None if data is None else str(data)
+        self._log_settings = log or LogSettings()
         self._given_world = world
         self._exit = AsyncExitStack()
         self._transforms = Transforms()
@@ -121,9 +115,12 @@ class Propagator:
             raise UsageError("this propagator is open already: make another one")
         self._world = self._given_world or real_world()
         randomness, settings = self._world.randomness, self.settings
-        self._log: Log = MemoryLog(
-            randomness.bytes(16), deltas_max=settings.log_deltas_max, bytes_max=settings.log_bytes_max
-        )
+        if self._data is None:
+            self._service_log = ServiceLog.in_memory(settings, self._world)
+        else:
+            self._service_log = await ServiceLog.in_directory(self._data, self._log_settings, self._world)
+        self._log, self.recovery = self._service_log.log, self._service_log.recovery
+        self._service_log.commits(on_moved=self._note_moved, on_failed=self._note_failed)
         own_producer_id = int.from_bytes(randomness.bytes(6), "big") >> (48 - PRODUCER_ID_BITS)
         await self._exit.__aenter__()
         try:
@@ -136,15 +133,20 @@ class Propagator:
                 appender=lambda: self._chain.appender,
                 check_open=self._check_open,
                 on_progress=self._note_progress,
+                kept=self._service_log.cursors,
             )
             self._chain = self._make_chain(own_producer_id)
+            await self._service_log.restore(self._chain, self._now())
         except BaseException:
             await self._exit.aclose()
+            await self._service_log.close()
             raise
         self._bell, self._stepped, self._armed = anyio.Event(), anyio.Event(), False
         self._open = True
         self._tasks.start_soon(self._tick)
         self._tasks.start_soon(self._pace)
+        self._tasks.start_soon(self._service_log.run)
+        self._tasks.start_soon(self._keep_cursors)
         return self
 
     async def __aexit__(
@@ -152,14 +154,22 @@ class Propagator:
     ) -> bool | None:
         self._open, self._closing = False, True
         self._chain.close(self._now())
+        with anyio.CancelScope(shield=True):
+            await self._service_log.drain(self.settings.close_timeout_s)
         failures = await self._sinks.close_all()
+        with anyio.CancelScope(shield=True):
+            await self._service_log.write_cursors(self._sinks.cursors(), self._world.new_threads())
         self._closing = False
         self._stepped.set()
         self._tasks.cancel_scope.cancel()
         if isinstance(error, anyio.get_cancelled_exc_class()):
-            return await self._exit.__aexit__(kind, error, trace)
+            try:
+                return await self._exit.__aexit__(kind, error, trace)
+            finally:
+                await self._service_log.close()
         # The program's own exception goes on as it is; handed to the task group it would come out in a group.
         await self._exit.__aexit__(None, None, None)
+        await self._service_log.close()
         if error is None and failures:
             raise failures[0] if len(failures) == 1 else ExceptionGroup("sinks failed to close", failures)
         return None
@@ -210,6 +220,11 @@ class Propagator:
         self._check_open()
         await self._sinks.detach(name)
 
+    def forget(self, name: str) -> None:
+        """Remember nothing of a detached sink: its cursor, its quarantine, what the log kept for it."""
+        self._check_open()
+        self._sinks.forget(name)
+
     def restart(self, name: str) -> None:
         """Let a stopped sink go on from its cursor; one whose breaker is open is tried at once."""
         self._check_opened()
@@ -254,8 +269,8 @@ class Propagator:
         offset = published.next_offset if isinstance(published, Published) else published
         if not isinstance(offset, int):
             raise UsageError(f"{published!r:.80}: give what publish returned, a receipt, or an offset")
-        if offset > self._log.visible:
-            raise UsageError(f"offset {offset} is not in the log yet, which ends at {self._log.visible}")
+        if offset > self._log.next_offset:
+            raise UsageError(f"offset {offset} is not in the log yet, which ends at {self._log.next_offset}")
         if isinstance(sinks, str) or not isinstance(sinks, Iterable | None):
             raise UsageError(f"sinks={sinks!r}: give a list of names, like [{str(sinks)!r}]")
         names = list(self._sinks.listed() if sinks is None else sinks)
@@ -410,7 +425,6 @@ class Propagator:
         self._check_opened()
         chain, counters = self._chain, self._chain.appender.counters
         log = self._log
-        assert isinstance(log, MemoryLog)
         return Statistics(
             accepted=counters.accepted,
             duplicates=counters.duplicates,
@@ -455,6 +469,7 @@ class Propagator:
             load_head=self._sinks.load_head,
             gate=self._sinks.pacing,
             on_queued=self._note_queued,
+            on_placed=committer.ring if (committer := self._service_log.committer) else None,
         )
 
     def _now(self) -> float:
@@ -556,6 +571,9 @@ class Propagator:
 
         return await self._transforms.publish(deltas[0], reader=self.sink, catch_up=catch_up, publish=publish)
 
+    async def _keep_cursors(self) -> None:
+        await self._service_log.keep_cursors(self._sinks.cursors, self._world.new_threads())
+
     async def _tick(self) -> None:
         """Do what is due: what waited too long, what is queued and may go now."""
         while True:
@@ -582,6 +600,19 @@ class Propagator:
         """Somebody waits at the gate: see to it when it opens, unless that is seen to already."""
         if not self._armed:
             self._bell.set()
+
+    def _note_moved(self) -> None:
+        """The log's marks have moved: sinks are shown what may be read, callers are told what is kept."""
+        self._chain.settling.settle()
+        self._sinks.note_visible()
+        self._line.ring()
+        if self._chain.lanes.depth:
+            self._bell.set()
+
+    def _note_failed(self, refusal: Refused) -> None:
+        """The log has stopped: what is not kept by now may be lost, and is refused."""
+        self._chain.settling.fail(refusal)
+        self._line.ring()
 
     def _note_progress(self) -> None:
         """A sink got on: whoever waits for that may try again."""

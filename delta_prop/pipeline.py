@@ -15,6 +15,7 @@ from delta_prop.ingest.origins import OWN, Grant, Origins
 from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
 from delta_prop.order.orderer import Entry, Orderer, Refusal, Verdict
 from delta_prop.receipt import Published, Receipt, State
+from delta_prop.settling import Settling
 from delta_prop_wire.delta import Dot, Priority, make_origin
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from delta_prop.ingest.vectors import Vectors
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import Batch, LoggedBatch
+    from delta_prop_wire.delta import AckLevel
 
 REPEATS_MAX = 100
 """Repeats of one pending batch that are told its outcome; more are refused for now."""
@@ -87,6 +89,7 @@ class Chain:
         vectors: Vectors,
         load_head: Callable[[str, str], Dot | None],
         gate: Gate | None = None,
+        on_placed: Callable[[], None] | None = None,
         on_queued: Callable[[], None] = lambda: None,
     ) -> None:
         self.log = log
@@ -103,7 +106,7 @@ class Chain:
             load_head=load_head,
         )
         self.refused = 0
-        self._route = route
+        self.settling = Settling(log, route, on_placed or (lambda: None))
         self._gate: Gate = gate or _OpenGate()
         self._on_queued = on_queued
         self._running = False
@@ -115,6 +118,11 @@ class Chain:
         # behind it what touches the same vectors.
         self._stand_ins = 0
         self._standing: dict[tuple[str, str], list[Dot]] = {}  # in order; the last is waited for
+
+    def restore(self, logged: LoggedBatch, now: float) -> None:
+        """Take in a batch of the log as it was found at start, in its order; nobody is shown it again."""
+        self.appender.restore(logged, now)
+        self.orderer.delivered(logged.batch.origin, logged.batch.last, logged.batch.ids or ())
 
     # --- what callers do
 
@@ -129,6 +137,11 @@ class Chain:
             self._refuse_all(fenced)
             grants.append(Grant(origin, state.epoch, self.orderer.have.get(origin, 0)))
         return grants
+
+    def outcome(self, origin: int, counter: int) -> int | ErrorCode | None:
+        """The offset of a dot that was dealt with, or why it has none; None where that is not known."""
+        state = self.origins.get(origin)
+        return None if state is None else state.outcome(counter, all_known=self.log.first_offset == 0)
 
     def offer(self, work: Work, now: float) -> Receipt:
         """Send work down the chain, or queue it while the log wants no more. Never waits.
@@ -230,7 +243,7 @@ class Chain:
         try:
             self._admit(work)
             if batch.last <= have:
-                self._acknowledge(work, self._repeat(batch))
+                self._tell(work, batch.ack_level, self._repeat(batch))
                 return
             if batch.base <= have or (batch.leaps and batch.previous < have):
                 raise _overlap(batch, have)
@@ -393,11 +406,8 @@ class Chain:
             self._refuse_all(self.orderer.refuse(entry, refusal))
             return
         self.orderer.delivered(entry.origin, entry.last, work.batch.ids or ())
-        self._route(logged)
-        if isinstance(outcome, Published):
-            self._acknowledge(work, outcome)
-        else:
-            self._refuse(work, outcome)
+        self.settling.placed(logged)
+        self._tell(work, work.batch.ack_level, outcome, logged.next_offset)
 
     def _append_draft(self, draft: Draft | MatrixDraft, entry: Entry | None) -> None:
         origin = self._own_origins[draft.priority]
@@ -416,8 +426,8 @@ class Chain:
             return
         if logged is not None:
             self.orderer.delivered(origin, logged.batch.last, logged.batch.ids or ())
-            self._route(logged)
-        self._acknowledge(draft, published)
+            self.settling.placed(logged)
+        self._tell(draft, draft.ack_level, published)
         if entry is not None:
             self._leave(entry)
         elif logged is not None:
@@ -440,6 +450,24 @@ class Chain:
                 self._standing.pop(key, None)
 
     # --- telling
+
+    def _tell(
+        self, work: Work, level: AckLevel, outcome: Published | Refused, next_offset: int | None = None
+    ) -> None:
+        """Tell an outcome that the log holds, once it is kept as asked; a repeat waits for its first copy."""
+
+        def tell(failure: Refused | None) -> None:
+            if failure is not None or isinstance(outcome, Refused):
+                self._refuse(work, failure or outcome)  # type: ignore[arg-type]
+            else:
+                self._acknowledge(work, outcome)
+
+        if isinstance(outcome, Published):
+            next_offset = outcome.next_offset
+        assert next_offset is not None
+        if next_offset > self.log.reached(level):
+            work.receipt.placed()
+        self.settling.when_kept(next_offset, level, tell)
 
     def _acknowledge(self, work: Work, published: Published) -> None:
         if not work.receipt.done:

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
+    from delta_prop_broker.disk import Disk
+
 T = TypeVar("T")
 
 
@@ -58,9 +60,11 @@ class World:
 
     `new_threads` gives each owner a worker of its own; `background_thread` one of low priority, where the
     system knows that, which lives as long as its scope: for long computations that others must not feel.
+    `open_disk` gives the disk below a directory.
     """
 
     clock: Clock
     randomness: Randomness
     new_threads: Callable[[], Threads]
     background_thread: Callable[[], AbstractAsyncContextManager[Threads]]
+    open_disk: Callable[[str], Disk]

@@ -7,7 +7,7 @@ same bytes again, in order, where a refusal may pass.
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from delta_prop.receipt import Receipt, State
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import AckLevel, Dot, Priority, Source
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.errors import Refused
+from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import PRODUCER_ID_BITS, VECTOR_ID_BYTES_MAX, ErrorCode
 
 if TYPE_CHECKING:
@@ -50,9 +50,11 @@ class _Open:
     """A batch whose dots are not dealt with yet. `void`: its caller has given it up."""
 
     batch: Batch
+    session: Session
     receipt: Receipt = field(default_factory=Receipt)
     void: bool = False
     woken: anyio.Event | None = None
+    then: Callable[[Receipt], None] | None = None
 
     @property
     def refused(self) -> bool:
@@ -69,6 +71,7 @@ class _Lane:
         self.next = grant.watermark + 1
         self.said: dict[int, int] = {}
         self.open: OrderedDict[int, _Open] = OrderedDict()
+        self.any_refused = False  # whether some of them may have to be sent again
 
 
 class Producer:
@@ -140,6 +143,29 @@ class Producer:
                     raise
             await _pause(entry, wait_s)
 
+    def offer_numbered(self, counter: int, delta: Delta, then: Callable[[Receipt], None]) -> bool:
+        """Send a delta under a counter of the caller's, which rises within a priority and may leave gaps.
+
+        False where the counter is not above the watermark: `outcome` tells what became of it. Else `then` is
+        called with the receipt whenever there is an outcome; after a refusal that may pass `resend` sends the
+        same again, and `then` is called again. Never waits. Raises as `offer` does, and sends nothing then.
+        """
+        priority = check_deltas([delta])
+        lane = self._lanes[priority]
+        if counter < lane.next:
+            return False
+        if delta.source is Source.REPLICA:
+            raise InvalidDelta("source", "replica is what a service says that forwards: give another one")
+        session = replace(self._session, source=delta.source)
+        self._begin(priority, [delta], (), counter=counter, session=session, then=then)
+        return True
+
+    def outcome(self, counter: int, priority: Priority = Priority.NORMAL) -> int | ErrorCode | None:
+        """What became of a counter up to the watermark: its offset, or why it is void (DOT_REUSED: it was
+        left out). None: not known any more.
+        """
+        return self._chain.outcome(self._lanes[priority].origin, counter)
+
     def send_frame(self, batch: Batch, lamport: int | None = None) -> Receipt:
         """Send a batch as it is: a repeat of one's own, or a forwarder's under its first origin."""
         work = Sequenced(batch, self._session, Receipt(), lamport)
@@ -164,14 +190,18 @@ class Producer:
         priority: Priority,
         deltas: Sequence[Delta],
         after: Sequence[Receipt | Cause],
+        *,
+        counter: int | None = None,
+        session: Session | None = None,
+        then: Callable[[Receipt], None] | None = None,
     ) -> _Open:
         """Draw the dots and send for the first time."""
         lane = self._lanes[priority]
         self.resend(priority)
         self._check_room()
-        batch = self._encode(lane, priority, deltas, after)
+        batch = self._encode(lane, priority, deltas, after, counter)
         lane.next = batch.last + 1
-        entry = lane.open[batch.base] = _Open(batch)
+        entry = lane.open[batch.base] = _Open(batch, session or self._session, then=then)
         self._open_bytes += batch.size
         self._send(lane, entry)
         return entry
@@ -179,6 +209,8 @@ class Producer:
     def _resend(self, lane: _Lane, last: _Open | None = None) -> None:
         """Up to `last`, or all. Raises the first refusal that stays."""
         self._forget_done(lane)
+        if not lane.any_refused:
+            return
         for entry in list(lane.open.values()):
             if entry.refused:
                 self._send(lane, entry)
@@ -187,23 +219,29 @@ class Producer:
                     raise refusal
             if entry is last:
                 return
+        lane.any_refused = any(entry.refused for entry in lane.open.values())
 
     def _send(self, lane: _Lane, entry: _Open) -> None:
         entry.receipt = receipt = Receipt()
         void = withdrawn() if entry.void else None
         receipt.when_done(lambda told: self._settled(lane, entry, told))
-        self._chain.offer(Sequenced(entry.batch, self._session, receipt, void=void), self._now())
+        self._chain.offer(Sequenced(entry.batch, entry.session, receipt, void=void), self._now())
 
     def _settled(self, lane: _Lane, entry: _Open, told: Receipt) -> None:
         entry.void = entry.void or told.state is State.WITHDRAWN
+        lane.any_refused = lane.any_refused or not told.acknowledged
         if entry.woken is not None and told.acknowledged:
             entry.woken.set()
         self._forget_done(lane)
+        if entry.then is not None:
+            entry.then(told)
 
     def _forget_done(self, lane: _Lane) -> None:
         """Drop what has its place, voids too, which may get theirs after their receipts were settled."""
         watermark = self._chain.orderer.have.get(lane.origin, 0)
         while lane.open and (first := next(iter(lane.open.values()))).batch.last <= watermark:
+            if first.receipt.state is State.PLACED:
+                break  # should the log fail, it has to be sent again
             del lane.open[first.batch.base]
             self._open_bytes -= first.batch.size
 
@@ -213,15 +251,19 @@ class Producer:
         priority: Priority,
         deltas: Sequence[Delta],
         after: Sequence[Receipt | Cause],
+        counter: int | None,
     ) -> Batch:
         deltas = with_parents(deltas, [_parent(one) for one in after])
         clock = self._changed_clock(lane, deltas)
+        leaps = counter is not None and counter > lane.next
         batch = encode_batch(
             deltas,
             origin=lane.origin,
-            base=lane.next,
+            base=lane.next if counter is None else counter,
             epoch=lane.epoch,
             clock=clock,
+            previous=lane.next - 1 if leaps else 0,
+            counters=[counter] if leaps and counter is not None else None,
             ack_level=self._ack_level,
             priority=priority,
         )

@@ -57,13 +57,19 @@ class Published:
 
 
 class State(Enum):
-    """Where an offered delta is."""
+    """Where an offered delta is. Placed: it is in the log, and not yet as safe there as was asked."""
 
     QUEUED = "queued"
     PENDING = "pending"
+    PLACED = "placed"
     ACKNOWLEDGED = "acknowledged"
     REFUSED = "refused"
     WITHDRAWN = "withdrawn"
+
+
+_OPEN = frozenset({State.QUEUED, State.PENDING, State.PLACED})
+_KEEP_S_MAX = 30.0
+"""How long a cancelled caller waits for a commit that is under way."""
 
 
 class Receipt:
@@ -85,7 +91,7 @@ class Receipt:
     @property
     def done(self) -> bool:
         """Whether the outcome is known."""
-        return self.state not in (State.QUEUED, State.PENDING)
+        return self.state not in _OPEN
 
     @property
     def acknowledged(self) -> bool:
@@ -112,6 +118,9 @@ class Receipt:
             try:
                 await self._event.wait()
             except anyio.get_cancelled_exc_class():
+                if self.state is State.PLACED:  # it can no longer be taken back; a moment tells how it ends
+                    with anyio.CancelScope(shield=True), anyio.move_on_after(_KEEP_S_MAX):
+                        await self._event.wait()
                 # Acknowledged in the very tick of the cancellation: it has happened, so that is said. A
                 # cancelled scope asks again at the next await; a task cancelled past anyio would not.
                 if self.withdraw() or not (self.done and anyio.current_effective_deadline() == -math.inf):
@@ -141,6 +150,12 @@ class Receipt:
             self._then.append(then)
 
     # --- for the pipeline
+
+    def placed(self) -> None:
+        """It is in the log: nobody can take it back any more, and nothing needs to wait behind it."""
+        if not self.done:
+            self.state = State.PLACED
+            self.item = self._withdraw = None
 
     def waits(self, state: State, withdraw: Callable[[], bool]) -> None:
         """Note where the delta waits and how it can be taken back."""

@@ -19,6 +19,7 @@ import anyio
 import anyio.to_thread
 
 from delta_prop.ports import World
+from delta_prop_broker.local_disk import LocalDisk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -152,6 +153,7 @@ def real_world() -> World:
         randomness=SystemRandomness(),
         new_threads=WorkerThread,
         background_thread=background_thread,
+        open_disk=LocalDisk,
     )
 
 

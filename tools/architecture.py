@@ -53,6 +53,7 @@ LAZY = ("delta_prop/__init__.py", "delta_prop/sinks.py")
 # the same to ruff.
 EDGE = (
     "broker/delta_prop_broker/local_disk.py",
+    "delta_prop/commands/edge.py",
     "delta_prop/demo/edge.py",
     "delta_prop/synchronous.py",
     "delta_prop/world.py",

@@ -34,12 +34,17 @@ RUNS_MAX = 2_000_000
 """Runs of first offsets kept over all origins, 24 bytes each."""
 
 
+UNKNOWN_OWNER = "\0"
+"""Whose an origin is that a log names, until it says hello again."""
+
+
 class OriginState:
     """What is known of one origin beside its watermark."""
 
     __slots__ = (
         "_bases",
         "_crcs",
+        "_forgot",
         "_lasts",
         "_run_bases",
         "_run_lasts",
@@ -58,6 +63,7 @@ class OriginState:
         self.epoch = epoch
         self.seen_at = now
         self.known_above = known_above  # what became of dots up to here left memory while it was idle
+        self._forgot = False
         self._bases, self._lasts, self._crcs = array("Q"), array("Q"), array("L")
         self._run_bases, self._run_lasts, self._run_offsets = array("Q"), array("Q"), array("Q")
         self._void_bases, self._void_lasts, self._void_codes = array("Q"), array("Q"), array("L")
@@ -90,8 +96,20 @@ class OriginState:
 
     def void(self, batch: Batch) -> ErrorCode | None:
         """Why some of these dots are void, None if none is."""
-        place = bisect_right(self._void_bases, batch.last) - 1
-        if place < 0 or self._void_lasts[place] < batch.base:
+        return self._void(batch.base, batch.last)
+
+    def outcome(self, counter: int, *, all_known: bool) -> int | ErrorCode | None:
+        """Where the delta with this counter stands, or why its dot is void; None where neither is known.
+
+        DOT_REUSED where its producer left the counter out. `all_known`: what is not remembered never was.
+        """
+        found = self._void(counter, counter) or self.first_offset(counter)
+        left_out = bool(self._run_bases and self._run_bases[0] < counter) or (all_known and not self._forgot)
+        return ErrorCode.DOT_REUSED if found is None and left_out else found
+
+    def _void(self, base: int, last: int) -> ErrorCode | None:
+        place = bisect_right(self._void_bases, last) - 1
+        if place < 0 or self._void_lasts[place] < base:
             return None
         return ErrorCode(self._void_codes[place])
 
@@ -125,6 +143,7 @@ class OriginState:
         half = len(self._run_bases) // 2
         for column in (self._run_bases, self._run_lasts, self._run_offsets):
             del column[:half]
+        self._forgot = True
         return half
 
     def remember(self, batch: Batch) -> None:
@@ -190,6 +209,8 @@ class Origins:
         if known is not None:
             known.epoch += 1
             known.seen_at = now
+            self._owned[known.owner] -= 1
+            self._owned[owner] = self._owned.get(owner, 0) + 1
             known.owner = owner
             self._active.move_to_end(origin)
             return known
@@ -199,6 +220,15 @@ class Origins:
         state = self._active[origin] = OriginState(owner, epoch + 1, now, watermark)
         return state
 
+    def restore(self, origin: int, epoch: int, now: float) -> OriginState:
+        """The state of an origin that a log names; it writes again once it has said hello."""
+        state = self._active.get(origin)
+        if state is None:
+            state = self._active[origin] = OriginState(UNKNOWN_OWNER, epoch, now)
+            self._owned[UNKNOWN_OWNER] = self._owned.get(UNKNOWN_OWNER, 0) + 1
+        state.epoch = max(state.epoch, epoch)
+        return state
+
     def get(self, origin: int) -> OriginState | None:
         """The state of an origin that said hello and is not idle."""
         return self._active.get(origin)
@@ -206,7 +236,7 @@ class Origins:
     def require(self, batch: Batch, owner: str) -> OriginState:
         """The state of a batch's origin. Raises Refused (UNKNOWN_ORIGIN, FENCED, UNAUTHORIZED)."""
         state = self._active.get(batch.origin)
-        if state is None or batch.epoch > state.epoch:
+        if state is None or state.owner == UNKNOWN_OWNER or batch.epoch > state.epoch:
             raise Refused(
                 ErrorCode.UNKNOWN_ORIGIN,
                 f"origin {batch.origin:016x} epoch {batch.epoch} is not known here: say hello again",

@@ -206,6 +206,11 @@ class Feed:
             self._settle(logged.offset)
         return self._mailbox.put(Delivery(logged, rows), self._clock.now())
 
+    def note_visible(self) -> None:
+        """More of the log may be read; what was meant for this sink has been offered."""
+        if self._quiet:
+            self._rest()
+
     def note_committed(self, next_offset: int) -> None:
         """The sink says that everything below is durable, its own cursor with it."""
         self._reported = max(self._reported, next_offset)

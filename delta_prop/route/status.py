@@ -27,10 +27,14 @@ class FeedLimits:
 
 
 class KeptCursor(NamedTuple):
-    """How far a sink said it was durable, and up to where all was dealt with, other topics' rows too."""
+    """How far a sink said it was durable, and up to where all was dealt with, other topics' rows too.
+
+    `required`: the log keeps what comes after for it, though it is not attached.
+    """
 
     reported: int
     dealt_with: int
+    required: bool = False
 
 
 def text_of(failure: BaseException | None) -> str:

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from delta_prop.ports import World
+from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    from delta_prop_broker.disk import Disk
 
 T = TypeVar("T")
 
@@ -22,10 +25,11 @@ EPOCH_US = 1_600_000_000_000_000
 """What the wall clock shows when virtual time begins."""
 
 
-def virtual_world(seed: int = 0, *, thread_delay_s_max: float = 0.0) -> World:
+def virtual_world(seed: int = 0, *, thread_delay_s_max: float = 0.0, disk: Disk | None = None) -> World:
     """All ports of one run; the same seed gives the same run. Call it inside `run_virtual`.
 
-    `thread_delay_s_max`: calls on a thread take a virtual time drawn from 0 to this.
+    `thread_delay_s_max`: calls on a thread take a virtual time drawn from 0 to this. `disk`: what every
+    directory is on; there is none of itself.
     """
     delays = random.Random(f"threads {seed}")
 
@@ -36,11 +40,17 @@ def virtual_world(seed: int = 0, *, thread_delay_s_max: float = 0.0) -> World:
     async def background_thread() -> AsyncIterator[InlineThread]:
         yield new_thread()
 
+    def open_disk(path: str) -> Disk:
+        if disk is None:
+            raise UsageError(f"{path}: this world has no disk; give virtual_world one")
+        return disk
+
     return World(
         clock=VirtualClock(),
         randomness=SeededRandomness(f"world {seed}"),
         new_threads=new_thread,
         background_thread=background_thread,
+        open_disk=open_disk,
     )
 
 

@@ -49,6 +49,9 @@ class Log(Protocol):
     def visible(self) -> int:
         """The mark up to which (exclusive) sinks and subscribers may read."""
 
+    def reached(self, level: AckLevel) -> int:
+        """The mark up to which (exclusive) rows are kept as safely as this level says."""
+
     def refusal(self, batch: Batch) -> Exception | None:
         """Why an append of this batch would be refused now, None if it would be taken."""
 

@@ -122,7 +122,7 @@ class DurableLog:
             try:
                 lock = disk.lock(LOCK_PATH)
             except BlockingIOError as error:
-                raise LogBusy(str(error)) from None
+                raise LogBusy(error.strerror or str(error)) from None
         try:
             recovered = recover(disk, DIRECTORY, draw=draw, made_by=settings.made_by, read_only=read_only)
             log = cls(disk, recovered, settings=settings, wall_us=wall_us, lock=lock)
@@ -162,6 +162,12 @@ class DurableLog:
     def visible(self) -> int:
         """Up to where readers may read: what is synced, or what is written, as the settings say."""
         return self.synced if self.settings.level is AckLevel.DURABLE else self.written
+
+    def reached(self, level: AckLevel) -> int:
+        """The mark up to which (exclusive) rows are kept as safely as this level says."""
+        if level is AckLevel.MEMORY:
+            return self.next_offset
+        return self.written if level is AckLevel.LOGGED else self.synced
 
     @property
     def unwritten_bytes(self) -> int:

@@ -74,6 +74,10 @@ class MemoryLog:
         """Everything that has a place: memory has no later mark."""
         return self.next_offset
 
+    def reached(self, level: AckLevel) -> int:
+        """Everything that has a place, as nothing above level memory is ever taken."""
+        return self.next_offset
+
     @property
     def first_offset(self) -> int:
         """The oldest offset still held."""

@@ -1,0 +1,283 @@
+"""Whether a log, and a table fed from it, hold what was acknowledged: all of it, once, in place, alone.
+
+The log is read frame by frame from its files, with nothing opened or recovered, and the table straight from
+SQLite; both are compared with the acknowledgements and with what the producers are known to send.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks._crash_writer import DIMENSION, made, origin_of
+from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.inspect import inspect
+from delta_prop_wire.delta import Delta, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from delta_prop_wire.delta import Operation
+
+TOLD_MAX = 5
+"""How many violations of a kind are told in words; all are counted."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was found wrong, by kind.
+
+    lost: acknowledged and not there; moved: there, at another offset; given twice: two acknowledgements with
+    different offsets, or two that both said "new"; duplicate: one delta twice in the log; order: offsets that
+    do not follow, or a producer's lines out of order; hole: a line missing below a later one; corrupt:
+    damage, or another delta than was sent; forgotten: the service knows less of a producer than the log;
+    refused: a delta not taken; table: the SQLite file disagrees; start: the service did not start or end.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    told: list[str] = field(default_factory=list)
+
+    def add(self, kind: str, text: str) -> None:
+        """Note one violation."""
+        self.counts[kind] += 1
+        if self.counts[kind] <= TOLD_MAX:
+            self.told.append(f"{kind}: {text}")
+
+    def take(self, other: Verdict) -> None:
+        """Note those of another."""
+        self.counts += other.counts
+        self.told += other.told
+
+    @property
+    def total(self) -> int:
+        """How many violations there are."""
+        return sum(self.counts.values())
+
+
+@dataclass(slots=True)
+class History:
+    """What the world was told: for each producer and line the offset that was acknowledged."""
+
+    acked: dict[tuple[str, int], int] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)
+    acks: int = 0
+    repeats: int = 0
+    _new: set[tuple[str, int]] = field(default_factory=set)
+
+    def note(self, lines: Iterable[str], verdict: Verdict) -> None:
+        """Take acknowledgements as they were printed; a line that was not printed to its end says nothing."""
+        for text in lines:
+            try:
+                ack = json.loads(text)
+            except ValueError:
+                continue
+            if "offset" in ack:
+                self._note(ack["producer"], ack["line"], ack["offset"], ack["duplicate"], verdict)
+            elif "error" in ack:
+                verdict.add("refused", text.strip())
+
+    def _note(self, name: str, line: int, offset: int | None, duplicate: bool, verdict: Verdict) -> None:
+        self.acks += 1
+        self.repeats += duplicate
+        key = name, line
+        known = self.acked.get(key)
+        if offset is None:
+            verdict.add("given twice", f"{name} line {line} was acknowledged without its offset")
+            return
+        if known is not None and known != offset:
+            verdict.add("given twice", f"{name} line {line} was acknowledged at {known}, then at {offset}")
+        if not duplicate and key in self._new:
+            verdict.add(
+                "given twice", f"{name} line {line} was acknowledged as new a second time, at {offset}"
+            )
+        if not duplicate:
+            self._new.add(key)
+        self.acked.setdefault(key, offset)
+        self.last[name] = max(self.last.get(name, 0), line)
+
+    def forget_above(self, ends: Mapping[str, int]) -> None:
+        """Forget what is known to be lost, so that a log that may lose goes on being judged."""
+        self.acked = {key: at for key, at in self.acked.items() if key[1] <= ends.get(key[0], 0)}
+        self._new &= self.acked.keys()
+        self.last = {name: min(line, ends.get(name, 0)) for name, line in self.last.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One delta as the log holds it."""
+
+    offset: int
+    origin: int
+    line: int
+    delta: Delta
+
+
+@dataclass(slots=True)
+class Log:
+    """A log as its files hold it."""
+
+    rows: list[Row] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+    segments: int = 0
+
+    def ends(self, names: Iterable[str]) -> dict[str, int]:
+        """The last line of each producer."""
+        ends = {origin_of(name): 0 for name in names}
+        for row in self.rows:
+            ends[row.origin] = max(ends.get(row.origin, 0), row.line)
+        return {name: ends[origin_of(name)] for name in names}
+
+
+def read_log(directory: Path) -> Log:
+    """Every row in the files of a data directory that nobody writes to."""
+    log = Log()
+    for found in inspect(LocalDisk(directory)):
+        if isinstance(found, LogDamaged):
+            log.damage.append(str(found))
+            continue
+        logged = found.logged
+        batch = logged.batch
+        for row in range(batch.count):
+            delta = batch.delta(row)
+            log.rows.append(Row(logged.offset + row, batch.origin, batch.base + row, delta))
+    log.segments = len(list((directory / "streams/default/0").glob("*.log")))
+    return log
+
+
+def check_log(log: Log, history: History, names: Sequence[str]) -> Verdict:
+    """Compare a recovered log with the acknowledgements. Everything in it must be something that was sent."""
+    verdict = Verdict()
+    for text in log.damage:
+        verdict.add("corrupt", text)
+    named = {origin_of(name): name for name in names}
+    places: dict[tuple[str, int], int] = {}
+    last = dict.fromkeys(names, 0)
+    for expected, row in enumerate(log.rows):
+        name = named.get(row.origin)
+        if name is None:
+            verdict.add("corrupt", f"offset {row.offset} is of origin {row.origin:#x}, which sent nothing")
+            continue
+        if row.offset != expected:
+            verdict.add("order", f"offset {row.offset} stands where {expected} belongs")
+        if (name, row.line) in places:
+            first = places[name, row.line]
+            verdict.add("duplicate", f"{name} line {row.line} stands at {first} and at {row.offset}")
+        elif row.line <= last[name]:
+            verdict.add("order", f"{name} line {row.line} stands behind its line {last[name]}")
+        elif row.line > last[name] + 1:
+            verdict.add("hole", f"{name} line {row.line} follows its line {last[name]}")
+        if not _same(row.delta, made(name, row.line)):
+            verdict.add("corrupt", f"offset {row.offset} is not what {name} sent as line {row.line}")
+        places.setdefault((name, row.line), row.offset)
+        last[name] = max(last[name], row.line)
+    for key, offset in history.acked.items():
+        place = places.get(key)
+        if place is None:
+            verdict.add("lost", f"{key[0]} line {key[1]} was acknowledged at {offset} and is not in the log")
+        elif place != offset:
+            verdict.add("moved", f"{key[0]} line {key[1]} was acknowledged at {offset} and stands at {place}")
+    return verdict
+
+
+def check_service(ready: Mapping[str, object], log: Log, names: Sequence[str]) -> Verdict:
+    """Compare what a service knows after its start with the log that it started from."""
+    verdict = Verdict()
+    watermarks = ready["watermarks"]
+    assert isinstance(watermarks, dict)
+    for name, line in log.ends(names).items():
+        if watermarks.get(name) != line:
+            text = f"the service knows {name} up to line {watermarks.get(name)}, the log has {line}"
+            verdict.add("forgotten", text)
+    if ready["next_offset"] != len(log.rows):
+        text = f"the service goes on at {ready['next_offset']}, the log holds {len(log.rows)} rows"
+        verdict.add("order", text)
+    return verdict
+
+
+def _same(one: Delta, other: Delta) -> bool:
+    return (one.vector_id, one.operation) == (other.vector_id, other.operation)
+
+
+# --- the table
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What a SQLite file of the storage sink holds: its cursor, and each vector with its last offset."""
+
+    cursor: int
+    vectors: Mapping[str, tuple[int, NDArray[np.float32]]]
+
+
+def read_table(path: Path) -> Table | None:
+    """Read a copy of the file, as SQLite recovers it; None where it was not begun yet."""
+    connection = sqlite3.connect(path)
+    try:
+        (tables,) = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'vectors'").fetchone()
+        if not tables:
+            return None
+        found = connection.execute("SELECT next_offset FROM cursor").fetchone()
+        rows = connection.execute("SELECT vector_id, offset, value FROM vectors").fetchall()
+    finally:
+        connection.close()
+    vectors = {key: (offset, np.frombuffer(value, "<f4")) for key, offset, value in rows}
+    return Table(0 if found is None else found[0], vectors)
+
+
+def check_table(table: Table, log: Log, *, finished: bool = False) -> Verdict:
+    """Each vector is the fold of its deltas up to the last one it had, no less than the cursor covers.
+
+    `finished`: all of the log must be in the table.
+    """
+    verdict = Verdict()
+    if table.cursor > len(log.rows) or (finished and table.cursor != len(log.rows)):
+        verdict.add("table", f"its cursor is {table.cursor}, the log ends at {len(log.rows)}")
+    steps: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in log.rows:
+        steps[row.delta.vector_id].append(row)
+    for key, rows in steps.items():
+        offset, value = table.vectors.get(key, (-1, None))
+        due = max((row.offset for row in rows if row.offset < table.cursor), default=-1)
+        if offset < due:
+            verdict.add("table", f"{key} is as of offset {offset}, the cursor {table.cursor} covers {due}")
+        elif value is not None and not np.array_equal(value, fold(rows, offset)):
+            verdict.add("table", f"{key} is not the fold of its deltas up to offset {offset}")
+    for key in table.vectors.keys() - steps.keys():
+        verdict.add("table", f"{key} is in the table and not in the log")
+    return verdict
+
+
+def fold(rows: Iterable[Row], offset: int) -> NDArray[np.float32]:
+    """The vector that these deltas make, up to and with an offset."""
+    value = np.zeros(DIMENSION, np.float32)
+    for row in rows:
+        if row.offset > offset:
+            break
+        value = _step(value, row.delta.operation)
+    return value
+
+
+def _step(value: NDArray[np.float32], operation: Operation) -> NDArray[np.float32]:
+    values, kind = operation.values, operation.kind
+    assert values is not None
+    if kind == Kind.CREATE:
+        return values
+    changed = value.copy()
+    if kind == Kind.SCALE:
+        changed *= values[0]
+    elif kind == Kind.OFFSET:
+        changed += values[0]
+    else:
+        assert kind == Kind.SPARSE_ADD
+        assert operation.indices is not None
+        changed[operation.indices] += values
+    return changed

@@ -1,0 +1,291 @@
+"""Lives of the process that gets killed, and what is checked between two of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks._crash_check import (
+    History,
+    Log,
+    Table,
+    Verdict,
+    check_log,
+    check_service,
+    check_table,
+    read_log,
+    read_table,
+)
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Mapping
+
+READY_S_MAX = 30.0
+END_S_MAX = 60.0
+START_SHARE = 0.2
+"""How many of the deaths come while the process starts, or has only just begun."""
+_ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a directory is used: the ack level asked for, whether a SQLite file is fed from it."""
+
+    level: str = "durable"
+    storage: bool = False
+    segment_bytes: int = 256 * 1024
+    producers: tuple[str, ...] = ("p0", "p1", "p2", "p3")
+    overlap_lines: int = 25
+
+
+class Life:
+    """One process on a directory. `lines` is what it has printed; the caller ends it with `kill`."""
+
+    def __init__(
+        self, directory: Path, errors: Path, terms: Terms, begin: Mapping[str, int], seed: int
+    ) -> None:
+        """`errors`: the file for what it says on its error output."""
+        arguments = [
+            *(str(directory), "--begin", json.dumps(begin), "--level", terms.level, "--seed", str(seed)),
+            *("--segment-bytes", str(terms.segment_bytes)),
+            *(["--storage"] if terms.storage else []),
+        ]
+        self.began = time.monotonic()
+        self._errors = errors.open("w+")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks._crash_writer", *arguments],
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._first = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        return self._process.pid
+
+    def ready(self) -> dict[str, object] | None:
+        """What it said when it was ready; None where it ended before."""
+        self._first.wait(READY_S_MAX)
+        return json.loads(self.lines[0]) if self.lines else None
+
+    def tell(self, word: str) -> None:
+        """Say `go` or `end`."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # its death is seen by its output
+            self._process.stdin.write(f"{word}\n")
+            self._process.stdin.flush()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for its end by itself; its exit status, None where it does not come."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill(self) -> None:
+        """Kill it, and take in all that it had printed."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        if self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+        self._errors.close()
+
+    def complaint(self) -> str:
+        """What it said on its error output: the last line that names an error."""
+        lines = Path(self._errors.name).read_text().strip().splitlines()
+        named = [line.strip(" |+-") for line in lines if re.match(r"[ |+-]*[\w.]+: ", line)]
+        return (named or lines or ["it said nothing"])[-1]
+
+    def freeze(self, timeout_s: float = 5.0) -> bool:
+        """Stop every thread where it is, a call to the disk finished first; False where one does not stop."""
+        os.kill(self.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if all(_state(task) in "TtZX" for task in Path(f"/proc/{self.pid}/task").iterdir()):
+                return True
+            time.sleep(0.0005)
+        return False
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line)
+            self._first.set()
+        self._first.set()
+
+
+def _state(task: Path) -> str:
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "X"
+
+
+@dataclass(slots=True)
+class Totals:
+    """What some rounds came to. Times in seconds."""
+
+    rounds: int = 0
+    in_start: int = 0
+    directories: int = 0
+    acks: int = 0
+    repeats: int = 0
+    rows: int = 0
+    unacknowledged: int = 0
+    rolls: int = 0
+    cuts: int = 0
+    restarts_s: list[float] = field(default_factory=list)
+    opens_s: list[float] = field(default_factory=list)
+    verdict: Verdict = field(default_factory=Verdict)
+
+
+class Story:
+    """One directory from its first life to its last: what was acknowledged there, and what must hold."""
+
+    def __init__(
+        self,
+        directory: Path,
+        terms: Terms,
+        totals: Totals,
+        draw: random.Random,
+        *,
+        life_s: tuple[float, float] = (0.05, 0.6),
+        start_share: float = START_SHARE,
+        die: Callable[[Life], None] = Life.kill,
+        spoil: Callable[[Path], None] = lambda _directory: None,
+        scratch: Path | None = None,
+    ) -> None:
+        """`die` ends a life in its midst; `spoil` may plant a fault while nobody runs; `scratch` is a place
+        for copies, which is not `directory`.
+        """
+        self.directory = directory
+        self.terms = terms
+        self.totals = totals
+        self.history = History()
+        self._draw = draw
+        self._life_s = life_s
+        self._start_share = start_share
+        self._die = die
+        self._spoil = spoil
+        self._scratch = scratch or directory.with_name(directory.name + "-copy")
+        self._lives = 0
+        totals.directories += 1
+
+    def round(self) -> bool:
+        """Start, check what is there, go on, die. False where it did not start: no round can follow."""
+        totals, draw = self.totals, self._draw
+        totals.rounds += 1
+        self._spoil(self.directory)
+        table = self._copy_table()
+        life = self._start()
+        try:
+            if draw.random() < self._start_share:
+                totals.in_start += 1
+                self._sleep(life, draw.uniform(0.0, 0.6))
+                return True
+            if not self._check_start(life, table):
+                return False
+            life.tell("go")
+            self._sleep(life, draw.uniform(*self._life_s))
+        finally:
+            self._die(life)
+            self._note(life)
+        return True
+
+    def end(self) -> None:
+        """One more life that ends well, after which everything has arrived everywhere."""
+        self._spoil(self.directory)
+        table = self._copy_table()
+        life = self._start()
+        try:
+            if not self._check_start(life, table):
+                return
+            life.tell("end")
+            status = life.wait(END_S_MAX)
+            if status != 0:
+                self.totals.verdict.add("start", f"a life did not end well ({status}): {life.complaint()}")
+        finally:
+            life.kill()
+        log = read_log(self.directory / "log")
+        self.totals.verdict.take(check_log(log, self.history, self.terms.producers))
+        table = self._copy_table()
+        if table is not None:
+            self.totals.verdict.take(check_table(table, log, finished=True))
+        self.totals.rows += len(log.rows)
+        self.totals.rolls += log.segments - 1
+        self.totals.unacknowledged += len(log.rows) - len(self.history.acked)
+
+    def _start(self) -> Life:
+        self._lives += 1
+        self.directory.mkdir(exist_ok=True)  # a cut may have taken it, with nothing acknowledged in it
+        last = {name: self.history.last.get(name, 0) for name in self.terms.producers}
+        begin = {name: max(line - self.terms.overlap_lines, 0) + 1 for name, line in last.items()}
+        errors = self._scratch.with_name(f"{self._scratch.name}.errors")
+        return Life(self.directory, errors, self.terms, begin, self._draw.randrange(1 << 30))
+
+    def _check_start(self, life: Life, table: Table | None) -> bool:
+        totals = self.totals
+        ready = life.ready()
+        if ready is None or "ready" not in ready:
+            totals.verdict.add("start", f"the service did not start: {life.complaint()}")
+            return False
+        totals.restarts_s.append(time.monotonic() - life.began)
+        opened = ready["open_s"]
+        assert isinstance(opened, float)
+        totals.opens_s.append(opened)
+        totals.cuts += bool(ready["cut_bytes"])
+        log = read_log(self.directory / "log")
+        totals.verdict.take(check_service(ready, log, self.terms.producers))
+        totals.verdict.take(self.judge(log))
+        if table is not None:
+            totals.verdict.take(check_table(table, log))
+        return True
+
+    def judge(self, log: Log) -> Verdict:
+        """What is wrong with the log of this story."""
+        return check_log(log, self.history, self.terms.producers)
+
+    def _note(self, life: Life) -> None:
+        before, repeats = self.history.acks, self.history.repeats
+        self.history.note(life.lines, self.totals.verdict)
+        self.totals.acks += self.history.acks - before
+        self.totals.repeats += self.history.repeats - repeats
+
+    def _sleep(self, life: Life, time_s: float) -> None:
+        if life.wait(time_s) is not None and life.lines:
+            self.totals.verdict.add("start", f"the service ended by itself: {life.complaint()}")
+
+    def _copy_table(self) -> Table | None:
+        """The SQLite file as it lies there, read from a copy: reading would recover it."""
+        path = self.directory / "vectors.db"
+        if not self.terms.storage or not path.exists():
+            return None
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.mkdir()
+        for name in ("vectors.db", "vectors.db-wal"):
+            if (self.directory / name).exists():
+                shutil.copy(self.directory / name, self._scratch / name)
+        return read_table(self._scratch / "vectors.db")

@@ -1,0 +1,132 @@
+"""Kills the service at random moments while producers publish, and checks that all it acknowledged is there.
+
+After each kill the service is started again on the same directory; what its log, its producers' marks and
+(in every second directory) its SQLite file then hold is compared with every acknowledgement that was printed,
+before the producers go on where they stopped. Exit status 1 where anything is not as it was acknowledged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sqlite3
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks._crash_rounds import Story, Terms, Totals
+from benchmarks._measure import percentile, table, write_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RESTART_S_MAX = 2.0
+KINDS = (
+    "lost", "moved", "given twice", "duplicate", "order", "hole", "corrupt", "forgotten", "refused", "table",
+    "start",
+)  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Kill, check, print."""
+    parser = argparse.ArgumentParser(prog="./run bench crash", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=50, help="how often the process is killed")
+    parser.add_argument("--lives", type=int, default=10, help="kills a directory, before it is closed well")
+    parser.add_argument("--producers", type=int, default=4)
+    parser.add_argument("--seed", type=int, help="of the moments; without it, another each time")
+    parser.add_argument("--plant", choices=PLANTS, help="plant a fault, which the check must find")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to FILE too")
+    given = parser.parse_args(arguments)
+    if min(given.rounds, given.lives, given.producers) < 1:
+        parser.error("give at least 1 round, 1 life and 1 producer")
+    seed = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
+    totals = {"log alone": Totals(), "log and SQLite": Totals()}
+    with tempfile.TemporaryDirectory(prefix="delta-prop-crash-") as folder:
+        draw = random.Random(seed)
+        left = given.rounds
+        for number in range(-(-given.rounds // given.lives)):
+            storage = number % 2 == 1 or given.plant == "old-table"
+            level = "memory" if given.plant == "early-ack" else "durable"
+            names = tuple(f"p{at}" for at in range(given.producers))
+            terms = Terms(level=level, storage=storage, producers=names)
+            directory = Path(folder) / f"data-{number}"
+            spoil = PLANTS.get(given.plant, lambda _: None)
+            story = Story(
+                directory, terms, totals["log and SQLite" if storage else "log alone"], draw, spoil=spoil
+            )
+            if all(story.round() for _ in range(min(given.lives, left))):
+                story.end()
+            left -= given.lives
+    return report(f"kill -9, {given.rounds} rounds, seed {seed}", totals, given.json)
+
+
+def report(title: str, totals: dict[str, Totals], path: str | None) -> int:
+    """Print what was found; the exit status."""
+    columns = {name: one for name, one in totals.items() if one.rounds}
+    rows: list[tuple[object, ...]] = [
+        ("kills", *(one.rounds for one in columns.values())),
+        ("  while it started", *(one.in_start for one in columns.values())),
+        ("directories", *(one.directories for one in columns.values())),
+        ("acknowledgements", *(f"{one.acks:,}" for one in columns.values())),
+        ("  of repeats", *(f"{one.repeats:,}" for one in columns.values())),
+        ("deltas in the logs", *(f"{one.rows:,}" for one in columns.values())),
+        ("  not acknowledged", *(f"{one.unacknowledged:,}" for one in columns.values())),
+        ("rolls", *(one.rolls for one in columns.values())),
+        ("torn tails cut", *(one.cuts for one in columns.values())),
+        ("process start to ready, s p50 / max", *(_times(one.restarts_s) for one in columns.values())),
+        ("  of that the log, s p50 / max", *(_times(one.opens_s) for one in columns.values())),
+        *((kind, *(one.verdict.counts[kind] for one in columns.values())) for kind in KINDS),
+    ]
+    print(table(title, ("", *columns), rows))
+    violations = sum(one.verdict.total for one in columns.values())
+    for one in columns.values():
+        print("".join(f"{text}\n" for text in one.verdict.told), end="")
+    # Where next to nothing was acknowledged, nothing could be lost.
+    vacuous = [name for name, one in columns.items() if one.acks < one.rounds or not one.restarts_s]
+    for name in vacuous:
+        print(f"{name}: too little was acknowledged for the check to mean anything")
+    slow = max((max(one.opens_s) for one in columns.values() if one.opens_s), default=0.0)
+    print(f"opening the log took up to {slow:.2f} s (bound {RESTART_S_MAX:.0f} s)")
+    failed = violations or vacuous or slow > RESTART_S_MAX
+    print(f"{violations} violations: " + ("FAILED" if failed else "all that was acknowledged is there, once"))
+    write_json(path, {"title": title, "violations": violations, "vacuous": vacuous, **columns})
+    return 1 if failed else 0
+
+
+def _times(samples: list[float]) -> str:
+    return f"{percentile(samples, 0.5):.2f} / {max(samples):.2f}" if samples else "-"
+
+
+# --- planted faults
+
+
+def _cut_log(directory: Path) -> None:
+    """Take the last frames away, as a disk would that lied about a sync."""
+    for path in sorted(directory.glob("log/streams/default/0/*.log"))[-1:]:
+        os.truncate(path, path.stat().st_size // 2)
+    for path in directory.glob("log/streams/default/0/mark"):
+        path.unlink()
+
+
+def _old_table(directory: Path) -> None:
+    """Set the SQLite file's cursor back, as if it were not kept with the data."""
+    path = directory / "vectors.db"
+    if path.exists():
+        connection = sqlite3.connect(path)
+        with connection:
+            connection.execute("UPDATE vectors SET offset = 0")
+            connection.execute("UPDATE cursor SET next_offset = 0")
+        connection.close()
+
+
+PLANTS: dict[str | None, Callable[[Path], None]] = {
+    "early-ack": lambda _directory: None,
+    "cut-log": _cut_log,
+    "old-table": _old_table,
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,294 @@
+"""What the durable log costs beside this machine's own disk, in one process: publish, acknowledge, catch up.
+
+Frames of about 13 KB (of whole vectors of 128 numbers, and of changes of 16 numbers in such), ready as they
+come off a wire, go through the whole chain: checked, ordered, logged, synced. Each round measures the disk
+alone and the service in turn, in the same directory; what counts is the ratio within a round, of which the
+median is printed. Catching up reads a log that was opened anew, so nothing of it is in the service's memory;
+the system's page cache is warm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+
+from benchmarks._measure import Figure, calibration_ns, percentile, table, write_json
+from delta_prop.config import Settings
+from delta_prop.embedded import Propagator
+from delta_prop.producer import producer_id_of
+from delta_prop_broker.log.retention import LogSettings
+from delta_prop_sinks import CallbackSink, Delivery
+from delta_prop_wire.delta import AckLevel, Delta, Operation, Priority, dense, make_origin, sparse
+from delta_prop_wire.encode import encode_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from delta_prop.producer import Producer
+    from delta_prop.receipt import Receipt
+    from delta_prop_wire.batch import Batch
+
+MIB = 1024 * 1024
+NAME = "bench"
+FLIGHT_BYTES = 4 * MIB
+FRAME_BYTES = 13_000
+DIMENSION, NUMBERS, KEYS = 128, 16, 20_000
+WHOLE, SPARSE = "whole vectors", "sparse changes"
+THROUGHPUT_SHARE_MIN = 0.35
+ACK_TIMES_MAX = 2.8
+CATCH_UP_TIMES_MIN = 3.0
+LINES = (
+    ("publish, 4 MiB in flight, MiB/s", "publish", "disk", f">= {THROUGHPUT_SHARE_MIN}"),
+    ("ack p50, one in flight, µs", "ack_us", "sync_us", f"<= {ACK_TIMES_MAX}"),
+    ("a subscriber catches up, MiB/s", "catch_up", "publish", f">= {CATCH_UP_TIMES_MIN}"),
+)
+GIVE_WAY_S = 0.0005
+"""How often the sender lets the service's tasks run, as `publish` does; a connection would by reading."""
+_WAIT_S = 60.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, write. Exit status 1 where a target is missed."""
+    parser = argparse.ArgumentParser(prog="./run bench log", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds")
+    parser.add_argument("--mib", type=int, default=48, help="MiB that a round publishes")
+    parser.add_argument("--acks", type=int, default=200, help="acknowledgements, one at a time, a round")
+    parser.add_argument("--directory", metavar="DIR", help="measure the disk that DIR is on")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to FILE too")
+    given = parser.parse_args(arguments)
+    if given.rounds < 1 or given.mib < FLIGHT_BYTES // MIB or given.acks < 10:
+        parser.error("give at least 1 round, 4 MiB and 10 acks")
+    rounds: dict[str, list[Round]] = {WHOLE: [], SPARSE: []}
+    with tempfile.TemporaryDirectory(prefix="delta-prop-log-", dir=given.directory) as folder:
+        for number in range(given.rounds):
+            for kind, some in rounds.items():
+                directory = Path(folder) / str(number)
+                directory.mkdir()
+                some.append(anyio.run(measure, directory, kind, given.mib, given.acks))
+                shutil.rmtree(directory)
+    return report(rounds, given.json)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round: rates in MiB/s, times in µs, rows in deltas/s."""
+
+    disk: float
+    publish: float
+    publish_deltas: float
+    commits: int
+    sync_us: float
+    ack_us: float
+    ack_p99_us: float
+    catch_up: float
+    frame_bytes: float
+    rows: int
+    cpu_us: float
+
+
+async def measure(folder: Path, kind: str, mib: int, acks: int) -> Round:
+    """The disk and the service in turn, in a directory of their own."""
+    batches = frames(kind, mib * MIB, acks)
+    many, single = batches[: len(batches) - acks], batches[len(batches) - acks :]
+    size = sum(batch.size for batch in many)
+    settings = Settings(rate_initial=1e9, rate_max=1e9)
+    async with Propagator(settings, data=folder / "data", log=LogSettings()) as propagator:
+        keys = [f"key-{number}" for number in range(KEYS)]
+        await propagator.publish_many(keys, np.zeros((KEYS, DIMENSION), np.float32))
+        producer = propagator.producer(NAME)
+        before = disk_rate(folder, mib)
+        begin, cpu = time.perf_counter(), time.process_time()
+        await send(producer, many)
+        taken, cpu = time.perf_counter() - begin, time.process_time() - cpu
+        commits = getattr(propagator.statistics().log, "commits", 0)
+        disk = statistics.fmean((before, disk_rate(folder, mib)))  # what it drifts by counts half
+        syncs, told = await ack_times(folder, producer, single)
+    caught_up = await catch_up(folder / "data", settings)
+    return Round(
+        disk=disk,
+        publish=size / MIB / taken,
+        publish_deltas=sum(batch.count for batch in many) / taken,
+        commits=commits,
+        sync_us=percentile(syncs, 0.5),
+        ack_us=percentile(told, 0.5),
+        ack_p99_us=percentile(told, 0.99),
+        catch_up=caught_up,
+        frame_bytes=size / len(many),
+        rows=many[0].count,
+        cpu_us=cpu * 1e6 / len(many),
+    )
+
+
+# --- the service
+
+
+def frames(kind: str, size: int, more: int) -> list[Batch]:
+    """Frames of this size together, and `more` besides: each filled with deltas of a kind."""
+    numbers = np.random.default_rng(1)
+    origin = make_origin(producer_id_of(NAME), Priority.NORMAL)
+    probe = encode_batch(_deltas(kind, numbers, 100), origin=origin, base=1).size / 100
+    rows = max(int(FRAME_BYTES / probe), 1)
+    deltas = [_deltas(kind, numbers, rows) for _ in range(50)]
+    made: list[Batch] = []
+    counter, left = 1, float(size)
+    while left > 0 or more:
+        batch = encode_batch(deltas[len(made) % 50], origin=origin, base=counter, ack_level=AckLevel.DURABLE)
+        more -= left <= 0
+        counter, left = counter + rows, left - batch.size
+        made.append(batch)
+    return made
+
+
+def _deltas(kind: str, numbers: np.random.Generator, rows: int) -> list[Delta]:
+    def operation() -> Operation:
+        if kind == WHOLE:
+            return dense(numbers.random(DIMENSION, np.float32))
+        places = np.sort(numbers.choice(DIMENSION, NUMBERS, replace=False))
+        return sparse(places, numbers.random(NUMBERS, np.float32))
+
+    return [Delta(f"key-{numbers.integers(KEYS)}", operation()) for _ in range(rows)]
+
+
+async def send(producer: Producer, batches: Sequence[Batch]) -> None:
+    """Send all, with at most 4 MiB not yet acknowledged, until all are."""
+    flying, change, yielded_at = 0, anyio.Event(), 0.0
+
+    def told(receipt: Receipt, size: int) -> None:
+        nonlocal flying
+        receipt.result()
+        flying -= size
+        change.set()
+
+    with anyio.fail_after(_WAIT_S):
+        for batch in batches:
+            while flying + batch.size > FLIGHT_BYTES:
+                change = anyio.Event()
+                await change.wait()
+            if time.perf_counter() - yielded_at >= GIVE_WAY_S:
+                await anyio.lowlevel.checkpoint()
+                yielded_at = time.perf_counter()
+            flying += batch.size
+            producer.send_frame(batch).when_done(lambda receipt, size=batch.size: told(receipt, size))  # type: ignore[misc]
+        while flying:
+            change = anyio.Event()
+            await change.wait()
+
+
+async def ack_times(
+    folder: Path, producer: Producer, batches: Sequence[Batch]
+) -> tuple[list[float], list[float]]:
+    """Taken in turn, µs: fdatasync behind 4 KiB that were appended, one batch alone to its ack."""
+    chunk, path = os.urandom(4096), folder / "disk"
+    syncs, told = [], []
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        for batch in batches:
+            os.write(descriptor, chunk)
+            begin = time.perf_counter()
+            os.fdatasync(descriptor)
+            synced = time.perf_counter()
+            await producer.send_frame(batch).wait()
+            syncs.append((synced - begin) * 1e6)
+            told.append((time.perf_counter() - synced) * 1e6)
+    finally:
+        os.close(descriptor)
+    return syncs, told
+
+
+async def catch_up(data: Path, settings: Settings) -> float:
+    """MiB/s of one subscriber from the start of a log to its end, checked as it is read."""
+    taken = 0
+
+    def take(delivery: Delivery) -> None:
+        nonlocal taken
+        taken += delivery.batch.size
+
+    async with Propagator(settings, data=data, log=LogSettings()) as propagator:
+        end = propagator.statistics().log.next_offset
+        begin = time.perf_counter()
+        await propagator.attach(CallbackSink(take, per="delivery"), start="earliest")
+        await propagator.wait_visible(end, timeout_s=_WAIT_S)
+        return taken / MIB / (time.perf_counter() - begin)
+
+
+# --- the disk
+
+
+def disk_rate(folder: Path, mib: int) -> float:
+    """MiB/s of the disk alone: write 1 MiB at the end of a file, fdatasync, again."""
+    chunk = os.urandom(MIB)
+    path = folder / "disk"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        begin = time.perf_counter()
+        for _ in range(mib):
+            os.write(descriptor, chunk)
+            os.fdatasync(descriptor)
+        return mib / (time.perf_counter() - begin)
+    finally:
+        os.close(descriptor)
+        path.unlink()
+
+
+# --- printing
+
+
+def report(rounds: Mapping[str, Sequence[Round]], path: str | None) -> int:
+    """Print the table and what is met; the exit status."""
+    print(f"calibration: {calibration_ns():.0f} ns CPU a loop turn; {len(rounds[WHOLE])} rounds\n")
+    judged = {kind: _judged(some) for kind, some in rounds.items()}
+    rows = [
+        (f"{what}, {kind}", _figure(some, measured), _figure(some, beside), ratio, target, _word(met))
+        for kind, some in rounds.items()
+        for (what, measured, beside, target), (ratio, met) in zip(LINES, judged[kind], strict=True)
+    ]
+    head = ("median (lowest-highest round)", "measured", "beside", "ratio", "target", "")
+    print(table("the durable log, one process", head, rows))
+    print("beside: write + fdatasync of 1 MiB; fdatasync of 4 KiB; the durable publish of the same round")
+    for kind, some in rounds.items():
+        count, size, rate, cpu_us, commits, p99_us = (
+            _figure(some, name).median
+            for name in ("rows", "frame_bytes", "publish_deltas", "cpu_us", "commits", "ack_p99_us")
+        )
+        print(
+            f"{kind}: {count:.0f} a frame of {size:,.0f} bytes, {rate:,.0f} deltas/s, {cpu_us:,.0f} µs CPU a "
+            f"frame, {commits:,.0f} commits a round, ack p99 {p99_us:,.0f} µs"
+        )
+    write_json(path, {"rounds": rounds, "judged": judged})
+    return 0 if all(met for some in judged.values() for _, met in some) else 1
+
+
+def _judged(rounds: Sequence[Round]) -> list[tuple[Figure, bool]]:
+    """The three ratios, and whether their medians meet the targets."""
+    share = Figure.of([one.publish / one.disk for one in rounds])
+    times = Figure.of([one.ack_us / one.sync_us for one in rounds])
+    catching = Figure.of([one.catch_up / one.publish for one in rounds])
+    return [
+        (share, share.median >= THROUGHPUT_SHARE_MIN),
+        (times, times.median <= ACK_TIMES_MAX),
+        (catching, catching.median >= CATCH_UP_TIMES_MIN),
+    ]
+
+
+def _figure(rounds: Sequence[Round], name: str) -> Figure:
+    return Figure.of([getattr(one, name) for one in rounds])
+
+
+def _word(met: bool) -> str:
+    return "met" if met else "SHORT"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,240 @@
+"""Cuts the power under the service at random moments, on real ext4 and xfs, and checks what it acknowledged.
+
+Each file system lies in an image file on a loop device of its own. A cut stops the process, with calls to the
+disk under way brought to their end, and shuts the file system down without its journal being flushed: what
+was not synced is gone, as it is when the power goes. It is then mounted again, its journal replayed, and the
+service started. The same cuts under ack level `logged`, which promises nothing about power, must show losses:
+if they do not, nothing was cut. Needs root, losetup, mkfs and mount; where one is missing it says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from benchmarks._crash_rounds import START_SHARE, Story, Terms, Totals
+from benchmarks.crash import report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks._crash_rounds import Life
+
+KINDS = ("ext4", "xfs")
+IMAGE_BYTES = 512 * 1024 * 1024
+SEGMENT_BYTES = 16 * 1024
+LOGGED_SHARE = 0.25
+"""How many cuts, beside those asked for, are made under ack level `logged`."""
+LIFE_S = (0.02, 0.4)
+_SHUTDOWN, _NO_FLUSH = 0x8004587D, 2
+_TOOL_S_MAX = 60.0
+_SKIPPED = 77
+
+
+class Unusable(Exception):
+    """Why the power cannot be cut here."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Cut, check, print. Exit status 77 where nothing could be run."""
+    parser = argparse.ArgumentParser(prog="./run bench powercut", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=40, help="cuts, over all file systems")
+    parser.add_argument("--lives", type=int, default=10, help="cuts a directory, before it is closed well")
+    parser.add_argument("--minutes", type=float, default=30.0, help="no further cut is made after that time")
+    parser.add_argument("--fs", choices=KINDS, help="this file system alone")
+    parser.add_argument("--seed", type=int, help="of the moments; without it, another each time")
+    parser.add_argument("--json", metavar="FILE", help="write the figures to FILE too")
+    given = parser.parse_args(arguments)
+    if min(given.rounds, given.lives) < 1 or given.minutes <= 0:
+        parser.error("give at least 1 round, 1 life, and some minutes")
+    seed = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
+    usable = []
+    for kind in [given.fs] if given.fs else KINDS:
+        try:
+            check_usable(kind)
+            usable.append(kind)
+        except Unusable as reason:
+            print(f"NOT RUN on {kind}: {reason}", file=sys.stderr)
+    if not usable:
+        return _SKIPPED
+    signal.signal(signal.SIGTERM, _end)  # so that what is mounted is unmounted
+    totals: dict[str, Totals] = {}
+    logged: dict[str, Totals] = {}
+    draw, deadline = random.Random(seed), time.monotonic() + given.minutes * 60
+    with tempfile.TemporaryDirectory(prefix="delta-prop-powercut-") as folder:
+        for number, kind in enumerate(usable):
+            rounds = given.rounds // len(usable) + (number < given.rounds % len(usable))
+            with mounted(kind, Path(folder)) as image:
+                totals[kind] = _durable(image, rounds, given.lives, draw, deadline)
+                logged[kind] = _logged(image, max(int(rounds * LOGGED_SHARE), 2), draw, deadline)
+    status = report(f"power cuts, {given.rounds} rounds, seed {seed}", totals, given.json)
+    return max(status, *(_tell_logged(kind, one) for kind, one in logged.items()))
+
+
+def _durable(image: Image, rounds: int, lives: int, draw: random.Random, deadline: float) -> Totals:
+    totals = Totals()
+    for number in range(-(-rounds // lives)):
+        terms = Terms(storage=number % 2 == 1, segment_bytes=SEGMENT_BYTES)
+        story = _story(image, f"durable-{number}", terms, totals, draw)
+        left = min(lives, rounds - totals.rounds)
+        if all(story.round() and time.monotonic() < deadline for _ in range(left)):
+            story.end()
+        shutil.rmtree(story.directory)
+        if time.monotonic() >= deadline:
+            print(f"{image.kind}: the time was up after {totals.rounds} of {rounds} cuts", file=sys.stderr)
+            break
+    return totals
+
+
+def _logged(image: Image, rounds: int, draw: random.Random, deadline: float) -> Totals:
+    """Each cut in a directory of its own, as acknowledged ones may be gone after it."""
+    totals = Totals()
+    for number in range(rounds):
+        terms = Terms(level="logged", segment_bytes=SEGMENT_BYTES)
+        story = _story(image, f"logged-{number}", terms, totals, draw)
+        if story.round():
+            story.end()
+        shutil.rmtree(story.directory)
+        if time.monotonic() >= deadline:
+            break
+    return totals
+
+
+def _story(image: Image, name: str, terms: Terms, totals: Totals, draw: random.Random) -> Story:
+    return Story(
+        image.mount / name,
+        terms,
+        totals,
+        draw,
+        life_s=LIFE_S,
+        start_share=0.0 if terms.level == "logged" else START_SHARE,
+        die=image.cut,
+        scratch=image.folder / f"{image.kind}-copy",
+    )
+
+
+def _tell_logged(kind: str, totals: Totals) -> int:
+    """Losses must be all that went wrong, and there must be some."""
+    counts = totals.verdict.counts
+    lost = counts["lost"]
+    print(
+        f"{kind}, ack level logged: {lost} of {totals.acks} acknowledged lost in {totals.rounds} cuts", end=""
+    )
+    if totals.verdict.total > lost:
+        print("; and what no cut may do: FAILED")
+        print("".join(f"{text}\n" for text in totals.verdict.told if not text.startswith("lost")), end="")
+        return 1
+    print(": the cuts are real" if lost else ": nothing was cut, so nothing is proved: FAILED")
+    return 0 if lost else 1
+
+
+# --- file systems
+
+
+def check_usable(kind: str) -> None:
+    """Raise Unusable where this file system cannot be made, mounted and cut here."""
+    if sys.platform != "linux":
+        raise Unusable(f"loop devices are Linux's, this is {sys.platform}")
+    if os.geteuid() != 0:
+        raise Unusable("only root can mount an image: run it as root")
+    for tool in ("mount", "umount", "losetup", f"mkfs.{kind}"):
+        if shutil.which(tool) is None:
+            raise Unusable(f"{tool} is not installed")
+    if not Path("/dev/loop-control").exists():
+        raise Unusable("there are no loop devices")
+    if kind not in Path("/proc/filesystems").read_text().split():
+        raise Unusable("the kernel has no such file system loaded")
+
+
+@dataclass(slots=True)
+class Image:
+    """A file system in a file."""
+
+    kind: str
+    folder: Path
+    cuts: int = 0
+
+    @property
+    def mount(self) -> Path:
+        """Where it is mounted."""
+        return self.folder / self.kind
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.folder / f"{self.kind}.image"
+
+    def make(self) -> None:
+        """Make it, mounted."""
+        with self.path.open("wb") as file:
+            file.truncate(IMAGE_BYTES)
+        self.mount.mkdir()
+        _run(f"mkfs.{self.kind}", "-q", str(self.path))
+        self.mount_again()
+
+    def mount_again(self) -> None:
+        """Mount it on a loop device that goes when it is unmounted."""
+        _run("mount", "-t", self.kind, "-o", "loop", str(self.path), str(self.mount))
+
+    def cut(self, life: Life) -> None:
+        """Cut the power under a process."""
+        if not life.freeze():
+            raise RuntimeError("a thread of the process did not stop: the cut would prove nothing")
+        # A sync that runs while the file system goes down may return as if it had been done.
+        descriptor = os.open(self.mount, os.O_RDONLY)
+        try:
+            fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("I", _NO_FLUSH))
+        finally:
+            os.close(descriptor)
+        life.kill()
+        _run("umount", str(self.mount))
+        self.mount_again()
+        self.cuts += 1
+
+    def drop(self) -> None:
+        """Unmount it, whatever state it is in."""
+        with suppress(subprocess.CalledProcessError):
+            _run("umount", str(self.mount))
+        if os.path.ismount(self.mount):
+            _run("umount", "--lazy", str(self.mount))
+        self.path.unlink(missing_ok=True)
+
+
+@contextmanager
+def mounted(kind: str, folder: Path) -> Iterator[Image]:
+    """A new file system, gone at the end."""
+    image = Image(kind, folder)
+    try:
+        image.make()
+        yield image
+    finally:
+        image.drop()
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_S_MAX, check=False)
+    if done.returncode:
+        error = subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
+        error.add_note(done.stderr.strip())
+        raise error
+
+
+def _end(_number: int, _frame: object) -> NoReturn:
+    raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""The commands' contact with the world: files of lines, standard input and output, the time.
+
+The only module of the commands that touches them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import stat
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+
+from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_wire.errors import UsageError
+from delta_prop_wire.jsonlines import LINE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from typing_extensions import Buffer
+
+now = time.perf_counter
+"""Seconds, for how long something took."""
+
+pause = time.sleep
+"""Wait some seconds; nothing else goes on meanwhile."""
+
+_CHUNK_BYTES = 256 * 1024
+
+
+def drawn_name() -> str:
+    """A producer's name that nobody else has."""
+    return f"publish-{secrets.token_hex(8)}"
+
+
+def existing_disk(path: str) -> LocalDisk:
+    """The disk of a data directory that is there. Raises UsageError."""
+    if not Path(path).is_dir():
+        raise UsageError(f"no data directory at {path!r}: name the one that `publish --data DIR` made")
+    return LocalDisk(path)
+
+
+def lock_holder(data: str, path: str) -> int | None:
+    """The process that has a data directory open for writing, None where none has."""
+    try:
+        with open(Path(data, path), "rb") as file:
+            text = file.read(32).strip()
+            if not text.isdigit():
+                return None
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(text)
+    except FileNotFoundError:
+        pass
+    return None
+
+
+def put(line: str) -> None:
+    """One line to standard output, which a reader gets at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def put_all(lines: Iterator[str]) -> None:
+    """Many lines that are there already; nobody waits for the first."""
+    for line in lines:
+        sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def note(line: str) -> None:
+    """One line for people, to standard error."""
+    clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # of a progress line
+    print(f"{clear}delta-prop: {line}", file=sys.stderr, flush=True)
+
+
+class Progress:
+    """A line on standard error that is written over ten times a second; nothing where it is no terminal."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._told_at = 0.0
+
+    def tell(self, text: str) -> None:
+        """How far it is."""
+        if self._live and (at := now()) - self._told_at >= 0.1:
+            self._told_at = at
+            print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Leave an empty line to whoever writes next."""
+        if self._live and self._told_at:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+class Input:
+    """Files of lines, one behind the other, `-` for standard input; all are opened at once, before any is
+    read. Raises UsageError.
+    """
+
+    def __init__(self, names: list[str]) -> None:
+        self._descriptors: list[int] = []
+        for name in names:
+            try:
+                self._descriptors.append(0 if name == "-" else os.open(name, os.O_RDONLY))
+                if stat.S_ISDIR(os.fstat(self._descriptors[-1]).st_mode):
+                    raise IsADirectoryError(0, "it is a directory")
+            except OSError as error:
+                raise UsageError(
+                    f"{name!r} cannot be read ({error.strerror}): name files of JSON lines, or - for "
+                    "standard input"
+                ) from None
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        """Each line without its end; of one that is too long as much as shows that."""
+        for descriptor in self._descriptors:
+            waiting, skipping = b"", False
+            async for chunk in _chunks(descriptor):
+                *whole, waiting = (waiting + chunk).split(b"\n")
+                for line in whole:
+                    if not skipping:
+                        yield line
+                    skipping = False
+                if skipping:
+                    waiting = b""
+                elif len(waiting) > LINE_BYTES_MAX:
+                    yield waiting
+                    waiting, skipping = b"", True
+            if waiting and not skipping:
+                yield waiting
+
+
+async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
+    """What a file or pipe gives, without blocking the loop on a pipe."""
+    waits = not stat.S_ISREG(os.fstat(descriptor).st_mode)
+    while True:
+        if waits:
+            try:
+                await anyio.wait_readable(descriptor)
+            except PermissionError:  # a device that is always ready
+                waits = False
+        else:
+            await anyio.lowlevel.checkpoint()
+        chunk = os.read(descriptor, _CHUNK_BYTES)
+        if not chunk:
+            return
+        yield chunk
+
+
+@contextmanager
+def output(name: str | None) -> Iterator[_Output]:
+    """A new file of that name, or standard output. Raises UsageError where the file is there already."""
+    if name is None or name == "-":
+        sys.stdout.flush()
+        yield _Output(sys.stdout.fileno())
+        return
+    try:
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise UsageError(f"{name!r} is there already, and is not overwritten: name a new file") from None
+    except OSError as error:
+        raise UsageError(f"{name!r} cannot be made ({error.strerror}): name another file") from None
+    try:
+        yield _Output(descriptor)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class _Output:
+    """Where bytes go, through a buffer."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._waiting: list[Buffer] = []
+        self._bytes = 0
+
+    def write(self, *parts: bytes | memoryview) -> None:
+        """Add these. Raises OSError."""
+        self._waiting += parts
+        self._bytes += sum(map(len, parts))
+        if self._bytes >= _CHUNK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand on everything. Raises OSError."""
+        raw = memoryview(b"".join(self._waiting))
+        self._waiting, self._bytes = [], 0
+        while raw:
+            raw = raw[os.write(self._descriptor, raw) :]

@@ -1,0 +1,108 @@
+"""Named groups of subscribers: how far each is, in a file of its own beside the log.
+
+One process at a time reads for a group, under the group's lock. Nobody's log waits for a group: one that
+stays away too long finds its place gone, and is told.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+from delta_prop.commands.places import name_fault
+from delta_prop_broker.log.identity import read_small, replace_file
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from delta_prop_broker.disk import Disk
+
+NAME_BYTES_MAX = 64
+_DIRECTORY = "groups"
+_SUFFIX = ".cursor"
+
+
+class Group:
+    """One group, held by this process until `close`. Raises UsageError where another one has it."""
+
+    def __init__(self, disk: Disk, name: str, log_id: bytes) -> None:
+        self._disk = disk
+        self._path = _path(name)
+        self._log_id = log_id
+        disk.make_directory(_DIRECTORY)
+        disk.sync_directory("")
+        try:
+            self._lock = disk.lock(self._path + ".lock")
+        except BlockingIOError:
+            raise UsageError(
+                f"group {name!r} is read by another process: stop that one, or name another group"
+            ) from None
+        try:
+            self._kept = read_group(disk, name, log_id)
+        except BaseException:
+            self._lock.release()
+            raise
+        self.next_offset = self._kept
+        """Where the group goes on; None where it begins."""
+
+    def keep(self) -> None:
+        """Write down `next_offset`, if it has changed; durable then. Raises OSError."""
+        if self.next_offset != self._kept:
+            body = json.dumps({"log_id": self._log_id.hex(), "next_offset": self.next_offset}).encode()
+            replace_file(self._disk, _DIRECTORY, self._path, [b"%08x\n" % crc32c(body), body])
+            self._kept = self.next_offset
+
+    def close(self) -> None:
+        """Keep the place, and let others have the group. Raises OSError."""
+        try:
+            self.keep()
+        finally:
+            self._lock.release()
+
+
+def read_groups(disk: Disk, log_id: bytes) -> dict[str, int]:
+    """The groups of this log and where each goes on."""
+    stems = (one.removesuffix(_SUFFIX) for one in disk.list(_DIRECTORY) if one.endswith(_SUFFIX))
+    found = {name: read_group(disk, name, log_id) for name in sorted(map(unquote, stems))}
+    return {name: offset for name, offset in found.items() if offset is not None}
+
+
+def read_group(disk: Disk, name: str, log_id: bytes) -> int | None:
+    """Where a group goes on; None where it has no place, or one in another log. Raises UsageError where
+    that cannot be told.
+    """
+    raw = read_small(disk, _path(name))
+    if raw is None:
+        return None
+    checksum, _, body = raw.partition(b"\n")
+    if checksum != b"%08x" % crc32c(body):
+        raise UsageError(
+            f"the place of group {name!r} ({_path(name)}) is damaged: `delta-prop sinks forget` it, then "
+            "say where it starts"
+        )
+    told = json.loads(body)
+    return int(told["next_offset"]) if told["log_id"] == log_id.hex() else None
+
+
+def forget_group(disk: Disk, name: str) -> bool:
+    """Remove a group's place; whether it had one. Raises UsageError where it is being read."""
+    if not disk.list(_DIRECTORY) or read_small(disk, _path(name)) is None:
+        return False
+    try:
+        lock = disk.lock(_path(name) + ".lock")
+    except BlockingIOError:
+        raise UsageError(f"group {name!r} is read by a process: stop that one first") from None
+    try:
+        disk.remove(_path(name))
+        disk.sync_directory(_DIRECTORY)
+    finally:
+        lock.release()
+    return True
+
+
+def _path(name: str) -> str:
+    fault = name_fault("group", name, NAME_BYTES_MAX)
+    if fault:
+        raise UsageError(fault)
+    return f"{_DIRECTORY}/{quote(name, safe='')}{_SUFFIX}"

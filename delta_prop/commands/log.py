@@ -1,0 +1,217 @@
+"""`log show`, `log verify`, `log export`: what a log on disk holds. They read alone, beside a writer too."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from delta_prop.commands import edge
+from delta_prop.commands.opened import open_disk, open_log
+from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at, shown_time
+from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.inspect import inspect
+from delta_prop_wire.jsonlines import to_line
+from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.topics import kind_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.frames import Place
+
+OK, FAILED = 0, 1
+_TOLD_MAX = 20
+_HEADS = ("offset", "time", "lamport", "dot", "op", "vector")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a log: from `start` on, `count` rows at most (None: all)."""
+
+    data: str
+    start: str | None = None
+    count: int | None = None
+
+
+# --- show
+
+
+def show(part: Part, *, as_json: bool) -> int:
+    """One line a row, voids too. Raises UsageError, LogDamaged, OSError."""
+    lines = (json.dumps(row, ensure_ascii=False) if as_json else _table_line(row) for row in _rows(part))
+    if not as_json:
+        edge.put(_table_line(dict(zip(_HEADS, _HEADS, strict=True))))
+    edge.put_all(lines)
+    return OK
+
+
+def _rows(part: Part) -> Iterator[dict[str, Any]]:
+    _, log, _ = open_log(part.data)
+    start = EARLIEST if part.start is None else parse_at("--start", part.start)
+    begin, left = offset_of(start, log), part.count
+    for place in log.frames(begin):
+        for row in _told(place):
+            if row["offset"] < begin:
+                continue
+            if left == 0:
+                return
+            left = None if left is None else left - 1
+            yield row
+
+
+def _told(place: Place) -> Iterator[dict[str, Any]]:
+    logged, batch = place.logged, place.logged.batch
+    for row in range(batch.count):
+        told: dict[str, Any] = {
+            "offset": logged.offset + row,
+            "time": shown_time(place.stamp.append_time),
+            "lamport": logged.lamport + row,
+            "dot": str(batch.dot(row)),
+        }
+        if batch.is_control:
+            code = int.from_bytes(batch.blob(row), "little")
+            told |= {"op": "void", "error": ErrorCode(code).name if code in set(ErrorCode) else str(code)}
+        else:
+            told |= {"op": kind_name(batch.operation(row).kind)}
+            told |= {"namespace": batch.namespaces[row], "vector_id": batch.keys[row]}
+        yield told
+
+
+def _table_line(row: dict[str, Any]) -> str:
+    if row["op"] == "void":
+        vector = row["error"]
+    else:
+        vector = row.get("vector") or f"{row['namespace']} {row['vector_id']}"
+    numbers = f"{row['offset']:>10}  {row['time']:24}  {row['lamport']:>10}"
+    return f"{numbers}  {row['dot']:>28}  {row['op']:10}  {vector}"
+
+
+# --- verify
+
+
+def verify(data: str, *, as_json: bool) -> int:
+    """Read and check everything; exit status 1 with the damage told, the first one first.
+
+    A torn tail that was never synced is none: a writer may be at it, or was killed. Raises FormatUnknown,
+    OSError.
+    """
+    disk = open_disk(data)
+    found = _looked_over(disk)
+    if found.damages:  # the writer may have removed a segment between two looks: what stays is damage
+        found = _looked_over(disk)
+    told: dict[str, Any] = {"sound": not found.damages, "frames": found.frames, "deltas": found.rows}
+    told |= {"bytes": found.bytes, "first_offset": found.first, "next_offset": found.following}
+    told |= {"torn_tail": found.torn is not None, "damages": len(found.damages)}
+    if as_json:
+        edge.put(json.dumps(told | {"first_damage": _damage(found.damages[0]) if found.damages else None}))
+        return FAILED if found.damages else OK
+    state = f"{len(found.damages)} damaged places" if found.damages else "sound"
+    edge.put(
+        f"{found.rows:,} deltas in {found.frames:,} frames of {found.bytes:,} bytes, "
+        f"offsets {found.first} to {found.following}: {state}"
+    )
+    if found.torn is not None:
+        edge.put(f"behind them {found.torn.path}, byte {found.torn.position}: {found.torn.reason}")
+    for damage in found.damages[:_TOLD_MAX]:
+        edge.note(str(damage))
+    if len(found.damages) > _TOLD_MAX:
+        edge.note(f"and {len(found.damages) - _TOLD_MAX} more")
+    return FAILED if found.damages else OK
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a look over a whole log counted."""
+
+    frames: int = 0
+    rows: int = 0
+    bytes: int = 0
+    first: int = 0
+    following: int = 0
+    torn: LogDamaged | None = None
+    damages: list[LogDamaged] = field(default_factory=list)
+
+
+def _looked_over(disk: Disk) -> _Found:
+    told = _Found()
+    for found in inspect(disk):
+        if not isinstance(found, LogDamaged):
+            told.first = told.first if told.frames else found.logged.offset
+            told.frames, told.rows = told.frames + 1, told.rows + found.logged.count
+            told.bytes, told.following = told.bytes + found.size, found.logged.next_offset
+        elif _is_torn(found):
+            told.torn = found
+        else:
+            told.damages.append(found)
+    return told
+
+
+def _is_torn(damage: LogDamaged) -> bool:
+    """Whether it lies above everything that was synced: then nobody was promised that."""
+    return damage.position is not None and damage.end is None
+
+
+def _damage(damage: LogDamaged) -> dict[str, Any]:
+    return {
+        "file": damage.path,
+        "position": damage.position,
+        "first_offset": damage.offset,
+        "next_offset": damage.end,
+        "reason": damage.reason,
+    }
+
+
+# --- export
+
+
+def export(part: Part, *, output: str | None, frames: bool, around: bool) -> int:
+    """Write the log out: deltas as JSON lines, or the frames that it consists of.
+
+    At damage it ends with LogDamaged; `around` it tells what is left out, and goes on behind. Raises
+    UsageError, OSError.
+    """
+    if around:
+        places = _around(open_disk(part.data))
+    else:
+        _, log, _ = open_log(part.data)
+        places = log.frames(log.first_offset)
+    with edge.output(output) as out:
+        for place, rows in _chosen(places, part):
+            if frames:
+                out.write(place.logged.head, place.logged.batch.body)
+            else:
+                for row in () if place.logged.batch.is_control else rows:
+                    delta = place.logged.batch.delta(row, place.logged.source)
+                    out.write(to_line(delta, place.logged.offset + row).encode() + b"\n")
+        out.flush()
+    return OK
+
+
+def _around(disk: Disk) -> Iterator[Place]:
+    """Every frame that can be read; what cannot is told."""
+    for found in inspect(disk):
+        if isinstance(found, LogDamaged):
+            what = "" if found.offset is None else f" (offset {found.offset} to {found.end or 'the end'})"
+            edge.note(f"left out: {found.path}{what}: {found.reason}")
+        else:
+            yield found
+
+
+def _chosen(places: Iterator[Place], part: Part) -> Iterator[tuple[Place, range]]:
+    """The frames that hold something of this part, each with the rows that belong to it."""
+    start = EARLIEST if part.start is None else parse_at("--start", part.start)
+    left = part.count
+    for place in places:
+        logged = place.logged
+        if start == LATEST or (start.time_us is not None and place.stamp.append_time < start.time_us):
+            continue
+        start = start if start.time_us is None else EARLIEST
+        first = max((start.offset or 0) - logged.offset, 0)
+        rows = range(first, logged.count if left is None else min(logged.count, first + left))
+        if rows:
+            yield place, rows
+        left = None if left is None else left - len(rows)
+        if left == 0:
+            return

@@ -1,0 +1,49 @@
+"""A data directory, opened for reading alone: beside the process that writes it, if there is one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop.commands.edge import existing_disk, pause
+from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.identity import check_format
+from delta_prop_broker.log.retention import LogSettings
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.recovery import RecoveryReport
+
+_TRIES = 5
+_TRY_AGAIN_S = 0.05
+
+
+def open_disk(path: str) -> Disk:
+    """The disk of a data directory. Raises UsageError where there is none."""
+    disk = existing_disk(path)
+    if not check_format(disk) and not disk.list("streams"):
+        raise UsageError(f"{path!r} is no data directory: name the one that `publish --data DIR` made")
+    return disk
+
+
+def open_log(path: str) -> tuple[Disk, DurableLog, RecoveryReport]:
+    """The log as far as it is synced. Raises UsageError, LogDamaged, FormatUnknown, OSError."""
+    disk = open_disk(path)
+    for tried in range(_TRIES):
+        try:
+            log, report = DurableLog.open(
+                disk, settings=LogSettings(), draw=_draws_nothing, wall_us=lambda: 0, read_only=True
+            )
+        except (LogDamaged, FileNotFoundError):
+            # The writer may have removed or sealed a segment between two looks at the directory.
+            if tried + 1 == _TRIES:
+                raise
+            pause(_TRY_AGAIN_S)
+        else:
+            return disk, log, report
+    raise AssertionError
+
+
+def _draws_nothing(count: int) -> bytes:
+    raise AssertionError(f"reading alone draws no {count} random bytes")

@@ -1,0 +1,263 @@
+"""How the verbs on a data directory are called. Loads nothing that a verb needs before it runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Awaitable, Callable
+
+    Runner = Callable[[Callable[[], Awaitable[int]]], int]
+
+_AT_HELP = "an offset, or a time like 2026-01-31T12:00:00Z (UTC, unless it says otherwise)"
+ACK_LEVELS = ("memory", "logged", "durable")
+
+
+def add_verbs(verbs: Any, run: Runner) -> None:
+    """Add them all; `run` runs a coroutine to its end."""
+    _add_publish(verbs, run)
+    _add_subscribe(verbs, run)
+    _add_log(verbs)
+    _add_get(verbs)
+    _add_status(verbs)
+    _add_sinks(verbs)
+
+
+def _verb(verbs: Any, name: str, help_: str, example: str, **more: Any) -> ArgumentParser:
+    parser: ArgumentParser = verbs.add_parser(
+        name, help=help_, epilog=f"example: delta-prop {example}", allow_abbrev=False, **more
+    )
+    return parser
+
+
+def _data(parser: ArgumentParser) -> None:
+    parser.add_argument("--data", metavar="DIR", required=True, help="the data directory")
+
+
+def _json(parser: ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="JSON lines instead of a table")
+
+
+def _start(parser: ArgumentParser, otherwise: str) -> None:
+    parser.add_argument(
+        "--start", metavar="PLACE", help=f"earliest, latest, {_AT_HELP}; without it: {otherwise}"
+    )
+
+
+def _count(parser: ArgumentParser, what: str) -> None:
+    parser.add_argument("--count", metavar="N", type=int, help=f"end after so many {what}")
+
+
+# --- publish, subscribe
+
+
+def _add_publish(verbs: Any, run: Runner) -> None:
+    parser = _verb(
+        verbs,
+        "publish",
+        "put JSON lines into a log",
+        "publish changes.jsonl --data facts --producer import-7 --acks",
+        description="Reads one delta a line, keeps it, and ends with one JSON line of totals. Exit status 1 "
+        "where a line was refused; the others are kept all the same.",
+    )
+    parser.add_argument(
+        "files", metavar="FILE", nargs="*", default=["-"], help="JSON lines; - or none: standard input"
+    )
+    _data(parser)
+    parser.add_argument(
+        "--producer",
+        metavar="NAME",
+        help="deltas get the dots (NAME, number of the line, counted through all files), so that the same "
+        "lines under the same name have one effect, however often they are sent",
+    )
+    parser.add_argument(
+        "--acks", action="store_true", help="one JSON line for each delta as it is acknowledged or refused"
+    )
+    parser.add_argument(
+        "--ack-level", choices=ACK_LEVELS, default="durable", help="what is waited for; default: durable"
+    )
+
+    def start(options: Namespace) -> int:
+        from delta_prop.commands.publish import Job, publish
+        from delta_prop_wire.delta import AckLevel
+
+        level = AckLevel[options.ack_level.upper()]
+        job = Job(options.files, options.data, options.producer, acks=options.acks, level=level)
+        return run(lambda: publish(job))
+
+    parser.set_defaults(run=start)
+
+
+def _add_subscribe(verbs: Any, run: Runner) -> None:
+    parser = _verb(
+        verbs,
+        "subscribe",
+        "write a log's deltas as JSON lines, and what comes as it comes",
+        "subscribe --data facts --topic ns:docs --start earliest --count 10",
+        description="Writes each delta with its offset as a JSON line. Reads beside the process that writes "
+        "the directory, until it is interrupted.",
+    )
+    _data(parser)
+    parser.add_argument(
+        "--topic",
+        metavar="T",
+        action="append",
+        default=[],
+        help="*, v:VECTOR_ID, ns:NAMESPACE, op:KIND or c:CUSTOM; several: any of them; default: *",
+    )
+    _start(parser, "where the group stopped; a new group begins at earliest; without a group latest")
+    _count(parser, "lines")
+    parser.add_argument(
+        "--group", metavar="G", help="go on where this group stopped; its place is kept in the data directory"
+    )
+    parser.add_argument(
+        "--no-follow", dest="follow", action="store_false", help="end where the log ends at present"
+    )
+
+    def start(options: Namespace) -> int:
+        from delta_prop.commands.subscribe import Wanted, subscribe
+
+        wanted = Wanted(
+            options.data, tuple(options.topic), options.start, options.count, options.group, options.follow
+        )
+        return run(lambda: subscribe(wanted))
+
+    parser.set_defaults(run=start)
+
+
+# --- log
+
+
+def _add_log(verbs: Any) -> None:
+    parser = _verb(
+        verbs,
+        "log",
+        "show, verify or export what a log holds",
+        "log verify --data facts",
+        description="All of them only read, beside a process that writes too.",
+    )
+    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="log_verb", required=True)
+    show = _verb(below, "show", "one line a delta: offset, time, dot, what", "log show --data facts")
+    _data(show)
+    _start(show, "earliest")
+    _count(show, "deltas")
+    _json(show)
+    show.set_defaults(run=_show)
+
+    verify = _verb(below, "verify", "read and check everything; 1 if damaged", "log verify --data facts")
+    _data(verify)
+    _json(verify)
+    verify.set_defaults(run=_verify)
+
+    export = _verb(
+        below,
+        "export",
+        "write the log out as JSON lines or frames",
+        "log export --data facts --around-damage --output saved.jsonl",
+    )
+    _data(export)
+    _start(export, "earliest")
+    _count(export, "deltas")
+    export.add_argument("--output", metavar="FILE", help="a new file; without it: standard output")
+    export.add_argument(
+        "--format", choices=("jsonl", "frames"), default="jsonl", help="default: jsonl; frames: as in the log"
+    )
+    export.add_argument(
+        "--around-damage", action="store_true", help="tell what cannot be read, and go on behind it"
+    )
+    export.set_defaults(run=_export)
+
+
+def _show(options: Namespace) -> int:
+    from delta_prop.commands.log import Part, show
+
+    return show(Part(options.data, options.start, options.count), as_json=options.json)
+
+
+def _verify(options: Namespace) -> int:
+    from delta_prop.commands.log import verify
+
+    return verify(options.data, as_json=options.json)
+
+
+def _export(options: Namespace) -> int:
+    from delta_prop.commands.log import Part, export
+
+    return export(
+        Part(options.data, options.start, options.count),
+        output=options.output,
+        frames=options.format == "frames",
+        around=options.around_damage,
+    )
+
+
+# --- get, status, sinks
+
+
+def _add_get(verbs: Any) -> None:
+    parser = _verb(
+        verbs,
+        "get",
+        "a vector now, or at a past offset",
+        "get doc-1 --namespace docs --at 17 --data facts",
+        description="Folds the log's deltas of one vector; one JSON line. Exit status 1 where there is none.",
+    )
+    parser.add_argument("vector_id", metavar="VECTOR_ID")
+    _data(parser)
+    parser.add_argument(
+        "--namespace", metavar="N", help="default: what stands before a colon in the id, else default"
+    )
+    parser.add_argument(
+        "--at", metavar="PLACE", help=f"as of {_AT_HELP}; what stands there counts; without it: now"
+    )
+
+    def start(options: Namespace) -> int:
+        from delta_prop.commands.look import get
+
+        return get(options.data, options.vector_id, namespace=options.namespace, at=options.at)
+
+    parser.set_defaults(run=start)
+
+
+def _add_status(verbs: Any) -> None:
+    parser = _verb(verbs, "status", "the state of a data directory", "status --data facts --json")
+    _data(parser)
+    _json(parser)
+
+    def start(options: Namespace) -> int:
+        from delta_prop.commands.look import status
+
+        return status(options.data, as_json=options.json)
+
+    parser.set_defaults(run=start)
+
+
+def _add_sinks(verbs: Any) -> None:
+    parser = _verb(
+        verbs,
+        "sinks",
+        "who reads the log and how far; forget one",
+        "sinks --data facts",
+        description="Sinks and groups whose place is kept beside the log. `sinks forget NAME` removes one.",
+    )
+    # DIR may stand before or behind the verb below, so both parsers take it.
+    parser.add_argument("--data", metavar="DIR", help="the data directory")
+    _json(parser)
+    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="sinks_verb")
+    forget = _verb(below, "forget", "remember nothing of a sink or group", "sinks forget audit --data facts")
+    forget.add_argument("name", metavar="NAME")
+    forget.add_argument("--data", metavar="DIR", dest="forget_data", help="the data directory")
+    forget.set_defaults(forget_data=None)
+
+    def start(options: Namespace) -> int:
+        from delta_prop.commands.look import forget, sinks
+
+        data = getattr(options, "forget_data", None) or options.data
+        if data is None:
+            parser.error("the following arguments are required: --data")
+        if options.sinks_verb == "forget":
+            return forget(data, options.name)
+        return sinks(data, as_json=options.json)
+
+    parser.set_defaults(run=start)

@@ -1,0 +1,67 @@
+"""What people write: names, and places in a log (an offset, a time, its start or its end)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+from delta_prop_wire.bounds import check_name
+from delta_prop_wire.errors import InvalidDelta, UsageError
+
+if TYPE_CHECKING:
+    from delta_prop_broker.log.durable import DurableLog
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_US = timedelta(microseconds=1)
+
+
+class At(NamedTuple):
+    """An offset, or a time in microseconds since 1970; neither: the start or the end of the log."""
+
+    offset: int | None = None
+    time_us: int | None = None
+    earliest: bool = False
+
+
+EARLIEST, LATEST = At(earliest=True), At()
+
+
+def parse_at(option: str, text: str, *, ends: bool = True) -> At:
+    """Read what somebody wrote; `ends`: earliest and latest too. Raises UsageError."""
+    if ends and text in ("earliest", "latest"):
+        return EARLIEST if text == "earliest" else LATEST
+    if text.isascii() and text.isdigit():
+        return At(offset=int(text))
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        names = "earliest, latest, " if ends else ""
+        raise UsageError(
+            f"{option} {text!r:.60}: give {names}an offset, or a time like 2026-01-31T12:00:00Z"
+        ) from None
+    if time.tzinfo is None:  # as all times are shown
+        time = time.replace(tzinfo=UTC)
+    return At(time_us=(time - _EPOCH) // _US)
+
+
+def name_fault(option: str, name: str, bytes_max: int) -> str | None:
+    """What is wrong with a name, None where nothing is."""
+    try:
+        check_name(option, name, bytes_max)
+    except InvalidDelta as error:
+        return error.message
+    return None
+
+
+def offset_of(at: At, log: DurableLog) -> int:
+    """The offset that is meant: of a time the first that was appended then or later."""
+    if at.offset is not None:
+        return at.offset
+    if at.time_us is not None:
+        return log.offset_at(at.time_us)
+    return log.first_offset if at.earliest else log.visible
+
+
+def shown_time(time_us: int) -> str:
+    """A time as text, to the millisecond, in UTC."""
+    return (_EPOCH + time_us * _US).isoformat(timespec="milliseconds").replace("+00:00", "Z")

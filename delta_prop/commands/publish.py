@@ -1,0 +1,263 @@
+"""`publish`: JSON lines into a log, many in flight at once, each with a fate of its own.
+
+A line's dot is (producer, number of the line), so that what was killed and is repeated has one effect: lines
+up to the watermark are answered from what the log says of them, the others are sent.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+
+from delta_prop.checks import is_transform
+from delta_prop.commands import edge
+from delta_prop.commands.places import name_fault
+from delta_prop.embedded import Propagator
+from delta_prop_wire.delta import AckLevel, Source
+from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
+from delta_prop_wire.jsonlines import delta_from_line
+from delta_prop_wire.spec import VECTOR_ID_BYTES_MAX, ErrorCode
+
+if TYPE_CHECKING:
+    from delta_prop.producer import Producer
+    from delta_prop.receipt import Receipt
+    from delta_prop_wire.delta import Delta
+
+OK, FAILED = 0, 1
+IN_FLIGHT_MAX = 4_000
+IN_FLIGHT_BYTES_MAX = 32 * 1024 * 1024
+STUCK_S_MAX = 60.0
+"""How long the same refusals may stand in the way before the import ends; it can be repeated."""
+_AGAIN_S = 0.02
+_GIVE_WAY_LINES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to publish where. `producer` None: under a name drawn for this once."""
+
+    files: list[str]
+    data: str
+    producer: str | None = None
+    acks: bool = False
+    level: AckLevel = AckLevel.DURABLE
+
+
+@dataclass(slots=True)
+class Totals:
+    """What became of the lines; blank ones are not counted."""
+
+    lines: int = 0
+    acknowledged: int = 0
+    duplicates: int = 0
+    refused: int = 0
+    next_offset: int = 0
+    seconds: float = 0.0
+
+
+async def publish(job: Job) -> int:
+    """Publish all lines; exit status 0 where none was refused. Raises UsageError, Refused, OSError."""
+    name = edge.drawn_name() if job.producer is None else job.producer
+    fault = name_fault("--producer", name, VECTOR_ID_BYTES_MAX)
+    if fault:
+        raise UsageError(fault)
+    source = edge.Input(job.files)
+    import_: _Import | None = None
+    try:
+        async with Propagator(data=job.data) as p:
+            producer = p.producer(name, ack_level=job.level)
+            import_ = _Import(producer, acks=job.acks)
+            await import_.run(source)
+    finally:  # what was in flight at an interruption has its answer when the propagator is closed
+        if import_ is not None:
+            import_.progress.end()
+            edge.put(json.dumps(import_.told()))
+    return FAILED if import_.totals.refused else OK
+
+
+@dataclass(slots=True)
+class _Import:
+    producer: Producer
+    acks: bool
+    totals: Totals = field(default_factory=Totals)
+    progress: edge.Progress = field(default_factory=edge.Progress)
+    _sizes: dict[int, int] = field(default_factory=dict)  # of the lines in flight, in bytes
+    _bytes: int = 0
+    _standing: dict[int, Refused] = field(default_factory=dict)  # refusals that may pass
+    _moved_at: float = 0.0
+    _change: anyio.Event = field(default_factory=anyio.Event)
+    _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    _failure: Exception | None = None
+    _began: float = field(default_factory=edge.now)
+
+    async def run(self, source: edge.Input) -> None:
+        """Send all lines and wait for their answers. Raises Refused, OSError."""
+        async with anyio.create_task_group() as tasks:
+            self._scope = tasks.cancel_scope
+            tasks.start_soon(self._keep_sending)
+            try:
+                await self._send_all(source)
+            except (Refused, OSError) as error:  # a task group would wrap it
+                self._failure = self._failure or error
+            self._scope.cancel()
+        if self._failure is not None:
+            raise self._failure
+
+    async def _send_all(self, source: edge.Input) -> None:
+        number = 0
+        async for line in source.lines():
+            number += 1
+            if not line.strip():
+                continue
+            self.totals.lines += 1
+            try:
+                await self._send(number, _read(line), len(line))
+            except Refused as refusal:
+                if not refusal.voids:  # the line is not at fault
+                    raise
+                self._refused(number, refusal)
+            if number % _GIVE_WAY_LINES == 0:
+                await anyio.lowlevel.checkpoint()
+                self._tell()
+            await self._until(IN_FLIGHT_MAX, IN_FLIGHT_BYTES_MAX)
+        await self._until(1, 1)
+
+    def told(self) -> dict[str, object]:
+        """The totals, for the last line."""
+        totals = self.totals
+        return {
+            "lines": totals.lines,
+            "acknowledged": totals.acknowledged,
+            "duplicates": totals.duplicates,
+            "refused": totals.refused,
+            "unanswered": len(self._sizes),
+            "next_offset": totals.next_offset,
+            "seconds": round(edge.now() - self._began, 3),
+        }
+
+    # --- one line
+
+    async def _send(self, number: int, delta: Delta, size: int) -> None:
+        """Send it once there is room for it. Raises Refused."""
+        self._sizes[number] = size
+        self._bytes += size
+        while True:
+            try:
+                sent = self.producer.offer_numbered(number, delta, lambda told: self._note(number, told))
+            except Refused as refusal:
+                if not refusal.retryable:
+                    self._done(number)
+                    raise
+                self._stands(number, refusal)
+                await anyio.sleep(_AGAIN_S)
+            else:
+                break
+        if not sent:
+            self._done(number)
+            self._answer(number, delta)
+
+    def _answer(self, number: int, delta: Delta) -> None:
+        """A line that was dealt with by an earlier run."""
+        outcome = self.producer.outcome(number, delta.priority)
+        if isinstance(outcome, ErrorCode):
+            what = "left out" if outcome is ErrorCode.DOT_REUSED else "refused for good"
+            cure = "publish it under another producer name, or as another line"
+            self._refused(number, Refused(outcome, f"{what} when this producer published before: {cure}"))
+        else:
+            self._acknowledged(number, outcome, duplicate=True)
+
+    def _note(self, number: int, told: Receipt) -> None:
+        refusal = told.refusal()
+        if refusal is not None and refusal.retryable:
+            self._stands(number, refusal)
+        else:
+            self._done(number)
+            if refusal is not None:
+                self._refused(number, refusal)
+            else:
+                published = told.result()
+                first = published.duplicates.get(0, published.offset)
+                self._acknowledged(number, first, duplicate=published.duplicate)
+        self._change.set()
+
+    def _done(self, number: int) -> None:
+        self._bytes -= self._sizes.pop(number)
+        self._standing.pop(number, None)
+        self._moved_at = edge.now()
+
+    def _stands(self, number: int, refusal: Refused) -> None:
+        if not self._standing:
+            self._moved_at = edge.now()
+        self._standing[number] = refusal
+
+    # --- waiting
+
+    async def _until(self, lines: int, size: int) -> None:
+        """Until fewer lines and bytes are in flight."""
+        while len(self._sizes) >= lines or self._bytes >= size:
+            self._change = anyio.Event()
+            await self._change.wait()
+            self._tell()
+
+    async def _keep_sending(self) -> None:
+        """Send again what was refused for now, until nothing has moved for too long."""
+        while True:
+            await anyio.sleep(_AGAIN_S)
+            if not self._standing:
+                continue
+            with suppress(Refused):  # those that stay stand there, or come again with the next line
+                self.producer.resend()
+            for refusal in list(self._standing.values())[:1]:
+                stuck = edge.now() - self._moved_at > STUCK_S_MAX
+                if stuck or refusal.code is ErrorCode.LOG_FAILED:
+                    self._fail(refusal)
+
+    def _fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._scope.cancel()
+
+    # --- telling
+
+    def _acknowledged(self, number: int, offset: int | None, *, duplicate: bool) -> None:
+        totals = self.totals
+        totals.acknowledged += 1
+        totals.duplicates += duplicate
+        totals.next_offset = max(totals.next_offset, 0 if offset is None else offset + 1)
+        if self.acks:
+            self._put({"line": number, "offset": offset, "duplicate": duplicate})
+
+    def _refused(self, number: int, refusal: Refused) -> None:
+        self.totals.refused += 1
+        if self.acks:
+            self._put({"line": number, "error": refusal.code.name, "message": refusal.message})
+        else:
+            edge.note(f"line {number}: {refusal}")
+
+    def _put(self, told: dict[str, object]) -> None:
+        """One line. A failure must not reach the pipeline, whose callback this may be."""
+        try:
+            edge.put(json.dumps(told, ensure_ascii=False))
+        except OSError as error:
+            self._fail(error)
+
+    def _tell(self) -> None:
+        totals = self.totals
+        self.progress.tell(
+            f"{totals.lines:,} lines, {totals.acknowledged:,} acknowledged, {totals.refused:,} refused"
+        )
+
+
+def _read(line: bytes) -> Delta:
+    """The delta of a line. Raises InvalidDelta."""
+    delta = delta_from_line(line)
+    if is_transform(delta):
+        raise InvalidDelta(
+            "op", "transform needs a function that a program has registered: publish what it gives"
+        )
+    # A line of another service's log: what was forwarded to that one is imported here.
+    return replace(delta, source=Source.IMPORT) if delta.source is Source.REPLICA else delta

@@ -1,0 +1,128 @@
+"""`subscribe`: a log's deltas as JSON lines, from some place on, and what comes after as it comes.
+
+It reads beside the process that writes. A group's place is kept once its lines were written, so after a kill
+some lines come again and none is missing.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+
+from delta_prop.checks import parse_topics
+from delta_prop.commands import edge
+from delta_prop.commands.groups import Group
+from delta_prop.commands.opened import open_log
+from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at
+from delta_prop_broker.log.follow import Follower
+from delta_prop_wire.errors import UsageError
+from delta_prop_wire.jsonlines import to_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.topics import Topic
+
+OK = 0
+POLL_S = 0.02
+KEEP_S = 1.0
+"""How often a group's place is written down."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to read. `start` None: where the group stopped; a new group begins at earliest, nobody's
+    subscription at latest. `count` None: all. `follow`: go on where the log ends."""
+
+    data: str
+    topics: tuple[str, ...] = ()
+    start: str | None = None
+    count: int | None = None
+    group: str | None = None
+    follow: bool = True
+
+
+async def subscribe(wanted: Wanted) -> int:
+    """Write the lines. Raises UsageError, Refused (CURSOR_TOO_OLD), LogDamaged, OSError."""
+    if wanted.count is not None and wanted.count < 1:
+        raise UsageError(f"--count {wanted.count}: give 1 or more")
+    topics = parse_topics(wanted.topics or "*")
+    at = None if wanted.start is None else parse_at("--start", wanted.start)
+    disk, log, _ = open_log(wanted.data)
+    group = None if wanted.group is None else Group(disk, wanted.group, log.log_id)
+    try:
+        if at is not None or group is None or group.next_offset is None:
+            begin = offset_of(at or (LATEST if group is None else EARLIEST), log)
+        else:
+            begin = group.next_offset
+        _check(begin, log)
+        log.close()
+        with closing(Follower(disk, begin)) as follower:
+            await _Reading(wanted, topics, group, follower).run()
+    finally:
+        if group is not None:
+            group.close()
+    return OK
+
+
+def _check(begin: int, log: DurableLog) -> None:
+    if begin > log.visible:
+        raise UsageError(f"--start {begin}: the log ends at offset {log.visible}: give that, or latest")
+
+
+class _Reading:
+    """One run through the log."""
+
+    def __init__(self, wanted: Wanted, topics: list[Topic], group: Group | None, follower: Follower) -> None:
+        self._wanted = wanted
+        self._topics = topics
+        self._group = group
+        self._follower = follower
+        self._begin = follower.offset
+        self._left = wanted.count
+
+    async def run(self) -> None:
+        kept_at = edge.now()
+        while True:
+            for place in self._follower.read():
+                self._write(place.logged)
+                if self._left == 0:
+                    return
+                if edge.now() - kept_at > KEEP_S and self._group is not None:
+                    self._group.keep()
+                    kept_at = edge.now()
+                await anyio.lowlevel.checkpoint()
+            if self._group is not None:
+                self._group.keep()
+            if not self._wanted.follow:
+                return
+            await anyio.sleep(POLL_S)
+
+    def _write(self, logged: LoggedBatch) -> None:
+        for offset, line in self._lines(logged):
+            edge.put(line)
+            self._note(offset + 1)
+            if self._left is not None:
+                self._left -= 1
+                if self._left == 0:
+                    return
+        self._note(logged.next_offset)
+
+    def _lines(self, logged: LoggedBatch) -> Iterator[tuple[int, str]]:
+        batch = logged.batch
+        if batch.is_control:
+            return
+        for row in range(max(self._begin - logged.offset, 0), batch.count):
+            delta = batch.delta(row, logged.source)
+            if any(topic.matches(delta) for topic in self._topics):
+                yield logged.offset + row, to_line(delta, logged.offset + row)
+
+    def _note(self, next_offset: int) -> None:
+        if self._group is not None:
+            self._group.next_offset = next_offset

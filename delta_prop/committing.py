@@ -1,0 +1,86 @@
+"""The log's commits: one at a time on a thread, everything appended meanwhile in the next one.
+
+That is group commit without a clock: while the disk is busy a group gathers, while it is idle nobody waits.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop.ports import Threads
+    from delta_prop_broker.log.durable import DurableLog
+
+logger = logging.getLogger("delta_prop")
+
+
+class Committer:
+    """Owns the commit thread. `on_moved` is called after marks moved, `on_failed` when they never will."""
+
+    def __init__(
+        self,
+        log: DurableLog,
+        threads: Threads,
+        *,
+        on_moved: Callable[[], None],
+        on_failed: Callable[[Refused], None],
+    ) -> None:
+        self._log = log
+        self._threads = threads
+        self._on_moved = on_moved
+        self._on_failed = on_failed
+        self._bell = anyio.Event()
+        self._idle = anyio.Event()
+
+    def ring(self) -> None:
+        """Something was appended, or is to be removed."""
+        self._bell.set()
+
+    async def run(self) -> None:
+        """Commit until cancelled; a commit under way is finished first, as its thread is."""
+        while True:
+            self._bell = anyio.Event()
+            await self._commit_all()
+            self._idle.set()
+            await self._bell.wait()
+            self._idle = anyio.Event()
+
+    async def drain(self) -> None:
+        """Commit what is left; return when everything appended is kept, or the log has failed."""
+        self.ring()
+        while self._log.failure is None and self._log.visible < self._log.next_offset:
+            self.ring()
+            await self._idle.wait()
+            await anyio.lowlevel.checkpoint()
+
+    async def _commit_all(self) -> None:
+        while (commit := self._log.take_commit()) is not None:
+            try:
+                await self._threads.run(commit.run)
+            except OSError as error:
+                self._log.fail(error)
+                refusal = failed(error)
+                logger.error("%s", refusal.message)
+                self._on_failed(refusal)
+                return
+            self._log.finish_commit(commit)
+            self._on_moved()
+
+
+def failed(error: Exception) -> Refused:
+    """What to tell everybody whose delta may be lost with the log."""
+    return Refused(
+        ErrorCode.LOG_FAILED,
+        f"the log has stopped, as the disk failed with {error}: nothing unacknowledged is kept for sure; "
+        "see to the disk, then open the data directory anew and send again",
+        retry_after_ms=1000,
+    )

@@ -1,0 +1,125 @@
+"""The log of one service from start to end: opened, read back into the chain, committed, closed.
+
+In memory there is nothing to open or commit. In a directory a thread of its own does what waits for the disk.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+
+from delta_prop.committing import Committer
+from delta_prop.cursors import read_cursors, write_cursors
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.memory import MemoryLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from delta_prop.config import Settings
+    from delta_prop.pipeline import Chain
+    from delta_prop.ports import Threads, World
+    from delta_prop.route.status import KeptCursor
+    from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.recovery import RecoveryReport
+    from delta_prop_broker.log.retention import LogSettings
+    from delta_prop_wire.errors import Refused
+
+logger = logging.getLogger("delta_prop")
+
+KEEP_CURSORS_S = 1.0
+_RESTORE_ROWS, _RESTORE_BYTES = 100_000, 16 * 1024 * 1024
+
+
+class ServiceLog:
+    """A log with whoever commits it. `disk` and `recovery` are None beside a log in memory."""
+
+    def __init__(
+        self,
+        log: MemoryLog | DurableLog,
+        threads: Threads,
+        disk: Disk | None = None,
+        recovery: RecoveryReport | None = None,
+    ) -> None:
+        self.log = log
+        self.disk = disk
+        self.recovery = recovery
+        self.committer: Committer | None = None
+        self.cursors: dict[str, KeptCursor] = {}
+        self._threads = threads
+
+    @classmethod
+    def in_memory(cls, settings: Settings, world: World) -> ServiceLog:
+        """A new log, gone with the process."""
+        log = MemoryLog(
+            world.randomness.bytes(16), deltas_max=settings.log_deltas_max, bytes_max=settings.log_bytes_max
+        )
+        return cls(log, world.new_threads())
+
+    @classmethod
+    async def in_directory(cls, path: str, settings: LogSettings, world: World) -> ServiceLog:
+        """The log kept below `path`, made or recovered. Raises LogBusy, LogDamaged, FormatUnknown,
+        OSError.
+        """
+        disk, threads = world.open_disk(path), world.new_threads()
+        log, recovery = await threads.run(
+            lambda: DurableLog.open(
+                disk, settings=settings, draw=world.randomness.bytes, wall_us=world.clock.wall_us
+            )
+        )
+        opened = cls(log, threads, disk, recovery)
+        opened.cursors = await threads.run(lambda: read_cursors(disk, log.log_id))
+        return opened
+
+    def commits(self, *, on_moved: Callable[[], None], on_failed: Callable[[Refused], None]) -> None:
+        """Get ready to commit, where there is something to; `run` does it."""
+        if isinstance(self.log, DurableLog):
+            self.committer = Committer(self.log, self._threads, on_moved=on_moved, on_failed=on_failed)
+
+    async def run(self) -> None:
+        """Commit until cancelled."""
+        if self.committer is not None:
+            await self.committer.run()
+
+    async def keep_cursors(self, cursors: Callable[[], Mapping[str, KeptCursor]], threads: Threads) -> None:
+        """Write down how far sinks are, whenever that has changed, until cancelled.
+
+        Where the disk fails that is told, and tried again: the cursors there lag, and deltas come again.
+        """
+        while self.disk is not None:
+            await anyio.sleep(KEEP_CURSORS_S)
+            try:
+                await self.write_cursors(cursors(), threads)
+            except OSError as error:
+                logger.warning("the sinks' cursors could not be written, which is tried again: %s", error)
+
+    async def write_cursors(self, cursors: Mapping[str, KeptCursor], threads: Threads) -> None:
+        """Write down how far sinks are, if that has changed. Raises OSError."""
+        disk, now = self.disk, dict(cursors)
+        if disk is not None and now != self.cursors:
+            await threads.run(lambda: write_cursors(disk, self.log.log_id, now))
+            self.cursors = now
+
+    async def restore(self, chain: Chain, now: float) -> None:
+        """Bring back what the chain knew: watermarks, first offsets, ids, heads, clocks."""
+        offset = self.log.first_offset
+        while batches := self.log.read(offset, rows_max=_RESTORE_ROWS, bytes_max=_RESTORE_BYTES):
+            for logged in batches:
+                chain.restore(logged, now)
+            offset = batches[-1].next_offset
+            await anyio.lowlevel.checkpoint()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Have everything appended committed, as far as the time allows."""
+        if self.committer is not None:
+            with anyio.move_on_after(timeout_s):
+                await self.committer.drain()
+
+    async def close(self) -> None:
+        """Let go of the directory; what was appended is committed first. Raises OSError."""
+        if isinstance(self.log, DurableLog):
+            with anyio.CancelScope(shield=True):
+                await self._threads.run(self.log.close)

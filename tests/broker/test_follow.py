@@ -1,0 +1,124 @@
+"""A reader beside the writer: it sees each synced frame once, in order, over rolls, removals and restarts."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.durable import DIRECTORY
+from delta_prop_broker.log.follow import Follower
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+from tests.broker.durable import Writer, commit, frame, open_log
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from delta_prop_broker.disk import Disk
+
+
+def read(follower: Follower) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    for place in follower.read():
+        assert place.logged.offset not in found
+        found[place.logged.offset] = frame(place.logged)
+    return found
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Disk:
+    return LocalDisk(tmp_path / "data")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_synced_is_seen_once_and_nothing_before(seed: int, disk: Disk) -> None:
+    chance = Random(seed)
+    log, _ = open_log(disk)
+    writer, follower = Writer(log), Follower(disk, 0)
+    seen: dict[int, bytes] = {}
+    reads = 0
+    for _ in range(300):
+        action = chance.random()
+        if action < 0.6:
+            writer.append(chance.randrange(1, 4))
+        elif action < 0.85:
+            commit(log)
+        elif action < 0.87:
+            log.close()
+            log, _ = open_log(disk)
+            writer.log = log
+        else:
+            new = read(follower)
+            reads += bool(new)
+            seen |= new
+            assert seen == {at: raw for at, raw in writer.appended.items() if at < log.synced}
+            assert follower.offset == log.synced
+    log.close()
+    seen |= read(follower)
+    assert seen == writer.appended
+    assert reads > 10
+    assert len([name for name in disk.list(DIRECTORY) if name.endswith(".log")]) > 1
+    follower.close()
+
+
+def test_a_start_within_a_batch_gives_that_batch(disk: Disk) -> None:
+    log, _ = open_log(disk)
+    writer = Writer(log)
+    for _ in range(3):
+        writer.append(4)
+    log.close()
+    follower = Follower(disk, 6)
+    assert list(read(follower)) == [4, 8]
+    follower.close()
+
+
+def test_one_that_is_too_late_is_told(disk: Disk) -> None:
+    log, _ = open_log(disk)
+    writer = Writer(log)
+    follower = Follower(disk, 0)
+    while not log.first_offset:
+        writer.append(4)
+        commit(log)
+        log.retain(1 << 62)
+    commit(log)
+    with pytest.raises(Refused, match="start at earliest") as refused:
+        read(follower)
+    assert refused.value.code is ErrorCode.CURSOR_TOO_OLD
+    log.close()
+
+
+def test_damage_on_its_way_is_told_with_its_place(disk: Disk) -> None:
+    log, _ = open_log(disk)
+    writer = Writer(log)
+    for _ in range(3):
+        writer.append(2)
+        commit(log)
+    (name,) = [one for one in disk.list(DIRECTORY) if one.endswith(".log")]
+    file = disk.open(f"{DIRECTORY}/{name}")
+    size = file.size() // 3
+    file.write(size + 70, [b"\xff"])
+    file.close()
+    follower = Follower(disk, 0)
+    with pytest.raises(LogDamaged) as damage:
+        read(follower)
+    assert (damage.value.position, damage.value.offset) == (size, 2)
+    follower.close()
+    log.close()
+
+
+def test_a_missing_segment_is_told(disk: Disk) -> None:
+    log, _ = open_log(disk)
+    writer = Writer(log)
+    while len(disk.list(DIRECTORY)) < 6:
+        writer.append(4)
+        commit(log)
+    second = sorted(one for one in disk.list(DIRECTORY) if one.endswith(".log"))[1]
+    disk.remove(f"{DIRECTORY}/{second}")
+    follower = Follower(disk, 0)
+    with pytest.raises(LogDamaged, match="frames are missing"):
+        read(follower)
+    log.close()

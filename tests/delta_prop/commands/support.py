@@ -1,0 +1,59 @@
+"""Runs verbs of the command in this process, and reads what they print."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delta_prop.cli import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass
+class Done:
+    """How a verb ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class Command:
+    """The command on one data directory."""
+
+    def __init__(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self.data = tmp_path / "facts"
+        self._input = tmp_path / "in.jsonl"
+        self._capsys = capsys
+
+    def __call__(self, *arguments: object) -> Done:
+        self._capsys.readouterr()
+        status = main([*map(str, arguments), "--data", str(self.data)])
+        shown = self._capsys.readouterr()
+        return Done(status, shown.out, shown.err)
+
+    def publish(self, lines: list[str], *arguments: str) -> Done:
+        self._input.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+        return self("publish", self._input, *arguments)
+
+    def segment(self) -> Path:
+        """The one segment file."""
+        (path,) = self.data.glob("streams/default/0/*.log")
+        return path
+
+
+def created(key: str, *values: float, **more: Any) -> str:
+    return json.dumps({"vector_id": key, "op": "create", "vector": list(values) or [1.0], **more})
+
+
+def many(count: int) -> list[str]:
+    return [created(f"v{n}", float(n)) for n in range(count)]

@@ -1,0 +1,131 @@
+"""`log show`, `verify`, `export`: what is there is shown, damage is told with its place, and gone around."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop_broker.local_disk import LocalDisk
+from tests.delta_prop.commands.support import created, many
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.delta_prop.commands.support import Command
+
+
+def spoil(command: Command, offset: int, count: int) -> int:
+    """Change one byte in the body of the frame at `offset` of `count` frames of one size."""
+    path = command.segment()
+    raw = bytearray(path.read_bytes())
+    position = len(raw) // count * offset
+    raw[position + 80] ^= 1
+    path.write_bytes(raw)
+    return position
+
+
+def same_size(count: int) -> list[str]:
+    return [created(f"v{n:03}", float(n)) for n in range(count)]
+
+
+def test_show_has_a_line_a_delta_voids_too(command: Command) -> None:
+    wrong = json.dumps({"vector_id": "a", "op": "sparse", "indices": [9], "values": [1]})
+    command.publish([created("a"), created("b", namespace="docs"), wrong])
+    rows = command("log", "show", "--json").lines
+    assert [(row["offset"], row["lamport"], row["op"]) for row in rows] == [
+        (0, 1, "create"),
+        (1, 2, "create"),
+        (2, 3, "void"),
+    ]
+    assert rows[2]["error"] == "INVALID_DELTA"
+    table = command("log", "show", "--start", "1", "--count", "2").out.splitlines()
+    assert [line.split()[0] for line in table] == ["offset", "1", "2"]
+    assert "docs b" in table[1]
+    assert "INVALID_DELTA" in table[2]
+
+
+def test_verify_finds_a_sound_log_sound_beside_a_writer_too(command: Command) -> None:
+    command.publish(many(5))
+    lock = LocalDisk(command.data).lock("lock")
+    done = command("log", "verify", "--json")
+    assert done.status == 0
+    told = done.lines[0]
+    assert told["sound"] is True
+    assert (told["deltas"], told["first_offset"], told["next_offset"], told["damages"]) == (5, 0, 5, 0)
+    assert told["bytes"] == command.segment().stat().st_size
+    assert command("log", "verify").out.endswith("offsets 0 to 5: sound\n")
+    lock.release()
+
+
+def test_a_torn_tail_that_was_never_synced_is_no_damage(command: Command) -> None:
+    command.publish(many(5))
+    with command.segment().open("ab") as file:
+        file.write(b"\xd3" + b"half a frame")
+    done = command("log", "verify", "--json")
+    assert (done.status, done.lines[0]["torn_tail"], done.lines[0]["deltas"]) == (0, True, 5)
+    assert "never synced" in command("log", "verify").out
+
+
+def test_damage_is_told_with_file_and_offsets(command: Command) -> None:
+    command.publish(same_size(10))
+    position = spoil(command, 4, 10)
+    done = command("log", "verify", "--json")
+    assert done.status == 1
+    damage = done.lines[0]["first_damage"]
+    assert command.data / damage["file"] == command.segment()
+    assert (damage["position"], damage["first_offset"], damage["next_offset"]) == (position, 4, 5)
+    done = command("log", "verify")
+    assert done.status == 1
+    assert f"byte {position}, offset 4 to 5" in done.err
+    assert command("status").status == 1
+    refused = command.publish(same_size(1))
+    assert refused.status == 1
+    assert "log verify" in refused.err
+    assert refused.err.count("\n") == 1
+
+
+def test_export_goes_around_damage_when_it_is_told_to(command: Command, tmp_path: Path) -> None:
+    command.publish(same_size(10))
+    spoil(command, 4, 10)
+    refused = command("log", "export", "--output", tmp_path / "a")
+    assert refused.status == 1
+    assert "offset 4" in refused.err
+    done = command("log", "export", "--around-damage", "--output", tmp_path / "b")
+    assert done.status == 0
+    assert "left out" in done.err
+    assert "offset 4 to 5" in done.err
+    lines = [json.loads(line) for line in (tmp_path / "b").read_text().splitlines()]
+    assert [line["offset"] for line in lines] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
+
+
+def test_an_export_can_be_published_again(command: Command, tmp_path: Path) -> None:
+    command.publish(many(6))
+    out = tmp_path / "saved.jsonl"
+    assert command("log", "export", "--output", out, "--start", "1", "--count", "4").status == 0
+    done = command("publish", out, "--acks")
+    assert [ack["offset"] for ack in done.lines[:-1]] == [6, 7, 8, 9]
+    rows = command("log", "show", "--json").lines
+    assert [row["vector_id"] for row in rows[6:]] == ["v1", "v2", "v3", "v4"]
+
+
+def test_frames_are_exported_as_they_lie_in_the_log(command: Command, tmp_path: Path) -> None:
+    command.publish(many(6))
+    assert command("log", "export", "--format", "frames", "--output", tmp_path / "f").status == 0
+    assert (tmp_path / "f").read_bytes() == command.segment().read_bytes()
+
+
+def test_no_file_is_overwritten(command: Command, tmp_path: Path) -> None:
+    command.publish(many(1))
+    (tmp_path / "mine").write_text("precious")
+    done = command("log", "export", "--output", tmp_path / "mine")
+    assert (done.status, done.err.count("\n")) == (2, 1)
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+@pytest.mark.parametrize("place", ["latest", "2999-01-01", "99"])
+def test_nothing_is_exported_from_behind_the_end(place: str, command: Command, tmp_path: Path) -> None:
+    command.publish(many(2))
+    assert command("log", "export", "--start", place, "--output", tmp_path / "e").status == 0
+    assert (tmp_path / "e").read_bytes() == b""

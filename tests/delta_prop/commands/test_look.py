@@ -1,0 +1,94 @@
+"""`get`, `status`, `sinks`: a vector now and before, the log's state, who reads it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.embedded import Propagator
+from delta_prop_sinks import CallbackSink
+from tests.delta_prop.commands.support import created, many
+
+if TYPE_CHECKING:
+    from tests.delta_prop.commands.support import Command
+
+STORY = [
+    created("a", 1.0, 2.0, metadata={"k": 1}),
+    json.dumps({"vector_id": "a", "op": "scale", "factor": 3}),
+    created("other", 1.0, 1.0),
+    json.dumps({"vector_id": "a", "op": "metadata", "metadata": {"l": 2}}),
+    json.dumps({"vector_id": "a", "op": "delete"}),
+    json.dumps({"vector_id": "docs:a", "op": "opaque", "data": "AAEC"}),
+]
+
+
+def test_a_vector_now_and_at_each_offset(command: Command) -> None:
+    command.publish(STORY)
+    expected = {
+        0: ([1.0, 2.0], {"k": 1}, 1, 0),
+        1: ([3.0, 6.0], {"k": 1}, 2, 1),
+        2: ([3.0, 6.0], {"k": 1}, 2, 1),
+        3: ([3.0, 6.0], {"k": 1, "l": 2}, 3, 3),
+    }
+    for at, (vector, metadata, deltas, last) in expected.items():
+        done = command("get", "a", "--at", at)
+        assert done.status == 0
+        assert done.lines == [
+            {
+                "vector_id": "a",
+                "namespace": "default",
+                "vector": vector,
+                "metadata": metadata,
+                "alive": True,
+                "deltas": deltas,
+                "last_offset": last,
+            }
+        ]
+    gone = command("get", "a")
+    assert (gone.status, gone.lines[0]["alive"], gone.lines[0]["deltas"]) == (1, False, 4)
+    assert command("get", "a", "--at", "2020-01-01").lines[0]["deltas"] == 0
+    assert command("get", "a", "--at", "2999-01-01").lines == gone.lines
+    assert command("get", "docs:a").lines[0]["data"] == "AAEC"
+    assert command("get", "docs:a", "--namespace", "docs").status == 0
+    assert command("get", "docs:a", "--namespace", "default").status == 1
+    assert command("get", "a", "--at", "never").status == 2
+
+
+def test_status_says_how_a_directory_is(command: Command) -> None:
+    command.publish(many(3))
+    told = command("status", "--json").lines[0]
+    assert {name: told[name] for name in ("health", "writer", "epoch", "closed", "sinks")} == {
+        "health": "sound",
+        "writer": None,
+        "epoch": 1,
+        "closed": True,
+        "sinks": 0,
+    }
+    assert (told["first_offset"], told["next_offset"], told["segments"]) == (0, 3, 1)
+    assert told["bytes"] == command.segment().stat().st_size
+    shown = dict(line.split(maxsplit=1) for line in command("status").out.splitlines())
+    assert shown["next_offset"] == "3"
+    assert shown["writer"] == "none"
+
+
+def test_a_sink_is_listed_and_forgotten(command: Command) -> None:
+    command.publish(many(3))
+
+    async def attach() -> None:
+        async with Propagator(data=command.data) as p:
+            await p.attach(CallbackSink(lambda offset, delta: None, name="audit"), start="earliest")
+            await p.wait_visible(3)
+
+    anyio.run(attach)
+    command.publish(many(2))
+    assert command("sinks", "--json").lines == [
+        {"name": "audit", "kind": "sink", "offset": 3, "required": True, "lag": 2}
+    ]
+    assert command("sinks").out.splitlines()[1].split() == ["audit", "sink", "3", "2", "yes"]
+    assert command("sinks", "forget", "audit").status == 0
+    assert command("sinks", "--json").lines == []
+    done = command("sinks", "forget", "audit")
+    assert done.status == 2
+    assert "no sink or group named 'audit'" in done.err

@@ -1,0 +1,249 @@
+"""`publish`: each line has one effect and one answer, whatever is killed and repeated."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delta_prop.commands import publish
+from delta_prop_broker.local_disk import LocalDisk
+from tests.delta_prop.commands.support import created, many
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.delta_prop.commands.support import Command, Done
+
+
+def acks(done: Done) -> dict[int, dict[str, Any]]:
+    found = {ack["line"]: ack for ack in done.lines[:-1]}
+    assert len(found) == len(done.lines) - 1
+    return found
+
+
+def test_each_line_is_answered_and_totals_end_it(command: Command) -> None:
+    done = command.publish(many(3), "--acks")
+    assert done.status == 0
+    assert done.lines[:-1] == [{"line": n + 1, "offset": n, "duplicate": False} for n in range(3)]
+    totals = done.lines[-1]
+    assert totals.pop("seconds") >= 0
+    assert totals == {
+        "lines": 3,
+        "acknowledged": 3,
+        "duplicates": 0,
+        "refused": 0,
+        "unanswered": 0,
+        "next_offset": 3,
+    }
+    assert done.err == ""
+
+
+def test_without_acks_only_totals_are_printed(command: Command) -> None:
+    done = command.publish(many(3))
+    assert [line["acknowledged"] for line in done.lines] == [3]
+
+
+def test_lines_without_a_producer_are_new_each_time(command: Command) -> None:
+    command.publish(many(2))
+    assert command.publish(many(2), "--acks").lines[0]["offset"] == 2
+
+
+def test_the_same_lines_under_the_same_name_have_one_effect(command: Command) -> None:
+    first = acks(command.publish(many(5), "--producer", "import", "--acks"))
+    again = command.publish(many(8), "--producer", "import", "--acks")
+    told = acks(again)
+    assert [told[n]["offset"] for n in range(1, 9)] == list(range(8))
+    assert [told[n]["duplicate"] for n in range(1, 9)] == [True] * 5 + [False] * 3
+    assert [told[n]["offset"] for n in first] == [first[n]["offset"] for n in first]
+    assert again.lines[-1]["duplicates"] == 5
+    shown = command("log", "show", "--json").lines
+    assert [row["vector_id"] for row in shown] == [f"v{n}" for n in range(8)]
+    assert {row["dot"].partition(":")[2] for row in shown} == {str(n) for n in range(1, 9)}
+
+
+MIXED = [
+    "no JSON",
+    created("a", 1.0),
+    "",
+    created("a", 2.0, priority="high"),
+    json.dumps({"vector_id": "a", "op": "sparse", "indices": [9], "values": [1]}),
+    json.dumps({"vector_id": "a", "op": "transform", "name": "t"}),
+    json.dumps({"vector_id": "a", "op": "scale", "factor": 3, "source": "replica"}),
+]
+
+
+def test_a_bad_line_is_refused_alone_and_again_when_it_is_repeated(command: Command) -> None:
+    done = command.publish(MIXED, "--producer", "mixed", "--acks")
+    assert done.status == 1
+    told = acks(done)
+    assert {n: told[n].get("error", "") for n in told} == {
+        1: "INVALID_DELTA",
+        2: "",
+        4: "",
+        5: "INVALID_DELTA",
+        6: "INVALID_DELTA",
+        7: "",
+    }
+    assert all(told[n]["message"] for n in (1, 5, 6))
+    assert done.lines[-1]["refused"] == 3
+    again = command.publish(MIXED, "--producer", "mixed", "--acks")
+    repeated = acks(again)
+    assert again.status == 1
+    for n, ack in told.items():
+        assert repeated[n].get("error") == ack.get("error")
+        assert repeated[n].get("offset") == ack.get("offset")
+        assert repeated[n].get("duplicate") in (None, True)
+
+
+def test_a_line_that_was_left_out_is_not_taken_for_one_that_was_kept(command: Command) -> None:
+    command.publish(["no JSON", created("a")], "--producer", "corrected")
+    done = command.publish([created("b"), created("a")], "--producer", "corrected", "--acks")
+    told = acks(done)
+    assert told[1]["error"] == "DOT_REUSED"
+    assert "another producer name" in told[1]["message"]
+    assert told[2]["duplicate"] is True
+
+
+def test_without_acks_refused_lines_are_told_on_standard_error(command: Command) -> None:
+    done = command.publish(["no JSON", created("a")])
+    assert done.status == 1
+    assert done.err.startswith("delta-prop: line 1: INVALID_DELTA")
+    assert done.err.count("\n") == 1
+
+
+def test_ids_that_were_accepted_before_are_answered_with_their_first_offset(command: Command) -> None:
+    line = created("a", id="00" * 16)
+    command.publish([line])
+    done = command.publish([line], "--acks")
+    assert done.lines[0] == {"line": 1, "offset": 0, "duplicate": True}
+
+
+def test_more_lines_than_are_in_flight_at_once(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "IN_FLIGHT_MAX", 3)
+    assert command.publish(many(50)).lines[-1]["acknowledged"] == 50
+
+
+def test_several_files_are_one_stream_of_lines(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text(created("a"))  # no end of line
+    (tmp_path / "b").write_text(created("b") + "\r\n" + created("c"))
+    done = command("publish", tmp_path / "a", tmp_path / "b", "--acks")
+    assert [ack["line"] for ack in done.lines[:-1]] == [1, 2, 3]
+
+
+def test_a_line_that_is_too_long_is_refused_and_passed_over(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delta_prop.commands.edge.LINE_BYTES_MAX", 200)
+    monkeypatch.setattr("delta_prop_wire.jsonlines.LINE_BYTES_MAX", 200)
+    monkeypatch.setattr("delta_prop.commands.edge._CHUNK_BYTES", 64)
+    done = command.publish(["x" * 1000, created("a")], "--acks")
+    told = acks(done)
+    assert "split" in told[1]["message"]
+    assert told[2]["offset"] == 0
+
+
+def test_a_directory_in_use_is_refused_in_one_line(command: Command) -> None:
+    command.publish(many(1))
+    lock = LocalDisk(command.data).lock("lock")
+    for done in (command.publish(many(1)), command("sinks", "forget", "a")):
+        assert done.status == 1
+        assert done.err.count("\n") == 1
+        assert f"locked by process {os.getpid()}: stop that one, or name another" in done.err
+        assert "Errno" not in done.err
+    assert command("status", "--json").lines[0]["writer"] == os.getpid()
+    lock.release()
+    assert command("status", "--json").lines[0]["writer"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["publish", "/nowhere/at/all"], "cannot be read"),
+        (["publish", "/"], "directory"),
+        (["publish", "--ack-level", "sure"], "invalid choice"),
+        (["publish", "/dev/null", "--producer", ""], "producer: 0 bytes"),
+    ],
+)
+def test_a_mistake_gets_one_line(arguments: list[str], said: str, command: Command) -> None:
+    done = command(*arguments)
+    assert done.status == 2
+    assert said in done.err
+    assert done.err.count("\n") == 1
+
+
+# --- real processes
+
+
+def started(command: Command, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "delta_prop", "publish", "--data", str(command.data), *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_an_import_that_is_killed_and_repeated_has_one_effect_a_line(command: Command) -> None:
+    """Killed after some acknowledgements, with more lines on their way; twice, then it runs to its end."""
+    lines = many(400)
+    known: dict[int, int] = {}
+    for kill_after in (1, 150):
+        with started(command, "--producer", "import", "--acks") as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write("".join(line + "\n" for line in lines[: kill_after + 100]).encode())
+            process.stdin.flush()  # and left open: it cannot come to its end
+            for _ in range(kill_after):
+                note(known, json.loads(process.stdout.readline()))
+            process.kill()
+            for line in process.stdout.read().splitlines():
+                note(known, json.loads(line))
+        assert process.returncode < 0
+    done = command.publish(lines, "--producer", "import", "--acks")
+    assert done.status == 0
+    for ack in done.lines[:-1]:
+        note(known, ack)
+    assert known == {n + 1: n for n in range(400)}
+    shown = command("log", "show", "--json").lines
+    assert [row["vector_id"] for row in shown] == [f"v{n}" for n in range(400)]
+    assert done.lines[-1]["duplicates"] >= 150
+    print(f"{done.lines[-1]['duplicates']} of 400 lines were kept before")
+
+
+def note(known: dict[int, int], ack: dict[str, Any]) -> None:
+    assert known.setdefault(ack["line"], ack["offset"]) == ack["offset"]
+
+
+def test_lines_that_trickle_in_are_acknowledged_as_they_come(command: Command) -> None:
+    with started(command, "--acks") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for n in range(3):
+            process.stdin.write(created(f"v{n}").encode() + b"\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["offset"] == n
+        process.stdin.write(created("last").encode())
+        process.stdin.close()
+        assert json.loads(process.stdout.readline())["line"] == 4
+        assert json.loads(process.stdout.readline())["acknowledged"] == 4
+    assert process.returncode == 0
+
+
+def test_a_reader_who_goes_away_gets_no_traceback(command: Command) -> None:
+    with started(command, "--acks") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(created("v").encode() + b"\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        process.stdout.close()
+        process.stdin.write(created("v").encode() + b"\n")
+        process.stdin.flush()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
