@@ -399,7 +399,8 @@ class Links:
 
 def _near(generation: Generation, query: NDArray[np.float32], wanted: int) -> NDArray[np.int32] | None:
     """Slots of live nodes near a query: as many as wanted or more, all of them where they are few."""
-    count = max(math.ceil(wanted * generation.nodes / generation.live), EXPANSION_SEARCH)
+    # As wide as among live nodes alone: those that stand for nothing take their share of what is found.
+    count = math.ceil(max(wanted, EXPANSION_SEARCH) * generation.nodes / generation.live)
     while True:
         if generation.live <= LISTED_PER_FETCHED * count:
             listed: NDArray[np.int32] = generation.slots[: generation.nodes]

@@ -44,10 +44,32 @@ def conforms(
     run_virtual(main, backend=backend)
 
 
-@pytest.mark.parametrize(
-    ("mode", "bytes_max", "backend"),
-    [("behind", 3_000, "asyncio"), ("behind", 1 << 30, "trio"), ("through", 1 << 30, "asyncio")],
-)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Of each sink its main variants; the others, which share most of their ways, with `--full`."""
+    names, main, others = VARIANTS.get(metafunc.function.__name__, ("", [], []))
+    if names:
+        metafunc.parametrize(names.split(), main + others * metafunc.config.getoption("--full"))
+
+
+VARIANTS: dict[str, tuple[str, list[tuple[Any, ...]], list[tuple[Any, ...]]]] = {
+    "test_storage": (
+        "mode bytes_max backend",
+        [("behind", 3_000, "asyncio")],
+        [("through", 1 << 30, "asyncio"), ("behind", 1 << 30, "trio")],
+    ),
+    "test_storage_and_index_of_the_same_vectors": ("linked", [(True,)], [(False,)]),
+    "test_index": ("linked", [(False,)], [(True,)]),
+    "test_cache": (
+        "mode entries_max",
+        [("refresh", 8), ("invalidate", 100_000)],
+        [("refresh", 100_000)],
+    ),
+    "test_jsonlines": ("fsync", [(False,)], [(True,)]),
+    "test_a_sink_conforms_in_real_time": ("kind backend", [(Plain, "trio")], [(Store, "asyncio")]),
+}
+"""Of a test: its arguments, what they are in each run, and what else with `--full`."""
+
+
 def test_storage(tmp_path: Path, mode: Any, bytes_max: int, backend: Backend) -> None:
     def make() -> StorageSink:
         resident = Resident(resident_bytes_max=bytes_max)
@@ -132,31 +154,22 @@ class Folded:
         return {ref: state.content for ref, state in self.plain.states.items()}
 
 
-def test_storage_and_index_of_the_same_vectors(tmp_path: Path) -> None:
-    conforms(lambda: Pair(tmp_path / "v.db"), found, expected=Folded())
+def test_storage_and_index_of_the_same_vectors(tmp_path: Path, linked: bool) -> None:
+    more: dict[str, Any] = {}
+    if linked:
+        pytest.importorskip("usearch")
+        more["linked"] = Linked(graph_rows_min=4, unlinked_rows_max=300, save_s=1.0)
+        more["path"] = tmp_path / "v.graph"
+    conforms(lambda: Pair(tmp_path / "v.db", **more), found, expected=Folded())
 
 
-def test_storage_and_a_linked_index_with_a_file(tmp_path: Path) -> None:
-    pytest.importorskip("usearch")
-    linked = Linked(graph_rows_min=4, unlinked_rows_max=300, save_s=1.0)
-    conforms(
-        lambda: Pair(tmp_path / "v.db", linked=linked, path=tmp_path / "v.graph"), found, expected=Folded()
-    )
+def test_index(linked: bool) -> None:
+    if linked:
+        pytest.importorskip("usearch")
+    graph = Linked(graph_rows_min=4, unlinked_rows_max=64) if linked else False
+    conforms(lambda: IndexSink(linked=graph), found, expected=Folded())
 
 
-def test_a_linked_index() -> None:
-    pytest.importorskip("usearch")
-    linked = Linked(graph_rows_min=4, unlinked_rows_max=64)
-    conforms(lambda: IndexSink(linked=linked), found, expected=Folded())
-
-
-def test_index() -> None:
-    conforms(IndexSink, found, expected=Folded())
-
-
-@pytest.mark.parametrize(
-    ("mode", "entries_max"), [("refresh", 8), ("refresh", 100_000), ("invalidate", 100_000)]
-)
 def test_cache(mode: Any, entries_max: int) -> None:
     conforms(lambda: CacheSink(entries_max=entries_max, mode=mode), forgets=True)
 
@@ -181,7 +194,6 @@ async def offsets(sink: JsonLinesSink) -> object:
     return [json.loads(line)["offset"] for line in sink.path.read_text(encoding="utf-8").splitlines()]
 
 
-@pytest.mark.parametrize("fsync", [False, True])
 def test_jsonlines(tmp_path: Path, fsync: bool) -> None:
     def once_each(rows: Sequence[Applied]) -> object:
         return [row.offset for row in rows]
@@ -220,14 +232,10 @@ def test_callback(per: Any) -> None:
 # --- the kit itself, where nothing is wrong
 
 
-def test_a_plain_sink_conforms_in_real_time() -> None:
-    anyio.run(check_sink, Plain, backend="trio")
-
-
-def test_a_store_conforms_in_real_time() -> None:
+def test_a_sink_conforms_in_real_time(kind: type[Plain], backend: Backend) -> None:
     target = Target()
 
     async def main() -> None:
-        await check_sink(lambda: Store(target), failing=target.fail)
+        await check_sink(lambda: kind(target) if issubclass(kind, Store) else kind(), failing=target.fail)
 
-    anyio.run(main, backend="asyncio")
+    anyio.run(main, backend=backend)

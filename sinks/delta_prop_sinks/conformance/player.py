@@ -181,7 +181,7 @@ class Player:
     def _note_delivered(self, deliveries: Sequence[Delivery]) -> None:
         self.log.delivered = max(self.log.delivered, _reached_in_order(deliveries))
         for one in deliveries:  # rows for others too: they must have no effect
-            refs = dict.fromkeys(zip(one.batch.namespaces, one.batch.keys, strict=True))
+            refs = self.log.refs(one.logged)
             self._touched |= refs
             if self._unseen is not None:
                 self._unseen |= refs

@@ -137,6 +137,7 @@ class FalseLog:
         self.committed_beyond: int | None = None
         self.aside: set[int] = set()
         self._others: set[int] = set()
+        self._refs: dict[int, dict[Ref, None]] = {}
         self._lamport = 0
         self._counters = {_HERE: 0, _ELSEWHERE: 0}
 
@@ -228,12 +229,20 @@ class FalseLog:
         """Those of some rows of a batch that are meant and not set aside, if any."""
         if logged.batch.is_control:
             return None
-        skipped = self._others if late else self._others | self.aside
-        meant = [row for row in rows if logged.offset + row not in skipped]
+        others, aside, first = self._others, frozenset() if late else self.aside, logged.offset
+        meant = [row for row in rows if first + row not in others and first + row not in aside]
         if not meant:
             return None
         whole = len(meant) == logged.count and not late
         return Delivery(logged, None if whole else np.array(meant, np.intp), late, end)
+
+    def refs(self, logged: LoggedBatch) -> dict[Ref, None]:
+        """The vectors of all rows of a batch, in order."""
+        refs = self._refs.get(logged.offset)
+        if refs is None:
+            batch = logged.batch
+            refs = self._refs[logged.offset] = dict.fromkeys(zip(batch.namespaces, batch.keys, strict=True))
+        return refs
 
     def rows(self) -> Iterator[Applied]:
         """Every row of the log but the control rows."""
