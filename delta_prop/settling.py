@@ -81,7 +81,7 @@ class Settling:
 
 
 def _call(tell: Tell, refusal: Refused | None) -> None:
-    """Whoever is told may have a callback that fails: nobody is on the stack to hear of it, others wait too."""
+    """A callback of whoever is told may fail: nobody is on the stack to hear of it, and others wait too."""
     try:
         tell(refusal)
     except Exception:
