@@ -14,6 +14,7 @@ import random
 import sqlite3
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,7 +100,8 @@ def report(title: str, totals: dict[str, Totals], path: str | None) -> int:
     print(f"opening the log took up to {slow:.2f} s (bound {RESTART_S_MAX:.0f} s)")
     failed = violations or vacuous or slow > RESTART_S_MAX
     print(f"{violations} violations: " + ("FAILED" if failed else "all that was acknowledged is there, once"))
-    write_json(path, {"title": title, "violations": violations, "vacuous": vacuous, **columns})
+    figures = {name: asdict(one) for name, one in columns.items()}
+    write_json(path, {"title": title, "violations": violations, "vacuous": vacuous, **figures})
     return 1 if failed else 0
 
 
