@@ -188,7 +188,7 @@ def test_a_mistake_gets_one_line(arguments: list[str], said: str, command: Comma
 async def import_into_a_full_log(
     source: Path, count: int, *, release: bool
 ) -> tuple[list[str], publish.Totals, ErrorCode | None]:
-    """What the log got after it had been full for a while, or for good; why the import ended before its end."""
+    """What the log got after it had been full for a while, or for good; why the import ended early."""
     async with Propagator(Settings(log_deltas_max=10)) as p:
         p._log.hold("slow", lambda: 0)
         running = publish._Import(p.producer("import"), acks=False)
@@ -223,11 +223,12 @@ def lines_file(tmp_path: Path, count: int) -> Path:
     return path
 
 
-def test_lines_wait_for_room_and_keep_their_order(tmp_path: Path) -> None:
-    source = lines_file(tmp_path, 30)
-    seen, totals, ended = anyio.run(lambda: import_into_a_full_log(source, 30, release=True))
-    assert seen == [f"v{n}" for n in range(30)]
-    assert (totals.acknowledged, totals.refused, ended) == (30, 0, None)
+@pytest.mark.parametrize("count", [11, 30])  # of 11 the last is refused, and no other comes behind it
+def test_lines_wait_for_room_and_keep_their_order(count: int, tmp_path: Path) -> None:
+    source = lines_file(tmp_path, count)
+    seen, totals, ended = anyio.run(lambda: import_into_a_full_log(source, count, release=True))
+    assert seen == [f"v{n}" for n in range(count)]
+    assert (totals.acknowledged, totals.refused, ended) == (count, 0, None)
 
 
 def test_an_import_that_gets_nowhere_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
