@@ -73,15 +73,18 @@ class History:
     repeats: int = 0
     _new: set[tuple[str, int]] = field(default_factory=set)
 
-    def note(self, lines: Iterable[str], verdict: Verdict) -> None:
-        """Take acknowledgements as they were printed; a line that was not printed to its end says nothing."""
+    def note(self, lines: Iterable[str], verdict: Verdict, name: str = "") -> None:
+        """Take acknowledgements as they were printed; a line that was not printed to its end says nothing.
+
+        `name`: the producer, where the lines do not say it.
+        """
         for text in lines:
             try:
                 ack = json.loads(text)
             except ValueError:
                 continue
             if "offset" in ack:
-                self._note(ack["producer"], ack["line"], ack["offset"], ack["duplicate"], verdict)
+                self._note(ack.get("producer", name), ack["line"], ack["offset"], ack["duplicate"], verdict)
             elif "error" in ack:
                 verdict.add("refused", text.strip())
 

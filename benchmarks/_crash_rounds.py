@@ -27,13 +27,16 @@ from benchmarks._crash_check import (
     read_log,
     read_table,
 )
+from benchmarks._crash_writer import made
+from delta_prop_wire.jsonlines import delta_to_json
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
 READY_S_MAX = 30.0
 END_S_MAX = 60.0
+COMMAND_LINES = 20_000
 START_SHARE = 0.2
 """How many of the deaths come while the process starts, or has only just begun."""
 _ROOT = Path(__file__).parents[1]
@@ -53,19 +56,12 @@ class Terms:
 class Life:
     """One process on a directory. `lines` is what it has printed; the caller ends it with `kill`."""
 
-    def __init__(
-        self, directory: Path, errors: Path, terms: Terms, begin: Mapping[str, int], seed: int
-    ) -> None:
-        """`errors`: the file for what it says on its error output."""
-        arguments = [
-            *(str(directory), "--begin", json.dumps(begin), "--level", terms.level, "--seed", str(seed)),
-            *("--segment-bytes", str(terms.segment_bytes)),
-            *(["--storage"] if terms.storage else []),
-        ]
+    def __init__(self, errors: Path, *arguments: str) -> None:
+        """`errors`: the file for what it says on its error output; `arguments`: Python's."""
         self.began = time.monotonic()
         self._errors = errors.open("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks._crash_writer", *arguments],
+            [sys.executable, *arguments],
             cwd=_ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -244,7 +240,13 @@ class Story:
         last = {name: self.history.last.get(name, 0) for name in self.terms.producers}
         begin = {name: max(line - self.terms.overlap_lines, 0) + 1 for name, line in last.items()}
         errors = self._scratch.with_name(f"{self._scratch.name}.errors")
-        return Life(self.directory, errors, self.terms, begin, self._draw.randrange(1 << 30))
+        terms, seed = self.terms, self._draw.randrange(1 << 30)
+        return Life(
+            errors,
+            *("-m", "benchmarks._crash_writer", str(self.directory), "--begin", json.dumps(begin)),
+            *("--level", terms.level, "--seed", str(seed), "--segment-bytes", str(terms.segment_bytes)),
+            *(["--storage"] if terms.storage else []),
+        )
 
     def _check_start(self, life: Life, table: Table | None) -> bool:
         totals = self.totals
@@ -268,9 +270,9 @@ class Story:
         """What is wrong with the log of this story."""
         return check_log(log, self.history, self.terms.producers)
 
-    def _note(self, life: Life) -> None:
+    def _note(self, life: Life, name: str = "") -> None:
         before, repeats = self.history.acks, self.history.repeats
-        self.history.note(life.lines, self.totals.verdict)
+        self.history.note(life.lines, self.totals.verdict, name)
         self.totals.acks += self.history.acks - before
         self.totals.repeats += self.history.repeats - repeats
 
@@ -289,3 +291,62 @@ class Story:
             if (self.directory / name).exists():
                 shutil.copy(self.directory / name, self._scratch / name)
         return read_table(self._scratch / "vectors.db")
+
+
+class CommandStory(Story):
+    """The same by the command itself: `delta-prop publish`, one producer after the other, from line 1 on.
+
+    After each death the command is run without a line: it recovers the directory and closes it.
+    """
+
+    def round(self) -> bool:
+        """Publish, die, recover, check. False where the command failed."""
+        totals, draw = self.totals, self._draw
+        totals.rounds += 1
+        self._lives += 1
+        name = self.terms.producers[self._lives % len(self.terms.producers)]
+        life = self._command("--producer", name, "--acks", str(self._lines(name)))
+        try:
+            if draw.random() < self._start_share:
+                totals.in_start += 1
+                life.wait(draw.uniform(0.0, 1.0))
+            elif life.ready() is None:
+                totals.verdict.add("start", f"the command did not start: {life.complaint()}")
+                return False
+            else:
+                life.wait(draw.uniform(*self._life_s))
+        finally:
+            self._die(life)
+            self._note(life, name)
+        return self._recover()
+
+    def end(self) -> None:
+        """Count what is there; it was checked after the last death."""
+        rows = read_log(self.directory / "log").rows
+        self.totals.rows += len(rows)
+        self.totals.unacknowledged += len(rows) - len(self.history.acked)
+
+    def _recover(self) -> bool:
+        life = self._command("--producer", "nobody", os.devnull)
+        try:
+            status = life.wait(END_S_MAX)
+            self.totals.restarts_s.append(time.monotonic() - life.began)
+            if status != 0:
+                self.totals.verdict.add("start", f"the command failed ({status}): {life.complaint()}")
+                return False
+        finally:
+            life.kill()
+        self.totals.verdict.take(self.judge(read_log(self.directory / "log")))
+        return True
+
+    def _command(self, *arguments: str) -> Life:
+        self.directory.mkdir(exist_ok=True)
+        errors = self._scratch.with_name(f"{self._scratch.name}.errors")
+        return Life(errors, "-m", "delta_prop", "publish", "--data", str(self.directory / "log"), *arguments)
+
+    def _lines(self, name: str) -> Path:
+        path = self._scratch.with_name(f"{self._scratch.name}.{name}.jsonl")
+        if not path.exists():
+            lines = (json.dumps(delta_to_json(made(name, line))) for line in range(1, COMMAND_LINES + 1))
+            path.write_text("".join(f"{line}\n" for line in lines))
+        return path

@@ -1,8 +1,9 @@
 """Kills the service at random moments while producers publish, and checks that all it acknowledged is there.
 
-After each kill the service is started again on the same directory; what its log, its producers' marks and
-(in every second directory) its SQLite file then hold is compared with every acknowledgement that was printed,
-before the producers go on where they stopped. Exit status 1 where anything is not as it was acknowledged.
+After each kill it is started again on the same directory; what its log, its producers' marks and its SQLite
+file then hold is compared with every acknowledgement that was printed, before the producers go on where they
+stopped. Directories take turns: a service with several producers, the same with a SQLite file fed from it,
+the command `delta-prop publish`. Exit status 1 where anything is not as it was acknowledged.
 """
 
 from __future__ import annotations
@@ -13,16 +14,18 @@ import random
 import sqlite3
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks._crash_rounds import Story, Terms, Totals
+from benchmarks._crash_rounds import CommandStory, Story, Terms, Totals
 from benchmarks._measure import percentile, table, write_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 RESTART_S_MAX = 2.0
+ALONE, TABLE, COMMAND = "service", "service and SQLite", "command"
 KINDS = (
     "lost", "moved", "given twice", "duplicate", "order", "hole", "corrupt", "forgotten", "refused", "table",
     "start",
@@ -42,24 +45,30 @@ def main(arguments: list[str] | None = None) -> int:
     if min(given.rounds, given.lives, given.producers) < 1:
         parser.error("give at least 1 round, 1 life and 1 producer")
     seed = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
-    totals = {"log alone": Totals(), "log and SQLite": Totals()}
     with tempfile.TemporaryDirectory(prefix="delta-prop-crash-") as folder:
-        draw = random.Random(seed)
-        left = given.rounds
-        for number in range(-(-given.rounds // given.lives)):
-            storage = number % 2 == 1 or given.plant == "old-table"
-            level = "memory" if given.plant == "early-ack" else "durable"
-            names = tuple(f"p{at}" for at in range(given.producers))
-            terms = Terms(level=level, storage=storage, producers=names)
-            directory = Path(folder) / f"data-{number}"
-            spoil = PLANTS.get(given.plant, lambda _: None)
-            story = Story(
-                directory, terms, totals["log and SQLite" if storage else "log alone"], draw, spoil=spoil
-            )
-            if all(story.round() for _ in range(min(given.lives, left))):
-                story.end()
-            left -= given.lives
+        totals = _run(Path(folder), given, random.Random(seed))
     return report(f"kill -9, {given.rounds} rounds, seed {seed}", totals, given.json)
+
+
+def _run(folder: Path, given: argparse.Namespace, draw: random.Random) -> dict[str, Totals]:
+    totals = {name: Totals() for name in (ALONE, TABLE, COMMAND)}
+    names = tuple(f"p{at}" for at in range(given.producers))
+    ways = {"early-ack": [ALONE], "cut-log": [ALONE, COMMAND], "old-table": [TABLE]}
+    spoil = PLANTS.get(given.plant, lambda _: None)
+    for number in range(-(-given.rounds // given.lives)):
+        some = ways.get(given.plant, list(totals))
+        way = some[number % len(some)]
+        terms = Terms(
+            level="memory" if given.plant == "early-ack" else "durable",
+            storage=way == TABLE,
+            producers=names,
+        )
+        kind = CommandStory if way == COMMAND else Story
+        story = kind(folder / f"data-{number}", terms, totals[way], draw, spoil=spoil)
+        lives = min(given.lives, given.rounds - number * given.lives)
+        if all(story.round() for _ in range(lives)):
+            story.end()
+    return totals
 
 
 def report(title: str, totals: dict[str, Totals], path: str | None) -> int:
@@ -91,7 +100,8 @@ def report(title: str, totals: dict[str, Totals], path: str | None) -> int:
     print(f"opening the log took up to {slow:.2f} s (bound {RESTART_S_MAX:.0f} s)")
     failed = violations or vacuous or slow > RESTART_S_MAX
     print(f"{violations} violations: " + ("FAILED" if failed else "all that was acknowledged is there, once"))
-    write_json(path, {"title": title, "violations": violations, "vacuous": vacuous, **columns})
+    figures = {name: asdict(one) for name, one in columns.items()}
+    write_json(path, {"title": title, "violations": violations, "vacuous": vacuous, **figures})
     return 1 if failed else 0
 
 

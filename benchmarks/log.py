@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -266,7 +266,16 @@ def report(rounds: Mapping[str, Sequence[Round]], path: str | None) -> int:
             f"{kind}: {count:.0f} a frame of {size:,.0f} bytes, {rate:,.0f} deltas/s, {cpu_us:,.0f} µs CPU a "
             f"frame, {commits:,.0f} commits a round, ack p99 {p99_us:,.0f} µs"
         )
-    write_json(path, {"rounds": rounds, "judged": judged})
+    figures = {
+        kind: {
+            "rounds": list(map(asdict, some)),
+            "judged": [
+                (line[0], asdict(ratio), met) for line, (ratio, met) in zip(LINES, judged[kind], strict=True)
+            ],
+        }
+        for kind, some in rounds.items()
+    }
+    write_json(path, figures)
     return 0 if all(met for some in judged.values() for _, met in some) else 1
 
 

@@ -8,6 +8,7 @@ beside it nothing ever waits here. Pure.
 from __future__ import annotations
 
 import heapq
+import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from delta_prop_wire.errors import Refused
 
     Tell = Callable[[Refused | None], None]
+
+
+logger = logging.getLogger("delta_prop")
 
 
 class Settling:
@@ -65,7 +69,7 @@ class Settling:
         for level, waiting in self._untold.items():
             mark = self._log.reached(level) if waiting else 0
             while waiting and waiting[0][0] <= mark:
-                heapq.heappop(waiting)[2](None)
+                _call(heapq.heappop(waiting)[2], None)
 
     def fail(self, refusal: Refused) -> None:
         """The marks move no more: nothing that waits is shown, everybody is told."""
@@ -73,4 +77,12 @@ class Settling:
         for level in list(self._untold):
             waiting, self._untold[level] = self._untold[level], []
             for _, _, tell in sorted(waiting, key=lambda one: one[:2]):
-                tell(refusal)
+                _call(tell, refusal)
+
+
+def _call(tell: Tell, refusal: Refused | None) -> None:
+    """A callback of whoever is told may fail: nobody is on the stack to hear of it, and others wait too."""
+    try:
+        tell(refusal)
+    except Exception:
+        logger.exception("a callback failed that was told of an outcome")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,10 @@ from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.damage import LogDamaged
 from delta_prop_broker.log.durable import DIRECTORY
 from delta_prop_broker.log.follow import Follower
+from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.broker.durable import Writer, commit, frame, open_log
+from tests.broker.durable import SMALL, Writer, commit, frame, open_log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,24 +36,27 @@ def disk(tmp_path: Path) -> Disk:
     return LocalDisk(tmp_path / "data")
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_what_is_synced_is_seen_once_and_nothing_before(seed: int, disk: Disk) -> None:
+@pytest.mark.parametrize("level", [AckLevel.LOGGED, AckLevel.DURABLE])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_synced_is_seen_once_and_nothing_before(seed: int, level: AckLevel, disk: Disk) -> None:
     chance = Random(seed)
-    log, _ = open_log(disk)
+    settings = replace(SMALL, level=level)
+    log, _ = open_log(disk, settings)
     writer, follower = Writer(log), Follower(disk, 0)
     seen: dict[int, bytes] = {}
-    reads = 0
+    reads = unsynced = 0
     for _ in range(300):
         action = chance.random()
         if action < 0.6:
-            writer.append(chance.randrange(1, 4))
+            writer.append(chance.randrange(1, 4), level=level)
         elif action < 0.85:
-            commit(log)
+            commit(log, sync=chance.random() < 0.3)
         elif action < 0.87:
             log.close()
-            log, _ = open_log(disk)
+            log, _ = open_log(disk, settings)
             writer.log = log
         else:
+            unsynced += log.written > log.synced
             new = read(follower)
             reads += bool(new)
             seen |= new
@@ -60,7 +65,8 @@ def test_what_is_synced_is_seen_once_and_nothing_before(seed: int, disk: Disk) -
     log.close()
     seen |= read(follower)
     assert seen == writer.appended
-    assert reads > 10
+    assert reads > 5
+    assert bool(unsynced) is (level is AckLevel.LOGGED)
     assert len([name for name in disk.list(DIRECTORY) if name.endswith(".log")]) > 1
     follower.close()
 

@@ -149,3 +149,23 @@ def test_a_cancelled_caller_hears_how_a_commit_under_way_ends(kept_after_s: floa
         assert anyio.current_time() == pytest.approx(kept_after_s or 30.1)
 
     run_virtual(main)
+
+
+def test_a_callback_that_fails_keeps_the_outcome_from_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    bench = SlowBench()
+    first, second = (bench.send(at_level(bench, key, AckLevel.DURABLE)) for key in "ab")
+
+    def fail(_: object) -> None:
+        raise RuntimeError("the caller's own")
+
+    first.when_done(fail)
+    bench.move(2, 2)
+    assert first.acknowledged
+    assert second.acknowledged
+    assert "the caller's own" in caplog.text
+
+    third, fourth = (bench.send(at_level(bench, key, AckLevel.DURABLE)) for key in "cd")
+    third.when_done(fail)
+    bench.chain.settling.fail(Refused(ErrorCode.LOG_FAILED, "gone"))
+    assert third.done
+    assert fourth.done

@@ -8,10 +8,16 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
-from delta_prop.commands import publish
+from delta_prop.commands import edge, publish
+from delta_prop.config import Settings
+from delta_prop.embedded import Propagator
 from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_sinks import CallbackSink
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.commands.support import created, many
 
 if TYPE_CHECKING:
@@ -174,6 +180,63 @@ def test_a_mistake_gets_one_line(arguments: list[str], said: str, command: Comma
     assert done.status == 2
     assert said in done.err
     assert done.err.count("\n") == 1
+
+
+# --- a log without room
+
+
+async def import_into_a_full_log(
+    source: Path, count: int, *, release: bool
+) -> tuple[list[str], publish.Totals, ErrorCode | None]:
+    """What the log got after it had been full for a while, or for good; why the import ended early."""
+    async with Propagator(Settings(log_deltas_max=10)) as p:
+        p._log.hold("slow", lambda: 0)
+        running = publish._Import(p.producer("import"), acks=False)
+        seen: list[str] = []
+        ended: ErrorCode | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(free, p, release)
+            await p.attach(
+                CallbackSink(lambda offset, delta: seen.append(delta.vector_id)),
+                start="earliest",
+                required=False,
+            )
+            try:
+                await running.run(edge.Input([str(source)]))
+                await p.wait_visible(count)
+            except Refused as refusal:
+                ended = refusal.code
+            tasks.cancel_scope.cancel()
+        p._log.release("slow")
+        return seen, running.totals, ended
+
+
+async def free(p: Propagator, release: bool) -> None:
+    await anyio.sleep(0.15)
+    if release:
+        p._log.release("slow")
+
+
+def lines_file(tmp_path: Path, count: int) -> Path:
+    path = tmp_path / "in"
+    path.write_text("\n".join(many(count)))
+    return path
+
+
+@pytest.mark.parametrize("count", [11, 30])  # of 11 the last is refused, and no other comes behind it
+def test_lines_wait_for_room_and_keep_their_order(count: int, tmp_path: Path) -> None:
+    source = lines_file(tmp_path, count)
+    seen, totals, ended = anyio.run(lambda: import_into_a_full_log(source, count, release=True))
+    assert seen == [f"v{n}" for n in range(count)]
+    assert (totals.acknowledged, totals.refused, ended) == (count, 0, None)
+
+
+def test_an_import_that_gets_nowhere_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "STUCK_S_MAX", 0.2)
+    source = lines_file(tmp_path, 30)
+    seen, totals, ended = anyio.run(lambda: import_into_a_full_log(source, 30, release=False))
+    assert (len(seen), totals.acknowledged, totals.refused) == (10, 10, 0)
+    assert ended is ErrorCode.LOG_FULL
 
 
 # --- real processes

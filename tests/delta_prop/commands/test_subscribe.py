@@ -6,8 +6,10 @@ import json
 import subprocess
 import sys
 
+import anyio
 import pytest
 
+from delta_prop.embedded import Propagator
 from delta_prop_broker.local_disk import LocalDisk
 from tests.delta_prop.commands.support import Command, created, many
 
@@ -56,6 +58,18 @@ def test_places_to_start_and_how_many(command: Command) -> None:
     assert offsets(command, "--start", "2999-01-01T00:00:00+01:00", "--no-follow") == []
 
 
+def test_a_batch_may_be_read_in_parts(command: Command) -> None:
+    async def publish_many() -> None:
+        async with Propagator(data=command.data) as p:
+            await p.publish_many([f"v{n}" for n in range(6)], [[1.0]] * 6)
+
+    anyio.run(publish_many)
+    assert offsets(command, "--start", "2", "--no-follow") == [2, 3, 4, 5]
+    for n in range(3):
+        assert offsets(command, "--group", "g", "--count", "1") == [n]
+    assert offsets(command, "--group", "g", "--no-follow") == [3, 4, 5]
+
+
 def test_voids_are_passed_over(command: Command) -> None:
     wrong = json.dumps({"vector_id": "a", "op": "sparse", "indices": [9], "values": [1]})
     command.publish([created("a"), wrong, created("b")])
@@ -66,6 +80,7 @@ def test_a_group_goes_on_where_it_stopped(command: Command) -> None:
     command.publish(many(5))
     group = ("--group", "a/.. b", "--no-follow")
     assert offsets(command, *group, "--count", "2") == [0, 1]
+    assert offsets(command, *group, "--count", "1") == [2]
     assert offsets(command, *group, "--topic", "v:v3") == [3]
     assert offsets(command, *group) == []
     command.publish(many(1))
