@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from delta_prop.route.subscription import Delivered, Subscription
     from delta_prop.statistics import Statistics
     from delta_prop.synchronous import SyncPropagator
+    from delta_prop_broker.log.retention import LogSettings
     from delta_prop_wire.delta import (
         AckLevel,
         Delta,
@@ -54,6 +55,7 @@ _HOMES = {
     "delta_prop.route.subscription": ("Delivered", "Subscription"),
     "delta_prop.statistics": ("Statistics",),
     "delta_prop.synchronous": ("SyncPropagator",),
+    "delta_prop_broker.log.retention": ("LogSettings",),
     "delta_prop_wire.delta": (
         "AckLevel",
         "Delta",
@@ -83,6 +85,7 @@ __all__ = [  # noqa: RUF022 - in the order in which a reader meets them
     "Propagator",
     "SyncPropagator",
     "Settings",
+    "LogSettings",
     "Statistics",
     "Producer",
     "Published",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop.order.clock import OriginClocks
 from delta_prop.receipt import Published
-from delta_prop_wire.delta import Dot, Source
+from delta_prop_wire.delta import AckLevel, Dot, Source
 from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode
@@ -86,7 +86,7 @@ class Appender:
             return self._sequenced_void(work, refusal, now)
         self._count_conflicts(batch)
         self._commit(logged, now)
-        return logged, Published(logged.offset, batch.dot(0), batch.count, self.log.level)
+        return logged, Published(logged.offset, batch.dot(0), batch.count, self._kept_as(batch.ack_level))
 
     def draft(
         self, draft: Draft | MatrixDraft, origin: int, now: float
@@ -99,7 +99,9 @@ class Appender:
         rows = None if not repeats else [row for row in range(draft.count) if row not in repeats]
         if rows == []:
             self.counters.duplicates += draft.count
-            return None, Published(None, None, draft.count, self.log.level, _offsets(repeats, None))
+            return None, Published(
+                None, None, draft.count, self._kept_as(draft.ack_level), _offsets(repeats, None)
+            )
         batch = draft.encode(
             rows,
             origin=origin,
@@ -112,7 +114,9 @@ class Appender:
         self._commit(logged, now)
         self.counters.duplicates += len(repeats)
         duplicates = _offsets(repeats, rows, logged.offset)
-        return logged, Published(logged.offset, batch.dot(0), draft.count, self.log.level, duplicates)
+        return logged, Published(
+            logged.offset, batch.dot(0), draft.count, self._kept_as(draft.ack_level), duplicates
+        )
 
     def restore(self, logged: LoggedBatch, now: float) -> None:
         """Move what moves with the log, for a batch that was in it already."""
@@ -123,6 +127,10 @@ class Appender:
             state.note_void(batch, ErrorCode(int.from_bytes(batch.blob(0), "little")))
 
     # --- appending
+
+    def _kept_as(self, level: AckLevel) -> AckLevel:
+        """What an acknowledgement may say: what was asked, as far as this log can promise it."""
+        return min(level, self.log.level)
 
     def _append(self, batch: Batch, lamport: int | None, source: Source) -> LoggedBatch:
         number = self.lamport + 1 if lamport is None else lamport
@@ -176,7 +184,7 @@ class Appender:
         if refusal is not None and firsts is None:
             state.note_void(batch, refusal.code)
         self.counters.voided += batch.count
-        published = Published(logged.offset, batch.dot(0), batch.count, self.log.level)
+        published = Published(logged.offset, batch.dot(0), batch.count, self._kept_as(batch.ack_level))
         return logged, published if refusal is None else refusal
 
     # --- ids
@@ -200,7 +208,9 @@ class Appender:
         logged, _ = self._sequenced_void(work, void, now, firsts)
         self.counters.duplicates += work.count
         first = firsts.get(0)
-        return logged, Published(first, work.batch.dot(0), work.count, self.log.level, firsts)
+        return logged, Published(
+            first, work.batch.dot(0), work.count, self._kept_as(work.batch.ack_level), firsts
+        )
 
     def _repeated_rows(self, ids: list[bytes] | None) -> dict[int, int]:
         """Row to its first copy: an offset of the log, or -1 - the row of this batch that came before."""

@@ -226,12 +226,14 @@ class Attached:
         )
 
     def _check_not_ahead(self, epoch: int, next_offset: int) -> None:
-        if epoch > self._log.epoch or next_offset > self._log.next_offset:
+        end = self._log.epoch_end(epoch)  # behind it that epoch's tail was lost
+        end = self._log.next_offset if end is None else end
+        if epoch > self._log.epoch or next_offset > end:
             raise Refused(
                 ErrorCode.CURSOR_TOO_OLD,
                 f"sink {self.name!r} is ahead: it holds epoch {epoch} up to offset {next_offset}, the log "
-                f"epoch {self._log.epoch} up to {self._log.next_offset}: rebuild the sink from the log",
-                details={"offset": next_offset, "next_offset": self._log.next_offset},
+                f"epoch {self._log.epoch} up to {end}: rebuild the sink from the log",
+                details={"offset": next_offset, "next_offset": end},
             )
 
 

@@ -146,7 +146,7 @@ class Propagator:
         self._tasks.start_soon(self._tick)
         self._tasks.start_soon(self._pace)
         self._tasks.start_soon(self._service_log.run)
-        self._tasks.start_soon(self._keep_cursors)
+        self._tasks.start_soon(self._service_log.keep_house, self._sinks.cursors, self._world)
         return self
 
     async def __aexit__(
@@ -570,9 +570,6 @@ class Propagator:
             await self.wait_visible(self._log.visible, sinks=[name], timeout_s=timeout_s)
 
         return await self._transforms.publish(deltas[0], reader=self.sink, catch_up=catch_up, publish=publish)
-
-    async def _keep_cursors(self) -> None:
-        await self._service_log.keep_cursors(self._sinks.cursors, self._world.new_threads())
 
     async def _tick(self) -> None:
         """Do what is due: what waited too long, what is queued and may go now."""

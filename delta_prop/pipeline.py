@@ -296,7 +296,7 @@ class Chain:
             raise _void_before(batch, code)
         firsts = {row: state.first_offset(batch.counter(row)) for row in range(batch.count)}
         self.appender.counters.duplicates += batch.count
-        return Published(firsts[0], batch.dot(0), batch.count, self.log.level, firsts)
+        return Published(firsts[0], batch.dot(0), batch.count, min(batch.ack_level, self.log.level), firsts)
 
     def _run_draft(self, draft: Draft | MatrixDraft) -> None:
         """A draft has no order of its own; it waits for its parents and behind drafts on its vectors."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop")
 
-KEEP_CURSORS_S = 1.0
+KEEP_HOUSE_S = 1.0
 _RESTORE_ROWS, _RESTORE_BYTES = 100_000, 16 * 1024 * 1024
 
 
@@ -84,13 +84,20 @@ class ServiceLog:
         if self.committer is not None:
             await self.committer.run()
 
-    async def keep_cursors(self, cursors: Callable[[], Mapping[str, KeptCursor]], threads: Threads) -> None:
-        """Write down how far sinks are, whenever that has changed, until cancelled.
+    async def keep_house(self, cursors: Callable[[], Mapping[str, KeptCursor]], world: World) -> None:
+        """Once a second, until cancelled: let go of what is too old, write down how far sinks are.
 
         Where the disk fails that is told, and tried again: the cursors there lag, and deltas come again.
         """
+        threads, clock = world.new_threads(), world.clock
+        began_us = clock.wall_us() - round(clock.now() * 1_000_000)  # a clock that is set moves no age
         while self.disk is not None:
-            await anyio.sleep(KEEP_CURSORS_S)
+            await anyio.sleep(KEEP_HOUSE_S)
+            if isinstance(self.log, DurableLog) and self.log.retain(
+                began_us + round(clock.now() * 1_000_000)
+            ):
+                assert self.committer is not None
+                self.committer.ring()
             try:
                 await self.write_cursors(cursors(), threads)
             except OSError as error:
@@ -106,6 +113,8 @@ class ServiceLog:
     async def restore(self, chain: Chain, now: float) -> None:
         """Bring back what the chain knew: watermarks, first offsets, ids, heads, clocks."""
         offset = self.log.first_offset
+        if offset == self.log.visible:
+            return
         while batches := self.log.read(offset, rows_max=_RESTORE_ROWS, bytes_max=_RESTORE_BYTES):
             for logged in batches:
                 chain.restore(logged, now)

@@ -29,6 +29,9 @@ class Log(Protocol):
     def epoch(self) -> int:
         """Grows at each recovery that may have lost a tail."""
 
+    def epoch_end(self, epoch: int) -> int | None:
+        """Where a past epoch ended (exclusive); None where it is the present one, or not known."""
+
     @property
     def level(self) -> AckLevel:
         """The highest level that an acknowledgement from this log can promise."""

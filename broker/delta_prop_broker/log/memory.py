@@ -74,6 +74,10 @@ class MemoryLog:
         """Everything that has a place: memory has no later mark."""
         return self.next_offset
 
+    def epoch_end(self, epoch: int) -> int | None:
+        """A log in memory has one epoch."""
+        return None
+
     def reached(self, level: AckLevel) -> int:
         """Everything that has a place, as nothing above level memory is ever taken."""
         return self.next_offset

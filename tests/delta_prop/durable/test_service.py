@@ -1,0 +1,138 @@
+"""A service whose log is in a directory: it goes on where it stopped, and so do its sinks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop import LogSettings, Propagator, Settings
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_broker.log.damage import LogBusy
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_sinks import CallbackSink, StorageSink
+from delta_prop_wire.delta import AckLevel, Delta, create, sparse_add
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = LogSettings(segment_bytes_max=4096, bytes_max=1 << 20, keep_bytes_max=16_384, keep_s=3600.0)
+
+
+def service(disk: SimDisk, seed: int = 0, log: LogSettings | None = None) -> Propagator:
+    return Propagator(Settings(close_timeout_s=5), data="x", log=log, world=virtual_world(seed, disk=disk))
+
+
+def made(key: str) -> Delta:
+    return Delta(key, create([1.0, 2.0]))
+
+
+def test_an_absent_sink_goes_on_from_its_cursor_and_the_log_waits_for_it() -> None:
+    async def main() -> None:
+        disk, seen = SimDisk(1), []
+        async with service(disk, 1, SMALL) as p:
+            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="away"))
+            await p.publish(made("a"), made("b"))
+            await p.wait_visible(2)
+        async with service(disk, 2, SMALL) as p:  # it is not attached now
+            for number in range(400):
+                await p.publish(made(f"v{number}"))
+            await anyio.sleep(10)
+            log = p.statistics().log
+            assert log.first_offset == 0
+            assert log.held_by == "away"
+        async with service(disk, 3, SMALL) as p:
+            assert p.statistics().log.held_by == "away"
+            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="away"))
+            await p.wait_visible(402)
+            assert seen == list(range(402))
+            with pytest.raises(UsageError, match="detach it first"):
+                p.forget("away")
+            await p.detach("away")
+            p.forget("away")
+            await p.publish(made("more"))
+            await anyio.sleep(10)
+            assert p.statistics().log.first_offset > 0  # nobody needs the oldest any more
+            with pytest.raises(UsageError, match="no sink named 'away' is remembered"):
+                p.forget("away")
+
+    run_virtual(main)
+
+
+def test_additive_deltas_are_applied_once_over_many_starts(tmp_path: Path) -> None:
+    async def life(number: int) -> float:
+        async with Propagator(data=tmp_path / "log") as p:
+            storage = await p.attach(StorageSink(tmp_path / "facts.db"))
+            producer = p.producer("me")
+            if number == 0:
+                await producer.publish(made("v"))
+            await producer.publish(Delta("v", sparse_add([0], [1.0])))
+            published = await p.publish(Delta("v", sparse_add([1], [1.0])))
+            assert published.level is AckLevel.DURABLE
+            await p.wait_visible(published)
+            assert producer.watermark() == number + 2
+            state = await storage.get("default", "v")
+            assert state is not None
+            assert state.vector is not None
+            return float(state.vector[0] + state.vector[1])
+
+    assert [anyio.run(life, number) for number in range(3)] == [5.0, 7.0, 9.0]
+
+
+def test_each_level_is_acknowledged_as_what_it_is() -> None:
+    async def main() -> None:
+        async with service(SimDisk(1)) as p:
+            for level in (AckLevel.MEMORY, AckLevel.LOGGED, AckLevel.DURABLE):
+                published = await p.publish(made(level.name), ack_level=level)
+                assert published.level is level
+            await p.wait_visible(3)
+
+    run_virtual(main)
+
+
+def test_a_directory_has_one_writer() -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        async with service(disk):
+            with pytest.raises(LogBusy):
+                async with service(disk):
+                    pass
+
+    run_virtual(main)
+
+
+def test_a_producer_hears_what_became_of_its_deltas_in_another_life() -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        async with service(disk) as p:
+            published = await p.producer("me").publish(made("a"))
+        async with service(disk) as p:
+            again = p.producer("me")
+            assert again.watermark() == 1
+            assert again.outcome(1) == published.offset
+
+    run_virtual(main)
+
+
+def test_a_log_that_fails_says_so_and_reading_goes_on() -> None:
+    async def main() -> None:
+        disk, seen = SimDisk(1), []
+        async with service(disk) as p:
+            await p.attach(CallbackSink(lambda offset, _: seen.append(offset)))
+            await p.publish(made("a"))
+            disk.fail(lambda call: call.name == "sync", 5, times=None)
+            for _ in range(2):
+                with pytest.raises(Refused) as caught:
+                    await p.publish(made("b"), timeout_s=2)
+                assert caught.value.code is ErrorCode.LOG_FAILED
+            await p.wait_visible(1)
+            assert seen == [0]
+            disk.heal()
+        async with service(disk.crash(3)) as p:
+            assert p.recovery is not None
+            assert (await p.publish(made("b"))).offset is not None
+
+    run_virtual(main)
