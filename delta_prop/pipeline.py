@@ -277,7 +277,8 @@ class Chain:
                 have = self.orderer.have.get(batch.origin, 0)
                 self.origins.hello(batch.origin, work.session.owner, self._now, have)
             return
-        self.origins.require(batch, work.session.owner)
+        repeat = batch.last <= self.orderer.have.get(batch.origin, 0)
+        self.origins.require(batch, work.session.owner, repeat=repeat)
         if batch.is_control:
             raise Refused(
                 ErrorCode.UNAUTHORIZED, "control rows are written by the service alone: send deltas"

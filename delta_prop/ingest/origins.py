@@ -233,8 +233,11 @@ class Origins:
         """The state of an origin that said hello and is not idle."""
         return self._active.get(origin)
 
-    def require(self, batch: Batch, owner: str) -> OriginState:
-        """The state of a batch's origin. Raises Refused (UNKNOWN_ORIGIN, FENCED, UNAUTHORIZED)."""
+    def require(self, batch: Batch, owner: str, *, repeat: bool = False) -> OriginState:
+        """The state of a batch's origin. Raises Refused (UNKNOWN_ORIGIN, FENCED, UNAUTHORIZED).
+
+        A repeat may come under an epoch of before: its producer said hello again, and sends the same frame.
+        """
         state = self._active.get(batch.origin)
         if state is None or state.owner == UNKNOWN_OWNER or batch.epoch > state.epoch:
             raise Refused(
@@ -248,7 +251,7 @@ class Origins:
                 f"origin {batch.origin:016x} belongs to another producer: write under your own",
                 details={"origin": batch.origin},
             )
-        if batch.epoch < state.epoch:
+        if batch.epoch < state.epoch and not (repeat and state.same_frame(batch)):
             raise Refused(
                 ErrorCode.FENCED,
                 f"origin {batch.origin:016x} writes under epoch {batch.epoch}, but another producer of that "

@@ -109,10 +109,13 @@ def test_a_producer_hears_what_became_of_its_deltas_in_another_life() -> None:
         disk = SimDisk(1)
         async with service(disk) as p:
             published = await p.producer("me").publish(made("a"))
+            frame = p._log.read(0, rows_max=1, bytes_max=1 << 20)[0].batch
         async with service(disk) as p:
             again = p.producer("me")
             assert again.watermark() == 1
             assert again.outcome(1) == published.offset
+            told = await again.send_frame(frame).wait()  # the same frame, under the epoch of before
+            assert told.duplicates == {0: published.offset}
 
     run_virtual(main)
 
