@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING
 
 from delta_prop.route.status import KeptCursor
+from delta_prop_broker.log.identity import read_small, replace_file
 from delta_prop_wire.crc import crc32c
 
 if TYPE_CHECKING:
@@ -18,20 +19,14 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
 
 PATH = "cursors"
-_NEW = "cursors.new"
 _READ_BYTES_MAX = 64 * 1024 * 1024
 
 
 def read_cursors(disk: Disk, log_id: bytes) -> dict[str, KeptCursor]:
     """The cursors of this log by name; none where the file is not there, damaged, or of another log."""
-    try:
-        file = disk.open(PATH, read_only=True)
-    except FileNotFoundError:
+    raw = read_small(disk, PATH, bytes_max=_READ_BYTES_MAX)
+    if raw is None:
         return {}
-    try:
-        raw = file.read(0, _READ_BYTES_MAX)
-    finally:
-        file.close()
     checksum, _, body = raw.partition(b"\n")
     if checksum != b"%08x" % crc32c(body):
         return {}
@@ -44,15 +39,4 @@ def read_cursors(disk: Disk, log_id: bytes) -> dict[str, KeptCursor]:
 def write_cursors(disk: Disk, log_id: bytes, cursors: Mapping[str, KeptCursor]) -> None:
     """Put these in place of those that are there; durable when it returns. Raises OSError."""
     body = json.dumps({"log_id": log_id.hex(), "cursors": cursors}, sort_keys=True).encode()
-    raw = b"%08x\n" % crc32c(body) + body
-    file = disk.open(_NEW, create=True)
-    try:
-        file.truncate(0)
-        at = 0
-        while at < len(raw):
-            at += file.write(at, [raw[at:]])
-        file.sync()
-    finally:
-        file.close()
-    disk.rename(_NEW, PATH)
-    disk.sync_directory("")
+    replace_file(disk, "", PATH, [b"%08x\n" % crc32c(body), body])

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.commit import Commit, Piece
 from delta_prop_broker.log.damage import LogBusy
+from delta_prop_broker.log.holders import Holders
 from delta_prop_broker.log.identity import LOCK_PATH, STREAMS
 from delta_prop_broker.log.recovery import recover
-from delta_prop_broker.log.retention import Holders, LogSettings
+from delta_prop_broker.log.retention import LogSettings
 from delta_prop_broker.log.room import Room
 from delta_prop_broker.log.segment import Segment
 from delta_prop_broker.log.sparse_index import SparseIndex

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from delta_prop_broker.log.holders import Holders
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import AckLevel, Source
 from delta_prop_wire.errors import Refused
@@ -66,8 +67,7 @@ class MemoryLog:
         self._appended_bytes = 0
         self._dropped = 0
         self._refused = 0
-        self._holders: dict[str, Callable[[], int]] = {}
-        self._yielding: dict[str, Callable[[], None]] = {}
+        self._holders = Holders()
 
     @property
     def visible(self) -> int:
@@ -159,14 +159,11 @@ class MemoryLog:
 
         A holder with `give_way` is let go, and told so, rather than an append refused.
         """
-        self._holders[holder] = needed
-        if give_way is not None:
-            self._yielding[holder] = give_way
+        self._holders.hold(holder, needed, give_way)
 
     def release(self, holder: str) -> None:
         """Forget what a holder needed."""
-        self._holders.pop(holder, None)
-        self._yielding.pop(holder, None)
+        self._holders.release(holder)
 
     def statistics(self) -> MemoryLogStatistics:
         """A snapshot; `held_by` is the holder furthest behind."""
@@ -179,7 +176,7 @@ class MemoryLog:
             bytes_max=self._bytes_max,
             dropped=self._dropped,
             refused=self._refused,
-            held_by=self._slowest(),
+            held_by=self._holders.slowest(),
         )
 
     def _level_refusal(self, batch: Batch) -> Refused | None:
@@ -198,14 +195,13 @@ class MemoryLog:
     def _find_room(self, count: int, size: int) -> bool:
         self._make_room(count, size)
         if not self._fits(count, size) and self._would_fit(count, size):
-            while not self._fits(count, size) and self._let_go():
+            while not self._fits(count, size) and self._holders.let_go():
                 self._make_room(count, size)
         return self._fits(count, size)
 
     def _would_fit(self, count: int, size: int) -> bool:
         """Whether there would be room without those who give way: nobody is let go for nothing."""
-        staying = (needed() for holder, needed in self._holders.items() if holder not in self._yielding)
-        floor = min(staying, default=self.next_offset)
+        floor = self._holders.staying_floor(self.next_offset)
         if floor >= self.next_offset:
             return True
         place = bisect_right(self._starts, floor, self._head) - 1  # the oldest batch that is kept
@@ -220,7 +216,7 @@ class MemoryLog:
     def _make_room(self, count: int, size: int) -> None:
         if self._fits(count, size):
             return
-        floor = min((needed() for needed in self._holders.values()), default=self.next_offset)
+        floor = self._holders.floor(self.next_offset)
         while self._head < len(self._batches) and not self._fits(count, size):
             oldest = self._batches[self._head]
             if oldest.next_offset > floor:
@@ -235,21 +231,8 @@ class MemoryLog:
             del self._weights[: self._head]
             self._head = 0
 
-    def _let_go(self) -> bool:
-        """Let the holder furthest behind go, if it gives way."""
-        holder = self._slowest()
-        give_way = None if holder is None else self._yielding.get(holder)
-        if holder is None or give_way is None:
-            return False
-        self.release(holder)
-        give_way()
-        return True
-
-    def _slowest(self) -> str | None:
-        return min(self._holders, key=lambda holder: self._holders[holder](), default=None)
-
     def _full(self) -> Refused:
-        holder = self._slowest()
+        holder = self._holders.slowest()
         held = self.next_offset - self.first_offset
         return Refused(
             ErrorCode.LOG_FULL,

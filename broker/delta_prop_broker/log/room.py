@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from delta_prop_broker.log.retention import Holders, LogSettings
+    from delta_prop_broker.log.holders import Holders
+    from delta_prop_broker.log.retention import LogSettings
     from delta_prop_broker.log.segment import Segment, Segments
 
 

@@ -312,6 +312,8 @@ def test_a_late_row_does_not_carry_the_cursor_of_an_index_over_the_rest_of_its_b
         p.restart("index")
         await p.settle()
         await p.wait_visible(5, committed=True)
+        alive = {vector_id for _, vector_id, state in sink.rows() if state.alive}
+        assert alive == {f"v{n}" for n in range(5)}
 
     run_propagator(main, ONE_HELD)
 
