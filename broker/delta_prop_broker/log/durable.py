@@ -219,7 +219,7 @@ class DurableLog:
 
     def _piece(self, size: int, now: int) -> Piece:
         """Where the next frame goes: rolls to a new segment where the last one is full or old."""
-        last = self._segments.all[-1] if self._segments.all else None
+        last = self._segments.last
         if last is None or (last.size and self._rolls(last, size, now)):
             if last is not None:
                 self._piece_of(last).seals = True
@@ -315,8 +315,8 @@ class DurableLog:
         sync = sync or self._pending_sync or self.settings.level is AckLevel.DURABLE
         if not (self._pending or self._removed or (sync and self.synced < self.written)):
             return None
-        if sync and not self._pending and self.synced < self.written:
-            self._piece_of(self._segments.all[-1])
+        if sync and not self._pending and self.synced < self.written and self._segments.last is not None:
+            self._piece_of(self._segments.last)
         sealed = max((piece.segment.end for piece in self._pending if piece.seals), default=0)
         self._running = Commit(
             self._disk,

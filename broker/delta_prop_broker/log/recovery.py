@@ -152,7 +152,8 @@ class _Recovery:
         for base, after in pairwise(bases):
             self._take_sealed(Segment(self._directory, base), after)
         torn = self._take_last(bases[-1]) if bases else False
-        end = self._segments.all[-1].end if bases else self._mark.start
+        last = self._segments.last
+        end = self._mark.start if last is None else last.end
         self._tell(end)
         mark_file = None
         if not self._read_only:
@@ -303,7 +304,7 @@ class _Recovery:
     # --- what is changed
 
     def _write(self, identity: Identity, torn: bool, end: int) -> tuple[Identity, MarkFile]:
-        last = self._segments.all[-1] if self._segments.all else None
+        last = self._segments.last
         if last is not None and not self._report.clean:
             self._make_sure(last, torn)
         if not self._report.clean and not self._report.created:

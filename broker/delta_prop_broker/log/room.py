@@ -27,8 +27,7 @@ class Room:
 
     def held(self, offset: int) -> int:
         """The bytes of all segments from the one that holds `offset` on."""
-        place = max(self._segments.place(offset), 0)
-        return sum(segment.size for segment in self._segments.all[place:])
+        return sum(segment.size for segment in self._segments.since(offset))
 
     def find(self, size: int, *, readable: int, end: int) -> bool:
         """Make room for so many bytes below the hard limit; whether there is."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING
+
+from sortedcontainers import SortedDict
 
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
 from delta_prop_broker.log.frames import CHUNK_BYTES, Walk, heads_behind
@@ -14,7 +15,7 @@ from delta_prop_broker.log.sparse_index import Entry, SparseIndex
 from delta_prop_broker.log.writing import write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from delta_prop_broker.disk import Disk, File
     from delta_prop_broker.log.frames import Place
@@ -78,23 +79,24 @@ class Segments:
 
     def __init__(self, disk: Disk, directory: str) -> None:
         self.directory = directory
-        self.all: list[Segment] = []
+        self.last: Segment | None = None  # where appends go
         self.indexes_rebuilt = 0
         self._disk = disk
-        self._bases: list[int] = []
+        self._held: SortedDict[int, Segment] = SortedDict()  # by base
+        self.all: Sequence[Segment] = self._held.values()  # a view of it, not a copy
         self._files: OrderedDict[int, File] = OrderedDict()
         self._indexes: OrderedDict[int, SparseIndex] = OrderedDict()
         self._proven: set[int] = set()  # whose index in memory led to damage, and was made anew then
 
     def add(self, segment: Segment) -> None:
         """The next one."""
-        self.all.append(segment)
-        self._bases.append(segment.base)
+        self._held[segment.base] = segment
+        self.last = segment
 
     def drop_first(self) -> Segment:
         """Forget the oldest one; its file is somebody else's task."""
-        segment = self.all.pop(0)
-        del self._bases[0]
+        segment: Segment = self._held.popitem(0)[1]
+        self.last = self.last if self._held else None
         self._indexes.pop(segment.base, None)
         self._proven.discard(segment.base)
         file = self._files.pop(segment.base, None)
@@ -102,9 +104,15 @@ class Segments:
             file.close()
         return segment
 
-    def place(self, offset: int) -> int:
-        """Which segment holds an offset that is not below the first one."""
-        return bisect_right(self._bases, offset) - 1
+    def holding(self, offset: int) -> Segment:
+        """The segment that holds an offset; the first one where it lies below that."""
+        found: Segment = self.all[max(self._held.bisect_right(offset) - 1, 0)]
+        return found
+
+    def since(self, offset: int) -> Iterator[Segment]:
+        """All segments from the one that holds `offset` on, oldest first."""
+        first = max(self._held.bisect_right(offset) - 1, 0)
+        return (self._held[base] for base in self._held.islice(first))
 
     def close(self) -> None:
         """Let go of all files."""
@@ -140,7 +148,7 @@ class Segments:
     def walk(self, offset: int, end: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Place]:
         """Frames from the one that holds `offset` on, up to offset `end`. Raises LogDamaged, OSError."""
         while offset < end:
-            segment = self.all[self.place(offset)]
+            segment = self.holding(offset)
             for found in self._walk_segment(segment, offset, chunk_bytes):
                 if found.logged.offset >= end:
                     return
