@@ -9,53 +9,39 @@ from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 import anyio
 import anyio.lowlevel
-import numpy as np
 
 from delta_prop.attached import Start
 from delta_prop.attachments import Attachments, OnLogFull, Terms
 from delta_prop.backpressure.controller import INTERVAL_S
-from delta_prop.checks import (
-    Cause,
-    check_columns,
-    check_deltas,
-    check_level,
-    is_transform,
-    parse_topics,
-    with_parents,
-)
+from delta_prop.checks import parse_topics
 from delta_prop.config import Settings
 from delta_prop.ingest.lanes import Lanes
 from delta_prop.ingest.origins import Origins
 from delta_prop.ingest.seen_ids import SeenIds
 from delta_prop.ingest.vectors import Vectors
-from delta_prop.ingest.work import Draft, MatrixDraft
-from delta_prop.line import ROOM_CODES, Line
 from delta_prop.order.orderer import Orderer
 from delta_prop.pacing import differs
 from delta_prop.pipeline import Chain
-from delta_prop.producer import Producer
-from delta_prop.receipt import Published, Receipt, State
+from delta_prop.publishing import Publishing
+from delta_prop.receipt import Published, Receipt
 from delta_prop.route.feed import Feed
 from delta_prop.route.subscription import Subscription
 from delta_prop.service_log import ServiceLog
 from delta_prop.statistics import Statistics
-from delta_prop.transforms import Transforms
 from delta_prop.world import real_world
 from delta_prop_broker.log.retention import LogSettings
-from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Dot, Kind, Priority, Source
+from delta_prop_wire.delta import DEFAULT_NAMESPACE, Dot
 from delta_prop_wire.errors import Refused, UsageError
-from delta_prop_wire.spec import PRODUCER_ID_BITS, ErrorCode
+from delta_prop_wire.spec import PRODUCER_ID_BITS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator
     from pathlib import Path
     from types import TracebackType
-
-    from numpy.typing import ArrayLike, NDArray
 
     from delta_prop.backpressure.pacer import Pressure
     from delta_prop.ports import World
@@ -67,17 +53,11 @@ if TYPE_CHECKING:
 
     S = TypeVar("S", bound=Sink)
 
-Named: TypeAlias = Receipt | Cause
-"""What `after=` takes: a receipt, an acknowledgement, a dot, a 16-byte id."""
-
-PASSING_CODES = ROOM_CODES | {ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED}
-"""Refusals that `publish` waits out."""
 _TICK_S_MAX = 1.0
 _TICK_S_MIN = 0.001
-_GIVE_WAY_S = 0.0005
 
 
-class Propagator:
+class Propagator(Publishing):
     """Takes deltas, orders them, logs them in memory, brings them to every attached sink.
 
     *Resources*: one task a sink, one for time-outs; a thread for a sink that asks for one. All end with
@@ -95,6 +75,7 @@ class Propagator:
         world: World | None = None,
     ) -> None:
         """`data`: the directory that the log is kept in, within `log`; without it, in memory."""
+        super().__init__()
         self.settings = settings or Settings()
         self.recovery: RecoveryReport | None = None
         """What was found in the data directory at the last start."""
@@ -102,11 +83,7 @@ class Propagator:
         self._log_settings = log or LogSettings()
         self._given_world = world
         self._exit = AsyncExitStack()
-        self._transforms = Transforms()
         self._subscriptions = 0
-        self._line = Line()
-        self._yielded_at = 0.0
-        self._open = self._closing = False
 
     # --- life
 
@@ -287,82 +264,6 @@ class Propagator:
                 f"not all below offset {offset} is visible within {limit} s: {self._sinks.told(names)}"
             ) from None
 
-    # --- publishing
-
-    def offer(
-        self, *deltas: Delta, after: Sequence[Named] = (), ack_level: AckLevel | None = None
-    ) -> Receipt:
-        """Send deltas down the chain; never waits. The receipt tells what became of them.
-
-        All deltas of one call have one priority and share one fate. Raises InvalidDelta.
-        """
-        return self._send(self._draft(deltas, after, ack_level))
-
-    async def publish(
-        self,
-        *deltas: Delta,
-        after: Sequence[Named] = (),
-        ack_level: AckLevel | None = None,
-        timeout_s: float | None = None,
-    ) -> Published:
-        """Send deltas and wait for the acknowledgement, through a full queue or log too, in order.
-
-        Raises Refused; where the cause might have passed, after `timeout_s`. Cancelled (by a
-        scope of anyio's): it never happened. A task cancelled past anyio in the very tick of the
-        acknowledgement cannot be told; the receipt that `offer` gives tells always.
-        """
-        self._check_open()
-        if any(map(is_transform, deltas)):
-            return await self._publish_transform(deltas, after, ack_level, timeout_s)
-        priority = deltas[0].priority if deltas else Priority.NORMAL
-        return await self._put(lambda: self._draft(deltas, after, ack_level), priority, timeout_s)
-
-    async def publish_many(
-        self,
-        ids: Sequence[str],
-        matrix: ArrayLike,
-        *,
-        namespace: str = DEFAULT_NAMESPACE,
-        kind: Kind = Kind.CREATE,
-        priority: Priority = Priority.NORMAL,
-        ack_level: AckLevel | None = None,
-        timeout_s: float | None = None,
-    ) -> Published:
-        """Publish whole vectors as columns: row i of `matrix` (n × dimension) is the vector `ids[i]`.
-
-        `kind` is CREATE or DENSE. Raises as `publish` does.
-        """
-        self._check_open()
-        rows = check_columns(ids, matrix, namespace=namespace, kind=kind, priority=priority)
-        level = self._level(ack_level)
-
-        def make() -> MatrixDraft:
-            return MatrixDraft(
-                keys=ids,
-                matrix=rows,
-                namespace=namespace,
-                kind=kind,
-                receipt=Receipt(),
-                priority=priority,
-                ack_level=level,
-            )
-
-        return await self._put(make, priority, timeout_s)
-
-    def producer(
-        self, name: str, *, ack_level: AckLevel | None = None, source: Source = Source.LOCAL
-    ) -> Producer:
-        """A handle with dots of its own; whoever held the name before is fenced. Raises Refused."""
-        self._check_open()
-        level = self._level(ack_level)
-        return Producer(name, self._chain, now=self._now, ack_level=level, source=source)
-
-    def register_transform(
-        self, name: str, function: Callable[[NDArray[np.float32]], ArrayLike], *, reads: str
-    ) -> None:
-        """Let deltas apply `function` to a vector, as `transform(name)`; it is read from the sink `reads`."""
-        self._transforms.register(name, function, reads)
-
     # --- reading
 
     def subscribe(self, *topics: str, start: Start = "latest", name: str | None = None) -> Subscription:
@@ -472,104 +373,10 @@ class Propagator:
             on_placed=committer.ring if (committer := self._service_log.committer) else None,
         )
 
-    def _now(self) -> float:
-        return self._world.clock.now()
-
-    def _level(self, asked: AckLevel | None) -> AckLevel:
-        return self._log.level if asked is None else check_level(asked)
-
-    def _check_open(self) -> None:
-        if self._closing:
-            raise Refused(
-                ErrorCode.SHUTTING_DOWN,
-                "the propagator is closing: publish before the `async with` ends, or in the next one",
-                retry_after_ms=1000,
-            )
-        if not self._open:
-            raise UsageError("the propagator is not open: use it inside `async with Propagator() as p:`")
-
     def _check_opened(self) -> None:
         """Once it was open, it can be looked at after its end too."""
         if not hasattr(self, "_chain"):
             raise UsageError("the propagator is not open: use it inside `async with Propagator() as p:`")
-
-    def _draft(self, deltas: Sequence[Delta], after: Sequence[Named], ack_level: AckLevel | None) -> Draft:
-        self._check_open()
-        check_deltas(deltas)
-        deltas = with_parents(deltas, [one for one in after if not isinstance(one, Receipt)])
-        return Draft(
-            deltas=deltas,
-            receipt=Receipt(),
-            priority=deltas[0].priority,
-            ack_level=self._level(ack_level),
-            source=deltas[0].source,
-            after=tuple(one for one in after if isinstance(one, Receipt)),
-        )
-
-    def _send(self, draft: Draft | MatrixDraft) -> Receipt:
-        self._check_open()
-        return self._chain.offer(draft, self._now())
-
-    async def _put(
-        self, make: Callable[[], Draft | MatrixDraft], priority: Priority, timeout_s: float | None
-    ) -> Published:
-        """Offer; while there is no room, wait in line and offer again."""
-        receipt = _NO_RECEIPT
-
-        def send() -> Receipt:
-            nonlocal receipt
-            receipt = self._send(make())
-            return receipt
-
-        if not self._line.waited_for(priority):
-            send()
-            if receipt.state is State.ACKNOWLEDGED or (receipt.done and not _may_pass(receipt)):
-                await self._give_way()
-                return receipt.result()
-        limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
-        with anyio.move_on_after(limit):
-            while True:
-                if receipt is _NO_RECEIPT or _needs_room(receipt):
-                    await self._line.until_room(send, priority)
-                try:
-                    return await receipt.wait()
-                except Refused as refused:
-                    if refused.code in (ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED):
-                        await anyio.sleep((refused.retry_after_ms or 10) / 1000)
-                        send()
-                    elif refused.code not in ROOM_CODES:
-                        raise
-        raise receipt.refusal() or self._log.full(1, 0) or _late(limit)
-
-    async def _give_way(self) -> None:
-        """Let the sinks' tasks run now and then, or a busy publisher would starve them.
-
-        Shielded: a cancelled caller must not take what has happened for what has not.
-        """
-        now = self._now()
-        if now - self._yielded_at >= _GIVE_WAY_S:
-            await anyio.lowlevel.cancel_shielded_checkpoint()
-            self._yielded_at = self._now()
-
-    async def _publish_transform(
-        self,
-        deltas: Sequence[Delta],
-        after: Sequence[Named],
-        ack_level: AckLevel | None,
-        timeout_s: float | None,
-    ) -> Published:
-        if len(deltas) != 1:
-            raise UsageError("a transform reads before it writes: publish it alone")
-
-        async def publish(resolved: Delta) -> Published:
-            return await self._put(
-                lambda: self._draft([resolved], after, ack_level), resolved.priority, timeout_s
-            )
-
-        async def catch_up(name: str) -> None:
-            await self.wait_visible(self._log.visible, sinks=[name], timeout_s=timeout_s)
-
-        return await self._transforms.publish(deltas[0], reader=self.sink, catch_up=catch_up, publish=publish)
 
     async def _tick(self) -> None:
         """Do what is due: what waited too long, what is queued and may go now."""
@@ -617,24 +424,3 @@ class Propagator:
         self._line.ring()
         if self._chain.lanes.depth:
             self._bell.set()
-
-
-def _may_pass(receipt: Receipt) -> bool:
-    refusal = receipt.refusal()
-    return refusal is not None and refusal.code in PASSING_CODES
-
-
-def _needs_room(receipt: Receipt) -> bool:
-    refusal = receipt.refusal()
-    return refusal is not None and refusal.code in ROOM_CODES
-
-
-def _late(limit_s: float) -> Refused:
-    return Refused(
-        ErrorCode.DEP_TIMEOUT,
-        f"not acknowledged within {limit_s} s and withdrawn: send it again, or allow more time",
-        retry_after_ms=1000,
-    )
-
-
-_NO_RECEIPT = Receipt()

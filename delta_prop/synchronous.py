@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from delta_prop.attachments import OnLogFull
     from delta_prop.backpressure.pacer import Pressure
     from delta_prop.config import Settings
-    from delta_prop.embedded import Named
     from delta_prop.producer import Producer
+    from delta_prop.publishing import Named
     from delta_prop.receipt import Published
     from delta_prop.route.late import Replayed
     from delta_prop.route.quarantine import SetAside
