@@ -76,9 +76,13 @@ class Writer:
     def append(
         self, rows: int = 2, *, level: AckLevel = AckLevel.DURABLE, origin: int = 16, dimension: int = 1
     ) -> LoggedBatch:
-        batch = batch_of(rows, self.counter + 1, level=level, origin=origin, dimension=dimension)
+        return self.append_batch(
+            batch_of(rows, self.counter + 1, level=level, origin=origin, dimension=dimension)
+        )
+
+    def append_batch(self, batch: Batch) -> LoggedBatch:
         logged = self.log.append(batch, lamport=self.log.next_offset + 1, source=Source.LOCAL)
-        self.counter += rows
+        self.counter += batch.count
         self.appended[logged.offset] = frame(logged)
         return logged
 

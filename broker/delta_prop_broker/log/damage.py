@@ -31,6 +31,17 @@ class LogDamaged(DeltaPropError):
         self.end = end
 
 
+class CodecMissing(DeltaPropError):
+    """Frames of the log are compressed with a codec that is not installed; `codec` names it."""
+
+    def __init__(self, codec: str) -> None:
+        super().__init__(
+            f"the log holds segments compressed with {codec}, which is not installed here: install "
+            "delta-prop[compress]; nothing was changed"
+        )
+        self.codec = codec
+
+
 class LogBusy(DeltaPropError):
     """Another process has the data directory; the message says which."""
 

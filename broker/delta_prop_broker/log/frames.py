@@ -2,12 +2,21 @@
 
 The stamp's checksum covers the frame header, so length and offset are known to be right before a byte of
 the body is looked at; the body's checksum stands in the stamp too, and the stamp before it is named in it.
+A compressed frame is given as the plain one that it was; only its size is that on disk.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from delta_prop_broker.log.compressed import (
+    HEAD_BYTES,
+    PEEK_BYTES,
+    codec_of,
+    plain_body,
+    plain_header,
+    stored_size,
+)
 from delta_prop_broker.log.damage import BadFrame
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.crc import crc32c
@@ -19,8 +28,8 @@ from delta_prop_wire.spec import (
     CRC_BYTES,
     HEADER_BYTES,
     MAGIC,
-    STAMP_BYTES,
     ErrorCode,
+    Flag,
     FrameType,
 )
 from delta_prop_wire.stamp import Stamp, unpack_stamp
@@ -30,18 +39,18 @@ if TYPE_CHECKING:
 
     from delta_prop_broker.disk import File
 
-HEAD_BYTES = HEADER_BYTES + STAMP_BYTES
 CHUNK_BYTES = 1024 * 1024
 _BODY_BYTES_MIN = BODY_HEADER_BYTES + CRC_BYTES
 
 
 class Place(NamedTuple):
-    """A frame that was found sound, and where."""
+    """A frame that was found sound, and where; `size` is that on disk, `codec` 0 where it is plain."""
 
     position: int
     size: int
     logged: LoggedBatch
     stamp: Stamp
+    codec: int = 0
 
     @property
     def end(self) -> int:
@@ -50,22 +59,25 @@ class Place(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What the first 64 bytes of a frame say."""
+    """What the first bytes of a frame say; `plain` is the header of a compressed one as it was at first."""
 
     size: int
     offset: int
     stamp: Stamp
+    plain: bytes | None = None
 
 
 def read_head(raw: memoryview) -> Head:
-    """Read the head of a logged frame. Raises PeerError."""
+    """Read the head of a logged frame, from its first `PEEK_BYTES`. Raises PeerError."""
     header = unpack_header(raw)
     if header.type is not FrameType.BATCH:
         raise PeerError(ErrorCode.BAD_FRAME, f"a {header.type.name} frame; a log holds batches alone")
-    stamp = unpack_stamp(raw[HEADER_BYTES:HEAD_BYTES], raw[:HEADER_BYTES])
+    plain = plain_header(header, raw) if header.flags & Flag.COMPRESSED else None
+    stamp = unpack_stamp(raw[HEADER_BYTES:HEAD_BYTES], raw[:HEADER_BYTES] if plain is None else plain)
     if stamp is None:
         raise PeerError(ErrorCode.BAD_FRAME, "a frame without a stamp")
-    return Head(HEADER_BYTES + header.length, header.sequence, stamp)
+    size = HEADER_BYTES + header.length if plain is None else stored_size(header)
+    return Head(size, header.sequence, stamp, plain)
 
 
 class Walk:
@@ -100,7 +112,7 @@ class Walk:
 
     def _next(self) -> Place:
         at = self.position
-        raw = self._view(HEAD_BYTES)
+        raw = self._view(PEEK_BYTES)
         if len(raw) < HEAD_BYTES:
             raise BadFrame(
                 at, self.offset, f"the file ends {len(raw)} bytes into a frame's head", skip=ALIGNMENT
@@ -112,25 +124,35 @@ class Walk:
         frame = self._view(head.size)
         if len(frame) < head.size:
             reason = f"the file ends {len(frame)} bytes into a frame of {head.size}"
-            raise BadFrame(at, self.offset, reason, skip=head.size)
+            raise BadFrame(at, self.offset, reason, skip=_skip(head))
         stamp = head.stamp
         if head.offset != self.offset:
             reason = f"a frame of offset {head.offset} lies where offset {self.offset} belongs"
-            raise BadFrame(at, self.offset, reason, skip=head.size, misplaced=True)
+            raise BadFrame(at, self.offset, reason, skip=_skip(head), misplaced=True)
         if self.crc is not None and stamp.previous_crc != self.crc:
             reason = f"the frame follows stamp {stamp.previous_crc:#010x}, before it lies {self.crc:#010x}"
-            raise BadFrame(at, self.offset, reason, skip=head.size, misplaced=True)
+            raise BadFrame(at, self.offset, reason, skip=_skip(head), misplaced=True)
         batch = self._body(frame, head)
-        logged = LoggedBatch(batch, head.offset, stamp.lamport, stamp.source, bytes(frame[:HEAD_BYTES]))
+        if head.plain is None:
+            raw_head, codec = bytes(frame[:HEAD_BYTES]), 0
+        else:
+            raw_head, codec = head.plain + bytes(frame[HEADER_BYTES:HEAD_BYTES]), codec_of(frame)
+        logged = LoggedBatch(batch, head.offset, stamp.lamport, stamp.source, raw_head)
         self.position = at + head.size
         self.offset = logged.next_offset
         self.crc = stamp.crc
-        return Place(at, head.size, logged, stamp)
+        return Place(at, head.size, logged, stamp, codec)
 
     def _body(self, frame: memoryview, head: Head) -> Batch:
         # A copy, so that a batch that is kept does not keep the whole chunk it came in. What its checksums
         # bind to its place is what was appended, so its columns are not looked over again.
-        body = bytes(frame[HEAD_BYTES:])
+        if head.plain is None:
+            body = bytes(frame[HEAD_BYTES:])
+        else:
+            try:
+                body = plain_body(frame)
+            except PeerError as error:
+                raise BadFrame(self.position, self.offset, error.message, skip=_skip(head)) from None
         found, told = crc32c(body[:-CRC_BYTES]), int.from_bytes(body[-CRC_BYTES:], "little")
         if found != told or len(body) < _BODY_BYTES_MIN:
             reason = f"the body's checksum is {found:#010x}, it says {told:#010x}"
@@ -150,6 +172,11 @@ class Walk:
         return self._chunk[at : at + size]
 
 
+def _skip(head: Head) -> int:
+    """How far the next head is at least: the length of a compressed frame stands in its seal alone."""
+    return head.size if head.plain is None else ALIGNMENT
+
+
 def heads_behind(file: File, position: int, end: int) -> Iterator[tuple[int, Head]]:
     """Heads that look sound from `position` on, beyond damage: evidence of what was written, no more.
 
@@ -158,7 +185,7 @@ def heads_behind(file: File, position: int, end: int) -> Iterator[tuple[int, Hea
     chunk, chunk_at = memoryview(b""), position
     while position + HEAD_BYTES <= end:
         at = position - chunk_at
-        if at + HEAD_BYTES > len(chunk):
+        if at + PEEK_BYTES > len(chunk):
             chunk, chunk_at, at = memoryview(file.read(position, CHUNK_BYTES)), position, 0
             if len(chunk) < HEAD_BYTES:
                 return
@@ -166,7 +193,7 @@ def heads_behind(file: File, position: int, end: int) -> Iterator[tuple[int, Hea
             position += ALIGNMENT
             continue
         try:
-            head = read_head(chunk[at : at + HEAD_BYTES])
+            head = read_head(chunk[at : at + PEEK_BYTES])
         except PeerError:
             position += ALIGNMENT
             continue

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from delta_prop_broker.log.compressed import PEEK_BYTES
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
-from delta_prop_broker.log.frames import CHUNK_BYTES, HEAD_BYTES, Walk, heads_behind, read_head
+from delta_prop_broker.log.frames import CHUNK_BYTES, Walk, heads_behind, read_head
 from delta_prop_broker.log.identity import (
     FORMAT_PATH,
     TEMPORARY,
@@ -372,7 +373,7 @@ def _describes(index: SparseIndex, file: File, size: int) -> bool:
     if index.size != size:
         return False
     try:
-        first = read_head(memoryview(file.read(0, HEAD_BYTES)))
+        first = read_head(memoryview(file.read(0, PEEK_BYTES)))
         if (first.offset, first.stamp.previous_crc) != (index.base, index.first_previous_crc):
             return False
         entry = index.last_entry()

@@ -305,6 +305,7 @@ def index_frame(index: SparseIndex, found: Place) -> None:
         time=stamp.append_time,
         previous_crc=stamp.previous_crc,
         crc=stamp.crc,
+        codec=found.codec,
     )
 
 

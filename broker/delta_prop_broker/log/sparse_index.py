@@ -23,10 +23,12 @@ _LEAPS = int(Attribute.COUNTERS_LEAP)
 
 _MAGIC = b"dp-index"
 _HEADER = struct.Struct("<8sIIQQQIIQQQQ")
-"""magic, version, 0, base, end offset, data bytes, first frame's previous CRC, last stamp's CRC, first time,
-latest time, entries, origins. Then columns, little-endian; then the CRC32C of all before it."""
+"""magic, version, form, base, end offset, data bytes, first frame's previous CRC, last stamp's CRC, first
+time, latest time, entries, origins. Then columns, little-endian; then the CRC32C of all before it.
+The form: bit n where a frame is compressed with codec n; bit 16 where compressing was tried, or is done."""
 _VERSION = 1
 _CRC = struct.Struct("<I")
+_CODECS, _TRIED = 0xFFFF, 1 << 16
 
 
 class Entry(NamedTuple):
@@ -69,12 +71,18 @@ class SparseIndex:
         self.last_crc: int | None = None
         self.first_time = 0
         self.latest_time = 0
+        self.codecs = 0  # bit n: a frame is compressed with codec n
+        self.tried = False  # compressing is done, or was found to save nothing
         self._offsets, self._positions = array("Q"), array("Q")
         self._times, self._previous = array("Q"), array("Q")
         self._runs: dict[int, _Runs] = {}
 
-    def add(self, batch: Batch, *, offset: int, size: int, time: int, previous_crc: int, crc: int) -> None:
-        """Note the next frame; `time` in microseconds since 1970."""
+    def add(
+        self, batch: Batch, *, offset: int, size: int, time: int, previous_crc: int, crc: int, codec: int = 0
+    ) -> None:
+        """Note the next frame; `size` is that on disk, `time` in microseconds since 1970."""
+        if codec:
+            self.codecs |= 1 << codec
         if self.first_previous_crc is None:
             self.first_previous_crc = previous_crc
             self.first_time = time
@@ -133,7 +141,7 @@ class SparseIndex:
         header = _HEADER.pack(
             _MAGIC,
             _VERSION,
-            0,
+            self.codecs | (_TRIED if self.tried else 0),
             self.base,
             self.end,
             self.size,
@@ -152,7 +160,7 @@ class SparseIndex:
         """Read an index file; None where it is not the sound index of a segment with this base."""
         if len(raw) < _HEADER.size + _CRC.size or crc32c(raw[: -_CRC.size]) != _CRC.unpack(raw[-4:])[0]:
             return None
-        magic, version, _, told, end, size, first_crc, last_crc, first, latest, entries, origins = (
+        magic, version, form, told, end, size, first_crc, last_crc, first, latest, entries, origins = (
             _HEADER.unpack_from(raw)
         )
         if (magic, version, told) != (_MAGIC, _VERSION, base) or not entries:
@@ -160,6 +168,7 @@ class SparseIndex:
         index = cls(base)
         index.end, index.size, index.first_time, index.latest_time = end, size, first, latest
         index.first_previous_crc, index.last_crc = first_crc, last_crc
+        index.codecs, index.tried = form & _CODECS, bool(form & _TRIED)
         words = _words(raw[_HEADER.size : -_CRC.size])
         at = 0
         columns = []

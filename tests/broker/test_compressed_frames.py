@@ -1,0 +1,119 @@
+"""A compressed frame on disk is the plain one to its readers, or is told as damage; never anything else."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from delta_prop_broker.log.compressed import compress_frame
+from delta_prop_broker.log.damage import BadFrame, CodecMissing
+from delta_prop_broker.log.frames import Walk, heads_behind
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire import compression
+from delta_prop_wire.codec import decode, encode
+from delta_prop_wire.compression import Compression
+from delta_prop_wire.errors import PeerError
+from delta_prop_wire.frames import BatchFrame
+from delta_prop_wire.spec import ErrorCode, Flag
+from tests.broker.compressed import logged_frames, stored, walked
+from tests.broker.durable import frame
+
+EACH = pytest.mark.parametrize("codec", Compression, ids=lambda codec: codec.name)
+
+
+@EACH
+def test_a_file_of_plain_and_compressed_frames_reads_as_the_plain_ones(codec: Compression) -> None:
+    frames = logged_frames()
+    files = [stored(logged, codec) for logged in frames]
+    assert [len(raw) % 8 for raw in files] == [0] * 6
+    assert [bool(raw[3] & Flag.COMPRESSED) for raw in files] == [True, True, False] * 2
+    found = walked(b"".join(files))
+    assert [frame(place.logged) for place in found] == [frame(logged) for logged in frames]
+    assert [place.size for place in found] == [len(raw) for raw in files]
+    assert [place.codec for place in found] == [codec, codec, 0] * 2
+
+
+@EACH
+def test_what_lies_in_front_of_the_seal_is_the_frame_as_it_travels_compressed(codec: Compression) -> None:
+    logged = logged_frames(large=1, small=0)[0]
+    raw = stored(logged, codec)
+    length = 16 + int.from_bytes(raw[12:16], "big")
+    plain = decode(frame(logged))
+    assert isinstance(plain, BatchFrame)
+    assert raw[:length] == encode(plain, compression=codec)
+    assert decode(raw[:length]) == plain
+    assert 4 <= len(raw) - length < 12
+
+
+@EACH
+def test_every_flipped_bit_of_a_compressed_frame_is_found_where_it_is(codec: Compression) -> None:
+    frames = logged_frames(large=3, small=0)
+    files = [stored(logged, codec) for logged in frames]
+    begin, end = len(files[0]), len(files[0]) + len(files[1])
+    raw = bytearray(b"".join(files))
+    reasons: Counter[str] = Counter()
+    for at in range(begin, end):
+        for bit in range(8):
+            raw[at] ^= 1 << bit
+            disk = SimDisk()
+            disk.put("file", bytes(raw))
+            file = disk.open("file", read_only=True)
+            whole = []
+            with pytest.raises(BadFrame) as caught:
+                whole.extend(Walk(file, position=0, offset=0, end=len(raw), previous_crc=None))
+            assert [frame(place.logged) for place in whole] == [frame(frames[0])]
+            assert (caught.value.position, caught.value.offset) == (begin, frames[1].offset)
+            behind = next(heads_behind(file, begin + caught.value.skip, len(raw)))
+            assert (behind[0], behind[1].offset) == (end, frames[2].offset), "what lies behind is found again"
+            reasons["by the seal" if "compressed frame's" in caught.value.reason else "before it"] += 1
+            raw[at] ^= 1 << bit
+    print(f"{8 * (end - begin)} flipped bits: {dict(reasons)}")
+    assert min(reasons.values()) > 500
+
+
+def test_a_size_that_no_frame_may_have_is_refused_before_anything_is_unpacked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = bytearray(stored(logged_frames(large=1, small=0)[0], Compression.LZ4))
+    raw[65:69] = (1 << 30).to_bytes(4, "little")
+
+    def never(*_: object) -> bytes:
+        raise AssertionError("unpacked")
+
+    monkeypatch.setattr("delta_prop_broker.log.compressed.decompress", never)
+    with pytest.raises(BadFrame, match="announces 1073741824 bytes, allowed are 16777168"):
+        walked(bytes(raw))
+
+
+def test_a_codec_that_is_not_installed_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = stored(logged_frames(large=1, small=0)[0], Compression.ZSTD)
+
+    def missing(*_: object) -> bytes:
+        raise ImportError
+
+    monkeypatch.setattr(compression, "_unzstd", missing)
+    with pytest.raises(CodecMissing, match=r"compressed with zstd.*install delta-prop\[compress\]") as caught:
+        walked(raw)
+    assert caught.value.codec == "zstd"
+
+
+def test_what_does_not_come_back_as_it_was_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged = logged_frames(large=1, small=0)[0]
+    monkeypatch.setattr("delta_prop_broker.log.compressed.decompress", lambda packed: b"something else")
+    assert compress_frame(logged.head, logged.batch.body, Compression.LZ4) is None
+
+
+def test_a_truncated_compressed_frame_is_damage() -> None:
+    raw = stored(logged_frames(large=1, small=0)[0], Compression.LZ4)
+    for size in range(1, len(raw)):
+        with pytest.raises(BadFrame):
+            walked(raw[:size])
+
+
+def test_a_stored_frame_without_its_seal_does_not_decode_as_another() -> None:
+    """On the wire the seal is no part of the frame: with it, the frame is refused."""
+    raw = stored(logged_frames(large=1, small=0)[0], Compression.LZ4)
+    with pytest.raises(PeerError) as caught:
+        decode(raw)
+    assert caught.value.code is ErrorCode.BAD_FRAME
