@@ -80,15 +80,12 @@ class Batch:
             self.body_length,
             self.previous,
         ) = BODY_HEADER.unpack_from(self.body)
+        self.size = _HEAD_BYTES + len(self.body)
+        """Bytes of the whole frame."""
 
     # --- the header's words
 
-    @property
-    def size(self) -> int:
-        """Bytes of the whole frame."""
-        return _HEAD_BYTES + len(self.body)
-
-    @property
+    @lazy
     def crc(self) -> int:
         """The checksum that the batch's producer gave it."""
         return int(_CRC.unpack_from(self.body, len(self.body) - CRC_BYTES)[0])
@@ -124,20 +121,25 @@ class Batch:
     @lazy
     def _places(self) -> dict[int, tuple[int, int]]:
         """Column number to (start, length) within the body."""
-        present = _columns_of(self.columns_mask)
-        at = BODY_HEADER_BYTES + COLUMN_MASK.size
-        lengths = struct.unpack_from(f"<{len(present)}I", self.body, at)
-        at += _padded(4 * len(present))
+        columns, lengths, at = _directory_of(self.columns_mask)
         places = {}
-        for column, length in zip(present, lengths, strict=True):
+        for column, length in zip(columns, lengths.unpack_from(self.body, _DIRECTORY_AT), strict=True):
             places[column] = (at, length)
-            at += _padded(length)
+            at += length + -length % ALIGNMENT
         return places
 
     @lazy
     def columns_mask(self) -> int:
         """Bit k set where column k is present."""
         return int(COLUMN_MASK.unpack_from(self.body, BODY_HEADER_BYTES)[0])
+
+    @lazy
+    def plain(self) -> bool:
+        """Whether all rows are of one kind and namespace and say nothing but a vector id and numbers.
+
+        No clock, parents, ids, bytes, metadata, topics; dots in a row. What most batches are.
+        """
+        return not (self.columns_mask & ~_PLAIN_COLUMNS or self.attributes & Attribute.CONTROL)
 
     def column(self, column: Column) -> memoryview | None:
         """The raw bytes of a column, None where it is absent."""
@@ -247,6 +249,12 @@ class Batch:
         """All sparse rows' indices, end to end."""
         array = self._array(Column.INDICES, "<u4")
         return _NO_INDICES if array is None else array
+
+    @lazy
+    def index_highest(self) -> int:
+        """The highest index of all sparse rows, -1 where there is none."""
+        indices = self.indices
+        return int(_HIGHEST(indices)) if len(indices) else -1
 
     @lazy
     def row_values(self) -> int | None:
@@ -366,27 +374,29 @@ class Batch:
         if place is None or raw is None:
             return [""] * self.count
         stops = struct.unpack_from(f"<{self.count}I", self.body, place[0])
-        text = bytes(raw)
-        starts = (0, *stops[:-1])
-        if text.isascii():  # one decode, then slices: characters and bytes count alike
-            whole = text.decode("ascii")
-            return [whole[a:b] for a, b in zip(starts, stops, strict=True)]
-        return [text[a:b].decode() for a, b in zip(starts, stops, strict=True)]
+        found, at = [], 0
+        try:
+            whole = str(raw, "ascii")  # one decode, then slices: characters and bytes count alike
+        except UnicodeDecodeError:
+            for stop in stops:
+                found.append(str(raw[at:stop], "utf-8"))
+                at = stop
+        else:
+            for stop in stops:
+                found.append(whole[at:stop])
+                at = stop
+        return found
 
     def _names(self, column: Column) -> tuple[str, ...]:
         raw = self.column(column)
-        names, at = [], 0
-        while raw is not None and at < len(raw):
-            (length,) = NAME_LENGTH.unpack_from(raw, at)
-            at += NAME_LENGTH.size
-            names.append(str(raw[at : at + length], "utf-8"))
-            at += length
-        return tuple(names)
+        if raw is None:
+            return ()
+        return _few_names(bytes(raw)) if len(raw) <= _FEW_NAMES_BYTES else _names_in(bytes(raw))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class LoggedBatch:
-    """A batch with its place in the log: row i has offset + i and Lamport number lamport + i.
+    """A batch with its place in the log: row i has offset + i and Lamport number lamport + i. Never changed.
 
     `head` is the 64 bytes of frame header and stamp, where the log keeps frames; a frame is head, then body.
     """
@@ -418,10 +428,31 @@ _NO_VALUES = np.zeros(0, np.float32)
 _NO_INDICES = np.zeros(0, np.uint32)
 
 
+_HIGHEST = np.maximum.reduce
+_DIRECTORY_AT = BODY_HEADER_BYTES + COLUMN_MASK.size
+_PLAIN_COLUMNS = sum(
+    1 << column for column in (Column.KEY_ENDS, Column.KEYS, Column.NAMESPACES, Column.INDICES, Column.VALUES)
+)
+_FEW_NAMES_BYTES = 128
+
+
 @lru_cache(maxsize=1024)
-def _columns_of(mask: int) -> tuple[int, ...]:
-    return tuple(k for k in range(mask.bit_length()) if mask >> k & 1)
+def _directory_of(mask: int) -> tuple[tuple[int, ...], struct.Struct, int]:
+    """The columns of a mask, how to read their lengths, and where the first of them begins."""
+    columns = tuple(k for k in range(mask.bit_length()) if mask >> k & 1)
+    lengths = struct.Struct(f"<{len(columns)}I")
+    return columns, lengths, _DIRECTORY_AT + lengths.size + -lengths.size % ALIGNMENT
 
 
-def _padded(length: int) -> int:
-    return -(-length // ALIGNMENT) * ALIGNMENT
+def _names_in(raw: bytes) -> tuple[str, ...]:
+    names, at = [], 0
+    while at < len(raw):
+        (length,) = NAME_LENGTH.unpack_from(raw, at)
+        at += NAME_LENGTH.size
+        names.append(str(raw[at : at + length], "utf-8"))
+        at += length
+    return tuple(names)
+
+
+_few_names = lru_cache(maxsize=1024)(_names_in)
+"""The same names come with batch after batch: those of a short table are decoded once."""

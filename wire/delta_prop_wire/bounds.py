@@ -286,9 +286,10 @@ def check_whole(field: str, value: object, most: int) -> None:
 
 def finite(values: NDArray[np.float32]) -> bool:
     """Whether no number is infinite or NaN."""
-    if len(values) < _FEW:
+    count = len(values)
+    if count < _FEW:
         return math.isfinite(sum(values.tolist()))  # in float64, so that finite numbers have a finite sum
-    return bool(np.isfinite(values).all())
+    return int(np.count_nonzero(np.isfinite(values))) == count  # half of what `all` takes
 
 
 def below(indices: NDArray[np.uint32], bound: int) -> bool:

@@ -17,7 +17,6 @@ from delta_prop_wire.bounds import (
     NUMBERS_MAX,
     NUMBERS_MIN,
     SPARSE_KINDS,
-    below,
     check_clock,
     check_dot,
     check_indices,
@@ -39,9 +38,8 @@ from delta_prop_wire.bounds import (
 )
 from delta_prop_wire.delta import Delta, Dot, Kind, Operation
 from delta_prop_wire.errors import InvalidDelta
-from delta_prop_wire.layout import COLUMN_MASK, Column
+from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import (
-    BODY_HEADER_BYTES,
     CLOCK_ENTRIES_MAX,
     COUNTER_MAX,
     DELTA_BYTES_MAX,
@@ -106,7 +104,7 @@ def validate_batch(batch: Batch) -> None:
     """Raise InvalidDelta with the first bad row. Control rows carry no delta and are not looked at."""
     if batch.is_control:
         return
-    (columns,) = COLUMN_MASK.unpack_from(batch.body, BODY_HEADER_BYTES)
+    columns = batch.columns_mask
     sound = _names_are_sound(batch) and _numbers_are_sound(batch, columns)
     if not sound or not _extras_are_sound(batch, columns):
         _raise_first_fault(batch)
@@ -125,7 +123,7 @@ def validate_batch_dimensions(batch: Batch, dimensions: Mapping[str, int]) -> di
     if (width and plain) or not batch.kinds_mask & _VECTOR_BITS:
         known = [dimensions[name] for name in names if name in dimensions]
         fits = not width or all(dimension == width for dimension in known)
-        if fits and below(batch.indices, min(known, default=width or DIMENSION_MAX)):
+        if fits and batch.index_highest < min(known, default=width or DIMENSION_MAX):
             return dict.fromkeys(unknown, width) if width else {}
     fixed: dict[str, int] = {}
     for row, namespace in enumerate(batch.namespaces):
@@ -150,8 +148,7 @@ _VARIED = 1 << Column.KINDS | 1 << Column.VALUE_ENDS | 1 << Column.BLOBS
 _EXTRAS = sum(
     1 << column for column in (Column.CLOCK, Column.PARENTS, Column.EXPECTS, Column.TAGS, Column.METADATA)
 )
-_FEW_KEYS = 200
-"""Below so many keys a loop over their lengths is quicker than numpy."""
+_PRINTABLE = bytes(range(0x20, 0x7F))
 
 
 # --- a batch, by columns: False where a row may be at fault
@@ -159,26 +156,16 @@ _FEW_KEYS = 200
 
 def _names_are_sound(batch: Batch) -> bool:
     names = batch.namespace_names
-    first = name_is_sound(names[0], NAMESPACE_BYTES_MAX)
-    if not first or not all(name_is_sound(name, NAMESPACE_BYTES_MAX) for name in names[1:]):
+    for name in names:
+        if not name_is_sound(name, NAMESPACE_BYTES_MAX):
+            return False
+    raw, keys = batch.column(Column.KEYS), batch.keys
+    if raw is None:
         return False
-    keys = batch.keys
-    if len(keys) == 1:
-        return name_is_sound(keys[0], VECTOR_ID_BYTES_MAX)
-    raw = batch.column(Column.KEYS)
-    if not raw:
-        return False
-    letters = np.frombuffer(raw, np.uint8)
-    if int((letters - 32).max()) < 127 - 32:  # printable ASCII: below 32 wraps round to above
-        return _keys_fit(batch, keys, len(raw))
+    if not bytes(raw).translate(None, _PRINTABLE):  # ASCII: characters and bytes count alike
+        fit = len(raw) <= VECTOR_ID_BYTES_MAX or max(map(len, keys)) <= VECTOR_ID_BYTES_MAX
+        return fit and "" not in keys
     return all(name_is_sound(key, VECTOR_ID_BYTES_MAX) for key in keys)
-
-
-def _keys_fit(batch: Batch, keys: list[str], total: int) -> bool:
-    if len(keys) < _FEW_KEYS:
-        return all(keys) and (total <= VECTOR_ID_BYTES_MAX or max(map(len, keys)) <= VECTOR_ID_BYTES_MAX)
-    sizes = _sizes(batch, Column.KEY_ENDS)
-    return int(sizes.min()) > 0 and int(sizes.max()) <= VECTOR_ID_BYTES_MAX
 
 
 def _numbers_are_sound(batch: Batch, columns: int) -> bool:
@@ -189,7 +176,7 @@ def _numbers_are_sound(batch: Batch, columns: int) -> bool:
         shaped = NUMBERS_MIN[kind] <= width <= NUMBERS_MAX[kind]
         shaped = shaped and batch.dimension == (width if kind in _WHOLE_VECTOR_KINDS else 0)
         shaped = shaped and kind != _TRANSFORM
-    return shaped and finite(batch.values) and below(batch.indices, DIMENSION_MAX)
+    return shaped and finite(batch.values) and batch.index_highest < DIMENSION_MAX
 
 
 def _shapes_are_sound(batch: Batch) -> bool:
