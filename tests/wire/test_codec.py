@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from delta_prop_wire import delta as d
+from delta_prop_wire.algebra import State
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.codec import NEED_BYTES, Decoder, decode, encode, encode_head
 from delta_prop_wire.compression import Compression
@@ -49,6 +50,7 @@ from delta_prop_wire.frames import (
 from delta_prop_wire.header import CONTROL_PAYLOAD_BYTES_MAX, DELTA_PAYLOAD_BYTES_MAX, pack_header
 from delta_prop_wire.spec import COUNTER_MAX, FRAME_PAYLOAD_BYTES_MAX, ErrorCode, Flag, FrameType
 from delta_prop_wire.stamp import Stamp
+from delta_prop_wire.states import StateRow, encode_states
 from delta_prop_wire.topics import Topic
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -85,6 +87,20 @@ STAMP = Stamp(
     synced_offset=17,
     source=Source.IMPORT,
 )
+
+
+def states_batch() -> Batch:
+    vector = np.array([1.5, 2.0, -0.5], np.float32)
+    return encode_states(
+        [
+            StateRow("docs", "doc-1", State(True, vector, None, {"title": "Büro"}, 1, (912, ORIGIN, 9)), 20),
+            StateRow("docs", "doc-2", State(ignored=0, key=(913, ORIGIN, 10)), 21),
+            StateRow("rows", "r-9", State(True, None, b"raw", {}, 0, (7, 1, 3)), 4),
+        ]
+    )
+
+
+STATE_STAMP = dataclasses.replace(STAMP, lamport=913, body_crc=states_batch().crc)
 SAMPLES: dict[str, Frame] = {
     "heartbeat without payload": Heartbeat(1),
     "heartbeat": Heartbeat(2, sent_us=5_000_000, echo_us=4_900_000, delivered=17, received=99),
@@ -106,6 +122,7 @@ SAMPLES: dict[str, Frame] = {
     "delta with all fields": DeltaFrame(6, RICH, ack_wanted=True, ack_level=AckLevel.DURABLE),
     "batch": BatchFrame(5, small_batch(), ack_wanted=True),
     "batch from the log": BatchFrame(17, small_batch(), STAMP),
+    "batch of states": BatchFrame(0, states_batch(), STATE_STAMP),
     "ack": Ack(6, ranges=(AckRange(5, 5, 17), AckRange(6, 6, 3, True)), credit=Credit(2, 416)),
     "nack": Nack(
         7,

@@ -106,6 +106,11 @@ class Batch:
         return bool(self.attributes & Attribute.CONTROL)
 
     @property
+    def is_state(self) -> bool:
+        """Whether each row is the whole state of a vector at an offset, no change (`states.py`)."""
+        return bool(self.attributes & Attribute.STATE_ROWS)
+
+    @property
     def leaps(self) -> bool:
         """Whether counters need not be contiguous."""
         return bool(self.attributes & Attribute.COUNTERS_LEAP)
@@ -204,8 +209,23 @@ class Batch:
 
     @lazy
     def row_offsets(self) -> NDArray[np.uint64] | None:
-        """The offset of each row in a frame that was cut by a filter, else None."""
+        """Each row's offset in a frame cut by a filter, in one of states its last delta's; else None."""
         return self._array(Column.ROW_OFFSETS, "<u8")
+
+    @lazy
+    def state_keys(self) -> list[tuple[int, int, int]]:
+        """Of each state row the canonical key of its last delta: (Lamport number, origin, counter)."""
+        columns = (Column.STATE_LAMPORTS, Column.STATE_ORIGINS, Column.STATE_COUNTERS)
+        lamports, origins, counters = (self._array(column, "<u8") for column in columns)
+        assert lamports is not None
+        assert origins is not None
+        assert counters is not None
+        return list(zip(lamports.tolist(), origins.tolist(), counters.tolist(), strict=True))
+
+    @lazy
+    def state_ignored(self) -> NDArray[np.uint64] | None:
+        """Of each state row how many deltas had no effect, None where that is 0 for all."""
+        return self._array(Column.STATE_IGNORED, "<u8")
 
     @lazy
     def parents(self) -> tuple[tuple[int, Dot | bytes], ...]:
@@ -294,7 +314,10 @@ class Batch:
         return self.base + row if counters is None else int(counters[row])
 
     def dot(self, row: int) -> Dot:
-        """The identity of a row."""
+        """The identity of a row; of a state, its last delta's."""
+        if self.is_state:
+            _, origin, counter = self.state_keys[row]
+            return Dot(origin, counter)
         return Dot(self.origin, self.counter(row))
 
     def blob(self, row: int) -> bytes:
@@ -398,6 +421,9 @@ class Batch:
 class LoggedBatch:
     """A batch with its place in the log: row i has offset + i and Lamport number lamport + i. Never changed.
 
+    One of state rows has its place in a snapshot instead: `offset` counts the snapshot's rows, and `key`
+    and `row_offset` tell of each row's last delta.
+
     `head` is the 64 bytes of frame header and stamp, where the log keeps frames; a frame is head, then body.
     """
 
@@ -417,8 +443,15 @@ class LoggedBatch:
         """The offset after the last row."""
         return self.offset + self.batch.count
 
+    def row_offset(self, row: int) -> int:
+        """Where in the log a row stands; of a state, its last delta."""
+        offsets = self.batch.row_offsets
+        return self.offset + row if offsets is None else int(offsets[row])
+
     def key(self, row: int) -> tuple[int, int, int]:
-        """The canonical key of a row: (Lamport number, origin, counter)."""
+        """The canonical key of a row: (Lamport number, origin, counter); of a state, its last delta's."""
+        if self.batch.is_state:
+            return self.batch.state_keys[row]
         return (self.lamport + row, self.batch.origin, self.batch.counter(row))
 
 

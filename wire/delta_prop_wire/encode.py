@@ -54,6 +54,7 @@ _ATTRIBUTE_OF = {
     Column.NAMESPACE_INDEX: Attribute.MIXED_NAMESPACES,
     Column.ROW_OFFSETS: Attribute.ROW_OFFSETS,
     Column.COUNTERS: Attribute.COUNTERS_LEAP,
+    Column.STATE_ORIGINS: Attribute.STATE_ROWS,
 }
 _ZEROS = bytes(ALIGNMENT)
 
@@ -81,11 +82,8 @@ def encode_batch(
     count = len(deltas)
     if not 1 <= count <= BATCH_ROWS_MAX:
         raise InvalidDelta("batch", f"{count} deltas; a batch holds 1 to {BATCH_ROWS_MAX}: split it")
-    columns: dict[Column, bytes] = {}
+    columns, mask, dimension = columns_of(deltas)
     _add_clock(columns, clock)
-    _add_texts(columns, [delta.vector_id for delta in deltas])
-    _add_namespaces(columns, [delta.namespace for delta in deltas])
-    mask = _add_kinds(columns, deltas)
     _add_ids(columns, deltas)
     if counters is not None:
         columns[Column.COUNTERS] = struct.pack(f"<{count}Q", *counters)
@@ -96,8 +94,6 @@ def encode_batch(
     hybrid_time = hybrid_time or times[0]
     if any(time not in (0, hybrid_time) for time in times):
         columns[Column.TIMES] = struct.pack(f"<{count}Q", *times)
-    dimension = _add_payload(columns, deltas)
-    _add_metadata(columns, deltas)
     attributes = ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT
     return assemble(
         columns,
@@ -111,6 +107,17 @@ def encode_batch(
         dimension=dimension,
         previous=previous,
     )
+
+
+def columns_of(deltas: Sequence[Delta]) -> tuple[dict[Column, bytes], int, int]:
+    """Columns of what deltas say (names, operations, metadata), their kinds as a mask, their dimension."""
+    columns: dict[Column, bytes] = {}
+    _add_texts(columns, [delta.vector_id for delta in deltas])
+    _add_namespaces(columns, [delta.namespace for delta in deltas])
+    mask = _add_kinds(columns, deltas)
+    dimension = _add_payload(columns, deltas)
+    _add_metadata(columns, deltas)
+    return columns, mask, dimension
 
 
 def encode_vectors(

@@ -41,6 +41,10 @@ class Column(IntEnum):
     TAG_NAMES = 18
     TAGS = 19
     EXPECTS = 20
+    STATE_ORIGINS = 21
+    STATE_COUNTERS = 22
+    STATE_LAMPORTS = 23
+    STATE_IGNORED = 24
 
 
 COLUMNS_MAX = 64
@@ -71,6 +75,10 @@ ROW_WIDTHS = {
     Column.VALUE_ENDS: 4,
     Column.BLOB_ENDS: 4,
     Column.METADATA_ENDS: 4,
+    Column.STATE_ORIGINS: 8,
+    Column.STATE_COUNTERS: 8,
+    Column.STATE_LAMPORTS: 8,
+    Column.STATE_IGNORED: 8,
 }
 """Bytes a row of the columns that have one entry a row."""
 

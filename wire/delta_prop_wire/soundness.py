@@ -55,6 +55,7 @@ _FLAGGED = {
     Attribute.MIXED_NAMESPACES: Column.NAMESPACE_INDEX,
     Attribute.ROW_OFFSETS: Column.ROW_OFFSETS,
     Attribute.COUNTERS_LEAP: Column.COUNTERS,
+    Attribute.STATE_ROWS: Column.STATE_ORIGINS,
 }
 
 _FLAGS = sum(_FLAGGED)
@@ -74,6 +75,25 @@ _RARE_COLUMNS = _KNOWN_COLUMNS & ~sum(
     )
 )
 """Columns that few batches have; what checks them is not called for the others."""
+
+_STATE_COLUMNS_NEEDED = sum(
+    1 << column
+    for column in (Column.STATE_ORIGINS, Column.STATE_COUNTERS, Column.STATE_LAMPORTS, Column.ROW_OFFSETS)
+)
+_STATE_COLUMNS = (_STATE_COLUMNS_NEEDED | 1 << Column.STATE_IGNORED) & ~(1 << Column.ROW_OFFSETS)
+_NOT_IN_STATES = sum(
+    1 << column
+    for column in (
+        Column.CLOCK,
+        Column.IDS,
+        Column.COUNTERS,
+        Column.PARENTS,
+        Column.INDICES,
+        Column.TAGS,
+        Column.EXPECTS,
+    )
+)
+_STATE_KINDS = 1 << Kind.CREATE | 1 << Kind.OPAQUE | 1 << Kind.DELETE
 
 
 def parse_batch(body: bytes | memoryview) -> Batch:
@@ -132,6 +152,7 @@ def check_columns(batch: Batch) -> None:
         _check_names(batch, Column.TAG_NAMES, 0)
         _check_tag_texts(batch)
         _check_entries(batch)
+        _check_states(batch)
         _check_metadata(batch)
 
 
@@ -295,14 +316,34 @@ def _check_entries(batch: Batch) -> None:
             _bad("counters do not rise from the previous counter, starting at the base counter")
 
 
+def _check_states(batch: Batch) -> None:
+    present = batch.columns_mask
+    if not batch.is_state:
+        if present & _STATE_COLUMNS:
+            _bad("columns of state rows in a batch of changes")
+        return
+    if present & _STATE_COLUMNS_NEEDED != _STATE_COLUMNS_NEEDED or present & _NOT_IN_STATES:
+        _bad(f"columns {present:#x} are not those of state rows")
+    if batch.is_control or batch.kinds_mask & ~_STATE_KINDS:
+        _bad(f"kinds {batch.kinds_mask:#x} in state rows; a state is a create, opaque or delete row")
+    lamports, counters = (batch._array(c, "<u8") for c in (Column.STATE_LAMPORTS, Column.STATE_COUNTERS))
+    for numbers in (lamports, counters, batch.row_offsets, batch.state_ignored):
+        if numbers is not None and int(numbers.max()) > COUNTER_MAX:
+            _bad(f"a number of a state row is above {COUNTER_MAX}")
+    if counters is not None and int(counters.min()) < 1:
+        _bad("the dot of a state row has counter 0; counters start at 1")
+
+
 def _check_metadata(batch: Batch) -> None:
     if not batch.has_metadata:
         return
+    # A change is bounded; a state's metadata are what any number of changes made of them.
+    bytes_max = FRAME_PAYLOAD_BYTES_MAX if batch.is_state else METADATA_BYTES_MAX
     raw, bounds = batch.column(Column.METADATA), batch._metadata_bounds.tolist()
     for row in range(batch.count):
         size = bounds[row + 1] - bounds[row]
-        if size > METADATA_BYTES_MAX:
-            _bad(f"row {row}: a metadata change of {size} bytes; allowed are {METADATA_BYTES_MAX}")
+        if size > bytes_max:
+            _bad(f"row {row}: a metadata change of {size} bytes; allowed are {bytes_max}")
         try:
             if raw is not None and size > _SMALL_MAP_BYTES:
                 check_shape(raw[bounds[row] : bounds[row + 1]])

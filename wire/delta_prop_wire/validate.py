@@ -104,6 +104,8 @@ def validate_batch(batch: Batch) -> None:
     """Raise InvalidDelta with the first bad row. Control rows carry no delta and are not looked at."""
     if batch.is_control:
         return
+    if batch.is_state:
+        refuse("batch", "it holds state rows, which a snapshot makes: send changes")
     columns = batch.columns_mask
     sound = _names_are_sound(batch) and _numbers_are_sound(batch, columns)
     if not sound or not _extras_are_sound(batch, columns):
