@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from delta_prop_sinks.chain import Ref
-    from delta_prop_sinks.sink import Delivery, SinkContext
+    from delta_prop_sinks.sink import Delivery, SinkContext, StateRow
     from delta_prop_wire.algebra import Key
     from delta_prop_wire.batch import LoggedBatch
 
@@ -153,12 +153,43 @@ class CacheSink:
         if self._committed is not None:  # open
             self._committed(self._next_offset)  # what is applied need not come again: entries live as long
 
+    async def begin_rebuild(self, offset: int) -> None:
+        """Drop everything; what is loaded from here on has to be as new as `offset`."""
+        self._clear()
+        for load in self._loading.values():
+            load.spoiled = True
+        self._next_offset = offset
+
+    async def take_states(self, rows: Sequence[StateRow]) -> None:
+        """Where entries are refreshed, cache what fits; a newer entry that was loaded meanwhile stays."""
+        if self.mode != "refresh":
+            return
+        for row in rows:
+            ref, key = (row.namespace, row.vector_id), row.state.key
+            if ref in self._order:
+                table = self._tables[ref[0]]
+                if key is None or key <= table.head(table.slots[ref[1]])[:3]:
+                    continue
+                self._drop(ref)
+            self._put(ref, row.state)
+
+    async def end_rebuild(self, offset: int, lamport: int) -> None:
+        """Go on from there."""
+        self._next_offset, self._lamport = offset, lamport
+        if self._committed is not None:
+            self._committed(offset)
+
     async def aclose(self) -> None:
         """Drop everything: without deltas no entry stays right."""
+        self._clear()
+        self._next_offset = 0
+
+    def _clear(self) -> None:
         self._tables.clear()
+        self._touched.clear()
         self._order.clear()
         self._forget_answers()
-        self._bytes = self._next_offset = 0
+        self._bytes = 0
 
     def statistics(self) -> CacheStatistics:
         """A snapshot of counts and sizes."""

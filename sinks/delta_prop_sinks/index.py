@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from delta_prop_sinks.sink import SinkContext
+    from delta_prop_sinks.sink import SinkContext, StateRow
     from delta_prop_sinks.table import Table
     from delta_prop_wire.algebra import State
+
+_BROUGHT_S_MAX = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class IndexSink:
         self.resident = Resident() if resident is None else resident
         self._context: SinkContext | None = None
         self._searches = 0
+        self._rebuilds = 0  # of the vectors, as far as this index has followed
         if path is not None and not linked:
             raise UsageError("path: only a linked index has a file; add linked=True, or leave path out")
         self._linker = Linker(Linked() if linked is True else linked, path) if linked else None
@@ -100,6 +103,7 @@ class IndexSink:
         if self._linker is not None:
             self._linker.fits(resident)
         resident.enter(context)
+        self._rebuilds = resident.rebuilds
         if self._context is None:
             resident.pin()
         self._context = context
@@ -110,17 +114,17 @@ class IndexSink:
                 self._context = None
                 resident.unpin()
                 raise
-        return ResumePoint(self._cursor(context), resident.lamport)
+        return ResumePoint(self._cursor(context), resident.lamport, resident.void)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Fold what the shared vectors do not hold yet.
 
         A linked index waits first, where too many rows wait to be linked; TryAgain after `room_s_max`.
         """
-        context = self._context
-        if context is None:
-            raise UsageError(f"index {self.name!r} is not open: attach it first")
-        if self._linker is None:
+        context = self._opened()
+        if await self._are_brought(deliveries):
+            pass
+        elif self._linker is None:
             self.resident.apply(deliveries, context)
         else:
             await self._apply_linked(deliveries, self._linker, context)
@@ -145,6 +149,74 @@ class IndexSink:
                 linker.note(self.resident, keys)
             if not any(delivery.late for delivery in deliveries):
                 done = pieces[-1].next_offset
+
+    # --- rebuilt
+
+    async def begin_rebuild(self, offset: int) -> None:
+        """Forget the vectors; of those that it shares with a store, that one makes them anew.
+
+        What is searched meanwhile is what has come so far; of shared vectors the old ones.
+        """
+        context, resident = self._opened(), self.resident
+        if not resident.stored and resident.begin_rebuild(context):
+            resident.clear()
+            self._link_anew()
+
+    async def take_states(self, rows: Sequence[StateRow]) -> None:
+        """Hold these. Raises StopSink where memory does not hold them all."""
+        if self.resident.is_rebuilt_by(self._opened()):
+            self.resident.take_states(rows)
+            self.resident.check_fits()
+
+    async def end_rebuild(self, offset: int, lamport: int) -> None:
+        """The vectors are whole. Raises TryAgain while another sink that shares them has not brought them."""
+        context, resident = self._opened(), self.resident
+        if resident.is_rebuilt_by(context):
+            resident.end_rebuild(context, offset, lamport)
+        else:
+            await self._until_brought(offset)
+        self._link_anew()
+        self._rebuilds = resident.rebuilds
+        context.committed(offset)
+
+    async def _are_brought(self, deliveries: Sequence[Delivery]) -> bool:
+        """Whether another sink that shares the vectors made them anew and brought these deliveries since.
+
+        Until it has come that far nothing may be folded: what lies between would be missing for ever.
+        """
+        resident = self.resident
+        if self._rebuilds == resident.rebuilds and not resident.void:
+            return False
+        late = deliveries[-1].late
+        await self._until_brought(0 if late else deliveries[-1].next_offset)
+        if not late:
+            self._link_anew()
+            self._rebuilds = resident.rebuilds
+        return not late
+
+    async def _until_brought(self, next_offset: int) -> None:
+        resident, changed = self.resident, anyio.Event()
+
+        def tell() -> None:
+            changed.set()
+
+        resident.watchers.append(tell)
+        try:
+            with anyio.move_on_after(_BROUGHT_S_MAX):
+                while resident.void or resident.next_offset < next_offset:
+                    await changed.wait()
+                    changed = anyio.Event()
+        finally:
+            resident.watchers.remove(tell)
+        if resident.void or resident.next_offset < next_offset:
+            raise TryAgain(
+                f"index {self.name!r} shares vectors that another sink makes anew, which is at offset "
+                f"{resident.next_offset}, not yet at {next_offset}: that one goes first"
+            )
+
+    def _link_anew(self) -> None:
+        if self._linker is not None:
+            self._linker.begin_again(self.resident)
 
     async def background(self) -> None:
         """Link what is unlinked, and save the file now and then, until cancelled."""
@@ -171,7 +243,13 @@ class IndexSink:
             if self._linker is not None:
                 await self._linker.close(context.threads, self._cursor(context))
         finally:
+            self.resident.abandon_rebuild(context)
             self.resident.unpin()
+
+    def _opened(self) -> SinkContext:
+        if self._context is None:
+            raise UsageError(f"index {self.name!r} is not open: attach it first")
+        return self._context
 
     def _cursor(self, context: SinkContext) -> Cursor:
         return Cursor(context.log_id, context.epoch, self.resident.next_offset)

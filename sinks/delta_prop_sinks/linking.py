@@ -269,6 +269,12 @@ class Linker:
         self._work.set()
         self._room.set()
 
+    def begin_again(self, resident: Resident) -> None:
+        """The vectors are others now: link them all."""
+        self._forget()
+        self._enter_all(resident)
+        self._changes += 1
+
     # --- what is applied
 
     def check(self, resident: Resident) -> None:
@@ -356,7 +362,9 @@ class Linker:
     ) -> NDArray[np.intp] | None:
         """Slots that may be the nearest; None for all rows."""
         links = self.links.get(table.namespace)
-        if links is None or metric != self.settings.metric or not links.linked_rows:
+        if links is None or links.table is not table:  # made anew since
+            return None
+        if metric != self.settings.metric or not links.linked_rows:
             return None
         if metric == "cosine":
             length = float(np.sqrt(np.square(query.astype(np.float64)).sum()))

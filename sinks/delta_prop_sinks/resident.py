@@ -38,12 +38,12 @@ from delta_prop_wire.delta import Dot, Kind, Source
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from delta_prop_sinks.chain import Ref
-    from delta_prop_sinks.sink import Delivery, SinkContext
+    from delta_prop_sinks.sink import Delivery, SinkContext, StateRow
     from delta_prop_wire.algebra import Key
     from delta_prop_wire.batch import LoggedBatch
 
@@ -108,6 +108,14 @@ class Resident:
         self._newest = 0
         self._folded = self._repeats = 0
         self._late = self._refolded_from_log = self._evicted = 0
+        self.rebuilds = 0
+        """How often the vectors were made anew from states."""
+        self.void = False
+        """A rebuild was begun and has not ended: nobody may fold anything."""
+        self.watchers: list[Callable[[], None]] = []
+        """Called whenever deltas were folded, or a rebuild has ended."""
+        self._rebuilder: SinkContext | None = None
+        self._incoming: dict[str, Table] | None = None
 
     # --- who uses it
 
@@ -166,7 +174,9 @@ class Resident:
 
     @property
     def size(self) -> int:
-        """Bytes that the rows take; chains have a bound of their own."""
+        """Bytes that the rows take, those that are loaded aside; chains have a bound of their own."""
+        if self._incoming is not None:
+            return sum(table.size for table in self._incoming.values())
         for table in self._unsized:  # those touched since: there may be very many others
             size = table.size
             self._size += size - table.counted
@@ -224,11 +234,7 @@ class Resident:
 
     def apply(self, deliveries: Sequence[Delivery], context: SinkContext) -> int:
         """Fold what is not yet folded; return how many rows that were. Raises RejectDelta, StopSink."""
-        if self.pinned and self.size > self.resident_bytes_max:
-            raise StopSink(
-                f"vectors in memory take {self.size} bytes, the bound is {self.resident_bytes_max}: "
-                "raise resident_bytes_max" + (", or detach the index" if self.stored else "")
-            )
+        self.check_fits()
         if self.chains.active:
             self.chains.expire(context.clock.now())
         before = self._folded
@@ -236,7 +242,16 @@ class Resident:
             self._deliver(delivery.logged, delivery.rows, context)
             if not delivery.late:
                 self.next_offset = max(self.next_offset, delivery.next_offset)
+        self._tell()
         return self._folded - before
+
+    def check_fits(self) -> None:
+        """Raise StopSink where what must stay in memory is too large."""
+        if self.pinned and self.size > self.resident_bytes_max:
+            raise StopSink(
+                f"vectors in memory take {self.size} bytes, the bound is {self.resident_bytes_max}: "
+                "raise resident_bytes_max" + (", or detach the index" if self.stored else "")
+            )
 
     def _deliver(self, logged: LoggedBatch, rows: NDArray[np.intp] | None, context: SinkContext) -> None:
         batch = logged.batch
@@ -263,6 +278,8 @@ class Resident:
             self._deliver_row(logged, row, self._table(name), keys[row], context)
 
     def _table(self, namespace: str) -> Table:
+        if self._incoming is not None:
+            return self._incoming.setdefault(namespace, Table(namespace))
         table = self.tables.get(namespace)
         if table is None:
             table = self.tables[namespace] = Table(namespace)
@@ -412,6 +429,76 @@ class Resident:
         else:
             self.chains.forget(ref)
         return chain
+
+    # --- made anew from states
+
+    def begin_rebuild(self, context: SinkContext) -> bool:
+        """What is held is void from now on, though it can be read; False where another sink rebuilds it."""
+        if self._rebuilder is not None and self._rebuilder is not context:
+            return False
+        self._rebuilder, self.void = context, True
+        self.chains.clear()
+        self.chains.active = False
+        return True
+
+    def is_rebuilt_by(self, context: SinkContext) -> bool:
+        """Whether it is this sink that makes the vectors anew."""
+        return self._rebuilder is context
+
+    def abandon_rebuild(self, context: SinkContext) -> None:
+        """The sink that rebuilds goes, done or not."""
+        if self._rebuilder is context:
+            self._rebuilder, self._incoming = None, None
+
+    def clear(self, *, aside: bool = False) -> None:
+        """Hold nothing; or, with `aside`, go on showing what there is until `take_over`, and load beside."""
+        self._incoming = {} if aside else None
+        if not aside:
+            self._exchange({})
+            self.complete = not self.stored  # what a store has can be read there meanwhile
+
+    def take_states(self, rows: Iterable[StateRow]) -> None:
+        """Set vectors to these states, whatever they are. Raises StopSink where they do not fit together."""
+        for row in rows:
+            table, state = self._table(row.namespace), row.state
+            assert state.key is not None, "the state of a vector names its last delta"
+            if state.vector is not None:
+                if table.dimension is None:
+                    table.reserve(len(state.vector))
+                elif table.dimension != len(state.vector):
+                    raise StopSink(
+                        f"{row.vector_id!r} has {len(state.vector)} values, but namespace {row.namespace!r} "
+                        f"has dimension {table.dimension}: the states are not of one log, which is a defect"
+                    )
+            slot = table.slot_of(row.vector_id)
+            restore(table, slot, state)
+            table.set_head(slot, *state.key, row.offset)
+            table.marks[slot] = STALE
+
+    def take_over(self) -> None:
+        """What was loaded aside takes the place of all else, at once."""
+        if self._incoming is not None:
+            incoming, self._incoming = self._incoming, None
+            self._exchange(incoming)
+
+    def end_rebuild(self, context: SinkContext, offset: int, lamport: int) -> None:
+        """The vectors are what all below `offset` of the present log makes them."""
+        self._log_id = context.log_id
+        self._rebuilder, self.void = None, False
+        self._lamport_before_log = 0
+        self.lamport, self.next_offset = lamport, offset
+        self.rebuilds += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        for tell in self.watchers:
+            tell()
+
+    def _exchange(self, tables: dict[str, Table]) -> None:
+        self.tables, self.touched = tables, {}
+        self._size, self._unsized = 0, set(tables.values())
+        for table in tables.values():
+            table.counted = 0
 
     # --- the store's side
 

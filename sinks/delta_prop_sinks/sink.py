@@ -26,6 +26,14 @@ but for what comes behind it: later rows of its vector, and those that name it a
 `StopSink`: nothing more can be applied before someone acts; the cursor stays, the reason is shown.
 Any other exception is treated as `TryAgain`, counted as a defect.
 
+*Rebuilding.* A sink that can take whole states in place of the deltas that made them has the methods of
+`Rebuilds`. It is rebuilt where it has fallen behind what the log still holds, or where its owner says so:
+`begin_rebuild` makes void what it holds, `take_states` brings every vector's state as of one offset of the
+log, `end_rebuild` makes that its data, with a cursor at that offset; deliveries go on from there.
+Readers may see the old data until the end, or what there is of the new. A rebuild that does not come to its
+end, for whatever reason, is begun again from the beginning, never gone on with; so a sink with a cursor of
+its own remembers durably that one was begun, and says so when it is opened.
+
 *Background.* A sink with work of its own between deliveries has a method `background()`, which the
 delivery loop's owner runs beside the loop from after `open` until before `aclose`, and cancels. What such
 work has still before it can be told by a method `backlog()`; producers are slowed down as it nears its bound.
@@ -34,7 +42,7 @@ work has still before it can be told by a method `backlog()`; producers are slow
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from delta_prop_wire.errors import DeltaPropError
 
@@ -46,6 +54,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from delta_prop_sinks.ports import Clock, Threads
+    from delta_prop_wire.algebra import State
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.cursor import Cursor
     from delta_prop_wire.delta import Dot
@@ -89,11 +98,25 @@ class Delivery:
 class ResumePoint:
     """How far a sink's own data reaches, and the highest Lamport number among it.
 
-    A sink that holds nothing yet names offset 0 of the log it is opened beside.
+    A sink that holds nothing yet names offset 0 of the log it is opened beside. `rebuilding`: a rebuild was
+    begun and did not come to its end, so what the sink holds is void, whatever the cursor says.
     """
 
     cursor: Cursor
     lamport: int
+    rebuilding: bool = False
+
+
+class StateRow(NamedTuple):
+    """One vector's whole state; `offset` is that of the last delta in it, `state.key` that delta's key.
+
+    A state that is not alive is a tombstone.
+    """
+
+    namespace: str
+    vector_id: str
+    state: State
+    offset: int
 
 
 class SinkContext(Protocol):
@@ -206,6 +229,27 @@ class HoldsVectors(Protocol):
 
     def head(self, namespace: str, vector_id: str) -> Dot | None:
         """The last dot of a vector, None where the sink has it not at hand."""
+        ...
+
+
+@runtime_checkable
+class Rebuilds(Protocol):
+    """A sink that can be rebuilt from states. Of its failures TryAgain and StopSink mean what they mean for
+    `apply`, but that a call that failed has done nothing that counts: it comes again as it was.
+    """
+
+    async def begin_rebuild(self, offset: int) -> None:
+        """What the sink holds is void, durably so: states as of `offset` follow. Also the second time."""
+        ...
+
+    async def take_states(self, rows: Sequence[StateRow]) -> None:
+        """Some vectors' states, each vector once, in no particular order; the same rows may come again."""
+        ...
+
+    async def end_rebuild(self, offset: int, lamport: int) -> None:
+        """All states were brought. They and the cursor, `offset` of the present log, are the sink's data now,
+        at once and as durable as its own cursor; `lamport` is the highest Lamport number among them.
+        """
         ...
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from delta_prop_sinks.sink import Delivery, SinkContext
+    from delta_prop_sinks.sink import Delivery, SinkContext, StateRow
     from delta_prop_sinks.storage_rows import Stored
     from delta_prop_sinks.table import Table
     from delta_prop_wire.delta import Dot
@@ -122,10 +122,11 @@ class StorageSink:
                 raise StopSink(error.reason) from error
             raise
         cursor = opened.cursor or Cursor(context.log_id, context.epoch, 0)
-        self._applied = cursor.next_offset if cursor.log_id == context.log_id else 0
+        void = opened.rebuilding or resident.void
+        self._applied = cursor.next_offset if cursor.log_id == context.log_id and not void else 0
         self._committed = self._applied
         resident.opened(self._applied)
-        return ResumePoint(cursor, opened.lamport)
+        return ResumePoint(cursor, opened.lamport, void)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Fold; in `through` mode commit. Raises TryAgain while the file cannot be used, StopSink where it is
@@ -150,6 +151,48 @@ class StorageSink:
             await self.flush()
         if resident.size > resident.resident_bytes_max:
             await self._make_room()
+
+    async def begin_rebuild(self, offset: int) -> None:
+        """The file's rows are void from here on, whatever crashes; readers see them until the new ones are
+        whole. Raises TryAgain, StopSink.
+        """
+        context = self._opened()
+        async with self._flushing:
+            with anyio.CancelScope(shield=True):
+                await self._run(context, self._file.begin_rebuild)
+            self.resident.begin_rebuild(context)
+
+    async def take_states(self, rows: Sequence[StateRow]) -> None:
+        """Write rows beside the void ones. Raises TryAgain, StopSink."""
+        context = self._opened()
+
+        def write() -> None:
+            self._file.take_states(rows)
+            self._file.checkpoint()
+
+        with anyio.CancelScope(shield=True):
+            await self._run(context, write)
+        self._wal_idle = False
+
+    async def end_rebuild(self, offset: int, lamport: int) -> None:
+        """The new rows take the place of the void ones, in one transaction; then they are loaded.
+
+        Where an index shares the vectors, old and new ones are in memory until all is loaded.
+        Raises TryAgain, StopSink.
+        """
+        context, resident = self._opened(), self.resident
+        cursor = Cursor(context.log_id, context.epoch, offset)
+        async with self._flushing:
+            if self._file.rebuilding:
+                with anyio.CancelScope(shield=True):
+                    await self._run(context, lambda: self._file.end_rebuild(cursor, lamport))
+            resident.clear(aside=resident.pinned)
+            whole = await self._load(context)
+            resident.take_over()
+            resident.complete = whole
+            resident.end_rebuild(context, offset, lamport)
+            self._applied = self._committed = offset
+        context.committed(offset)
 
     async def background(self) -> None:
         """Flush every `flush_s` while there is something to flush; tidy up the file when there is not."""
@@ -186,6 +229,7 @@ class StorageSink:
             except StopSink as failure:
                 raise TryAgain(failure.reason) from failure
             finally:
+                self.resident.abandon_rebuild(context)
                 await self._let_go(context)
         if deadline.cancelled_caught:
             raise TryAgain(
@@ -247,6 +291,8 @@ class StorageSink:
 
     async def _flush(self, context: SinkContext) -> None:
         async with self._flushing:
+            if self._file.rebuilding or self.resident.void:
+                return  # what memory holds is void, and so is the file
             applied, lamport = self._applied, self.resident.lamport
             touched = self.resident.take_touched()
             groups = dirty_groups(touched)
@@ -338,18 +384,18 @@ class StorageSink:
 
     # --- reading back
 
-    async def _load(self, context: SinkContext) -> None:
-        """Bring the file's rows into memory, as many as fit."""
+    async def _load(self, context: SinkContext) -> bool:
+        """Bring the file's rows into memory, as many as fit; whether these are all."""
         resident, after = self.resident, None
         while True:
             page = await self._run(context, partial(self._file.page, after, _PAGE_ROWS))
             self._take(page)
             if len(page) < _PAGE_ROWS:
-                return
+                return True
             after = (page[-1].namespace, page[-1].vector_id)
             if resident.size > resident.resident_bytes_max // 8 * 7:
                 resident.begin_partial()
-                return
+                return False
 
     async def _read_back_missing(self, deliveries: Sequence[Delivery], context: SinkContext) -> None:
         missing = self.resident.missing(deliveries)

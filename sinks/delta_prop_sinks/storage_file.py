@@ -13,34 +13,24 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from delta_prop_sinks.storage_rows import COLUMNS, Stored
+from delta_prop_sinks.storage_rows import COLUMNS, Stored, records_of
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from delta_prop_sinks.sink import StateRow
     from delta_prop_sinks.storage_rows import Gathered, Record
 
 APPLICATION_ID = 0x64507270
 """`dPrp`: marks the file as ours."""
 
 SCHEMA_VERSION = 1
+REBUILDING_VERSION = 2
+"""While a rebuild is under way: `vectors` and the cursor are void, `vectors_next` is not whole."""
 
-_SCHEMA = f"""
-CREATE TABLE logs (
-    number INTEGER PRIMARY KEY,
-    log_id BLOB NOT NULL UNIQUE,
-    lamport_before INTEGER NOT NULL
-);
-CREATE TABLE cursor (
-    only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
-    log INTEGER NOT NULL REFERENCES logs (number),
-    epoch INTEGER NOT NULL,
-    next_offset INTEGER NOT NULL,
-    lamport INTEGER NOT NULL
-);
-CREATE TABLE vectors (
+_COLUMN_TYPES = """
     namespace TEXT NOT NULL,
     vector_id TEXT NOT NULL,
     form INTEGER NOT NULL,
@@ -54,21 +44,38 @@ CREATE TABLE vectors (
     log INTEGER NOT NULL,
     offset INTEGER NOT NULL,
     PRIMARY KEY (namespace, vector_id)
-) WITHOUT ROWID;
+"""
+_SCHEMA = f"""
+CREATE TABLE logs (
+    number INTEGER PRIMARY KEY,
+    log_id BLOB NOT NULL UNIQUE,
+    lamport_before INTEGER NOT NULL
+);
+CREATE TABLE cursor (
+    only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
+    log INTEGER NOT NULL REFERENCES logs (number),
+    epoch INTEGER NOT NULL,
+    next_offset INTEGER NOT NULL,
+    lamport INTEGER NOT NULL
+);
+CREATE TABLE vectors ({_COLUMN_TYPES}) WITHOUT ROWID;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
 _ROW = f"({', '.join('?' * len(COLUMNS))})"
 _CHANGES = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS[2:])
 _UPSERT = f"""
-INSERT INTO vectors ({", ".join(COLUMNS)}) VALUES {{}}
+INSERT INTO {{table}} ({", ".join(COLUMNS)}) VALUES {{rows}}
 ON CONFLICT (namespace, vector_id) DO UPDATE SET {_CHANGES}
 """
 # Many rows a statement: beside a busy loop the GIL changes hands once a statement instead of once a row.
 # 64 rows are 768 parameters, below the 999 that every build of SQLite takes.
 _ROWS_A_STATEMENT = 64
-_UPSERT_ROW = _UPSERT.format(_ROW)
-_UPSERT_ROWS = _UPSERT.format(", ".join([_ROW] * _ROWS_A_STATEMENT))
+_MANY = ", ".join([_ROW] * _ROWS_A_STATEMENT)
+_UPSERTS = {
+    table: (_UPSERT.format(table=table, rows=_ROW), _UPSERT.format(table=table, rows=_MANY))
+    for table in ("vectors", "vectors_next")
+}
 _SELECT = f"SELECT {', '.join(COLUMNS)} FROM vectors"
 
 
@@ -82,11 +89,15 @@ class FileLost(FileFailed):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What the file says of itself: its cursor, the highest Lamport number, and the one before this log."""
+    """What the file says of itself: its cursor, the highest Lamport number, and the one before this log.
+
+    `rebuilding`: none of that counts, as a rebuild was begun and did not come to its end.
+    """
 
     cursor: Cursor | None
     lamport: int
     lamport_before: int
+    rebuilding: bool = False
 
 
 class StorageFile:
@@ -100,6 +111,7 @@ class StorageFile:
         self._offsets_of: int | None = None
         self._lamport_before = 0
         self._inode = 0
+        self.rebuilding = False
         self._connections: list[sqlite3.Connection] = []
 
     def connect(self, log_id: bytes) -> Opened:
@@ -142,9 +154,7 @@ class StorageFile:
         return written
 
     def _transact(self, parts: Sequence[Gathered], cursor: Cursor | None, lamport: int) -> int:
-        writer = self._writer
-        writer.execute("BEGIN IMMEDIATE")
-        try:
+        with self._transaction() as writer:
             number = self._number()
             # In the order of the file: neighbours share pages.
             records = sorted(chain.from_iterable(part.records(number) for part in parts))
@@ -154,20 +164,60 @@ class StorageFile:
                     "INSERT OR REPLACE INTO cursor VALUES (1, ?, ?, ?, ?)",
                     (number, cursor.epoch, cursor.next_offset, lamport),
                 )
+        return len(records)
+
+    def _upsert(self, records: Sequence[Record], table: str = "vectors") -> None:
+        one, many = _UPSERTS[table]
+        whole = len(records) // _ROWS_A_STATEMENT * _ROWS_A_STATEMENT
+        for at in range(0, whole, _ROWS_A_STATEMENT):
+            part = records[at : at + _ROWS_A_STATEMENT]
+            self._writer.execute(many, tuple(chain.from_iterable(part)))
+        self._writer.executemany(one, records[whole:])
+
+    def begin_rebuild(self) -> None:
+        """From here on rows and cursor are void, synced; room for new rows is made. Raises FileFailed."""
+        with self._told("written"), self._transaction() as writer:
+            writer.execute("DROP TABLE IF EXISTS vectors_next")
+            writer.execute(f"CREATE TABLE vectors_next ({_COLUMN_TYPES}) WITHOUT ROWID")
+            writer.execute(f"PRAGMA user_version = {REBUILDING_VERSION}")
+        self._check_still_there()
+        self.rebuilding = True
+
+    def take_states(self, rows: Sequence[StateRow]) -> None:
+        """Put these beside the void rows. Raises FileFailed."""
+        with self._told("written"), self._transaction():
+            self._upsert(records_of(rows, self._number()), "vectors_next")
+
+    def end_rebuild(self, cursor: Cursor, lamport: int) -> None:
+        """The new rows take the place of the void ones, with their cursor, in one synced transaction.
+
+        Raises FileFailed.
+        """
+        self._lamport_before, self._log_number = 0, None  # all that it holds is of this log
+        with self._told("written"), self._transaction() as writer:
+            number = self._number()
+            writer.execute("DROP TABLE vectors")
+            writer.execute("ALTER TABLE vectors_next RENAME TO vectors")
+            writer.execute(
+                "INSERT OR REPLACE INTO cursor VALUES (1, ?, ?, ?, ?)",
+                (number, cursor.epoch, cursor.next_offset, lamport),
+            )
+            writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        self._check_still_there()
+        self.rebuilding = False
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        writer = self._writer
+        writer.execute("BEGIN IMMEDIATE")
+        try:
+            yield writer
             writer.execute("COMMIT")
         except BaseException:
             if writer.in_transaction:
                 writer.execute("ROLLBACK")
             self._log_number = None
             raise
-        return len(records)
-
-    def _upsert(self, records: Sequence[Record]) -> None:
-        whole = len(records) // _ROWS_A_STATEMENT * _ROWS_A_STATEMENT
-        for at in range(0, whole, _ROWS_A_STATEMENT):
-            part = records[at : at + _ROWS_A_STATEMENT]
-            self._writer.execute(_UPSERT_ROWS, tuple(chain.from_iterable(part)))
-        self._writer.executemany(_UPSERT_ROW, records[whole:])
 
     def checkpoint(self, *, idle: bool = False) -> None:
         """Copy the write-ahead log into the file; cut it off when idle or above its bound.
@@ -266,11 +316,12 @@ class StorageFile:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_NOTADB:
                 raise
             raise UsageError(f"{self.path} is not a SQLite file ({error}): name another file") from None
+        self.rebuilding = version == REBUILDING_VERSION
         if empty and application == 0:
             writer.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
         elif application != APPLICATION_ID:
             raise UsageError(f"{self.path} is a SQLite file of another program: name another file")
-        elif version != SCHEMA_VERSION:
+        elif version not in (SCHEMA_VERSION, REBUILDING_VERSION):
             raise UsageError(
                 f"{self.path} has format {version}, this program reads {SCHEMA_VERSION}: "
                 "use the version that wrote it, or a new file"
@@ -288,14 +339,14 @@ class StorageFile:
             "SELECT log_id, epoch, next_offset, lamport FROM cursor JOIN logs ON log = number"
         ).fetchone()
         if held is None:
-            return Opened(None, 0, 0)
+            return Opened(None, 0, 0, self.rebuilding)
         cursor, lamport = Cursor(*held[:3]), held[3]
         if cursor.log_id == log_id:
             self._log_number, self._lamport_before = numbers[log_id]
         else:
             self._lamport_before = lamport
         self._offsets_of = numbers[log_id][0] if log_id in numbers else None
-        return Opened(cursor, lamport, self._lamport_before)
+        return Opened(cursor, lamport, self._lamport_before, self.rebuilding)
 
     def _number(self) -> int:
         """The number that stands for the present log in rows, given with the first commit beside it."""

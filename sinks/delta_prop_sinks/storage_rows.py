@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from itertools import repeat
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,6 +24,7 @@ from delta_prop_sinks.table import (
     ORIGIN,
     VECTOR,
     VOID_OFFSET,
+    signed,
     unsigned,
 )
 from delta_prop_wire.algebra import State
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from delta_prop_sinks.sink import StateRow
     from delta_prop_sinks.table import Table
 
 COLUMNS = (
@@ -155,6 +158,28 @@ class Stored(NamedTuple):
             ignored=known.ignored,
             key=known.key,
         )
+
+
+def records_of(rows: Iterable[StateRow], log: int) -> list[Record]:
+    """States as the file takes them, in the file's order: neighbours share pages."""
+    return sorted((_record_of(row, log) for row in rows), key=itemgetter(0, 1))
+
+
+def _record_of(row: StateRow, log: int) -> Record:
+    state = row.state
+    assert state.key is not None, "the state of a vector names its last delta"
+    lamport, origin, counter = state.key
+    form, dimension, value = ABSENT, None, state.data
+    if state.data is not None:
+        form = OPAQUE
+    elif state.vector is not None:
+        form, dimension = VECTOR, len(state.vector)
+        value = state.vector.astype("<f4", copy=False).tobytes()
+    metadata = _text(dict(state.metadata))
+    return (
+        *(row.namespace, row.vector_id, form, dimension, value, metadata, state.ignored),
+        *(lamport, signed(origin), counter, log, row.offset),
+    )
 
 
 def dirty_groups(tables: Iterable[Table]) -> list[list[tuple[Table, NDArray[np.intp]]]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from delta_prop_sinks.sink import Delivery
+from delta_prop_sinks.sink import Delivery, StateRow
 from delta_prop_wire.algebra import State, fold
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import Source
@@ -111,6 +111,16 @@ def oracle(batches: Sequence[LoggedBatch]) -> dict[tuple[str, str], State]:
             ref = (batch.namespaces[row], batch.keys[row])
             rows.setdefault(ref, []).append((logged.key(row), batch.operation(row), batch.metadata(row)))
     return {ref: fold(changes) for ref, changes in rows.items()}
+
+
+def states_at(log: FakeLog, end: int) -> list[StateRow]:
+    """Every vector's state as of an offset between two batches, as a rebuild brings them."""
+    below = [logged for logged in log.batches if logged.next_offset <= end]
+    last: dict[tuple[str, str], int] = {}
+    for logged in below:
+        for row, key in enumerate(logged.batch.keys):
+            last[logged.batch.namespaces[row], key] = logged.offset + row
+    return [StateRow(*ref, state, last[ref]) for ref, state in sorted(oracle(below).items())]
 
 
 def check_state(found: State | None, expected: State, *, counts: bool = True, context: object = "") -> None:

@@ -1,0 +1,294 @@
+"""Sinks rebuilt from states: what they hold then is the fold, what they held before is gone."""
+
+from __future__ import annotations
+
+import gc
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from delta_prop.testing import run_virtual
+from delta_prop_sinks import CacheSink, IndexSink, Linked, Rebuilds, Resident, StopSink, StorageSink, TryAgain
+from delta_prop_sinks.callback import CallbackSink
+from delta_prop_sinks.jsonlines import JsonLinesSink
+from delta_prop_wire.delta import Delta, create, delete, offset, opaque, scale, sparse_add
+from tests.sinks.support import FakeLog, check_state, oracle, states_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+OTHER_LOG = bytes(16)
+
+
+def filled(log: FakeLog, rounds: int = 3) -> FakeLog:
+    """Vectors with additive changes, bytes, metadata and tombstones; a batch a round."""
+    for number in range(rounds):
+        log.append(
+            *(Delta(f"v{i}", create([i, number, 2, 3]), metadata={"n": number}) for i in range(number, 6)),
+            *(Delta(f"v{i}", sparse_add([0], [1.5])) for i in range(4)),
+            Delta("v1", scale(2)),
+            Delta("v2", offset(0.25), metadata={"more": number}),
+            Delta("bytes", opaque(b"b" * (number + 1))),
+            Delta(f"gone-{number}", create([1, 1, 1, 1])),
+            Delta(f"gone-{number}", delete()),
+            Delta("never", scale(3)),
+        )
+    return log
+
+
+async def rebuild(sink: Any, log: FakeLog, end: int, *, pieces: int = 4) -> None:
+    assert isinstance(sink, Rebuilds)
+    states = states_at(log, end)
+    await sink.begin_rebuild(end)
+    for at in range(0, len(states), pieces):
+        await sink.take_states(states[at : at + pieces])
+        await sink.take_states(states[at : at + pieces])  # a call that failed comes again
+    lamport = max((row.state.key[0] for row in states if row.state.key), default=0)
+    await sink.end_rebuild(end, lamport)
+
+
+async def check(get: Callable[[str, str], Any], log: FakeLog, end: int | None = None) -> None:
+    batches = [logged for logged in log.batches if end is None or logged.next_offset <= end]
+    for ref, expected in oracle(batches).items():
+        check_state(await get(*ref), expected, context=ref)
+
+
+@pytest.mark.parametrize("bytes_max", [1 << 30, 6_000])
+def test_storage_is_rebuilt_and_goes_on_behind(tmp_path: Path, bytes_max: int) -> None:
+    async def main() -> None:
+        path, old = tmp_path / "v.db", FakeLog(OTHER_LOG, lamport=500)
+        sink = StorageSink(path)
+        await sink.open(old)
+        old.append(Delta("of another log", create([1, 2, 3, 4, 5, 6, 7])), Delta("v1", create([9] * 7)))
+        await sink.apply(old.deliveries())
+        await sink.aclose()
+
+        log = filled(FakeLog())
+        middle = log.batches[1].next_offset
+        sink = StorageSink(path, resident=Resident(resident_bytes_max=bytes_max))
+        point = await sink.open(log)
+        assert point.lamport > 500
+        await rebuild(sink, log, middle)
+        assert log.commits[-1] == middle
+        assert await sink.get("default", "of another log") is None
+        await check(sink.get, log, middle)
+        await sink.apply(log.deliveries(middle))
+        await check(sink.get, log)
+        await sink.aclose()
+        sink = StorageSink(path)
+        point = await sink.open(log)
+        assert (point.cursor.next_offset, point.rebuilding) == (log.next_offset, False)
+        assert point.lamport == log.lamport
+        await check(sink.get, log)
+        assert len([row async for row in sink.rows()]) == len(oracle(log.batches))
+        await sink.aclose()
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("steps", range(4))
+def test_a_rebuild_of_storage_that_breaks_off_is_seen_and_begun_again(tmp_path: Path, steps: int) -> None:
+    async def main() -> None:
+        path, log = tmp_path / "v.db", filled(FakeLog())
+        sink = StorageSink(path)
+        await sink.open(log)
+        await sink.apply(log.deliveries())
+        await sink.flush()
+        states, middle = states_at(log, log.batches[1].next_offset), log.batches[1].next_offset
+        if steps:
+            await sink.begin_rebuild(middle)
+            await check(sink.get, log)  # readers see what there was
+        if steps > 1:
+            await sink.take_states(states[:5])
+        if steps > 2:
+            await sink.take_states(states[5:])
+        del sink  # it crashes
+        gc.collect()
+        with sqlite3.connect(path) as reader:  # another reader still has the old rows
+            count = reader.execute("SELECT count(*) FROM vectors").fetchone()[0]
+        reader.close()
+        assert count == len(oracle(log.batches))
+
+        sink = StorageSink(path)
+        point = await sink.open(log)
+        assert point.rebuilding is (steps > 0)
+        await sink.aclose()  # nothing is written, and nothing is made of it
+        sink = StorageSink(path)
+        assert (await sink.open(log)).rebuilding is (steps > 0)
+        log.commits.clear()
+        await sink.flush()
+        assert not log.commits
+        await rebuild(sink, log, middle)
+        await sink.apply(log.deliveries(middle))
+        await check(sink.get, log)
+        await sink.aclose()
+        sink = StorageSink(path)
+        assert not (await sink.open(log)).rebuilding
+        await sink.aclose()
+
+    run_virtual(main)
+
+
+def test_a_disk_that_fails_changes_nothing_and_the_call_comes_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = filled(FakeLog())
+        sink = StorageSink(tmp_path / "v.db")
+        await sink.open(log)
+        states = states_at(log, log.next_offset)
+
+        async def fails(call: Callable[[], Any]) -> None:
+            log.threads.failure = OSError(5, "Input/output error")
+            with pytest.raises(TryAgain):
+                await call()
+            log.threads.failure = None
+            await call()
+
+        await fails(lambda: sink.begin_rebuild(log.next_offset))
+        await fails(lambda: sink.take_states(states))
+        await fails(lambda: sink.end_rebuild(log.next_offset, log.lamport))
+        await check(sink.get, log)
+        await sink.aclose()
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("linked", [False, Linked(graph_rows_min=4, unlinked_rows_max=64)])
+def test_an_index_of_its_own_is_rebuilt(linked: Any) -> None:
+    async def main() -> None:
+        log, fresh = filled(FakeLog()), IndexSink(linked=linked)
+        index = IndexSink(linked=linked)
+        for one in (index, fresh):
+            await one.open(log)
+        middle = log.batches[1].next_offset
+        await index.apply(log.deliveries())
+        await rebuild(index, log, middle)
+        await fresh.apply([one for one in log.deliveries() if one.next_offset <= middle])
+        same(index, fresh)
+        for one in (index, fresh):
+            await one.apply(log.deliveries(middle))
+        same(index, fresh)
+        await index.begin_rebuild(middle)
+        await index.aclose()
+        assert (await index.open(log)).rebuilding
+        index.resident.resident_bytes_max = 100
+        await index.begin_rebuild(middle)
+        with pytest.raises(StopSink, match="resident_bytes_max"):
+            await index.take_states(states_at(log, middle))
+        for one in (index, fresh):
+            await one.aclose()
+
+    run_virtual(main)
+
+
+def same(index: IndexSink, fresh: IndexSink) -> None:
+    for metric in ("cosine", "l2"):
+        query = [1.0, 2.0, 3.0, 4.0]
+        assert index.search(query, 10, metric=metric) == fresh.search(query, 10, metric=metric)  # type: ignore[arg-type]
+
+
+def test_an_index_that_shares_vectors_waits_for_the_store(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = filled(FakeLog())
+        middle = log.batches[1].next_offset
+        resident = Resident()
+        storage = StorageSink(tmp_path / "v.db", resident=resident)
+        linked = Linked(graph_rows_min=4, unlinked_rows_max=64)
+        index = IndexSink(resident=resident, linked=linked)
+        ours, theirs = Context(log), Context(log)
+        await storage.open(ours)
+        await index.open(theirs)
+        await storage.apply(log.deliveries())
+        await index.apply(log.deliveries())
+        before = index.search([1, 2, 3, 4], 10)
+        await storage.begin_rebuild(middle)
+        await storage.take_states(states_at(log, middle))
+        log.append(Delta("v1", sparse_add([0], [100])))
+        newest = log.deliveries(log.batches[-2].next_offset)
+        done: list[str] = []
+
+        async def deliver() -> None:
+            await index.apply(newest)
+            done.append("index")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(deliver)
+            await anyio.sleep(1)
+            assert index.search([1, 2, 3, 4], 10) == before  # what there was, until all is there
+            await storage.end_rebuild(middle, 20)
+            await anyio.sleep(1)
+            assert not done  # rows between have not come again
+            await storage.apply(log.deliveries(middle))
+        assert done
+        await check(storage.get, log)
+        fresh = IndexSink()
+        await fresh.open(log)
+        await fresh.apply(log.deliveries())
+        same(index, fresh)
+        assert index.statistics().linked.unlinked_rows >= 6  # type: ignore[union-attr]
+
+        await index.begin_rebuild(middle)  # of its own accord it has nothing to do but to link anew
+        await index.take_states(states_at(log, middle))
+        await index.end_rebuild(middle, 20)
+        await check(storage.get, log)
+        await index.aclose()
+        await storage.aclose()
+
+    run_virtual(main)
+
+
+class Context:
+    """One log, lent to two sinks as two contexts."""
+
+    def __init__(self, log: FakeLog) -> None:
+        self._log = log
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._log, name)
+
+
+def test_an_index_gives_up_waiting_and_says_for_whom(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, resident = filled(FakeLog()), Resident()
+        storage = StorageSink(tmp_path / "v.db", resident=resident)
+        index = IndexSink(resident=resident)
+        await storage.open(Context(log))  # type: ignore[arg-type]
+        await index.open(Context(log))  # type: ignore[arg-type]
+        await storage.begin_rebuild(0)
+        with pytest.raises(TryAgain, match="another sink makes anew"):
+            await index.apply(log.deliveries())
+        await index.aclose()
+        await storage.aclose()
+
+    run_virtual(main)
+
+
+def test_a_cache_is_rebuilt_with_what_fits() -> None:
+    async def main() -> None:
+        log = filled(FakeLog())
+        middle = log.batches[1].next_offset
+        for mode in ("refresh", "invalidate"):
+            cache = CacheSink(mode=mode)  # type: ignore[arg-type]
+            await cache.open(log)
+            old = FakeLog(OTHER_LOG, lamport=900)
+            old.append(Delta("v1", create([5, 5])), Delta("of another log", create([5, 5])))
+            await cache.apply(old.deliveries())
+            await rebuild(cache, log, middle)
+            assert cache.peek("default", "of another log") is None
+            if mode == "refresh":
+                await check(cache.get, log, middle)
+                await cache.apply(log.deliveries(middle))
+                await check(cache.get, log)
+            else:
+                assert cache.statistics().entries == 0
+            point = await cache.open(log)
+            assert point.cursor.next_offset == (log.next_offset if mode == "refresh" else middle)
+
+    run_virtual(main)
+
+
+def test_what_is_made_of_deltas_cannot_be_rebuilt(tmp_path: Path) -> None:
+    assert not isinstance(JsonLinesSink(tmp_path / "lines"), Rebuilds)
+    assert not isinstance(CallbackSink(print), Rebuilds)
