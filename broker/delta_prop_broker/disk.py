@@ -42,6 +42,14 @@ class File(Protocol):
         """Cut the file, or lengthen it with zeros. Not durable before `sync`."""
         ...
 
+    def allocate(self, size: int) -> None:
+        """Take room on the disk for so many bytes, really, the file being at least that long afterwards.
+
+        What was written stays; what was not reads as zeros. `truncate` gives the room back. Not durable
+        before `sync`.
+        """
+        ...
+
     def close(self) -> None:
         """Let go of it. Syncs nothing."""
         ...

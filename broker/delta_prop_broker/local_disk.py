@@ -27,6 +27,7 @@ _FILE_MODE = 0o600
 _DIRECTORY_MODE = 0o700
 _PARTS_MAX = max(16, os.sysconf("SC_IOV_MAX"))  # 16 is what POSIX promises where the system names no bound
 _LOCK_TEXT_BYTES_MAX = 32
+_CHUNK_BYTES = 1024 * 1024
 
 
 def path_parts(path: str) -> list[str]:
@@ -108,6 +109,17 @@ class LocalFile:
         """Cut the file, or lengthen it with zeros."""
         with _Named(self._name):
             os.ftruncate(self._descriptor, size)
+
+    def allocate(self, size: int) -> None:
+        """Take room for so many bytes; the file is at least that long then."""
+        with _Named(self._name):
+            if sys.platform == "linux":
+                os.posix_fallocate(self._descriptor, 0, size)
+                return
+            zeros = bytes(_CHUNK_BYTES)
+            at = os.fstat(self._descriptor).st_size
+            while at < size:
+                at += os.pwrite(self._descriptor, memoryview(zeros)[: size - at], at)
 
     def close(self) -> None:
         """Let go of it. A second time does nothing."""
@@ -208,8 +220,9 @@ class LocalDisk:
                 mine = self._is_at(path, descriptor)
                 if mine:
                     text = f"{os.getpid()}\n".encode()
-                    os.pwrite(descriptor, text, 0)
-                    os.ftruncate(descriptor, len(text))
+                    with suppress(OSError):  # a full disk: the lock holds, and only its text is missing
+                        os.pwrite(descriptor, text, 0)
+                        os.ftruncate(descriptor, len(text))
             except BlockingIOError:
                 text = os.pread(descriptor, _LOCK_TEXT_BYTES_MAX, 0)
                 os.close(descriptor)

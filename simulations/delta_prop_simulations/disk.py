@@ -241,7 +241,7 @@ class SimDisk(Faults):
         new.struck, new._process, new._root = self.struck, self._process + 1, root
         for file in _files(root):
             file.links += 1
-            new._used += len(file.cached)
+            new._used += file.size
         return new
 
     def _all_directories(self) -> Sequence[DirectoryMedia]:
@@ -301,7 +301,7 @@ class SimDisk(Faults):
 
     def _forget(self, file: FileMedia) -> None:
         if not file.links and not file.opened:
-            self._used -= len(file.cached)
+            self._used -= file.size
 
     def _room(self) -> int:
         if self.capacity_bytes is None:
@@ -309,12 +309,12 @@ class SimDisk(Faults):
         return max(0, self.capacity_bytes - self._used)
 
     def _write(self, file: FileMedia, at: int, data: bytes) -> None:
-        before = len(file.cached)
+        before = file.size
         file.write(at, data)
-        self._used += len(file.cached) - before
+        self._used += file.size - before
 
     def _resize(self, file: FileMedia, size: int) -> None:
-        self._used += size - len(file.cached)
+        self._used += size - file.size
         file.truncate(size)
 
 
@@ -332,7 +332,9 @@ class SimFile:
         """Up to `size` bytes from `at` on; fewer only where the file ends."""
 
         def effect() -> bytes:
-            return bytes(memoryview(self._open(at).cached)[at : at + size])
+            file = self._open(at)
+            found = bytes(memoryview(file.cached)[at : at + size])
+            return found + bytes(max(0, min(at + size, file.allocated) - at - len(found)))
 
         return self._disk.do("read", self._path, effect, at=at, size=size)
 
@@ -343,7 +345,7 @@ class SimFile:
 
         def effect() -> int:
             file = self._writable(at, errno.EBADF)
-            taken = min(len(data), len(file.cached) + disk._room() - at)
+            taken = min(len(data), file.size + disk._room() - at)
             if data and taken <= 0:
                 disk.struck["no room"] += 1
                 raise disk_error(errno.ENOSPC, self._path)
@@ -354,7 +356,7 @@ class SimFile:
 
         def partly() -> None:
             if self._file is not None and not self._read_only and at >= 0:
-                taken = min(len(data), len(self._file.cached) + disk._room() - at)
+                taken = min(len(data), self._file.size + disk._room() - at)
                 disk._write(self._file, at, data[: disk.chance.randint(0, max(0, taken))])
 
         return disk.do("write", self._path, effect, at=at, size=len(data), partly=partly, failing=partly)
@@ -386,19 +388,32 @@ class SimFile:
 
     def size(self) -> int:
         """How long the file is, in bytes."""
-        return self._disk.do("size", self._path, lambda: len(self._open(0).cached))
+        return self._disk.do("size", self._path, lambda: self._open(0).size)
 
     def truncate(self, size: int) -> None:
         """Cut the file, or lengthen it with zeros."""
 
         def effect() -> None:
             file = self._writable(size, errno.EINVAL)
-            if size - len(file.cached) > self._disk._room():
+            if size - file.size > self._disk._room():
                 self._disk.struck["no room"] += 1
                 raise disk_error(errno.ENOSPC, self._path)
             self._disk._resize(file, size)
 
         self._disk.do("truncate", self._path, effect, size=size)
+
+    def allocate(self, size: int) -> None:
+        """Take room for so many bytes; the file is at least that long then."""
+
+        def effect() -> None:
+            file = self._writable(size, errno.EBADF)
+            if size - file.size > self._disk._room():
+                self._disk.struck["no room"] += 1
+                raise disk_error(errno.ENOSPC, self._path)
+            self._disk._used += max(0, size - file.size)
+            file.allocated = max(file.allocated, size)
+
+        self._disk.do("allocate", self._path, effect, size=size)
 
     def close(self) -> None:
         """Let go of it. A second time does nothing."""

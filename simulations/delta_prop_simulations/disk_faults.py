@@ -20,9 +20,9 @@ T = TypeVar("T")
 Moment = Literal["before", "within", "after"]
 Kind = Literal["crash", "fail", "shorten", "lose", "misdirect"]
 
-CHANGING = frozenset(
-    ("open", "write", "sync", "truncate", "make_directory", "rename", "remove", "sync_directory", "lock")
-)
+_FILE_CALLS = ("open", "write", "sync", "truncate", "allocate")
+_NAME_CALLS = ("make_directory", "rename", "remove", "sync_directory", "lock")
+CHANGING = frozenset(_FILE_CALLS + _NAME_CALLS)
 """Calls that may change what a crash leaves; `close` and `release` are not counted as calls at all."""
 
 _TRACE_MAX = 100_000

@@ -30,6 +30,8 @@ class FileMedia:
         "_shared",
         "_size_high",
         "_size_low",
+        "allocated",
+        "allocated_stored",
         "cached",
         "dirty",
         "links",
@@ -45,6 +47,7 @@ class FileMedia:
         self.dirty: set[int] = set()
         self._older: dict[int, list[bytes]] = {}
         self.links = self.opened = 0
+        self.allocated = self.allocated_stored = 0  # room taken, which no bytes stand for here
 
     def copy(self) -> FileMedia:
         """The same state, cheap until one of the two is changed."""
@@ -55,7 +58,13 @@ class FileMedia:
         new.dirty = self.dirty.copy()
         new._older = {sector: versions.copy() for sector, versions in self._older.items()}
         new.links = new.opened = 0
+        new.allocated, new.allocated_stored = self.allocated, self.allocated_stored
         return new
+
+    @property
+    def size(self) -> int:
+        """Its length, and the room that it takes."""
+        return max(len(self.cached), self.allocated)
 
     def _own(self) -> tuple[bytearray, bytearray]:
         if self._shared:
@@ -80,6 +89,7 @@ class FileMedia:
 
     def truncate(self, size: int) -> None:
         """Cut, or lengthen with zeros."""
+        self.allocated = min(self.allocated, size)
         cached, _ = self._own()
         ends = sorted((size, len(cached)))
         self._touch(range(ends[0] // SECTOR, -(-ends[1] // SECTOR)))
@@ -101,6 +111,7 @@ class FileMedia:
 
     def sync(self, lost: Iterable[int] = ()) -> None:
         """All that is dirty reaches the media, but for the sectors that get lost without a word."""
+        self.allocated_stored = self.allocated
         _, stored = self._own()
         self._store(stored, self.dirty.difference(lost))
         self._clean(len(self.cached))
@@ -143,6 +154,14 @@ class FileMedia:
 
     def crashed(self, chance: Random, struck: Counter[str]) -> FileMedia:
         """The file as it may be found after a crash."""
+        found = self._crashed(chance, struck)
+        found.allocated = self.allocated_stored
+        if self.allocated != self.allocated_stored:
+            found.allocated = chance.choice((self.allocated, self.allocated_stored))
+        found.allocated_stored = found.allocated
+        return found
+
+    def _crashed(self, chance: Random, struck: Counter[str]) -> FileMedia:
         if not self.dirty and self._size_low == self._size_high == self.stored_size:
             return self._as_stored()
         size = self._found_size(chance)

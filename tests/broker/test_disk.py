@@ -59,6 +59,19 @@ def test_what_was_never_written_reads_as_zeros(disk: Disk) -> None:
     assert (file.size(), file.read(0, 30)) == (6, bytes(5) + b"y")
 
 
+def test_room_that_is_taken_is_part_of_the_file_until_it_is_given_back(disk: Disk) -> None:
+    file = disk.open("a", create=True)
+    file.write(0, [b"text"])
+    file.allocate(10_000)
+    file.allocate(100)
+    file.sync()
+    assert (file.size(), file.read(0, 20_000)) == (10_000, b"text" + bytes(9_996))
+    file.truncate(2)
+    assert (file.size(), file.read(0, 10)) == (2, b"te")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        disk.open("a", read_only=True).allocate(5)
+
+
 def test_an_open_file_outlives_its_names(disk: Disk) -> None:
     first, second = disk.open("a", create=True), disk.open("b", create=True)
     first.write(0, [b"first"])

@@ -139,7 +139,7 @@ def test_after_a_failure_nothing_is_acknowledged_but_reading_goes_on(logged: boo
         for refusal in (log.full(1, 100), log.refusal(batch_of(1))):
             assert refusal is not None
             assert (refusal.code, refusal.retryable) == (ErrorCode.LOG_FAILED, True)
-        with pytest.raises(Refused, match="opened anew"):
+        with pytest.raises(Refused, match="recovered when"):
             log.append(batch_of(1), lamport=1, source=Source.LOCAL)
         calls = [call.name for call in disk.trace]
         log.close()

@@ -2,7 +2,8 @@
 
 Synchronous and deterministic. An append only buffers; `take_commit` hands out what the disk has to do, for
 a thread that may wait for it, and `finish_commit` moves the marks. Everything else happens on the one
-thread that owns the log. The first failure stops it: it then reads, and is opened anew to go on.
+thread that owns the log. The first failure stops it: it then only reads, until it is recovered in place
+(`recover_anew`, `go_on`) or opened anew.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.commit import Commit, Piece
-from delta_prop_broker.log.damage import LogBusy
+from delta_prop_broker.log.damage import LogBusy, LogDamaged
 from delta_prop_broker.log.holders import Holders
 from delta_prop_broker.log.identity import LOCK_PATH, STREAMS
 from delta_prop_broker.log.recovery import recover
+from delta_prop_broker.log.reserve import Reserve
 from delta_prop_broker.log.retention import LogSettings
 from delta_prop_broker.log.room import Room
 from delta_prop_broker.log.segment import Segment
@@ -23,7 +25,7 @@ from delta_prop_broker.log.tail import Tail
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.codec import encode_head
 from delta_prop_wire.delta import AckLevel, Source
-from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import ACK_LEVEL_SHIFT, HEADER_BYTES, ErrorCode
 from delta_prop_wire.stamp import Stamp, stamp_crc
 
@@ -60,6 +62,8 @@ class DurableLogStatistics:
     indexes_rebuilt: int
     refused: int
     held_by: str | None
+    reopened: int
+    reserve_bytes: int
 
 
 class DurableLog:
@@ -73,34 +77,42 @@ class DurableLog:
         recovered: Recovered,
         *,
         settings: LogSettings,
+        draw: Callable[[int], bytes],
         wall_us: Callable[[], int],
         lock: Lock | None,
+        reserve: Reserve,
     ) -> None:
         """Use `open`."""
         self.settings = settings
+        self.reserve = reserve
+        self._batch_bytes_max = settings.bytes_max - settings.segment_bytes_max
+        self._disk = disk
+        self._draw = draw
+        self._wall_us = wall_us
+        self._lock = lock
+        self._holders = Holders()
+        self._closed = False
+        self._commits = self._syncs_skipped = self._removed_segments = self._refused = self._reopened = 0
+        self._free_bytes = disk.free_bytes() if recovered.mark is not None else 0
+        self._take_over(recovered)
+
+    def _take_over(self, recovered: Recovered) -> None:
+        """Go on from what is on disk; nothing waits to be written."""
         self.next_offset = recovered.next_offset
         self.written = self.synced = recovered.synced
         self.failure: Exception | None = None
-        self._batch_bytes_max = settings.bytes_max - settings.segment_bytes_max
-        self._disk = disk
-        self._wall_us = wall_us
-        self._lock = lock
         self._identity = recovered.identity
         self._segments = recovered.segments
         self._chain = recovered.chain or 0
         self._start = recovered.start
         self._mark = recovered.mark
-        self._tail = Tail(recovered.next_offset, bytes_max=settings.tail_bytes_max)
-        self._holders = Holders()
-        self._room = Room(settings, self._segments, self._holders)
+        self._tail = Tail(recovered.next_offset, bytes_max=self.settings.tail_bytes_max)
+        self._room = Room(self.settings, self._segments, self._holders)
         self._pending: list[Piece] = []
         self._pending_sync = False
         self._unwritten_bytes = 0
         self._running: Commit | None = None
         self._removed: list[Segment] = []
-        self._free_bytes = disk.free_bytes() if recovered.mark is not None else 0
-        self._closed = False
-        self._commits = self._syncs_skipped = self._removed_segments = self._refused = 0
 
     @classmethod
     def open(
@@ -124,9 +136,16 @@ class DurableLog:
                 lock = disk.lock(LOCK_PATH)
             except BlockingIOError as error:
                 raise LogBusy(error.strerror or str(error)) from None
+        reserve = Reserve(disk, settings.reserve_bytes)
+
+        def recovering() -> Recovered:
+            return recover(disk, DIRECTORY, draw=draw, made_by=settings.made_by, read_only=read_only)
+
         try:
-            recovered = recover(disk, DIRECTORY, draw=draw, made_by=settings.made_by, read_only=read_only)
-            log = cls(disk, recovered, settings=settings, wall_us=wall_us, lock=lock)
+            recovered = recovering() if read_only else reserve.use(recovering)
+            log = cls(
+                disk, recovered, settings=settings, draw=draw, wall_us=wall_us, lock=lock, reserve=reserve
+            )
         except BaseException:
             if lock is not None:
                 lock.release()
@@ -221,15 +240,22 @@ class DurableLog:
         """Where the next frame goes: rolls to a new segment where the last one is full or old."""
         last = self._segments.last
         if last is None or (last.size and self._rolls(last, size, now)):
-            if last is not None:
-                self._piece_of(last).seals = True
-            last = Segment(DIRECTORY, self.next_offset)
-            last.index = SparseIndex(self.next_offset)
-            last.first_time = now
-            self._segments.add(last)
+            last = self._begin_segment(now)
         elif not last.size:
             last.first_time = now
         return self._piece_of(last)
+
+    def _begin_segment(self, now: int) -> Segment:
+        """Seal the last segment with the next commit, and begin another one behind it."""
+        last = self._segments.last
+        if last is not None:
+            self._piece_of(last).seals = True
+        last = Segment(DIRECTORY, self.next_offset)
+        last.index = SparseIndex(self.next_offset)
+        last.first_time = now
+        self._segments.add(last)
+        self._piece_of(last)
+        return last
 
     def _rolls(self, segment: Segment, size: int, now: int) -> bool:
         old = now - segment.first_time >= self.settings.segment_s_max * 1e6
@@ -242,12 +268,7 @@ class DurableLog:
 
     def _refusal(self, size: int) -> Refused | None:
         if self.failure is not None:
-            return Refused(
-                ErrorCode.LOG_FAILED,
-                f"the log stopped at a failure of its disk ({self.failure}) and is opened anew to go on: "
-                "send it again then",
-                retry_after_ms=1000,
-            )
+            return self._stopped()
         if size > self._batch_bytes_max:
             return Refused(
                 ErrorCode.TOO_LARGE,
@@ -268,16 +289,27 @@ class DurableLog:
             )
         return self._disk_full(size) or self._no_room(size)
 
+    def _stopped(self) -> Refused:
+        if isinstance(self.failure, DeltaPropError):  # nothing that another try could mend
+            return Refused(ErrorCode.LOG_FAILED, f"the log has stopped: {self.failure}")
+        return Refused(
+            ErrorCode.LOG_FAILED,
+            f"the log stopped at a failure of its disk ({self.failure}) and is recovered when that is well "
+            "again: send it again then",
+            retry_after_ms=1000,
+        )
+
     def _disk_full(self, size: int) -> Refused | None:
-        needed = self.settings.free_bytes_min + self._unwritten_bytes + size
-        if self._free_bytes >= needed:
+        kept = self.settings.free_bytes_min + self.reserve.missing
+        needed = kept + self._unwritten_bytes + size
+        if self._free_bytes >= needed and not self.reserve.missing:
             return None
         self._free_bytes = self._disk.free_bytes()  # asked while it is short, so that it goes on by itself
         if self._free_bytes >= needed:
             return None
         return Refused(
             ErrorCode.LOG_FULL,
-            f"the disk has {self._free_bytes} bytes left, of which {self.settings.free_bytes_min} stay free: "
+            f"the disk has {self._free_bytes} bytes left, of which {kept} stay free: "
             "make room, or let the log keep less",
             retry_after_ms=RETRY_AFTER_MS * 20,
             details={"free_bytes": self._free_bytes, "held_by": None},
@@ -361,9 +393,45 @@ class DurableLog:
         self._tail.trim(written)
 
     def fail(self, error: Exception) -> None:
-        """A commit's `run` raised: nothing further is taken or marked. Reading goes on; then open anew."""
-        self.failure = self.failure or error
+        """A commit's `run` raised: nothing further is taken or marked. Reading goes on; then recover anew.
+
+        Damage, found when it was recovered, stops it for good. What was written alone may have gone from the
+        page cache with a failed sync: it is not shown before it has been read back.
+        """
+        self.written = self.synced
+        self.failure = error if isinstance(error, DeltaPropError) else self.failure or error
         self._running = None
+
+    def recover_anew(self) -> Recovered:
+        """The disk's part of going on after a failure: recover the directory, whose lock is held throughout.
+
+        For a thread; nothing of this log changes. What was synced before the failure must be there. Raises
+        LogDamaged, FormatUnknown, OSError: then it may be tried again.
+        """
+        assert self.failure is not None, "a log that works is not recovered"
+
+        def recovering() -> Recovered:
+            return recover(
+                self._disk, DIRECTORY, draw=self._draw, made_by=self.settings.made_by, synced=self.synced
+            )
+
+        recovered = self.reserve.use(recovering)
+        if recovered.identity.log_id != self.log_id:
+            recovered.close()
+            raise LogDamaged(f"{DIRECTORY}/log", "it names another log than it did")
+        return recovered
+
+    def go_on(self, recovered: Recovered) -> None:
+        """Take over what `recover_anew` found: marks, segments and epoch are those of a log just opened.
+
+        Who holds the log back stays. Readers may go on where they were, but those beyond `next_offset`.
+        """
+        self._segments.close()
+        if self._mark is not None:
+            self._mark.close()
+        self._take_over(recovered)
+        self._free_bytes = 0  # asked at the next append
+        self._reopened += 1
 
     def close(self) -> None:
         """Commit what is left, mark the end, let go of the directory. Raises OSError; it is closed then too.
@@ -454,6 +522,19 @@ class DurableLog:
         """Forget what a holder needed."""
         self._holders.release(holder)
 
+    def roll(self, now_us: int) -> bool:
+        """Seal the last segment if it is older than `segment_s_max`, with the next commit; whether it is.
+
+        So what nobody appends to any more can be retained and compacted as well. `now_us` as for `retain`.
+        """
+        last = self._segments.last
+        if self.failure is not None or self._mark is None or last is None or not last.size:
+            return False
+        if now_us - last.first_time < self.settings.segment_s_max * 1e6:
+            return False
+        self._begin_segment(now_us)
+        return True
+
     def retain(self, now_us: int) -> int:
         """Let whole old segments go, by size and age, as far as nobody needs them; how many go.
 
@@ -489,6 +570,8 @@ class DurableLog:
             indexes_rebuilt=self._segments.indexes_rebuilt,
             refused=self._refused,
             held_by=self._holders.slowest(),
+            reopened=self._reopened,
+            reserve_bytes=self.reserve.bytes,
         )
 
 

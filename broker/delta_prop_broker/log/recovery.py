@@ -26,6 +26,7 @@ from delta_prop_broker.log.identity import (
     write_identity,
 )
 from delta_prop_broker.log.marks import Mark, MarkFile, open_mark, read_mark
+from delta_prop_broker.log.reserve import is_no_room
 from delta_prop_broker.log.segment import (
     INDEX_SUFFIX,
     Segment,
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 IDENTITY = "log"
 MARK = "mark"
+ASIDE = ".aside"
+"""Behind the name of a segment that is about to get it back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +113,37 @@ class Recovered:
     mark: MarkFile | None  # None: read-only
     report: RecoveryReport
 
+    def close(self) -> None:
+        """Let go of its files: nobody goes on from it."""
+        self.segments.close()
+        if self.mark is not None:
+            self.mark.close()
+
 
 def recover(
-    disk: Disk, directory: str, *, draw: Callable[[int], bytes], made_by: str, read_only: bool = False
+    disk: Disk,
+    directory: str,
+    *,
+    draw: Callable[[int], bytes],
+    made_by: str,
+    read_only: bool = False,
+    synced: int = 0,
 ) -> Recovered:
-    """Open a log's directory, or make it. Raises LogDamaged, UsageError (read-only, none there), OSError."""
+    """Open a log's directory, or make it. Raises LogDamaged, UsageError (read-only, none there), OSError.
+
+    `synced`: up to where the caller knows it to be on stable storage, whatever the files say.
+    """
     formatted = check_format(disk)
-    return _Recovery(disk, directory, read_only=read_only, formatted=formatted, made_by=made_by).run(draw)
+    recovery = _Recovery(
+        disk, directory, read_only=read_only, formatted=formatted, made_by=made_by, synced=synced
+    )
+    return recovery.run(draw)
 
 
 class _Recovery:
-    def __init__(self, disk: Disk, directory: str, *, read_only: bool, formatted: bool, made_by: str) -> None:
+    def __init__(
+        self, disk: Disk, directory: str, *, read_only: bool, formatted: bool, made_by: str, synced: int
+    ) -> None:
         self._disk = disk
         self._directory = directory
         self._read_only = read_only
@@ -131,7 +154,7 @@ class _Recovery:
         self._mark = Mark()
         self._mark_known = False
         self._chain: int | None = None
-        self._evidence = 0
+        self._evidence = synced
         self._last: Segment | None = None
 
     def run(self, draw: Callable[[int], bytes]) -> Recovered:
@@ -145,6 +168,8 @@ class _Recovery:
     def _run(self, draw: Callable[[int], bytes]) -> Recovered:
         self._read_mark()
         names = self._disk.list(self._directory)
+        if not self._read_only:
+            names = self._put_back(names)
         bases = segment_bases(names)
         identity = self._identify(bases, draw)
         obsolete = [base for base, after in pairwise(bases) if after <= self._mark.start]
@@ -180,7 +205,7 @@ class _Recovery:
         if mark is not None:
             self._mark, self._mark_known = mark, True
         self._report.clean = self._mark.clean
-        self._evidence = self._mark.synced
+        self._evidence = max(self._evidence, self._mark.synced)
 
     def _identify(self, bases: list[int], draw: Callable[[int], bytes]) -> Identity:
         path = f"{self._directory}/{IDENTITY}"
@@ -207,9 +232,9 @@ class _Recovery:
     def _check_start(self, bases: list[int]) -> None:
         start = self._mark.start
         if not bases:
-            if self._mark.synced > start:
+            if self._evidence > start:
                 path = Segment(self._directory, start).path
-                raise LogDamaged(path, "no segment is left", offset=start, end=self._mark.synced)
+                raise LogDamaged(path, "no segment is left", offset=start, end=self._evidence)
             return
         if self._mark_known and bases[0] > start:
             path = Segment(self._directory, start).path
@@ -314,8 +339,12 @@ class _Recovery:
         file = open_mark(self._disk, f"{self._directory}/{MARK}", create=True)
         assert file is not None
         mark_file = MarkFile(file, self._mark)
-        mark_file.settle(replace(self._mark, synced=end, start=self._report.first_offset, clean=False))
-        self._disk.sync_directory(self._directory)
+        try:
+            mark_file.settle(replace(self._mark, synced=end, start=self._report.first_offset, clean=False))
+            self._disk.sync_directory(self._directory)
+        except BaseException:
+            file.close()
+            raise
         return identity, mark_file
 
     def _make_sure(self, last: Segment, torn: bool) -> None:
@@ -326,11 +355,7 @@ class _Recovery:
         """
         assert last.file is not None
         assert last.index is not None
-        if self._evidence <= last.base:
-            file = last.file
-            replace_file(self._disk, self._directory, last.path, _chunks(file, 0, last.size))
-            file.close()
-            last.file = self._disk.open(last.path)
+        if self._evidence <= last.base and self._copied(last):
             return
         if torn:
             last.file.truncate(last.size)
@@ -338,6 +363,32 @@ class _Recovery:
         for chunk in _chunks(last.file, at, last.size):
             at = write_all(last.file, at, [chunk])
         last.file.sync()
+
+    def _copied(self, last: Segment) -> bool:
+        """Put a copy in its place; where there is no room for one, give it its name anew, and say so."""
+        assert last.file is not None
+        try:
+            replace_file(self._disk, self._directory, last.path, _chunks(last.file, 0, last.size))
+        except OSError as error:
+            if not is_no_room(error):
+                raise
+            with suppress(OSError):
+                self._disk.remove(last.path + TEMPORARY)
+            for old, new in ((last.path, last.path + ASIDE), (last.path + ASIDE, last.path)):
+                self._disk.rename(old, new)
+                self._disk.sync_directory(self._directory)
+            return False
+        last.file.close()
+        last.file = self._disk.open(last.path)
+        return True
+
+    def _put_back(self, names: list[str]) -> list[str]:
+        """Segments that a process was about to give their names anew when it ended."""
+        aside = [name for name in names if name.endswith(ASIDE)]
+        for name in aside:
+            path = f"{self._directory}/{name}"
+            self._disk.rename(path, path.removesuffix(ASIDE))
+        return self._disk.list(self._directory) if aside else names
 
     def _remove(self, obsolete: list[int], names: list[str]) -> None:
         for base in obsolete:

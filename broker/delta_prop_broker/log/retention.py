@@ -23,6 +23,8 @@ class LogSettings:
     `level`: DURABLE shows readers what is synced, LOGGED what is written (a commit is synced then only where
     a batch in it asks for it). `bytes_max` is the hard limit, at which an append is refused as long as a
     holder needs the oldest; `keep_bytes_max` and `keep_s` are how much and how long is kept beyond need.
+    `free_bytes_min` stays free on the disk; `reserve_bytes` are taken on it, for what must be written when it
+    is full all the same (0: none).
     """
 
     level: AckLevel = AckLevel.DURABLE
@@ -34,6 +36,7 @@ class LogSettings:
     unwritten_bytes_max: int = 64 * MIB
     tail_bytes_max: int = 64 * MIB
     free_bytes_min: int = 64 * MIB
+    reserve_bytes: int = 16 * MIB
     made_by: str = ""
 
     def __post_init__(self) -> None:
@@ -50,3 +53,5 @@ class LogSettings:
             )
         if min(self.unwritten_bytes_max, self.tail_bytes_max, self.segment_s_max, self.keep_s) <= 0:
             raise UsageError("a bound of the log is 0 or below: give it a positive value")
+        if min(self.free_bytes_min, self.reserve_bytes) < 0:
+            raise UsageError("free_bytes_min or reserve_bytes is below 0: give 0 for none")

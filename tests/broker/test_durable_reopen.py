@@ -1,0 +1,271 @@
+"""A log that failed and is recovered in place: what was promised is there, as a fresh opening finds it."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.reserve import RESERVE_PATH, Reserve
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+from tests.broker.durable import SEGMENTS, SMALL, Clock, Writer, commit, contents, open_log
+from tests.broker.durable_story import STORY, STORY_LOGGED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop_simulations.disk import Call
+
+LEVELS = pytest.mark.parametrize("logged", [False, True], ids=["durable", "logged"])
+KINDS = ("EIO", "ENOSPC", "short")
+
+
+class Session:
+    """A log that goes on through failures, and what of it was promised."""
+
+    def __init__(self, disk: SimDisk, *, logged: bool) -> None:
+        self.disk, self.clock = disk, Clock()
+        self.log, _ = open_log(disk, STORY_LOGGED if logged else STORY, clock=self.clock)
+        self.writer = Writer(self.log)
+        self.promised: dict[int, bytes] = {}
+        self.reopened = 0
+        self.looking = False  # the test itself reads: no fault strikes then
+
+    def look(self) -> dict[int, bytes]:
+        self.looking = True
+        found = contents(self.log)
+        self.looking = False
+        return found
+
+    def strikes_from(self, n: int) -> Callable[[Call], bool]:
+        return lambda call: call.number >= n and not self.looking
+
+    def live(self) -> None:
+        for step in range(10):
+            for part in range(1 + step % 3):
+                level = AckLevel.LOGGED if step % 4 != 3 else AckLevel.DURABLE
+                with suppress(Refused):
+                    self.writer.append(1 + (step + part) % 4, level=level, dimension=1 + 20 * (step % 2))
+            try:
+                commit(self.log)
+            except OSError:
+                self.reopen()
+            self.promised = {
+                at: raw for at, raw in self.writer.appended.items() if self.log.first_offset <= at
+            }
+            self.promised = {at: raw for at, raw in self.promised.items() if at < self.log.synced}
+            if step % 4 == 3:
+                self.log.retain(self.clock.us)
+        self.log.close()
+
+    def reopen(self) -> None:
+        """As often as it takes; then it is held to what a fresh opening of the same disk finds."""
+        log, before = self.log, self.look()
+        assert log.visible == log.synced, "what a failed sync may have lost is not shown"
+        for _ in range(10):
+            image = self.disk.kill()
+            try:
+                recovered = log.recover_anew()
+            except OSError:
+                assert self.look() == before, "reading goes on meanwhile"
+                continue
+            log.go_on(recovered)
+            break
+        fresh, _ = open_log(image)
+        now = self.look()
+        assert (now, log.next_offset, log.log_id) == (contents(fresh), fresh.next_offset, fresh.log_id)
+        assert log.first_offset == fresh.first_offset
+        assert log.epoch == fresh.epoch
+        assert log.visible == log.synced == log.next_offset
+        assert {at: raw for at, raw in self.promised.items() if at >= log.first_offset}.items() <= now.items()
+        self.writer.appended = {at: raw for at, raw in self.writer.appended.items() if at < log.next_offset}
+        self.writer.counter = 1000 * (1 + self.reopened) + log.next_offset
+        self.reopened += 1
+
+
+@LEVELS
+@pytest.mark.parametrize("kind", KINDS)
+def test_at_every_call_that_fails_the_log_goes_on_with_what_was_promised(logged: bool, kind: str) -> None:
+    probe = SimDisk()
+    opened = Session(probe, logged=logged)
+    first = probe.calls
+    opened.live()
+    reopened = struck = 0
+    for n in range(first + 1, probe.calls - 6, 1):
+        disk = SimDisk(n)
+        session = Session(disk, logged=logged)
+        for times in (1, 3):
+            if kind == "short":
+                disk.shorten(n + times)
+            else:
+                disk.fail(session.strikes_from(n), getattr(errno, kind), times=times)
+        with suppress(OSError):  # of the last close
+            session.live()
+        struck += sum(count for name, count in disk.struck.items() if name.endswith(("failed", "writes")))
+        reopened += session.reopened
+        after = disk.crash(n)
+        log, _ = open_log(after)
+        found = contents(log)
+        assert {
+            at: raw for at, raw in session.promised.items() if at >= log.first_offset
+        }.items() <= found.items()
+    assert struck > 10
+    assert reopened > 30 or kind == "short"
+
+
+def failed_log(disk: SimDisk) -> tuple[DurableLog, Writer]:
+    log, _ = open_log(disk)
+    writer = Writer(log)
+    writer.append()
+    commit(log)
+    writer.append()
+    disk.fail(lambda call: call.name == "sync", errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        commit(log)
+    return log, writer
+
+
+def test_what_was_synced_and_is_gone_stops_the_log_for_good_and_says_what_to_do() -> None:
+    disk = SimDisk(3)
+    log, _ = failed_log(disk)
+    name = next(path for path in disk.paths() if path.endswith(".log"))
+    disk.flip(name, 90, 1)
+    disk.put(f"{SEGMENTS}/mark", b"")  # nothing on disk says that it was synced
+    with pytest.raises(LogDamaged) as caught:
+        log.recover_anew()
+    log.fail(caught.value)
+    refusal = log.full(1, 100)
+    assert refusal is not None
+    assert (refusal.code, refusal.retry_after_ms) == (ErrorCode.LOG_FAILED, None)
+    assert "log verify" in refusal.message
+    assert log.take_commit() is None
+
+
+def test_holders_and_the_lock_stay_when_the_log_goes_on() -> None:
+    disk = SimDisk(3)
+    log, writer = failed_log(disk)
+    log.hold("sink", lambda: 0)
+    log.go_on(log.recover_anew())
+    with pytest.raises(BlockingIOError):
+        disk.lock("lock")
+    assert log.statistics().held_by == "sink"
+    assert log.statistics().reopened == 1
+    writer.counter = 100
+    writer.append()
+    commit(log)
+    assert log.synced == log.next_offset
+    log.close()
+    disk.lock("lock")
+
+
+# --- the reserve
+
+
+def test_a_full_disk_can_still_be_opened_and_its_log_shortened() -> None:
+    """At every moment of a life the disk fills up; the directory opens, removes and closes all the same."""
+    settings = replace(STORY, reserve_bytes=3_000)
+    probe = SimDisk()
+    session = Session(probe, logged=False)
+    first = probe.calls
+    session.live()
+    given_up = 0
+    for n in range(first, probe.calls, 3):
+        disk = SimDisk(n)
+        session = Session(disk, logged=False)
+        assert Reserve(disk, 3_000).take(0)
+        disk.crash_at(n + 5)
+        with suppress(BaseException):
+            session.live()
+        disk = disk.crash(n)
+        disk.capacity_bytes = disk.used_bytes
+        log, _ = open_log(disk, settings)
+        given_up += log.reserve.given_up
+        assert session.promised.items() >= contents(log).items() or log.next_offset >= len(session.promised)
+        log.retain(1 << 62)
+        commit(log)
+        log.close()
+        again, _ = open_log(disk, settings)
+        assert len(again.statistics().__class__.__slots__) > 0
+        assert again.next_offset == log.next_offset
+    assert given_up > 10
+
+
+def test_appends_never_get_the_reserve_and_go_on_when_it_is_taken_again() -> None:
+    disk = SimDisk(capacity_bytes=40_000)
+    log, _ = open_log(disk, replace(SMALL, reserve_bytes=10_000))
+    assert log.reserve.take(0)
+    assert log.statistics().reserve_bytes == 10_000
+    assert disk.free_bytes() < 30_000
+    disk.put("others", bytes(disk.free_bytes() - 100))
+    made: list[int] = []
+
+    def small() -> None:
+        file = disk.open("small", create=True)
+        file.write(0, [bytes(4_000)][:1])
+        made.append(file.size())
+        if made[-1] < 4_000:
+            raise OSError(errno.ENOSPC, "no room")
+
+    log.reserve.use(small)
+    assert made == [100, 4_000]
+    assert (log.reserve.bytes, log.reserve.given_up) == (0, 1)
+    writer = Writer(log)
+    with pytest.raises(Refused, match="stay free") as caught:
+        writer.append()
+    assert caught.value.code is ErrorCode.LOG_FULL
+    assert not log.reserve.take(0)
+    disk.remove("others")
+    writer.append()  # there is room for both
+    assert log.reserve.take(0)
+    assert log.reserve.missing == 0
+
+
+def test_half_a_reserve_is_none() -> None:
+    disk = SimDisk(capacity_bytes=5_000)
+    disk.fail(lambda call: call.name == "sync")
+    reserve = Reserve(disk, 4_000)
+    with pytest.raises(OSError, match="Input/output"):
+        reserve.take(0)
+    assert disk.used_bytes == 0
+    assert not Reserve(disk, 0).take(0)
+    assert reserve.take(0)
+    assert disk.paths() == [RESERVE_PATH]
+    for bad in ({"reserve_bytes": -1}, {"free_bytes_min": -1}):
+        with pytest.raises(UsageError, match="below 0"):
+            replace(SMALL, **bad)  # type: ignore[arg-type]
+
+
+# --- a segment that nobody appends to
+
+
+@LEVELS
+def test_an_old_segment_is_sealed_though_nobody_appends(logged: bool) -> None:
+    disk, clock = SimDisk(), Clock(step_us=1)
+    level = AckLevel.LOGGED if logged else AckLevel.DURABLE
+    settings = replace(SMALL, segment_s_max=60, keep_s=120, level=level)
+    log, _ = open_log(disk, settings, clock=clock)
+    assert not log.roll(clock.us + 10**9), "an empty log has nothing to seal"
+    writer = Writer(log)
+    writer.append(level=level)
+    commit(log)
+    assert not log.roll(clock.us + 59_000_000)
+    assert log.roll(clock.us + 61_000_000)
+    assert not log.roll(clock.us + 999_000_000), "the next one is empty"
+    commit(log)
+    assert log.retain(clock.us + 100_000_000) == 0
+    assert log.retain(clock.us + 130_000_000) == 1
+    commit(log)
+    assert (log.first_offset, log.next_offset) == (2, 2)
+    writer.append(level=level)
+    commit(log)
+    disk = disk.crash(1) if not logged else disk.kill()
+    again, _ = open_log(disk, settings)
+    assert sorted(contents(again)) == [2]
