@@ -20,6 +20,7 @@ from delta_prop_broker.log.reserve import Reserve
 from delta_prop_broker.log.retention import LogSettings
 from delta_prop_broker.log.room import Room
 from delta_prop_broker.log.segment import Segment
+from delta_prop_broker.log.snapshot import newest_snapshot
 from delta_prop_broker.log.sparse_index import SparseIndex
 from delta_prop_broker.log.tail import Tail
 from delta_prop_wire.batch import LoggedBatch
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk, Lock
     from delta_prop_broker.log.frames import Place
     from delta_prop_broker.log.recovery import Recovered, RecoveryReport
+    from delta_prop_broker.log.snapshot import Snapshot
     from delta_prop_wire.batch import Batch
 
 DIRECTORY = f"{STREAMS}/default/0"
@@ -487,6 +489,14 @@ class DurableLog:
         Raises LogDamaged where one cannot be read; `inspect` goes on behind it.
         """
         return self._segments.walk(max(offset, self._start), self.visible)
+
+    def snapshot(self) -> Snapshot | None:
+        """The newest snapshot, open; None where there is none. The caller closes it.
+
+        It holds each vector's state at its offset, and the log has all that follows from there on. Reads a
+        few blocks, so not on the event loop. Raises LogDamaged, OSError.
+        """
+        return newest_snapshot(self._disk, DIRECTORY, self.log_id)
 
     def find(self, origin: int, counter: int) -> int | None:
         """The offset of a dot, of one not yet written too; None where it is not, or no longer, here."""

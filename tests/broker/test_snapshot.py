@@ -1,0 +1,111 @@
+"""The file of a snapshot: what was put in is found again, and no byte of it can change unseen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.durable import DIRECTORY
+from delta_prop_broker.log.snapshot import (
+    OriginMark,
+    Snapshot,
+    SnapshotFacts,
+    SnapshotWriter,
+    newest_snapshot,
+    open_snapshot,
+    snapshot_path,
+)
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.algebra import State
+from delta_prop_wire.delta import Dot
+from delta_prop_wire.states import StateRow, encode_states, state_of
+from tests.broker.durable import LOG_ID
+
+FACTS = SnapshotFacts(LOG_ID, 40, time_us=1_700_000_000_000_000, lamport=44, chain=0xABCD)
+MARKS = {3: OriginMark(2, 17, (Dot(5, 1), Dot(9, 8))), 5: OriginMark(1, 1)}
+PATH = snapshot_path(DIRECTORY, 40)
+
+
+def row(namespace: str, key: str, number: int) -> StateRow:
+    state = State(True, np.array([number], np.float32), None, {"n": number}, 0, (number, 3, number))
+    return StateRow(namespace, key, state, number - 1)
+
+
+def written(disk: SimDisk, frames: list[list[StateRow]]) -> Snapshot:
+    disk.make_directory(DIRECTORY)
+    writer = SnapshotWriter(disk, DIRECTORY, FACTS)
+    for rows in frames:
+        writer.add(encode_states(rows))
+    return writer.finish(MARKS, alive=sum(map(len, frames)), late=0, unfolded=0)
+
+
+FRAMES = [
+    [row("a", "x", 1), row("a", "y", 2)],
+    [row("a", "é", 3), row("b", "a", 4)],
+    [row("b", "b", 5)],
+]
+
+
+def test_what_was_written_is_read_and_found_by_name() -> None:
+    disk = SimDisk()
+    written(disk, FRAMES).close()
+    snapshot = open_snapshot(disk.crash(), DIRECTORY, 40)
+    snapshot.verify()
+    assert (snapshot.offset, snapshot.rows, snapshot.lamport, snapshot.log_id) == (40, 5, 44, LOG_ID)
+    assert dict(snapshot.watermarks) == MARKS
+    assert [logged.batch.keys for logged in snapshot.frames()] == [["x", "y"], ["é", "a"], ["b"]]
+    for wanted in (one for frame in FRAMES for one in frame):
+        found = snapshot.find(wanted.namespace, wanted.vector_id)
+        assert found is not None
+        logged, at = found
+        assert logged.row_offset(at) == wanted.offset
+        assert state_of(logged.batch, at).content == wanted.state.content
+    for namespace, key in (("a", "w"), ("a", "z"), ("b", "aa"), ("c", "a"), ("", "x")):
+        assert snapshot.find(namespace, key) is None
+
+
+def test_one_without_rows_is_one_too() -> None:
+    snapshot = written(SimDisk(), [])
+    snapshot.verify()
+    assert list(snapshot.frames()) == []
+    assert snapshot.find("a", "x") is None
+
+
+def test_the_newest_is_taken_and_only_of_this_log() -> None:
+    disk = SimDisk()
+    assert newest_snapshot(disk, DIRECTORY, LOG_ID) is None
+    written(disk, FRAMES).close()
+    disk.put(snapshot_path(DIRECTORY, 39), b"older, and not looked at")
+    newest = newest_snapshot(disk, DIRECTORY, LOG_ID)
+    assert newest is not None
+    assert newest.offset == 40
+    with pytest.raises(LogDamaged, match="it is of log"):
+        newest_snapshot(disk, DIRECTORY, bytes(16))
+    disk.rename(PATH, snapshot_path(DIRECTORY, 41))
+    with pytest.raises(LogDamaged, match="offset 40 under another name"):
+        newest_snapshot(disk, DIRECTORY, LOG_ID)
+
+
+def test_every_bit_that_is_flipped_is_found() -> None:
+    disk = SimDisk()
+    written(disk, [[row("a", "x", 1)], [row("a", "y", 2)]]).close()
+    sound = disk.peek(PATH)
+    for at in range(len(sound)):
+        for bit in range(8):
+            disk.flip(PATH, at, bit)
+            with pytest.raises(LogDamaged, match=PATH):
+                open_snapshot(disk, DIRECTORY, 40).verify()
+            disk.flip(PATH, at, bit)
+    assert disk.peek(PATH) == sound
+
+
+@pytest.mark.parametrize("cut", [1, 8, 200, 600])
+def test_one_that_was_cut_or_lengthened_is_found(cut: int) -> None:
+    disk = SimDisk()
+    written(disk, FRAMES).close()
+    sound = disk.peek(PATH)
+    for wrong in (sound[:-cut], sound + bytes(cut)):
+        disk.put(PATH, wrong)
+        with pytest.raises(LogDamaged, match=PATH):
+            open_snapshot(disk, DIRECTORY, 40).verify()
