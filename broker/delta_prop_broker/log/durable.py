@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from delta_prop_broker.log.checkpoints import Position
 from delta_prop_broker.log.commit import Commit, Piece
 from delta_prop_broker.log.damage import LogBusy, LogDamaged
 from delta_prop_broker.log.holders import Holders
@@ -103,6 +104,10 @@ class DurableLog:
         self.next_offset = recovered.next_offset
         self.written = self.synced = recovered.synced
         self.failure: Exception | None = None
+        self.checkpoints = recovered.checkpoints
+        """Those that fit this log, newest first. Whoever writes one has it to itself meanwhile."""
+        self.committed_frames = self.committed_bytes = 0
+        """What was written since the log was opened."""
         self._identity = recovered.identity
         self._segments = recovered.segments
         self._chain = recovered.chain or 0
@@ -190,6 +195,13 @@ class DurableLog:
         if level is AckLevel.MEMORY:
             return self.next_offset
         return self.written if level is AckLevel.LOGGED else self.synced
+
+    def position(self) -> Position:
+        """Where the log ends now, as a checkpoint needs it; usable once `synced` has come there."""
+        last = self._segments.last
+        if last is None or last.index is None or not last.size:
+            return Position(self.next_offset, self._chain)
+        return Position(self.next_offset, self._chain, last.index, last.size, last.latest_time)
 
     @property
     def unwritten_bytes(self) -> int:
@@ -380,6 +392,8 @@ class DurableLog:
             segment = piece.segment
             segment.readable = piece.position
             self._unwritten_bytes -= piece.position - piece.at
+            self.committed_bytes += piece.position - piece.at
+            self.committed_frames += len(piece.parts) // 2  # a head and a body each
             if piece.seals:
                 if segment.file is not None:
                     segment.file.close()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from delta_prop_broker.log.checkpoints import Checkpoint, CheckpointDamaged, Checkpoints
 from delta_prop_broker.log.compressed import PEEK_BYTES
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
 from delta_prop_broker.log.frames import CHUNK_BYTES, Walk, heads_behind, read_head
@@ -85,6 +86,7 @@ class RecoveryReport:
     bytes: int = 0
     walked_bytes: int = 0
     indexes_rebuilt: int = 0
+    checkpoint: int | None = None  # the offset of the newest one that fits
     cut: Cut | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -94,6 +96,7 @@ class RecoveryReport:
             f"log {state}: offsets {self.first_offset} to {self.next_offset}, epoch {self.epoch}, "
             f"{self.segments} segments of {self.bytes} bytes, {self.walked_bytes} read; "
             f"synced up to {self.synced}",
+            *([] if self.checkpoint is None else [f"checkpoint at offset {self.checkpoint}"]),
             *([] if self.cut is None else [str(self.cut)]),
             *self.notes,
         ]
@@ -111,6 +114,7 @@ class Recovered:
     next_offset: int
     synced: int
     mark: MarkFile | None  # None: read-only
+    checkpoints: Checkpoints
     report: RecoveryReport
 
     def close(self) -> None:
@@ -156,6 +160,7 @@ class _Recovery:
         self._chain: int | None = None
         self._evidence = synced
         self._last: Segment | None = None
+        self._checkpoints = Checkpoints(disk, directory, b"")
 
     def run(self, draw: Callable[[int], bytes]) -> Recovered:
         try:
@@ -174,22 +179,28 @@ class _Recovery:
         identity = self._identify(bases, draw)
         obsolete = [base for base, after in pairwise(bases) if after <= self._mark.start]
         bases = bases[len(obsolete) :]
+        self._checkpoints = Checkpoints.read(
+            self._disk, self._directory, identity.log_id, names, self._report.notes
+        )
         self._check_start(bases)
         for base, after in pairwise(bases):
             self._take_sealed(Segment(self._directory, base), after)
         torn = self._take_last(bases[-1]) if bases else False
         last = self._segments.last
         end = self._mark.start if last is None else last.end
+        for checkpoint in self._checkpoints.kept[:]:
+            self._check_belongs(checkpoint, end)
         self._tell(end)
         mark_file = None
         if not self._read_only:
             identity, mark_file = self._write(identity, torn, end)
             self._remove(obsolete, names)
+            self._checkpoints.sweep(names)
         self._report.epoch = identity.epoch
         visible = self._evidence if self._read_only else end
         return Recovered(
             identity, self._segments, self._chain, self._report.first_offset, end, visible, mark_file,
-            self._report,
+            self._checkpoints, self._report,
         )  # fmt: skip
 
     # --- what is there
@@ -231,6 +242,8 @@ class _Recovery:
 
     def _check_start(self, bases: list[int]) -> None:
         start = self._mark.start
+        # Written after the sync of all that it speaks of, so it proves that as the mark does.
+        self._evidence = max((self._evidence, *(one.end for one in self._checkpoints.kept)))
         if not bases:
             if self._evidence > start:
                 path = Segment(self._directory, start).path
@@ -271,11 +284,11 @@ class _Recovery:
             raise LogDamaged(segment.path, reason, position=segment.size, offset=low, end=high)
 
     def _take_last(self, base: int) -> bool:
-        """Read it whole; return whether its file is longer than its frames."""
+        """Read it, from the newest checkpoint in it on; return whether its file is longer than its frames."""
         segment = self._last = Segment(self._directory, base)
         file = segment.file = self._disk.open(segment.path, read_only=self._read_only)
         size = file.size()
-        index = SparseIndex(segment.base)
+        index = self._index_so_far(segment, file, size)
         bad = self._walk(segment, file, size, index)
         if bad is not None:
             for _, head in heads_behind(file, bad.position + bad.skip, size):
@@ -296,8 +309,52 @@ class _Recovery:
             )
         return bad is not None
 
+    def _index_so_far(self, segment: Segment, file: File, size: int) -> SparseIndex:
+        """What a checkpoint kept of the last segment's index, where the frames at its ends fit; else none.
+
+        The frames that it speaks of are on stable storage, and are checked whenever they are read.
+        """
+        for checkpoint in self._checkpoints.kept:
+            if checkpoint.index_base != segment.base:
+                continue
+            try:
+                index = checkpoint.index()
+            except (CheckpointDamaged, OSError) as error:
+                self._report.notes.append(str(error))
+                continue
+            if index is not None and index.size <= size and _describes(index, file, index.size):
+                return index
+        return SparseIndex(segment.base)
+
+    def _check_belongs(self, checkpoint: Checkpoint, end: int) -> None:
+        """Drop a checkpoint that is not of these frames' history, or has frames missing behind it."""
+        first = self._segments.all[0].base if self._segments.all else end
+        if first <= checkpoint.offset <= end and self._crc_before(checkpoint.offset, end) == checkpoint.crc:
+            if self._report.checkpoint is None:
+                self._report.checkpoint = checkpoint.offset
+            return
+        self._checkpoints.drop(checkpoint)
+        self._report.notes.append(
+            f"{checkpoint.path} does not fit the frames from offset {first} to {end} and is not used"
+        )
+
+    def _crc_before(self, offset: int, end: int) -> int | None:
+        """The checksum of the stamp that the frame at an offset follows; None where no frame begins there."""
+        if offset == end:
+            return self._chain or 0
+        try:
+            found = next(self._segments.walk(offset, offset + 1, 64 * 1024), None)
+        except (LogDamaged, OSError):  # told when it is read
+            return None
+        if found is None or found.logged.offset != offset:
+            return None
+        return found.stamp.previous_crc
+
     def _walk(self, segment: Segment, file: File, size: int, index: SparseIndex) -> BadFrame | None:
-        walk = Walk(file, position=0, offset=segment.base, end=size, previous_crc=self._chain)
+        """Read a segment's frames behind those that its index knows, and note them there."""
+        begin = index.size
+        previous = self._chain if index.last_crc is None else index.last_crc
+        walk = Walk(file, position=begin, offset=index.end, end=size, previous_crc=previous)
         try:
             for found in walk:
                 index_frame(index, found)
@@ -305,7 +362,7 @@ class _Recovery:
         except BadFrame as bad:
             return bad
         finally:
-            self._report.walked_bytes += walk.position
+            self._report.walked_bytes += walk.position - begin
         return None
 
     def _join(self, segment: Segment, index: SparseIndex) -> None:

@@ -113,6 +113,29 @@ class SparseIndex:
         """The last entry; the segment has a frame."""
         return self._entry(len(self._offsets) - 1)
 
+    def until(self, end: int, size: int, last_crc: int, latest_time: int) -> SparseIndex:
+        """A copy of what it said when it had come to offset `end`; it may grow on another thread meanwhile.
+
+        The last run of an origin may reach further, into frames that came later: who looks it up finds that
+        out, as with any hint.
+        """
+        copy = SparseIndex(self.base)
+        copy.end, copy.size, copy.last_crc, copy.latest_time = end, size, last_crc, latest_time
+        copy.first_previous_crc, copy.first_time = self.first_previous_crc, self.first_time
+        entries = bisect_left(self._offsets, end)
+        copy._offsets, copy._positions = self._offsets[:entries], self._positions[:entries]
+        copy._times, copy._previous = self._times[:entries], self._previous[:entries]
+        for origin, runs in list(self._runs.items()):
+            count = bisect_left(runs.offsets, end)  # the column that is written last
+            if count:
+                cut = copy._runs[origin] = _Runs()
+                cut.bases, cut.lasts, cut.offsets = (
+                    runs.bases[:count],
+                    runs.lasts[:count],
+                    runs.offsets[:count],
+                )
+        return copy
+
     def run_of(self, origin: int, counter: int) -> tuple[int, int] | None:
         """(where the run begins, where the row is unless counters leap), None where it is not."""
         runs = self._runs.get(origin)
