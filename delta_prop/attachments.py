@@ -13,9 +13,9 @@ import anyio
 
 from delta_prop.attached import Attached, Start, vector_history
 from delta_prop.pacing import Pacing
+from delta_prop.quarantines import Quarantines
 from delta_prop.route.feed import Feed
 from delta_prop.route.late import ReplayRequest
-from delta_prop.route.quarantine import Quarantine
 from delta_prop.route.status import FeedLimits, KeptCursor
 from delta_prop.route.subscription import Subscription
 from delta_prop.route.table import Table
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from delta_prop.route.late import Replayed
     from delta_prop.route.quarantine import SetAside
     from delta_prop.route.status import FeedStatistics
+    from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.contract import Log
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.batch import LoggedBatch
@@ -70,8 +71,10 @@ class Attachments:
         check_open: Callable[[], None],
         on_progress: Callable[[], None],
         kept: Mapping[str, KeptCursor],
+        disk: Disk | None = None,
     ) -> None:
-        """`kept`: what is remembered of sinks that were attached before the service's last end."""
+        """`kept`: what is remembered of sinks that were attached before the service's last end; `disk`:
+        where quarantines are kept, None beside a log in memory."""
         self.attached: dict[str, Attached] = {}
         self.pacing = Pacing(settings, log)
         self._settings = settings
@@ -83,7 +86,7 @@ class Attachments:
         self._on_progress = on_progress
         self._table: Table[Feed] = Table()
         self._cursors: dict[str, KeptCursor] = dict(kept)
-        self._quarantines: dict[str, Quarantine] = {}
+        self.quarantines = Quarantines(disk, log.log_id, world)
         for name, cursor in kept.items():
             if cursor.required:
                 log.hold(name, partial(_dealt_with, cursor))
@@ -107,7 +110,13 @@ class Attachments:
         terms: Terms,
         on_progress: Callable[[], None] | None = None,
     ) -> Feed:
-        """Open a sink and start bringing it its deltas. Raises Refused, UsageError, what the sink raises."""
+        """Open a sink and start bringing it its deltas.
+
+        Raises Refused, UsageError, QuarantineDamaged, OSError, what the sink raises.
+        """
+        quarantine = keeper = None
+        if not isinstance(sink, Subscription):  # whose name never comes back
+            quarantine, keeper = await self.quarantines.open(name, terms.limits)
         attached = Attached(name, sink, self._log, self._world, frozenset(map(str, terms.topics)))
         begin, keeps_cursor = await attached.open(terms.start, self._cursors.get(name, KeptCursor(0, 0)))
         try:
@@ -128,7 +137,8 @@ class Attachments:
             start=begin,
             keeps_cursor=keeps_cursor,
             reported=attached.reported,
-            quarantine=self._quarantines.pop(name, None),
+            quarantine=quarantine,
+            keeper=keeper,
             on_progress=on_progress or self._on_progress,
         )
         self.attached[name] = attached
@@ -160,11 +170,11 @@ class Attachments:
         """Remember nothing more of a sink that is not attached; the log keeps nothing for it."""
         if name in self.attached:
             raise UsageError(f"sink {name!r} is attached: detach it first")
-        if name not in self._cursors and name not in self._quarantines:
+        if name not in self._cursors and not self.quarantines.knows(name):
             raise UsageError(f"no sink named {name!r} is remembered; remembered are {sorted(self._cursors)}")
         self._log.release(name)
         self._cursors.pop(name, None)
-        self._quarantines.pop(name, None)
+        self.quarantines.forget(name)
 
     def cursors(self) -> dict[str, KeptCursor]:
         """What to remember of each sink, attached or not, for the next start."""
@@ -205,12 +215,14 @@ class Attachments:
         finally:
             if not isinstance(attached.sink, Subscription):  # whose name never comes back
                 self._cursors[name] = feed.kept_cursor._replace(required=attached.required)
-            if feed.quarantine.matters:
-                self._quarantines[name] = feed.quarantine
             self._table.unsubscribe(feed)
             self._log.release(name)
             self.pacing.remove(feed, self._world.clock.now())
-            del self.attached[name]
+            try:
+                if not isinstance(attached.sink, Subscription):
+                    await self.quarantines.close(name)
+            finally:
+                del self.attached[name]
 
     def _note_past(self, attached: Attached, begin: int) -> None:
         """Go on above what a sink holds of an earlier log: its Lamport numbers, its vectors."""

@@ -111,6 +111,7 @@ class Propagator(Publishing):
                 check_open=self._check_open,
                 on_progress=self._note_progress,
                 kept=self._service_log.cursors,
+                disk=self._service_log.disk,
             )
             self._chain = self._make_chain(own_producer_id)
             await self._service_log.restore(self._chain, self._now())
@@ -124,6 +125,7 @@ class Propagator(Publishing):
         self._tasks.start_soon(self._pace)
         self._tasks.start_soon(self._service_log.run)
         self._tasks.start_soon(self._service_log.keep_house, self._sinks.cursors, self._world)
+        self._tasks.start_soon(self._sinks.quarantines.keep_house)
         return self
 
     async def __aexit__(

@@ -21,6 +21,15 @@ from delta_prop.route.breaker import Breaker, BreakerState
 from delta_prop.route.late import answer_request, means, rows_of
 from delta_prop.route.mailbox import Mailbox
 from delta_prop.route.quarantine import Quarantine
+from delta_prop.route.reasons import (
+    has_stopped,
+    is_detached,
+    is_full,
+    lost_place,
+    not_kept,
+    only,
+    rejected_another,
+)
 from delta_prop.route.status import ENDED, FeedLimits, FeedState, FeedStatistics, KeptCursor, text_of
 from delta_prop.route.table import Nothing
 from delta_prop.route.waiting import OffsetWaiters
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from delta_prop.ports import World
+    from delta_prop.quarantines import Keeper
     from delta_prop.route.late import ReplayRequest
     from delta_prop.route.table import Table
     from delta_prop_broker.log.contract import Log
@@ -62,8 +72,10 @@ class Feed:
         keeps_cursor: bool,
         reported: int = 0,
         quarantine: Quarantine | None = None,
+        keeper: Keeper | None = None,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
+        """`keeper`: who writes the quarantine down, before anything passes what is in it."""
         self.name = name
         self.sink = sink
         self.state = FeedState.IDLE
@@ -74,6 +86,7 @@ class Feed:
             quarantine = Quarantine(limits.quarantine_deltas_max, limits.quarantine_bytes_max)
         quarantine.come_back(start)
         self.quarantine = quarantine
+        self._keeper = keeper
         self.pacing = False
         self.last_failure: BaseException | None = None
         self._log = log
@@ -266,14 +279,11 @@ class Feed:
         """Deliver no more, and let nobody wait for it: the reader has gone."""
         if self._quiet:
             self._rest()  # what came since and was for others is dealt with too
-        self.stop(
-            Refused(ErrorCode.SHUTTING_DOWN, f"sink {self.name!r} is detached: attach it again"),
-            FeedState.CLOSED,
-        )
+        self.stop(is_detached(self.name), FeedState.CLOSED)
 
     def lose_place(self) -> None:
         """The log keeps nothing for it any more: it cannot go on from its cursor."""
-        self.stop(_lost_place(self.name, self._applied), FeedState.NEEDS_SNAPSHOT)
+        self.stop(lost_place(self.name, self._applied), FeedState.NEEDS_SNAPSHOT)
 
     def watch(self, now: float) -> None:
         """Break off a call that takes too long; what it was given comes again."""
@@ -390,10 +400,11 @@ class Feed:
         """Have deliveries applied, whatever it takes; or set aside, as far as the sink rejects them."""
         end = deliveries[-1].next_offset if deliveries else 0
         while deliveries and not self.ended:
-            if len(self.quarantine):
+            if self.quarantine.concerns(deliveries[0].first_offset):
                 deliveries = self._sift(deliveries)
-                if not deliveries:
-                    break
+                self._in_hand = sum(delivery.count for delivery in deliveries)
+            if not await self.kept() or not deliveries:
+                break
             failure = await self.call(deliveries)
             if failure is None:
                 self._done(deliveries)
@@ -424,7 +435,7 @@ class Feed:
             raise
         except Exception as failure:
             self._errors += 1
-            return _only(failure)
+            return only(failure)
         finally:
             self._called_at = inf
         self.breaker.succeeded()
@@ -437,10 +448,10 @@ class Feed:
             return deliveries
         if isinstance(failure, RejectDelta):
             if not any(means(delivery, failure.offset) for delivery in deliveries):
-                self.stop(self.rejected_another(failure))
+                self.stop(self.failed(rejected_another(failure)))
                 return deliveries
             self.breaker.progressed()
-            return self._reject(self._drop_done(deliveries, failure.offset), failure)
+            return await self._reject(self._drop_done(deliveries, failure.offset), failure)
         rest = deliveries
         if isinstance(failure, TryAgain):
             rest = self._drop_done(deliveries, failure.done_offset)
@@ -518,7 +529,24 @@ class Feed:
                 break
         return passing
 
-    def _reject(self, rest: list[Delivery], failure: RejectDelta) -> list[Delivery]:
+    async def kept(self) -> bool:
+        """Wait until what is set aside is on stable storage, so that it may be passed; whether it is.
+
+        However often the disk fails: only the end of the feed ends this.
+        """
+        keeper = self._keeper
+        while keeper is not None and keeper.due and not self.ended:
+            self.state = FeedState.WORKING
+            self.breaker.probe()
+            try:
+                await keeper.keep()
+            except OSError as error:
+                await self.back_off(not_kept(error))
+            else:
+                self.breaker.progressed()
+        return keeper is None or not (self.ended or keeper.due)
+
+    async def _reject(self, rest: list[Delivery], failure: RejectDelta) -> list[Delivery]:
         """Set the rejected delta aside; what is left to deliver."""
         at, rows = failure.offset - rest[0].first_offset, rows_of(rest[0])
         if not self.quarantine.reject(rest[0].logged, at, failure.reason, self._clock.wall_us()):
@@ -529,7 +557,8 @@ class Feed:
         level = logging.WARNING if len(self.quarantine) == 1 else logging.DEBUG  # one tells to look
         logger.log(level, "sink %r rejected offset %d: %s", self.name, failure.offset, failure.reason)
         left = rows[rows > at]
-        self._progress(failure.offset + 1)
+        if await self.kept():
+            self._progress(failure.offset + 1)
         return [*([replace(rest[0], rows=left)] if len(left) else []), *rest[1:]]
 
     def _forget_ahead(self) -> None:
@@ -561,13 +590,7 @@ class Feed:
     def _stop_full(self, offset: int) -> None:
         quarantine = self.quarantine
         standing = self.ended  # for another reason, which a replay does not cure
-        self.stop(
-            self.failed(
-                f"its quarantine is full ({len(quarantine)} of {quarantine.deltas_max} deltas, "
-                f"{quarantine.bytes} of {quarantine.bytes_max} bytes), and offset {offset} belongs there "
-                "too: replay or drop some"
-            )
-        )
+        self.stop(self.failed(is_full(quarantine, offset)))
         self._full = not standing
 
     # --- telling
@@ -604,15 +627,7 @@ class Feed:
 
     def failed(self, why: str) -> Refused:
         """Why it stops, in the words of a refusal."""
-        return Refused(
-            ErrorCode.PROCESSING_FAILED,
-            f"sink {self.name!r} has stopped at offset {self._applied}: {why}",
-            details={"sink": self.name, "applied": self._applied},
-        )
-
-    def rejected_another(self, failure: RejectDelta) -> Refused:
-        """Its rejection names a delta that it was not given, so none can be set aside."""
-        return self.failed(f"it rejected offset {failure.offset}, which it was not given: {failure.reason}")
+        return has_stopped(self.name, self._applied, why)
 
     def _told(self) -> str | None:
         """Why the sink gets nothing at the moment."""
@@ -621,19 +636,3 @@ class Feed:
         if self.state not in (FeedState.RETRYING, FeedState.BREAKER_OPEN):
             return None
         return text_of(self.last_failure)
-
-
-def _only(failure: Exception) -> Exception:
-    """What a task group of the sink wrapped, where it is one failure."""
-    while isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
-        failure = failure.exceptions[0]
-    return failure
-
-
-def _lost_place(name: str, applied: int) -> Refused:
-    return Refused(
-        ErrorCode.CURSOR_TOO_OLD,
-        f"sink {name!r} needs a snapshot: the log was full and let go of offset {applied}, which it had not "
-        'applied; detach it and attach it with start="earliest", or rebuild it',
-        details={"sink": name, "applied": applied},
-    )

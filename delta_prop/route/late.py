@@ -10,6 +10,7 @@ import anyio.lowlevel
 import numpy as np
 
 from delta_prop.route.quarantine import Release
+from delta_prop.route.reasons import rejected_another
 from delta_prop_sinks.sink import Delivery, RejectDelta, StopSink, TryAgain
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ async def answer_request(feed: Feed, request: ReplayRequest) -> Replayed:
             quarantine.drop(offset)
     release = Release(quarantine.records(), leaving)
     count_max = count = feed.limits.merge_deltas_max
-    while records := release.take(count):
+    while await feed.kept() and (records := release.take(count)):
         failure = await feed.call(late_deliveries(records))
         applied = _applied(records, failure)
         for one in records[:applied]:
@@ -85,7 +86,7 @@ async def answer_request(feed: Feed, request: ReplayRequest) -> Replayed:
             release.give_back(records[applied + 1 :], rejected=one)
             count = max(count // 2, 1)  # where most are rejected, each call is to bring few
         elif isinstance(failure, RejectDelta):
-            feed.stop(feed.rejected_another(failure))
+            feed.stop(feed.failed(rejected_another(failure)))
         elif isinstance(failure, StopSink):
             feed.stop(feed.failed(failure.reason))
         else:
@@ -96,6 +97,7 @@ async def answer_request(feed: Feed, request: ReplayRequest) -> Replayed:
         await anyio.lowlevel.checkpoint()  # a sink that never waits must not keep others waiting
         if feed.ended or request.withdrawn:
             break
+    await feed.kept()
     return Replayed(held - dropped - len(quarantine), dropped, len(quarantine))
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from delta_prop_sinks.sink import Delivery
     from delta_prop_wire.batch import LoggedBatch
@@ -91,12 +91,16 @@ class Quarantine:
         self.dropped = 0
         self.replayed = 0
         self._given_up: dict[int, None] = {}  # offsets that were dropped, the last `GIVEN_UP_MAX` of them
+        self._given_up_end = 0  # behind the highest of them
         self._held: dict[int, SetAside] = {}
         self._batches: dict[int, int] = {}  # offset of a batch -> rows of it that are held
         self._vectors: dict[Vector, list[int]] = {}  # -> the offsets held of it, ascending
         self._ids: Counter[str] = Counter()  # -> how many are held of that vector id
         self._names: dict[Name, set[int]] = {}  # -> the offsets that may be meant by it
         self._moved = False  # some have gone, so others may wait for others now
+        self.touched: set[int] | None = None
+        """Offsets about which something has changed, for whoever writes it down and empties this; None:
+        nobody does."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -113,9 +117,22 @@ class Quarantine:
         """Whether it has to wait for its sink's return."""
         return bool(self._held or self._given_up)
 
+    def concerns(self, offset: int) -> bool:
+        """Whether what lies at `offset` or behind it has to be sifted."""
+        return bool(self._held) or offset < self._given_up_end
+
     def withholds(self, offset: int) -> bool:
         """Whether the delta there must not have an effect at this sink: it is held, or was dropped."""
         return offset in self._held or offset in self._given_up
+
+    def get(self, offset: int) -> SetAside | None:
+        """What is held there; for whom it waits may have changed."""
+        return self._held.get(offset)
+
+    @property
+    def given_up(self) -> list[int]:
+        """Offsets that were dropped, in the order of that."""
+        return list(self._given_up)
 
     def records(self) -> list[SetAside]:
         """Everything held, in log order."""
@@ -142,20 +159,23 @@ class Quarantine:
             held.reason, held.behind = reason, offset
             self.rejected += 1
             self._moved = True
+            self._touch(offset)
             return True
-        parents = tuple(parent for at, parent in logged.batch.parents if at == row)
-        if not self._hold(SetAside(logged, row, at_us, offset, parents, reason)):
+        if not self._has_room(logged):
             return False
+        self._hold(SetAside(logged, row, at_us, offset, _parents_of(logged, row), reason))
         self.rejected += 1
         return True
 
     def sift(self, delivery: Delivery, at_us: int) -> Sifted:
-        """Line up what waits for something held; skip what is held already; let the rest pass."""
+        """Line up what waits for something held; skip what is held already, or was dropped; let the rest
+        pass."""
         logged, batch = delivery.logged, delivery.batch
         parents = batch.parents
         if (
             self._ids.keys().isdisjoint(batch.keys)
             and logged.offset not in self._batches
+            and logged.offset >= self._given_up_end
             and (not parents or self._names.keys().isdisjoint(parent for _, parent in parents))
         ):
             return Sifted(delivery, [], None)
@@ -165,6 +185,8 @@ class Quarantine:
         full_at = None
         ids, keys, named = self._ids, batch.keys, _parents_by_row(logged)
         for row in range(logged.count) if delivery.rows is None else delivery.rows.tolist():
+            if logged.offset + row in self._given_up:
+                continue
             if keys[row] not in ids and row not in named:
                 passing.append(row)
                 continue
@@ -174,7 +196,8 @@ class Quarantine:
             one.behind = self._in_the_way(one)
             if one.behind < 0:
                 passing.append(row)
-            elif self._hold(one):
+            elif self._has_room(logged):
+                self._hold(one)
                 lined_up.append(one.offset)
             else:
                 full_at = one.offset
@@ -197,9 +220,7 @@ class Quarantine:
     def drop(self, offset: int) -> None:
         """Let one go for good, not applied."""
         self._remove(offset)
-        self._given_up[offset] = None
-        if len(self._given_up) > GIVEN_UP_MAX:
-            del self._given_up[next(iter(self._given_up))]
+        self._give_up(offset)
         self.dropped += 1
 
     def forget(self, offset: int) -> None:
@@ -208,19 +229,42 @@ class Quarantine:
         self.lined_up -= 1
 
     def come_back(self, start: int) -> None:
-        """Its sink is attached again and reads on from `start`: what lies there comes again from the log,
-        and what lies below is all that is kept. It counts anew."""
+        """Its sink is attached again and reads on from `start`: what lies there comes again from the log, but
+        for what was dropped, and of what is held only what lies below stays. It counts anew."""
         for one in self._in_order():
             if one.offset >= start:
                 self._remove(one.offset)
-        self._given_up = {offset: None for offset in self._given_up if offset < start}
         self.rejected = self.lined_up = self.dropped = self.replayed = 0
 
+    def bring_back(self, logged: LoggedBatch, row: int, reason: str | None, at_us: int) -> None:
+        """Hold again what an earlier process held, whatever room there is."""
+        self._hold(SetAside(logged, row, at_us, logged.offset + row, _parents_of(logged, row), reason))
+        self._moved = True
+
+    def bring_back_given_up(self, offsets: Iterable[int]) -> None:
+        """Withhold again what was dropped in an earlier process."""
+        for offset in offsets:
+            self._give_up(offset)
+
     # --- helpers
+
+    def _touch(self, offset: int) -> None:
+        if self.touched is not None:
+            self.touched.add(offset)
+
+    def _give_up(self, offset: int) -> None:
+        self._given_up[offset] = None
+        self._given_up_end = max(self._given_up_end, offset + 1)
+        self._touch(offset)
+        if len(self._given_up) > GIVEN_UP_MAX:
+            first = next(iter(self._given_up))
+            del self._given_up[first]
+            self._touch(first)
 
     def _remove(self, offset: int) -> None:
         one = self._held.pop(offset)
         self._moved = True
+        self._touch(offset)
         base = one.logged.offset
         self._batches[base] -= 1
         if not self._batches[base]:
@@ -265,19 +309,21 @@ class Quarantine:
                 return self._held[min(held)].behind
         return -1
 
-    def _hold(self, one: SetAside) -> bool:
-        base, size = one.logged.offset, one.logged.batch.size
-        more = 0 if base in self._batches else size
-        if len(self._held) >= self.deltas_max or (self._held and self.bytes + more > self.bytes_max):
-            return False
+    def _has_room(self, logged: LoggedBatch) -> bool:
+        more = 0 if logged.offset in self._batches else logged.batch.size
+        return len(self._held) < self.deltas_max and (not self._held or self.bytes + more <= self.bytes_max)
+
+    def _hold(self, one: SetAside) -> None:
+        base = one.logged.offset
         self._held[one.offset] = one
+        self._touch(one.offset)
+        if base not in self._batches:
+            self.bytes += one.logged.batch.size
         self._batches[base] = self._batches.get(base, 0) + 1
-        self.bytes += more
         insort(self._vectors.setdefault(one.vector, []), one.offset)
         self._ids[one.vector[1]] += 1
         for name in one.names():
             self._names.setdefault(name, set()).add(one.offset)
-        return True
 
 
 class Release:
@@ -331,6 +377,10 @@ class _Line:
 
     def holds_up(self, one: SetAside) -> bool:
         return one.vector in self._vectors or not self._names.isdisjoint(one.parents)
+
+
+def _parents_of(logged: LoggedBatch, row: int) -> tuple[Name, ...]:
+    return tuple(parent for at, parent in logged.batch.parents if at == row)
 
 
 def _parents_by_row(logged: LoggedBatch) -> dict[int, tuple[Name, ...]]:

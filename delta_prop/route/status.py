@@ -66,11 +66,11 @@ class FeedStatistics:
     """One sink's progress. Offsets are next offsets: everything below is dealt with.
 
     Each row that lies between the feed's start and `applied` had one outcome: `success` (applied),
-    `skipped` (not for this sink), in the quarantine now (`quarantined`) or dropped from it by an operator
-    (`dropped`). What the quarantine held already when the sink was attached comes on top. `backpressure`
-    counts rows that could not be pushed, because the mailbox was full or the sink behind, and are read
-    from the log instead; `errors` calls of the sink that failed, `defects` those among them that failed
-    with none of the contract's exceptions.
+    `skipped` (not for this sink, or dropped before it was attached), in the quarantine now (`quarantined`)
+    or dropped from it by an operator (`dropped`). What the quarantine held already when the sink was
+    attached comes on top. `backpressure` counts rows that could not be pushed, because the mailbox was
+    full or the sink behind, and are read from the log instead; `errors` calls of the sink that failed,
+    `defects` those among them that failed with none of the contract's exceptions.
     """
 
     name: str

@@ -1,0 +1,62 @@
+"""Why a sink stands, in the words of a refusal: what happened, where, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop_sinks.sink import RejectDelta, TryAgain
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from delta_prop.route.quarantine import Quarantine
+
+
+def has_stopped(name: str, applied: int, why: str) -> Refused:
+    """It stopped by itself, or by what it did."""
+    return Refused(
+        ErrorCode.PROCESSING_FAILED,
+        f"sink {name!r} has stopped at offset {applied}: {why}",
+        details={"sink": name, "applied": applied},
+    )
+
+
+def lost_place(name: str, applied: int) -> Refused:
+    """The log could not wait for it."""
+    return Refused(
+        ErrorCode.CURSOR_TOO_OLD,
+        f"sink {name!r} needs a snapshot: the log was full and let go of offset {applied}, which it had not "
+        'applied; detach it and attach it with start="earliest", or rebuild it',
+        details={"sink": name, "applied": applied},
+    )
+
+
+def is_detached(name: str) -> Refused:
+    """It goes."""
+    return Refused(ErrorCode.SHUTTING_DOWN, f"sink {name!r} is detached: attach it again")
+
+
+def is_full(quarantine: Quarantine, offset: int) -> str:
+    """Why a sink stops whose quarantine has no room."""
+    return (
+        f"its quarantine is full ({len(quarantine)} of {quarantine.deltas_max} deltas, "
+        f"{quarantine.bytes} of {quarantine.bytes_max} bytes), and offset {offset} belongs there "
+        "too: replay or drop some"
+    )
+
+
+def rejected_another(failure: RejectDelta) -> str:
+    """Why a sink stops that names a delta it was not given, so that none can be set aside."""
+    return f"it rejected offset {failure.offset}, which it was not given: {failure.reason}"
+
+
+def not_kept(error: OSError) -> TryAgain:
+    """Why a sink waits while its quarantine cannot be written down."""
+    return TryAgain(f"its quarantine could not be written down, so nothing may pass it yet: {error}")
+
+
+def only(failure: Exception) -> Exception:
+    """What a task group of the sink wrapped, where it is one failure."""
+    while isinstance(failure, ExceptionGroup) and len(failure.exceptions) == 1:
+        failure = failure.exceptions[0]
+    return failure

@@ -1,0 +1,96 @@
+"""A sink whose data outlives every crash, which rejects what it is told to; and a service on a false disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from delta_prop import LogSettings, Propagator, Settings
+from delta_prop.testing import virtual_world
+from delta_prop_sinks.sink import RejectDelta, ResumePoint
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import Delta, create, sparse_add
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from delta_prop_simulations.disk import SimDisk
+    from delta_prop_sinks.sink import Delivery, SinkContext
+
+
+@dataclass
+class Store:
+    """What a sink has on its own disk: sums by vector, and where it goes on. It survives all crashes."""
+
+    keeps_cursor: bool
+    sums: dict[str, float] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)  # the last offset that a vector holds
+    given: list[int] = field(default_factory=list)  # every offset that had an effect
+    repeats: int = 0
+    next_offset: int = 0
+
+
+class Rejecting:
+    """Adds up what it is given; rejects vectors whose last delta's value is in `bad`."""
+
+    name = "adds"
+
+    def __init__(self, store: Store, bad: set[float]) -> None:
+        self.store = store
+        self.bad = bad
+
+    async def open(self, context: SinkContext) -> ResumePoint | None:
+        self._context = context
+        if not self.store.keeps_cursor:
+            return None
+        return ResumePoint(Cursor(context.log_id, context.epoch, self.store.next_offset), 0)
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            for offset, row in rows_of(delivery):
+                value = float(delivery.batch.operation(row).values[0])  # type: ignore[index]
+                if offset <= self.store.last.get(delivery.batch.keys[row], -1):
+                    self.store.repeats += 1
+                elif value in self.bad:
+                    raise RejectDelta(offset, f"{value:g} is bad")
+                else:
+                    self._add(delivery.batch.keys[row], offset, value)
+            if not delivery.late:
+                self.store.next_offset = max(self.store.next_offset, delivery.next_offset)
+        if self.store.keeps_cursor:
+            self._context.committed(self.store.next_offset)
+
+    def _add(self, key: str, offset: int, value: float) -> None:
+        self.store.last[key] = offset
+        self.store.sums[key] = self.store.sums.get(key, 0) + value
+        self.store.given.append(offset)
+
+    async def aclose(self) -> None:
+        """Nothing to close."""
+
+    def statistics(self) -> None:
+        """Nothing to tell."""
+
+
+def rows_of(delivery: Delivery) -> Iterator[tuple[int, int]]:
+    rows = np.arange(delivery.logged.count) if delivery.rows is None else delivery.rows
+    return ((delivery.first_offset + row, row) for row in rows.tolist())
+
+
+def service(disk: SimDisk, seed: int = 0, log: LogSettings | None = None, **settings: object) -> Propagator:
+    chosen = replace(Settings(close_timeout_s=5), **settings)  # type: ignore[arg-type]
+    return Propagator(chosen, data="x", log=log, world=virtual_world(seed, disk=disk))
+
+
+def made(key: str, value: float = 1.0) -> Delta:
+    return Delta(key, create([value]))
+
+
+def added(key: str, value: float) -> Delta:
+    return Delta(key, sparse_add([0], [value]))
+
+
+def held(p: Propagator, sink: str = "adds") -> list[tuple[int, int, str | None]]:
+    return [(one.offset, one.behind, one.reason) for one in p.quarantine(sink)]

@@ -1,0 +1,272 @@
+"""A quarantine beside a log in a directory outlives the process, whatever the disk and the power do."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, field
+
+import anyio
+import pytest
+
+from delta_prop import LogSettings
+from delta_prop.quarantine_file import QuarantineDamaged, path_of
+from delta_prop.testing import run_virtual
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_simulations.disk_faults import SimCrash
+from tests.delta_prop.durable.quarantined import Rejecting, Store, added, held, made, service
+
+JOURNAL = path_of("adds")
+
+
+async def set_aside(disk: SimDisk, store: Store, bad: set[float]) -> list[tuple[int, int, str | None]]:
+    """Four of six deltas go to the quarantine: two are rejected, two line up."""
+    async with service(disk, 1) as p:
+        await p.attach(Rejecting(store, bad))
+        await p.publish(made("a"), made("b"))
+        await p.publish(added("a", 7))
+        await p.publish(added("a", 10), added("b", 20))
+        await p.publish(added("b", 7), made("c"))
+        await p.publish(added("b", 30))
+        await p.wait_visible(8, timeout_s=5) if not bad else await anyio.sleep(1)
+        return held(p)
+
+
+EXPECTED = [(2, 2, "7 is bad"), (3, 2, None), (5, 5, "7 is bad"), (7, 5, None)]
+
+
+@pytest.mark.parametrize("keeps_cursor", [True, False])
+@pytest.mark.parametrize("power", [True, False])
+def test_it_comes_back_as_it_was(keeps_cursor: bool, power: bool) -> None:
+    async def main() -> None:
+        disk, store, bad = SimDisk(1), Store(keeps_cursor), {7.0}
+        assert await set_aside(disk, store, bad) == EXPECTED
+        assert store.given == [0, 1, 4, 6]
+        disk = disk.crash(1) if power else disk.kill()
+        async with service(disk, 2) as p:
+            await p.attach(Rejecting(store, bad))
+            assert held(p) == EXPECTED
+            bad.clear()
+            done = await p.replay("adds", 2)
+            assert (done.applied, done.left) == (2, 2)
+            dropped = await p.drop("adds", 5)
+            assert (dropped.applied, dropped.dropped) == (1, 1)
+            assert store.sums == {"a": 18, "b": 51, "c": 1}
+        disk = disk.crash(2) if power else disk.kill()
+        async with service(disk, 3) as p:
+            await p.attach(Rejecting(store, bad))
+            assert held(p) == []
+            quarantine = p._sinks.feed("adds").quarantine
+            assert quarantine.given_up == [5]
+            assert [quarantine.withholds(offset) for offset in (2, 5, 7)] == [False, True, False]
+            await p.publish(added("a", 100), added("b", 100))
+            await p.wait_visible(10)
+        assert store.sums == {"a": 118, "b": 151, "c": 1}
+        assert store.repeats == 0
+
+    run_virtual(main)
+
+
+def test_a_delta_is_replayed_that_the_log_no_longer_has() -> None:
+    async def main() -> None:
+        small = LogSettings(segment_bytes_max=4096, bytes_max=1 << 20, keep_bytes_max=8192, keep_s=3600.0)
+        disk, store, bad = SimDisk(1), Store(keeps_cursor=True), {7.0}
+        async with service(disk, 1, small) as p:
+            await p.attach(Rejecting(store, bad))
+            await p.publish(made("a"), made("b", 7))
+            for number in range(400):
+                await p.publish(added("a", number + 1000))
+            await anyio.sleep(5)
+            assert p.statistics().log.first_offset > 2
+            assert [one[0] for one in held(p)] == [1]
+        async with service(disk.crash(1), 2, small) as p:
+            bad.clear()
+            await p.attach(Rejecting(store, bad))
+            assert (await p.replay("adds")).applied == 1
+            assert store.sums["b"] == 7
+
+    run_virtual(main)
+
+
+# --- crashes
+
+
+@dataclass
+class Story:
+    """What callers of one service were told over its lives."""
+
+    dropped: set[int] = field(default_factory=set)
+    replayed: set[int] = field(default_factory=set)
+    asked_to_drop: set[int] = field(default_factory=set)
+    asked_to_replay: set[int] = field(default_factory=set)
+    published: int = 0
+
+
+async def live(disk: SimDisk, seed: int, store: Store, story: Story) -> list[tuple[int, int, str | None]]:
+    """One life: publish what is not published yet, replay one of what was rejected, drop another."""
+    bad = {-7.0, -8.0}
+    async with service(disk, seed) as p:
+        await p.attach(Rejecting(store, bad))
+        producer = p.producer("me")
+        for number in range(producer.watermark(), 12):
+            # v0 and v1 in turn; -7 is replayed later, -8 dropped, what comes behind them lines up
+            value = {2: -7.0, 5: -8.0}.get(number, 2.0**number)
+            await producer.publish(added(f"v{number % 2}", value) if number > 1 else made(f"v{number}"))
+            story.published = number + 1
+        await p._sinks.feed("adds").wait(12)
+        rejected = {one.offset: one.reason for one in p.quarantine("adds")}
+        assert not story.dropped & rejected.keys()
+        assert not story.replayed & rejected.keys()
+        if 2 in rejected:
+            bad.discard(-7.0)
+            story.asked_to_replay.add(2)
+            await p.replay("adds", 2)
+            story.replayed.add(2)
+        if 5 in rejected:
+            story.asked_to_drop.add(5)
+            await p.drop("adds", 5)
+            story.dropped.add(5)
+        elif any(one.behind == one.offset for one in p.quarantine("adds")):
+            await p.replay("adds")  # a drop was cut off half-way: what it freed is still to be applied
+        return held(p)
+
+
+def crashed(error: BaseException) -> bool:
+    if isinstance(error, BaseExceptionGroup):
+        return any(crashed(one) for one in error.exceptions)
+    return isinstance(error, SimCrash)
+
+
+def crash_at(n: int, *, keeps_cursor: bool, power: bool) -> bool:
+    """Two lives, the first one cut off at a call of the disk; whether it was. Nothing is lost or doubled."""
+    disk, store, story = SimDisk(n), Store(keeps_cursor), Story()
+    disk.crash_at(n, None)
+    struck = False
+    try:
+        run_virtual(live, disk, n, store, story)
+    except BaseException as error:
+        struck = crashed(error)
+        if not struck:
+            raise
+    disk = disk.crash(n) if power else disk.kill()
+    assert run_virtual(live, disk, n + 1, store, story) == []
+    assert sorted(store.given) == [0, 1, 2, 3, 4, *range(6, 12)]  # 5 was dropped
+    assert store.sums["v0"] == 1 - 7 + 2**4 + 2**6 + 2**8 + 2**10
+    assert store.sums["v1"] == 1 + 2**3 + 2**7 + 2**9 + 2**11
+    return struck
+
+
+def calls(keeps_cursor: bool) -> list[tuple[int, bool]]:
+    """Each call of the disk in a life without a crash, and whether it is of the quarantine's file."""
+    probe = SimDisk(0)
+    assert run_virtual(live, probe, 0, Store(keeps_cursor), Story()) == []
+    return [(call.number, call.path.startswith("quarantine")) for call in probe.trace]
+
+
+@pytest.mark.parametrize("keeps_cursor", [True, False])
+def test_nothing_is_lost_or_doubled_by_a_crash(keeps_cursor: bool, full: bool) -> None:
+    found = calls(keeps_cursor)
+    if full:
+        chosen = [(n, power) for n, _ in found for power in (True, False)]
+    else:
+        chosen = [(n, n % 2 == 0) for n, ours in found if ours or n % 16 == 0]
+    struck = sum(crash_at(n, keeps_cursor=keeps_cursor, power=power) for n, power in chosen)
+    assert struck > 20
+
+
+# --- failures
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_a_disk_that_fails_stops_the_sink_there_and_nobody_else(error: int) -> None:
+    async def main() -> None:
+        disk, store, bad = SimDisk(1), Store(keeps_cursor=True), {7.0}
+        other = Store(keeps_cursor=False)
+        async with service(disk, 1) as p:
+            await p.attach(Rejecting(store, bad))
+            await p.attach(Rejecting(other, set()), name="other")
+            await p.publish(made("a"))
+            disk.fail(lambda call: call.path.startswith(JOURNAL), error, times=None)
+            await p.publish(made("b", 7), added("a", 10))
+            await p.wait_visible(3, sinks=["other"])
+            await anyio.sleep(3)
+            told = p.statistics().sinks["adds"]
+            assert told.state == "retrying"
+            assert told.reason is not None
+            assert "its quarantine could not be written down" in told.reason
+            assert (told.applied, store.next_offset) == (1, 1)  # not passed
+            disk.heal()
+            await p._sinks.feed("adds").wait(3)
+            assert held(p) == [(1, 1, "7 is bad")]
+            assert store.given == [0, 2]
+        async with service(disk.crash(1), 2) as p:
+            await p.attach(Rejecting(store, bad))
+            assert held(p) == [(1, 1, "7 is bad")]
+
+    run_virtual(main)
+
+
+def test_every_changed_bit_of_the_file_is_found_or_cuts_the_last_change_off() -> None:
+    async def main() -> None:
+        disk, store = SimDisk(1), Store(keeps_cursor=True)
+        await set_aside(disk, store, {7.0})
+        whole = disk.peek(JOURNAL)
+        last = whole.rindex(b"dp-quar\n")
+        told = cut = 0
+        for at in range(0, len(whole), 7):
+            disk = disk.kill()
+            disk.flip(JOURNAL, at, at % 8)
+            async with service(disk, 2) as p:
+                if at < last:
+                    with pytest.raises(QuarantineDamaged, match="sinks forget") as damage:
+                        await p.attach(Rejecting(store, {7.0}))
+                    assert damage.value.path == JOURNAL
+                    assert damage.value.position <= at
+                    told += 1
+                else:
+                    await p.attach(Rejecting(store, {7.0}))
+                    assert held(p) == EXPECTED[:3]
+                    cut += 1
+            disk.put(JOURNAL, whole)
+        assert told > 50
+        assert cut > 5
+
+    run_virtual(main)
+
+
+def test_a_file_that_is_mostly_past_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delta_prop.quarantines._SPARE_BYTES", 4096)
+
+    async def main() -> None:
+        disk, store, bad = SimDisk(1), Store(keeps_cursor=True), {7.0}
+        sizes = []
+        async with service(disk, 1) as p:
+            await p.attach(Rejecting(store, bad))
+            for number in range(60):
+                await p.publish(made(f"v{number}", 7))
+                await anyio.sleep(0.2)
+                bad.clear()
+                assert (await p.replay("adds")).applied == 1
+                bad.add(7.0)
+                sizes.append(len(disk.peek(JOURNAL)))
+        assert max(sizes) < 6000
+        assert min(sizes[10:]) < 1000  # it was written anew
+
+    run_virtual(main)
+
+
+def test_what_is_forgotten_is_gone() -> None:
+    async def main() -> None:
+        disk, store, bad = SimDisk(1), Store(keeps_cursor=False), {7.0}
+        await set_aside(disk, store, bad)
+        async with service(disk, 2) as p:
+            await p.attach(Rejecting(store, bad))
+            await p.detach("adds")
+            p.forget("adds")
+            await anyio.sleep(3)
+            assert JOURNAL not in disk.paths()
+            bad.clear()
+            await p.attach(Rejecting(store, bad))
+            await p.wait_visible(8)
+            assert held(p) == []
+
+    run_virtual(main)
