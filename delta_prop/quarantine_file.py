@@ -17,12 +17,13 @@ from urllib.parse import quote
 
 import msgpack
 
-from delta_prop_broker.log.frames import HEAD_BYTES, read_head
+from delta_prop_broker.log.frames import read_head
 from delta_prop_broker.log.identity import TEMPORARY, read_small, replace_file
 from delta_prop_broker.log.writing import write_all
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import DeltaPropError
+from delta_prop_wire.spec import HEADER_BYTES, STAMP_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -35,6 +36,7 @@ VERSION = 1
 GROUP_BYTES = 4 * 1024 * 1024
 """About how much of a file that is written anew goes into one group."""
 
+_HEAD_BYTES = HEADER_BYTES + STAMP_BYTES
 _GROUP = struct.Struct("<8sIII")
 """magic, number within the file, length of what follows, CRC32C of the two and of that."""
 _MAGIC = b"dp-quar\n"
@@ -250,5 +252,5 @@ def _sound_behind(raw: bytes, at: int, number: int) -> bool:
 
 def _logged(raw: bytes) -> LoggedBatch:
     head = read_head(memoryview(raw))
-    batch = Batch(raw[HEAD_BYTES:])
-    return LoggedBatch(batch, head.offset, head.stamp.lamport, head.stamp.source, raw[:HEAD_BYTES])
+    batch = Batch(raw[_HEAD_BYTES:])
+    return LoggedBatch(batch, head.offset, head.stamp.lamport, head.stamp.source, raw[:_HEAD_BYTES])
