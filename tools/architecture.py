@@ -62,6 +62,7 @@ EDGE = (
     "sinks/delta_prop_sinks/graph_file.py",
     "sinks/delta_prop_sinks/jsonlines.py",
     "sinks/delta_prop_sinks/storage_file.py",
+    "sinks/delta_prop_sinks/storage_image.py",
 )
 BANNED_MODULES = {
     "asyncio",

@@ -29,6 +29,7 @@ from delta_prop_sinks.table import (
     Misfit,
     Table,
     heads_of,
+    put,
     restore,
     state_of,
     vector_of,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
     from delta_prop_sinks.chain import Ref
     from delta_prop_sinks.sink import Delivery, SinkContext, StateRow
+    from delta_prop_sinks.storage_image import Block
     from delta_prop_wire.algebra import Key
     from delta_prop_wire.batch import LoggedBatch
 
@@ -523,18 +525,38 @@ class Resident:
         taken, self.touched = self.touched, {}
         return taken
 
+    def adopt(self, tables: Iterable[Table], lamport: int) -> None:
+        """Take whole tables from the store, where nothing is resident yet."""
+        assert not self.tables
+        for table in tables:
+            self.tables[table.namespace] = table
+            self._unsized.add(table)
+        self.lamport = max(self.lamport, lamport)
+
+    def load_block(self, block: Block) -> None:
+        """Take many rows from the store; those that are resident already are left as they are."""
+        table = self._table(block.namespace)
+        rows = [row for row, key in enumerate(block.keys) if key not in table.slots]
+        if not rows:
+            return
+        at = slice(None) if len(rows) == len(block.keys) else rows
+        keys = block.keys if len(rows) == len(block.keys) else [block.keys[row] for row in rows]
+        vectors = None if block.vectors is None else block.vectors[at]
+        table.extend(keys, block.heads[at], block.forms[at], vectors)
+        self.lamport = max(self.lamport, int(block.heads[at, LAMPORT].max()))
+        for row, (data, metadata, ignored) in block.extras.items():
+            slot = table.slots[block.keys[row]]
+            if slot >= table.used - len(rows):
+                table.set_extra(slot, data, metadata)
+                if ignored:
+                    table.ignored[slot] = ignored
+
     def load(self, namespace: str, vector_id: str, stored: Checkpoint, offset: int) -> None:
         """Take a row from the store; one that is resident already is left as it is: it is newer."""
         table = self._table(namespace)
-        if vector_id in table.slots:
-            return
-        if table.dimension is None and stored.vector is not None:
-            table.reserve(len(stored.vector))
-        slot = table.slot_of(vector_id)
-        restore(table, slot, stored)
-        table.set_head(slot, *stored.key, offset)
-        table.marks[slot] = STALE
-        self.lamport = max(self.lamport, stored.key[0])
+        if vector_id not in table.slots:
+            put(table, vector_id, stored, offset)
+            self.lamport = max(self.lamport, stored.key[0])
 
     def evict(self) -> int:
         """Let clean rows go, least recently used first, until 7/8 of the bound are kept; return how many."""

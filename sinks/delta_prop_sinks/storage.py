@@ -19,6 +19,7 @@ import numpy as np
 from delta_prop_sinks.resident import Resident
 from delta_prop_sinks.sink import RejectDelta, ResumePoint, SinkFailure, StopSink, TryAgain
 from delta_prop_sinks.storage_file import FileFailed, FileLost, StorageFile
+from delta_prop_sinks.storage_imaging import Imaging
 from delta_prop_sinks.storage_rows import Gathered, dirty, dirty_groups
 from delta_prop_wire.algebra import State
 from delta_prop_wire.cursor import Cursor
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from delta_prop_sinks.sink import Delivery, SinkContext, StateRow
+    from delta_prop_sinks.storage_file import ImageName
     from delta_prop_sinks.storage_rows import Stored
     from delta_prop_sinks.table import Table
     from delta_prop_wire.delta import Dot
@@ -43,7 +45,10 @@ _IDLE_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StorageStatistics:
-    """How far the file is behind, and what was written. `failure`: why the last flush failed, if it did."""
+    """How far the file is behind, and what was written. `failure`: why the last flush failed, if it did.
+
+    `image`: none, or what became of the columns kept beside the file for a fast start.
+    """
 
     applied_offset: int
     committed_offset: int
@@ -54,6 +59,7 @@ class StorageStatistics:
     wal_bytes: int
     failure: str | None
     last_flush_s: float
+    image: str
 
 
 class StorageSink:
@@ -62,6 +68,10 @@ class StorageSink:
     `flush_s` is the pause between flushes of `background`; where nobody runs that, `apply` flushes after
     `rows_unflushed_max` rows. Hand the same `resident` to an index and both read one copy of the vectors;
     then attach this sink first.
+
+    From `image_rows_min` rows on an image of all rows is kept beside the file, so that a start need not read
+    them one by one. It is written at the close, and every `image_s` seconds at most, when a quarter of the
+    rows has changed; it takes the vectors' own bytes and some 50 a row, twice that while it is written.
     """
 
     def __init__(
@@ -75,12 +85,18 @@ class StorageSink:
         rows_unflushed_max: int = 20_000,
         wal_bytes_max: int = 64 << 20,
         close_s: float = 10.0,
+        image_rows_min: int = 100_000,
+        image_s: float = 300.0,
     ) -> None:
         if mode not in ("behind", "through"):
             raise UsageError(f'mode {mode!r} is not "behind" or "through"')
         if flush_s <= 0 or rows_unflushed_max < 1:
             raise UsageError(
                 f"flush_s {flush_s} must be above 0 and rows_unflushed_max {rows_unflushed_max} at least 1"
+            )
+        if image_rows_min < 1 or image_s < 0:
+            raise UsageError(
+                f"image_rows_min {image_rows_min} must be at least 1 and image_s {image_s} 0 or more"
             )
         self.name = name
         self.mode = mode
@@ -91,7 +107,9 @@ class StorageSink:
         if self.resident.stored:
             raise UsageError("the resident vectors have a storage sink already: give this one its own")
         self.resident.stored = True
+        self.image_s = image_s
         self._file = StorageFile(path, wal_bytes_max=wal_bytes_max)
+        self._imaging = Imaging(self._file, self.resident, rows_min=image_rows_min)
         self._context: SinkContext | None = None
         self._applied = self._committed = 0
         self._unflushed = 0
@@ -114,7 +132,8 @@ class StorageSink:
             resident.note_past(opened.lamport_before)
             resident.lamport = max(resident.lamport, opened.lamport)
             self._context = context
-            await self._load(context)
+            if not await self._imaging.load(opened, context.log_id, _Thread(self, context)):
+                await self._load(context)
         except BaseException as error:
             self._context = None
             await self._let_go(context)
@@ -160,6 +179,7 @@ class StorageSink:
         async with self._flushing:
             with anyio.CancelScope(shield=True):
                 await self._run(context, self._file.begin_rebuild)
+            self._imaging.begin_rebuild()
             self.resident.begin_rebuild(context)
 
     async def take_states(self, rows: Sequence[StateRow]) -> None:
@@ -191,6 +211,7 @@ class StorageSink:
             resident.take_over()
             resident.complete = whole
             resident.end_rebuild(context, offset, lamport)
+            self._imaging.end_rebuild()
             self._applied = self._committed = offset
         context.committed(offset)
 
@@ -198,21 +219,36 @@ class StorageSink:
         """Flush every `flush_s` while there is something to flush; tidy up the file when there is not."""
         self._backgrounds += 1
         try:
-            while True:
-                with anyio.move_on_after(_IDLE_S):
-                    await self._work.wait()
-                if not self._work.is_set():
-                    await self._tidy()
-                    await self._work.wait()
-                # A flush may take long where much has changed: rest as long, so that half the time is free.
-                await anyio.sleep(max(self.flush_s, self._flush_s))
-                self._work = anyio.Event()
-                try:
-                    await self.flush()
-                except SinkFailure:  # noted; the next apply tells it
-                    self._work.set()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._write_images)
+                await self._flush_again_and_again()
         finally:
             self._backgrounds -= 1
+
+    async def _flush_again_and_again(self) -> None:
+        while True:
+            with anyio.move_on_after(_IDLE_S):
+                await self._work.wait()
+            if not self._work.is_set():
+                await self._tidy()
+                await self._work.wait()
+            # A flush may take long where much has changed: rest as long, so that half the time is free.
+            await anyio.sleep(max(self.flush_s, self._flush_s))
+            self._work = anyio.Event()
+            try:
+                await self.flush()
+            except SinkFailure:  # noted; the next apply tells it
+                self._work.set()
+
+    async def _write_images(self) -> None:
+        """Write an image whenever enough has changed, `image_s` after the one before at the earliest."""
+        context = self._opened()
+        while True:
+            await self._imaging.wanted.wait()
+            async with context.background_thread() as thread:
+                await self._imaging.write(thread, context.log_id)
+            self._work.set()
+            await anyio.sleep(self.image_s)
 
     async def aclose(self) -> None:
         """Write what is not yet written, within `close_s`, and close the file.
@@ -224,14 +260,17 @@ class StorageSink:
             return
         with anyio.CancelScope(shield=True):
             try:
-                with anyio.move_on_after(self.close_s) as deadline:
+                with anyio.move_on_after(self.close_s):
                     await self._flush(context)
+                    if self._imaging.worth_while_at_close():
+                        await self._imaging.write(context.threads, context.log_id)
+                        await self._flush(context)
             except StopSink as failure:
                 raise TryAgain(failure.reason) from failure
             finally:
                 self.resident.abandon_rebuild(context)
                 await self._let_go(context)
-        if deadline.cancelled_caught:
+        if self._committed < self._applied:
             raise TryAgain(
                 f"{self._file.path} was closed after {self.close_s} s, at offset {self._committed} of "
                 f"{self._applied}: the rest is delivered again, or raise close_s"
@@ -249,6 +288,7 @@ class StorageSink:
             wal_bytes=self._file.wal_bytes,
             failure=self._failure,
             last_flush_s=self._flush_s,
+            image=self._imaging.state,
         )
 
     # --- for readers
@@ -296,8 +336,9 @@ class StorageSink:
             applied, lamport = self._applied, self.resident.lamport
             touched = self.resident.take_touched()
             groups = dirty_groups(touched)
+            image = self._imaging.take_ready()
             cursor = Cursor(context.log_id, context.epoch, applied)
-            if not groups and applied == self._committed:
+            if not groups and applied == self._committed and image is None:
                 return
             started = context.clock.now()
             try:
@@ -305,10 +346,12 @@ class StorageSink:
                 for group in groups[:-1]:
                     await self._commit(context, group, None, lamport)
                     await anyio.lowlevel.checkpoint_if_cancelled()
-                await self._commit(context, groups[-1] if groups else (), cursor, lamport)
+                await self._commit(context, groups[-1] if groups else (), cursor, lamport, image)
             except BaseException:
                 self.resident.touched.update(touched)
                 raise
+            if image is not None:
+                await self._imaging.named(image, _Thread(self, context))
             self._flush_s = context.clock.now() - started
             self._committed = applied
             context.committed(applied)
@@ -319,17 +362,18 @@ class StorageSink:
         group: Sequence[tuple[Table, NDArray[np.intp]]],
         cursor: Cursor | None,
         lamport: int,
+        image: ImageName | None = None,
     ) -> None:
         parts = [Gathered(table, slots) for table, slots in group]
 
         def write() -> int:
-            written = self._file.commit(parts, cursor, lamport)
+            written = self._file.commit(parts, cursor, lamport, image)
             self._file.checkpoint()
             return written
 
         try:
             with anyio.CancelScope(shield=True):
-                self._written += await self._run(context, write)
+                written = await self._run(context, write)
         except BaseException as error:
             for part in parts:
                 part.failed()
@@ -339,6 +383,8 @@ class StorageSink:
         for part in parts:
             part.done()
         self._failure = None
+        self._written += written
+        self._imaging.note_written(written)
         self._commits += 1
         self._wal_idle = False
 
@@ -388,11 +434,14 @@ class StorageSink:
         """Bring the file's rows into memory, as many as fit; whether these are all."""
         resident, after = self.resident, None
         while True:
-            page = await self._run(context, partial(self._file.page, after, _PAGE_ROWS))
-            self._take(page)
-            if len(page) < _PAGE_ROWS:
+            blocks, after = await self._run(
+                context,
+                partial(self._file.page_of_blocks, after, _PAGE_ROWS),
+            )
+            for block in blocks:
+                resident.load_block(block)
+            if after is None:
                 return True
-            after = (page[-1].namespace, page[-1].vector_id)
             if resident.size > resident.resident_bytes_max // 8 * 7:
                 resident.begin_partial()
                 return False
@@ -426,3 +475,13 @@ class StorageSink:
         if self._context is None:
             raise UsageError(f"storage sink {self.name!r} is not open: attach it first")
         return self._context
+
+
+class _Thread:
+    """The sink's thread, with the failures of its file told as the sink tells them."""
+
+    def __init__(self, sink: StorageSink, context: SinkContext) -> None:
+        self._sink, self._context = sink, context
+
+    async def run(self, function: Callable[[], T]) -> T:
+        return await self._sink._run(self._context, function)

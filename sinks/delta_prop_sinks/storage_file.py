@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from delta_prop_sinks.storage_rows import COLUMNS, Stored, records_of
+from delta_prop_sinks.storage_rows import COLUMNS, Stored, blocks_of, records_of
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import UsageError
 
@@ -21,20 +21,31 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from delta_prop_sinks.sink import StateRow
+    from delta_prop_sinks.storage_image import Block
     from delta_prop_sinks.storage_rows import Gathered, Record
 
 APPLICATION_ID = 0x64507270
 """`dPrp`: marks the file as ours."""
 
-SCHEMA_VERSION = 1
-REBUILDING_VERSION = 2
+SCHEMA_VERSION = 2
+REBUILDING_VERSION = 3
 """While a rebuild is under way: `vectors` and the cursor are void, `vectors_next` is not whole."""
 
+_COMMITS = """
+CREATE TABLE commits (
+    only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
+    last INTEGER NOT NULL,
+    image BLOB,
+    image_after INTEGER
+);
+INSERT INTO commits VALUES (1, 0, NULL, NULL);
+"""
 _COLUMN_TYPES = """
     namespace TEXT NOT NULL,
     vector_id TEXT NOT NULL,
     form INTEGER NOT NULL,
     dimension INTEGER,
+    written INTEGER NOT NULL,
     value BLOB,
     metadata TEXT,
     ignored INTEGER NOT NULL,
@@ -46,6 +57,7 @@ _COLUMN_TYPES = """
     PRIMARY KEY (namespace, vector_id)
 """
 _SCHEMA = f"""
+{_COMMITS}
 CREATE TABLE logs (
     number INTEGER PRIMARY KEY,
     log_id BLOB NOT NULL UNIQUE,
@@ -62,6 +74,11 @@ CREATE TABLE vectors ({_COLUMN_TYPES}) WITHOUT ROWID;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
+_FROM_FORMAT_1 = f"""
+ALTER TABLE vectors ADD COLUMN written INTEGER NOT NULL DEFAULT 0;
+{_COMMITS}
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
 _ROW = f"({', '.join('?' * len(COLUMNS))})"
 _CHANGES = ", ".join(f"{name} = excluded.{name}" for name in COLUMNS[2:])
 _UPSERT = f"""
@@ -69,7 +86,7 @@ INSERT INTO {{table}} ({", ".join(COLUMNS)}) VALUES {{rows}}
 ON CONFLICT (namespace, vector_id) DO UPDATE SET {_CHANGES}
 """
 # Many rows a statement: beside a busy loop the GIL changes hands once a statement instead of once a row.
-# 64 rows are 768 parameters, below the 999 that every build of SQLite takes.
+# 64 rows are 832 parameters, below the 999 that every build of SQLite takes.
 _ROWS_A_STATEMENT = 64
 _MANY = ", ".join([_ROW] * _ROWS_A_STATEMENT)
 _UPSERTS = {
@@ -88,8 +105,17 @@ class FileLost(FileFailed):
 
 
 @dataclass(frozen=True, slots=True)
+class ImageName:
+    """An image of the rows by what tells it from others; what a commit after that one wrote overrules it."""
+
+    image: bytes
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
-    """What the file says of itself: its cursor, the highest Lamport number, and the one before this log.
+    """What the file says of itself: its cursor, the highest Lamport number, and the one before this log; the
+    number of its last commit, and the image that fits it.
 
     `rebuilding`: none of that counts, as a rebuild was begun and did not come to its end.
     """
@@ -98,6 +124,8 @@ class Opened:
     lamport: int
     lamport_before: int
     rebuilding: bool = False
+    last_commit: int = 0
+    image: ImageName | None = None
 
 
 class StorageFile:
@@ -110,6 +138,7 @@ class StorageFile:
         self._log_number: int | None = None
         self._offsets_of: int | None = None
         self._lamport_before = 0
+        self.last_commit = 0
         self._inode = 0
         self.rebuilding = False
         self._connections: list[sqlite3.Connection] = []
@@ -143,27 +172,35 @@ class StorageFile:
 
     # --- writing
 
-    def commit(self, parts: Sequence[Gathered], cursor: Cursor | None, lamport: int) -> int:
-        """Write rows, and the cursor with them where it is given, in one synced transaction; return how many.
-
-        Raises FileFailed.
+    def commit(
+        self, parts: Sequence[Gathered], cursor: Cursor | None, lamport: int, image: ImageName | None = None
+    ) -> int:
+        """Write rows, and where they are given the cursor and the image that fits from now on, in one synced
+        transaction; return how many rows. Raises FileFailed.
         """
         with self._told("written"):
-            written = self._transact(parts, cursor, lamport)
+            written = self._transact(parts, cursor, lamport, image)
         self._check_still_there()
         return written
 
-    def _transact(self, parts: Sequence[Gathered], cursor: Cursor | None, lamport: int) -> int:
+    def _transact(
+        self, parts: Sequence[Gathered], cursor: Cursor | None, lamport: int, image: ImageName | None
+    ) -> int:
         with self._transaction() as writer:
             number = self._number()
             # In the order of the file: neighbours share pages.
-            records = sorted(chain.from_iterable(part.records(number) for part in parts))
+            commit = self.last_commit + 1
+            records = sorted(chain.from_iterable(part.records(number, commit) for part in parts))
             self._upsert(records)
+            writer.execute("UPDATE commits SET last = ?", (commit,))
+            if image is not None:
+                writer.execute("UPDATE commits SET image = ?, image_after = ?", (image.image, image.after))
             if cursor is not None:
                 writer.execute(
                     "INSERT OR REPLACE INTO cursor VALUES (1, ?, ?, ?, ?)",
                     (number, cursor.epoch, cursor.next_offset, lamport),
                 )
+        self.last_commit = commit
         return len(records)
 
     def _upsert(self, records: Sequence[Record], table: str = "vectors") -> None:
@@ -179,6 +216,7 @@ class StorageFile:
         with self._told("written"), self._transaction() as writer:
             writer.execute("DROP TABLE IF EXISTS vectors_next")
             writer.execute(f"CREATE TABLE vectors_next ({_COLUMN_TYPES}) WITHOUT ROWID")
+            writer.execute("UPDATE commits SET image = NULL, image_after = NULL")
             writer.execute(f"PRAGMA user_version = {REBUILDING_VERSION}")
         self._check_still_there()
         self.rebuilding = True
@@ -186,7 +224,7 @@ class StorageFile:
     def take_states(self, rows: Sequence[StateRow]) -> None:
         """Put these beside the void rows. Raises FileFailed."""
         with self._told("written"), self._transaction():
-            self._upsert(records_of(rows, self._number()), "vectors_next")
+            self._upsert(records_of(rows, self._number(), self.last_commit + 1), "vectors_next")
 
     def end_rebuild(self, cursor: Cursor, lamport: int) -> None:
         """The new rows take the place of the void ones, with their cursor, in one synced transaction.
@@ -198,11 +236,13 @@ class StorageFile:
             number = self._number()
             writer.execute("DROP TABLE vectors")
             writer.execute("ALTER TABLE vectors_next RENAME TO vectors")
+            writer.execute("UPDATE commits SET last = ?", (self.last_commit + 1,))
             writer.execute(
                 "INSERT OR REPLACE INTO cursor VALUES (1, ?, ?, ?, ?)",
                 (number, cursor.epoch, cursor.next_offset, lamport),
             )
             writer.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        self.last_commit += 1
         self._check_still_there()
         self.rebuilding = False
 
@@ -245,13 +285,35 @@ class StorageFile:
             found = (self._reader.execute(query, ref).fetchone() for ref in refs)
             return [Stored.of(record, self._offsets_of) for record in found if record is not None]
 
-    def page(self, after: tuple[str, str] | None, rows_max: int) -> list[Stored]:
-        """The next rows in order of namespace and vector id. Raises FileFailed."""
-        where = "" if after is None else "WHERE (namespace, vector_id) > (?, ?)"
-        query = f"{_SELECT} {where} ORDER BY namespace, vector_id LIMIT ?"
+    def page(
+        self, after: tuple[str, str] | None, rows_max: int, *, written_after: int | None = None
+    ) -> list[Stored]:
+        """The next rows in order of namespace and vector id; all, or those that a commit after that one
+        wrote. Raises FileFailed.
+        """
         with self._told("read"):
-            records = self._reader.execute(query, (*(after or ()), rows_max))
-            return [Stored.of(record, self._offsets_of) for record in records]
+            return [
+                Stored.of(record, self._offsets_of) for record in self._page(after, rows_max, written_after)
+            ]
+
+    def page_of_blocks(
+        self, after: tuple[str, str] | None, rows_max: int
+    ) -> tuple[list[Block], tuple[str, str] | None]:
+        """The next rows in that order as columns, and what comes behind them; None at the end. FileFailed."""
+        with self._told("read"):
+            records = self._page(after, rows_max, None).fetchall()
+        last = (records[-1][0], records[-1][1]) if len(records) == rows_max else None
+        return list(blocks_of(records, self._offsets_of)), last
+
+    def _page(
+        self, after: tuple[str, str] | None, rows_max: int, written_after: int | None
+    ) -> sqlite3.Cursor:
+        where = "TRUE" if after is None else "(namespace, vector_id) > (?, ?)"
+        values: list[str | int] = list(after or ())
+        if written_after is not None:
+            where, values = f"{where} AND written > ?", [*values, written_after]
+        query = f"{_SELECT} WHERE {where} ORDER BY namespace, vector_id LIMIT ?"
+        return self._reader.execute(query, (*values, rows_max))
 
     # --- helpers
 
@@ -321,6 +383,8 @@ class StorageFile:
             writer.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT;")
         elif application != APPLICATION_ID:
             raise UsageError(f"{self.path} is a SQLite file of another program: name another file")
+        elif version == 1:
+            writer.executescript(f"BEGIN IMMEDIATE; {_FROM_FORMAT_1} COMMIT;")
         elif version not in (SCHEMA_VERSION, REBUILDING_VERSION):
             raise UsageError(
                 f"{self.path} has format {version}, this program reads {SCHEMA_VERSION}: "
@@ -338,15 +402,18 @@ class StorageFile:
         held = self._writer.execute(
             "SELECT log_id, epoch, next_offset, lamport FROM cursor JOIN logs ON log = number"
         ).fetchone()
+        last, image, after = self._writer.execute("SELECT last, image, image_after FROM commits").fetchone()
+        self.last_commit = last
         if held is None:
-            return Opened(None, 0, 0, self.rebuilding)
+            return Opened(None, 0, 0, self.rebuilding, last)
         cursor, lamport = Cursor(*held[:3]), held[3]
         if cursor.log_id == log_id:
             self._log_number, self._lamport_before = numbers[log_id]
         else:
             self._lamport_before = lamport
         self._offsets_of = numbers[log_id][0] if log_id in numbers else None
-        return Opened(cursor, lamport, self._lamport_before, self.rebuilding)
+        name = None if image is None else ImageName(image, after)
+        return Opened(cursor, lamport, self._lamport_before, self.rebuilding, last, name)
 
     def _number(self) -> int:
         """The number that stands for the present log in rows, given with the first commit beside it."""

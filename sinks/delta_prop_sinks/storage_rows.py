@@ -6,13 +6,14 @@ Knows the file's columns and nothing of SQL or transactions.
 from __future__ import annotations
 
 import json
-from itertools import repeat
+from itertools import groupby, repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from delta_prop_sinks.chain import Checkpoint
+from delta_prop_sinks.storage_image import Block
 from delta_prop_sinks.table import (
     ABSENT,
     COUNTER,
@@ -30,7 +31,7 @@ from delta_prop_sinks.table import (
 from delta_prop_wire.algebra import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -42,6 +43,7 @@ COLUMNS = (
     "vector_id",
     "form",
     "dimension",
+    "written",
     "value",
     "metadata",
     "ignored",
@@ -51,7 +53,7 @@ COLUMNS = (
     "log",
     "offset",
 )
-"""The columns of a row, in the file's order; `origin` is signed there."""
+"""The columns of a row; `origin` is signed in the file, `written` numbers the commit that wrote the row."""
 
 Record: TypeAlias = tuple[Any, ...]
 """A row's columns."""
@@ -78,7 +80,7 @@ class Gathered:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def records(self, log: int) -> Iterator[Record]:
+    def records(self, log: int, written: int) -> Iterator[Record]:
         """The rows as the file takes them. Touches nothing that the loop changes."""
         forms, heads = self._forms.tolist(), self._heads
         width = 0 if self._values is None else self._values.shape[1]
@@ -96,6 +98,7 @@ class Gathered:
             self._ids,
             forms,
             dimensions,
+            repeat(written),
             values,
             repeat(None) if self._metadata is None else map(_text, self._metadata),
             repeat(0) if self._ignored is None else self._ignored,
@@ -135,7 +138,7 @@ class Stored(NamedTuple):
     @classmethod
     def of(cls, record: Record, log: int | None) -> Stored:
         """Decode a row beside the log of that number."""
-        (namespace, vector_id, form, _, value, text, ignored, lamport, origin, counter, own, offset) = record
+        namespace, vector_id, form, _, _, value, text, ignored, lamport, origin, counter, own, offset = record
         checkpoint = Checkpoint(
             key=(lamport, unsigned(origin), counter),
             form=form,
@@ -160,12 +163,12 @@ class Stored(NamedTuple):
         )
 
 
-def records_of(rows: Iterable[StateRow], log: int) -> list[Record]:
+def records_of(rows: Iterable[StateRow], log: int, written: int) -> list[Record]:
     """States as the file takes them, in the file's order: neighbours share pages."""
-    return sorted((_record_of(row, log) for row in rows), key=itemgetter(0, 1))
+    return sorted((_record_of(row, log, written) for row in rows), key=itemgetter(0, 1))
 
 
-def _record_of(row: StateRow, log: int) -> Record:
+def _record_of(row: StateRow, log: int, written: int) -> Record:
     state = row.state
     assert state.key is not None, "the state of a vector names its last delta"
     lamport, origin, counter = state.key
@@ -177,9 +180,38 @@ def _record_of(row: StateRow, log: int) -> Record:
         value = state.vector.astype("<f4", copy=False).tobytes()
     metadata = _text(dict(state.metadata))
     return (
-        *(row.namespace, row.vector_id, form, dimension, value, metadata, state.ignored),
+        *(row.namespace, row.vector_id, form, dimension, written, value, metadata, state.ignored),
         *(lamport, signed(origin), counter, log, row.offset),
     )
+
+
+def blocks_of(records: Sequence[Record], log: int | None) -> Iterator[Block]:
+    """Rows in the file's order as blocks, one a namespace, beside the log of that number."""
+    for namespace, group in groupby(records, itemgetter(0)):
+        columns: list[tuple[Any, ...]] = list(zip(*group, strict=True))
+        _, keys, forms, dimensions, _, values, metadata, ignored, *numbers, logs, offsets = columns
+        form = np.array(forms, np.uint8)
+        is_vector = form == VECTOR
+        at = is_vector.nonzero()[0]
+        dimension = dimensions[at[0]] if len(at) else None
+        vectors = None
+        if dimension is not None:
+            vectors = np.zeros((len(keys), dimension), np.float32)
+            some = values if len(at) == len(keys) else [values[row] for row in at.tolist()]
+            vectors[at] = np.frombuffer(b"".join(some), "<f4").reshape(len(at), dimension)
+        own = np.array([number == log for number in logs])
+        heads = np.stack([np.array(column, np.int64) for column in (*numbers, offsets)], axis=1)
+        heads[~own, OFFSET] = VOID_OFFSET
+        extras = {
+            row: (
+                values[row] if forms[row] == OPAQUE else None,
+                None if metadata[row] is None else json.loads(metadata[row]),
+                ignored[row],
+            )
+            for row in range(len(keys))
+            if forms[row] == OPAQUE or metadata[row] is not None or ignored[row]
+        }
+        yield Block(namespace, dimension, list(keys), heads, form, vectors, extras)
 
 
 def dirty_groups(tables: Iterable[Table]) -> list[list[tuple[Table, NDArray[np.intp]]]]:

@@ -50,6 +50,7 @@ SLOT_BYTES = 200
 _SLOTS_FIRST = 16
 _TABLE_BYTES = 2000
 _HEAD = struct.Struct("=qqqq")
+_NO_HEAD = (NO_LAMPORT, 0, 0, VOID_OFFSET)
 
 
 class Misfit(Exception):
@@ -77,6 +78,7 @@ class Table:
         self.weights: dict[int, int] = {}
         self.weight = 0
         self.counted = 0
+        self.releases = 0
         self._free: list[int] = []
         self._head_bytes = self.heads.data.cast("B")
 
@@ -94,11 +96,52 @@ class Table:
 
     def slots_of(self, keys: Sequence[str]) -> NDArray[np.intp]:
         """The slots of some vectors; those not yet there get one."""
+        slots = self.slots
         try:
-            found = itemgetter(*keys)(self.slots)
+            found = itemgetter(*keys)(slots)
         except KeyError:
-            found = [self.slot_of(key) for key in keys]
+            if self._free:
+                found = [self.slot_of(key) for key in keys]
+            else:
+                self._append([key for key in dict.fromkeys(keys) if key not in slots])
+                found = itemgetter(*keys)(slots)
         return np.array(found, np.intp).reshape(len(keys))
+
+    def _append(self, keys: Sequence[str]) -> slice:
+        """Give slots in a row to vectors that have none, each named once."""
+        begin, end = self.used, self.used + len(keys)
+        self.make_room(end)
+        self.slots.update(zip(keys, range(begin, end), strict=True))
+        self.ids += keys
+        self.heads[begin:end] = _NO_HEAD
+        return slice(begin, end)
+
+    def extend(
+        self,
+        keys: Sequence[str],
+        heads: NDArray[np.int64],
+        forms: NDArray[np.uint8],
+        vectors: NDArray[np.float32] | None,
+    ) -> None:
+        """Take in vectors that are not there yet, as a store holds them. Raises ValueError where some are."""
+        if vectors is not None and self.dimension is None:
+            self.reserve(vectors.shape[1])
+        added = self._append(keys)
+        if len(self.slots) != self.used - len(self._free):
+            raise ValueError(f"a vector of namespace {self.namespace!r} comes twice")
+        self.heads[added] = heads
+        self.forms[added] = forms
+        self.marks[added] = STALE
+        if vectors is not None and self.matrix is not None:
+            self.matrix[added] = vectors
+
+    def make_room(self, slots: int) -> None:
+        """Grow the columns, by doubling, until they have so many slots."""
+        room = len(self.heads)
+        while room < slots:
+            room *= 2
+        if room > len(self.heads):
+            self._grow(room)
 
     def slot_of(self, key: str) -> int:
         """The slot of a vector; one that is not yet there gets one."""
@@ -121,6 +164,7 @@ class Table:
         """Forget a vector; its slot may serve another."""
         key = self.ids[slot]
         assert key is not None
+        self.releases += 1
         del self.slots[key]
         self.ids[slot] = None
         self._clear_head(slot)
@@ -141,7 +185,7 @@ class Table:
         _HEAD.pack_into(self._head_bytes, slot * _HEAD.size, lamport, signed(origin), counter, offset)
 
     def _clear_head(self, slot: int) -> None:
-        _HEAD.pack_into(self._head_bytes, slot * _HEAD.size, NO_LAMPORT, 0, 0, VOID_OFFSET)
+        _HEAD.pack_into(self._head_bytes, slot * _HEAD.size, *_NO_HEAD)
 
     def reserve(self, dimension: int) -> None:
         """Fix the dimension, once."""
@@ -382,6 +426,16 @@ def restore(table: Table, slot: int, state: State | Checkpoint) -> None:
     table.ignored.pop(slot, None)
     if state.ignored:
         table.ignored[slot] = state.ignored
+
+
+def put(table: Table, vector_id: str, stored: Checkpoint, offset: int) -> None:
+    """Set a vector, there already or not, to what a store holds of it."""
+    if table.dimension is None and stored.vector is not None:
+        table.reserve(len(stored.vector))
+    slot = table.slot_of(vector_id)
+    restore(table, slot, stored)
+    table.set_head(slot, *stored.key, offset)
+    table.marks[slot] = STALE
 
 
 def heads_of(logged: LoggedBatch, rows: NDArray[np.intp] | None) -> NDArray[np.int64]:

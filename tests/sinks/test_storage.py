@@ -486,7 +486,7 @@ def test_foreign_files_are_refused_unharmed(tmp_path: Path) -> None:
     with sqlite3.connect(newer) as connection:
         connection.execute("PRAGMA user_version = 9")
     connection.close()
-    refused(newer, "has format 9, this program reads 1")
+    refused(newer, "has format 9, this program reads 2")
 
 
 def test_wrong_use_is_told(tmp_path: Path) -> None:

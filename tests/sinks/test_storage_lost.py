@@ -96,7 +96,7 @@ def damage(path: Path) -> None:
     """Everything but the first pages, where the file says what it is and how far."""
     whole = path.read_bytes()
     assert len(whole) > 60_000
-    path.write_bytes(whole[:16_384] + b"\x99" * (len(whole) - 16_384))
+    path.write_bytes(whole[:20_480] + b"\x99" * (len(whole) - 20_480))
 
 
 def test_damage_behind_a_sound_header_is_told_when_opened(tmp_path: Path) -> None:
@@ -129,8 +129,8 @@ def test_damage_that_is_met_when_rows_are_read_back_stops_the_sink(tmp_path: Pat
         assert sink.resident.statistics().evicted > 100
         with path.open("r+b") as file:  # SQLite keeps the file open, so its bytes change in their place
             sink._file.checkpoint(idle=True)
-            file.seek(16_384)
-            file.write(b"\x99" * (path.stat().st_size - 16_384))
+            file.seek(20_480)
+            file.write(b"\x99" * (path.stat().st_size - 20_480))
         sink._file._reader.execute("PRAGMA shrink_memory")  # it must read the pages again
         reached = log.next_offset
         log.append(Delta("row-000", sparse_add([0], [1])))

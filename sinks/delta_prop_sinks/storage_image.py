@@ -1,0 +1,307 @@
+"""The image: resident vectors as columns in one file, so that a start need not read them row by row.
+
+A hint beside the storage file, never a second truth: that file names the image that fits it and the commit
+from which on its own rows overrule it. Blocks of rows, each with a checksum; what is torn, damaged or
+another's is refused as a whole. Numbers are little-endian. Every call blocks and belongs on a thread.
+
+Rows may change while they are written: who writes an image has the storage file name it only with a commit
+that holds every row which changed meanwhile.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import struct
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from delta_prop_sinks.table import LAMPORT, NO_LAMPORT, OFFSET, VOID_OFFSET, Table, put
+from delta_prop_wire.crc import crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from delta_prop_sinks.chain import Checkpoint
+
+MAGIC = b"dpimage1"
+_BLOCK = struct.Struct("<IQI")
+_BLOCK_ROWS = 65_536
+_BLOCK_BYTES = 8 << 20
+_SYNC_BYTES = 64 << 20
+"""So many bytes are synced at once, or a log on the same disk would wait for all of them."""
+
+
+class ImageFailed(Exception):
+    """The image cannot be used, or not be written; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
+    """Some rows of one namespace; `extras` by row: bytes, metadata, how many deltas had no effect."""
+
+    namespace: str
+    dimension: int | None
+    keys: list[str]
+    heads: NDArray[np.int64]
+    forms: NDArray[np.uint8]
+    vectors: NDArray[np.float32] | None
+    extras: dict[int, tuple[bytes | None, dict[str, Any] | None, int]] = field(default_factory=dict)
+
+
+class Columns:
+    """One table as it stands when this is made; its rows are read later, while others may change them."""
+
+    def __init__(self, table: Table) -> None:
+        self.namespace, self.dimension = table.namespace, table.dimension
+        self.used = table.used
+        self._table, self._releases = table, table.releases
+        # A table that grows takes larger columns; these stay as they are.
+        self._heads, self._forms, self._matrix = table.heads, table.forms, table.matrix
+
+    def blocks(self) -> Iterator[Block]:
+        """The rows that hold something. Raises ImageFailed where slots changed hands meanwhile."""
+        rows = max(min(_BLOCK_ROWS, _BLOCK_BYTES // (4 * (self.dimension or 0) + 64)), 1)
+        for at in range(0, self.used, rows):
+            yield self._block(at, min(at + rows, self.used))
+
+    def _block(self, begin: int, end: int) -> Block:
+        table = self._table
+        heads = self._heads[begin:end].copy()
+        keys = table.ids[begin:end]
+        live = heads[:, LAMPORT] != NO_LAMPORT
+        extras = {}
+        if table.weights or table.ignored:
+            for row in live.nonzero()[0].tolist():
+                slot = begin + row
+                extra = (table.data.get(slot), table.metadata.get(slot), table.ignored.get(slot, 0))
+                if extra != (None, None, 0):
+                    extras[row] = extra
+        forms = self._forms[begin:end].copy()
+        vectors = None if self._matrix is None else self._matrix[begin:end].copy()
+        if table.releases != self._releases:
+            raise ImageFailed(f"a vector of namespace {self.namespace!r} left memory meanwhile")
+        if not live.all():
+            at = live.nonzero()[0]
+            place = {row: new for new, row in enumerate(at.tolist())}
+            extras = {place[row]: extra for row, extra in extras.items()}
+            keys = [keys[row] for row in at.tolist()]
+            heads, forms, vectors = heads[at], forms[at], None if vectors is None else vectors[at]
+        return Block(self.namespace, self.dimension, keys, heads, forms, vectors, extras)  # type: ignore[arg-type]
+
+
+def new_image_name() -> bytes:
+    """16 bytes that tell an image from every other."""
+    return os.urandom(16)
+
+
+def image_path(beside: Path, image: bytes) -> Path:
+    """Where the image of a storage file lies."""
+    return beside.with_name(f"{beside.name}-image-{image.hex()[:16]}")
+
+
+def remove_images(beside: Path, keep: bytes | None) -> None:
+    """Remove the images of a storage file, but for the one to keep; as far as that is possible."""
+    kept = None if keep is None else image_path(beside, keep).name
+    for path in beside.parent.glob(f"{glob.escape(beside.name)}-image-*"):
+        if path.name != kept:
+            with suppress(OSError):
+                path.unlink()
+
+
+# --- writing
+
+
+def write_image(path: Path, image: bytes, log_id: bytes, tables: Sequence[Columns]) -> Generator[int]:
+    """Write an image, a block at each step, which gives the rows so far; behind the last one it is durable.
+
+    `image` tells it from every other, `log_id` is the log that offsets are of. Raises ImageFailed; then, and
+    where it is not carried on to its end, nothing is left behind.
+    """
+    rows = 0
+    try:
+        with open(path, "wb") as file:
+            sizes = [[one.namespace, one.dimension, one.used] for one in tables]
+            file.write(MAGIC)
+            unsynced = _put(file, {"image": image.hex(), "log_id": log_id.hex(), "tables": sizes}, [])
+            for columns in tables:
+                for block in columns.blocks():
+                    unsynced += _put(file, *_encode(block))
+                    if unsynced > _SYNC_BYTES:
+                        _sync(file)
+                        unsynced = 0
+                    rows += len(block.keys)
+                    yield rows
+            _put(file, {"rows": rows}, [])
+            _sync(file)
+        _sync_folder(path.parent)
+    except BaseException as failure:
+        with suppress(OSError):
+            path.unlink()
+        if isinstance(failure, OSError):
+            raise ImageFailed(f"{path} cannot be written: {failure}") from failure
+        raise
+
+
+def _encode(block: Block) -> tuple[dict[str, object], list[bytes]]:
+    text = "\0".join(block.keys)
+    plain = text.count("\0") == len(block.keys) - 1
+    data = b"".join(extra[0] or b"" for extra in block.extras.values())
+    extras = [
+        [row, None if one is None else len(one), metadata, ignored]
+        for row, (one, metadata, ignored) in block.extras.items()
+    ]
+    sections = [
+        text.encode() if plain else json.dumps(block.keys).encode(),
+        block.heads.astype("<i8", copy=False).tobytes(),
+        block.forms.tobytes(),
+        b"" if block.vectors is None else block.vectors.astype("<f4", copy=False).tobytes(),
+        json.dumps(extras, ensure_ascii=False).encode() if extras else b"",
+        data,
+    ]
+    head: dict[str, object] = {
+        "namespace": block.namespace,
+        "dimension": None if block.vectors is None else block.dimension,
+        "rows": len(block.keys),
+        "plain": plain,
+        "sections": [len(section) for section in sections],
+    }
+    return head, sections
+
+
+def _put(file: BinaryIO, head: dict[str, object], sections: Sequence[bytes]) -> int:
+    text = json.dumps(head).encode()
+    checksum = crc32c(text)
+    for section in sections:
+        checksum = crc32c(section, checksum)
+    size = sum(map(len, sections))
+    file.write(_BLOCK.pack(len(text), size, checksum))
+    file.write(text)
+    for section in sections:
+        file.write(section)
+    return size
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    if hasattr(os, "O_DIRECTORY"):  # else the system cannot sync a folder
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+# --- reading
+
+
+class ImageLoad:
+    """An image on its way into tables of its own, which count only when all of it was read."""
+
+    def __init__(self, path: Path, image: bytes, log_id: bytes) -> None:
+        self.tables: dict[str, Table] = {}
+        self.lamport = 0
+        self._path, self._image, self._log_id = path, image, log_id
+
+    def steps(self) -> Generator[int]:
+        """Read a block at each step, which gives the rows so far. Raises ImageFailed."""
+        rows, complete, same_log = 0, False, True
+        try:
+            with open(self._path, "rb") as file:
+                left = os.fstat(file.fileno()).st_size - len(MAGIC)
+                if file.read(len(MAGIC)) != MAGIC:
+                    raise ImageFailed("it is not an image of this version")
+                head, _, left = _get(file, left)
+                if head["image"] != self._image.hex():
+                    raise ImageFailed("it is another one than the storage file names")
+                same_log = head["log_id"] == self._log_id.hex()
+                for namespace, dimension, slots in head["tables"]:
+                    table = self.tables[namespace] = Table(namespace)
+                    if dimension:
+                        table.reserve(dimension)
+                    table.make_room(min(slots, left))  # a row takes a byte at the very least
+                while not complete:
+                    head, content, left = _get(file, left)
+                    complete = "namespace" not in head
+                    if not complete:
+                        rows += self._take(_decode(head, content), same_log=same_log)
+                        yield rows
+                if head["rows"] != rows or left:
+                    raise ImageFailed(
+                        f"it says {head['rows']} rows and holds {rows}, {left} bytes behind them"
+                    )
+        except FileNotFoundError as failure:
+            raise ImageFailed("it is not there") from failure
+        except (OSError, KeyError, ValueError, TypeError, IndexError, struct.error) as failure:
+            raise ImageFailed(f"it cannot be read: {failure!r}") from failure
+
+    def overrule(self, namespace: str, vector_id: str, stored: Checkpoint, offset: int) -> None:
+        """Take a row that the store holds as it was later."""
+        if namespace not in self.tables:
+            self.tables[namespace] = Table(namespace)
+        put(self.tables[namespace], vector_id, stored, offset)
+        self.lamport = max(self.lamport, stored.key[0])
+
+    def _take(self, block: Block, *, same_log: bool) -> int:
+        table = self.tables[block.namespace]
+        heads = block.heads
+        if not same_log:
+            heads = heads.copy()
+            heads[:, OFFSET] = VOID_OFFSET
+        if len(heads):
+            self.lamport = max(self.lamport, int(heads[:, LAMPORT].max()))
+        table.extend(block.keys, heads, block.forms, block.vectors)
+        first = table.used - len(block.keys)
+        for row, (data, metadata, ignored) in block.extras.items():
+            table.set_extra(first + row, data, metadata)
+            if ignored:
+                table.ignored[first + row] = ignored
+        return len(block.keys)
+
+
+def _get(file: BinaryIO, left: int) -> tuple[dict[str, Any], memoryview, int]:
+    """The next head, its sections, and how many bytes are left behind them."""
+    length, size, checksum = _BLOCK.unpack(file.read(_BLOCK.size))
+    left -= _BLOCK.size + length + size
+    if left < 0:
+        raise ImageFailed("it is torn")
+    text = file.read(length)
+    content = memoryview(file.read(size))
+    if crc32c(content, crc32c(text)) != checksum:
+        raise ImageFailed("it is damaged: a checksum does not fit")
+    return json.loads(text), content, left
+
+
+def _decode(head: dict[str, Any], content: memoryview) -> Block:
+    sections, at = [], 0
+    for size in head["sections"]:
+        sections.append(content[at : at + size])
+        at += size
+    names, heads, forms, vectors, extras, data = sections
+    rows, dimension = int(head["rows"]), head["dimension"]
+    text = str(names, "utf-8")
+    keys = (text.split("\0") if rows else []) if head["plain"] else json.loads(text)
+    found, at = {}, 0
+    for row, size, metadata, ignored in json.loads(str(extras, "utf-8")) if extras else ():
+        found[int(row)] = (None if size is None else bytes(data[at : at + size]), metadata, ignored)
+        at += size or 0
+    return Block(
+        namespace=head["namespace"],
+        dimension=dimension,
+        keys=keys,
+        heads=np.frombuffer(heads, "<i8").reshape(rows, 4),
+        forms=np.frombuffer(forms, np.uint8),
+        vectors=None if dimension is None else np.frombuffer(vectors, "<f4").reshape(rows, dimension),
+        extras=found,
+    )

@@ -1,0 +1,396 @@
+"""The image beside a storage file: a start from it holds what was there, or reads the rows and says why."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from delta_prop_sinks import Delivery, Resident, StorageSink, storage_image
+from delta_prop_sinks.sink import StateRow
+from delta_prop_wire.delta import Delta, create, delete, opaque, scale, sparse, sparse_add
+from delta_prop_wire.encode import encode_batch
+from tests.sinks.support import FakeLog, check_state, oracle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NEVER = 10**9
+
+
+def images(path: Path) -> list[Path]:
+    return list(path.parent.glob(f"{path.name}-image-*"))
+
+
+def image_of(path: Path) -> Path:
+    (found,) = images(path)
+    return found
+
+
+def some_deltas(log: FakeLog) -> None:
+    log.append(*[Delta(f"row-{number}", create([number, 1, 2])) for number in range(20)])
+    log.append(
+        Delta("a", create([1, 2, 3]), metadata={"title": "A", "tags": ["x", None]}),
+        Delta("line\nbreak é", create([4, 5, 6])),
+        Delta("c", opaque(b"row\0"), namespace="rows", metadata={"n": 1}),
+        Delta("empty", opaque(b""), namespace="rows"),
+    )
+    log.append(Delta("row-3", delete()), Delta("nobody", sparse([0], [1])), Delta("a", sparse([9], [1])))
+
+
+async def filled(path: Path, log: FakeLog) -> None:
+    """A storage file with an image."""
+    some_deltas(log)
+    sink = StorageSink(path, image_rows_min=1)
+    await sink.open(log)
+    await sink.apply(log.deliveries())
+    await sink.aclose()
+    assert sink.statistics().image == "written"
+    assert image_of(path).stat().st_size > 100
+
+
+async def check_opened(path: Path, log: FakeLog, image: str, beside: FakeLog | None = None) -> StorageSink:
+    """Open, without writing an image again; all must be as the log says."""
+    sink = StorageSink(path, image_rows_min=NEVER)
+    await sink.open(beside or log)
+    assert sink.statistics().image.startswith(image)
+    expected = oracle(log.batches)
+    found = {(namespace, vector_id): state for namespace, vector_id, state in sink.resident.rows()}
+    assert found.keys() == expected.keys()
+    for ref, state in expected.items():
+        check_state(found[ref], state, context=ref)
+    return sink
+
+
+def test_a_start_from_the_image_holds_what_was_there(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, path = FakeLog(), tmp_path / "v.db"
+        await filled(path, log)
+        sink = await check_opened(path, log, "loaded, and 0 rows")
+        lamport = sink.resident.lamport
+        assert lamport == log.lamport
+        await sink.apply(log.deliveries())  # all of it again: repeats, by the offsets in the image
+        assert sink.resident.statistics().folded == 0
+        log.append(
+            Delta("a", sparse_add([0], [1])), Delta("new", create([7, 7, 7])), Delta("b", create([1] * 3))
+        )
+        await sink.apply(log.deliveries())
+        await sink.aclose()
+        await (await check_opened(path, log, "loaded, and 3 rows")).aclose()
+
+    anyio.run(main)
+
+
+def test_rows_written_later_overrule_it_late_ones_too(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, path = FakeLog(), tmp_path / "v.db"
+        await filled(path, log)
+        sink = StorageSink(path, image_rows_min=NEVER)
+        await sink.open(log)
+        reached = log.next_offset
+        log.append(Delta("row-5", sparse_add([0], [1])), Delta("row-6", delete()), Delta("z", opaque(b"z")))
+        await sink.apply(log.deliveries(reached))
+        await sink.flush()
+        # Behind those a forwarded one that sorts before what is there: its vector is folded again.
+        other = encode_batch([Delta("row-7", scale(2.0))], origin=99, base=1)
+        reached = log.next_offset
+        log.forward(other, lamport=2)
+        await sink.apply(log.deliveries(reached))
+        await sink.flush()
+        sink._file.close()  # as kill -9 leaves it
+        await (await check_opened(path, log, "loaded, and 4 rows")).aclose()
+
+    anyio.run(main)
+
+
+class Busy:
+    """A thread between whose calls somebody else changes what is written."""
+
+    def __init__(self) -> None:
+        self.between: Callable[[], Any] = lambda: None
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        result = function()
+        await self.between()
+        return result
+
+
+def test_rows_that_change_while_it_is_written_are_right_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_image, "_BLOCK_ROWS", 4)
+
+    async def main() -> None:
+        log, path, changes = FakeLog(), tmp_path / "v.db", 0
+        sink = StorageSink(path, image_rows_min=1)
+        await sink.open(log)
+        some_deltas(log)
+        await sink.apply(log.deliveries())
+        await sink.flush()
+        thread = Busy()
+
+        async def change() -> None:
+            nonlocal changes
+            changes += 1
+            reached = log.next_offset
+            log.append(
+                Delta(f"row-{changes % 20}", sparse_add([1], [changes])),
+                Delta(f"row-{19 - changes % 20}", sparse_add([2], [changes])),
+                *[Delta(f"more-{changes}-{number}", create([1, 2, changes])) for number in range(20)],
+            )
+            await sink.apply(log.deliveries(reached))
+
+        thread.between = change
+        await sink._imaging.write(thread, log.log_id)
+        assert changes > 5
+        assert sink.statistics().image == "none"  # not before all that changed is in the file
+        await sink.flush()
+        assert sink.statistics().image == "written"
+        sink._file.close()
+        await (await check_opened(path, log, "loaded, and")).aclose()
+
+    anyio.run(main)
+
+
+def test_a_rebuild_leaves_none_of_before(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, path = FakeLog(), tmp_path / "v.db"
+        await filled(path, log)
+        sink = StorageSink(path, image_rows_min=1)
+        await sink.open(log)
+        await sink._imaging.write(log.threads, log.log_id)  # begun before, to be named after
+        await sink.begin_rebuild(log.next_offset)
+        state = oracle(log.batches)["default", "a"]
+        await sink.take_states([StateRow("default", "a", state, log.next_offset - 1)])
+        await sink.end_rebuild(log.next_offset, log.lamport)
+        await sink.flush()
+        sink._file.close()
+        again = StorageSink(path, image_rows_min=NEVER)
+        await again.open(log)
+        assert [row[:2] for row in again.resident.rows()] == [("default", "a")]
+        await again.aclose()
+
+    anyio.run(main)
+
+
+def test_one_that_no_flush_has_named_is_removed(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, path = FakeLog(), tmp_path / "v.db"
+        await filled(path, log)
+        before = image_of(path)
+        sink = StorageSink(path, image_rows_min=1)
+        await sink.open(log)
+        await sink._imaging.write(log.threads, log.log_id)
+        assert len(images(path)) == 2
+        sink._file.close()
+        await (await check_opened(path, log, "loaded")).aclose()
+        assert image_of(path) == before
+
+    anyio.run(main)
+
+
+def test_a_slot_that_changes_hands_meanwhile_ends_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, path = FakeLog(), tmp_path / "v.db"
+        sink = StorageSink(path, image_rows_min=1)
+        await sink.open(log)
+        some_deltas(log)
+        await sink.apply(log.deliveries())
+        thread = Busy()
+
+        async def let_go() -> None:
+            table = sink.resident.tables["rows"]
+            if "passing" not in table.slots:
+                table.release(table.slot_of("passing"))
+
+        thread.between = let_go
+        await sink._imaging.write(thread, log.log_id)
+        assert "left memory meanwhile" in sink.statistics().image
+        assert not images(path)
+        await sink.aclose()
+
+    anyio.run(main)
+
+
+@pytest.mark.parametrize("at", [3, 20, 200, 700, -400, -30, -1])
+def test_a_damaged_one_is_not_used_and_told(tmp_path: Path, at: int) -> None:
+    async def main() -> None:
+        log, path = FakeLog(), tmp_path / "v.db"
+        await filled(path, log)
+        image = image_of(path)
+        content = bytearray(image.read_bytes())
+        content[at] ^= 0x10
+        image.write_bytes(content)
+        await (await check_opened(path, log, "not used, all rows were read one by one")).aclose()
+
+    anyio.run(main)
+
+
+def test_one_that_is_torn_gone_or_of_another_file_is_not_used(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, path = FakeLog(), tmp_path / "v.db"
+        await filled(path, log)
+        image = image_of(path)
+        content = image.read_bytes()
+        for size in (0, 7, 30, len(content) // 2, len(content) - 1):
+            image.write_bytes(content[:size])
+            await (await check_opened(path, log, "not used, all rows were read one by one")).aclose()
+        image.write_bytes(content + b"more")
+        await (await check_opened(path, log, "not used, all rows were read one by one: it says")).aclose()
+        image.unlink()
+        await (await check_opened(path, log, "not used, all rows were read one by one: it is not")).aclose()
+        other = FakeLog()
+        other.append(Delta("another", create([1, 2, 3])))
+        await filled(tmp_path / "w.db", other)
+        shutil.copy(image_of(tmp_path / "w.db"), image)
+        await (
+            await check_opened(path, log, "not used, all rows were read one by one: it is another")
+        ).aclose()
+
+    anyio.run(main)
+
+
+def test_an_older_copy_of_the_storage_file_is_not_mixed_with_a_newer_image(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, path = FakeLog(), tmp_path / "v.db"
+        await filled(path, log)
+        shutil.copy(path, tmp_path / "older")
+        before = list(log.batches)
+        sink = StorageSink(path, image_rows_min=1)
+        await sink.open(log)
+        log.append(*[Delta(f"row-{number}", sparse_add([0], [1])) for number in range(20)])
+        await sink.apply(log.deliveries())
+        await sink.aclose()
+        await (await check_opened(path, log, "loaded, and 0 rows")).aclose()
+        shutil.copy(tmp_path / "older", path)
+        log.batches = before
+        await (await check_opened(path, log, "not used, all rows were read one by one: it is not")).aclose()
+
+    anyio.run(main)
+
+
+def test_beside_another_log_its_offsets_mean_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, path = FakeLog(), tmp_path / "v.db"
+        await filled(path, log)
+        other = FakeLog(bytes(16), lamport=log.lamport)
+        sink = await check_opened(path, log, "loaded", beside=other)
+        other.append(Delta("a", sparse([0], [50])))  # at offset 0, below all that the image knows
+        await sink.apply(other.deliveries())
+        state = await sink.get("default", "a")
+        assert state is not None
+        assert state.vector is not None
+        assert state.vector[0] == 50
+        await sink.aclose()
+
+    anyio.run(main)
+
+
+def test_more_than_memory_holds_is_read_row_by_row(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, path = FakeLog(), tmp_path / "v.db"
+        await filled(path, log)
+        sink = StorageSink(path, resident=Resident(resident_bytes_max=6_000))
+        await sink.open(log)
+        assert sink.statistics().image.startswith(
+            "not used, all rows were read one by one: its rows take more"
+        )
+        for ref, state in oracle(log.batches).items():
+            check_state(await sink.get(*ref), state, context=ref)
+        await sink.aclose()
+
+    anyio.run(main)
+
+
+def test_where_it_cannot_be_written_the_close_is_as_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        log, path = FakeLog(), tmp_path / "v.db"
+        some_deltas(log)
+        sink = StorageSink(path, image_rows_min=1)
+        await sink.open(log)
+        await sink.apply(log.deliveries())
+
+        def fail(_: object) -> None:
+            raise OSError(28, "No space left on device")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(storage_image, "_sync", fail)
+            await sink.aclose()
+        assert "No space left" in sink.statistics().image
+        assert not images(path)
+        await (await check_opened(path, log, "none")).aclose()
+
+    anyio.run(main)
+
+
+def test_it_is_written_in_the_background_when_enough_has_changed(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, path = FakeLog(), tmp_path / "v.db"
+        some_deltas(log)
+        sink = StorageSink(path, image_rows_min=20, flush_s=0.001)
+        await sink.open(log)
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(sink.background)
+                await anyio.lowlevel.checkpoint()
+                await sink.apply(log.deliveries())
+                while sink.statistics().image != "written":  # noqa: ASYNC110 - nothing tells it
+                    await anyio.sleep(0.005)
+                tasks.cancel_scope.cancel()
+        sink._file.close()
+        await (await check_opened(path, log, "loaded, and")).aclose()
+
+    anyio.run(main)
+
+
+def test_a_file_of_the_format_before_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        log, path = FakeLog(), tmp_path / "v.db"
+        some_deltas(log)
+        sink = StorageSink(path)
+        await sink.open(log)
+        await sink.apply(log.deliveries())
+        await sink.aclose()
+        with sqlite3.connect(path) as connection:
+            connection.executescript(
+                "ALTER TABLE vectors DROP COLUMN written; DROP TABLE commits; PRAGMA user_version = 1;"
+            )
+        connection.close()
+        sink = await check_opened(path, log, "none")
+        reached = log.next_offset
+        log.append(Delta("a", sparse_add([0], [1])))
+        await sink.apply(log.deliveries(reached))
+        await sink.aclose()
+        await (await check_opened(path, log, "none")).aclose()
+        sink = StorageSink(path, image_rows_min=1)
+        await sink.open(log)
+        log.append(*[Delta(f"row-{number}", sparse_add([0], [1])) for number in range(20)])
+        await sink.apply(log.deliveries())
+        await sink.aclose()
+        await (await check_opened(path, log, "loaded, and 0")).aclose()
+
+    anyio.run(main)
+
+
+def test_many_rows_in_one_delivery_find_their_slots(tmp_path: Path) -> None:
+    """New vectors, known ones and one that comes twice, in a block."""
+
+    async def main() -> None:
+        log = FakeLog()
+        sink = StorageSink(tmp_path / "v.db")
+        await sink.open(log)
+        log.append(*[Delta(f"v-{number}", create([number, 0, 0])) for number in range(10)])
+        log.append(*[Delta(f"v-{number % 15}", create([number, 1, 0])) for number in range(5, 25)])
+        await sink.apply([Delivery(logged) for logged in log.batches])
+        for ref, state in oracle(log.batches).items():
+            check_state(await sink.get(*ref), state, context=ref)
+        await sink.aclose()
+
+    anyio.run(main)
