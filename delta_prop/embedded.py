@@ -126,6 +126,7 @@ class Propagator(Publishing):
         self._tasks.start_soon(self._service_log.run)
         self._tasks.start_soon(self._service_log.keep_house, self._sinks.cursors, self._world)
         self._tasks.start_soon(self._sinks.quarantines.keep_house)
+        self._tasks.start_soon(self._service_log.compress, self._world)
         return self
 
     async def __aexit__(

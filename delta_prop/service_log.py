@@ -12,6 +12,7 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.committing import Committer
+from delta_prop.compressing import compress_sealed
 from delta_prop.cursors import read_cursors, write_cursors
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.memory import MemoryLog
@@ -102,6 +103,11 @@ class ServiceLog:
                 await self.write_cursors(cursors(), threads)
             except OSError as error:
                 logger.warning("the sinks' cursors could not be written, which is tried again: %s", error)
+
+    async def compress(self, world: World) -> None:
+        """Compress sealed segments until cancelled, where the settings say so."""
+        if self.committer is not None and isinstance(self.log, DurableLog):
+            await compress_sealed(self.log, world, ring=self.committer.ring)
 
     async def write_cursors(self, cursors: Mapping[str, KeptCursor], threads: Threads) -> None:
         """Write down how far sinks are, if that has changed. Raises OSError."""

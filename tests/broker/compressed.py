@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from delta_prop_broker.log.compressed import compress_frame
+from delta_prop_broker.log.damage import LogDamaged
 from delta_prop_broker.log.frames import Walk
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.compression import Compression
 from delta_prop_wire.encode import encode_vectors
-from tests.broker.durable import Writer, commit, open_log
+from tests.broker.durable import SMALL, Writer, commit, open_log
 
 if TYPE_CHECKING:
+    from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.frames import Place
+    from delta_prop_broker.log.retention import Compress, LogSettings
+    from delta_prop_broker.log.rewriting import Rewriting
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 
@@ -50,3 +55,40 @@ def walked(raw: bytes, base: int = 0) -> list[Place]:
     disk.put("file", raw)
     file = disk.open("file", read_only=True)
     return list(Walk(file, position=0, offset=base, end=len(raw), previous_crc=None))
+
+
+COMPRESSED = replace(SMALL, segment_bytes_max=4_500, bytes_max=60_000, keep_bytes_max=50_000, compress="lz4")
+
+
+def rewrite(log: DurableLog) -> Rewriting | None:
+    """Compress the next segment, as the service does; the log goes on whatever the disk says."""
+    rewriting = log.take_rewriting()
+    if rewriting is None:
+        return None
+    done = False
+    try:
+        while not done:
+            done = rewriting.step()
+    except LogDamaged:
+        done = True
+        raise
+    finally:
+        rewriting.end()
+        log.finish_rewriting(rewriting, again=not done)
+    return rewriting
+
+
+def compressed_log(
+    codec: Compress = "lz4", *, batches: int = 9, settings: LogSettings = COMPRESSED
+) -> tuple[SimDisk, Writer, int]:
+    """An open log of which all sealed segments are compressed, and the bytes that it had before."""
+    disk = SimDisk()
+    log, _ = open_log(disk, replace(settings, compress=codec))
+    writer = Writer(log)
+    for _ in range(batches):
+        writer.append_batch(shrinking(6, writer.counter + 1))
+        commit(log)
+    before = log.statistics().bytes
+    while rewrite(log) is not None:
+        pass
+    return disk, writer, before

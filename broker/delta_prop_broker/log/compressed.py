@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.damage import CodecMissing
-from delta_prop_wire.compression import Compression, compress, decompress, uncompressed_size
+from delta_prop_wire.compression import Compression, available, compress, decompress, uncompressed_size
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import PeerError
 from delta_prop_wire.header import pack_header, unpack_header
@@ -82,6 +82,14 @@ def plain_body(frame: memoryview) -> bytes:
         if error.code is ErrorCode.UNSUPPORTED_FLAG:  # as it was written, so nothing is damaged
             raise CodecMissing(codec_name(codec_of(frame))) from None
         raise
+
+
+def require(codecs: int) -> None:
+    """Raise CodecMissing where one of these (bit n for codec n) is not installed."""
+    there = sum(1 << codec for codec in available())
+    missing = codecs & ~there
+    if missing:
+        raise CodecMissing(codec_name(missing.bit_length() - 1))
 
 
 def codec_name(number: int) -> str:

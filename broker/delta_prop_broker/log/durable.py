@@ -19,6 +19,7 @@ from delta_prop_broker.log.identity import LOCK_PATH, STREAMS
 from delta_prop_broker.log.recovery import recover
 from delta_prop_broker.log.reserve import Reserve
 from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.rewriting import Rewriter
 from delta_prop_broker.log.room import Room
 from delta_prop_broker.log.segment import Segment
 from delta_prop_broker.log.snapshot import newest_snapshot
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk, Lock
     from delta_prop_broker.log.frames import Place
     from delta_prop_broker.log.recovery import Recovered, RecoveryReport
+    from delta_prop_broker.log.rewriting import Rewriting
     from delta_prop_broker.log.snapshot import Snapshot
     from delta_prop_wire.batch import Batch
 
@@ -55,6 +57,7 @@ class DurableLogStatistics:
     synced: int
     visible: int
     segments: int
+    compressed_segments: int
     bytes: int
     bytes_max: int
     unwritten_bytes: int
@@ -115,6 +118,14 @@ class DurableLog:
         self._mark = recovered.mark
         self._tail = Tail(recovered.next_offset, bytes_max=self.settings.tail_bytes_max)
         self._room = Room(self.settings, self._segments, self._holders)
+        self._rewriter = Rewriter(
+            self._disk,
+            DIRECTORY,
+            self._segments,
+            self._room,
+            codec=self.settings.codec,
+            free_bytes_min=self.settings.free_bytes_min,
+        )
         self._pending: list[Piece] = []
         self._pending_sync = False
         self._unwritten_bytes = 0
@@ -571,9 +582,27 @@ class DurableLog:
 
     def _take_away(self, removed: list[Segment]) -> int:
         if removed:
-            self._removed += removed
+            self._removed += self._rewriter.keep(removed)
             self._start = removed[-1].end
         return len(removed)
+
+    # --- compressing
+
+    def take_rewriting(self) -> Rewriting | None:
+        """The next sealed segment to be compressed, as the settings say; None where there is none.
+
+        Its steps are for a thread, then it is given to `finish_rewriting`, whatever became of it. Raises
+        OSError.
+        """
+        if self.failure is not None or self._mark is None or self._closed:
+            return None
+        return self._rewriter.take(self.synced)
+
+    def finish_rewriting(self, rewriting: Rewriting, *, again: bool = False) -> None:
+        """The steps and the `end` of a rewriting have run. `again`: what failed may go well another time."""
+        let_go = self._rewriter.finish(rewriting, again=again)
+        if let_go is not None:
+            self._removed.append(let_go)
 
     def statistics(self) -> DurableLogStatistics:
         """A snapshot."""
@@ -584,6 +613,7 @@ class DurableLog:
             synced=self.synced,
             visible=self.visible,
             segments=len(self._segments.all),
+            compressed_segments=sum(segment.compressed for segment in self._segments.all),
             bytes=self._room.bytes,
             bytes_max=self.settings.bytes_max,
             unwritten_bytes=self._unwritten_bytes,

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.checkpoints import Checkpoint, CheckpointDamaged, Checkpoints
-from delta_prop_broker.log.compressed import PEEK_BYTES
+from delta_prop_broker.log.compressed import PEEK_BYTES, require
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
 from delta_prop_broker.log.frames import CHUNK_BYTES, Walk, heads_behind, read_head
 from delta_prop_broker.log.identity import (
@@ -271,6 +271,7 @@ class _Recovery:
                 self._report.indexes_rebuilt += 1
                 if not self._read_only:
                     write_index(self._disk, segment, index)
+            require(index.codecs)
             self._join(segment, index)
         finally:
             file.close()

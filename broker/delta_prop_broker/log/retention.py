@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Literal, TypeAlias, get_args
 
+from delta_prop_wire.compression import Compression, available
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError
 
-if TYPE_CHECKING:
-    pass
-
+Compress: TypeAlias = Literal["none", "lz4", "zstd"]
+COMPRESS = get_args(Compress)
 MIB = 1024 * 1024
 SEGMENTS_MIN = 4
 """The hard limit holds at least so many segments: one is written to, whole ones are removed."""
@@ -25,6 +25,7 @@ class LogSettings:
     holder needs the oldest; `keep_bytes_max` and `keep_s` are how much and how long is kept beyond need.
     `free_bytes_min` stays free on the disk; `reserve_bytes` are taken on it, for what must be written when it
     is full all the same (0: none).
+    `compress`: with what sealed segments are compressed, `none`, `lz4` or `zstd`.
     """
 
     level: AckLevel = AckLevel.DURABLE
@@ -37,6 +38,7 @@ class LogSettings:
     tail_bytes_max: int = 64 * MIB
     free_bytes_min: int = 64 * MIB
     reserve_bytes: int = 16 * MIB
+    compress: Compress = "none"
     made_by: str = ""
 
     def __post_init__(self) -> None:
@@ -55,3 +57,15 @@ class LogSettings:
             raise UsageError("a bound of the log is 0 or below: give it a positive value")
         if min(self.free_bytes_min, self.reserve_bytes) < 0:
             raise UsageError("free_bytes_min or reserve_bytes is below 0: give 0 for none")
+        if self.compress not in COMPRESS:
+            raise UsageError(f"compress = {self.compress!r}: give one of {', '.join(COMPRESS)}")
+        if self.codec is not None and self.codec not in available():
+            raise UsageError(
+                f"compress = {self.compress!r}, which is not installed here: install delta-prop[compress], "
+                "or choose another one"
+            )
+
+    @property
+    def codec(self) -> Compression | None:
+        """What sealed segments are compressed with."""
+        return None if self.compress == "none" else Compression[self.compress.upper()]

@@ -42,6 +42,7 @@ class Segment:
 
     __slots__ = (
         "base",
+        "compressed",
         "end",
         "file",
         "first_time",
@@ -52,6 +53,7 @@ class Segment:
         "path",
         "readable",
         "size",
+        "tried",
     )
 
     def __init__(self, directory: str, base: int) -> None:
@@ -65,13 +67,16 @@ class Segment:
         self.first_time = 0
         self.latest_time = 0
         self.last_crc: int | None = None
-        self.file: File | None = None  # of the one that is written to
+        self.compressed = False  # some frame of it is
+        self.tried = False  # compressing it is done, or was found to save too little
+        self.file: File | None = None  # of the one that is written to, or being rewritten
         self.index: SparseIndex | None = None  # of one that grows; of sealed ones a few are at hand
 
     def describe(self, index: SparseIndex) -> None:
         """Take over what an index says of the whole segment."""
         self.end, self.size, self.readable = index.end, index.size, index.size
         self.first_time, self.latest_time, self.last_crc = index.first_time, index.latest_time, index.last_crc
+        self.compressed, self.tried = bool(index.codecs), index.tried or bool(index.codecs)
 
 
 class Segments:
@@ -225,8 +230,8 @@ class Segments:
 
     def _walk_segment(self, segment: Segment, offset: int, chunk_bytes: int) -> Iterator[Place]:
         """Frames from the one that holds `offset` on; steps over damage that lies wholly before it."""
-        entry = self.index_of(segment).before(offset)
         file = self._file(segment)
+        entry = self.index_of(segment).before(offset)
         while True:
             walk = Walk(
                 file,
@@ -269,10 +274,32 @@ class Segments:
         file = self._files.get(segment.base)
         if file is None:
             file = self._files[segment.base] = self._disk.open(segment.path, read_only=True)
+            if segment.index is None and file.size() != segment.size:
+                self._describe_anew(segment, file)
             while len(self._files) > FILES_MAX:
                 self._files.popitem(last=False)[1].close()
         self._files.move_to_end(segment.base)
         return file
+
+    def _describe_anew(self, segment: Segment, file: File) -> None:
+        """Another file has the name of a segment: where it holds the very same frames, read on in that one.
+
+        The process that writes the log exchanges a sealed segment for one with compressed frames. Where they
+        are others, or none, nothing is changed here: it is damage, and found where it is read.
+        """
+        size = file.size()
+        index = load_index(self._disk, segment)
+        if index is None or (index.size, index.end, index.last_crc) != (size, *_frames(segment)):
+            index = SparseIndex(segment.base)
+            try:
+                for found in Walk(file, position=0, offset=segment.base, end=size, previous_crc=None):
+                    index_frame(index, found)
+            except BadFrame:
+                return
+        if (index.end, index.last_crc) == _frames(segment):
+            segment.describe(index)
+            self._proven.discard(segment.base)
+            self._keep(segment, index)
 
 
 def load_index(disk: Disk, segment: Segment) -> SparseIndex | None:
@@ -322,6 +349,11 @@ def _head_behind(segment: Segment, file: File, bad: BadFrame) -> Entry | None:
         if bad.offset < head.offset < segment.end:
             return Entry(head.offset, position, None)
     return None
+
+
+def _frames(segment: Segment) -> tuple[int, int | None]:
+    """What two files with the same frames have in common."""
+    return segment.end, segment.last_crc
 
 
 def _facts(segment: Segment) -> tuple[int, int, int | None]:
