@@ -111,6 +111,7 @@ def test_within_the_steps_the_log_reads_and_writes_on() -> None:
     for _ in range(4):
         writer.append_batch(shrinking(6, writer.counter + 1))
         commit(log)
+    assert contents(log) == writer.appended, "so its files are at hand"
     rewriting = log.take_rewriting()
     assert rewriting is not None
     assert log.take_rewriting() is None, "one at a time"

@@ -33,7 +33,7 @@ STEP_BYTES = 256 * 1024
 SYNC_BYTES = 4 * 1024 * 1024
 """Synced so often, as one large sync holds up the commits beside it."""
 TRIAL_BYTES = 4 * 1024 * 1024
-SAVED_MIN = 1 / 16
+SAVED_MIN = 1 / 8
 """After so many bytes, and at the end, at least this share must have been saved: else it is given up."""
 
 
@@ -189,6 +189,5 @@ class Rewriter:
         segment.tried = not again
         if rewriting.index is not None and let_go is None:
             self._room.bytes -= segment.size - rewriting.index.size
-            segment.describe(rewriting.index)
-            self._segments.keep_index(segment, rewriting.index)
+            self._segments.exchange(segment, rewriting.index)
         return let_go

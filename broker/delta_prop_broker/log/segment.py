@@ -209,6 +209,15 @@ class Segments:
         segment.index = None
         self._keep(segment, index)
 
+    def exchange(self, segment: Segment, index: SparseIndex) -> None:
+        """Another file has the name of a sealed segment now, with the same frames, as this index says."""
+        file = self._files.pop(segment.base, None)
+        if file is not None:
+            file.close()
+        segment.describe(index)
+        self._proven.discard(segment.base)
+        self._keep(segment, index)
+
     def _keep(self, segment: Segment, index: SparseIndex) -> None:
         self._indexes[segment.base] = index
         while len(self._indexes) > INDEXES_MAX:
