@@ -126,6 +126,21 @@ class Appender:
         if batch.is_control:
             state.note_void(batch, ErrorCode(int.from_bytes(batch.blob(0), "little")))
 
+    def filled(self, gap: Batch, now: float) -> LoggedBatch:
+        """Append a control row that stands for dots which are gone. Raises Refused."""
+        logged = self._append(gap, None, Source.LOCAL)
+        self._commit(logged, now)
+        self._state(gap).note_void(gap, ErrorCode.DOT_REUSED)
+        self.counters.voided += 1
+        return logged
+
+    def go_on_from(self, before: Appender) -> None:
+        """Count on, and number above, what this service gave before its log failed."""
+        self.counters = before.counters
+        self.vectors.conflicts = before.vectors.conflicts
+        self.lamport = max(self.lamport, before.lamport)
+        self._hybrid_time = max(self._hybrid_time, before._hybrid_time)
+
     # --- appending
 
     def _kept_as(self, level: AckLevel) -> AckLevel:

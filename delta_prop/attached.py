@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 Start: TypeAlias = Literal["resume", "earliest", "latest"] | int
 """Where a sink begins: where it stopped, at what the log still has, at what comes next, at an offset."""
 
+READ_AGAIN_S = 0.5
+"""When a sink reads on for which the log could not be read."""
 _READ_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -174,7 +176,12 @@ class Attached:
         """Bring the sink its deltas; where that breaks, whatever the sink did, it stops alone."""
         feed = self.require_feed()
         try:
-            await feed.run()
+            while True:
+                try:
+                    await feed.run()
+                except OSError as failure:  # of the log's disk, which may get well; the sink's own is no news here
+                    feed.last_failure = failure
+                    await anyio.sleep(READ_AGAIN_S)
         except Exception as failure:
             feed.stop(
                 feed.failed(f"its delivery broke with {text_of(failure)}: detach it, and attach it again")

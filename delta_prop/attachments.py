@@ -251,6 +251,17 @@ class Attachments:
         for attached in self.attached.values():
             attached.require_feed().note_visible()
 
+    def note_recovered(self) -> None:
+        """The log was recovered in place, and may end elsewhere than it did."""
+        for attached in self.attached.values():
+            attached.require_feed().note_recovered()
+
+    def note_vectors_of_past(self) -> None:
+        """The chain's state was read back from the log: what sinks hold of an earlier one counts too."""
+        for attached in self.attached.values():
+            if attached.has_past and isinstance(attached.sink, HoldsVectors):
+                self._appender().vectors.note_past(attached.sink.dimensions())
+
     def load_head(self, namespace: str, vector_id: str) -> Dot | None:
         """The last dot of a vector that the table of heads does not hold: from the log, else from a sink."""
         found: Dot | None = None

@@ -24,7 +24,9 @@ logger = logging.getLogger("delta_prop")
 
 
 class Committer:
-    """Owns the commit thread. `on_moved` is called after marks moved, `on_failed` when they never will."""
+    """Owns the commit thread. `on_moved` is called after marks moved, `on_failed` when a commit failed: what
+    was not kept by then is not promised any more.
+    """
 
     def __init__(
         self,
@@ -32,7 +34,7 @@ class Committer:
         threads: Threads,
         *,
         on_moved: Callable[[], None],
-        on_failed: Callable[[Refused], None],
+        on_failed: Callable[[Refused, Exception], None],
     ) -> None:
         self._log = log
         self._threads = threads
@@ -70,7 +72,7 @@ class Committer:
                 self._log.fail(error)
                 refusal = failed(error)
                 logger.error("%s", refusal.message)
-                self._on_failed(refusal)
+                self._on_failed(refusal, error)
                 return
             self._log.finish_commit(commit)
             self._on_moved()
@@ -80,7 +82,7 @@ def failed(error: Exception) -> Refused:
     """What to tell everybody whose delta may be lost with the log."""
     return Refused(
         ErrorCode.LOG_FAILED,
-        f"the log has stopped, as the disk failed with {error}: nothing unacknowledged is kept for sure; "
-        "see to the disk, then open the data directory anew and send again",
+        f"the log has stopped, as the disk failed with {error}: nothing unacknowledged is kept for sure; it "
+        "is recovered when the disk is well again, so see to that, and send again",
         retry_after_ms=1000,
     )

@@ -78,7 +78,7 @@ class Propagator(Publishing):
         super().__init__()
         self.settings = settings or Settings()
         self.recovery: RecoveryReport | None = None
-        """What was found in the data directory at the last start."""
+        """What was found in the data directory at the last start, or when its log had failed since."""
         self._data = None if data is None else str(data)
         self._log_settings = log or LogSettings()
         self._given_world = world
@@ -91,14 +91,20 @@ class Propagator(Publishing):
         if self._open:
             raise UsageError("this propagator is open already: make another one")
         self._world = self._given_world or real_world()
-        randomness, settings = self._world.randomness, self.settings
+        settings = self.settings
         if self._data is None:
             self._service_log = ServiceLog.in_memory(settings, self._world)
         else:
             self._service_log = await ServiceLog.in_directory(self._data, self._log_settings, self._world)
         self._log, self.recovery = self._service_log.log, self._service_log.recovery
-        self._service_log.commits(on_moved=self._note_moved, on_failed=self._note_failed)
-        own_producer_id = int.from_bytes(randomness.bytes(6), "big") >> (48 - PRODUCER_ID_BITS)
+        self._service_log.commits(
+            self._world,
+            on_moved=self._note_moved,
+            on_failed=self._note_failed,
+            on_recovered=self._note_recovered,
+            rebuild=self._rebuild,
+        )
+        own_producer_id = self._draw_producer_id()
         await self._exit.__aenter__()
         try:
             self._tasks = await self._exit.enter_async_context(anyio.create_task_group())
@@ -341,9 +347,13 @@ class Propagator(Publishing):
             sinks=self._sinks.statistics(),
             pressure=self.pressure(),
             memory_bytes_max=self.settings.memory_bytes_max(len(self._sinks.attached)),
+            reopening=None if (reopening := self._service_log.reopening) is None else reopening.statistics(),
         )
 
     # --- inside
+
+    def _draw_producer_id(self) -> int:
+        return int.from_bytes(self._world.randomness.bytes(6), "big") >> (48 - PRODUCER_ID_BITS)
 
     def _make_chain(self, own_producer_id: int) -> Chain:
         settings = self.settings
@@ -418,8 +428,23 @@ class Propagator(Publishing):
 
     def _note_failed(self, refusal: Refused) -> None:
         """The log has stopped: what is not kept by now may be lost, and is refused."""
-        self._chain.settling.fail(refusal)
+        self._chain.stop(refusal, self._now())
         self._line.ring()
+
+    def _note_recovered(self) -> None:
+        """The log goes on, in the same tick: nobody may take what it has for what they had of it."""
+        assert self._chain.stopped is not None
+        self.recovery = self._service_log.recovery
+        self._sinks.note_recovered()
+
+    async def _rebuild(self) -> None:
+        """Read the chain's state back from a log that was recovered, as at a start; then go on."""
+        restored = self._make_chain(self._draw_producer_id())
+        await self._service_log.restore(restored, self._now())
+        self._chain.take_over(restored)
+        self._sinks.note_vectors_of_past()
+        self._line.ring()
+        self._bell.set()
 
     def _note_progress(self) -> None:
         """A sink got on: whoever waits for that may try again."""

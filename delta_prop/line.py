@@ -17,12 +17,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delta_prop.receipt import Receipt
+    from delta_prop_wire.errors import Refused
 
 ROOM_CODES = frozenset({ErrorCode.QUEUE_FULL, ErrorCode.LOG_FULL})
 """Refusals that pass when a sink gets on."""
 
 YIELDS_MAX = 8
 """How often in a row a caller lets more urgent ones go first, so that it is never starved."""
+
+
+def waits(refusal: Refused | None) -> bool:
+    """Whether a caller waits such a refusal out in the line: for room, or for a failed log to come back."""
+    if refusal is None:
+        return False
+    again = refusal.code is ErrorCode.LOG_FAILED and refusal.retry_after_ms is not None
+    return again or refusal.code in ROOM_CODES
 
 
 class Line:
@@ -48,7 +57,7 @@ class Line:
                     yielded = 0
                     receipt = send()
                     refusal = receipt.refusal()
-                    if refusal is None or refusal.code not in ROOM_CODES:
+                    if refusal is None or not waits(refusal):
                         return receipt
                     wait_s = (refusal.retry_after_ms or 10) / 1000
                 if self._bell.is_set():

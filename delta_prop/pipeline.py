@@ -15,8 +15,21 @@ from delta_prop.ingest.origins import OWN, Grant, Origins
 from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
 from delta_prop.order.orderer import Entry, Orderer, Refusal, Verdict
 from delta_prop.receipt import Published, Receipt, State
+from delta_prop.refusals import (
+    REPEATS_MAX,
+    cut_otherwise,
+    dot_reused,
+    fenced,
+    outcome_unknown,
+    overlap,
+    parent_refused,
+    too_many_repeats,
+    void_before,
+    withdrawn,
+)
 from delta_prop.settling import Settling
-from delta_prop_wire.delta import Dot, Priority, make_origin
+from delta_prop_wire.delta import Dot, Priority, make_origin, origin_lane
+from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 from delta_prop_wire.validate import validate_batch
@@ -30,8 +43,6 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import AckLevel
 
-REPEATS_MAX = 100
-"""Repeats of one pending batch that are told its outcome; more are refused for now."""
 LAMPORT_GIVEN_MAX = 1 << 62
 """Lamport numbers that forwarders may give, so that the service's own have room above them."""
 
@@ -106,6 +117,10 @@ class Chain:
             load_head=load_head,
         )
         self.refused = 0
+        self.stopped: Refused | None = None
+        """Why nothing is taken at present: the log has failed, and this state may be ahead of it."""
+        self.rebuilt = 0
+        """How often the state was read back from a log that had failed."""
         self.settling = Settling(log, route, on_placed or (lambda: None))
         self._gate: Gate = gate or _OpenGate()
         self._on_queued = on_queued
@@ -133,8 +148,8 @@ class Chain:
         self.origins.check_room(granted, owner)
         for origin in granted:
             state = self.origins.hello(origin, owner, now, self.orderer.have.get(origin, 0))
-            fenced = [Refusal(entry, _fenced(state.epoch)) for entry in self.orderer.take_origin(origin)]
-            self._refuse_all(fenced)
+            held = [Refusal(entry, fenced(state.epoch)) for entry in self.orderer.take_origin(origin)]
+            self._refuse_all(held)
             grants.append(Grant(origin, state.epoch, self.orderer.have.get(origin, 0)))
         return grants
 
@@ -149,6 +164,9 @@ class Chain:
         The outcome, a refusal too, stands in the receipt.
         """
         self._now = now
+        if self.stopped is not None:
+            self._refuse(work, self.stopped)
+            return work.receipt
         if (
             self.lanes.depth == 0
             and self.log.accepting
@@ -192,6 +210,55 @@ class Chain:
         self.pump(now)
         return self.orderer.next_deadline()
 
+    def stop(self, refusal: Refused, now: float) -> None:
+        """The log has failed: refuse what it may lose, what waits, and all that comes, until `take_over`."""
+        self.stopped = refusal
+        self.settling.fail(refusal)
+        self._refuse_waiting(refusal, now)
+
+    def take_over(self, restored: Chain) -> None:
+        """Go on with the state of a chain that was made and restored from the log just now.
+
+        Who had said hello stays known, under the same epochs. Lamport numbers and times go on rising.
+        """
+        before, now = self.appender, restored.appender
+        restored.origins.carry_over(self.origins)
+        self.orderer, self.origins, self.appender = restored.orderer, restored.origins, now
+        now.go_on_from(before)
+        self._own_origins = restored._own_origins
+        self._standing.clear()
+        self.stopped = None
+        self.rebuilt += 1
+
+    def holds(self, dot: Dot) -> bool:
+        """Whether a delta that got this dot is in the log."""
+        return self.orderer.have.get(dot.origin, 0) >= dot.counter
+
+    def leap(self, origin: int, to: int, owner: str) -> None:
+        """Fill what is missing up to a counter with one control row. Raises Refused.
+
+        Those deltas were acknowledged at a level that the log's failure did not spare, and are gone.
+        """
+        if self.stopped is not None:
+            raise self.stopped
+        have, state = self.orderer.have.get(origin, 0), self.origins.get(origin)
+        if have >= to or state is None or state.owner != owner:
+            return
+        gap = encode_void(
+            origin=origin,
+            base=to,
+            count=1,
+            code=ErrorCode.DOT_REUSED,  # as for counters that a producer left out
+            epoch=state.epoch,
+            previous=have,
+            counters=[to],
+            priority=Priority(origin_lane(origin)),
+        )
+        logged = self.appender.filled(gap, self._now)
+        self.orderer.delivered(origin, to)
+        self.settling.placed(logged)
+        self._append_released()
+
     def close(self, now: float) -> None:
         """Refuse what is queued or pending: the service ends."""
         refusal = Refused(
@@ -199,6 +266,9 @@ class Chain:
             "the service is closing: send it again to its successor",
             retry_after_ms=1000,
         )
+        self._refuse_waiting(refusal, now)
+
+    def _refuse_waiting(self, refusal: Refused, now: float) -> None:
         while (item := self.lanes.next(now)) is not None:
             self._refuse(item.payload, refusal)  # type: ignore[arg-type]
         self._refuse_all([Refusal(entry, refusal) for entry in self.orderer.drain()])
@@ -246,7 +316,7 @@ class Chain:
                 self._tell(work, batch.ack_level, self._repeat(batch))
                 return
             if batch.base <= have or (batch.leaps and batch.previous < have):
-                raise _overlap(batch, have)
+                raise overlap(batch, have)
         except Refused as refusal:
             self._refuse(work, refusal)
             return
@@ -289,12 +359,12 @@ class Chain:
         state = self.origins.get(batch.origin)
         assert state is not None
         if batch.base <= state.known_above:
-            raise _outcome_unknown(batch)
+            raise outcome_unknown(batch)
         if not state.same_frame(batch):
-            raise _dot_reused(batch)
+            raise dot_reused(batch)
         code = state.void(batch)
         if code is not None:
-            raise _void_before(batch, code)
+            raise void_before(batch, code)
         firsts = {row: state.first_offset(batch.counter(row)) for row in range(batch.count)}
         self.appender.counters.duplicates += batch.count
         return Published(firsts[0], batch.dot(0), batch.count, min(batch.ack_level, self.log.level), firsts)
@@ -303,7 +373,7 @@ class Chain:
         """A draft has no order of its own; it waits for its parents and behind drafts on its vectors."""
         refused = next((one for one in draft.after if one.done and one.state is not State.ACKNOWLEDGED), None)
         if refused is not None:
-            self._refuse(draft, _parent_refused(refused))
+            self._refuse(draft, parent_refused(refused))
             return
         waits: set[Dot | bytes] = {Dot(entry.origin, entry.last) for entry in _named(draft, Entry)}
         if self._standing:
@@ -368,13 +438,13 @@ class Chain:
         assert isinstance(work, Sequenced)
         assert isinstance(first, Sequenced)
         if work.batch.last != first.batch.last:
-            self._refuse(work, _cut_otherwise(work.batch, parked))
+            self._refuse(work, cut_otherwise(work.batch, parked))
             return
         if work.batch.crc != first.batch.crc:
-            self._refuse(work, _dot_reused(work.batch))
+            self._refuse(work, dot_reused(work.batch))
             return
         if first.repeats >= REPEATS_MAX:
-            self._refuse(work, _too_many_repeats(work.batch))
+            self._refuse(work, too_many_repeats(work.batch))
             return
         first.repeats += 1
         receipt = work.receipt
@@ -467,7 +537,7 @@ class Chain:
             next_offset = outcome.next_offset
         assert next_offset is not None
         if next_offset > self.log.reached(level):
-            work.receipt.placed()
+            work.receipt.placed(outcome if isinstance(outcome, Published) else None)
         self.settling.when_kept(next_offset, level, tell)
 
     def _acknowledge(self, work: Work, published: Published) -> None:
@@ -506,11 +576,6 @@ def _pass_on(told: Receipt, receipt: Receipt) -> None:
         receipt.refuse(withdrawn())
 
 
-def withdrawn() -> Refused:
-    """Why a dot is void whose delta was taken back before it got its place."""
-    return Refused(ErrorCode.INVALID_DELTA, "withdrawn by its producer")
-
-
 def _void(work: object) -> bool:
     """Let a batch go on as a void, since its dots must be filled; False for drafts, which have none."""
     if isinstance(work, Sequenced):
@@ -527,35 +592,6 @@ def _invalid(batch: Batch) -> Refused | None:
     return None
 
 
-def _fenced(epoch: int) -> Refused:
-    return Refused(
-        ErrorCode.FENCED,
-        f"another producer of that name has said hello since and holds epoch {epoch}: "
-        "stop this one, or give it its own name",
-        details={"epoch": epoch},
-    )
-
-
-def _overlap(batch: Batch, have: int) -> Refused:
-    return Refused(
-        ErrorCode.OVERLAP,
-        f"counters {batch.base} to {batch.last} are partly below the watermark {have}: "
-        f"cut the batch and send it from {have + 1} on",
-        retry_after_ms=0,
-        details={"watermark": have},
-    )
-
-
-def _cut_otherwise(batch: Batch, parked: Entry) -> Refused:
-    return Refused(
-        ErrorCode.OVERLAP,
-        f"counters {batch.base} to {batch.last} are pending as {parked.first} to {parked.last}: "
-        "repeat that cut, or wait for its outcome",
-        retry_after_ms=100,
-        details={"watermark": parked.previous},
-    )
-
-
 def _check_numbers(work: Sequenced) -> None:
     """Counters and Lamport numbers that a store could not keep are refused before they mean anything."""
     last, lamport = work.batch.last, work.lamport or 0
@@ -565,48 +601,3 @@ def _check_numbers(work: Sequenced) -> None:
             f"counter {last} or Lamport number {lamport} is above its bound "
             f"({COUNTER_MAX}, {LAMPORT_GIVEN_MAX}): a producer counts from 1, a service from its log",
         )
-
-
-def _parent_refused(parent: Receipt) -> Refused:
-    return Refused(
-        ErrorCode.DEP_TIMEOUT,
-        f"a delta that must come first was {parent.state.value}: send that one again, then this one",
-        retry_after_ms=0,
-        details={"held_by": parent.refusal()},
-    )
-
-
-def _too_many_repeats(batch: Batch) -> Refused:
-    return Refused(
-        ErrorCode.PENDING_FULL,
-        f"counters {batch.base} to {batch.last} are pending, and {REPEATS_MAX} repeats wait with them: "
-        "wait for the outcome of those",
-        retry_after_ms=1000,
-    )
-
-
-def _outcome_unknown(batch: Batch) -> Refused:
-    return Refused(
-        ErrorCode.UNKNOWN_ORIGIN,
-        f"what became of counters {batch.base} to {batch.last} of origin {batch.origin:016x} is no longer "
-        "known, since it was idle: they are dealt with; go on above the watermark that hello granted",
-        details={"origin": batch.origin},
-    )
-
-
-def _void_before(batch: Batch, code: ErrorCode) -> Refused:
-    return Refused(
-        code,
-        f"counters {batch.base} to {batch.last} were refused for good before, so these dots are void: "
-        "send a corrected delta under a new dot",
-        details={"dot": batch.dot(0)},
-    )
-
-
-def _dot_reused(batch: Batch) -> Refused:
-    return Refused(
-        ErrorCode.DOT_REUSED,
-        f"counters {batch.base} to {batch.last} of origin {batch.origin:016x} were used before for other "
-        "deltas: two producers share a name, or a producer numbers anew after a restart; say hello first",
-        details={"dot": batch.dot(0)},
-    )

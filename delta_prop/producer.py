@@ -15,8 +15,8 @@ import anyio
 
 from delta_prop.checks import Cause, cause_of, check_deltas, with_parents
 from delta_prop.ingest.work import Sequenced, Session
-from delta_prop.pipeline import withdrawn
 from delta_prop.receipt import Receipt, State
+from delta_prop.refusals import withdrawn
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import AckLevel, Dot, Priority, Source
 from delta_prop_wire.encode import encode_batch
@@ -93,6 +93,7 @@ class Producer:
         self._lanes = {Priority(lane): _Lane(grant) for lane, grant in enumerate(grants)}
         self._heads: OrderedDict[tuple[str, str], Dot] = OrderedDict()
         self._open_bytes = 0
+        self._rebuilt = chain.rebuilt
 
     @property
     def open_batches(self) -> int:
@@ -132,6 +133,7 @@ class Producer:
                 if entry is None:
                     entry = self._begin(priority, deltas, after)
                 elif entry.refused:
+                    self._go_on()
                     self._resend(self._lanes[priority], entry)
                 with anyio.move_on_after(max(deadline - self._now(), 0)):
                     return await entry.receipt.wait()
@@ -173,6 +175,7 @@ class Producer:
 
     def resend(self, priority: Priority | None = None) -> None:
         """Send open batches again that were refused, in order. Raises the first refusal that stays."""
+        self._go_on()
         for lane in self._lanes.values() if priority is None else (self._lanes[priority],):
             self._resend(lane)
 
@@ -205,6 +208,21 @@ class Producer:
         self._open_bytes += batch.size
         self._send(lane, entry)
         return entry
+
+    def _go_on(self) -> None:
+        """After a failure of the log the grants hold, and what is open is sent again.
+
+        What was acknowledged at a lower level may be gone: its counters are filled. Raises Refused.
+        """
+        rebuilt = self._chain.rebuilt
+        if self._rebuilt == rebuilt:
+            return
+        for lane in self._lanes.values():
+            first = next(iter(lane.open), lane.next)
+            if first - 1 > self._chain.orderer.have.get(lane.origin, 0):
+                self._chain.leap(lane.origin, first - 1, self.name)
+                lane.said.clear()  # what the lost ones said of others' clocks is to be said again
+        self._rebuilt = rebuilt
 
     def _resend(self, lane: _Lane, last: _Open | None = None) -> None:
         """Up to `last`, or all. Raises the first refusal that stays."""
@@ -240,8 +258,11 @@ class Producer:
         """Drop what has its place, voids too, which may get theirs after their receipts were settled."""
         watermark = self._chain.orderer.have.get(lane.origin, 0)
         while lane.open and (first := next(iter(lane.open.values()))).batch.last <= watermark:
-            if first.receipt.state is State.PLACED:
-                break  # should the log fail, it has to be sent again
+            refusal = first.receipt.refusal()
+            if first.receipt.state is State.PLACED or (
+                refusal is not None and refusal.code is ErrorCode.LOG_FAILED
+            ):
+                break  # should the log fail, or has it, it has to be sent again
             del lane.open[first.batch.base]
             self._open_bytes -= first.batch.size
 

@@ -19,7 +19,7 @@ from delta_prop.checks import (
     with_parents,
 )
 from delta_prop.ingest.work import Draft, MatrixDraft
-from delta_prop.line import ROOM_CODES, Line
+from delta_prop.line import Line, waits
 from delta_prop.producer import Producer
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.transforms import Transforms
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 Named: TypeAlias = Receipt | Cause
 """What `after=` takes: a receipt, an acknowledgement, a dot, a 16-byte id."""
 
-PASSING_CODES = ROOM_CODES | {ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED}
-"""Refusals that `publish` waits out."""
+_PASSING_CODES = {ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED}
+"""Refusals that `publish` waits out, beside those for which it stands in line."""
 _GIVE_WAY_S = 0.0005
 
 
@@ -191,12 +191,15 @@ class Publishing:
     async def _put(
         self, make: Callable[[], Draft | MatrixDraft], priority: Priority, timeout_s: float | None
     ) -> Published:
-        """Offer; while there is no room, wait in line and offer again."""
+        """Offer; while there is no room, or the log has failed, wait in line and offer again."""
         receipt = _NO_RECEIPT
 
         def send() -> Receipt:
             nonlocal receipt
-            receipt = self._send(make())
+            if receipt.in_doubt is None:
+                receipt = self._send(make())
+            elif self._chain.stopped is None:
+                receipt = self._kept(receipt.in_doubt) or self._send(make())
             return receipt
 
         if not self._line.waited_for(priority):
@@ -207,7 +210,7 @@ class Publishing:
         limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
         with anyio.move_on_after(limit):
             while True:
-                if receipt is _NO_RECEIPT or _needs_room(receipt):
+                if receipt is _NO_RECEIPT or waits(receipt.refusal()):
                     await self._line.until_room(send, priority)
                 try:
                     return await receipt.wait()
@@ -215,9 +218,17 @@ class Publishing:
                     if refused.code in (ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED):
                         await anyio.sleep((refused.retry_after_ms or 10) / 1000)
                         send()
-                    elif refused.code not in ROOM_CODES:
+                    elif not waits(refused):
                         raise
         raise receipt.refusal() or self._log.full(1, 0) or _late(limit)
+
+    def _kept(self, doubt: Published) -> Receipt | None:
+        """The acknowledgement of what had its place when the log failed, if that was found there again."""
+        if doubt.last_dot is None or not self._chain.holds(doubt.last_dot):
+            return None
+        receipt = Receipt()
+        receipt.acknowledge(doubt)
+        return receipt
 
     async def _give_way(self) -> None:
         """Let the sinks' tasks run now and then, or a busy publisher would starve them.
@@ -252,12 +263,7 @@ class Publishing:
 
 def _may_pass(receipt: Receipt) -> bool:
     refusal = receipt.refusal()
-    return refusal is not None and refusal.code in PASSING_CODES
-
-
-def _needs_room(receipt: Receipt) -> bool:
-    refusal = receipt.refusal()
-    return refusal is not None and refusal.code in ROOM_CODES
+    return refusal is not None and (refusal.code in _PASSING_CODES or waits(refusal))
 
 
 def _late(limit_s: float) -> Refused:

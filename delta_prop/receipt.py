@@ -78,7 +78,7 @@ class Receipt:
     `state` says afterwards which happened: `WITHDRAWN` means that the delta never takes effect.
     """
 
-    __slots__ = ("_event", "_outcome", "_then", "_withdraw", "item", "state")
+    __slots__ = ("_event", "_outcome", "_place", "_then", "_withdraw", "item", "state")
 
     def __init__(self) -> None:
         self.state = State.QUEUED
@@ -87,6 +87,7 @@ class Receipt:
         self._event: anyio.Event | None = None
         self._then: list[Callable[[Receipt], None]] = []
         self._withdraw: Callable[[], bool] | None = None
+        self._place: Published | None = None
 
     @property
     def done(self) -> bool:
@@ -105,6 +106,11 @@ class Receipt:
         if isinstance(self._outcome, Refused):
             raise self._outcome
         raise UsageError(f"the receipt is {self.state.value}: it has no result; await it first")
+
+    @property
+    def in_doubt(self) -> Published | None:
+        """Its place when the log failed: it may be kept there all the same. None: no doubt."""
+        return self._place if isinstance(self._outcome, Refused) else None
 
     def refusal(self) -> Refused | None:
         """The refusal, None where there is none."""
@@ -151,10 +157,11 @@ class Receipt:
 
     # --- for the pipeline
 
-    def placed(self) -> None:
+    def placed(self, place: Published | None = None) -> None:
         """It is in the log: nobody can take it back any more, and nothing needs to wait behind it."""
         if not self.done:
             self.state = State.PLACED
+            self._place = place
             self.item = self._withdraw = None
 
     def waits(self, state: State, withdraw: Callable[[], bool]) -> None:

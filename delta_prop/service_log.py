@@ -6,6 +6,7 @@ In memory there is nothing to open or commit. In a directory a thread of its own
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,11 +15,12 @@ import anyio.lowlevel
 from delta_prop.committing import Committer
 from delta_prop.compressing import compress_sealed
 from delta_prop.cursors import read_cursors, write_cursors
+from delta_prop.reopening import Reopening
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.memory import MemoryLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from delta_prop.config import Settings
     from delta_prop.pipeline import Chain
@@ -49,6 +51,7 @@ class ServiceLog:
         self.disk = disk
         self.recovery = recovery
         self.committer: Committer | None = None
+        self.reopening: Reopening | None = None
         self.cursors: dict[str, KeptCursor] = {}
         self._threads = threads
 
@@ -71,19 +74,50 @@ class ServiceLog:
                 disk, settings=settings, draw=world.randomness.bytes, wall_us=world.clock.wall_us
             )
         )
+        await threads.run(partial(_take_reserve, log))
         opened = cls(log, threads, disk, recovery)
         opened.cursors = await threads.run(lambda: read_cursors(disk, log.log_id))
         return opened
 
-    def commits(self, *, on_moved: Callable[[], None], on_failed: Callable[[Refused], None]) -> None:
-        """Get ready to commit, where there is something to; `run` does it."""
-        if isinstance(self.log, DurableLog):
-            self.committer = Committer(self.log, self._threads, on_moved=on_moved, on_failed=on_failed)
+    def commits(
+        self,
+        world: World,
+        *,
+        on_moved: Callable[[], None],
+        on_failed: Callable[[Refused], None],
+        on_recovered: Callable[[], None],
+        rebuild: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Get ready to commit, where there is something to; `run` does it.
+
+        `on_moved`, `on_failed`: see `Committer`; `on_recovered`, `rebuild`: see `Reopening`.
+        """
+        if not isinstance(self.log, DurableLog):
+            return
+
+        def recovered(report: RecoveryReport) -> None:
+            self.recovery = report
+            on_recovered()
+
+        def failed(refusal: Refused, error: Exception) -> None:
+            on_failed(refusal)
+            reopening.note_failed(error)
+
+        def moved() -> None:
+            reopening.note_committed()
+            on_moved()
+
+        self.reopening = reopening = Reopening(
+            self.log, self._threads, world, on_recovered=recovered, rebuild=rebuild
+        )
+        self.committer = Committer(self.log, self._threads, on_moved=moved, on_failed=failed)
 
     async def run(self) -> None:
-        """Commit until cancelled."""
-        if self.committer is not None:
-            await self.committer.run()
+        """Commit, and recover what fails, until cancelled."""
+        if self.committer is not None and self.reopening is not None:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.reopening.run)
+                await self.committer.run()
 
     async def keep_house(self, cursors: Callable[[], Mapping[str, KeptCursor]], world: World) -> None:
         """Once a second, until cancelled: let go of what is too old, write down how far sinks are.
@@ -94,11 +128,13 @@ class ServiceLog:
         began_us = clock.wall_us() - round(clock.now() * 1_000_000)  # a clock that is set moves no age
         while self.disk is not None:
             await anyio.sleep(KEEP_HOUSE_S)
-            if isinstance(self.log, DurableLog) and self.log.retain(
-                began_us + round(clock.now() * 1_000_000)
-            ):
-                assert self.committer is not None
-                self.committer.ring()
+            if isinstance(self.log, DurableLog):
+                now_us = began_us + round(clock.now() * 1_000_000)
+                if self.log.roll(now_us) or self.log.retain(now_us):
+                    assert self.committer is not None
+                    self.committer.ring()
+                if self.log.failure is None and self.log.reserve.missing:
+                    await threads.run(partial(_take_reserve, self.log))
             try:
                 await self.write_cursors(cursors(), threads)
             except OSError as error:
@@ -113,8 +149,15 @@ class ServiceLog:
         """Write down how far sinks are, if that has changed. Raises OSError."""
         disk, now = self.disk, dict(cursors)
         if disk is not None and now != self.cursors:
-            await threads.run(lambda: write_cursors(disk, self.log.log_id, now))
+            await threads.run(lambda: self._use_reserve(lambda: write_cursors(disk, self.log.log_id, now)))
             self.cursors = now
+
+    def _use_reserve(self, write: Callable[[], None]) -> None:
+        """Write something small, on a full disk too. For a thread; raises OSError."""
+        if isinstance(self.log, DurableLog):
+            self.log.reserve.use(write)
+        else:
+            write()
 
     async def restore(self, chain: Chain, now: float) -> None:
         """Bring back what the chain knew: watermarks, first offsets, ids, heads, clocks."""
@@ -138,3 +181,11 @@ class ServiceLog:
         if isinstance(self.log, DurableLog):
             with anyio.CancelScope(shield=True):
                 await self._threads.run(self.log.close)
+
+
+def _take_reserve(log: DurableLog) -> None:
+    """Hold room for the day on which the disk is full, where there is any. For a thread."""
+    try:
+        log.reserve.take(log.settings.free_bytes_min)
+    except OSError as error:
+        logger.warning("the reserve on the disk could not be taken, which is tried again: %s", error)

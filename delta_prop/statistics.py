@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from delta_prop.backpressure.pacer import Pressure
     from delta_prop.ingest.lanes import LanesStatistics
     from delta_prop.order.orderer import OrdererStatistics
+    from delta_prop.reopening import ReopeningStatistics
     from delta_prop.route.status import FeedStatistics
     from delta_prop_broker.log.durable import DurableLogStatistics
     from delta_prop_broker.log.memory import MemoryLogStatistics
@@ -31,3 +32,4 @@ class Statistics:
     sinks: Mapping[str, FeedStatistics]
     pressure: Pressure
     memory_bytes_max: int
+    reopening: ReopeningStatistics | None = None

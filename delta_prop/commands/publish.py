@@ -214,7 +214,7 @@ class _Import:
                 self.producer.resend()
             for refusal in list(self._standing.values())[:1]:
                 stuck = edge.now() - self._moved_at > STUCK_S_MAX
-                if stuck or refusal.code is ErrorCode.LOG_FAILED:
+                if stuck or (refusal.code is ErrorCode.LOG_FAILED and refusal.retry_after_ms is None):
                     self._fail(refusal)
 
     def _fail(self, error: Exception) -> None:

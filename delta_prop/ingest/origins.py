@@ -229,6 +229,30 @@ class Origins:
         state.epoch = max(state.epoch, epoch)
         return state
 
+    def carry_over(self, before: Origins) -> None:
+        """Keep what was granted before the log failed: who holds which origin, under which epoch."""
+        for origin, state in before._active.items():
+            if state.owner not in (OWN, UNKNOWN_OWNER):
+                self._regrant(origin, state.owner, state.epoch, state.seen_at, state.known_above)
+        for origin, (owner, epoch) in before._idle.items():
+            if origin in self._active:
+                self._regrant(origin, owner, epoch, self._active[origin].seen_at, 0)
+            elif origin not in self._idle:
+                self._idle[origin] = (owner, epoch)
+                self._owned[owner] = self._owned.get(owner, 0) + 1
+
+    def _regrant(self, origin: int, owner: str, epoch: int, seen_at: float, known_above: int) -> None:
+        state = self._active.get(origin)
+        if state is None:
+            former = self._idle.pop(origin, None)
+            state = self._active[origin] = OriginState(owner, epoch, seen_at, known_above)
+            if former is not None:
+                self._owned[former[0]] -= 1
+        else:
+            self._owned[state.owner] -= 1
+        state.owner, state.epoch = owner, max(state.epoch, epoch)
+        self._owned[owner] = self._owned.get(owner, 0) + 1
+
     def get(self, origin: int) -> OriginState | None:
         """The state of an origin that said hello and is not idle."""
         return self._active.get(origin)

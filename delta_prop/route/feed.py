@@ -22,6 +22,7 @@ from delta_prop.route.late import answer_request, means, rows_of
 from delta_prop.route.mailbox import Mailbox
 from delta_prop.route.quarantine import Quarantine
 from delta_prop.route.reasons import (
+    ahead,
     has_stopped,
     is_detached,
     is_full,
@@ -97,6 +98,7 @@ class Feed:
         self._on_progress = on_progress
         self._mailbox = Mailbox(limits.mailbox_deltas_max, limits.mailbox_bytes_max)
         self._in_hand = 0
+        self._handing = 0  # behind the last delivery that was handed over
         self._full = False  # stopped because the quarantine is
         self._full_at: int | None = None  # for what lies here and behind it, while a delivery is in hand
         self._end = start  # everything below is dealt with, in hand, or in the mailbox
@@ -172,7 +174,7 @@ class Feed:
             reason=self._told(),
             applied=applied,
             committed=self.committed,
-            lag=self._log.visible - applied,
+            lag=max(0, self._log.visible - applied),
             behind=self._behind,
             mailbox_deltas=self._mailbox.deltas,
             mailbox_bytes=self._mailbox.bytes,
@@ -223,6 +225,19 @@ class Feed:
         """More of the log may be read; what was meant for this sink has been offered."""
         if self._quiet:
             self._rest()
+
+    def note_recovered(self) -> None:
+        """The log was recovered: more may be in it than was shown; or less, then who has that is ahead."""
+        end, handed = self._log.visible, self._handing if self._in_hand else 0
+        holds = max(self._handed_over, self._reported, handed)
+        if holds > end and not self.ended:
+            self.stop(ahead(self.name, holds, end))
+        elif self._end > end:
+            self._mailbox.clear()
+            self._applied, self._committed = min(self._applied, end), min(self._committed, end)
+            self._end = max(self._applied, handed)
+        self._behind = self._behind or self._end < end
+        self._ring_bell()
 
     def note_committed(self, next_offset: int) -> None:
         """The sink says that everything below is durable, its own cursor with it."""
@@ -423,6 +438,7 @@ class Feed:
         """One call of the sink; what it failed with, None if it did not."""
         self.state = FeedState.WORKING
         self._in_hand = sum(delivery.count for delivery in deliveries)
+        self._handing = deliveries[-1].next_offset
         self._called_at = self._clock.now()
         self.breaker.probe()
         try:

@@ -21,6 +21,16 @@ def has_stopped(name: str, applied: int, why: str) -> Refused:
     )
 
 
+def ahead(name: str, holds: int, end: int) -> Refused:
+    """It was shown what the log lost."""
+    return Refused(
+        ErrorCode.CURSOR_TOO_OLD,
+        f"sink {name!r} is ahead: it was shown deltas up to offset {holds}, and those from {end} on went "
+        "with a failure of the log's disk before they were synced; detach it, and rebuild it from the log",
+        details={"sink": name, "offset": holds, "next_offset": end},
+    )
+
+
 def lost_place(name: str, applied: int) -> Refused:
     """The log could not wait for it."""
     return Refused(

@@ -1,0 +1,104 @@
+"""What the chain refuses, in words: what was wrong, and what to do. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from delta_prop.order.orderer import Entry
+    from delta_prop.receipt import Receipt
+    from delta_prop_wire.batch import Batch
+
+
+REPEATS_MAX = 100
+"""Repeats of one pending batch that are told its outcome; more are refused for now."""
+
+
+def withdrawn() -> Refused:
+    """Why a dot is void whose delta was taken back before it got its place."""
+    return Refused(ErrorCode.INVALID_DELTA, "withdrawn by its producer")
+
+
+def fenced(epoch: int) -> Refused:
+    """The origin has another holder since."""
+    return Refused(
+        ErrorCode.FENCED,
+        f"another producer of that name has said hello since and holds epoch {epoch}: "
+        "stop this one, or give it its own name",
+        details={"epoch": epoch},
+    )
+
+
+def overlap(batch: Batch, have: int) -> Refused:
+    """Some of these dots have their place."""
+    return Refused(
+        ErrorCode.OVERLAP,
+        f"counters {batch.base} to {batch.last} are partly below the watermark {have}: "
+        f"cut the batch and send it from {have + 1} on",
+        retry_after_ms=0,
+        details={"watermark": have},
+    )
+
+
+def cut_otherwise(batch: Batch, parked: Entry) -> Refused:
+    """These dots are pending in another cut."""
+    return Refused(
+        ErrorCode.OVERLAP,
+        f"counters {batch.base} to {batch.last} are pending as {parked.first} to {parked.last}: "
+        "repeat that cut, or wait for its outcome",
+        retry_after_ms=100,
+        details={"watermark": parked.previous},
+    )
+
+
+def parent_refused(parent: Receipt) -> Refused:
+    """What must come first was refused."""
+    return Refused(
+        ErrorCode.DEP_TIMEOUT,
+        f"a delta that must come first was {parent.state.value}: send that one again, then this one",
+        retry_after_ms=0,
+        details={"held_by": parent.refusal()},
+    )
+
+
+def too_many_repeats(batch: Batch) -> Refused:
+    """More repeats of a pending batch than are told."""
+    return Refused(
+        ErrorCode.PENDING_FULL,
+        f"counters {batch.base} to {batch.last} are pending, and {REPEATS_MAX} repeats wait with them: "
+        "wait for the outcome of those",
+        retry_after_ms=1000,
+    )
+
+
+def outcome_unknown(batch: Batch) -> Refused:
+    """A repeat of what was forgotten."""
+    return Refused(
+        ErrorCode.UNKNOWN_ORIGIN,
+        f"what became of counters {batch.base} to {batch.last} of origin {batch.origin:016x} is no longer "
+        "known, since it was idle: they are dealt with; go on above the watermark that hello granted",
+        details={"origin": batch.origin},
+    )
+
+
+def void_before(batch: Batch, code: ErrorCode) -> Refused:
+    """A repeat of what was refused for good."""
+    return Refused(
+        code,
+        f"counters {batch.base} to {batch.last} were refused for good before, so these dots are void: "
+        "send a corrected delta under a new dot",
+        details={"dot": batch.dot(0)},
+    )
+
+
+def dot_reused(batch: Batch) -> Refused:
+    """Known dots, other deltas."""
+    return Refused(
+        ErrorCode.DOT_REUSED,
+        f"counters {batch.base} to {batch.last} of origin {batch.origin:016x} were used before for other "
+        "deltas: two producers share a name, or a producer numbers anew after a restart; say hello first",
+        details={"dot": batch.dot(0)},
+    )

@@ -1,0 +1,129 @@
+"""A log whose disk failed, brought back in place: tried again and again, ever more slowly, until it is well.
+
+Nothing is written to the files of before as if nothing had happened: the directory is recovered as at a
+start, under the lock that is held all the while. What damage it finds stops the log for good.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_wire.errors import DeltaPropError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from delta_prop.ports import Threads, World
+    from delta_prop_broker.log.recovery import Recovered, RecoveryReport
+
+logger = logging.getLogger("delta_prop")
+
+TRY_S_FIRST, TRY_S_MAX = 0.05, 30.0
+"""The first wait before a try, and the longest: it doubles, and half of it is drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReopeningStatistics:
+    """How a log that failed comes back: tries since it last took something, why the last failed, when next.
+
+    `next_try_s`: seconds from now; None: it works, a try is under way, or it has stopped for good.
+    """
+
+    failed: bool
+    tries: int
+    reopened: int
+    last_error: str | None
+    next_try_s: float | None
+
+
+class Reopening:
+    """Owns the tries. `on_recovered` is called in the very tick in which the log goes on; then `rebuild` is
+    awaited, which reads the log: what it raises counts as another failure.
+    """
+
+    def __init__(
+        self,
+        log: DurableLog,
+        threads: Threads,
+        world: World,
+        *,
+        on_recovered: Callable[[RecoveryReport], None],
+        rebuild: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._log = log
+        self._threads = threads
+        self._clock = world.clock
+        self._chance = world.randomness.fork("reopening")
+        self._on_recovered = on_recovered
+        self._rebuild = rebuild
+        self._failed = anyio.Event()
+        self._tries = self._reopened = 0
+        self._last_error: str | None = None
+        self._next_at: float | None = None
+
+    def statistics(self) -> ReopeningStatistics:
+        """A snapshot."""
+        return ReopeningStatistics(
+            failed=self._log.failure is not None,
+            tries=self._tries,
+            reopened=self._reopened,
+            last_error=self._last_error,
+            next_try_s=None if self._next_at is None else max(0.0, self._next_at - self._clock.now()),
+        )
+
+    def note_failed(self, error: Exception) -> None:
+        """The log has failed: see to it."""
+        self._last_error = str(error)
+        self._failed.set()
+
+    def note_committed(self) -> None:
+        """It takes what it is given: the next failure is a first one."""
+        self._tries = 0
+
+    async def run(self) -> None:
+        """Bring the log back whenever it fails, until cancelled."""
+        while True:
+            await self._failed.wait()
+            self._failed = anyio.Event()
+            while self._log.failure is not None:
+                if isinstance(self._log.failure, DeltaPropError):  # only a person can do something
+                    logger.error("the log has stopped for good: %s", self._log.failure)
+                    break
+                await self._wait()
+                await self._try()
+
+    async def _wait(self) -> None:
+        longest = min(TRY_S_FIRST * 2 ** min(self._tries, 30), TRY_S_MAX)
+        wait_s = longest * (0.5 + 0.5 * self._chance.random())
+        self._next_at = self._clock.now() + wait_s
+        logger.warning(
+            "the log has failed (%s) and is recovered in %.3g s, try %d",
+            self._last_error, wait_s, self._tries + 1,
+        )  # fmt: skip
+        await anyio.sleep(wait_s)
+        self._next_at = None
+        self._tries += 1
+
+    async def _try(self) -> None:
+        try:
+            report = await self._recover()
+            await self._rebuild()
+        except (OSError, DeltaPropError) as error:
+            self._last_error = str(error)
+            self._log.fail(error)
+            return
+        self._reopened += 1
+        logger.warning("the log goes on after its failure: %s", report)
+
+    async def _recover(self) -> RecoveryReport:
+        recovered: Recovered
+        with anyio.CancelScope(shield=True):  # what a thread has opened must not be lost
+            recovered = await self._threads.run(self._log.recover_anew)
+            self._log.go_on(recovered)
+            self._on_recovered(recovered.report)
+        return recovered.report
