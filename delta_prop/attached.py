@@ -179,7 +179,7 @@ class Attached:
             while True:
                 try:
                     await feed.run()
-                except OSError as failure:  # of the log's disk, which may get well; the sink's own is no news here
+                except OSError as failure:  # of the log's disk, which may get well
                     feed.last_failure = failure
                     await anyio.sleep(READ_AGAIN_S)
         except Exception as failure:

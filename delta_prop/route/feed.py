@@ -17,20 +17,11 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
+from delta_prop.route import reasons
 from delta_prop.route.breaker import Breaker, BreakerState
 from delta_prop.route.late import answer_request, means, rows_of
 from delta_prop.route.mailbox import Mailbox
 from delta_prop.route.quarantine import Quarantine
-from delta_prop.route.reasons import (
-    ahead,
-    has_stopped,
-    is_detached,
-    is_full,
-    lost_place,
-    not_kept,
-    only,
-    rejected_another,
-)
 from delta_prop.route.status import ENDED, FeedLimits, FeedState, FeedStatistics, KeptCursor, text_of
 from delta_prop.route.table import Nothing
 from delta_prop.route.waiting import OffsetWaiters
@@ -97,8 +88,7 @@ class Feed:
         self._keeps_cursor = keeps_cursor
         self._on_progress = on_progress
         self._mailbox = Mailbox(limits.mailbox_deltas_max, limits.mailbox_bytes_max)
-        self._in_hand = 0
-        self._handing = 0  # behind the last delivery that was handed over
+        self._in_hand = self._handing = 0  # rows; behind the last of them
         self._full = False  # stopped because the quarantine is
         self._full_at: int | None = None  # for what lies here and behind it, while a delivery is in hand
         self._end = start  # everything below is dealt with, in hand, or in the mailbox
@@ -231,7 +221,7 @@ class Feed:
         end, handed = self._log.visible, self._handing if self._in_hand else 0
         holds = max(self._handed_over, self._reported, handed)
         if holds > end and not self.ended:
-            self.stop(ahead(self.name, holds, end))
+            self.stop(reasons.ahead(self.name, holds, end))
         elif self._end > end:
             self._mailbox.clear()
             self._applied, self._committed = min(self._applied, end), min(self._committed, end)
@@ -294,11 +284,11 @@ class Feed:
         """Deliver no more, and let nobody wait for it: the reader has gone."""
         if self._quiet:
             self._rest()  # what came since and was for others is dealt with too
-        self.stop(is_detached(self.name), FeedState.CLOSED)
+        self.stop(reasons.is_detached(self.name), FeedState.CLOSED)
 
     def lose_place(self) -> None:
         """The log keeps nothing for it any more: it cannot go on from its cursor."""
-        self.stop(lost_place(self.name, self._applied), FeedState.NEEDS_SNAPSHOT)
+        self.stop(reasons.lost_place(self.name, self._applied), FeedState.NEEDS_SNAPSHOT)
 
     def watch(self, now: float) -> None:
         """Break off a call that takes too long; what it was given comes again."""
@@ -451,7 +441,7 @@ class Feed:
             raise
         except Exception as failure:
             self._errors += 1
-            return only(failure)
+            return reasons.only(failure)
         finally:
             self._called_at = inf
         self.breaker.succeeded()
@@ -464,7 +454,7 @@ class Feed:
             return deliveries
         if isinstance(failure, RejectDelta):
             if not any(means(delivery, failure.offset) for delivery in deliveries):
-                self.stop(self.failed(rejected_another(failure)))
+                self.stop(self.failed(reasons.rejected_another(failure)))
                 return deliveries
             self.breaker.progressed()
             return await self._reject(self._drop_done(deliveries, failure.offset), failure)
@@ -557,7 +547,7 @@ class Feed:
             try:
                 await keeper.keep()
             except OSError as error:
-                await self.back_off(not_kept(error))
+                await self.back_off(reasons.not_kept(error))
             else:
                 self.breaker.progressed()
         return keeper is None or not (self.ended or keeper.due)
@@ -606,7 +596,7 @@ class Feed:
     def _stop_full(self, offset: int) -> None:
         quarantine = self.quarantine
         standing = self.ended  # for another reason, which a replay does not cure
-        self.stop(self.failed(is_full(quarantine, offset)))
+        self.stop(self.failed(reasons.is_full(quarantine, offset)))
         self._full = not standing
 
     # --- telling
@@ -643,7 +633,7 @@ class Feed:
 
     def failed(self, why: str) -> Refused:
         """Why it stops, in the words of a refusal."""
-        return has_stopped(self.name, self._applied, why)
+        return reasons.has_stopped(self.name, self._applied, why)
 
     def _told(self) -> str | None:
         """Why the sink gets nothing at the moment."""

@@ -87,6 +87,12 @@ class Reserve:
         try:
             return work()
         except OSError as error:
-            if not is_no_room(error) or not self.give_up():
+            if not is_no_room(error) or not self._given_up():
                 raise
         return work()
+
+    def _given_up(self) -> bool:
+        try:
+            return self.give_up()
+        except OSError:  # what went wrong first is told
+            return False

@@ -1,0 +1,252 @@
+"""A service whose disk fails and gets well again: it reads on, goes on by itself, and nothing promised is gone."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop import LogSettings, Propagator, Settings
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_sinks import CallbackSink
+from delta_prop_wire.delta import AckLevel, Delta, create
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop_simulations.disk import Call
+
+ANY = LogSettings(free_bytes_min=0, reserve_bytes=0)
+
+
+def service(disk: SimDisk, seed: int = 0, log: LogSettings = ANY) -> Propagator:
+    world = virtual_world(seed, thread_delay_s_max=0.01, disk=disk)
+    return Propagator(Settings(close_timeout_s=5), data="x", log=log, world=world)
+
+
+def made(key: str) -> Delta:
+    return Delta(key, create([1.0, 2.0]))
+
+
+def test_the_service_goes_on_by_itself_when_the_disk_is_well_again() -> None:
+    async def main() -> None:
+        disk, seen, told = SimDisk(1), [], []
+        async with service(disk) as p, anyio.create_task_group() as tasks:
+            await p.attach(CallbackSink(lambda offset, delta: seen.append((offset, delta.vector_id))))
+            producer = p.producer("me")
+            await p.publish(made("a"))
+            await producer.publish(made("b"))
+
+            async def draft() -> None:
+                told.append((await p.publish(made("c"))).offset)
+
+            async def dot() -> None:
+                told.append((await producer.publish(made("d"), timeout_s=100)).offset)
+
+            disk.fail(lambda call: call.name in ("sync", "sync_directory"), times=None)
+            tasks.start_soon(draft)
+            tasks.start_soon(dot)
+            await anyio.sleep(20)
+            reopening = p.statistics().reopening
+            assert reopening is not None
+            assert (reopening.failed, reopening.reopened) == (True, 0)
+            assert reopening.tries > 5
+            assert reopening.last_error is not None
+            assert "Input/output" in reopening.last_error
+            assert 0 <= (reopening.next_try_s or 0) <= 30
+            assert (told, p.head("a") is not None) == ([], True)
+            with pytest.raises(Refused) as caught:
+                await p.offer(made("e")).wait()
+            assert caught.value.code is ErrorCode.LOG_FAILED
+            late: list[int] = []
+            await p.attach(CallbackSink(lambda offset, _: late.append(offset), name="late"), start="earliest")
+            await p.wait_visible(2, sinks=["late"])
+            assert late == [0, 1], "reading goes on"
+            disk.heal()
+            await anyio.sleep(31)
+            assert sorted(offset for offset in told if offset is not None) == [2, 3]
+            reopening = p.statistics().reopening
+            assert reopening is not None
+            assert (reopening.failed, reopening.reopened, reopening.tries) == (False, 1, 0)
+            assert p.recovery is not None
+            assert p.recovery.epoch == 2
+            await producer.publish(made("f"))
+            await p.wait_visible(5)
+            assert [offset for offset, _ in seen] == [0, 1, 2, 3, 4]
+            assert sorted(key for _, key in seen) == ["a", "b", "c", "d", "f"]
+            assert late == [0, 1, 2, 3, 4]
+
+    run_virtual(main)
+
+
+# --- every call of the disk, every kind of fault
+
+OUTAGE_S = 3.0
+SMALL = LogSettings(
+    segment_bytes_max=700,
+    bytes_max=40_000,
+    keep_bytes_max=40_000,
+    tail_bytes_max=1,
+    free_bytes_min=0,
+    reserve_bytes=0,
+)
+
+
+class Story:
+    """Three producers, callers without dots and with ids, two sinks; what each was told."""
+
+    def __init__(self, disk: SimDisk, level: AckLevel = AckLevel.DURABLE) -> None:
+        self.disk = disk
+        self.level = level
+        self.told: dict[str, int] = {}
+        self.looked = 0
+        self.seen: dict[str, list[tuple[int, str]]] = {"one": [], "two": []}
+        self.reopened = 0
+        self.epoch = 0
+
+    async def live(self, seed: int, fault: Callable[[int], None] | None = None) -> None:
+        """The disk fails from the fault on, for a while; then everybody is told, and all is as it should be."""
+        async with service(self.disk, seed, SMALL) as p:
+            await p.attach(CallbackSink(lambda at, delta: self.note("one", at, delta), name="one"))
+            if fault is not None:
+                fault(self.disk.calls)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self.heal, p)
+                for number in range(2):
+                    tasks.start_soon(self.produce, p, number)
+                    tasks.start_soon(self.publish, p, number)
+                tasks.start_soon(self.attach_late, p)
+            await p.wait_visible(p.statistics().log.next_offset, timeout_s=200)
+            reopening = p.statistics().reopening
+            assert reopening is not None
+            assert not reopening.failed
+            self.reopened = reopening.reopened
+            await self.is_like_a_fresh_one(p, seed)
+
+    async def heal(self, p: Propagator) -> None:
+        await anyio.sleep(OUTAGE_S)
+        kept = dict(self.told)
+        image = self.disk.crash(self.disk.calls)
+        self.disk.heal()
+        assert kept.items() <= (await contents(image)).items(), "acknowledged, and not on stable storage"
+        self.looked += len(kept)
+
+    async def attach_late(self, p: Propagator) -> None:
+        sink = CallbackSink(lambda at, delta: self.note("two", at, delta), name="two")
+        while "two" not in p.statistics().sinks:
+            await anyio.sleep(0.2)
+            with suppress(OSError):  # what was set aside for it must be read first
+                await p.attach(sink, start="earliest")
+
+    async def produce(self, p: Propagator, number: int) -> None:
+        producer = p.producer(f"p{number}", ack_level=self.level)
+        for at in range(6):
+            key = f"p{number}-{at}"
+            published = await producer.publish(made(key), timeout_s=150)
+            assert published.offset is not None
+            self.tell(key, published.offset)
+            await anyio.sleep(0.05 * at)
+
+    async def publish(self, p: Propagator, number: int) -> None:
+        for at in range(4):
+            key = f"d{number}-{at}"
+            delta = (
+                made(key) if number else Delta(key, create([1.0]), namespace="ids", id=key.encode().ljust(16))
+            )
+            published = await p.publish(delta, ack_level=self.level, timeout_s=150)
+            offset = published.offset if published.offset is not None else published.duplicates[0]
+            assert offset is not None
+            self.tell(key, offset)
+            await anyio.sleep(0.1)
+
+    def tell(self, key: str, offset: int) -> None:
+        assert key not in self.told
+        self.told[key] = offset
+
+    def note(self, sink: str, offset: int, delta: Delta) -> None:
+        self.seen[sink].append((offset, delta.vector_id))
+
+    async def is_like_a_fresh_one(self, p: Propagator, seed: int) -> None:
+        image = self.disk.kill()
+        found = await contents(image)
+        assert found == self.told, "lost, doubled or elsewhere"
+        for sink, seen in self.seen.items():
+            assert seen == sorted({(at, key) for key, at in self.told.items()}), sink
+        async with service(image, seed + 1, SMALL) as fresh:
+            assert marks(fresh) == marks(p)
+            for key in self.told:
+                assert fresh.head(key) == p.head(key)
+            ids = [key.encode().ljust(16) for key in self.told if key.startswith("d0")]
+            now, then = p._chain.appender._ids.find(ids), fresh._chain.appender._ids.find(ids)
+            assert now == then == [self.told[one.decode().rstrip()] for one in ids]
+            for number in range(2):
+                assert [fresh.producer(f"p{number}").outcome(at + 1) for at in range(6)] == [
+                    self.told[f"p{number}-{at}"] for at in range(6)
+                ]
+
+
+def marks(p: Propagator) -> tuple[int, int, int, dict[int, int]]:
+    log = p.statistics().log
+    watermarks = {origin: have for origin, have in p._chain.orderer.have.items() if have}
+    return log.first_offset, log.next_offset, log.visible, watermarks
+
+
+async def contents(disk: SimDisk) -> dict[str, int]:
+    """What an opening finds on a disk: key to offset, each key once."""
+    log, _ = DurableLog.open(disk.kill(), settings=SMALL, draw=bytes, wall_us=lambda: 0)
+    found: dict[str, int] = {}
+    at = log.first_offset
+    while batches := log.read(at, rows_max=1000, bytes_max=1 << 20):
+        for logged in batches:
+            if not logged.batch.is_control:
+                for row, key in enumerate(logged.batch.keys):
+                    assert key not in found, f"{key} is there twice"
+                    found[key] = logged.offset + row
+            at = logged.next_offset
+    log.close()
+    return found
+
+
+def fails(disk: SimDisk, kind: str, n: int) -> Callable[[int], None]:
+    """From its n-th call on the disk fails so, until it is healed; short writes go on being short."""
+
+    def set_up(calls: int) -> None:
+        def strikes(call: Call) -> bool:
+            named = {"read": ("read",), "sync": ("sync", "sync_directory"), "write": ("write",)}
+            what = named.get(kind, ("write", "truncate", "allocate") if kind == "ENOSPC" else None)
+            return call.number >= calls + n and (what is None or call.name in what)
+
+        if kind == "short":
+            disk.shorten(strikes, 1, times=None)
+        else:
+            disk.fail(strikes, errno.ENOSPC if kind == "ENOSPC" else errno.EIO, times=None)
+
+    return set_up
+
+
+@pytest.mark.parametrize("kind", ["ENOSPC", "write", "read", "sync", "everything", "short"])
+def test_whatever_fails_and_whenever_nothing_promised_is_lost_and_nothing_doubled(
+    kind: str, full: bool
+) -> None:
+    probe = SimDisk(0)
+    run_virtual(Story(probe).live, 0)
+    calls = probe.calls
+    reopened = struck = looked = 0
+    for n in range(1, calls, 1 if full else 17):
+        disk = SimDisk(n)
+        story = Story(disk)
+        run_virtual(story.live, n, fails(disk, kind, n))
+        reopened += story.reopened
+        looked += story.looked
+        struck += sum(count for name, count in disk.struck.items() if name.endswith(("failed", "writes")))
+    print(f"{kind}: {calls} calls, {struck} faults, {reopened} times reopened, {looked} looked up")
+    assert struck > 5
+    assert looked > 5
+    assert reopened > 5 or kind in ("read", "short")
