@@ -1,4 +1,4 @@
-"""A service whose disk fails and gets well again: it reads on, goes on by itself, and nothing promised is gone."""
+"""A service whose disk fails and gets well again: it reads on, goes on by itself, and keeps its promises."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Story:
         self.epoch = 0
 
     async def live(self, seed: int, fault: Callable[[int], None] | None = None) -> None:
-        """The disk fails from the fault on, for a while; then everybody is told, and all is as it should be."""
+        """The disk fails from the fault on, for a while; then all are told, and all is as it should be."""
         async with service(self.disk, seed, SMALL) as p:
             await p.attach(CallbackSink(lambda at, delta: self.note("one", at, delta), name="one"))
             if fault is not None:
