@@ -10,6 +10,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from delta_prop.commands.operators import add_operator_verbs
 from delta_prop.commands.parsers import add_verbs
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def make_parser() -> Parser:
     parser.set_defaults(run=_no_verb)
     _add_demo(verbs)
     add_verbs(verbs, _run)
+    add_operator_verbs(verbs)
     version = verbs.add_parser("version", help="print the version", epilog="example: delta-prop version")
     version.set_defaults(run=_version)
     return parser

@@ -23,6 +23,7 @@ from delta_prop.ingest.lanes import Lanes
 from delta_prop.ingest.origins import Origins
 from delta_prop.ingest.seen_ids import SeenIds
 from delta_prop.ingest.vectors import Vectors
+from delta_prop.operating import Operating
 from delta_prop.order.orderer import Orderer
 from delta_prop.pacing import differs
 from delta_prop.pipeline import Chain
@@ -121,6 +122,7 @@ class Propagator(Publishing):
             )
             self._chain = self._make_chain(own_producer_id)
             await self._service_log.restore(self._chain, self._now())
+            operating = await self._operating()
         except BaseException:
             await self._exit.aclose()
             await self._service_log.close()
@@ -131,8 +133,9 @@ class Propagator(Publishing):
         self._tasks.start_soon(self._pace)
         self._tasks.start_soon(self._service_log.run)
         self._tasks.start_soon(self._service_log.keep_house, self._sinks.cursors, self._world)
-        self._tasks.start_soon(self._sinks.quarantines.keep_house)
         self._tasks.start_soon(self._service_log.compress, self._world)
+        if operating is not None:
+            self._tasks.start_soon(operating.run)
         return self
 
     async def __aexit__(
@@ -144,7 +147,7 @@ class Propagator(Publishing):
             await self._service_log.drain(self.settings.close_timeout_s)
         failures = await self._sinks.close_all()
         with anyio.CancelScope(shield=True):
-            await self._service_log.write_cursors(self._sinks.cursors(), self._world.new_threads())
+            await self._service_log.write_cursors(self._sinks.cursors, self._world.new_threads())
         self._closing = False
         self._stepped.set()
         self._tasks.cancel_scope.cancel()
@@ -159,6 +162,19 @@ class Propagator(Publishing):
         if error is None and failures:
             raise failures[0] if len(failures) == 1 else ExceptionGroup("sinks failed to close", failures)
         return None
+
+    async def _operating(self) -> Operating | None:
+        """Who does what operators ask through the directory; what was asked meanwhile is done."""
+        disk, threads = self._service_log.disk, self._world.new_threads()
+        if disk is None:
+            return None
+
+        async def keep_cursors() -> None:
+            await self._service_log.write_cursors(self._sinks.cursors, threads)
+
+        operating = Operating(disk, self._log.log_id, self._sinks, self._world, keep_cursors)
+        await operating.look()
+        return operating
 
     # --- sinks
 

@@ -7,10 +7,12 @@ feed asks for that (`Keeper.keep`) before it goes on. A file is read when its si
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
+from delta_prop.operator_requests import forget_requests
 from delta_prop.quarantine_file import (
     GROUP_BYTES,
     Group,
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop")
 
-KEEP_HOUSE_S = 1.0
 _SPARE_BYTES = 1024 * 1024
 """A file may hold so much, and as much again as is alive, that is past, before it is written anew."""
 _RECORD_BYTES = 64
@@ -150,21 +151,13 @@ class Quarantines:
         if not quarantine.matters or (keeper is not None and not keeper.due):
             self._known.pop(name, None)
 
-    async def keep_house(self) -> None:
-        """Once a second, until cancelled: remove what is to go. Where the disk fails it is tried again."""
-        while self._disk is not None:
-            await anyio.sleep(KEEP_HOUSE_S)
-            try:
-                await self.tidy()
-            except OSError as error:
-                logger.warning("a quarantine's file could not be removed, which is tried again: %s", error)
-
     async def tidy(self) -> None:
         """Remove the files of sinks that were forgotten. Raises OSError."""
         disk = self._disk
         for name in sorted(self._forgotten):
             if disk is not None:
-                await self._threads.run(lambda name=name: remove_kept(disk, name))  # type: ignore[misc]
+                await self._threads.run(partial(remove_kept, disk, name))
+                await self._threads.run(partial(forget_requests, disk, name))
             self._forgotten.discard(name)
 
 

@@ -54,6 +54,7 @@ class ServiceLog:
         self.reopening: Reopening | None = None
         self.cursors: dict[str, KeptCursor] = {}
         self._threads = threads
+        self._cursors_file = anyio.Lock()
 
     @classmethod
     def in_memory(cls, settings: Settings, world: World) -> ServiceLog:
@@ -136,7 +137,7 @@ class ServiceLog:
                 if self.log.failure is None and self.log.reserve.missing:
                     await threads.run(partial(_take_reserve, self.log))
             try:
-                await self.write_cursors(cursors(), threads)
+                await self.write_cursors(cursors, threads)
             except OSError as error:
                 logger.warning("the sinks' cursors could not be written, which is tried again: %s", error)
 
@@ -145,12 +146,15 @@ class ServiceLog:
         if self.committer is not None and isinstance(self.log, DurableLog):
             await compress_sealed(self.log, world, ring=self.committer.ring)
 
-    async def write_cursors(self, cursors: Mapping[str, KeptCursor], threads: Threads) -> None:
+    async def write_cursors(self, cursors: Callable[[], Mapping[str, KeptCursor]], threads: Threads) -> None:
         """Write down how far sinks are, if that has changed. Raises OSError."""
-        disk, now = self.disk, dict(cursors)
-        if disk is not None and now != self.cursors:
-            await threads.run(lambda: self._use_reserve(lambda: write_cursors(disk, self.log.log_id, now)))
-            self.cursors = now
+        async with self._cursors_file:  # asked for inside, so that no older ones come behind newer ones
+            disk, now = self.disk, dict(cursors())
+            if disk is not None and now != self.cursors:
+                await threads.run(
+                    lambda: self._use_reserve(lambda: write_cursors(disk, self.log.log_id, now))
+                )
+                self.cursors = now
 
     def _use_reserve(self, write: Callable[[], None]) -> None:
         """Write something small, on a full disk too. For a thread; raises OSError."""

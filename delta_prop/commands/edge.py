@@ -33,6 +33,12 @@ now = time.perf_counter
 pause = time.sleep
 """Wait some seconds; nothing else goes on meanwhile."""
 
+
+def wall_us() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
 _CHUNK_BYTES = 256 * 1024
 
 

@@ -9,10 +9,13 @@ from delta_prop.commands import edge
 from delta_prop.commands.groups import forget_group, read_groups
 from delta_prop.commands.opened import open_disk, open_log
 from delta_prop.commands.places import LATEST, parse_at
+from delta_prop.commands.quarantine import quarantined
 from delta_prop.cursors import read_cursors, write_cursors
+from delta_prop.operator_requests import forget_requests
+from delta_prop.quarantine_file import path_of, remove_kept
 from delta_prop_broker.log.damage import LogBusy, LogDamaged
 from delta_prop_broker.log.durable import DIRECTORY
-from delta_prop_broker.log.identity import LOCK_PATH, read_identity
+from delta_prop_broker.log.identity import LOCK_PATH, read_identity, read_small
 from delta_prop_broker.log.recovery import IDENTITY
 from delta_prop_wire.algebra import fold
 from delta_prop_wire.delta import Delta, Kind, Operation, metadata_only, namespace_of, opaque
@@ -95,6 +98,8 @@ def status(data: str, *, as_json: bool) -> int:
         told |= {"first_offset": log.first_offset, "next_offset": log.visible}
         told |= {"segments": report.segments, "bytes": report.bytes, "bytes_free": disk.free_bytes()}
         told |= {"sinks": len(_all_sinks(disk, log))}
+        counts = quarantined(disk, log.log_id)
+        told["quarantined"] = {name: len(held) for name, held in counts.items() if len(held)}
     if as_json:
         edge.put(json.dumps(told))
     else:
@@ -103,8 +108,10 @@ def status(data: str, *, as_json: bool) -> int:
 
 
 def _shown(value: object) -> str:
-    if value is None:
+    if value is None or value == {}:
         return "none"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(count)}" for name, count in value.items())
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
@@ -118,25 +125,29 @@ def sinks(data: str, *, as_json: bool) -> int:
     if as_json:
         edge.put_all(map(json.dumps, found))
         return OK
-    edge.put(f"{'name':24}  {'kind':6}  {'offset':>12}  {'lag':>12}  log kept for it")
+    heads = f"{'name':24}  {'kind':6}  {'offset':>12}  {'lag':>12}  {'quarantined':>11}  log kept for it"
+    edge.put(heads)
     for one in found:
         needed = "yes" if one["required"] else "no"
-        edge.put(f"{one['name']:24}  {one['kind']:6}  {one['offset']:>12,}  {one['lag']:>12,}  {needed}")
+        numbers = f"{one['offset']:>12,}  {one['lag']:>12,}  {one.get('quarantined', 0):>11,}"
+        edge.put(f"{one['name']:24}  {one['kind']:6}  {numbers}  {needed}")
     return OK
 
 
 def _all_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
+    held = quarantined(disk, log.log_id)
     found: list[dict[str, Any]] = []
     for name, cursor in sorted(read_cursors(disk, log.log_id).items()):
         at = cursor.dealt_with
         found.append({"name": name, "kind": "sink", "offset": at, "required": cursor.required})
+        found[-1]["quarantined"] = len(held.get(name, ()))
     for name, at in read_groups(disk, log.log_id).items():
         found.append({"name": name, "kind": "group", "offset": at, "required": False})
     return [one | {"lag": max(log.visible - one["offset"], 0)} for one in found]
 
 
 def forget(data: str, name: str) -> int:
-    """Remember nothing of a sink, or of a group: its cursor, what the log keeps for it.
+    """Remember nothing of a sink, or of a group: its cursor, its quarantine, what the log keeps for it.
 
     Raises UsageError, LogBusy where a process has the directory, OSError.
     """
@@ -150,11 +161,13 @@ def forget(data: str, name: str) -> int:
     try:
         identity = read_identity(disk, f"{DIRECTORY}/{IDENTITY}")
         cursors = {} if identity is None else read_cursors(disk, identity.log_id)
-        if identity is None or name not in cursors:
+        if identity is None or (name not in cursors and read_small(disk, path_of(name)) is None):
             known = ", ".join(sorted(cursors)) or "none"
             raise UsageError(f"no sink or group named {name!r} is remembered; sinks that are: {known}")
-        del cursors[name]
+        cursors.pop(name, None)
         write_cursors(disk, identity.log_id, cursors)
+        remove_kept(disk, name)
+        forget_requests(disk, name)
     finally:
         lock.release()
     return OK

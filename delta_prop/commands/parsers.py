@@ -21,21 +21,23 @@ def add_verbs(verbs: Any, run: Runner) -> None:
     _add_log(verbs)
     _add_get(verbs)
     _add_status(verbs)
-    _add_sinks(verbs)
 
 
-def _verb(verbs: Any, name: str, help_: str, example: str, **more: Any) -> ArgumentParser:
+def verb_parser(verbs: Any, name: str, help_: str, example: str, **more: Any) -> ArgumentParser:
+    """The parser of one verb."""
     parser: ArgumentParser = verbs.add_parser(
         name, help=help_, epilog=f"example: delta-prop {example}", allow_abbrev=False, **more
     )
     return parser
 
 
-def _data(parser: ArgumentParser) -> None:
+def data_argument(parser: ArgumentParser) -> None:
+    """Which directory."""
     parser.add_argument("--data", metavar="DIR", required=True, help="the data directory")
 
 
-def _json(parser: ArgumentParser) -> None:
+def json_argument(parser: ArgumentParser) -> None:
+    """What a program reads."""
     parser.add_argument("--json", action="store_true", help="JSON lines instead of a table")
 
 
@@ -53,7 +55,7 @@ def _count(parser: ArgumentParser, what: str) -> None:
 
 
 def _add_publish(verbs: Any, run: Runner) -> None:
-    parser = _verb(
+    parser = verb_parser(
         verbs,
         "publish",
         "put JSON lines into a log",
@@ -64,7 +66,7 @@ def _add_publish(verbs: Any, run: Runner) -> None:
     parser.add_argument(
         "files", metavar="FILE", nargs="*", default=["-"], help="JSON lines; - or none: standard input"
     )
-    _data(parser)
+    data_argument(parser)
     parser.add_argument(
         "--producer",
         metavar="NAME",
@@ -90,7 +92,7 @@ def _add_publish(verbs: Any, run: Runner) -> None:
 
 
 def _add_subscribe(verbs: Any, run: Runner) -> None:
-    parser = _verb(
+    parser = verb_parser(
         verbs,
         "subscribe",
         "write a log's deltas as JSON lines, and what comes as it comes",
@@ -98,7 +100,7 @@ def _add_subscribe(verbs: Any, run: Runner) -> None:
         description="Writes each delta with its offset as a JSON line. Reads beside the process that writes "
         "the directory, until it is interrupted.",
     )
-    _data(parser)
+    data_argument(parser)
     parser.add_argument(
         "--topic",
         metavar="T",
@@ -130,7 +132,7 @@ def _add_subscribe(verbs: Any, run: Runner) -> None:
 
 
 def _add_log(verbs: Any) -> None:
-    parser = _verb(
+    parser = verb_parser(
         verbs,
         "log",
         "show, verify or export what a log holds",
@@ -138,25 +140,27 @@ def _add_log(verbs: Any) -> None:
         description="All of them only read, beside a process that writes too.",
     )
     below = parser.add_subparsers(title="verbs", metavar="VERB", dest="log_verb", required=True)
-    show = _verb(below, "show", "one line a delta: offset, time, dot, what", "log show --data facts")
-    _data(show)
+    show = verb_parser(below, "show", "one line a delta: offset, time, dot, what", "log show --data facts")
+    data_argument(show)
     _start(show, "earliest")
     _count(show, "deltas")
-    _json(show)
+    json_argument(show)
     show.set_defaults(run=_show)
 
-    verify = _verb(below, "verify", "read and check everything; 1 if damaged", "log verify --data facts")
-    _data(verify)
-    _json(verify)
+    verify = verb_parser(
+        below, "verify", "read and check everything; 1 if damaged", "log verify --data facts"
+    )
+    data_argument(verify)
+    json_argument(verify)
     verify.set_defaults(run=_verify)
 
-    export = _verb(
+    export = verb_parser(
         below,
         "export",
         "write the log out as JSON lines or frames",
         "log export --data facts --around-damage --output saved.jsonl",
     )
-    _data(export)
+    data_argument(export)
     _start(export, "earliest")
     _count(export, "deltas")
     export.add_argument("--output", metavar="FILE", help="a new file; without it: standard output")
@@ -192,11 +196,11 @@ def _export(options: Namespace) -> int:
     )
 
 
-# --- get, status, sinks
+# --- get, status
 
 
 def _add_get(verbs: Any) -> None:
-    parser = _verb(
+    parser = verb_parser(
         verbs,
         "get",
         "a vector now, or at a past offset",
@@ -204,7 +208,7 @@ def _add_get(verbs: Any) -> None:
         description="Folds the log's deltas of one vector; one JSON line. Exit status 1 where there is none.",
     )
     parser.add_argument("vector_id", metavar="VECTOR_ID")
-    _data(parser)
+    data_argument(parser)
     parser.add_argument(
         "--namespace", metavar="N", help="default: what stands before a colon in the id, else default"
     )
@@ -221,43 +225,13 @@ def _add_get(verbs: Any) -> None:
 
 
 def _add_status(verbs: Any) -> None:
-    parser = _verb(verbs, "status", "the state of a data directory", "status --data facts --json")
-    _data(parser)
-    _json(parser)
+    parser = verb_parser(verbs, "status", "the state of a data directory", "status --data facts --json")
+    data_argument(parser)
+    json_argument(parser)
 
     def start(options: Namespace) -> int:
         from delta_prop.commands.look import status
 
         return status(options.data, as_json=options.json)
-
-    parser.set_defaults(run=start)
-
-
-def _add_sinks(verbs: Any) -> None:
-    parser = _verb(
-        verbs,
-        "sinks",
-        "who reads the log and how far; forget one",
-        "sinks --data facts",
-        description="Sinks and groups whose place is kept beside the log. `sinks forget NAME` removes one.",
-    )
-    # DIR may stand before or behind the verb below, so both parsers take it.
-    parser.add_argument("--data", metavar="DIR", help="the data directory")
-    _json(parser)
-    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="sinks_verb")
-    forget = _verb(below, "forget", "remember nothing of a sink or group", "sinks forget audit --data facts")
-    forget.add_argument("name", metavar="NAME")
-    forget.add_argument("--data", metavar="DIR", dest="forget_data", help="the data directory")
-    forget.set_defaults(forget_data=None)
-
-    def start(options: Namespace) -> int:
-        from delta_prop.commands.look import forget, sinks
-
-        data = getattr(options, "forget_data", None) or options.data
-        if data is None:
-            parser.error("the following arguments are required: --data")
-        if options.sinks_verb == "forget":
-            return forget(data, options.name)
-        return sinks(data, as_json=options.json)
 
     parser.set_defaults(run=start)

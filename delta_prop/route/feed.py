@@ -154,6 +154,11 @@ class Feed:
         """Whether nothing is delivered any more, until someone acts."""
         return self.state in ENDED
 
+    @property
+    def answers(self) -> bool:
+        """Whether it can do what an operator asks of its quarantine."""
+        return self._full or not self.ended
+
     def statistics(self) -> FeedStatistics:
         """A snapshot."""
         quarantine, applied = self.quarantine, self.applied
@@ -581,7 +586,7 @@ class Feed:
         """Do what an operator asks for; a full quarantine has room then, and the sink goes on."""
         if request.withdrawn:
             pass
-        elif self.ended and not self._full:
+        elif not self.answers:
             request.end(self.failed("it applies nothing while it stands: restart it, then ask again"))
         else:
             if self._full:  # stopped for that alone

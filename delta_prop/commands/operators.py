@@ -1,0 +1,111 @@
+"""How the verbs are called that operators act with: `sinks`, `quarantine`. Loads nothing that they need."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from delta_prop.commands.parsers import data_argument, json_argument, verb_parser
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+
+def add_operator_verbs(verbs: Any) -> None:
+    """Add them all."""
+    _add_sinks(verbs)
+    _add_quarantine(verbs)
+
+
+# --- sinks
+
+
+def _add_sinks(verbs: Any) -> None:
+    parser = verb_parser(
+        verbs,
+        "sinks",
+        "who reads the log and how far; act on one",
+        "sinks --data facts",
+        description="Sinks and groups whose place is kept beside the log, and what their quarantines hold.",
+    )
+    # DIR may stand before or behind the verb below, so both parsers take it.
+    parser.add_argument("--data", metavar="DIR", help="the data directory")
+    json_argument(parser)
+    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="sinks_verb")
+    _below(below, "forget", "remember nothing of a sink or group", "sinks forget audit --data facts")
+
+    def start(options: Namespace) -> int:
+        from delta_prop.commands.look import forget, sinks
+
+        data = getattr(options, "below_data", None) or options.data
+        if data is None:
+            parser.error("the following arguments are required: --data")
+        if options.sinks_verb == "forget":
+            return forget(data, options.name)
+        return sinks(data, as_json=options.json)
+
+    parser.set_defaults(run=start)
+
+
+def _below(verbs: Any, name: str, help_: str, example: str) -> ArgumentParser:
+    parser = verb_parser(verbs, name, help_, example)
+    parser.add_argument("name", metavar="NAME")
+    parser.add_argument("--data", metavar="DIR", dest="below_data", help="the data directory")
+    parser.set_defaults(below_data=None)
+    return parser
+
+
+# --- quarantine
+
+
+def _add_quarantine(verbs: Any) -> None:
+    parser = verb_parser(
+        verbs,
+        "quarantine",
+        "what sinks rejected: list, show, replay, drop",
+        "quarantine list --data facts",
+        description="What sinks have set aside. A replay or a drop is recorded, and carried out by the "
+        "process that has the directory open, or by the next one.",
+    )
+    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="quarantine_verb", required=True)
+    list_ = verb_parser(below, "list", "one line a delta", "quarantine list --data facts --sink audit")
+    data_argument(list_)
+    list_.add_argument("--sink", metavar="S", help="this sink's alone")
+    json_argument(list_)
+    list_.set_defaults(run=_list)
+
+    show = verb_parser(below, "show", "one delta, whole", "quarantine show audit 17 --data facts")
+    show.add_argument("sink", metavar="SINK")
+    show.add_argument("offset", metavar="OFFSET", type=int)
+    data_argument(show)
+    json_argument(show)
+    show.set_defaults(run=_show)
+
+    for name, help_ in (
+        ("replay", "have them applied once more, and what waits behind them"),
+        ("drop", "give them up; what waits behind them is applied without them"),
+    ):
+        act = verb_parser(below, name, help_, f"quarantine {name} audit 17 --data facts")
+        act.add_argument("sink", metavar="SINK")
+        act.add_argument("offsets", metavar="OFFSET", type=int, nargs="*", help="of deltas that it rejected")
+        act.add_argument("--all", action="store_true", help="all that it rejected")
+        data_argument(act)
+        act.set_defaults(run=_act)
+
+
+def _list(options: Namespace) -> int:
+    from delta_prop.commands.quarantine import list_
+
+    return list_(options.data, sink=options.sink, as_json=options.json)
+
+
+def _show(options: Namespace) -> int:
+    from delta_prop.commands.quarantine import show
+
+    return show(options.data, options.sink, options.offset, as_json=options.json)
+
+
+def _act(options: Namespace) -> int:
+    from delta_prop.commands.quarantine import Chosen, act
+
+    chosen = Chosen(options.data, options.sink, tuple(options.offsets), options.all)
+    return act(chosen, options.quarantine_verb)

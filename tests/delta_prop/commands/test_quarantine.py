@@ -1,0 +1,185 @@
+"""`quarantine …`: what sinks set aside is listed, shown, replayed and dropped, served or not."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop import Delta, Propagator, create, sparse_add
+from delta_prop.commands import asking
+from tests.delta_prop.durable.quarantined import Rejecting, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests.delta_prop.commands.support import Command
+
+
+class World:
+    """A sink's data, what it rejects, and the services on one directory."""
+
+    def __init__(self, command: Command) -> None:
+        self.command = command
+        self.store = Store(keeps_cursor=False)
+        self.bad = {7.0}
+
+    def serve(self, main: Callable[[Propagator], Awaitable[None]]) -> None:
+        async def run() -> None:
+            async with Propagator(data=self.command.data) as p:
+                await p.attach(Rejecting(self.store, self.bad))
+                await main(p)
+
+        anyio.run(run)
+
+    def set_aside(self) -> None:
+        async def main(p: Propagator) -> None:
+            await p.publish(Delta("a", create([1.0])))
+            await p.publish(Delta("a", sparse_add([0], [7.0])), Delta("b", create([7.0])))
+            await p.publish(Delta("a", sparse_add([0], [10.0])))
+            await p._sinks.feed("adds").wait(4)
+
+        self.serve(main)
+
+
+@pytest.fixture
+def world(command: Command) -> World:
+    made = World(command)
+    made.set_aside()
+    return made
+
+
+def test_what_is_set_aside_is_listed_and_shown(world: World) -> None:
+    command = world.command
+    rows = command("quarantine", "list", "--json").lines
+    assert [(row["offset"], row["op"], row["vector_id"], row["reason"], row["behind"]) for row in rows] == [
+        (1, "sparse_add", "a", "7 is bad", None),
+        (2, "create", "b", "7 is bad", None),
+        (3, "sparse_add", "a", None, 1),
+    ]
+    table = command("quarantine", "list", "--sink", "adds").out.splitlines()
+    assert len(table) == 4
+    assert table[1].endswith("default a                     7 is bad")
+    assert table[3].endswith("behind 1")
+    assert command("quarantine", "list", "--sink", "other", "--json").lines == []
+    shown = command("quarantine", "show", "adds", "3", "--json").lines[0]
+    assert (shown["delta"]["op"], shown["delta"]["values"]) == ("sparse_add", [10.0])
+    assert shown["behind"] == 1
+    assert shown["dot"]
+    told = command("quarantine", "show", "adds", "1").out
+    assert "reason      7 is bad" in told
+    status = command("status", "--json").lines[0]
+    assert status["quarantined"] == {"adds": 3}
+    assert "quarantined    adds 3" in command("status").out
+    assert command("sinks", "--json").lines[0]["quarantined"] == 3
+
+
+def test_a_mistake_is_told_with_its_cure(world: World) -> None:
+    command = world.command
+    for arguments, cure in [
+        (("show", "adds", "9"), "there are: 1, 2, 3"),
+        (("show", "none", "1"), "sinks that have one: adds"),
+        (("replay", "adds"), "give offsets, or --all"),
+        (("drop", "adds", "1", "--all"), "give offsets, or --all"),
+        (("replay", "adds", "3"), "it waits behind 1: name that one"),
+        (("drop", "adds", "0"), "is not in the quarantine"),
+    ]:
+        done = command("quarantine", *arguments)
+        assert (done.status, done.out) == (2, "")
+        assert cure in done.err
+        assert done.err.count("\n") == 1
+
+
+def test_what_is_asked_for_is_done_by_the_next_service(world: World) -> None:
+    command = world.command
+    done = command("quarantine", "drop", "adds", "1")
+    assert done.status == 0
+    assert "drop for sink 'adds' (rejected: 1, lined up behind that: 1)" in done.out
+    assert "when a service next opens" in done.out
+    command("quarantine", "replay", "adds", "2")
+    rows = command("quarantine", "list", "--json").lines
+    assert [row["asked"] for row in rows] == ["drop", "replay", "replay"]
+    world.bad.clear()
+
+    world.serve(until_left(0))
+    assert world.store.sums == {"a": 11.0, "b": 7.0}
+    assert command("quarantine", "list", "--json").lines == []
+    assert not list((command.data / "requests").glob("*.json"))
+
+    async def again(p: Propagator) -> None:  # nothing comes a second time
+        await p.publish(Delta("a", sparse_add([0], [100.0])))
+        await p._sinks.feed("adds").wait(5)
+
+    world.serve(again)
+    assert world.store.sums == {"a": 111.0, "b": 7.0}
+
+
+def test_a_served_directory_is_acted_on(world: World) -> None:
+    command = world.command
+    world.bad.clear()
+    said: list[str] = []
+
+    async def main(p: Propagator) -> None:
+        done = await anyio.to_thread.run_sync(lambda: command("quarantine", "replay", "adds", "--all"))
+        said.append(done.out)
+        assert p.quarantine("adds") == []
+
+    world.serve(main)
+    assert said == ["done: replay for sink 'adds' (rejected: 2, lined up behind that: 1)\n"]
+    assert world.store.sums == {"a": 18.0, "b": 7.0}
+    assert "nothing to drop" in command("quarantine", "drop", "adds", "--all").out
+
+
+def test_what_cannot_be_done_now_stays(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "WAIT_S", 1.5)
+    command = world.command
+    said: list[str] = []
+
+    async def absent() -> None:
+        async with Propagator(data=command.data):
+            done = await anyio.to_thread.run_sync(lambda: command("quarantine", "replay", "adds", "1"))
+            said.append(done.out)
+
+    anyio.run(absent)
+    assert "has not done it within 1.5 s" in said[0]
+    assert command("quarantine", "list", "--json").lines[0]["asked"] == "replay"
+    world.bad.clear()
+    world.serve(until_left(1))
+    assert world.store.sums == {"a": 18.0}
+
+
+def until_left(count: int) -> Callable[[Propagator], Awaitable[None]]:
+    async def main(p: Propagator) -> None:
+        with anyio.fail_after(10):
+            while len(p.quarantine("adds")) > count:  # noqa: ASYNC110 - no event tells of it
+                await anyio.sleep(0.05)
+
+    return main
+
+
+def test_a_forgotten_sink_takes_its_quarantine_along(world: World) -> None:
+    command = world.command
+    command("quarantine", "replay", "adds", "1")
+    assert command("sinks", "forget", "adds").status == 0
+    assert command("quarantine", "list", "--json").lines == []
+    assert not list((command.data / "quarantine").iterdir())
+    assert not list((command.data / "requests").iterdir())
+
+
+def test_a_file_that_is_no_request_is_removed_and_told(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = world.command.data / "requests"
+    directory.mkdir()
+    (directory / "00000000000000000001.json").write_text("what?")
+    body = json.dumps({"verb": "drop", "sink": "adds", "log_id": "00", "offsets": []}).encode()
+    (directory / "00000000000000000002.json").write_bytes(b"00000000\n" + body)
+
+    async def main(p: Propagator) -> None:
+        assert len(p.quarantine("adds")) == 3
+
+    world.serve(main)
+    assert caplog.text.count("is no request to this log, and is removed") == 2
+    assert not list(directory.iterdir())
