@@ -16,7 +16,7 @@ from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from delta_prop.ingest.origins import Origins, OriginState
     from delta_prop.ingest.seen_ids import SeenIds
@@ -88,6 +88,30 @@ class Appender:
         self._commit(logged, now)
         return logged, Published(logged.offset, batch.dot(0), batch.count, self._kept_as(batch.ack_level))
 
+    def plain(
+        self, work: Sequenced, state: OriginState, now: float
+    ) -> tuple[LoggedBatch, Published | Refused] | None:
+        """`sequenced` for a plain batch of a live origin; None where its rows have to be looked at."""
+        batch, source = work.batch, work.session.source
+        try:
+            self.vectors.check(batch, self._load_head)
+        except Refused:
+            return None
+        try:
+            logged = self.log.append(batch, lamport=self.lamport + 1, source=source)
+        except Refused as refusal:
+            if not refusal.voids:
+                raise
+            return self._sequenced_void(work, refusal, now)
+        self._count_conflicts(batch)
+        self.lamport += batch.count
+        self._origins.appended(state, batch, logged.offset, now)
+        self._clocks.appended(batch.origin, ())
+        self.vectors.appended(batch, source)
+        self.counters.accepted += batch.count
+        dot = Dot(batch.origin, batch.base)
+        return logged, Published(logged.offset, dot, batch.count, self._kept_as(batch.ack_level), {})
+
     def draft(
         self, draft: Draft | MatrixDraft, origin: int, now: float
     ) -> tuple[LoggedBatch | None, Published]:
@@ -158,9 +182,9 @@ class Appender:
         self.lamport = max(self.lamport, logged.lamport + batch.count - 1)
         state = self._state(batch)
         self._origins.appended(state, batch, logged.offset, now, firsts)
-        self._clocks.appended(batch.origin, batch.clock)
+        self._clocks.appended(batch.origin, () if batch.plain else batch.clock)
         self.vectors.appended(batch, logged.source)
-        if batch.ids is not None:
+        if not batch.plain and batch.ids is not None:
             self._ids.add(batch.ids, logged.offset)
         self.counters.accepted += 0 if batch.is_control else batch.count
 
@@ -256,19 +280,13 @@ class Appender:
         """Count the rows whose vector was changed by somebody whose change this batch had not seen."""
         if self.vectors.writers < 2 and self._watermarks.get(batch.origin, 0) > 0:
             return
-        named = set(batch.parents)
-        for row, head in self.vectors.other_heads(batch.origin, _rows(batch)):
-            if not self._clocks.saw(batch.origin, batch.clock, head) and (row, head) not in named:
-                self.vectors.conflicts += 1
+        clock = () if batch.plain else batch.clock
+        self.vectors.count_conflicts(batch, lambda other: self._clocks.seen(batch.origin, clock, other))
 
     def _next_hybrid_time(self) -> int:
         """48 bits of ms, 16 logical; rises whatever the wall clock does."""
         self._hybrid_time = max(self._hybrid_time + 1, self._wall_us() // 1000 << 16)
         return self._hybrid_time
-
-
-def _rows(batch: Batch) -> Iterator[tuple[str, str]]:
-    return zip(batch.namespaces, batch.keys, strict=True)
 
 
 def _offsets(repeats: dict[int, int], rows: list[int] | None, base: int = 0) -> dict[int, int | None]:

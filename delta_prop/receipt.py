@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Published:
-    """What an acknowledgement says about the rows of one publish.
+    """What an acknowledgement says about the rows of one publish. Never changed once it is made.
 
     The rows that `duplicates` leaves out have the offsets from `offset` on, and the dots from `dot` on, in
     order. For a row in `duplicates` the first copy stands at that offset (None: no longer known).
@@ -67,7 +67,7 @@ class State(Enum):
     WITHDRAWN = "withdrawn"
 
 
-_OPEN = frozenset({State.QUEUED, State.PENDING, State.PLACED})
+_OPEN = (State.QUEUED, State.PENDING, State.PLACED)  # looked through quicker than an enum is hashed
 _KEEP_S_MAX = 30.0
 """How long a cancelled caller waits for a commit that is under way."""
 

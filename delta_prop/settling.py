@@ -54,13 +54,17 @@ class Settling:
             self._unseen.append(logged)
             self._on_wait()
 
-    def when_kept(self, next_offset: int, level: AckLevel, tell: Tell) -> None:
-        """Call `tell(None)` once all below `next_offset` is kept at this level; with why not, if never."""
+    def when_kept(self, next_offset: int, level: AckLevel, tell: Tell) -> bool:
+        """Call `tell(None)` once all below `next_offset` is kept at this level; with why not, if never.
+
+        Whether that is later: False where it was told at once.
+        """
         if next_offset <= self._log.reached(level):
             tell(None)
-            return
+            return False
         self._order += 1
         heapq.heappush(self._untold[level], (next_offset, self._order, tell))
+        return True
 
     def settle(self) -> None:
         """The marks have moved: show and tell what they have passed, sinks first."""

@@ -74,13 +74,13 @@ class OriginState:
         `firsts`: where the rows' first copies stand, if their ids had been accepted before.
         """
         self.remember(batch)
+        if firsts is None and not batch.leaps:
+            return self._extend(batch.base, offset, batch.count)
         if firsts is not None:
             return sum(
                 self._extend(batch.counter(row), offset + row if at is None else at)
                 for row, at in firsts.items()
             )
-        if not batch.leaps:
-            return self._extend(batch.base, offset, batch.count)
         counters = batch.counters
         assert counters is not None
         return sum(self._extend(int(counter), offset + row) for row, counter in enumerate(counters))
@@ -282,6 +282,13 @@ class Origins:
                 f"name has said hello since and holds {state.epoch}: stop this one, or give it its own name",
                 details={"epoch": state.epoch},
             )
+        return state
+
+    def writer(self, batch: Batch, owner: str) -> OriginState | None:
+        """The state of a batch's origin where this owner may write under it; `require` says why not."""
+        state = self._active.get(batch.origin)
+        if state is None or state.owner != owner or state.epoch != batch.epoch or owner == UNKNOWN_OWNER:
+            return None
         return state
 
     def appended(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from delta_prop_wire.batch import SPARSE_KINDS
 from delta_prop_wire.delta import PARTIAL_KINDS, WHOLE_KINDS, Dot, Kind, Source
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 HEADS_MAX = 2_000_000
 _ORIGIN_SHIFT = 64
 _COUNTER_MASK = (1 << _ORIGIN_SHIFT) - 1
+_VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
 
 
 class _Namespace:
@@ -89,8 +91,9 @@ class Vectors:
             self._check_alike(batch, batch.namespace, batch.kind)
         else:
             self._check_rows(batch)
-        for row, expected in batch.expects:
-            self._check_expect(batch, row, expected, load)
+        if not batch.plain:
+            for row, expected in batch.expects:
+                self._check_expect(batch, row, expected, load)
 
     def appended(self, batch: Batch, source: Source) -> None:
         """Move heads, tombstones and dimensions."""
@@ -100,7 +103,7 @@ class Vectors:
         if place == len(self._by_place):
             self._by_place.append(batch.origin)
         first = place << _ORIGIN_SHIFT | batch.base
-        counters = batch.counters
+        counters = batch.counters if batch.leaps else None
         codes = (
             range(first, first + batch.count)
             if counters is None
@@ -122,6 +125,38 @@ class Vectors:
             if code is not None and code >> _ORIGIN_SHIFT != own:
                 yield row, self._dot(code)
 
+    def count_conflicts(self, batch: Batch, seen: Callable[[int], int]) -> None:
+        """Count the rows whose vector was last changed by an origin whose change this batch had not seen.
+
+        `seen`: up to which counter of an origin it has. Ask before the batch is appended.
+        """
+        lowest = self._origins.get(batch.origin, -1) << _ORIGIN_SHIFT  # of the codes of its own dots
+        highest = lowest | _COUNTER_MASK
+        codes = self._codes(batch)
+        if None not in codes and lowest <= min(codes) and max(codes) <= highest:  # type: ignore[type-var,operator]
+            return
+        named = set(batch.parents) if not batch.plain else ()
+        limits: dict[int, int] = {}
+        for row, code in enumerate(codes):
+            if code is None or lowest <= code <= highest:
+                continue
+            place = code >> _ORIGIN_SHIFT
+            limit = limits.get(place)
+            if limit is None:
+                limit = limits[place] = place << _ORIGIN_SHIFT | seen(self._by_place[place])
+            if code > limit and (not named or (row, self._dot(code)) not in named):
+                self.conflicts += 1
+
+    def _codes(self, batch: Batch) -> list[int | None]:
+        if batch.namespace is not None:
+            known = self._namespaces.get(batch.namespace)
+            return [None] if known is None else list(map(known.heads.get, batch.keys))
+        named = map(self._namespaces.get, batch.namespaces)
+        return [
+            None if known is None else known.heads.get(key)
+            for known, key in zip(named, batch.keys, strict=True)
+        ]
+
     # --- helpers
 
     def _dot(self, code: int) -> Dot:
@@ -130,17 +165,16 @@ class Vectors:
     def _check_alike(self, batch: Batch, namespace: str, kind: int) -> None:
         known = self._namespaces.get(namespace)
         dimension = 0 if known is None else known.dimension
-        if kind in (Kind.CREATE, Kind.DENSE):
+        if kind in _VECTOR_KINDS:
             if batch.row_values is None or batch.row_values != (dimension or batch.row_values):
                 self._check_rows(batch)
             return
         if kind not in PARTIAL_KINDS:
             return
         keys = batch.keys
-        if known is None or not (known.dead.isdisjoint(keys) and all(map(known.heads.__contains__, keys))):
-            self._check_rows(batch)
-        reaches = kind in (Kind.SPARSE, Kind.SPARSE_ADD) and dimension and len(batch.indices)
-        if reaches and int(batch.indices.max()) >= dimension:
+        alive = known is not None and (not known.dead or known.dead.isdisjoint(keys))
+        reaches = kind in SPARSE_KINDS and dimension and batch.index_highest >= dimension
+        if reaches or not alive or known is None or not all(map(known.heads.__contains__, keys)):
             self._check_rows(batch)
 
     def _check_rows(self, batch: Batch) -> None:
@@ -151,7 +185,7 @@ class Vectors:
             zip(batch.namespaces, batch.keys, batch.kinds, strict=True)
         ):
             known = self._namespaces.get(namespace)
-            if kind in (Kind.CREATE, Kind.DENSE):
+            if kind in _VECTOR_KINDS:
                 fixed = dimensions.get(namespace) or self.dimension(namespace)
                 found = int(batch.value_bounds[row + 1] - batch.value_bounds[row])
                 if fixed and found != fixed:
@@ -176,7 +210,7 @@ class Vectors:
                 alive[namespace, vector_id] = kind != Kind.DELETE
 
     def _check_indices(self, batch: Batch, row: int, kind: int, dimension: int) -> None:
-        if kind not in (Kind.SPARSE, Kind.SPARSE_ADD) or not dimension:
+        if kind not in SPARSE_KINDS or not dimension:
             return
         indices = batch.operation(row).indices
         if indices is not None and len(indices) and int(indices.max()) >= dimension:
@@ -223,7 +257,7 @@ class Vectors:
             known.dead.update(keys)
         elif known.dead and (kind in WHOLE_KINDS or source is Source.REPLICA):
             known.dead.difference_update(keys)
-        if not known.dimension and kind in (Kind.CREATE, Kind.DENSE):
+        if not known.dimension and kind in _VECTOR_KINDS:
             known.dimension = batch.row_values or 0
 
     def _append_rows(self, batch: Batch, codes: range | list[int], source: Source) -> None:
@@ -238,7 +272,7 @@ class Vectors:
             elif kind in WHOLE_KINDS or source is Source.REPLICA:
                 # A forwarded delete may sort before what is here: its vector may live, so nothing is claimed.
                 known.dead.discard(vector_id)
-            if not known.dimension and kind in (Kind.CREATE, Kind.DENSE):
+            if not known.dimension and kind in _VECTOR_KINDS:
                 known.dimension = int(batch.value_bounds[row + 1] - batch.value_bounds[row])
 
     def _namespace(self, namespace: str) -> _Namespace:

@@ -96,12 +96,13 @@ class OriginClocks:
 
     def saw(self, origin: int, entries: Iterable[Dot], dot: Dot) -> bool:
         """Whether the origin's next batch, which carries these changed entries, has seen `dot`."""
-        if dot.origin == origin:
-            return True
+        return dot.origin == origin or self.seen(origin, entries, dot.origin) >= dot.counter
+
+    def seen(self, origin: int, entries: Iterable[Dot], other: int) -> int:
+        """Up to which counter of `other` that batch has seen; 0 where it has seen nothing of it."""
         clock = self._clocks.get(origin)
-        if clock is not None and clock.get(dot.origin, 0) >= dot.counter:
-            return True
-        return any(other == dot.origin and counter >= dot.counter for other, counter in entries)
+        counter = 0 if clock is None else clock.get(other, 0)
+        return max((told for name, told in entries if name == other and told > counter), default=counter)
 
     def appended(self, origin: int, entries: Iterable[Dot]) -> None:
         """Note the changed entries of a batch that has got its place."""

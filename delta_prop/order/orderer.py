@@ -140,6 +140,11 @@ class Orderer:
         if self._pending.entries:
             self._release(origin, before, last, ids)
 
+    @property
+    def any_ready(self) -> bool:
+        """Whether `next_ready` has something."""
+        return bool(self._ready)
+
     def next_ready(self) -> Entry | None:
         """The next entry that waits no more, in order of release. Act on its verdict, then ask again."""
         if not self._ready:

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delta_prop_wire.codec import encode_head, encode_logged_head
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.delta import Source
+from delta_prop_wire.delta import Delta, Priority, Source, create
+from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import PeerError
 from delta_prop_wire.header import pack_header
-from delta_prop_wire.spec import COUNTER_MAX, STAMP_BYTES, ErrorCode, Flag, FrameType
+from delta_prop_wire.spec import COUNTER_MAX, HEADER_BYTES, STAMP_BYTES, ErrorCode, Flag, FrameType
 from delta_prop_wire.stamp import NO_STAMP, Stamp, pack_stamp, stamp_crc, unpack_stamp
 
 HEADER = pack_header(FrameType.BATCH, Flag.BATCHED, 17, 128)
@@ -58,6 +60,19 @@ def test_a_stamp_survives(stamp: Stamp) -> None:
     assert found is not None
     assert len(raw) == STAMP_BYTES
     assert found.crc == stamp_crc(raw)
+
+
+@given(NUMBERS, NUMBERS, st.sampled_from(Source), NUMBERS, U32, NUMBERS, st.sampled_from(Priority))
+def test_a_log_writes_the_head_that_everybody_writes(
+    offset: int, lamport: int, source: Source, time: int, previous_crc: int, synced: int, priority: Priority
+) -> None:
+    batch = encode_batch([Delta("a", create([1.0]))], origin=1, base=1, priority=priority)
+    stamp = Stamp(lamport, source, time, previous_crc, batch.crc, synced)
+    head, crc = encode_logged_head(
+        batch, offset, lamport=lamport, source=source, time=time, previous_crc=previous_crc, synced=synced
+    )
+    assert head == encode_head(batch, offset, stamp)
+    assert crc == stamp_crc(head[HEADER_BYTES:])
 
 
 def test_all_zero_is_no_stamp() -> None:

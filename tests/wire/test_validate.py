@@ -35,6 +35,7 @@ from delta_prop_wire.layout import Column
 from delta_prop_wire.soundness import parse_batch
 from delta_prop_wire.spec import COUNTER_MAX, DELTA_BYTES_MAX, DIMENSION_MAX, METADATA_BYTES_MAX, ErrorCode
 from delta_prop_wire.validate import (
+    plain_is_sound,
     validate_batch,
     validate_batch_dimensions,
     validate_delta,
@@ -389,3 +390,28 @@ def test_a_batch_is_judged_as_its_deltas_are(deltas: list[Delta], before: list[D
         assert refusal(rows) is None
     except InvalidDelta as error:
         assert refusal(rows) == (error.row, error.field)  # noqa: PT017
+
+
+ALIKE = st.sampled_from([Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD, Kind.DELETE, Kind.SCALE])
+KEYS = st.sampled_from(["a", "key-1", "", "x" * 512, "x" * 513, "a\x1f", "\x7f", "é"])
+
+
+@given(
+    ALIKE, st.lists(KEYS, min_size=1, max_size=60), st.integers(0, 2), st.sampled_from([0.0, NAN, INF, 3e38])
+)
+def test_a_plain_batch_is_judged_in_few_steps_as_in_many(
+    kind: Kind, keys: list[str], width: int, number: float
+) -> None:
+    values = floats(*[number] * width) if kind is not Kind.DELETE else None
+    indices = np.arange(width, dtype=np.uint32) if kind in (Kind.SPARSE, Kind.SPARSE_ADD) else None
+    rows = [Delta(key, Operation(kind, values, indices)) for key in keys]
+    batch, long_way = batch_of(rows), batch_of(rows)
+    assert batch.plain == long_way.plain
+    found = refusal(rows)
+    quick = plain_is_sound(batch)
+    assert quick <= (found is None)
+    assert quick or found or not batch.plain or any(not key.isascii() for key in keys)
+    for name in ("keys", "namespace_names", "namespace"):
+        assert getattr(batch, name) == getattr(long_way, name)
+    for name in ("values", "indices"):
+        assert getattr(batch, name).tobytes() == getattr(long_way, name).tobytes()

@@ -16,7 +16,6 @@ import numpy as np
 
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source
 from delta_prop_wire.layout import (
-    BODY_HEADER,
     CLOCK_ENTRY,
     COLUMN_MASK,
     EXPECT,
@@ -48,40 +47,42 @@ _HEAD_BYTES = HEADER_BYTES + STAMP_BYTES
 class Batch:
     """Columns of one body. Shapes: n rows; `values` float32 and `indices` uint32 of all rows, end to end."""
 
-    version: int
-    header_words: int
-    attributes: int
-    count: int
-    origin: int
-    epoch: int
-    schema: int
-    base: int
-    hybrid_time: int
-    kinds_mask: int
-    dimension: int
-    body_length: int
-    previous: int
-
     def __init__(self, body: bytes | memoryview) -> None:
         """Read the header of a body that is known to be sound; `soundness.parse_batch` is for others."""
         self.body = memoryview(body)
+        self.attributes: int
+        self.count: int
+        self.origin: int
+        self.epoch: int
+        self.base: int
+        self.hybrid_time: int
+        self.kinds_mask: int
+        self.dimension: int
+        self.previous: int
+        self.columns_mask: int
+        """Bit k set where column k is present."""
         (
-            self.version,
-            self.header_words,
             self.attributes,
             self.count,
             self.origin,
             self.epoch,
-            self.schema,
             self.base,
             self.hybrid_time,
-            self.kinds_mask,
+            kinds,
             self.dimension,
-            self.body_length,
             self.previous,
-        ) = BODY_HEADER.unpack_from(self.body)
-        self.size = _HEAD_BYTES + len(self.body)
+            columns,
+        ) = _HEADER.unpack_from(body)
+        self.kinds_mask, self.columns_mask = kinds, columns
+        self.size = _HEAD_BYTES + len(body)
         """Bytes of the whole frame."""
+        self.kind: int | None = kinds.bit_length() - 1 if kinds & (kinds - 1) == 0 else None
+        """The one kind of all rows, None where they differ."""
+        self.plain = columns & ~_NUMBERS == _NAMES and not self.attributes & _CONTROL
+        """Whether all rows are of one kind and namespace and say no more than a vector id and numbers.
+
+        Without clock, parents, ids, bytes, metadata, topics, and with dots in a row: what most batches are.
+        """
 
     # --- the header's words
 
@@ -90,20 +91,20 @@ class Batch:
         """The checksum that the batch's producer gave it."""
         return int(_CRC.unpack_from(self.body, len(self.body) - CRC_BYTES)[0])
 
-    @property
+    @lazy
     def ack_level(self) -> AckLevel:
         """What the producer wants an acknowledgement to promise."""
-        return AckLevel(self.attributes >> ACK_LEVEL_SHIFT & 3)
+        return _LEVELS[self.attributes >> ACK_LEVEL_SHIFT & 3]
 
-    @property
+    @lazy
     def priority(self) -> Priority:
         """The lane of all rows."""
-        return Priority(self.attributes >> PRIORITY_SHIFT & 3)
+        return _LANES[self.attributes >> PRIORITY_SHIFT & 3]
 
     @property
     def is_control(self) -> bool:
         """Whether the rows only fill places: they take offsets and are never delivered."""
-        return bool(self.attributes & Attribute.CONTROL)
+        return self.attributes & _CONTROL != 0
 
     @property
     def is_state(self) -> bool:
@@ -113,47 +114,42 @@ class Batch:
     @property
     def leaps(self) -> bool:
         """Whether counters need not be contiguous."""
-        return bool(self.attributes & Attribute.COUNTERS_LEAP)
+        return self.attributes & _LEAPS != 0
 
     @lazy
     def last(self) -> int:
         """Counter of the last row."""
-        counters = self.counters
+        counters = self.counters if self.leaps else None
         return self.base + self.count - 1 if counters is None else int(counters[-1])
 
     # --- columns
 
     @lazy
-    def _places(self) -> dict[int, tuple[int, int]]:
-        """Column number to (start, length) within the body."""
-        columns, lengths, at = _directory_of(self.columns_mask)
-        places = {}
-        for column, length in zip(columns, lengths.unpack_from(self.body, _DIRECTORY_AT), strict=True):
-            places[column] = (at, length)
+    def _bounds_of(self) -> tuple[int, ...]:
+        """Where the columns lie in the body: start and end of each that is present, in turn."""
+        _, lengths, at = _directory_of(self.columns_mask)
+        bounds: tuple[int, ...] = ()
+        for length in lengths.unpack_from(self.body, _DIRECTORY_AT):
+            bounds += (at, at + length)
             at += length + -length % ALIGNMENT
-        return places
+        return bounds
 
-    @lazy
-    def columns_mask(self) -> int:
-        """Bit k set where column k is present."""
-        return int(COLUMN_MASK.unpack_from(self.body, BODY_HEADER_BYTES)[0])
-
-    @lazy
-    def plain(self) -> bool:
-        """Whether all rows are of one kind and namespace and say nothing but a vector id and numbers.
-
-        No clock, parents, ids, bytes, metadata, topics; dots in a row. What most batches are.
-        """
-        return not (self.columns_mask & ~_PLAIN_COLUMNS or self.attributes & Attribute.CONTROL)
+    def _bounds_in(self, column: int) -> tuple[int, int] | None:
+        """Where a column lies in the body, None where it is absent."""
+        place = _directory_of(self.columns_mask)[0].get(column)
+        return None if place is None else self._bounds_of[place : place + 2]  # type: ignore[return-value]
 
     def column(self, column: Column) -> memoryview | None:
         """The raw bytes of a column, None where it is absent."""
-        place = self._places.get(column)
-        return None if place is None else self.body[place[0] : place[0] + place[1]]
+        bounds = self._bounds_in(column)
+        return None if bounds is None else self.body[bounds[0] : bounds[1]]
 
-    def _array(self, column: Column, dtype: str) -> NDArray[Any] | None:
-        raw = self.column(column)
-        return None if raw is None else np.frombuffer(raw, dtype)
+    def _array(self, column: Column, dtype: np.dtype[Any]) -> NDArray[Any] | None:
+        bounds = self._bounds_in(column)
+        if bounds is None:
+            return None
+        start, end = bounds
+        return np.frombuffer(self.body, dtype, (end - start) // dtype.itemsize, start)
 
     @lazy
     def clock(self) -> tuple[Dot, ...]:
@@ -171,7 +167,7 @@ class Batch:
         """The table of namespaces."""
         return self._names(Column.NAMESPACES)
 
-    @property
+    @lazy
     def namespace(self) -> str | None:
         """The one namespace of all rows, None where they differ."""
         names = self.namespace_names
@@ -181,14 +177,8 @@ class Batch:
     def namespaces(self) -> list[str]:
         """The namespace of each row."""
         names = self.namespace_names or ("",)  # control rows have none
-        index = self._array(Column.NAMESPACE_INDEX, "<u2")
+        index = self._array(Column.NAMESPACE_INDEX, U16)
         return [names[0]] * self.count if index is None else [names[i] for i in index.tolist()]
-
-    @property
-    def kind(self) -> int | None:
-        """The one kind of all rows, None where they differ."""
-        mask = self.kinds_mask
-        return mask.bit_length() - 1 if mask & (mask - 1) == 0 else None
 
     @lazy
     def kinds(self) -> bytes:
@@ -205,18 +195,18 @@ class Batch:
     @lazy
     def counters(self) -> NDArray[np.uint64] | None:
         """The counter of each row where they may leap, else None."""
-        return self._array(Column.COUNTERS, "<u8")
+        return self._array(Column.COUNTERS, U64)
 
     @lazy
     def row_offsets(self) -> NDArray[np.uint64] | None:
         """Each row's offset in a frame cut by a filter, in one of states its last delta's; else None."""
-        return self._array(Column.ROW_OFFSETS, "<u8")
+        return self._array(Column.ROW_OFFSETS, U64)
 
     @lazy
     def state_keys(self) -> list[tuple[int, int, int]]:
         """Of each state row the canonical key of its last delta: (Lamport number, origin, counter)."""
         columns = (Column.STATE_LAMPORTS, Column.STATE_ORIGINS, Column.STATE_COUNTERS)
-        lamports, origins, counters = (self._array(column, "<u8") for column in columns)
+        lamports, origins, counters = (self._array(column, U64) for column in columns)
         assert lamports is not None
         assert origins is not None
         assert counters is not None
@@ -225,7 +215,7 @@ class Batch:
     @lazy
     def state_ignored(self) -> NDArray[np.uint64] | None:
         """Of each state row how many deltas had no effect, None where that is 0 for all."""
-        return self._array(Column.STATE_IGNORED, "<u8")
+        return self._array(Column.STATE_IGNORED, U64)
 
     @lazy
     def parents(self) -> tuple[tuple[int, Dot | bytes], ...]:
@@ -261,13 +251,13 @@ class Batch:
     @lazy
     def values(self) -> NDArray[np.float32]:
         """All rows' numbers, end to end."""
-        array = self._array(Column.VALUES, "<f4")
+        array = self._array(Column.VALUES, F32)
         return _NO_VALUES if array is None else array
 
     @lazy
     def indices(self) -> NDArray[np.uint32]:
         """All sparse rows' indices, end to end."""
-        array = self._array(Column.INDICES, "<u4")
+        array = self._array(Column.INDICES, U32)
         return _NO_INDICES if array is None else array
 
     @lazy
@@ -279,7 +269,7 @@ class Batch:
     @lazy
     def row_values(self) -> int | None:
         """Numbers a row where all rows have as many, else None."""
-        return None if Column.VALUE_ENDS in self._places else len(self.values) // self.count
+        return None if self.columns_mask >> Column.VALUE_ENDS & 1 else len(self.values) // self.count
 
     @lazy
     def value_bounds(self) -> NDArray[np.int64]:
@@ -304,7 +294,39 @@ class Batch:
     @property
     def has_metadata(self) -> bool:
         """Whether some row changes metadata."""
-        return Column.METADATA in self._places
+        return self.columns_mask >> Column.METADATA & 1 != 0
+
+    def decode_plain(self) -> str | None:
+        """Decode all columns of a plain batch at once, in half the time; the vector ids end to end.
+
+        None where that cannot be, as the batch is not plain or an id is not ASCII: ask for the columns then.
+        """
+        if not self.plain:
+            return None
+        body, columns = self.body, self.columns_mask
+        _, lengths, ends_at = _directory_of(columns)
+        ends, texts, names, *numbers = lengths.unpack_from(body, _DIRECTORY_AT)
+        at = ends_at + ends + -ends % ALIGNMENT
+        try:
+            text = str(body[at : at + texts], "ascii")
+        except UnicodeDecodeError:
+            return None
+        keys, start = [], 0
+        for stop in _stops_of(self.count).unpack_from(body, ends_at):
+            keys.append(text[start:stop])
+            start = stop
+        self.keys = keys
+        at += texts + -texts % ALIGNMENT
+        self.namespace_names = found = _known_names(body[at : at + names])
+        self.namespace = found[0] if len(found) == 1 else None
+        at += names + -names % ALIGNMENT
+        self.indices, self.values = _NO_INDICES, _NO_VALUES
+        if columns & _INDICES:
+            self.indices = np.frombuffer(body, U32, numbers[0] >> 2, at)
+            at += numbers[0] + -numbers[0] % ALIGNMENT
+        if columns & _VALUES:
+            self.values = np.frombuffer(body, F32, numbers[-1] >> 2, at)
+        return text
 
     # --- rows
 
@@ -350,7 +372,7 @@ class Batch:
 
     def timestamp(self, row: int) -> int:
         """The hybrid time of a row."""
-        times = self._array(Column.TIMES, "<u8")
+        times = self._array(Column.TIMES, U64)
         return self.hybrid_time if times is None else int(times[row])
 
     def delta(self, row: int, source: Source = Source.LOCAL) -> Delta:
@@ -385,7 +407,7 @@ class Batch:
         return self._bounds(Column.METADATA_ENDS, 0)
 
     def _bounds(self, column: Column, width: int | None) -> NDArray[np.int64]:
-        ends = self._array(column, "<u4")
+        ends = self._array(column, U32)
         if ends is None:
             return np.arange(self.count + 1, dtype=np.int64) * (width or 0)
         bounds = np.zeros(self.count + 1, np.int64)
@@ -393,10 +415,10 @@ class Batch:
         return bounds
 
     def _texts(self, ends: Column, texts: Column) -> list[str]:
-        place, raw = self._places.get(ends), self.column(texts)
-        if place is None or raw is None:
+        bounds, raw = self._bounds_in(ends), self.column(texts)
+        if bounds is None or raw is None:
             return [""] * self.count
-        stops = struct.unpack_from(f"<{self.count}I", self.body, place[0])
+        stops = _stops_of(self.count).unpack_from(self.body, bounds[0])
         found, at = [], 0
         try:
             whole = str(raw, "ascii")  # one decode, then slices: characters and bytes count alike
@@ -414,7 +436,7 @@ class Batch:
         raw = self.column(column)
         if raw is None:
             return ()
-        return _few_names(bytes(raw)) if len(raw) <= _FEW_NAMES_BYTES else _names_in(bytes(raw))
+        return _known_names(raw)
 
 
 @dataclass(slots=True, eq=False)
@@ -459,22 +481,35 @@ _VALUE_KINDS = frozenset({Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD,
 _BLOB_FREE_KINDS = _VALUE_KINDS | {Kind.DELETE, Kind.METADATA}
 _NO_VALUES = np.zeros(0, np.float32)
 _NO_INDICES = np.zeros(0, np.uint32)
-
-
+_CONTROL, _LEAPS = int(Attribute.CONTROL), int(Attribute.COUNTERS_LEAP)
+_LEVELS, _LANES = tuple(AckLevel), tuple(Priority)
 _HIGHEST = np.maximum.reduce
 _DIRECTORY_AT = BODY_HEADER_BYTES + COLUMN_MASK.size
-_PLAIN_COLUMNS = sum(
-    1 << column for column in (Column.KEY_ENDS, Column.KEYS, Column.NAMESPACES, Column.INDICES, Column.VALUES)
-)
+_INDICES, _VALUES = 1 << Column.INDICES, 1 << Column.VALUES
+_NUMBERS = _INDICES | _VALUES
+_NAMES = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES
 _FEW_NAMES_BYTES = 128
 
 
+_HEADER = struct.Struct("<2xHIQI4xQQQI4xQQ")
+"""What is read again and again of the body's header, and the mask of columns behind it."""
+assert _HEADER.size == _DIRECTORY_AT
+U16, U32, U64, F32 = (np.dtype(name) for name in ("<u2", "<u4", "<u8", "<f4"))
+
+
 @lru_cache(maxsize=1024)
-def _directory_of(mask: int) -> tuple[tuple[int, ...], struct.Struct, int]:
-    """The columns of a mask, how to read their lengths, and where the first of them begins."""
-    columns = tuple(k for k in range(mask.bit_length()) if mask >> k & 1)
+def _directory_of(mask: int) -> tuple[dict[int, int], struct.Struct, int]:
+    """Of the columns in a mask: where the bounds of each stand, how to read the lengths, where they begin."""
+    columns = [k for k in range(mask.bit_length()) if mask >> k & 1]
     lengths = struct.Struct(f"<{len(columns)}I")
-    return columns, lengths, _DIRECTORY_AT + lengths.size + -lengths.size % ALIGNMENT
+    places = {column: 2 * place for place, column in enumerate(columns)}
+    return places, lengths, _DIRECTORY_AT + lengths.size + -lengths.size % ALIGNMENT
+
+
+@lru_cache(maxsize=4096)
+def _stops_of(count: int) -> struct.Struct:
+    """How to read where each of so many texts ends."""
+    return struct.Struct(f"<{count}I")
 
 
 def _names_in(raw: bytes) -> tuple[str, ...]:
@@ -485,6 +520,10 @@ def _names_in(raw: bytes) -> tuple[str, ...]:
         names.append(str(raw[at : at + length], "utf-8"))
         at += length
     return tuple(names)
+
+
+def _known_names(raw: memoryview) -> tuple[str, ...]:
+    return _few_names(bytes(raw)) if len(raw) <= _FEW_NAMES_BYTES else _names_in(bytes(raw))
 
 
 _few_names = lru_cache(maxsize=1024)(_names_in)

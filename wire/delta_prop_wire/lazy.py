@@ -32,5 +32,6 @@ class lazy(Generic[T]):
     def __get__(self, instance: object | None, owner: type) -> Self | T:
         if instance is None:
             return self
-        value = instance.__dict__[self._name] = self._compute(instance)
+        value = self._compute(instance)
+        setattr(instance, self._name, value)  # not by its __dict__, which would have to be made for that
         return value

@@ -13,7 +13,7 @@ from typing import NoReturn
 import msgpack
 import numpy as np
 
-from delta_prop_wire.batch import Batch
+from delta_prop_wire.batch import U64, Batch
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import PeerError
@@ -326,7 +326,7 @@ def _check_states(batch: Batch) -> None:
         _bad(f"columns {present:#x} are not those of state rows")
     if batch.is_control or batch.kinds_mask & ~_STATE_KINDS:
         _bad(f"kinds {batch.kinds_mask:#x} in state rows; a state is a create, opaque or delete row")
-    lamports, counters = (batch._array(c, "<u8") for c in (Column.STATE_LAMPORTS, Column.STATE_COUNTERS))
+    lamports, counters = (batch._array(c, U64) for c in (Column.STATE_LAMPORTS, Column.STATE_COUNTERS))
     for numbers in (lamports, counters, batch.row_offsets, batch.state_ignored):
         if numbers is not None and int(numbers.max()) > COUNTER_MAX:
             _bad(f"a number of a state row is above {COUNTER_MAX}")

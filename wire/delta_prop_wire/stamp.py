@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NO_STAMP = bytes(STAMP_BYTES)
 """What a producer sends: all zero."""
 
-_REST = struct.Struct("<IIHBBQQIIQ")
+STAMP_REST = struct.Struct("<IIHBBQQIIQ")
 """leader epoch, stream, partition, source, 0, append time, Lamport number, previous stamp's CRC,
 body CRC, synced offset: 44 bytes, behind the stamp's own CRC (u32)."""
 
@@ -51,7 +51,7 @@ class Stamp:
 
 def pack_stamp(stamp: Stamp, header: Buffer) -> bytes:
     """The 48 bytes of `stamp` behind this frame header (16 bytes, of the uncompressed frame)."""
-    rest = _REST.pack(
+    rest = STAMP_REST.pack(
         stamp.leader_epoch,
         stamp.stream,
         stamp.partition,
@@ -75,7 +75,7 @@ def unpack_stamp(raw: Buffer, header: Buffer) -> Stamp | None:
     found = crc32c(view[_CRC.size :], crc32c(header))
     if told != found:
         raise PeerError(ErrorCode.CHECKSUM, f"stamp checksum is {found:#010x}, the frame says {told:#010x}")
-    epoch, stream, partition, source, zero, time, lamport, previous, body, synced = _REST.unpack_from(
+    epoch, stream, partition, source, zero, time, lamport, previous, body, synced = STAMP_REST.unpack_from(
         view, _CRC.size
     )
     if zero or source not in Source._value2member_map_:

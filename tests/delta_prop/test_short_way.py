@@ -1,0 +1,94 @@
+"""Most batches go a short way down the chain; it must do what the long way does, or leave it to that."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_wire.delta import Delta, Dot, Operation, create, delete, dense, offset, opaque, sparse
+from tests.delta_prop.chains import Bench, batch_of
+
+if TYPE_CHECKING:
+    from delta_prop.receipt import Receipt
+    from delta_prop_wire.batch import Batch
+
+OPERATIONS: list[Operation] = [
+    create([1, 2]),
+    create([1, 2]),
+    dense([3, 4]),
+    sparse([1], [1]),
+    sparse([2], [1]),  # beyond the dimension
+    create([1, 2, 3]),  # another dimension
+    create([float("nan"), 0]),
+    offset(1.0),
+    delete(),
+    opaque(b"x"),
+]
+DELTAS = st.builds(Delta, st.sampled_from(["a", "b", "é", "", "x\n"]), st.sampled_from(OPERATIONS))
+SENT = st.tuples(
+    st.sampled_from([0, 1]),  # who sends
+    st.sampled_from([1, 1, 1, 1, 2, 0]),  # how far behind its last counter it begins
+    st.sampled_from([1, 1, 1, 2]),  # the epoch
+    st.lists(DELTAS, min_size=1, max_size=3),
+    st.sampled_from(["", "", "", "clock", "owner", "source"]),
+)
+
+
+class LongWay(Bench):
+    def __init__(self) -> None:
+        super().__init__(pending_deltas_max=20, log_deltas_max=60)
+        self.chain._run_plain = lambda _: False  # type: ignore[method-assign]
+
+
+def told(receipt: Receipt) -> object:
+    refusal = receipt.refusal()
+    if refusal is not None:
+        return refusal.code, refusal.message, refusal.row, refusal.field, refusal.retry_after_ms
+    return receipt.state, receipt.result() if receipt.acknowledged else None
+
+
+def play(bench: Bench, story: list[Any]) -> list[object]:
+    """Everything that can be seen from outside, and what the chain knows in the end."""
+    origins = [bench.hello("p"), bench.hello("q")]
+    nexts = [1, 1]
+    receipts: list[Receipt] = []
+    batches: list[Batch] = []
+    for who, step, epoch, deltas, extra in story:
+        base = max(nexts[who] + step - 1, 1)
+        clock = (Dot(origins[1 - who], nexts[1 - who]),) if extra == "clock" else ()
+        batch = batch_of(origins[who], base, *deltas, epoch=epoch, clock=clock)
+        nexts[who] = max(nexts[who], batch.last + 1)
+        batches.append(batch)
+        owner = "somebody" if extra == "owner" else None
+        receipts.append(bench.send(batch, owner=owner))
+        if extra == "source":
+            receipts.append(bench.send(batch))  # once more
+    appender, vectors = bench.chain.appender, bench.vectors
+    log = [(one.offset, one.lamport, bytes(one.batch.body)) for one in bench.routed]
+    heads = {key: vectors.head("default", key) for key in ("a", "b", "é")}
+    counters = (appender.counters, appender.lamport, vectors.conflicts, vectors.writers, bench.chain.refused)
+    firsts = [bench.chain.outcome(batch.origin, batch.base) for batch in batches]
+    refused = bench.log.statistics().refused
+    return [*map(told, receipts), log, heads, counters, firsts, bench.chain.orderer.statistics(), refused]
+
+
+@given(st.lists(SENT, min_size=1, max_size=30))
+def test_the_short_way_ends_where_the_long_way_does(story: list[Any]) -> None:
+    assert play(Bench(pending_deltas_max=20, log_deltas_max=60), story) == play(LongWay(), story)
+
+
+def test_a_plain_batch_goes_the_short_way_and_others_do_not() -> None:
+    bench, ways = Bench(), []
+    origin = bench.hello("p")
+    long_way = bench.chain._run_sequenced
+    bench.chain._run_sequenced = lambda work: (ways.append(work.batch.base), long_way(work))[1]  # type: ignore[method-assign]
+    assert bench.send(
+        batch_of(origin, 1, Delta("a", create([1, 2])), Delta("b", create([1, 2])))
+    ).acknowledged
+    assert bench.send(batch_of(origin, 3, Delta("a", sparse([0], [1.0])))).acknowledged
+    assert not ways
+    assert bench.send(batch_of(origin, 4, Delta("a", create([1, 2])), Delta("b", delete()))).acknowledged
+    assert bench.send(batch_of(origin, 6, Delta("c", delete()), clock=(Dot(origin, 1),))).acknowledged
+    assert ways == [4, 6]
