@@ -62,16 +62,22 @@ def test_a_stamp_survives(stamp: Stamp) -> None:
     assert found.crc == stamp_crc(raw)
 
 
-@given(NUMBERS, NUMBERS, st.sampled_from(Source), NUMBERS, U32, NUMBERS, st.sampled_from(Priority))
-def test_a_log_writes_the_head_that_everybody_writes(
-    offset: int, lamport: int, source: Source, time: int, previous_crc: int, synced: int, priority: Priority
-) -> None:
+STAMPS = st.builds(Stamp, NUMBERS, st.sampled_from(Source), NUMBERS, U32, st.just(0), NUMBERS)
+
+
+@given(NUMBERS, STAMPS, st.sampled_from(Priority))
+def test_a_log_writes_the_head_that_everybody_writes(offset: int, stamp: Stamp, priority: Priority) -> None:
     batch = encode_batch([Delta("a", create([1.0]))], origin=1, base=1, priority=priority)
-    stamp = Stamp(lamport, source, time, previous_crc, batch.crc, synced)
     head, crc = encode_logged_head(
-        batch, offset, lamport=lamport, source=source, time=time, previous_crc=previous_crc, synced=synced
+        batch,
+        offset,
+        lamport=stamp.lamport,
+        source=stamp.source,
+        time=stamp.append_time,
+        previous_crc=stamp.previous_crc,
+        synced=stamp.synced_offset,
     )
-    assert head == encode_head(batch, offset, stamp)
+    assert head == encode_head(batch, offset, dataclasses.replace(stamp, body_crc=batch.crc))
     assert crc == stamp_crc(head[HEADER_BYTES:])
 
 
