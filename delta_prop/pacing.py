@@ -324,7 +324,8 @@ class BacklogGauge(Gauge):
     def _look(self) -> tuple[int, int]:
         try:
             backlog = self._sink.backlog()
-            rows, rows_max = int(backlog.rows), int(backlog.rows_max)
+            rows = max(int(backlog.rows) - int(backlog.before), 0)
+            rows_max = max(int(backlog.rows_max) - int(backlog.before), 1)
         except Exception as failure:  # of one sink, which stops alone
             self.feed.stop(self.feed.failed(f"its backlog() failed with {text_of(failure)}"))
             return 0, 1

@@ -203,6 +203,8 @@ class Linker:
                     if self._changes != self._saved_changes:
                         await self._save(self._file, thread, cursor())
                 if self._failure is None and await self._step(thread):
+                    # A call on the thread is never broken off, so that its outcome is known: here it may end.
+                    await anyio.lowlevel.checkpoint_if_cancelled()
                     continue
             except Exception as failure:
                 self._fail(failure)
@@ -225,7 +227,7 @@ class Linker:
                 links.install(chunk)
                 self._changes += 1
                 self._links_done += chunk.done
-                self._excess = max(0, self._excess - chunk.done // 2)
+                self._excess = max(0, min(self._excess - chunk.done // 2, self.unlinked_rows))
                 self._room.set()
                 return True
         return False
@@ -392,7 +394,7 @@ class Linker:
 
     def backlog(self) -> Backlog:
         """Rows that wait, and how many may."""
-        return Backlog(self.unlinked_rows, self.unlinked_rows_max)
+        return Backlog(self.unlinked_rows, self.unlinked_rows_max, self._excess)
 
     def statistics(self) -> LinkedStatistics:
         """A snapshot."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from delta_prop_sinks.hnsw import EXPANSION_SEARCH, Graph, graph_rows, row_type
+from delta_prop_sinks.scoring import GATHER_COST
 from delta_prop_sinks.table import VECTOR
 
 if TYPE_CHECKING:
@@ -321,7 +322,11 @@ class Links:
     # --- searching
 
     def candidates(self, query: NDArray[np.float32], k: int) -> NDArray[np.intp] | None:
-        """Slots that may be near: unlinked, changed last, by the graph. None: only a full search will do."""
+        """Slots that may be near: unlinked, changed last, by the graph. None: only a full search will do, or
+        it costs no more, as after a start with very many unlinked rows; and it misses nothing.
+        """
+        if self.unlinked_rows * GATHER_COST > self.table.used:
+            return None
         near = self.near(query, k)
         if near is None:
             return None

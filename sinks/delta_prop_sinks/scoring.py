@@ -19,11 +19,14 @@ Metric = Literal["cosine", "dot", "l2", "pivot"]
 K_MAX = 10_000
 _CHUNK_ROWS = 1024
 _HALF_ULP = 2.0**-24
-_BLOCK_ROWS = 256
-"""Rows of one product: what fits the processor's cache, and what BLAS does not spread over threads, which
+_BLOCK_NUMBERS = 32_768
+"""Numbers of one product: what fits the processor's cache, and what BLAS does not spread over threads, which
 gain little here and spin on after each call, in the way of everything else."""
 
-_GATHER_COST = 3
+_NORM_NUMBERS = 131_072
+"""Numbers whose squares are added up at once."""
+
+GATHER_COST = 3
 """Scattered rows cost about this many times what rows side by side do."""
 
 
@@ -58,8 +61,12 @@ def refresh_norms(table: Table, among: NDArray[np.intp] | None = None) -> None:
         stale = (table.marks[: table.used] & STALE).nonzero()[0]
     else:
         stale = among[(table.marks[among] & STALE) != 0]
-    for at in range(0, len(stale), _CHUNK_ROWS):
-        slots = stale[at : at + _CHUNK_ROWS]
+    size = max(_NORM_NUMBERS // table.matrix.shape[1], 16)
+    for at in range(0, len(stale), size):
+        part = stale[at : at + size]
+        first, last = int(part[0]), int(part[-1])
+        # Side by side, as after a start: no need to pick them.
+        slots = slice(first, last + 1) if last - first == len(part) - 1 else part
         block = table.matrix[slots].astype(np.float64)
         table.norms[slots] = np.sqrt(np.square(block, out=block).sum(axis=1))
     if len(stale):
@@ -101,19 +108,20 @@ class Scorer:
     def _products(
         self, table: Table, matrix: NDArray[np.float32], live: NDArray[np.intp]
     ) -> NDArray[np.float64]:
+        size = max(_BLOCK_NUMBERS // matrix.shape[1], 16)
         with np.errstate(over="ignore", invalid="ignore"):
-            if len(live) * _GATHER_COST > table.used:
+            if len(live) * GATHER_COST > table.used:
                 products = np.empty(table.used)
-                for at in range(0, table.used, _BLOCK_ROWS):
-                    rows = matrix[at : min(at + _BLOCK_ROWS, table.used)]
-                    products[at : at + _BLOCK_ROWS] = rows @ self._query
-                return products[live]
+                for at in range(0, table.used, size):
+                    rows = matrix[at : min(at + size, table.used)]
+                    products[at : at + size] = rows @ self._query
+                return products if len(live) == table.used else products[live]
             products = np.empty(len(live))
-            block = np.empty((min(_BLOCK_ROWS, len(live)), matrix.shape[1]), np.float32)
-            for at in range(0, len(live), _BLOCK_ROWS):
+            block = np.empty((min(size, len(live)), matrix.shape[1]), np.float32)
+            for at in range(0, len(live), size):
                 rows = block[: len(live) - at]
-                np.take(matrix, live[at : at + _BLOCK_ROWS], axis=0, out=rows, mode="clip")
-                products[at : at + _BLOCK_ROWS] = rows @ self._query
+                np.take(matrix, live[at : at + size], axis=0, out=rows, mode="clip")
+                products[at : at + size] = rows @ self._query
             return products
 
     def exact(self, table: Table, slots: NDArray[np.intp]) -> NDArray[np.float64]:

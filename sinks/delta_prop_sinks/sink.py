@@ -204,10 +204,14 @@ class HasBackground(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """How many applied rows a sink has still to work on, and how many it lets come together at most."""
+    """How many applied rows a sink has still to work on, and how many it lets come together at most.
+
+    `before`: of both, what stood there when the sink was opened; nobody is slowed down for it.
+    """
 
     rows: int
     rows_max: int
+    before: int = 0
 
 
 @runtime_checkable

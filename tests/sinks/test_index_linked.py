@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,16 +19,19 @@ from hypothesis import strategies as st
 from delta_prop.testing import run_virtual
 from delta_prop_sinks import IndexSink, Linked, Resident, StorageSink, TryAgain, check_sink
 from delta_prop_sinks.hnsw import GraphFailed
+from delta_prop_sinks.sink import Backlog
 from delta_prop_wire.delta import Delta, create, delete, dense, opaque, scale, sparse_add
 from delta_prop_wire.encode import encode_vectors
 from delta_prop_wire.errors import UsageError
 from tests.sinks.support import HERE, FakeLog
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable
+    from collections.abc import AsyncIterator, Callable, Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 DIMENSION = 16
 SMALL = Linked(graph_rows_min=50, unlinked_rows_max=400, room_s_max=1.0)
@@ -203,6 +207,56 @@ def test_rows_wait_within_the_bound_and_apply_says_when_linking_does_not_keep_up
         assert numbers(index).waits_for_room >= 2
 
     run_virtual(main)
+
+
+def test_what_is_unlinked_at_the_start_slows_nobody_and_comes_down() -> None:
+    async def main() -> None:
+        log, resident = Log(), Resident()
+        log.write(names(3000), clustered(3000))
+        resident.enter(log)
+        resident.apply(log.deliveries(), log)
+        index = IndexSink(resident=resident, linked=SMALL)
+        await index.open(log)
+        backlog = index.backlog()
+        assert (backlog.rows, backlog.rows_max, backlog.before) == (3000, 3400, 3000)
+        assert index.search(clustered(3000)[2999], 1)[0].vector_id == "v2999"
+        assert index.statistics().linked.searches_exact == 1  # type: ignore[union-attr]
+        linker, before = index._linker, backlog.before
+        assert linker is not None
+        while index.backlog().rows:
+            await linker._step(log.threads)
+            now = index.backlog()
+            assert now.before < before  # what new rows may take never shrinks
+            assert now.rows_max - now.before == 400
+            before = now.before
+        assert index.backlog() == Backlog(0, 400)
+
+    run_virtual(main)
+
+
+def test_linking_ends_at_once_when_it_is_cancelled() -> None:
+    async def main() -> None:
+        log, resident = Log(), Resident()
+        log.write(names(3000), clustered(3000))
+        resident.enter(log)
+        resident.apply(log.deliveries(), log)
+        index = IndexSink(resident=resident, linked=SMALL)
+        await index.open(log)
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await index._linker.run(Uncancellable(), log.clock, lambda: index._cursor(log))  # type: ignore[union-attr]
+        assert 0 < index.backlog().rows < 3000, "one chunk was done, and no other"
+
+    run_virtual(main)
+
+
+class Uncancellable:
+    """Waits for each call, as a thread does, whoever is cancelled."""
+
+    async def run(self, function: Callable[[], T]) -> T:
+        with anyio.CancelScope(shield=True):
+            await anyio.lowlevel.checkpoint()
+        return function()
 
 
 def test_waiting_for_room_can_be_cancelled() -> None:

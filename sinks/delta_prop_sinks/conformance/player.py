@@ -456,7 +456,7 @@ class Player:
             if isawaitable(backlog) and hasattr(backlog, "close"):
                 backlog.close()
             raise NotConforming("backlog", f"backlog() returned {backlog!r:.80}, not a Backlog")
-        if not 0 <= backlog.rows <= backlog.rows_max or backlog.rows_max < 1:
+        if not 0 <= backlog.rows <= backlog.rows_max or not 0 <= backlog.before < backlog.rows_max:
             raise NotConforming(
                 "backlog", f"backlog() told {backlog.rows} rows of at most {backlog.rows_max}"
             )
