@@ -24,20 +24,18 @@ logger = logging.getLogger("delta_prop")
 
 
 class Committer:
-    """Owns the commit thread. `on_moved` is called after marks moved, `on_failed` when a commit failed: what
-    was not kept by then is not promised any more.
+    """Commits on a thread that it is lent. `on_moved` is called after marks moved, `on_failed` when a commit
+    failed: what was not kept by then is not promised any more.
     """
 
     def __init__(
         self,
         log: DurableLog,
-        threads: Threads,
         *,
         on_moved: Callable[[], None],
         on_failed: Callable[[Refused, Exception], None],
     ) -> None:
         self._log = log
-        self._threads = threads
         self._on_moved = on_moved
         self._on_failed = on_failed
         self._bell = anyio.Event()
@@ -47,11 +45,11 @@ class Committer:
         """Something was appended, or is to be removed."""
         self._bell.set()
 
-    async def run(self) -> None:
+    async def run(self, threads: Threads) -> None:
         """Commit until cancelled; a commit under way is finished first, as its thread is."""
         while True:
             self._bell = anyio.Event()
-            await self._commit_all()
+            await self._commit_all(threads)
             self._idle.set()
             await self._bell.wait()
             self._idle = anyio.Event()
@@ -64,10 +62,10 @@ class Committer:
             await self._idle.wait()
             await anyio.lowlevel.checkpoint()
 
-    async def _commit_all(self) -> None:
+    async def _commit_all(self, threads: Threads) -> None:
         while (commit := self._log.take_commit()) is not None:
             try:
-                await self._threads.run(commit.run)
+                await threads.run(commit.run)
             except OSError as error:
                 self._log.fail(error)
                 refusal = failed(error)

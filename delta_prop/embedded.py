@@ -131,7 +131,7 @@ class Propagator(Publishing):
         self._open = True
         self._tasks.start_soon(self._tick)
         self._tasks.start_soon(self._pace)
-        self._tasks.start_soon(self._service_log.run)
+        self._tasks.start_soon(self._service_log.run, self._world)
         self._tasks.start_soon(self._service_log.keep_house, self._sinks.cursors, self._world)
         self._tasks.start_soon(self._service_log.compress, self._world)
         if operating is not None:

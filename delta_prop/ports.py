@@ -58,13 +58,15 @@ class Threads(Protocol):
 class World:
     """All ports together.
 
-    `new_threads` gives each owner a worker of its own; `background_thread` one of low priority, where the
-    system knows that, which lives as long as its scope: for long computations that others must not feel.
+    `new_threads` gives each owner a worker of its own. Two kinds of thread live as long as their scope:
+    `own_thread` one that runs nothing else, for many short calls that somebody waits for; `background_thread`
+    one of low priority, where the system knows that, for long computations that others must not feel.
     `open_disk` gives the disk below a directory.
     """
 
     clock: Clock
     randomness: Randomness
     new_threads: Callable[[], Threads]
+    own_thread: Callable[[], AbstractAsyncContextManager[Threads]]
     background_thread: Callable[[], AbstractAsyncContextManager[Threads]]
     open_disk: Callable[[str], Disk]

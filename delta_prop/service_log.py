@@ -111,14 +111,14 @@ class ServiceLog:
         self.reopening = reopening = Reopening(
             self.log, self._threads, world, on_recovered=recovered, rebuild=rebuild
         )
-        self.committer = Committer(self.log, self._threads, on_moved=moved, on_failed=failed)
+        self.committer = Committer(self.log, on_moved=moved, on_failed=failed)
 
-    async def run(self) -> None:
+    async def run(self, world: World) -> None:
         """Commit, and recover what fails, until cancelled."""
         if self.committer is not None and self.reopening is not None:
-            async with anyio.create_task_group() as tasks:
+            async with world.own_thread() as own, anyio.create_task_group() as tasks:
                 tasks.start_soon(self.reopening.run)
-                await self.committer.run()
+                await self.committer.run(own)
 
     async def keep_house(self, cursors: Callable[[], Mapping[str, KeptCursor]], world: World) -> None:
         """Once a second, until cancelled: let go of what is too old, write down how far sinks are.

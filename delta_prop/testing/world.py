@@ -49,6 +49,7 @@ def virtual_world(seed: int = 0, *, thread_delay_s_max: float = 0.0, disk: Disk 
         clock=VirtualClock(),
         randomness=SeededRandomness(f"world {seed}"),
         new_threads=new_thread,
+        own_thread=background_thread,
         background_thread=background_thread,
         open_disk=open_disk,
     )

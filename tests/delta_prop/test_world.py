@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any
 
 import anyio
@@ -149,6 +150,32 @@ def test_a_background_thread_stands_back_and_ends_with_its_scope(loop: dict[str,
         assert not first.is_alive()
 
     anyio.run(main, **loop)
+
+
+@LOOPS
+def test_an_own_thread_is_like_any_other_and_is_not_kept_waiting_for_the_interpreter(
+    loop: dict[str, Any],
+) -> None:
+    async def main() -> None:
+        async with real_world().own_thread() as threads:
+            first = await threads.run(threading.current_thread)
+            assert await threads.run(threading.current_thread) is first is not threading.main_thread()
+            assert sys.getswitchinterval() <= 0.0005
+            if sys.platform == "linux":
+                assert await threads.run(niceness) == niceness()
+            order: list[int] = []
+            async with anyio.create_task_group() as tasks:
+                for number in range(8):
+                    tasks.start_soon(threads.run, partial(order.append, number))
+            assert sorted(order) == list(range(8))
+        assert not first.is_alive()
+
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.005)
+        anyio.run(main, **loop)
+    finally:
+        sys.setswitchinterval(before)
 
 
 def niceness() -> int:
