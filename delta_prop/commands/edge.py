@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import shutil
 import stat
 import sys
 import time
@@ -33,6 +34,9 @@ now = time.perf_counter
 pause = time.sleep
 """Wait some seconds; nothing else goes on meanwhile."""
 
+draw = secrets.token_bytes
+"""That many random bytes."""
+
 
 def wall_us() -> int:
     """Microseconds since 1970."""
@@ -52,6 +56,32 @@ def existing_disk(path: str) -> LocalDisk:
     if not Path(path).is_dir():
         raise UsageError(f"no data directory at {path!r}: name the one that `publish --data DIR` made")
     return LocalDisk(path)
+
+
+@contextmanager
+def new_directory(path: str) -> Iterator[LocalDisk]:
+    """The disk of a directory that is there under its name when this ends well, durable, else not at all.
+
+    Raises UsageError where something is there already.
+    """
+    end, partial = Path(path), Path(path + ".partial")
+    if end.is_symlink() or (end.exists() and not (end.is_dir() and not any(end.iterdir()))):
+        raise UsageError(f"{path!r} is there already, and is not empty: name a new directory")
+    if partial.exists():
+        raise UsageError(f"'{partial}' is there, from a copy that was broken off: remove it first")
+    disk = LocalDisk(partial)
+    disk.make_directory("")
+    try:
+        yield disk
+        partial.rename(end)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    above = os.open(end.absolute().parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(above)
+    finally:
+        os.close(above)
 
 
 def lock_holder(data: str, path: str) -> int | None:

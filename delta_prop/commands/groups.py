@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
 
 NAME_BYTES_MAX = 64
-_DIRECTORY = "groups"
+DIRECTORY = "groups"
 _SUFFIX = ".cursor"
 
 
@@ -30,7 +30,7 @@ class Group:
         self._disk = disk
         self._path = _path(name)
         self._log_id = log_id
-        disk.make_directory(_DIRECTORY)
+        disk.make_directory(DIRECTORY)
         disk.sync_directory("")
         try:
             self._lock = disk.lock(self._path + ".lock")
@@ -50,7 +50,7 @@ class Group:
         """Write down `next_offset`, if it has changed; durable then. Raises OSError."""
         if self.next_offset != self._kept:
             body = json.dumps({"log_id": self._log_id.hex(), "next_offset": self.next_offset}).encode()
-            replace_file(self._disk, _DIRECTORY, self._path, [b"%08x\n" % crc32c(body), body])
+            replace_file(self._disk, DIRECTORY, self._path, [b"%08x\n" % crc32c(body), body])
             self._kept = self.next_offset
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Group:
 
 def read_groups(disk: Disk, log_id: bytes) -> dict[str, int]:
     """The groups of this log and where each goes on."""
-    stems = (one.removesuffix(_SUFFIX) for one in disk.list(_DIRECTORY) if one.endswith(_SUFFIX))
+    stems = (one.removesuffix(_SUFFIX) for one in disk.list(DIRECTORY) if one.endswith(_SUFFIX))
     found = {name: read_group(disk, name, log_id) for name in sorted(map(unquote, stems))}
     return {name: offset for name, offset in found.items() if offset is not None}
 
@@ -87,7 +87,7 @@ def read_group(disk: Disk, name: str, log_id: bytes) -> int | None:
 
 def forget_group(disk: Disk, name: str) -> bool:
     """Remove a group's place; whether it had one. Raises UsageError where it is being read."""
-    if not disk.list(_DIRECTORY) or read_small(disk, _path(name)) is None:
+    if not disk.list(DIRECTORY) or read_small(disk, _path(name)) is None:
         return False
     try:
         lock = disk.lock(_path(name) + ".lock")
@@ -95,7 +95,7 @@ def forget_group(disk: Disk, name: str) -> bool:
         raise UsageError(f"group {name!r} is read by a process: stop that one first") from None
     try:
         disk.remove(_path(name))
-        disk.sync_directory(_DIRECTORY)
+        disk.sync_directory(DIRECTORY)
     finally:
         lock.release()
     return True
@@ -105,4 +105,4 @@ def _path(name: str) -> str:
     fault = name_fault("group", name, NAME_BYTES_MAX)
     if fault:
         raise UsageError(fault)
-    return f"{_DIRECTORY}/{quote(name, safe='')}{_SUFFIX}"
+    return f"{DIRECTORY}/{quote(name, safe='')}{_SUFFIX}"

@@ -135,9 +135,9 @@ def _add_log(verbs: Any) -> None:
     parser = verb_parser(
         verbs,
         "log",
-        "show, verify or export what a log holds",
+        "show, verify, export or restore what a log holds",
         "log verify --data facts",
-        description="All of them only read, beside a process that writes too.",
+        description="All of them only read the log, beside a process that writes too.",
     )
     below = parser.add_subparsers(title="verbs", metavar="VERB", dest="log_verb", required=True)
     show = verb_parser(below, "show", "one line a delta: offset, time, dot, what", "log show --data facts")
@@ -157,8 +157,10 @@ def _add_log(verbs: Any) -> None:
     export = verb_parser(
         below,
         "export",
-        "write the log out as JSON lines or frames",
-        "log export --data facts --around-damage --output saved.jsonl",
+        "write the log out as JSON lines or frames, or copy the directory",
+        "log export --data facts --to backup",
+        description="Writes deltas as JSON lines, or frames. With --to it copies the whole log as far as it "
+        "is synced, with the cursors beside it, into a directory that opens as a log.",
     )
     data_argument(export)
     _start(export, "earliest")
@@ -170,7 +172,19 @@ def _add_log(verbs: Any) -> None:
     export.add_argument(
         "--around-damage", action="store_true", help="tell what cannot be read, and go on behind it"
     )
+    export.add_argument("--to", metavar="DIR", help="copy everything into this new directory")
     export.set_defaults(run=_export)
+
+    restore = _verb(
+        below,
+        "restore",
+        "make a data directory of a copy",
+        "log restore --from backup --data facts",
+        description="Copies what `log export --to` wrote, reads it back, and begins a new epoch at its end.",
+    )
+    restore.add_argument("--from", metavar="DIR", dest="source", required=True, help="the copy")
+    _data(restore)
+    restore.set_defaults(run=_restore)
 
 
 def _show(options: Namespace) -> int:
@@ -185,9 +199,22 @@ def _verify(options: Namespace) -> int:
     return verify(options.data, as_json=options.json)
 
 
-def _export(options: Namespace) -> int:
-    from delta_prop.commands.log import Part, export
+def _restore(options: Namespace) -> int:
+    from delta_prop.commands.copies import copy
 
+    return copy(options.source, options.data)
+
+
+def _export(options: Namespace) -> int:
+    from delta_prop.commands.copies import copy
+    from delta_prop.commands.log import Part, export
+    from delta_prop_wire.errors import UsageError
+
+    if options.to is not None:
+        parts = ("start", "count", "output", "around_damage")
+        if options.format != "jsonl" or any(getattr(options, part) for part in parts):
+            raise UsageError("--to copies the whole log as it is: leave the other options out")
+        return copy(options.data, options.to)
     return export(
         Part(options.data, options.start, options.count),
         output=options.output,

@@ -46,9 +46,9 @@ class Identity:
         """The present one."""
         return self.epochs[-1][0]
 
-    def next_epoch(self, begin: int) -> Identity:
-        """The same log in a new epoch, whose first offset is `begin`."""
-        return Identity(self.log_id, (*self.epochs, (self.epoch + 1, begin))[-EPOCHS_MAX:])
+    def next_epoch(self, begin: int, *, leap: int = 1) -> Identity:
+        """The same log in a new epoch, higher by `leap`, whose first offset is `begin`."""
+        return Identity(self.log_id, (*self.epochs, (self.epoch + leap, begin))[-EPOCHS_MAX:])
 
     def epoch_end(self, epoch: int) -> int | None:
         """Where a past epoch ended (exclusive): no later offset of it counts. None: it is the present one."""

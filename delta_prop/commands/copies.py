@@ -1,0 +1,36 @@
+"""`log export --to`, `log restore`: a data directory copied whole, while it is served."""
+
+from __future__ import annotations
+
+from delta_prop.commands import edge
+from delta_prop.commands.groups import DIRECTORY as GROUPS
+from delta_prop.commands.opened import open_disk
+from delta_prop.cursors import PATH as CURSORS
+from delta_prop.quarantine_file import DIRECTORY as QUARANTINE
+from delta_prop_broker.log.copying import copy_log
+from delta_prop_broker.log.durable import DIRECTORY
+
+OK = 0
+
+
+def copy(data: str, to: str) -> int:
+    """Copy a data directory into a new one, durable when this returns.
+
+    Raises UsageError, LogDamaged, FormatUnknown, CopyFailed, OSError; there is no new directory then.
+    """
+    source = open_disk(data)
+    with edge.new_directory(to) as target:
+        copied = copy_log(
+            source,
+            target,
+            DIRECTORY,
+            files=(CURSORS,),
+            directories=(GROUPS, QUARANTINE),
+            draw=edge.draw,
+            pause=edge.pause,
+        )
+    edge.put(
+        f"{to}: offsets {copied.first_offset} to {copied.next_offset}, {copied.bytes:,} bytes in "
+        f"{copied.segments} segments, {copied.files} files beside; epoch {copied.epoch} begins behind them"
+    )
+    return OK
