@@ -175,7 +175,7 @@ def _add_log(verbs: Any) -> None:
     export.add_argument("--to", metavar="DIR", help="copy everything into this new directory")
     export.set_defaults(run=_export)
 
-    restore = _verb(
+    restore = verb_parser(
         below,
         "restore",
         "make a data directory of a copy",
@@ -183,7 +183,7 @@ def _add_log(verbs: Any) -> None:
         description="Copies what `log export --to` wrote, reads it back, and begins a new epoch at its end.",
     )
     restore.add_argument("--from", metavar="DIR", dest="source", required=True, help="the copy")
-    _data(restore)
+    data_argument(restore)
     restore.set_defaults(run=_restore)
 
 
