@@ -117,14 +117,7 @@ class DurableLog:
         self._mark = recovered.mark
         self._tail = Tail(recovered.next_offset, bytes_max=self.settings.tail_bytes_max)
         self._room = Room(self.settings, self._segments, self._holders)
-        self._rewriter = Rewriter(
-            self._disk,
-            DIRECTORY,
-            self._segments,
-            self._room,
-            codec=self.settings.codec,
-            free_bytes_min=self.settings.free_bytes_min,
-        )
+        self._rewriter = Rewriter(self._disk, DIRECTORY, self._segments, self._room, self.settings)
         self._pending: list[Piece] = []
         self._pending_sync = False
         self._unwritten_bytes = 0

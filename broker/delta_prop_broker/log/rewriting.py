@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from delta_prop_broker.disk import Disk, File
     from delta_prop_broker.log.frames import Place
+    from delta_prop_broker.log.retention import LogSettings
     from delta_prop_broker.log.room import Room
     from delta_prop_broker.log.segment import Segment, Segments
     from delta_prop_wire.compression import Compression
@@ -136,21 +137,14 @@ class Rewriter:
     """Picks the segments and takes what was rewritten over; for the thread that owns the log."""
 
     def __init__(
-        self,
-        disk: Disk,
-        directory: str,
-        segments: Segments,
-        room: Room,
-        *,
-        codec: Compression | None,
-        free_bytes_min: int,
+        self, disk: Disk, directory: str, segments: Segments, room: Room, settings: LogSettings
     ) -> None:
         self._disk = disk
         self._directory = directory
         self._segments = segments
         self._room = room
-        self._codec = codec
-        self._free_bytes_min = free_bytes_min
+        self._codec = settings.codec
+        self._free_bytes_min = settings.free_bytes_min
         self._running: Rewriting | None = None
         self._let_go: Segment | None = None  # while it was rewritten
 
