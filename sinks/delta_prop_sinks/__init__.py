@@ -18,11 +18,11 @@ from delta_prop_sinks.sink import (
     Sink,
     SinkContext,
     SinkFailure,
-    StateRow,
     StopSink,
     TryAgain,
 )
 from delta_prop_sinks.storage import StorageSink, StorageStatistics
+from delta_prop_wire.states import StateRow
 
 __all__ = [
     "Applied",

@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from delta_prop_sinks.chain import Ref
-    from delta_prop_sinks.sink import Delivery, SinkContext, StateRow
+    from delta_prop_sinks.sink import Delivery, SinkContext
     from delta_prop_wire.algebra import Key
     from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.states import StateRow
+
 
 _ENTRY_BYTES = 500
 """What an answer takes beside its numbers; its bytes and metadata are shared."""

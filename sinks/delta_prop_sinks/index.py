@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
-    from delta_prop_sinks.sink import SinkContext, StateRow
+    from delta_prop_sinks.sink import SinkContext
     from delta_prop_sinks.table import Table
     from delta_prop_wire.algebra import State
+    from delta_prop_wire.states import StateRow
+
 
 _BROUGHT_S_MAX = 60.0
 

@@ -44,10 +44,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from delta_prop_sinks.chain import Ref
-    from delta_prop_sinks.sink import Delivery, SinkContext, StateRow
+    from delta_prop_sinks.sink import Delivery, SinkContext
     from delta_prop_sinks.storage_image import Block
     from delta_prop_wire.algebra import Key
     from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.states import StateRow
+
 
 _TOO_SMALL = "an index needs all vectors in memory, {} bytes do not hold them: raise resident_bytes_max"
 _RESETS = frozenset({Kind.CREATE, Kind.DELETE})

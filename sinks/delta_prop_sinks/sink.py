@@ -42,7 +42,7 @@ work has still before it can be told by a method `backlog()`; producers are slow
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from delta_prop_wire.errors import DeltaPropError
 
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from delta_prop_sinks.ports import Clock, Threads
-    from delta_prop_wire.algebra import State
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.cursor import Cursor
     from delta_prop_wire.delta import Dot
+    from delta_prop_wire.states import StateRow
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,18 +105,6 @@ class ResumePoint:
     cursor: Cursor
     lamport: int
     rebuilding: bool = False
-
-
-class StateRow(NamedTuple):
-    """One vector's whole state; `offset` is that of the last delta in it, `state.key` that delta's key.
-
-    A state that is not alive is a tombstone.
-    """
-
-    namespace: str
-    vector_id: str
-    state: State
-    offset: int
 
 
 class SinkContext(Protocol):
@@ -247,7 +235,10 @@ class Rebuilds(Protocol):
         ...
 
     async def take_states(self, rows: Sequence[StateRow]) -> None:
-        """Some vectors' states, each vector once, in no particular order; the same rows may come again."""
+        """Some vectors' states, each vector once, in no particular order; the same rows may come again.
+
+        A state that is not alive is a tombstone, or deltas without effect alone.
+        """
         ...
 
     async def end_rebuild(self, offset: int, lamport: int) -> None:

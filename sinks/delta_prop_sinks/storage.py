@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from delta_prop_sinks.sink import Delivery, SinkContext, StateRow
+    from delta_prop_sinks.sink import Delivery, SinkContext
     from delta_prop_sinks.storage_file import ImageName
     from delta_prop_sinks.storage_rows import Stored
     from delta_prop_sinks.table import Table
     from delta_prop_wire.delta import Dot
+    from delta_prop_wire.states import StateRow
+
 
 T = TypeVar("T")
 

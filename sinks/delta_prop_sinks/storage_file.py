@@ -20,9 +20,10 @@ from delta_prop_wire.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from delta_prop_sinks.sink import StateRow
     from delta_prop_sinks.storage_image import Block
     from delta_prop_sinks.storage_rows import Gathered, Record
+    from delta_prop_wire.states import StateRow
+
 
 APPLICATION_ID = 0x64507270
 """`dPrp`: marks the file as ours."""

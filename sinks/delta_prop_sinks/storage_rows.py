@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from delta_prop_sinks.sink import StateRow
     from delta_prop_sinks.table import Table
+    from delta_prop_wire.states import StateRow
+
 
 COLUMNS = (
     "namespace",

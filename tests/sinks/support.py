@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from delta_prop_sinks.sink import Delivery, StateRow
+from delta_prop_sinks.sink import Delivery
 from delta_prop_wire.algebra import State, fold
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import Source
 from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.states import StateRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
