@@ -6,10 +6,13 @@ Decides nothing about deltas; `route/feed.py` brings them.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 
+from delta_prop.route.reasons import cannot_be_rebuilt
+from delta_prop.route.rebuild import newest_snapshot
 from delta_prop.route.status import FeedState, text_of
 from delta_prop_sinks.sink import HasBackground, ResumePoint
 from delta_prop_wire.delta import AckLevel
@@ -51,6 +54,7 @@ class Attached:
         self.closing = False
         self.required = False
         self.has_past = False  # holds deltas of an earlier log
+        self.rebuild: str | None = None  # why it has to be rebuilt before it gets deltas
         self._log = log
         self._world = world
         self._threads: Threads | None = None
@@ -111,34 +115,75 @@ class Attached:
         assert self.feed is not None
         return self.feed
 
-    async def open(self, start: Start, kept: KeptCursor) -> tuple[int, bool]:
+    async def open(
+        self, start: Start, kept: KeptCursor, *, rebuilds: bool, forced: bool = False
+    ) -> tuple[int, bool]:
         """Open the sink; return its first offset and whether it keeps its cursor itself.
 
-        `kept` is what the service remembers of this name. Raises Refused, what the sink raises.
+        `kept` is what the service remembers of this name. `rebuilds`: it can be rebuilt, and is where it
+        holds nothing whole, or the log no longer has what comes next; with `forced` whatever it holds.
+        Raises Refused, what the sink raises.
         """
         resume = await self.sink.open(self)
         try:
             if resume is not None and not isinstance(resume, ResumePoint):
                 raise UsageError(f"sink {self.name!r}: open() gave {resume!r:.80}, not a ResumePoint or None")
-            if resume is None:
-                return self._begin(start, kept.dealt_with), False
-            self.lamport = resume.lamport
-            self.has_past = resume.lamport > 0 and resume.cursor.log_id != self._log.log_id
-            cursor = resume.cursor
-            stopped = cursor.next_offset if cursor.log_id == self._log.log_id else 0
-            if cursor.log_id == self._log.log_id:
-                self._check_not_ahead(cursor.epoch, cursor.next_offset)
-                self.reported = stopped
-                if stopped >= kept.reported:  # else it lost something since, and reads on from its own
-                    stopped = max(stopped, kept.dealt_with)
-            if self.has_past and self._log.level > AckLevel.MEMORY and self._log.next_offset:
-                raise self._of_another_log(cursor)
-            # Beside a log in memory a cursor of another log is normal: the sink keeps its data and
-            # begins with the new log; Lamport numbers go on above what it holds.
-            return self._begin(start, stopped), True
+            if forced:
+                self.rebuild = "its owner asked for it"
+            elif kept.rebuilding or (resume is not None and resume.rebuilding):
+                self.rebuild = "a rebuild was begun and did not come to its end"
+            if self.rebuild is not None:
+                await self._check_can_be_rebuilt(rebuilds)
+                return self._log.first_offset, resume is not None
+            begin, stopped = self._resumed(start, kept, resume)
+            first = self._log.first_offset
+            if (
+                start in ("resume", "earliest")
+                and stopped < first
+                and rebuilds
+                and await self._has_snapshot()
+            ):
+                self.rebuild = f"it had come to offset {stopped}, and the log starts at {first}"
+                return self._log.first_offset, resume is not None
+            self._check_begin(begin, rebuilds=rebuilds)
+            return begin, resume is not None
         except DeltaPropError:
             await self.sink.aclose()
             raise
+
+    def _resumed(self, start: Start, kept: KeptCursor, resume: ResumePoint | None) -> tuple[int, int]:
+        """Where to begin, and how far it is, by what the sink and the service know."""
+        if resume is None:
+            return self._begin(start, kept.dealt_with), kept.dealt_with
+        self.lamport = resume.lamport
+        self.has_past = resume.lamport > 0 and resume.cursor.log_id != self._log.log_id
+        cursor = resume.cursor
+        stopped = cursor.next_offset if cursor.log_id == self._log.log_id else 0
+        if cursor.log_id == self._log.log_id:
+            self._check_not_ahead(cursor.epoch, cursor.next_offset)
+            self.reported = stopped
+            if stopped >= kept.reported:  # else it lost something since, and reads on from its own
+                stopped = max(stopped, kept.dealt_with)
+        if self.has_past and self._log.level > AckLevel.MEMORY and self._log.next_offset:
+            raise self._of_another_log(cursor)
+        # Beside a log in memory a cursor of another log is normal: the sink keeps its data and
+        # begins with the new log; Lamport numbers go on above what it holds.
+        return self._begin(start, stopped), stopped
+
+    async def _has_snapshot(self) -> bool:
+        snapshot = await self.threads.run(partial(newest_snapshot, self._log))
+        if snapshot is not None:
+            snapshot.close()
+        return snapshot is not None
+
+    async def _check_can_be_rebuilt(self, rebuilds: bool) -> None:
+        if not rebuilds:
+            raise UsageError(
+                f"sink {self.name!r} has to be rebuilt ({self.rebuild}), and cannot be: it is made of "
+                "deltas, or its topics do not match whole vectors: give it data and a name of its own"
+            )
+        if self._log.first_offset and not await self._has_snapshot():
+            raise cannot_be_rebuilt(self.name, self._log.first_offset)
 
     async def run(self) -> None:
         """Deliver, and do the sink's own background work, until closed."""
@@ -214,21 +259,25 @@ class Attached:
             raise UsageError(
                 f"start {start!r}: give resume, earliest, latest or an offset from 0 to {log.visible}"
             )
+        return begin
+
+    def _check_begin(self, begin: int, *, rebuilds: bool) -> None:
+        log = self._log
         if begin < log.first_offset:
+            more = "let the log compact, so that it can be rebuilt from a snapshot, " if rebuilds else ""
             raise Refused(
                 ErrorCode.CURSOR_TOO_OLD,
                 f"sink {self.name!r} needs offset {begin}, but the log starts at {log.first_offset}: "
-                'attach it with start="earliest" to take what is left, or raise the bounds of the log',
+                f'attach it with start="earliest" to take what is left, {more}or raise the bounds of the log',
                 details={"offset": begin, "first_offset": log.first_offset},
             )
-        return begin
 
     def _of_another_log(self, cursor: Cursor) -> Refused:
         return Refused(
             ErrorCode.CURSOR_TOO_OLD,
             f"sink {self.name!r} holds data of another log ({cursor.log_id.hex()}, up to offset "
             f"{cursor.next_offset}), this one is {self._log.log_id.hex()}: give it its own data, or the "
-            "directory it belongs to",
+            "directory it belongs to, or attach it with rebuild=True, which replaces what it holds",
             details={"offset": cursor.next_offset},
         )
 
@@ -239,7 +288,8 @@ class Attached:
             raise Refused(
                 ErrorCode.CURSOR_TOO_OLD,
                 f"sink {self.name!r} is ahead: it holds epoch {epoch} up to offset {next_offset}, the log "
-                f"epoch {self._log.epoch} up to {end}: rebuild the sink from the log",
+                f"epoch {self._log.epoch} up to {end}: attach it with rebuild=True, which replaces what it "
+                "holds",
                 details={"offset": next_offset, "next_offset": end},
             )
 

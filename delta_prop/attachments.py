@@ -10,21 +10,23 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
+import anyio.lowlevel
 
 from delta_prop.attached import Attached, Start, vector_history
 from delta_prop.pacing import Pacing
 from delta_prop.quarantines import Quarantines
 from delta_prop.route.feed import Feed
 from delta_prop.route.late import ReplayRequest
+from delta_prop.route.rebuild import Rebuilder, can_be_rebuilt
 from delta_prop.route.status import FeedLimits, KeptCursor
 from delta_prop.route.subscription import Subscription
 from delta_prop.route.table import Table
-from delta_prop_sinks.sink import HoldsVectors
+from delta_prop_sinks.sink import HoldsVectors, Rebuilds
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from anyio.abc import TaskGroup
 
@@ -55,6 +57,7 @@ class Terms:
     required: bool
     pacing: bool = False
     on_log_full: OnLogFull = "refuse"
+    rebuild: bool = False
 
 
 class Attachments:
@@ -72,9 +75,12 @@ class Attachments:
         on_progress: Callable[[], None],
         kept: Mapping[str, KeptCursor],
         disk: Disk | None = None,
+        keep: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint,
     ) -> None:
         """`kept`: what is remembered of sinks that were attached before the service's last end; `disk`:
-        where quarantines are kept, None beside a log in memory."""
+        where quarantines are kept, None beside a log in memory; `keep` writes down durably what `cursors`
+        gives now, and raises OSError.
+        """
         self.attached: dict[str, Attached] = {}
         self.pacing = Pacing(settings, log)
         self._settings = settings
@@ -84,6 +90,7 @@ class Attachments:
         self._appender = appender
         self._check_open = check_open
         self._on_progress = on_progress
+        self._keep = keep
         self._table: Table[Feed] = Table()
         self._cursors: dict[str, KeptCursor] = dict(kept)
         self.quarantines = Quarantines(disk, log.log_id, world)
@@ -118,12 +125,16 @@ class Attachments:
         if not isinstance(sink, Subscription):  # whose name never comes back
             quarantine, keeper = await self.quarantines.open(name, terms.limits)
         attached = Attached(name, sink, self._log, self._world, frozenset(map(str, terms.topics)))
-        begin, keeps_cursor = await attached.open(terms.start, self._cursors.get(name, KeptCursor(0, 0)))
+        rebuilds = can_be_rebuilt(sink, terms.topics)
+        begin, keeps_cursor = await attached.open(
+            terms.start, self._cursors.get(name, KeptCursor(0, 0)), rebuilds=rebuilds, forced=terms.rebuild
+        )
         try:
             self._check_open()  # while the sink opened much may have happened
             if name in self.attached:
                 raise UsageError(f"a sink named {name!r} was attached meanwhile: give this one another name")
-            self._note_past(attached, begin)
+            if attached.rebuild is None:
+                self._note_past(attached, begin)
         except (UsageError, Refused):
             await sink.aclose()
             raise
@@ -144,10 +155,12 @@ class Attachments:
         self.attached[name] = attached
         self._table.subscribe(feed, terms.topics)
         attached.required = terms.required
-        self._log.release(name)
         gives_way = terms.on_log_full == "needs_snapshot"
+        if isinstance(sink, Rebuilds) and rebuilds:
+            self._make_rebuilder(attached, sink, terms)
+        self._log.release(name)
         if terms.required:
-            self._log.hold(name, lambda: feed.committed, feed.lose_place if gives_way else None)
+            self._log.hold(name, lambda: feed.needed, feed.lose_place if gives_way else None)
         self.pacing.add(
             feed,
             pacing=terms.pacing,
@@ -157,6 +170,32 @@ class Attachments:
         )
         self._tasks.start_soon(attached.run)
         return feed
+
+    def _make_rebuilder(self, attached: Attached, sink: Rebuilds, terms: Terms) -> None:
+        """Get ready to rebuild this sink; it is, before anything else, where it was found to need it."""
+        feed, log, name = attached.require_feed(), self._log, attached.name
+        gives_way = not terms.required or terms.on_log_full == "needs_snapshot"
+        feed.rebuilder = Rebuilder(
+            sink,
+            log,
+            self._table,
+            lambda: attached.threads,
+            hold=lambda: log.hold(name, lambda: feed.needed, feed.lose_place if gives_way else None),
+            let_go=lambda: None if terms.required else log.release(name),
+            keep=self._keep,
+        )
+        if attached.rebuild is not None:
+            feed.rebuild(attached.rebuild)
+
+    def rebuild(self, name: str) -> None:
+        """Have an attached sink rebuilt, from the newest snapshot or a whole log. Raises UsageError."""
+        feed = self.feed(name)
+        if feed.rebuilder is None:
+            raise UsageError(
+                f"sink {name!r} cannot be rebuilt: it is made of deltas, or its topics do not match whole "
+                "vectors"
+            )
+        feed.rebuild("an operator asked for it")
 
     async def detach(self, name: str) -> None:
         """Let a sink go; its name is taken, and the log keeps what it needs, until that is done."""
@@ -268,6 +307,8 @@ class Attachments:
         for logged, row in vector_history(self._log, namespace, vector_id):
             found = logged.batch.dot(row)
         for attached in self.attached.values():
+            if attached.require_feed().rebuilding:
+                continue  # what it holds is void
             if found is None and isinstance(attached.sink, HoldsVectors):
                 found = attached.sink.head(namespace, vector_id)
         return found

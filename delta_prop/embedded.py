@@ -119,6 +119,7 @@ class Propagator(Publishing):
                 on_progress=self._note_progress,
                 kept=self._service_log.cursors,
                 disk=self._service_log.disk,
+                keep=self._keep_cursors,
             )
             self._chain = self._make_chain(own_producer_id)
             await self._service_log.restore(self._chain, self._now())
@@ -190,6 +191,7 @@ class Propagator(Publishing):
         on_log_full: OnLogFull = "refuse",
         batch_deltas: int | None = None,
         linger_ms_max: float | None = None,
+        rebuild: bool = False,
     ) -> S:
         """Open a sink and bring it every delta of these topics, from where it stopped; return it.
 
@@ -197,13 +199,18 @@ class Propagator(Publishing):
         or an offset. `required`: the log keeps what this sink has not dealt with; from `pacing_from` of
         its bounds on the sink paces producers, and at the bound `on_log_full` decides: `refuse`
         producers, or let the sink lose its place (`needs_snapshot`). `pacing`: producers go at this
-        sink's pace always, within its mailbox. Raises Refused (CURSOR_TOO_OLD), UsageError, what the
-        sink raises.
+        sink's pace always, within its mailbox.
+
+        A sink that can be rebuilt is, from a snapshot, where it resumes below what the log still has, or
+        where a rebuild was broken off; with `rebuild` whatever it holds, as of another log. What it held is
+        replaced. Raises Refused (CURSOR_TOO_OLD), UsageError, what the sink raises.
         """
         self._check_open()
         name = self._sinks.check_free(name or getattr(sink, "name", None), sink)
-        if not isinstance(required, bool) or not isinstance(pacing, bool):
-            raise UsageError(f"required={required!r}, pacing={pacing!r}: give True or False")
+        if not all(isinstance(one, bool) for one in (required, pacing, rebuild)):
+            raise UsageError(
+                f"required={required!r}, pacing={pacing!r}, rebuild={rebuild!r}: give True or False"
+            )
         if on_log_full not in get_args(OnLogFull):
             raise UsageError(f"on_log_full {on_log_full!r}: give one of {', '.join(get_args(OnLogFull))}")
         terms = Terms(
@@ -213,6 +220,7 @@ class Propagator(Publishing):
             required=required,
             pacing=pacing,
             on_log_full=on_log_full,
+            rebuild=rebuild,
         )
         await self._sinks.attach(name, sink, terms)
         return sink
@@ -231,6 +239,14 @@ class Propagator(Publishing):
         """Let a stopped sink go on from its cursor; one whose breaker is open is tried at once."""
         self._check_opened()
         self._sinks.feed(name).restart()
+
+    def rebuild(self, name: str) -> None:
+        """Have a sink's data replaced by the newest snapshot of the log and what follows it, or, where the
+        log still has all it ever got, by that. `statistics()` tells how far it is, `wait_visible` waits for
+        its end. Deltas in its quarantine are in the states, so it is emptied. Raises UsageError.
+        """
+        self._check_open()
+        self._sinks.rebuild(name)
 
     def quarantine(self, sink: str) -> list[SetAside]:
         """What this sink has set aside, in log order: what it rejected, and what lines up behind that."""
@@ -428,6 +444,10 @@ class Propagator(Publishing):
             self._stepped = anyio.Event()
             if self._chain.lanes.depth:
                 self._bell.set()
+
+    async def _keep_cursors(self) -> None:
+        """Write down now what is remembered of each sink. Raises OSError."""
+        await self._service_log.write_cursors(self._sinks.cursors, self._world.new_threads())
 
     def _note_queued(self) -> None:
         """Somebody waits at the gate: see to it when it opens, unless that is seen to already."""

@@ -213,7 +213,8 @@ class Gauge:
     @property
     def stands_still(self) -> bool:
         """Whether nothing is applied for now, however slow the source goes."""
-        return self.feed.ended or self.feed.state is FeedState.BREAKER_OPEN
+        feed = self.feed
+        return feed.ended or feed.rebuilding or feed.state is FeedState.BREAKER_OPEN
 
     def measure(self, now: float, mark: float) -> tuple[float, Measure]:
         """How full it is, and what was drained since the last look.

@@ -88,6 +88,7 @@ class SyncPropagator:
         on_log_full: OnLogFull = "refuse",
         batch_deltas: int | None = None,
         linger_ms_max: float | None = None,
+        rebuild: bool = False,
     ) -> S:
         """Attach a sink; return it. Its own methods are called through `call`."""
         attach = partial(
@@ -101,6 +102,7 @@ class SyncPropagator:
             on_log_full=on_log_full,
             batch_deltas=batch_deltas,
             linger_ms_max=linger_ms_max,
+            rebuild=rebuild,
         )
         return self._running().call(attach)
 
@@ -111,6 +113,10 @@ class SyncPropagator:
     def restart(self, name: str) -> None:
         """Let a stopped sink go on; one whose breaker is open is tried at once."""
         self.call(partial(self._propagator.restart, name))
+
+    def rebuild(self, name: str) -> None:
+        """Have a sink's data replaced by the newest snapshot of the log and what follows it."""
+        self.call(partial(self._propagator.rebuild, name))
 
     def quarantine(self, sink: str) -> list[SetAside]:
         """What this sink has set aside, in log order."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -21,17 +22,16 @@ from delta_prop.route import reasons
 from delta_prop.route.breaker import Breaker, BreakerState
 from delta_prop.route.late import answer_request, means, rows_of
 from delta_prop.route.mailbox import Mailbox
+from delta_prop.route.progress import Progress
 from delta_prop.route.quarantine import Quarantine
-from delta_prop.route.status import ENDED, FeedLimits, FeedState, FeedStatistics, KeptCursor, text_of
+from delta_prop.route.status import ENDED, FeedLimits, FeedState, FeedStatistics, text_of
 from delta_prop.route.table import Nothing
-from delta_prop.route.waiting import OffsetWaiters
 from delta_prop_sinks.sink import Delivery, RejectDelta, SinkFailure, StopSink, TryAgain
-from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -48,7 +48,7 @@ READ_BYTES_MAX = 4 * 1024 * 1024
 logger = logging.getLogger("delta_prop")
 
 
-class Feed:
+class Feed(Progress):
     """One sink's way out of the log. `offer` is called by the chain, `run` by the feed's owner."""
 
     def __init__(
@@ -68,10 +68,9 @@ class Feed:
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """`keeper`: who writes the quarantine down, before anything passes what is in it."""
+        super().__init__(log, start, reported, keeps_cursor=keeps_cursor, on_progress=on_progress)
         self.name = name
         self.sink = sink
-        self.state = FeedState.IDLE
-        self.reason: Refused | None = None
         self.limits = limits
         self.breaker = Breaker(limits.retry)
         if quarantine is None:
@@ -81,58 +80,24 @@ class Feed:
         self._keeper = keeper
         self.pacing = False
         self.last_failure: BaseException | None = None
-        self._log = log
         self._table = table
         self._clock = world.clock
         self._chance = world.randomness.fork(f"retries of {name}")  # one sink's must not move another's
-        self._keeps_cursor = keeps_cursor
-        self._on_progress = on_progress
         self._mailbox = Mailbox(limits.mailbox_deltas_max, limits.mailbox_bytes_max)
         self._in_hand = self._handing = 0  # rows; behind the last of them
         self._full = False  # stopped because the quarantine is
-        self._full_at: int | None = None  # for what lies here and behind it, while a delivery is in hand
         self._end = start  # everything below is dealt with, in hand, or in the mailbox
         self._behind = start < log.visible
-        self._applied = start
-        self._committed = start
-        self._reported = reported  # as the sink itself says, rows of other topics left out
-        self._handed_over = start  # behind the last row that was applied
         self._bell: anyio.Event | None = None
         self._probe_now = anyio.Event()
         self._calls = anyio.CancelScope()
         self._called_at = inf  # no call runs
         self._requests: deque[ReplayRequest] = deque()
-        self._waiters = OffsetWaiters()
-        self._commit_waiters = OffsetWaiters()
-        self._start = start
         self._deliveries = self._success = self._set_aside = 0
         self._ahead: list[int] = []  # set aside out of the delivery in hand, before the cursor gets there
         self._backpressure = self._errors = self._defects = self._retries = 0
 
     # --- what others ask
-
-    @property
-    def applied(self) -> int:
-        """Everything below is applied, set aside, or matched none of the sink's topics."""
-        return self._log.visible if self._quiet else self._applied
-
-    @property
-    def committed(self) -> int:
-        """Everything below need not be delivered again after a crash of the sink."""
-        if not self._keeps_cursor:
-            return self.applied
-        return self._log.visible if self._quiet and self._committed >= self._handed_over else self._committed
-
-    @property
-    def kept_cursor(self) -> KeptCursor:
-        """What to remember of a sink that goes, for when it comes back to the same log."""
-        settled = not self._keeps_cursor or self._committed >= self._handed_over
-        return KeptCursor(self._reported, self.applied if settled else self._committed)
-
-    @property
-    def cursor(self) -> Cursor:
-        """The durable cursor."""
-        return Cursor(self._log.log_id, self._log.epoch, self.committed)
 
     @property
     def behind(self) -> bool:
@@ -147,7 +112,7 @@ class Feed:
     @property
     def _quiet(self) -> bool:
         """Nothing in hand, nothing waiting: whatever the log holds, it is dealt with."""
-        return self.state is FeedState.IDLE and not self._mailbox and not self._behind
+        return self.state is FeedState.IDLE and not (self._mailbox or self._behind or self.rebuilding)
 
     @property
     def ended(self) -> bool:
@@ -189,15 +154,9 @@ class Feed:
             replayed=quarantine.replayed,
             dropped=quarantine.dropped,
             pacing=self.pacing,
+            rebuild=None if self.rebuilder is None else self.rebuilder.progress(),
+            rebuilds=0 if self.rebuilder is None else self.rebuilder.rebuilds,
         )
-
-    async def wait(self, offset: int, *, committed: bool = False) -> None:
-        """Wait until everything below `offset` is applied (or committed). Raises Refused if it stops."""
-        waiters = self._commit_waiters if committed else self._waiters
-        while (self.committed if committed else self.applied) < offset:
-            if self.reason is not None:
-                raise self.reason.with_traceback(None)  # many raise it; their traces must not add up
-            await waiters.wait(offset)
 
     # --- what the chain does
 
@@ -225,7 +184,7 @@ class Feed:
         """The log was recovered: more may be in it than was shown; or less, then who has that is ahead."""
         end, handed = self._log.visible, self._handing if self._in_hand else 0
         holds = max(self._handed_over, self._reported, handed)
-        if holds > end and not self.ended:
+        if holds > end and not (self.ended or self.rebuilding):
             self.stop(reasons.ahead(self.name, holds, end))
         elif self._end > end:
             self._mailbox.clear()
@@ -233,14 +192,6 @@ class Feed:
             self._end = max(self._applied, handed)
         self._behind = self._behind or self._end < end
         self._ring_bell()
-
-    def note_committed(self, next_offset: int) -> None:
-        """The sink says that everything below is durable, its own cursor with it."""
-        self._reported = max(self._reported, next_offset)
-        if next_offset > self._committed:
-            self._committed = next_offset
-            self._commit_waiters.wake(self.committed)
-            self._on_progress()
 
     # --- what an operator does
 
@@ -252,6 +203,34 @@ class Feed:
             self._go_on()
             self.breaker.reset()
             self._ring_bell()
+
+    def rebuild(self, why: str) -> None:
+        """Have the sink rebuilt, or rebuilt again from the beginning, before it gets another delta."""
+        assert self.rebuilder is not None
+        self.rebuilder.ask(why)
+        if self.state in (FeedState.STOPPED, FeedState.NEEDS_SNAPSHOT):
+            self._go_on()
+            self.breaker.reset()
+        self._behind = True
+        self._probe_now.set()
+        self._ring_bell()
+
+    def begin_at(self, offset: int) -> None:
+        """Of what lies below, the sink has or gets the states: go on from there, and count anew."""
+        self.quarantine.come_back(offset)
+        self._read_on()
+        self._ahead = []
+        self._success = self._set_aside = 0
+        self._start = self._applied = self._committed = self._end = offset
+        self._reported = self._handed_over = offset
+        self._behind = True
+
+    def rebuilt(self) -> None:
+        """A rebuild has ended: what the quarantine held is in the states, and deltas come again."""
+        self.quarantine.clear(self._start)
+        self.state = FeedState.IDLE
+        self._tell_progress()
+        self._commit_waiters.wake(self.committed)
 
     def request(self, request: ReplayRequest) -> None:
         """Have quarantined deltas applied or dropped, between two deliveries."""
@@ -293,7 +272,13 @@ class Feed:
 
     def lose_place(self) -> None:
         """The log keeps nothing for it any more: it cannot go on from its cursor."""
-        self.stop(reasons.lost_place(self.name, self._applied), FeedState.NEEDS_SNAPSHOT)
+        self._lose(reasons.lost_place(self.name, self._applied))
+
+    def _lose(self, refusal: Refused) -> None:
+        if self.rebuilder is not None:
+            self.rebuild(f"it had come to offset {self._applied}, which the log no longer holds")
+        else:
+            self.stop(refusal, FeedState.NEEDS_SNAPSHOT)
 
     def watch(self, now: float) -> None:
         """Break off a call that takes too long; what it was given comes again."""
@@ -320,6 +305,10 @@ class Feed:
                 await anyio.lowlevel.checkpoint()  # a sink that never waits must not keep others waiting
             elif busy:
                 await self._gather()
+            if self.rebuilder is not None and self.rebuilder.why is not None and not self.ended:
+                await self.rebuilder.run(self)
+                busy = False
+                continue
             while self._requests and self.state is not FeedState.CLOSED:
                 await self._answer(self._requests[0])
             if self.ended or not (self._behind or self._mailbox):
@@ -344,14 +333,18 @@ class Feed:
         try:
             read = self._log.read(self._end, rows_max=self.limits.merge_deltas_max, bytes_max=READ_BYTES_MAX)
         except Refused as refusal:
-            lost = refusal.code is ErrorCode.CURSOR_TOO_OLD
-            self.stop(refusal, FeedState.NEEDS_SNAPSHOT if lost else FeedState.STOPPED)
+            if refusal.code is ErrorCode.CURSOR_TOO_OLD:
+                self._lose(refusal)
+            else:
+                self.stop(refusal)
             return []
         found = list(self._matching(read))
         if read:
             self._end = read[-1].next_offset
         # No await between this comparison and the flag: what is appended next is offered.
         self._behind = self._end < self._log.visible
+        if self.rebuilder is not None and not self._behind:
+            self.rebuilder.caught_up()
         if not found:
             self._progress(self._end)
         return found
@@ -409,7 +402,7 @@ class Feed:
     async def _deliver(self, deliveries: list[Delivery]) -> None:
         """Have deliveries applied, whatever it takes; or set aside, as far as the sink rejects them."""
         end = deliveries[-1].next_offset if deliveries else 0
-        while deliveries and not self.ended:
+        while deliveries and not (self.ended or self.rebuilding):
             if self.quarantine.concerns(deliveries[0].first_offset):
                 deliveries = self._sift(deliveries)
                 self._in_hand = sum(delivery.count for delivery in deliveries)
@@ -423,21 +416,28 @@ class Feed:
             if deliveries:
                 await anyio.lowlevel.checkpoint()  # a sink that only rejects must not keep others waiting
         self._in_hand = 0
-        if not self.ended:
+        if not (self.ended or self.rebuilding):
             self._progress(end)
             if self._full_at is not None:
                 self._stop_full(self._full_at)
         self._forget_ahead()
 
     async def call(self, deliveries: Sequence[Delivery]) -> Exception | None:
-        """One call of the sink; what it failed with, None if it did not."""
-        self.state = FeedState.WORKING
-        self._in_hand = sum(delivery.count for delivery in deliveries)
+        """Have these applied; what the sink failed with, None if it did not."""
+        count = sum(delivery.count for delivery in deliveries)
         self._handing = deliveries[-1].next_offset
+        return await self.attempt(partial(self.sink.apply, deliveries), FeedState.WORKING, count)
+
+    async def attempt(
+        self, call: Callable[[], Awaitable[None]], state: FeedState, count: int
+    ) -> Exception | None:
+        """One call of the sink, with so many rows in hand; what it failed with, None if it did not."""
+        self.state = state
+        self._in_hand = count
         self._called_at = self._clock.now()
         self.breaker.probe()
         try:
-            await self.sink.apply(deliveries)
+            await call()
         except anyio.get_cancelled_exc_class() as stray:
             await anyio.lowlevel.checkpoint_if_cancelled()
             self.stop(
@@ -616,25 +616,6 @@ class Feed:
             self._settle(self._end)
             self._tell_progress()
         self._commit_waiters.wake(self.committed)
-
-    def _settle(self, offset: int) -> None:
-        """Nothing below is left to do, so what was passed over counts as done, and stays so."""
-        if self._committed >= self._handed_over:
-            self._committed = max(self._committed, offset)
-        self._applied = max(self._applied, offset)
-
-    def _progress(self, applied: int) -> None:
-        if self._full_at is not None:
-            applied = min(applied, self._full_at)
-        if applied > self._applied:
-            self._applied = applied
-            self._tell_progress()
-
-    def _tell_progress(self) -> None:
-        self._waiters.wake(self._applied)
-        if not self._keeps_cursor:
-            self._commit_waiters.wake(self._applied)
-        self._on_progress()
 
     def failed(self, why: str) -> Refused:
         """Why it stops, in the words of a refusal."""

@@ -236,20 +236,6 @@ class Quarantine:
                 self._remove(one.offset)
         self.rejected = self.lined_up = self.dropped = self.replayed = 0
 
-    def clear(self) -> None:
-        """Let everything go: its sink was rebuilt, and has the states that all deltas made."""
-        for one in self._in_order():
-            self._remove(one.offset)
-        self.let_back(0)
-        self.rejected = self.lined_up = self.dropped = self.replayed = 0
-
-    def let_back(self, start: int) -> None:
-        """What was dropped from `start` on is delivered again, should it come again."""
-        for offset in [offset for offset in self._given_up if offset >= start]:
-            del self._given_up[offset]
-            self._touch(offset)
-        self._given_up_end = max(self._given_up, default=-1) + 1
-
     def bring_back(self, logged: LoggedBatch, row: int, reason: str | None, at_us: int) -> None:
         """Hold again what an earlier process held, whatever room there is."""
         self._hold(SetAside(logged, row, at_us, logged.offset + row, _parents_of(logged, row), reason))
@@ -259,6 +245,16 @@ class Quarantine:
         """Withhold again what was dropped in an earlier process."""
         for offset in offsets:
             self._give_up(offset)
+
+    def clear(self, below: int) -> None:
+        """Let go of everything below: its sink was rebuilt, and has the states that all those deltas made."""
+        for one in self._in_order():
+            if one.offset < below:
+                self._remove(one.offset)
+        for offset in [offset for offset in self._given_up if offset < below]:
+            del self._given_up[offset]
+            self._touch(offset)
+        self.rejected = self.lined_up = self.dropped = self.replayed = 0
 
     # --- helpers
 

@@ -41,6 +41,17 @@ def lost_place(name: str, applied: int) -> Refused:
     )
 
 
+def cannot_be_rebuilt(name: str, first_offset: int) -> Refused:
+    """Why there is nothing to rebuild a sink from, and what to do."""
+    return Refused(
+        ErrorCode.CURSOR_TOO_OLD,
+        f"sink {name!r} cannot be rebuilt: the log starts at offset {first_offset} and has no snapshot "
+        "of what came before: let it compact (LogSettings(compact=True)), or attach the sink with "
+        'start="earliest" to take what is left',
+        details={"first_offset": first_offset},
+    )
+
+
 def is_detached(name: str) -> Refused:
     """It goes."""
     return Refused(ErrorCode.SHUTTING_DOWN, f"sink {name!r} is detached: attach it again")

@@ -29,12 +29,14 @@ class FeedLimits:
 class KeptCursor(NamedTuple):
     """How far a sink said it was durable, and up to where all was dealt with, other topics' rows too.
 
-    `required`: the log keeps what comes after for it, though it is not attached.
+    `required`: the log keeps what comes after for it, though it is not attached. `rebuilding`: a rebuild
+    was begun and has not ended, so the sink holds nothing whole, and is rebuilt when it comes back.
     """
 
     reported: int
     dealt_with: int
     required: bool = False
+    rebuilding: bool = False
 
 
 def text_of(failure: BaseException | None) -> str:
@@ -52,6 +54,7 @@ class FeedState(Enum):
     WORKING = "working"
     RETRYING = "retrying"
     BREAKER_OPEN = "breaker open"
+    REBUILDING = "rebuilding"
     STOPPED = "stopped"
     NEEDS_SNAPSHOT = "needs snapshot"
     CLOSED = "closed"
@@ -59,6 +62,16 @@ class FeedState(Enum):
 
 ENDED = frozenset({FeedState.STOPPED, FeedState.NEEDS_SNAPSHOT, FeedState.CLOSED})
 """Nothing is delivered any more, until someone acts."""
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildProgress:
+    """How far a rebuild is. `rows_total`: all of the snapshot, whether the sink wants them or not."""
+
+    why: str
+    offset: int
+    rows_done: int
+    rows_total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +84,8 @@ class FeedStatistics:
     attached comes on top. `backpressure` counts rows that could not be pushed, because the mailbox was
     full or the sink behind, and are read from the log instead; `errors` calls of the sink that failed,
     `defects` those among them that failed with none of the contract's exceptions.
+    `rebuild`: how far a rebuild is, that is wanted or under way; it may be retrying then. `rebuilds`: how
+    many came to their end; each begins these counts anew.
     """
 
     name: str
@@ -98,3 +113,5 @@ class FeedStatistics:
     replayed: int
     dropped: int
     pacing: bool
+    rebuild: RebuildProgress | None = None
+    rebuilds: int = 0
