@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import anyio
 
 from delta_prop.route.reasons import cannot_be_rebuilt
-from delta_prop.route.rebuild import newest_snapshot
+from delta_prop.route.rebuild import has_snapshot
 from delta_prop.route.status import FeedState, text_of
 from delta_prop_sinks.sink import HasBackground, ResumePoint
 from delta_prop_wire.delta import AckLevel
@@ -171,10 +171,7 @@ class Attached:
         return self._begin(start, stopped), stopped
 
     async def _has_snapshot(self) -> bool:
-        snapshot = await self.threads.run(partial(newest_snapshot, self._log))
-        if snapshot is not None:
-            snapshot.close()
-        return snapshot is not None
+        return await self.threads.run(partial(has_snapshot, self._log))
 
     async def _check_can_be_rebuilt(self, rebuilds: bool) -> None:
         if not rebuilds:

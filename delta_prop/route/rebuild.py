@@ -156,6 +156,9 @@ class Rebuilder:
             found = await self._threads().run(partial(newest_snapshot, self._log))
 
         await self._try(feed, asked, find)
+        if found is not None and found.offset < self._log.first_offset:
+            found.close()  # what lies between is nowhere any more
+            found = None
         if found is None and self._log.first_offset:
             self.caught_up()
             feed.stop(cannot_be_rebuilt(feed.name, self._log.first_offset), FeedState.NEEDS_SNAPSHOT)
@@ -220,6 +223,14 @@ def newest_snapshot(log: Log) -> Snapshot | None:
     """The newest snapshot of a log, open; None where it has none. Raises DeltaPropError, OSError."""
     take: Callable[[], Snapshot | None] | None = getattr(log, "snapshot", None)  # a log in memory has none
     return None if take is None else take()
+
+
+def has_snapshot(log: Log) -> bool:
+    """Whether there is a snapshot from which the log goes on. Raises DeltaPropError, OSError."""
+    found = newest_snapshot(log)
+    if found is not None:
+        found.close()
+    return found is not None and found.offset >= log.first_offset
 
 
 def can_be_rebuilt(sink: Sink, topics: Iterable[Topic]) -> bool:

@@ -11,9 +11,9 @@ import anyio.lowlevel
 import pytest
 
 from delta_prop_sinks import Delivery, Resident, StorageSink, storage_image
-from delta_prop_sinks.sink import StateRow
 from delta_prop_wire.delta import Delta, create, delete, opaque, scale, sparse, sparse_add
 from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.states import StateRow
 from tests.sinks.support import FakeLog, check_state, oracle
 
 if TYPE_CHECKING:
