@@ -109,11 +109,17 @@ def encode_batch(
     )
 
 
+def name_columns(namespaces: Sequence[str], vector_ids: Sequence[str]) -> dict[Column, bytes]:
+    """The columns that name the rows."""
+    columns: dict[Column, bytes] = {}
+    _add_texts(columns, vector_ids)
+    _add_namespaces(columns, namespaces)
+    return columns
+
+
 def columns_of(deltas: Sequence[Delta]) -> tuple[dict[Column, bytes], int, int]:
     """Columns of what deltas say (names, operations, metadata), their kinds as a mask, their dimension."""
-    columns: dict[Column, bytes] = {}
-    _add_texts(columns, [delta.vector_id for delta in deltas])
-    _add_namespaces(columns, [delta.namespace for delta in deltas])
+    columns = name_columns([delta.namespace for delta in deltas], [delta.vector_id for delta in deltas])
     mask = _add_kinds(columns, deltas)
     dimension = _add_payload(columns, deltas)
     _add_metadata(columns, deltas)

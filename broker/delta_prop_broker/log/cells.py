@@ -1,0 +1,215 @@
+"""Rows of frames as ranges of bytes: what compaction copies from frame to frame without decoding it.
+
+A row is named by a code: the place of its frame in a list of `Cells`, shifted by `ROW_BITS`, and its number
+in that frame. With `AS_CREATE` it stands for a create of its vector, whatever its own kind is.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from delta_prop_broker.log.snapshot import FRAME_BYTES_MAX, FRAME_ROWS_MAX, sort_keys
+from delta_prop_wire.delta import Kind
+from delta_prop_wire.encode import name_columns
+from delta_prop_wire.layout import Column
+from delta_prop_wire.lazy import lazy
+from delta_prop_wire.states import assemble_states
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from delta_prop_wire.batch import Batch, LoggedBatch
+
+ROW_BITS = 16
+ROW_MASK = (1 << ROW_BITS) - 1
+AS_CREATE = 1 << 56
+LAMPORT, ORIGIN, COUNTER, OFFSET, IGNORED = range(5)
+"""Columns of `Cells.dots`."""
+
+_AS_STATE = bytes(Kind.CREATE if kind == Kind.DENSE else kind for kind in range(256))
+_AS_IT_IS = bytes(range(256))
+_DOT_COLUMNS = (
+    Column.STATE_LAMPORTS,
+    Column.STATE_ORIGINS,
+    Column.STATE_COUNTERS,
+    Column.ROW_OFFSETS,
+    Column.STATE_IGNORED,
+)
+_NUMBER_BYTES = 4
+
+
+class Cells:
+    """One frame, its rows cut into parts: numbers, bytes, metadata."""
+
+    def __init__(self, logged: LoggedBatch) -> None:
+        self.logged = logged
+        self.batch = logged.batch
+        self.keys = sort_keys(logged.batch)
+        self.kinds = logged.batch.kinds
+
+    @lazy
+    def dots(self) -> NDArray[np.uint64]:
+        """A line a row: Lamport number, origin, counter, offset, deltas ignored."""
+        logged, batch = self.logged, self.batch
+        dots = np.zeros((batch.count, len(_DOT_COLUMNS)), np.uint64)
+        if batch.is_state:
+            for place, column in enumerate(_DOT_COLUMNS):
+                raw = batch.column(column)
+                if raw is not None:
+                    dots[:, place] = np.frombuffer(raw, "<u8")
+            return dots
+        rows = np.arange(batch.count, dtype=np.uint64)
+        dots[:, LAMPORT] = rows + np.uint64(logged.lamport)
+        dots[:, ORIGIN] = batch.origin
+        counters = batch.counters
+        dots[:, COUNTER] = rows + np.uint64(batch.base) if counters is None else counters
+        dots[:, OFFSET] = rows + np.uint64(logged.offset)
+        return dots
+
+    @lazy
+    def parts(self) -> list[tuple[memoryview, list[int]] | None]:
+        """Numbers, bytes, metadata: the column, and where each row's part of it starts; None: no column."""
+        batch = self.batch
+        numbers = batch.column(Column.VALUES)
+        found: list[tuple[memoryview, list[int]] | None] = [
+            None if numbers is None else (numbers, (batch.value_bounds * _NUMBER_BYTES).tolist())
+        ]
+        for ends, content in (
+            (Column.BLOB_ENDS, Column.BLOBS),
+            (Column.METADATA_ENDS, Column.METADATA),
+        ):
+            raw, stops = batch.column(content), batch.column(ends)
+            if raw is None or stops is None:
+                found.append(None)
+            else:
+                found.append((raw, [0, *np.frombuffer(stops, "<u4").tolist()]))
+        return found
+
+    def has_metadata(self, row: int) -> bool:
+        """Whether a row carries any."""
+        part = self.parts[2]
+        return part is not None and part[1][row] < part[1][row + 1]
+
+    def size(self, first: int, end: int) -> int:
+        """Bytes of what these rows carry."""
+        return sum(part[1][end] - part[1][first] for part in self.parts if part is not None)
+
+
+def gathered(cells: Sequence[Cells], codes: Sequence[int]) -> NDArray[np.uint64]:
+    """The dots of these rows."""
+    starts = np.zeros(len(cells), np.int64)
+    np.cumsum([len(one.keys) for one in cells[:-1]], out=starts[1:])
+    every: NDArray[np.uint64] = np.concatenate([one.dots for one in cells])
+    places = np.array(codes, np.int64) & (AS_CREATE - 1)
+    found: NDArray[np.uint64] = every.take(starts[places >> ROW_BITS] + (places & ROW_MASK), axis=0)
+    return found
+
+
+class Frames:
+    """Gathers rows into frames, in the order in which they are added, and gives each to `emit`.
+
+    `states`: of what is added only the state counts, so a dense becomes a create.
+    """
+
+    def __init__(self, emit: Callable[[Batch], None], *, states: bool) -> None:
+        self.rows = self.alive = 0
+        self._emit = emit
+        self._table = _AS_STATE if states else _AS_IT_IS
+        self._clear()
+
+    def _clear(self) -> None:
+        self._keys: list[str] = []
+        self._kinds = bytearray()
+        self._dots: list[NDArray[np.uint64]] = []
+        self._parts: list[list[Any]] = [[], [], []]
+        self._sizes: list[list[NDArray[np.int64]]] = [[], [], []]
+        self._bytes = 0
+
+    def add(
+        self, cells: Sequence[Cells], keys: list[str], codes: list[int], dots: NDArray[np.uint64]
+    ) -> None:
+        """The rows that `codes` name, which are those of `keys`."""
+        at, count = 0, len(codes)
+        while at < count:
+            code, end = codes[at], at + 1
+            end_max = min(count, at + FRAME_ROWS_MAX - len(self._keys))
+            while end < end_max and codes[end] == code + end - at:
+                end += 1
+            one, row = cells[(code & (AS_CREATE - 1)) >> ROW_BITS], code & ROW_MASK
+            while (size := one.size(row, row + end - at)) > FRAME_BYTES_MAX and end > at + 1:
+                end = at + (end - at) // 2
+            if self._bytes + size > FRAME_BYTES_MAX and self._keys:
+                self.flush()
+            self._take(one, row, row + end - at, bool(code & AS_CREATE))
+            self._keys += keys[at:end]
+            self._dots.append(dots[at:end])
+            self._bytes += size
+            at = end
+            if len(self._keys) >= FRAME_ROWS_MAX:
+                self.flush()
+
+    def _take(self, one: Cells, first: int, end: int, as_create: bool) -> None:
+        count = end - first
+        self._kinds += bytes(count) if as_create else one.kinds[first:end].translate(self._table)
+        for place, part in enumerate(one.parts):
+            if part is None:
+                self._sizes[place].append(np.zeros(count, np.int64))
+                continue
+            raw, at = part
+            self._parts[place].append(raw[at[first] : at[end]])
+            stops = np.array(at[first : end + 1], np.int64)
+            self._sizes[place].append(stops[1:] - stops[:-1])
+
+    def flush(self) -> None:
+        """Give what is gathered as a frame, where there is something."""
+        if not self._keys:
+            return
+        count, kinds = len(self._keys), bytes(self._kinds)
+        columns = name_columns(*_names(self._keys))
+        mask = sum(1 << kind for kind in set(kinds))
+        if mask & (mask - 1):
+            columns[Column.KINDS] = kinds
+        dimension = self._add_parts(columns, kinds)
+        dots = np.concatenate(self._dots)
+        for place, column in enumerate(_DOT_COLUMNS):
+            if place != IGNORED or dots[:, place].any():
+                columns[column] = dots[:, place].astype("<u8").tobytes()
+        self.rows += count
+        self.alive += count - kinds.count(Kind.DELETE)
+        batch = assemble_states(columns, count, mask, dimension)
+        self._clear()
+        self._emit(batch)
+
+    def _add_parts(self, columns: dict[Column, bytes], kinds: bytes) -> int:
+        """Add what the rows carry; return the dimension that their vectors have in common, else 0."""
+        numbers, blobs, metadata = (np.concatenate(sizes) for sizes in self._sizes)
+        contents = [b"".join(parts) for parts in self._parts]
+        if contents[0]:
+            columns[Column.VALUES] = contents[0]
+        if (numbers != numbers[0]).any():
+            columns[Column.VALUE_ENDS] = _ends(numbers // _NUMBER_BYTES)
+        if contents[1]:
+            columns[Column.BLOBS], columns[Column.BLOB_ENDS] = contents[1], _ends(blobs)
+        if contents[2]:
+            columns[Column.METADATA], columns[Column.METADATA_ENDS] = contents[2], _ends(metadata)
+        told = np.frombuffer(kinds, np.uint8)
+        widths = numbers[(told == Kind.CREATE) | (told == Kind.DENSE)]
+        same = len(widths) > 0 and (widths == widths[0]).all()
+        return int(widths[0]) // _NUMBER_BYTES if same else 0
+
+
+def _ends(sizes: NDArray[np.int64]) -> bytes:
+    return np.cumsum(sizes).astype("<u4").tobytes()
+
+
+def _names(keys: list[str]) -> tuple[list[str], list[str]]:
+    """Namespaces and vector ids of sorted keys."""
+    head = keys[0].partition("\0")[0]
+    if keys[-1].startswith(head + "\0"):
+        return [head] * len(keys), [key[len(head) + 1 :] for key in keys]
+    pairs = [key.partition("\0") for key in keys]
+    return [pair[0] for pair in pairs], [pair[2] for pair in pairs]

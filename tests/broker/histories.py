@@ -1,0 +1,145 @@
+"""Random histories of a log, and what folding all of them gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+from delta_prop_wire import delta as d
+from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.delta import Delta, Operation, Source
+from delta_prop_wire.encode import encode_batch, encode_void
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_wire.batch import Batch, LoggedBatch
+
+Name = tuple[str, str]
+numbers = st.floats(-8, 8, width=32)
+vectors = st.lists(numbers, min_size=2, max_size=2)
+wholes = st.one_of(
+    st.builds(d.create, vectors), st.builds(d.dense, vectors), st.builds(d.opaque, st.binary(max_size=5))
+)
+operations = st.one_of(
+    wholes,
+    st.builds(d.create, st.lists(numbers, min_size=3, max_size=3)),
+    st.just(d.delete()),
+    st.builds(d.scale, numbers),
+    st.builds(d.offset, numbers),
+    st.builds(lambda index, value: d.sparse_add([index], [value]), st.integers(0, 3), numbers),
+    st.builds(lambda index, value: d.sparse([index], [value]), st.integers(0, 3), numbers),
+    st.just(d.metadata_only()),
+    st.just(Operation(33, data=b"later")),
+)
+patches = st.none() | st.dictionaries(
+    st.sampled_from(["a", "b"]),
+    st.none() | st.integers(0, 300) | st.just({"c": None, "d": [None]}),
+    max_size=2,
+)
+names = st.tuples(st.sampled_from(["n", "né"]), st.sampled_from(["a", "b", "c", "ü", "zz"]))
+
+
+@st.composite
+def deltas(draw: st.DrawFn) -> Delta:
+    namespace, vector_id = draw(names)
+    return Delta(vector_id, draw(operations), namespace, metadata=draw(patches))
+
+
+@st.composite
+def plain_deltas(draw: st.DrawFn, kind: str) -> list[Delta]:
+    """Whole writes of one kind alone, which are copied without being decoded."""
+    rows = []
+    for namespace, vector_id in draw(st.lists(names, min_size=1, max_size=6)):
+        operation = {"create": d.create, "dense": d.dense}.get(kind, d.create)(draw(vectors))
+        if kind == "delete" and draw(st.booleans()):
+            operation = d.delete()
+        rows.append(Delta(vector_id, operation, namespace))
+    return rows
+
+
+@dataclass
+class Step:
+    """What is appended next, by which origin; `back`: how much its Lamport number is behind."""
+
+    rows: list[Delta] | None  # None: a void
+    origin: int
+    back: int
+
+
+steps = st.builds(
+    Step,
+    st.none()
+    | st.lists(deltas(), min_size=1, max_size=5)
+    | st.sampled_from(["create", "dense", "delete"]).flatmap(plain_deltas),
+    st.integers(1, 3),
+    st.just(0) | st.just(0) | st.just(0) | st.integers(0, 6),
+)
+
+
+@dataclass
+class Writer:
+    """Appends steps; `rows` is all that the log was given, in its order."""
+
+    log: DurableLog
+    lamport: int = 0
+    counters: dict[int, int] = field(default_factory=dict)
+    batches: list[LoggedBatch] = field(default_factory=list)
+
+    def append(self, step: Step) -> None:
+        counter = self.counters.get(step.origin, 0)
+        batch = self._batch(step, counter + 1)
+        lamport = max(self.lamport + 1 - step.back, 1)
+        self.batches.append(self.log.append(batch, lamport=lamport, source=Source.LOCAL))
+        self.counters[step.origin] = counter + batch.count
+        self.lamport = max(self.lamport, lamport + batch.count - 1)
+
+    def _batch(self, step: Step, base: int) -> Batch:
+        clock = [d.Dot(other, seen) for other, seen in sorted(self.counters.items()) if other != step.origin]
+        if step.rows is None:
+            return encode_void(
+                origin=step.origin, base=base, count=2, code=ErrorCode.CONFLICT, clock=clock[:1]
+            )
+        return encode_batch(step.rows, origin=step.origin, base=base, clock=clock[:1])
+
+
+@dataclass
+class Rows:
+    """The changes of each vector, in the order of the log."""
+
+    of: dict[Name, list[tuple[tuple[int, int, int], int, Operation, Any]]] = field(default_factory=dict)
+
+    @classmethod
+    def below(cls, batches: list[LoggedBatch], end: int, begin: int = 0) -> Rows:
+        rows = cls()
+        for name, change in changes(batches):
+            if begin <= change[1] < end:
+                rows.of.setdefault(name, []).append(change)
+        return rows
+
+    def fold(self) -> dict[Name, State]:
+        """Every state in canonical order."""
+        found = {}
+        for name, rows in self.of.items():
+            state = State()
+            for key, _, operation, patch in sorted(rows, key=lambda row: row[0]):
+                state = apply(state, operation, patch, key)
+            found[name] = state
+        return found
+
+
+def changes(batches: list[LoggedBatch]) -> Iterator[tuple[Name, Any]]:
+    for logged in batches:
+        batch = logged.batch
+        for row in () if batch.is_control else range(batch.count):
+            name = (batch.namespaces[row], batch.keys[row])
+            yield name, (logged.key(row), logged.offset + row, batch.operation(row), batch.metadata(row))
+
+
+def seen(state: State) -> tuple[Any, ...]:
+    """All of a state, in comparable form."""
+    return (*state.content, state.ignored, state.key)

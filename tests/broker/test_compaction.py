@@ -1,0 +1,153 @@
+"""Compaction: state from a snapshot and the tail is what folding everything gives, in a bounded memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_broker.disk import Disk
+from delta_prop_broker.log.compaction import Compaction, Part, run_to_end
+from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.durable import DIRECTORY, DurableLog
+from delta_prop_broker.log.snapshot import Snapshot, open_snapshot, sort_key, sort_keys
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.delta import Dot, Source
+from delta_prop_wire.encode import encode_vectors
+from delta_prop_wire.states import state_of
+from tests.broker.durable import LOG_ID, SMALL, commit, open_log
+from tests.broker.histories import Name, Rows, Step, Writer, seen, steps
+
+TINY = replace(SMALL, segment_bytes_max=900, bytes_max=1 << 22, keep_bytes_max=1 << 22)
+
+
+def parts_of(log: DurableLog, begin: int = 0) -> list[Part]:
+    """The sealed segments from `begin` on."""
+    return [Part(one.path, one.base, one.end) for one in list(log._segments.all)[:-1] if one.base >= begin]
+
+
+def compacted(
+    disk: Disk, parts: list[Part], previous: int | None = None, *, run_bytes_max: int = 1 << 20
+) -> Snapshot:
+    compaction = Compaction(
+        disk, DIRECTORY, log_id=LOG_ID, parts=parts, previous=previous, run_bytes_max=run_bytes_max
+    )
+    assert run_to_end(compaction)
+    return open_snapshot(disk, DIRECTORY, compaction.offset)
+
+
+def states(snapshot: Snapshot) -> dict[Name, tuple[State, int]]:
+    found = {}
+    for logged in snapshot.frames():
+        batch = logged.batch
+        for row in range(batch.count):
+            name = (batch.namespaces[row], batch.keys[row])
+            assert name not in found
+            found[name] = (state_of(batch, row), logged.row_offset(row))
+    return found
+
+
+def check_rows(writer: Writer, snapshot: Snapshot, history: Rows) -> None:
+    """The snapshot holds what folding the history gives, with the offset of each last delta."""
+    snapshot.verify()
+    found, wanted = states(snapshot), history.fold()
+    assert {name: seen(state) for name, (state, _) in found.items()} == {
+        name: seen(state) for name, state in wanted.items()
+    }
+    assert list(found) == sorted(found, key=lambda name: sort_key(*name))
+    for name, (state, offset) in found.items():
+        assert (state.key, offset) in [(key, at) for key, at, _, _ in history.of[name]]
+        assert snapshot.find(*name) is not None
+    counters = {
+        batch.batch.origin: batch.batch.last for batch in writer.batches if batch.offset < snapshot.offset
+    }
+    assert {origin: mark.counter for origin, mark in snapshot.watermarks.items()} == counters
+    assert snapshot.lamport == max(
+        batch.lamport + batch.count - 1 for batch in writer.batches if batch.offset < snapshot.offset
+    )
+
+
+def written(disk: Disk, history: list[Step]) -> tuple[DurableLog, Writer]:
+    log, _ = open_log(disk, TINY)
+    writer = Writer(log)
+    for step in history:
+        writer.append(step)
+    commit(log)
+    return log, writer
+
+
+@given(st.lists(steps, min_size=8, max_size=30), st.sampled_from([300, 3_000, 1 << 20]))
+def test_a_snapshot_is_the_fold_of_everything_before_it(history: list[Step], run_bytes_max: int) -> None:
+    disk = SimDisk()
+    log, writer = written(disk, history)
+    parts = parts_of(log)
+    if parts:
+        snapshot = compacted(disk, parts, run_bytes_max=run_bytes_max)
+        check_rows(writer, snapshot, Rows.below(writer.batches, snapshot.offset))
+        clocks: dict[int, dict[int, int]] = {}
+        for logged in writer.batches:
+            if logged.offset < snapshot.offset:
+                for other, counter in logged.batch.clock:
+                    clocks.setdefault(logged.batch.origin, {})[other] = counter
+        assert {o: dict(mark.clock) for o, mark in snapshot.watermarks.items() if mark.clock} == clocks
+    assert [name for name in disk.paths() if ".new" in name] == []
+
+
+@given(st.lists(steps, min_size=12, max_size=40), st.data())
+def test_one_snapshot_after_another_goes_on_as_if_nothing_was_left_out(
+    history: list[Step], data: st.DataObject
+) -> None:
+    disk = SimDisk()
+    log, writer = written(disk, [replace(step, back=0) for step in history])
+    left = parts_of(log)
+    previous: int | None = None
+    kept: dict[Name, State] = {}
+    while left:
+        count = data.draw(st.integers(1, len(left)))
+        begin, taken = left[0].base, left[:count]
+        bound = data.draw(st.sampled_from([300, 1 << 20]))
+        snapshot = compacted(disk, taken, previous, run_bytes_max=bound)
+        tail = Rows.below(writer.batches, snapshot.offset, begin)
+        # What was not alive is forgotten, unless something came since.
+        kept = {name: state for name, state in kept.items() if state.alive or name in tail.of}
+        for name, rows in tail.of.items():
+            for key, _, operation, patch in rows:
+                kept[name] = apply(kept.get(name, State()), operation, patch, key)
+        found = states(snapshot)
+        assert {name: seen(state) for name, (state, _) in found.items()} == {
+            name: seen(state) for name, state in kept.items()
+        }
+        whole = Rows.below(writer.batches, snapshot.offset).fold()
+        alive = {name: state.content for name, state in whole.items() if state.alive}
+        assert {name: state.content for name, (state, _) in found.items() if state.alive} == alive
+        snapshot.verify()
+        previous, left = snapshot.offset, left[count:]
+    assert len([name for name in disk.paths() if name.endswith(".snapshot")]) <= 1
+
+
+def test_a_delta_that_sorts_before_its_state_has_no_effect_and_is_counted() -> None:
+    disk = SimDisk()
+    log, _ = open_log(disk, TINY)
+    one = {"namespace": "n", "dimension": 1}
+    del one["dimension"]
+    for base, (lamport, value, origin) in enumerate([(5, 1.0, 1), (9, 2.0, 1), (7, 3.0, 2)], start=1):
+        batch = encode_vectors(
+            ["v"], np.full((1, 1), value, np.float32), namespace="n", origin=origin, base=base
+        )
+        log.append(batch, lamport=lamport, source=Source.REPLICA)
+        log._segments.last.size = 1 << 20  # the next one begins a segment
+    log.append(batch, lamport=10, source=Source.LOCAL)
+    commit(log)
+    first, second, third = parts_of(log)
+    snapshot = compacted(disk, [first, second])
+    snapshot = compacted(disk, [third], snapshot.offset)
+    ((state, offset),) = states(snapshot).values()
+    assert (state.content[1], state.ignored, state.key, offset) == (
+        np.float32([2.0]).tobytes(), 1, (9, 1, 2), 1,
+    )  # fmt: skip
+    assert snapshot.facts.late == 1
