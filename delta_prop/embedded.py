@@ -135,6 +135,7 @@ class Propagator(Publishing):
         self._tasks.start_soon(self._service_log.run, self._world)
         self._tasks.start_soon(self._service_log.keep_house, self._sinks.cursors, self._world)
         self._tasks.start_soon(self._service_log.compress, self._world)
+        self._tasks.start_soon(self._service_log.compact, self._world)
         if operating is not None:
             self._tasks.start_soon(operating.run)
         return self

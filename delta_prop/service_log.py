@@ -13,6 +13,7 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.committing import Committer
+from delta_prop.compacting import compact
 from delta_prop.compressing import compress_sealed
 from delta_prop.cursors import read_cursors, write_cursors
 from delta_prop.reopening import Reopening
@@ -145,6 +146,11 @@ class ServiceLog:
         """Compress sealed segments until cancelled, where the settings say so."""
         if self.committer is not None and isinstance(self.log, DurableLog):
             await compress_sealed(self.log, world, ring=self.committer.ring)
+
+    async def compact(self, world: World) -> None:
+        """Make what the log may let go into snapshots until cancelled, where the settings say so."""
+        if self.committer is not None and isinstance(self.log, DurableLog):
+            await compact(self.log, world, ring=self.committer.ring)
 
     async def write_cursors(self, cursors: Callable[[], Mapping[str, KeptCursor]], threads: Threads) -> None:
         """Write down how far sinks are, if that has changed. Raises OSError."""

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from delta_prop.order.orderer import OrdererStatistics
     from delta_prop.reopening import ReopeningStatistics
     from delta_prop.route.status import FeedStatistics
-    from delta_prop_broker.log.durable import DurableLogStatistics
     from delta_prop_broker.log.memory import MemoryLogStatistics
+    from delta_prop_broker.log.statistics import DurableLogStatistics
 
 
 @dataclass(frozen=True, slots=True)

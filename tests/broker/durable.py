@@ -27,6 +27,7 @@ SMALL = LogSettings(
     unwritten_bytes_max=20_000,
     tail_bytes_max=1,
     free_bytes_min=0,
+    compact=False,
     made_by="test",
 )
 EVERYTHING = {"rows_max": 1 << 20, "bytes_max": 1 << 30}

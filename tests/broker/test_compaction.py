@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_broker.disk import Disk
 from delta_prop_broker.log.compaction import Compaction, Part, run_to_end
-from delta_prop_broker.log.damage import LogDamaged
 from delta_prop_broker.log.durable import DIRECTORY, DurableLog
-from delta_prop_broker.log.snapshot import Snapshot, open_snapshot, sort_key, sort_keys
+from delta_prop_broker.log.snapshot import Snapshot, open_snapshot, sort_key
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.algebra import State, apply
-from delta_prop_wire.delta import Dot, Source
+from delta_prop_wire.delta import Source
 from delta_prop_wire.encode import encode_vectors
 from delta_prop_wire.states import state_of
 from tests.broker.durable import LOG_ID, SMALL, commit, open_log

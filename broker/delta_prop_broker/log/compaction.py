@@ -7,6 +7,7 @@ is on stable storage.
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.snapshot import Snapshot
 
 CLOCK_ENTRIES_IN_ALL_MAX = 262_144
+_LOOK_BYTES = 4 * 1024 * 1024
 STEP_BYTES = 256 * 1024
 STEP_ROWS = 2048
 """How much of the log a step takes in."""
@@ -96,7 +98,8 @@ class Compaction:
 
     `step` until it says so; `abort` at any time instead. Each call of either may wait for the disk, and all
     come one at a time. `run_bytes_max`: about the memory that is taken for sorting; what is more is set
-    aside in files, which go with the compaction.
+    aside in files, which go with the compaction. It ends with an OSError where less than `free_bytes_min`
+    are left on the disk.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Compaction:
         parts: Sequence[Part],
         previous: int | None,
         run_bytes_max: int,
+        free_bytes_min: int = 0,
     ) -> None:
         self.offset = parts[-1].end
         self.rows_read = self.bytes_read = self.runs = 0
@@ -118,6 +122,8 @@ class Compaction:
         self._parts = parts
         self._previous = previous
         self._run_bytes_max = run_bytes_max
+        self._free_bytes_min = free_bytes_min
+        self._bytes_looked_at = 0
         self._set_aside: list[Frameset] = []
         self._writer: SnapshotWriter | None = None
         self._base: Snapshot | None = None
@@ -170,7 +176,9 @@ class Compaction:
         )
         writer = self._writer = SnapshotWriter(self._disk, self._directory, facts)
         out = Frames(writer.add, states=True)
-        yield from Merge(() if base is None else base.frames(), runs, folding, out).run()
+        for _ in Merge(() if base is None else base.frames(), runs, folding, out).run():
+            self._check_room(writer.bytes)
+            yield
         late = folding.late + (0 if base is None else base.facts.late)
         unfolded = folding.unfolded + (0 if base is None else base.facts.unfolded)
         made = writer.finish(gathered.marks.all(), alive=out.alive, late=late, unfolded=unfolded)
@@ -221,6 +229,17 @@ class Compaction:
         run = Run(*kept)
         yield from builder.close(run, folding)
         runs.append(run)
+
+    def _check_room(self, written: int) -> None:
+        """Stop before the disk is full: the log's own commits are to find room."""
+        if written < self._bytes_looked_at:
+            return
+        self._bytes_looked_at = written + _LOOK_BYTES
+        free = self._disk.free_bytes()
+        if free < self._free_bytes_min:
+            raise OSError(
+                errno.ENOSPC, f"{free} bytes are left, of which {self._free_bytes_min} stay free for the log"
+            )
 
     def _drop_runs(self) -> None:
         while self._set_aside:

@@ -8,22 +8,23 @@ thread that owns the log. The first failure stops it: it then only reads, until 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.checkpoints import Position
 from delta_prop_broker.log.commit import Commit, Piece
+from delta_prop_broker.log.cover import Cover
 from delta_prop_broker.log.damage import LogBusy, LogDamaged
 from delta_prop_broker.log.holders import Holders
 from delta_prop_broker.log.identity import LOCK_PATH, STREAMS
 from delta_prop_broker.log.recovery import recover
+from delta_prop_broker.log.refusals import level_refusal, stopped
 from delta_prop_broker.log.reserve import Reserve
 from delta_prop_broker.log.retention import LogSettings
 from delta_prop_broker.log.rewriting import Rewriter
 from delta_prop_broker.log.room import Room
 from delta_prop_broker.log.segment import Segment
-from delta_prop_broker.log.snapshot import newest_snapshot
 from delta_prop_broker.log.sparse_index import SparseIndex
+from delta_prop_broker.log.statistics import DurableLogStatistics
 from delta_prop_broker.log.tail import Tail
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.codec import encode_logged_head
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from delta_prop_broker.disk import Disk, Lock
+    from delta_prop_broker.log.compaction import Compaction
     from delta_prop_broker.log.frames import Place
     from delta_prop_broker.log.recovery import Recovered, RecoveryReport
     from delta_prop_broker.log.rewriting import Rewriting
@@ -44,31 +46,6 @@ if TYPE_CHECKING:
 DIRECTORY = f"{STREAMS}/default/0"
 RETRY_AFTER_MS = 50
 _DURABLE = int(AckLevel.DURABLE)
-
-
-@dataclass(frozen=True, slots=True)
-class DurableLogStatistics:
-    """Marks, what the log holds and what bounds it, in bytes; `held_by` is the holder furthest behind."""
-
-    first_offset: int
-    next_offset: int
-    written: int
-    synced: int
-    visible: int
-    segments: int
-    compressed_segments: int
-    bytes: int
-    bytes_max: int
-    unwritten_bytes: int
-    tail_bytes: int
-    commits: int
-    syncs_skipped: int
-    removed_segments: int
-    indexes_rebuilt: int
-    refused: int
-    held_by: str | None
-    reopened: int
-    reserve_bytes: int
 
 
 class DurableLog:
@@ -99,6 +76,13 @@ class DurableLog:
         self._closed = False
         self._commits = self._syncs_skipped = self._removed_segments = self._refused = self._reopened = 0
         self._free_bytes = disk.free_bytes() if recovered.mark is not None else 0
+        self._cover = Cover(disk, DIRECTORY, settings=settings, holders=self._holders)
+        self._cover.open(
+            recovered.identity.log_id,
+            start=recovered.start,
+            end=recovered.next_offset,
+            read_only=recovered.mark is None,
+        )
         self._take_over(recovered)
 
     def _take_over(self, recovered: Recovered) -> None:
@@ -116,7 +100,7 @@ class DurableLog:
         self._start = recovered.start
         self._mark = recovered.mark
         self._tail = Tail(recovered.next_offset, bytes_max=self.settings.tail_bytes_max)
-        self._room = Room(self.settings, self._segments, self._holders)
+        self._room = Room(self.settings, self._segments, self._holders, self._cover)
         self._rewriter = Rewriter(self._disk, DIRECTORY, self._segments, self._room, self.settings)
         self._pending: list[Piece] = []
         self._pending_sync = False
@@ -227,7 +211,7 @@ class DurableLog:
             raise UsageError("the log is open read-only, or closed: open it for writing")
         size, asked = batch.size, batch.attributes >> ACK_LEVEL_SHIFT & 3
         # A forwarded batch asked the service where it entered for its level, not this one.
-        refusal = _level_refusal(batch) if asked > _DURABLE and source is not Source.REPLICA else None
+        refusal = level_refusal(batch) if asked > _DURABLE and source is not Source.REPLICA else None
         if refusal is None and not self._has_room(size):
             refusal = self._refusal(size)
         if refusal is not None:
@@ -298,7 +282,7 @@ class DurableLog:
 
     def _refusal(self, size: int) -> Refused | None:
         if self.failure is not None:
-            return self._stopped()
+            return stopped(self.failure)
         if size > self._batch_bytes_max:
             return Refused(
                 ErrorCode.TOO_LARGE,
@@ -318,16 +302,6 @@ class DurableLog:
                 },
             )
         return self._disk_full(size) or self._no_room(size)
-
-    def _stopped(self) -> Refused:
-        if isinstance(self.failure, DeltaPropError):  # nothing that another try could mend
-            return Refused(ErrorCode.LOG_FAILED, f"the log has stopped: {self.failure}")
-        return Refused(
-            ErrorCode.LOG_FAILED,
-            f"the log stopped at a failure of its disk ({self.failure}) and is recovered when that is well "
-            "again: send it again then",
-            retry_after_ms=1000,
-        )
 
     def _disk_full(self, size: int) -> Refused | None:
         kept = self.settings.free_bytes_min + self.reserve.missing
@@ -351,11 +325,11 @@ class DurableLog:
         if found:
             return None
         holder = self._holders.slowest()
+        why = f"sink {holder!r} still needs the oldest" if holder else self._cover.waited_for(self.visible)
         return Refused(
             ErrorCode.LOG_FULL,
-            f"the log holds {self._room.bytes} of {self.settings.bytes_max} bytes, and "
-            + (f"sink {holder!r} still needs the oldest" if holder else "the newest are not written yet")
-            + f" (offset {self.first_offset}): try again later, detach the sink, or raise bytes_max",
+            f"the log holds {self._room.bytes} of {self.settings.bytes_max} bytes, and {why} "
+            f"(offset {self.first_offset}): try again later, detach the sink, or raise bytes_max",
             retry_after_ms=RETRY_AFTER_MS,
             details={
                 "depth": self.next_offset - self.first_offset,
@@ -526,7 +500,7 @@ class DurableLog:
         It holds each vector's state at its offset, and the log has all that follows from there on. Reads a
         few blocks, so not on the event loop. Raises LogDamaged, OSError.
         """
-        return newest_snapshot(self._disk, DIRECTORY, self.log_id)
+        return self._cover.newest(start=self._start, end=self.next_offset)
 
     def find(self, origin: int, counter: int) -> int | None:
         """The offset of a dot, of one not yet written too; None where it is not, or no longer, here."""
@@ -585,6 +559,21 @@ class DurableLog:
             self._room.retain(now_us, readable=self.visible, end=self.next_offset)
         return self._take_away(self._room.take_removed())
 
+    def take_compaction(self, now_us: int) -> Compaction | None:
+        """What is to be made into a snapshot now, None where nothing is, or one is being made.
+
+        Its steps are for a background thread, then it is given to `finish_compaction`, whatever became of it.
+        `now_us` as for `retain`.
+        """
+        if self.failure is not None or self._mark is None or self._closed:
+            return None
+        held = self._room.bytes
+        return self._cover.due(self._segments, now_us=now_us, readable=self.synced, held_bytes=held)
+
+    def finish_compaction(self, compaction: Compaction, *, made: bool) -> None:
+        """A compaction has ended; `made`: its snapshot is on stable storage, and what it covers may go."""
+        self._cover.done(compaction, made=made)
+
     def _take_away(self, removed: list[Segment]) -> int:
         if removed:
             self._removed += self._rewriter.keep(removed)
@@ -631,15 +620,12 @@ class DurableLog:
             held_by=self._holders.slowest(),
             reopened=self._reopened,
             reserve_bytes=self.reserve.bytes,
+            snapshot_offset=self._cover.offset,
+            snapshot_rows=self._cover.rows,
+            snapshot_bytes=self._cover.bytes,
+            snapshots_made=self._cover.made,
+            compacting=self._cover.under_way,
         )
-
-
-def _level_refusal(batch: Batch) -> Refused:
-    return Refused(
-        ErrorCode.LEVEL_UNAVAILABLE,
-        f"ack level {batch.ack_level.name.lower()} asked for, but a log on one disk grants durable: "
-        "ask for durable",
-    )
 
 
 if TYPE_CHECKING:

@@ -145,7 +145,7 @@ class Merge:
         for made in _encoded(folded):
             first = len(cells) << ROW_BITS
             for key in made.keys if carried else ():
-                pass  # folded from the snapshot before: it is in
+                carried.pop(key, None)  # folded from the snapshot before: it is in
             cells.append(made)
             codes.update(zip(made.keys, range(first, first + len(made.keys)), strict=True))
         for rows, end in ends:

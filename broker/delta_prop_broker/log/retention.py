@@ -25,6 +25,9 @@ class LogSettings:
     holder needs the oldest; `keep_bytes_max` and `keep_s` are how much and how long is kept beyond need.
     `free_bytes_min` stays free on the disk; `reserve_bytes` are taken on it, for what must be written when it
     is full all the same (0: none).
+    `compact`: what goes is made into a snapshot first, the latest state of each vector; then a delta stays
+    readable by itself for `history_s` (None: `keep_s`), the window for time travel, as far as the bytes
+    allow. Making a snapshot takes about `compact_memory_bytes_max` of memory.
     `compress`: with what sealed segments are compressed, `none`, `lz4` or `zstd`.
     """
 
@@ -38,6 +41,9 @@ class LogSettings:
     tail_bytes_max: int = 64 * MIB
     free_bytes_min: int = 64 * MIB
     reserve_bytes: int = 16 * MIB
+    compact: bool = True
+    history_s: float | None = None
+    compact_memory_bytes_max: int = 64 * MIB
     compress: Compress = "none"
     made_by: str = ""
 
@@ -57,6 +63,11 @@ class LogSettings:
             raise UsageError("a bound of the log is 0 or below: give it a positive value")
         if min(self.free_bytes_min, self.reserve_bytes) < 0:
             raise UsageError("free_bytes_min or reserve_bytes is below 0: give 0 for none")
+        if self.kept_s <= 0 or self.compact_memory_bytes_max < 1:
+            raise UsageError(
+                f"history_s is {self.history_s}, compact_memory_bytes_max {self.compact_memory_bytes_max}: "
+                "give positive values"
+            )
         if self.compress not in COMPRESS:
             raise UsageError(f"compress = {self.compress!r}: give one of {', '.join(COMPRESS)}")
         if self.codec is not None and self.codec not in available():
@@ -64,6 +75,17 @@ class LogSettings:
                 f"compress = {self.compress!r}, which is not installed here: install delta-prop[compress], "
                 "or choose another one"
             )
+
+    @property
+    def kept_s(self) -> float:
+        """How long a delta is kept by itself beyond need, in seconds."""
+        return self.keep_s if self.history_s is None or not self.compact else self.history_s
+
+    @property
+    def compact_from_bytes(self) -> int:
+        """Above how many bytes of log its oldest part is compacted, so that there is room meanwhile."""
+        spare = max(2 * self.segment_bytes_max, self.bytes_max // 5)
+        return min(self.keep_bytes_max, self.bytes_max - spare)
 
     @property
     def codec(self) -> Compression | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from delta_prop_broker.log.cover import Cover
     from delta_prop_broker.log.holders import Holders
     from delta_prop_broker.log.retention import LogSettings
     from delta_prop_broker.log.segment import Segment, Segments
@@ -13,11 +14,12 @@ if TYPE_CHECKING:
 class Room:
     """Counts the bytes of the segments held, and lets the oldest go. `bytes` is what the log holds."""
 
-    def __init__(self, settings: LogSettings, segments: Segments, holders: Holders) -> None:
+    def __init__(self, settings: LogSettings, segments: Segments, holders: Holders, cover: Cover) -> None:
         self.bytes = sum(segment.size for segment in segments.all)
         self._settings = settings
         self._segments = segments
         self._holders = holders
+        self._cover = cover
         self._removed: list[Segment] = []
 
     def take_removed(self) -> list[Segment]:
@@ -40,20 +42,26 @@ class Room:
         return self._fits(size)
 
     def retain(self, now_us: int, *, readable: int, end: int) -> None:
-        """Let go what is beyond `keep_bytes_max` or older than `keep_s`, unless somebody needs it."""
-        floor = min(self._holders.floor(end), readable)
+        """Let go what is beyond `keep_bytes_max` or older than `keep_s`, unless somebody needs it.
+
+        With compaction: what a snapshot covers, since it was beyond that when the snapshot was made.
+        """
+        floor = self._floor(self._holders.floor(end), readable)
         while self._removable(floor):
-            oldest = self._segments.all[0]
-            too_old = now_us - oldest.latest_time > self._settings.keep_s * 1e6
-            if not too_old and self.bytes <= self._settings.keep_bytes_max:
+            too_old = now_us - self._segments.all[0].latest_time > self._settings.keep_s * 1e6
+            kept = not too_old and self.bytes <= self._settings.keep_bytes_max
+            if kept and not self._settings.compact:
                 return
             self._remove()
+
+    def _floor(self, needed: int, readable: int) -> int:
+        return min(needed, self._cover.floor(readable))
 
     def _fits(self, size: int) -> bool:
         return self.bytes + size <= self._settings.bytes_max
 
     def _make(self, size: int, readable: int, end: int) -> None:
-        floor = min(self._holders.floor(end), readable)
+        floor = self._floor(self._holders.floor(end), readable)
         while not self._fits(size) and self._removable(floor):
             self._remove()
 
@@ -72,7 +80,7 @@ class Room:
 
     def _would_fit(self, size: int, readable: int, end: int) -> bool:
         """Whether there would be room without those who give way: nobody is let go for nothing."""
-        floor = min(self._holders.staying_floor(end), readable)
+        floor = self._floor(self._holders.staying_floor(end), readable)
         held = self.bytes
         for segment in self._segments.all[:-1]:
             if segment.end > floor:

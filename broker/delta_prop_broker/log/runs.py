@@ -7,6 +7,7 @@ else keeps its rows, for `merging` to fold: what comes of them depends on the st
 from __future__ import annotations
 
 from bisect import bisect_right
+from contextlib import suppress
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
@@ -124,7 +125,8 @@ class Frameset:
         if self._file is not None and self._disk is not None:
             file, self._file = self._file, None
             file.file.close()
-            self._disk.remove(file.path)
+            with suppress(FileNotFoundError):
+                self._disk.remove(file.path)
 
 
 @dataclass(slots=True)

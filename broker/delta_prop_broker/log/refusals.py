@@ -1,0 +1,32 @@
+"""Why a log on disk takes nothing, in words for whoever sent it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.errors import DeltaPropError, Refused
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from delta_prop_wire.batch import Batch
+
+
+def level_refusal(batch: Batch) -> Refused:
+    """Of a level that one disk cannot grant."""
+    return Refused(
+        ErrorCode.LEVEL_UNAVAILABLE,
+        f"ack level {batch.ack_level.name.lower()} asked for, but a log on one disk grants durable: "
+        "ask for durable",
+    )
+
+
+def stopped(failure: Exception | None) -> Refused:
+    """Of a log whose disk has failed."""
+    if isinstance(failure, DeltaPropError):  # nothing that another try could mend
+        return Refused(ErrorCode.LOG_FAILED, f"the log has stopped: {failure}")
+    return Refused(
+        ErrorCode.LOG_FAILED,
+        f"the log stopped at a failure of its disk ({failure}) and is recovered when that is well "
+        "again: send it again then",
+        retry_after_ms=1000,
+    )

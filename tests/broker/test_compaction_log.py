@@ -1,0 +1,256 @@
+"""A log that lets go only what a snapshot covers: by age, by size, and whatever the disk does meanwhile."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from delta_prop_broker.log.compaction import run_to_end
+from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.durable import DIRECTORY, DurableLog
+from delta_prop_broker.log.snapshot import snapshot_offsets, snapshot_path
+from delta_prop_simulations.disk import SimCrash, SimDisk
+from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.delta import Delta, Source, create, scale, sparse_add
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.states import state_of
+from tests.broker.durable import EVERYTHING, SMALL, Clock, commit, open_log
+
+COMPACT = replace(
+    SMALL, compact=True, keep_bytes_max=6_000, bytes_max=30_000, segment_bytes_max=1_500, keep_s=1e6
+)
+KEYS = 5
+
+
+def made(number: int) -> Delta:
+    key = f"v-{number % KEYS}"
+    if number < KEYS:
+        return Delta(key, create([float(number), 1.0]), "n", metadata={"n": number})
+    step = (scale(-1.0), sparse_add([1], [1.0]))[number // KEYS % 2]
+    return Delta(key, step, "n", metadata={"n": number} if number % 3 else None)
+
+
+@dataclass
+class Service:
+    """Appends, commits, compacts and retains in turn, as a service does; `acked` was promised."""
+
+    disk: SimDisk
+    acked: int = 0
+    removed: int = 0
+    made: int = 0
+    log: DurableLog = field(init=False)
+
+    def open(self) -> None:
+        self.log, _ = open_log(self.disk, COMPACT)
+
+    def append(self, count: int) -> None:
+        for _ in range(count):
+            at = self.log.next_offset
+            batch = encode_batch([made(at), made(at + 1)], origin=1, base=at + 1)
+            self.log.append(batch, lamport=at + 1, source=Source.LOCAL)
+            if at % 4 == 0:
+                self.commit()
+
+    def commit(self) -> None:
+        commit(self.log)
+        self.acked = max(self.acked, self.log.synced)
+
+    def compact(self) -> None:
+        compaction = self.log.take_compaction(0)
+        if compaction is not None:
+            done = False
+            try:
+                done = run_to_end(compaction)
+            finally:
+                self.log.finish_compaction(compaction, made=done)
+            self.made += done
+        self.removed += self.log.retain(0)
+        self.commit()
+
+    def live(self) -> None:
+        self.open()
+        for _ in range(4):
+            self.append(20)
+            self.compact()
+        self.log.close()
+
+
+def check(disk: SimDisk, acked: int) -> None:
+    """Snapshot and tail together are the fold of everything appended, and all that was promised is in them."""
+    log, report = open_log(disk, COMPACT)
+    assert log.next_offset >= acked
+    states: dict[str, State] = {}
+    begin = 0
+    snapshot = log.snapshot()
+    assert snapshot is not None or log.first_offset == 0
+    if snapshot is not None:
+        snapshot.verify()
+        begin = snapshot.offset
+        assert log.first_offset <= begin <= log.next_offset
+        for logged in snapshot.frames():
+            for row, key in enumerate(logged.batch.keys):
+                states[key] = state_of(logged.batch, row)
+        snapshot.close()
+    while batches := log.read(begin, **EVERYTHING):
+        for logged in batches:
+            for row, key in enumerate(logged.batch.keys):
+                operation, metadata = logged.batch.operation(row), logged.batch.metadata(row)
+                states[key] = apply(states.get(key, State()), operation, metadata, logged.key(row))
+        begin = batches[-1].next_offset
+    wanted: dict[str, State] = {}
+    for at in range(log.next_offset):
+        delta = made(at)
+        key = delta.vector_id
+        wanted[key] = apply(wanted.get(key, State()), delta.operation, delta.metadata, (at + 1, 1, at + 1))
+    assert {key: (*state.content, state.key) for key, state in states.items()} == {
+        key: (*state.content, state.key) for key, state in wanted.items()
+    }
+    names = disk.list(DIRECTORY)
+    assert len(snapshot_offsets(names)) <= 1
+    assert not any(name.endswith(".new") for name in names)
+    log.close()
+
+
+def test_segments_go_when_a_snapshot_covers_them() -> None:
+    service = Service(SimDisk())
+    service.live()
+    assert service.made >= 2
+    assert service.removed >= 8
+    check(service.disk.crash(), service.acked)
+
+
+def test_nothing_goes_without_one() -> None:
+    service = Service(SimDisk())
+    service.open()
+    service.append(60)
+    assert service.log.statistics().bytes > COMPACT.keep_bytes_max
+    assert service.log.retain(1 << 60) == 0
+    with pytest.raises(Refused, match="the oldest are being made into a snapshot") as full:
+        service.append(1_000)
+    assert full.value.code is ErrorCode.LOG_FULL
+    assert full.value.retryable
+    service.compact()
+    assert service.removed > 0
+    service.append(2)
+
+
+def test_who_needs_the_oldest_keeps_it_and_who_gives_way_does_not_hold_compaction_up() -> None:
+    service = Service(SimDisk())
+    service.open()
+    service.log.hold("slow", lambda: 0)
+    service.append(40)
+    assert service.log.take_compaction(0) is None
+    service.log.release("slow")
+    service.log.hold("gives way", lambda: 0, lambda: None)
+    service.compact()
+    assert (service.made, service.removed) == (1, 0)
+    service.log.release("gives way")
+    service.compact()
+    assert service.removed > 0
+    check(service.disk.crash(), service.acked)
+
+
+def test_what_is_within_the_window_is_not_compacted_away() -> None:
+    clock = Clock()
+    settings = replace(COMPACT, keep_bytes_max=20_000, bytes_max=40_000, history_s=50.0)
+    log, _ = open_log(SimDisk(), settings, clock=clock)
+    for at in range(40):
+        batch = encode_batch([made(at)], origin=1, base=at + 1)
+        log.append(batch, lamport=at + 1, source=Source.LOCAL)
+        commit(log)
+    segments = list(log._segments.all)
+    assert len(segments) > 4
+    assert log.take_compaction(segments[0].latest_time + 49_000_000) is None
+    compaction = log.take_compaction(segments[1].latest_time + 50_000_001)
+    assert compaction is not None
+    assert compaction.offset == segments[1].end
+    assert log.take_compaction(segments[-1].latest_time + 99_000_000) is None, "one at a time"
+
+
+@pytest.mark.parametrize("kept", ["old", "new"])
+def test_one_that_is_given_up_leaves_nothing_behind(kept: str) -> None:
+    service = Service(SimDisk())
+    service.open()
+    service.append(40)
+    if kept == "old":
+        service.compact()
+        service.append(40)
+    before = service.disk.paths()
+    compaction = service.log.take_compaction(0)
+    assert compaction is not None
+    assert not compaction.step()
+    compaction.abort()
+    service.log.finish_compaction(compaction, made=False)
+    assert service.disk.paths() == before
+    service.compact()
+    check(service.disk.crash(), service.acked)
+
+
+def test_a_crash_at_every_call(full: bool) -> None:
+    whole = Service(SimDisk())
+    whole.live()
+    calls = whole.disk.calls
+    found = {"snapshot": 0, "none": 0, "temporary": 0}
+    for number in range(1, calls + 1, 1 if full else 7):
+        for seed in range(5 if full else 1):
+            disk = SimDisk(seed)
+            disk.crash_at(number)
+            service = Service(disk)
+            with pytest.raises(SimCrash):
+                service.live()
+            disk.heal()
+            after = disk.crash(seed)
+            names = after.list(DIRECTORY)
+            found["temporary"] += any(name.endswith(".new") for name in names)
+            found["snapshot" if snapshot_offsets(names) else "none"] += 1
+            check(after, service.acked)
+            check(disk.kill(), service.acked)
+    print(f"{calls} calls: {found}")
+    assert min(found.values()) > 0
+
+
+def test_a_failing_disk_leaves_the_log_as_it_was(full: bool) -> None:
+    whole = Service(SimDisk())
+    whole.open()
+    whole.append(60)
+    first = whole.disk.calls
+    whole.compact()
+    struck = 0
+    for number in range(first + 1, whole.disk.calls, 1 if full else 4):
+        service = Service(SimDisk())
+        service.open()
+        service.append(60)
+        service.disk.fail(number, errno.ENOSPC)
+        try:
+            service.compact()
+        except OSError:
+            struck += 1
+        service.disk.heal()
+        check(service.disk.kill(), service.acked)
+    assert struck > 3
+
+
+def test_damage_is_told_and_nothing_more_goes() -> None:
+    service = Service(SimDisk())
+    service.live()
+    (offset,) = snapshot_offsets(service.disk.list(DIRECTORY))
+    service.disk.flip(snapshot_path(DIRECTORY, offset), 20, 1)
+    log, _ = open_log(service.disk, COMPACT)
+    with pytest.raises(LogDamaged, match=r"\.snapshot, byte 0: its header does not fit its checksum"):
+        log.snapshot()
+    service.log = log
+    service.append(50)
+    assert log.take_compaction(1 << 62) is None
+    assert log.retain(1 << 62) == 0
+    with pytest.raises(Refused, match="its snapshot cannot be used"):
+        service.append(1_000)
+
+
+@pytest.mark.parametrize("wrong", [{"history_s": 0.0}, {"compact_memory_bytes_max": 0}])
+def test_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="give positive values"):
+        replace(COMPACT, **wrong)  # type: ignore[arg-type]
