@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 OnLogFull: TypeAlias = Literal["refuse", "needs_snapshot"]
 """When a required sink keeps the log full: producers are refused, or the sink loses its place."""
 
+Place: TypeAlias = Literal["earliest", "latest"] | int
+"""Where a sink goes on: at what the log still has, at what comes next, at an offset."""
+
 
 @dataclass(frozen=True, slots=True)
 class Terms:
@@ -95,8 +98,7 @@ class Attachments:
         self._cursors: dict[str, KeptCursor] = dict(kept)
         self.quarantines = Quarantines(disk, log.log_id, world)
         for name, cursor in kept.items():
-            if cursor.required:
-                log.hold(name, partial(_dealt_with, cursor))
+            self._remember(name, cursor)
 
     # --- coming and going
 
@@ -125,10 +127,8 @@ class Attachments:
         if not isinstance(sink, Subscription):  # whose name never comes back
             quarantine, keeper = await self.quarantines.open(name, terms.limits)
         attached = Attached(name, sink, self._log, self._world, frozenset(map(str, terms.topics)))
-        rebuilds = can_be_rebuilt(sink, terms.topics)
-        begin, keeps_cursor = await attached.open(
-            terms.start, self._cursors.get(name, KeptCursor(0, 0)), rebuilds=rebuilds, forced=terms.rebuild
-        )
+        rebuilds, kept = can_be_rebuilt(sink, terms.topics), self._cursors.get(name, KeptCursor(0, 0))
+        begin, keeps_cursor = await attached.open(terms.start, kept, rebuilds=rebuilds, forced=terms.rebuild)
         try:
             self._check_open()  # while the sink opened much may have happened
             if name in self.attached:
@@ -168,6 +168,8 @@ class Attachments:
             gives_way=gives_way,
             now=self._world.clock.now(),
         )
+        if kept.paused:
+            feed.pause()
         self._tasks.start_soon(attached.run)
         return feed
 
@@ -353,6 +355,64 @@ class Attachments:
             held = feed.quarantine.holds_any(first, offset)
             if held is not None:
                 raise _set_aside(feed, held)
+
+    def pause(self, name: str) -> None:
+        """Bring a sink nothing until `resume`, in later processes neither. Raises UsageError."""
+        self._set_paused(name, True)
+
+    def resume(self, name: str) -> None:
+        """End a pause; a sink that has stopped goes on too. Raises UsageError."""
+        self._set_paused(name, False)
+
+    def _set_paused(self, name: str, paused: bool) -> None:
+        if name in self.attached:
+            feed = self.feed(name)
+            (feed.pause if paused else feed.resume)()
+        else:
+            self._remember(name, self._remembered(name)._replace(paused=paused))
+
+    async def reset(self, name: str, to: Place, timeout_s: float) -> int:
+        """Have a sink whose cursor is kept here go on from another offset; return that.
+
+        Raises Refused, TimeoutError, UsageError.
+        """
+        offset = self._offset(to)
+        feed = self.feed(name) if name in self.attached else None
+        if (feed.kept_cursor if feed is not None else self._remembered(name)).own:
+            raise UsageError(
+                f"sink {name!r} keeps its cursor with its data, which would not follow: rebuild it, or give "
+                "it data and a name of its own"
+            )
+        if feed is None:
+            self._remember(name, self._remembered(name)._replace(reported=0, dealt_with=offset))
+            return offset
+        request = ReplayRequest(None, drop=False, reset_to=offset)
+        feed.request(request)
+        with anyio.fail_after(timeout_s):
+            await request.wait()
+        return offset
+
+    def _offset(self, to: Place) -> int:
+        log = self._log
+        offset = {"earliest": log.first_offset, "latest": log.visible}.get(to) if isinstance(to, str) else to
+        if type(offset) is not int or not log.first_offset <= offset <= log.visible:
+            raise UsageError(
+                f"to={to!r:.80}: give earliest, latest or an offset from {log.first_offset} to {log.visible}"
+            )
+        return offset
+
+    def _remembered(self, name: str) -> KeptCursor:
+        if name not in self._cursors:
+            known = sorted(self._cursors.keys() | self.attached.keys())
+            raise UsageError(f"no sink named {name!r} is attached or remembered; there are {known}")
+        return self._cursors[name]
+
+    def _remember(self, name: str, cursor: KeptCursor) -> None:
+        """Of a sink that is not attached; the log keeps what it needs."""
+        self._cursors[name] = cursor
+        self._log.release(name)
+        if cursor.required:
+            self._log.hold(name, partial(_dealt_with, cursor))
 
     async def replay(self, name: str, named: Sequence[int], *, drop: bool, timeout_s: float) -> Replayed:
         """Have quarantined deltas (none named: all) applied, or dropped.

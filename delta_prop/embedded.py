@@ -15,7 +15,7 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.attached import Start
-from delta_prop.attachments import Attachments, OnLogFull, Terms
+from delta_prop.attachments import Attachments, OnLogFull, Place, Terms
 from delta_prop.backpressure.controller import INTERVAL_S
 from delta_prop.checks import parse_topics
 from delta_prop.config import Settings
@@ -248,6 +248,26 @@ class Propagator(Publishing):
         """
         self._check_open()
         self._sinks.rebuild(name)
+
+    def pause(self, name: str) -> None:
+        """Bring a sink nothing until `resume`, after a restart neither; the log keeps what it needs, as for
+        one that is away. Raises UsageError.
+        """
+        self._check_open()
+        self._sinks.pause(name)
+
+    def resume(self, name: str) -> None:
+        """End a pause: the sink goes on from its cursor, one that has stopped too. Raises UsageError."""
+        self._check_open()
+        self._sinks.resume(name)
+
+    async def reset(self, name: str, to: Place, *, timeout_s: float = 30.0) -> int:
+        """Have a sink go on at `to` (`earliest`, `latest`, an offset); return the offset. What lies behind
+        it comes, again or not; what was dropped does not. For sinks whose cursor is kept beside the log.
+        Raises Refused, TimeoutError, UsageError.
+        """
+        self._check_open()
+        return await self._sinks.reset(name, to, timeout_s)
 
     def quarantine(self, sink: str) -> list[SetAside]:
         """What this sink has set aside, in log order: what it rejected, and what lines up behind that."""

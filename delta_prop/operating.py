@@ -70,12 +70,15 @@ class Operating:
                 logger.warning("%s is no request to this log, and is removed", path)
                 await self._threads.run(partial(remove_request, self._disk, path))
             elif request.sink not in passed:
-                passed.add(request.sink)
-                if request.verb not in ("replay", "drop"):
-                    await self._carry_out(path, request)
-                elif tasks is not None:
-                    self._busy.add(request.sink)
-                    tasks.start_soon(self._in_its_time, path, request)
+                if request.verb in ("pause", "resume") or request.sink not in self._sinks.attached:
+                    done = await self._carry_out(path, request)
+                else:
+                    done = False
+                    if tasks is not None:
+                        self._busy.add(request.sink)
+                        tasks.start_soon(self._in_its_time, path, request)
+                if not done:
+                    passed.add(request.sink)
 
     async def _in_its_time(self, path: str, request: OperatorRequest) -> None:
         try:
@@ -85,19 +88,32 @@ class Operating:
         finally:
             self._busy.discard(request.sink)
 
-    async def _carry_out(self, path: str, request: OperatorRequest) -> None:
+    async def _carry_out(self, path: str, request: OperatorRequest) -> bool:
+        """Whether it is done, durably."""
         try:
             done = await self._do(request)
+        except TimeoutError:
+            done = False
         except (Refused, UsageError) as error:
             logger.warning("%s of sink %r, as asked, was not done: %s", request.verb, request.sink, error)
             done = True
         if done:
             await self._keep_cursors()
             await self._threads.run(partial(remove_request, self._disk, path))
+        return done
 
     async def _do(self, request: OperatorRequest) -> bool:
         """Whether it is done; else it stays. Raises Refused, UsageError where it cannot be."""
         sinks, name = self._sinks, request.sink
+        if request.verb == "pause":
+            sinks.pause(name)
+            return True
+        if request.verb == "resume":
+            sinks.resume(name)
+            return True
+        if request.verb == "reset":
+            await sinks.reset(name, request.offsets[0], _PATIENCE_S)
+            return True
         attached = sinks.attached.get(name)
         if attached is None or attached.closing:
             return False

@@ -90,7 +90,7 @@ def _read(disk: Disk, path: str) -> OperatorRequest | Literal[False] | None:
     except (KeyError, TypeError, ValueError):
         return None
     sound = checksum == b"%08x" % crc32c(body) and request.verb in get_args(Verb)
-    return request if sound else None
+    return request if sound and (request.verb != "reset" or len(request.offsets) == 1) else None
 
 
 def remove_request(disk: Disk, path: str) -> None:

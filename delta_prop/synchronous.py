@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from delta_prop.attached import Start
-    from delta_prop.attachments import OnLogFull
+    from delta_prop.attachments import OnLogFull, Place
     from delta_prop.backpressure.pacer import Pressure
     from delta_prop.config import Settings
     from delta_prop.producer import Producer
@@ -117,6 +117,18 @@ class SyncPropagator:
     def rebuild(self, name: str) -> None:
         """Have a sink's data replaced by the newest snapshot of the log and what follows it."""
         self.call(partial(self._propagator.rebuild, name))
+
+    def pause(self, name: str) -> None:
+        """Bring a sink nothing until `resume`."""
+        self.call(partial(self._propagator.pause, name))
+
+    def resume(self, name: str) -> None:
+        """End a pause."""
+        self.call(partial(self._propagator.resume, name))
+
+    def reset(self, name: str, to: Place, *, timeout_s: float = 30.0) -> int:
+        """Have a sink go on at `earliest`, `latest` or an offset; return the offset."""
+        return self._running().call(partial(self._propagator.reset, name, to, timeout_s=timeout_s))
 
     def quarantine(self, sink: str) -> list[SetAside]:
         """What this sink has set aside, in log order."""

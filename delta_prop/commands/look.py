@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
+from delta_prop.commands.asking import waiting_requests
 from delta_prop.commands.groups import forget_group, read_groups
 from delta_prop.commands.opened import open_disk, open_log
 from delta_prop.commands.places import LATEST, parse_at
@@ -125,22 +126,26 @@ def sinks(data: str, *, as_json: bool) -> int:
     if as_json:
         edge.put_all(map(json.dumps, found))
         return OK
-    heads = f"{'name':24}  {'kind':6}  {'offset':>12}  {'lag':>12}  {'quarantined':>11}  log kept for it"
+    heads = f"{'name':24}  {'kind':6}  {'offset':>12}  {'lag':>12}  {'quarantined':>11}  log kept  notes"
     edge.put(heads)
     for one in found:
         needed = "yes" if one["required"] else "no"
         numbers = f"{one['offset']:>12,}  {one['lag']:>12,}  {one.get('quarantined', 0):>11,}"
-        edge.put(f"{one['name']:24}  {one['kind']:6}  {numbers}  {needed}")
+        asked = [f"{verb} asked for" for verb in one.get("asked", ())]
+        notes = ", ".join(["paused"] * one.get("paused", False) + asked)
+        edge.put(f"{one['name']:24}  {one['kind']:6}  {numbers}  {needed:8}  {notes}".rstrip())
     return OK
 
 
 def _all_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
-    held = quarantined(disk, log.log_id)
+    held, requests = quarantined(disk, log.log_id), waiting_requests(disk, log.log_id)
     found: list[dict[str, Any]] = []
     for name, cursor in sorted(read_cursors(disk, log.log_id).items()):
         at = cursor.dealt_with
         found.append({"name": name, "kind": "sink", "offset": at, "required": cursor.required})
-        found[-1]["quarantined"] = len(held.get(name, ()))
+        found[-1] |= {"paused": cursor.paused, "quarantined": len(held.get(name, ()))}
+        asked = [one.verb for one in requests if one.sink == name]
+        found[-1] |= {"asked": asked} if asked else {}
     for name, at in read_groups(disk, log.log_id).items():
         found.append({"name": name, "kind": "group", "offset": at, "required": False})
     return [one | {"lag": max(log.visible - one["offset"], 0)} for one in found]

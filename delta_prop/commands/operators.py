@@ -32,15 +32,26 @@ def _add_sinks(verbs: Any) -> None:
     json_argument(parser)
     below = parser.add_subparsers(title="verbs", metavar="VERB", dest="sinks_verb")
     _below(below, "forget", "remember nothing of a sink or group", "sinks forget audit --data facts")
+    _below(below, "pause", "bring it nothing until it is resumed", "sinks pause audit --data facts")
+    _below(below, "resume", "end a pause, or a stop", "sinks resume audit --data facts")
+    reset = _below(
+        below, "reset", "have it go on elsewhere in the log", "sinks reset audit --to earliest --data facts"
+    )
+    reset.add_argument("--to", metavar="PLACE", required=True, help="earliest, latest or an offset")
 
     def start(options: Namespace) -> int:
         from delta_prop.commands.look import forget, sinks
+        from delta_prop.commands.steer import reset, set_paused
 
         data = getattr(options, "below_data", None) or options.data
         if data is None:
             parser.error("the following arguments are required: --data")
         if options.sinks_verb == "forget":
             return forget(data, options.name)
+        if options.sinks_verb == "reset":
+            return reset(data, options.name, options.to)
+        if options.sinks_verb is not None:
+            return set_paused(data, options.name, options.sinks_verb)
         return sinks(data, as_json=options.json)
 
     parser.set_defaults(run=start)

@@ -20,18 +20,17 @@ import numpy as np
 
 from delta_prop.route import reasons
 from delta_prop.route.breaker import Breaker, BreakerState
-from delta_prop.route.late import answer_request, means, rows_of
+from delta_prop.route.late import Replayed, answer_request, means, rows_of
 from delta_prop.route.mailbox import Mailbox
 from delta_prop.route.progress import Progress
 from delta_prop.route.quarantine import Quarantine
-from delta_prop.route.status import ENDED, FeedLimits, FeedState, FeedStatistics, text_of
-from delta_prop.route.table import Nothing
+from delta_prop.route.status import ENDED, WORSE, FeedLimits, FeedState, FeedStatistics, text_of
 from delta_prop_sinks.sink import Delivery, RejectDelta, SinkFailure, StopSink, TryAgain
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -232,22 +231,41 @@ class Feed(Progress):
         self._tell_progress()
         self._commit_waiters.wake(self.committed)
 
+    def pause(self) -> None:
+        """Deliver nothing until `resume`; what the log holds waits for it."""
+        self.paused = True
+        self.stop(reasons.is_paused(self.name, self._applied), FeedState.PAUSED)
+
+    def resume(self) -> None:
+        """End a pause; go on after a stop too."""
+        self.paused = False
+        if self.state is FeedState.PAUSED:
+            self.state = FeedState.STOPPED
+        self.restart()
+
+    @property
+    def resetting(self) -> bool:
+        """Whether it is to go on from another offset, so that what is in hand does not matter any more."""
+        return any(one.reset_to is not None and not one.withdrawn for one in self._requests)
+
     def request(self, request: ReplayRequest) -> None:
-        """Have quarantined deltas applied or dropped, between two deliveries."""
+        """Have quarantined deltas applied or dropped, between two deliveries; or begin elsewhere."""
         if self.state is FeedState.CLOSED and self.reason is not None:
             request.end(self.reason)
             return
         kept = [one for one in self._requests if one is self._requests[0] or not one.withdrawn]
         self._requests = deque([*kept, request])
+        if request.reset_to is not None:
+            self._probe_now.set()
         self._ring_bell()
 
     def stop(self, refusal: Refused, state: FeedState = FeedState.STOPPED) -> None:
         """Deliver no more; whoever waits for this sink is told.
 
         Of two reasons the first counts, but for a full quarantine, from which a sink goes on by itself,
-        and a sink that stands may still lose its place.
+        and a sink that stands may still be paused, or lose its place.
         """
-        worse = state is FeedState.NEEDS_SNAPSHOT and self.state is FeedState.STOPPED
+        worse = (self.state, state) in WORSE
         if self.ended and not self._full and not worse:
             if state is FeedState.CLOSED:
                 self.state = state
@@ -338,7 +356,7 @@ class Feed(Progress):
             else:
                 self.stop(refusal)
             return []
-        found = list(self._matching(read))
+        found = list(self._table.deliveries(self, read, self._end))
         if read:
             self._end = read[-1].next_offset
         # No await between this comparison and the flag: what is appended next is offered.
@@ -348,18 +366,6 @@ class Feed(Progress):
         if not found:
             self._progress(self._end)
         return found
-
-    def _matching(self, read: Sequence[LoggedBatch]) -> Iterator[Delivery]:
-        for logged in read:
-            rows = self._table.rows_for(self, logged.batch)
-            if isinstance(rows, Nothing):
-                continue
-            if logged.offset < self._end:  # resumes inside this batch
-                chosen = np.arange(logged.count) if rows is None else rows
-                rows = chosen[chosen >= self._end - logged.offset]
-                if not len(rows):
-                    continue
-            yield Delivery(logged, rows)
 
     async def _gather(self) -> None:
         """While the sink was busy deltas arrived: wait for a full batch, 10 ms from the first at most."""
@@ -389,6 +395,8 @@ class Feed(Progress):
         self._read_on()
         self._full = False
         self.state, self.reason = FeedState.IDLE, None
+        if self.paused:
+            self.pause()
 
     def _read_on(self) -> None:
         """Forget what was handed over and not applied: it is read from the log again."""
@@ -402,7 +410,7 @@ class Feed(Progress):
     async def _deliver(self, deliveries: list[Delivery]) -> None:
         """Have deliveries applied, whatever it takes; or set aside, as far as the sink rejects them."""
         end = deliveries[-1].next_offset if deliveries else 0
-        while deliveries and not (self.ended or self.rebuilding):
+        while deliveries and not (self.ended or self.rebuilding or self.resetting):
             if self.quarantine.concerns(deliveries[0].first_offset):
                 deliveries = self._sift(deliveries)
                 self._in_hand = sum(delivery.count for delivery in deliveries)
@@ -416,7 +424,7 @@ class Feed(Progress):
             if deliveries:
                 await anyio.lowlevel.checkpoint()  # a sink that only rejects must not keep others waiting
         self._in_hand = 0
-        if not (self.ended or self.rebuilding):
+        if not (self.ended or self.rebuilding or self.resetting):
             self._progress(end)
             if self._full_at is not None:
                 self._stop_full(self._full_at)
@@ -586,8 +594,15 @@ class Feed(Progress):
         """Do what an operator asks for; a full quarantine has room then, and the sink goes on."""
         if request.withdrawn:
             pass
+        elif request.reset_to is not None:
+            self.begin_at(request.reset_to)
+            if self.state is FeedState.NEEDS_SNAPSHOT:
+                self._go_on()
+            request.end(Replayed(0, 0, len(self.quarantine)))
         elif not self.answers:
-            request.end(self.failed("it applies nothing while it stands: restart it, then ask again"))
+            request.end(
+                self.failed("it applies nothing while it stands: restart it (or resume it), then ask again")
+            )
         else:
             if self._full:  # stopped for that alone
                 self._go_on()

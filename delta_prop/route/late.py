@@ -34,11 +34,15 @@ class Replayed:
 
 
 class ReplayRequest:
-    """Apply (or drop) what the sink rejected at these offsets (None: all of it), and what that frees."""
+    """Apply (or drop) what the sink rejected at these offsets (None: all of it), and what that frees.
 
-    def __init__(self, offsets: frozenset[int] | None, *, drop: bool) -> None:
+    With `reset_to` nothing of that: go on from another offset.
+    """
+
+    def __init__(self, offsets: frozenset[int] | None, *, drop: bool, reset_to: int | None = None) -> None:
         self.offsets = offsets
         self.drop = drop
+        self.reset_to = reset_to
         self.withdrawn = False
         self._answer: Replayed | Refused | None = None
         self._answered = anyio.Event()
@@ -95,7 +99,7 @@ async def answer_request(feed: Feed, request: ReplayRequest) -> Replayed:
                 feed.breaker.progressed()
             await feed.back_off(failure)
         await anyio.lowlevel.checkpoint()  # a sink that never waits must not keep others waiting
-        if feed.ended or request.withdrawn:
+        if feed.ended or request.withdrawn or feed.resetting:
             break
     await feed.kept()
     return Replayed(held - dropped - len(quarantine), dropped, len(quarantine))

@@ -32,6 +32,7 @@ class Progress:
         self.reason: Refused | None = None
         self.rebuilder: Rebuilder | None = None
         """Where the sink can be rebuilt."""
+        self.paused = False
         self._log = log
         self._keeps_cursor = keeps_cursor
         self._on_progress = on_progress
@@ -67,7 +68,11 @@ class Progress:
         settled = not self._keeps_cursor or self._committed >= self._handed_over
         void = self.rebuilder is not None and self.rebuilder.begun
         return KeptCursor(
-            self._reported, self.applied if settled else self._committed, required=False, rebuilding=void
+            self._reported,
+            self.applied if settled else self._committed,
+            rebuilding=void,
+            paused=self.paused,
+            own=self._keeps_cursor,
         )
 
     @property

@@ -57,6 +57,15 @@ def is_detached(name: str) -> Refused:
     return Refused(ErrorCode.SHUTTING_DOWN, f"sink {name!r} is detached: attach it again")
 
 
+def is_paused(name: str, applied: int) -> Refused:
+    """An operator lets it rest."""
+    return Refused(
+        ErrorCode.PROCESSING_FAILED,
+        f"sink {name!r} is paused at offset {applied}: resume it",
+        details={"sink": name, "applied": applied},
+    )
+
+
 def is_full(quarantine: Quarantine, offset: int) -> str:
     """Why a sink stops whose quarantine has no room."""
     return (

@@ -31,12 +31,15 @@ class KeptCursor(NamedTuple):
 
     `required`: the log keeps what comes after for it, though it is not attached. `rebuilding`: a rebuild
     was begun and has not ended, so the sink holds nothing whole, and is rebuilt when it comes back.
+    `paused`: it gets nothing until it is resumed. `own`: the sink keeps its cursor with its data.
     """
 
     reported: int
     dealt_with: int
     required: bool = False
     rebuilding: bool = False
+    paused: bool = False
+    own: bool = False
 
 
 def text_of(failure: BaseException | None) -> str:
@@ -56,12 +59,22 @@ class FeedState(Enum):
     BREAKER_OPEN = "breaker open"
     REBUILDING = "rebuilding"
     STOPPED = "stopped"
+    PAUSED = "paused"
     NEEDS_SNAPSHOT = "needs snapshot"
     CLOSED = "closed"
 
 
-ENDED = frozenset({FeedState.STOPPED, FeedState.NEEDS_SNAPSHOT, FeedState.CLOSED})
+ENDED = frozenset({FeedState.STOPPED, FeedState.PAUSED, FeedState.NEEDS_SNAPSHOT, FeedState.CLOSED})
 """Nothing is delivered any more, until someone acts."""
+
+WORSE = frozenset(
+    {
+        (FeedState.STOPPED, FeedState.PAUSED),
+        (FeedState.STOPPED, FeedState.NEEDS_SNAPSHOT),
+        (FeedState.PAUSED, FeedState.NEEDS_SNAPSHOT),
+    }
+)
+"""What a feed stands for, and for what it stands from then on."""
 
 
 @dataclass(frozen=True, slots=True)

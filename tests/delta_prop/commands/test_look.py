@@ -84,7 +84,15 @@ def test_a_sink_is_listed_and_forgotten(command: Command) -> None:
     anyio.run(attach)
     command.publish(many(2))
     assert command("sinks", "--json").lines == [
-        {"name": "audit", "kind": "sink", "offset": 3, "required": True, "quarantined": 0, "lag": 2}
+        {
+            "name": "audit",
+            "kind": "sink",
+            "offset": 3,
+            "required": True,
+            "paused": False,
+            "quarantined": 0,
+            "lag": 2,
+        }
     ]
     assert command("sinks").out.splitlines()[1].split() == ["audit", "sink", "3", "2", "0", "yes"]
     assert command("sinks", "forget", "audit").status == 0

@@ -1,0 +1,57 @@
+"""`sinks pause`, `resume`, `reset`: whether a sink gets deltas, and from where on. They leave a request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from delta_prop.commands.asking import ask, open_directory
+from delta_prop.commands.groups import read_groups
+from delta_prop.commands.opened import open_log
+from delta_prop.cursors import read_cursors
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from delta_prop.route.status import KeptCursor
+
+OK = 0
+
+
+def set_paused(data: str, name: str, verb: Literal["pause", "resume"]) -> int:
+    """Bring a sink nothing more, or go on. Raises UsageError, OSError."""
+    _remembered(data, name)
+    ask(data, verb, name, (), f"{verb} of sink {name!r}")
+    return OK
+
+
+def reset(data: str, name: str, to: str) -> int:
+    """Have a sink go on from another offset. Raises UsageError, LogDamaged, OSError.
+
+    What is meant is fixed here: a request that is carried out later, or twice, means the same offset.
+    """
+    if _remembered(data, name).own:
+        raise UsageError(
+            f"sink {name!r} keeps its cursor with its data, which would not follow: rebuild it, or give it "
+            "data and a name of its own"
+        )
+    _, log, _ = open_log(data)
+    first, end = log.first_offset, log.visible
+    log.close()
+    named = {"earliest": first, "latest": end}
+    offset = int(to) if to.isascii() and to.isdigit() else named.get(to, -1)
+    if not first <= offset <= end:
+        raise UsageError(f"--to {to}: give earliest, latest or an offset from {first} to {end}")
+    ask(data, "reset", name, (offset,), f"reset of sink {name!r} to offset {offset}")
+    return OK
+
+
+def _remembered(data: str, name: str) -> KeptCursor:
+    disk, log_id = open_directory(data)
+    cursors = read_cursors(disk, log_id)
+    if name in cursors:
+        return cursors[name]
+    if name in read_groups(disk, log_id):
+        raise UsageError(
+            f"{name!r} is a group, not a sink: `subscribe --group {name} --start PLACE` moves it"
+        )
+    known = ", ".join(sorted(cursors)) or "none"
+    raise UsageError(f"no sink named {name!r} is remembered; sinks that are: {known}")

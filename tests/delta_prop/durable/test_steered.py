@@ -1,0 +1,176 @@
+"""`pause`, `resume`, `reset` of a program: what a sink gets, what the log keeps, what a crash leaves."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from delta_prop import LogSettings, Propagator, SyncPropagator
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_sinks import CallbackSink
+from delta_prop_sinks.sink import StopSink
+from delta_prop_wire.errors import Refused, UsageError
+from tests.delta_prop.durable.quarantined import Rejecting, Store, held, made, service
+
+SMALL = LogSettings(segment_bytes_max=4096, bytes_max=1 << 20, keep_bytes_max=8192, keep_s=3600.0)
+
+
+def test_a_paused_sink_holds_the_log_and_no_one_else() -> None:
+    async def main() -> None:
+        disk, seen, other = SimDisk(1), [], []
+        async with service(disk, 1, SMALL) as p:
+            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="rests"))
+            await p.attach(CallbackSink(lambda offset, _: other.append(offset), name="other"))
+            await p.publish(made("a"))
+            await p.wait_visible(1)
+            p.pause("rests")
+            for number in range(300):
+                await p.publish(made(f"v{number}"))
+            await p.wait_visible(301, sinks=["other"])
+            await anyio.sleep(5)
+            log = p.statistics().log
+            assert (log.first_offset, log.held_by) == (0, "rests")
+            with pytest.raises(Refused, match="is paused at offset 1: resume it"):
+                await p.wait_visible(301, sinks=["rests"])
+        async with service(disk.crash(1), 2, SMALL) as p:
+            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="rests"))
+            await anyio.sleep(5)
+            assert p.statistics().sinks["rests"].state == "paused"
+            assert seen == [0]
+            p.resume("rests")
+            await p.wait_visible(301, sinks=["rests"])
+            assert seen == list(range(301))
+            await anyio.sleep(5)
+
+    run_virtual(main)
+
+
+def test_a_pause_that_comes_while_a_call_runs_waits_for_nothing() -> None:
+    async def main() -> None:
+        seen = []
+
+        async def slow(offset: int, _: object) -> None:
+            await anyio.sleep(1)
+            seen.append(offset)
+
+        async with Propagator(world=virtual_world(1)) as p:
+            await p.attach(CallbackSink(slow, name="slow"))
+            for number in range(5):
+                await p.publish(made(f"v{number}"))
+                await anyio.sleep(0.1)
+            p.pause("slow")
+            await anyio.sleep(20)
+            assert seen == [0]
+            p.resume("slow")
+            await p.wait_visible(5, timeout_s=20)
+            assert seen == [0, 1, 2, 3, 4]
+
+    run_virtual(main)
+
+
+def test_a_stopped_sink_is_paused_and_resumed() -> None:
+    async def main() -> None:
+        ill, seen = [True], []
+
+        def take(offset: int, _: object) -> None:
+            if ill:
+                raise StopSink("ill")
+            seen.append(offset)
+
+        async with Propagator(world=virtual_world(1)) as p:
+            await p.attach(CallbackSink(take, name="ill"))
+            await p.publish(made("a"))
+            await anyio.sleep(1)
+            assert p.statistics().sinks["ill"].state == "stopped"
+            p.pause("ill")
+            assert p.statistics().sinks["ill"].state == "paused"
+            p.restart("ill")
+            assert p.statistics().sinks["ill"].state == "paused"
+            ill.clear()
+            p.resume("ill")
+            await p.wait_visible(1)
+            assert seen == [0]
+
+    run_virtual(main)
+
+
+def test_a_sink_is_reset_while_it_works_fails_or_is_away() -> None:
+    async def main() -> None:
+        disk, seen, ill = SimDisk(1), [], [False]
+
+        async def take(offset: int, _: object) -> None:
+            await anyio.sleep(0.01)
+            if ill[0]:
+                raise RuntimeError("ill")
+            seen.append(offset)
+
+        async with service(disk, 1) as p:
+            await p.attach(CallbackSink(take, name="s"))
+            for number in range(10):
+                await p.publish(made(f"v{number}"))
+            await p.wait_visible(10)
+            assert await p.reset("s", 4) == 4
+            await p.wait_visible(10)
+            assert seen == [*range(10), *range(4, 10)]
+            ill[0] = True
+            await p.publish(made("bad"), made("worse"))
+            await anyio.sleep(100)
+            assert p.statistics().sinks["s"].state == "breaker open"
+            assert await p.reset("s", "latest") == 12
+            ill[0] = False
+            await p.publish(made("good"))
+            await p.wait_visible(13, timeout_s=60)
+            assert seen[16:] == [12]
+            told = p.statistics().sinks["s"]
+            assert (told.success, told.skipped, told.applied) == (1, 0, 13)
+            await p.detach("s")
+            assert await p.reset("s", "earliest") == 0
+            with pytest.raises(UsageError, match="from 0 to 13"):
+                await p.reset("s", 14)
+            with pytest.raises(UsageError, match="there are \\['s'\\]"):
+                p.pause("nobody")
+        seen.clear()
+        async with service(disk.crash(1), 2) as p:
+            await p.attach(CallbackSink(take, name="s"))
+            await p.wait_visible(13)
+            assert seen == list(range(13))
+
+    run_virtual(main)
+
+
+def test_a_reset_leaves_what_was_dropped_and_brings_what_is_held() -> None:
+    async def main() -> None:
+        disk, store, bad = SimDisk(1), Store(keeps_cursor=False), {7.0, 8.0}
+        async with service(disk, 1) as p:
+            await p.attach(Rejecting(store, bad))
+            await p.publish(made("a", 7), made("b", 8), made("c"))
+            await p._sinks.feed("adds").wait(3)
+            await p.drop("adds", 0)
+            bad.clear()
+            await p.reset("adds", 0)
+            await p.wait_visible(3)
+            assert held(p) == []
+            assert store.sums == {"b": 8, "c": 1}
+            own = Store(keeps_cursor=True)
+            await p.attach(Rejecting(own, bad), name="own")
+            with pytest.raises(UsageError, match="keeps its cursor with its data"):
+                await p.reset("own", 0)
+
+    run_virtual(main)
+
+
+def test_scripts_steer_too() -> None:
+    seen = []
+    with SyncPropagator() as p:
+        p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="s"))
+        p.publish(made("a"))
+        p.wait_visible(1)
+        p.pause("s")
+        p.publish(made("b"))
+        assert p.statistics().sinks["s"].state == "paused"
+        p.resume("s")
+        p.wait_visible(2)
+        assert p.reset("s", "earliest") == 0
+        p.wait_visible(2)
+        assert seen == [0, 1, 0, 1]
