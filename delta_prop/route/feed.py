@@ -24,6 +24,7 @@ from delta_prop.route.late import Replayed, answer_request, means, rows_of
 from delta_prop.route.mailbox import Mailbox
 from delta_prop.route.progress import Progress
 from delta_prop.route.quarantine import Quarantine
+from delta_prop.route.reading import deliveries_of
 from delta_prop.route.status import ENDED, WORSE, FeedLimits, FeedState, FeedStatistics, text_of
 from delta_prop_sinks.sink import Delivery, RejectDelta, SinkFailure, StopSink, TryAgain
 from delta_prop_wire.errors import Refused
@@ -356,7 +357,7 @@ class Feed(Progress):
             else:
                 self.stop(refusal)
             return []
-        found = list(self._table.deliveries(self, read, self._end))
+        found = list(deliveries_of(read, self, self._table, self._end))
         if read:
             self._end = read[-1].next_offset
         # No await between this comparison and the flag: what is appended next is offered.

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import numpy as np
 
-from delta_prop_sinks.sink import Delivery
 from delta_prop_wire.topics import Topic, TopicKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from delta_prop_wire.batch import Batch, LoggedBatch
+    from delta_prop_wire.batch import Batch
 
     Rows = NDArray[np.intp] | None
 
@@ -86,19 +85,6 @@ class Table(Generic[Target]):
                 if not isinstance(rows, Nothing):
                     found.append((target, rows))
         return found
-
-    def deliveries(self, target: Target, read: Iterable[LoggedBatch], begin: int) -> Iterator[Delivery]:
-        """What of these batches a target wants, from an offset on."""
-        for logged in read:
-            rows = self.rows_for(target, logged.batch)
-            if isinstance(rows, Nothing):
-                continue
-            if logged.offset < begin:  # resumes inside this batch
-                chosen = np.arange(logged.count) if rows is None else rows
-                rows = chosen[chosen >= begin - logged.offset]
-                if not len(rows):
-                    continue
-            yield Delivery(logged, rows)
 
     def rows_for(self, target: Target, batch: Batch) -> Rows | Nothing:
         """The rows of a batch that a target gets: an index array, None for all, or NOTHING."""
