@@ -8,16 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from delta_prop.chain_state import OriginRow, Small
+from delta_prop.ingest.origins import OWN
 from delta_prop.order.clock import OriginClocks
 from delta_prop.receipt import Published
 from delta_prop_wire.delta import AckLevel, Dot, Source
-from delta_prop_wire.encode import encode_void
+from delta_prop_wire.encode import encode_void, read_void
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from delta_prop.chain_state import ChainState
     from delta_prop.ingest.origins import Origins, OriginState
     from delta_prop.ingest.seen_ids import SeenIds
     from delta_prop.ingest.vectors import Vectors
@@ -55,7 +58,7 @@ class Appender:
         self._watermarks = watermarks
         self._origins = origins
         self.vectors = vectors
-        self._ids = ids
+        self.ids = ids
         self._wall_us = wall_us
         self._load_head = load_head
         self._clocks = OriginClocks()
@@ -142,13 +145,66 @@ class Appender:
             logged.offset, batch.dot(0), draft.count, self._kept_as(draft.ack_level), duplicates
         )
 
-    def restore(self, logged: LoggedBatch, now: float) -> None:
-        """Move what moves with the log, for a batch that was in it already."""
+    # --- from the log, and from checkpoints
+
+    def restore(self, logged: LoggedBatch, now: float, *, known: bool = False) -> None:
+        """Move what moves with the log, for a batch that was in it already.
+
+        `known`: its origin has come further, since that was saved a little later than the rest.
+        """
         batch = logged.batch
+        self.lamport = max(self.lamport, logged.lamport + batch.count - 1)
+        self.vectors.appended(batch, logged.source)
+        if batch.ids is not None:
+            self.ids.add(batch.ids, logged.offset)
+        if known:
+            return
         state = self._origins.restore(batch.origin, batch.epoch, now)
-        self._commit(logged, now)
-        if batch.is_control:
-            state.note_void(batch, ErrorCode(int.from_bytes(batch.blob(0), "little")))
+        refused = read_void(batch) if batch.is_control else None
+        self._origins.appended(state, batch, logged.offset, now, None if refused is None else refused.firsts)
+        self._clocks.appended(batch.origin, batch.clock)
+        if refused is not None:
+            if refused.crc is not None:
+                state.remember(batch.base, batch.last, refused.crc)
+            if refused.firsts is None:
+                state.note_void(batch, refused.code)
+
+    def note_time(self, wall_us: int) -> None:
+        """What was appended last was appended then (us since 1970): hybrid time goes on above that."""
+        self._hybrid_time = max(self._hybrid_time, wall_us // 1000 << 16)
+
+    def save_small(self) -> Small:
+        """What is small of the state, without the names of parts."""
+        statistics = self.ids.kept_since, self.ids.forgotten
+        return Small(self.lamport, self._hybrid_time, *statistics, self.vectors.saved())
+
+    def save_origin(
+        self, origin: int, idle: Mapping[int, tuple[str, int]], *, whole: bool
+    ) -> OriginRow | None:
+        """One origin as it is now, None where nothing changed since it was saved (unless `whole`)."""
+        state, watermark = self._origins.get(origin), self._watermarks.get(origin, 0)
+        if state is None:
+            _, epoch = idle.get(origin, ("", 0))
+            return OriginRow(origin, watermark, epoch, None, {})
+        unused = state.owner == OWN and not watermark
+        if unused or not (whole or state.changed):
+            return None
+        return OriginRow(
+            origin, watermark, state.epoch, state.save(whole=whole), self._clocks.clock(origin)
+        )  # fmt: skip
+
+    def take_back(self, state: ChainState, now: float) -> None:
+        """Begin with what a checkpoint holds; the rest of the log follows by `restore`."""
+        small = state.small
+        self.lamport = max(self.lamport, small.lamport)
+        self._hybrid_time = max(self._hybrid_time, small.hybrid_time)
+        self._watermarks.update(state.watermarks)
+        self._origins.take_back(state.states(now), state.idle)
+        self._clocks.take_back(state.clocks)
+        self.vectors.restore(small.vectors, state.heads)
+        self.ids.restore(state.generations, kept_since=small.kept_since, forgotten=small.forgotten)
+        for ids, offsets in state.ids:
+            self.ids.add_at(ids, offsets)
 
     def filled(self, gap: Batch, now: float) -> LoggedBatch:
         """Append a control row that stands for dots which are gone. Raises Refused."""
@@ -185,7 +241,7 @@ class Appender:
         self._clocks.appended(batch.origin, () if batch.plain else batch.clock)
         self.vectors.appended(batch, logged.source)
         if not batch.plain and batch.ids is not None:
-            self._ids.add(batch.ids, logged.offset)
+            self.ids.add(batch.ids, logged.offset)
         self.counters.accepted += 0 if batch.is_control else batch.count
 
     def _state(self, batch: Batch) -> OriginState:
@@ -215,11 +271,15 @@ class Appender:
                 counters=None if counters is None else counters.tolist(),
                 priority=batch.priority,
                 hybrid_time=batch.hybrid_time,
+                refused_crc=batch.crc,
+                firsts=None if firsts is None else [firsts[row] for row in range(batch.count)],
             )
         logged = self._append(body, work.lamport, work.session.source)
         self._commit(logged, now, firsts)
         state = self._state(batch)
-        state.remember(batch)  # a repeat sends the refused bytes, so it is compared with those
+        state.remember(
+            batch.base, batch.last, batch.crc
+        )  # a repeat sends the refused bytes, so it is compared with those
         if refusal is not None and firsts is None:
             state.note_void(batch, refusal.code)
         self.counters.voided += batch.count
@@ -255,7 +315,7 @@ class Appender:
         """Row to its first copy: an offset of the log, or -1 - the row of this batch that came before."""
         if ids is None:
             return {}
-        repeats = {row: at for row, at in enumerate(self._ids.find(ids)) if at is not None}
+        repeats = {row: at for row, at in enumerate(self.ids.find(ids)) if at is not None}
         if len(set(ids)) < len(ids):
             first: dict[bytes, int] = {}
             for row, one in enumerate(ids):

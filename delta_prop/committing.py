@@ -38,12 +38,18 @@ class Committer:
         self._log = log
         self._on_moved = on_moved
         self._on_failed = on_failed
+        self._sync = False
         self._bell = anyio.Event()
         self._idle = anyio.Event()
 
     def ring(self) -> None:
         """Something was appended, or is to be removed."""
         self._bell.set()
+
+    def sync(self) -> None:
+        """Have everything that was appended synced, though no batch asks for it."""
+        self._sync = True
+        self.ring()
 
     async def run(self, threads: Threads) -> None:
         """Commit until cancelled; a commit under way is finished first, as its thread is."""
@@ -63,7 +69,8 @@ class Committer:
             await anyio.lowlevel.checkpoint()
 
     async def _commit_all(self, threads: Threads) -> None:
-        while (commit := self._log.take_commit()) is not None:
+        while (commit := self._log.take_commit(sync=self._sync)) is not None:
+            self._sync = False
             try:
                 await threads.run(commit.run)
             except OSError as error:

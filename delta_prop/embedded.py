@@ -122,7 +122,7 @@ class Propagator(Publishing):
                 keep=self._keep_cursors,
             )
             self._chain = self._make_chain(own_producer_id)
-            await self._service_log.restore(self._chain, self._now())
+            await self._service_log.restore(self._chain, self._world)
             operating = await self._operating()
         except BaseException:
             await self._exit.aclose()
@@ -133,6 +133,7 @@ class Propagator(Publishing):
         self._tasks.start_soon(self._tick)
         self._tasks.start_soon(self._pace)
         self._tasks.start_soon(self._service_log.run, self._world)
+        self._tasks.start_soon(self._service_log.write_checkpoints)
         self._tasks.start_soon(self._service_log.keep_house, self._sinks.cursors, self._world)
         self._tasks.start_soon(self._service_log.compress, self._world)
         self._tasks.start_soon(self._service_log.compact, self._world)
@@ -497,7 +498,7 @@ class Propagator(Publishing):
     async def _rebuild(self) -> None:
         """Read the chain's state back from a log that was recovered, as at a start; then go on."""
         restored = self._make_chain(self._draw_producer_id())
-        await self._service_log.restore(restored, self._now())
+        await self._service_log.restore(restored, self._world)
         self._chain.take_over(restored)
         self._sinks.note_vectors_of_past()
         self._line.ring()

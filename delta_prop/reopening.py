@@ -7,6 +7,7 @@ start, under the lock that is held all the while. What damage it finds stops the
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from delta_prop.ports import Threads, World
     from delta_prop_broker.log.recovery import Recovered, RecoveryReport
@@ -43,7 +45,8 @@ class ReopeningStatistics:
 
 class Reopening:
     """Owns the tries. `on_recovered` is called in the very tick in which the log goes on; then `rebuild` is
-    awaited, which reads the log: what it raises counts as another failure.
+    awaited, which reads the log: what it raises counts as another failure. Within `quiet` nobody else writes
+    to the directory.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Reopening:
         *,
         on_recovered: Callable[[RecoveryReport], None],
         rebuild: Callable[[], Awaitable[None]],
+        quiet: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         self._log = log
         self._threads = threads
@@ -61,6 +65,7 @@ class Reopening:
         self._chance = world.randomness.fork("reopening")
         self._on_recovered = on_recovered
         self._rebuild = rebuild
+        self._quiet = quiet
         self._failed = anyio.Event()
         self._tries = self._reopened = 0
         self._last_error: str | None = None
@@ -122,8 +127,9 @@ class Reopening:
 
     async def _recover(self) -> RecoveryReport:
         recovered: Recovered
-        with anyio.CancelScope(shield=True):  # what a thread has opened must not be lost
-            recovered = await self._threads.run(self._log.recover_anew)
-            self._log.go_on(recovered)
-            self._on_recovered(recovered.report)
+        async with self._quiet():
+            with anyio.CancelScope(shield=True):  # what a thread has opened must not be lost
+                recovered = await self._threads.run(self._log.recover_anew)
+                self._log.go_on(recovered)
+                self._on_recovered(recovered.report)
         return recovered.report

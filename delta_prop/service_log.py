@@ -6,12 +6,14 @@ In memory there is nothing to open or commit. In a directory a thread of its own
 from __future__ import annotations
 
 import logging
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 
+from delta_prop.checkpointing import Checkpointer
 from delta_prop.committing import Committer
 from delta_prop.compacting import compact
 from delta_prop.compressing import compress_sealed
@@ -21,7 +23,7 @@ from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.memory import MemoryLog
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from delta_prop.config import Settings
     from delta_prop.pipeline import Chain
@@ -53,6 +55,7 @@ class ServiceLog:
         self.recovery = recovery
         self.committer: Committer | None = None
         self.reopening: Reopening | None = None
+        self.checkpointer: Checkpointer | None = None
         self.cursors: dict[str, KeptCursor] = {}
         self._threads = threads
         self._cursors_file = anyio.Lock()
@@ -103,16 +106,37 @@ class ServiceLog:
 
         def failed(refusal: Refused, error: Exception) -> None:
             on_failed(refusal)
+            self._note_moved()
             reopening.note_failed(error)
 
         def moved() -> None:
             reopening.note_committed()
             on_moved()
+            self._note_moved()
 
         self.reopening = reopening = Reopening(
-            self.log, self._threads, world, on_recovered=recovered, rebuild=rebuild
+            self.log,
+            self._threads,
+            world,
+            on_recovered=recovered,
+            rebuild=rebuild,
+            quiet=self._without_checkpoints,
         )
         self.committer = Committer(self.log, on_moved=moved, on_failed=failed)
+
+    def _note_moved(self) -> None:
+        if self.checkpointer is not None:
+            self.checkpointer.note()
+
+    @asynccontextmanager
+    async def _without_checkpoints(self) -> AsyncIterator[None]:
+        """Nothing of a checkpoint is written meanwhile, nor afterwards: another one goes on."""
+        if self.checkpointer is None:
+            yield
+        else:
+            async with self.checkpointer.lock:
+                self.checkpointer.stop()
+                yield
 
     async def run(self, world: World) -> None:
         """Commit, and recover what fails, until cancelled."""
@@ -169,16 +193,32 @@ class ServiceLog:
         else:
             write()
 
-    async def restore(self, chain: Chain, now: float) -> None:
-        """Bring back what the chain knew: watermarks, first offsets, ids, heads, clocks."""
-        offset = self.log.first_offset
-        if offset == self.log.visible:
+    async def restore(self, chain: Chain, world: World) -> None:
+        """Bring back what the chain knew: watermarks, first offsets, ids, heads, clocks.
+
+        From the newest checkpoint that fits, and what the log has behind it.
+        """
+        log, now = self.log, world.clock.now()
+        if not isinstance(log, DurableLog) or self.committer is None:
             return
-        while batches := self.log.read(offset, rows_max=_RESTORE_ROWS, bytes_max=_RESTORE_BYTES):
+        checkpointer = self.checkpointer = Checkpointer(log, chain, self.committer, world.new_threads())
+        offset = await checkpointer.restore(now)
+        if self.recovery is not None:
+            self.recovery.checkpoint = offset if checkpointer.restored else None
+        while offset < log.visible:
+            batches = log.read(offset, rows_max=_RESTORE_ROWS, bytes_max=_RESTORE_BYTES)
             for logged in batches:
                 chain.restore(logged, now)
+                checkpointer.take_in(logged)
             offset = batches[-1].next_offset
             await anyio.lowlevel.checkpoint()
+        chain.appender.note_time(log.position().latest_time)
+
+    async def write_checkpoints(self) -> None:
+        """Write a checkpoint whenever one is due, until cancelled."""
+        while self.checkpointer is not None:
+            await self.checkpointer.run()  # until the log failed and another one goes on
+            await anyio.sleep(KEEP_HOUSE_S)
 
     async def drain(self, timeout_s: float) -> None:
         """Have everything appended committed, as far as the time allows."""
@@ -190,6 +230,8 @@ class ServiceLog:
         """Let go of the directory; what was appended is committed first. Raises OSError."""
         if isinstance(self.log, DurableLog):
             with anyio.CancelScope(shield=True):
+                if self.checkpointer is not None and self.log.synced == self.log.next_offset:
+                    await self.checkpointer.write()
                 await self._threads.run(self.log.close)
 
 

@@ -87,6 +87,23 @@ class IdFilter:
         """Bytes of its bits."""
         return self._bytes.nbytes
 
+    @property
+    def capacity(self) -> int:
+        """For how many hashes it was made."""
+        return int(self._filter.capacity)
+
+    def save(self) -> bytes:
+        """Its bits, for `load`."""
+        return self._bytes.tobytes()
+
+    def load(self, bits: bytes | memoryview, count: int) -> bool:
+        """Take over the bits of a filter of the same size that holds so many; False if they do not fit."""
+        if len(bits) != self._bytes.nbytes or count > self.capacity:
+            return False
+        self._bytes[:] = np.frombuffer(bits, np.uint8)
+        self._filter.count = count
+        return True
+
     def add(self, hashes: NDArray[np.uint64]) -> None:
         """Add hashes that are not in it yet."""
         assert len(self) + len(hashes) <= self._filter.capacity

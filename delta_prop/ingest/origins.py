@@ -10,7 +10,7 @@ from array import array
 from bisect import bisect_right
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
@@ -38,6 +38,19 @@ UNKNOWN_OWNER = "\0"
 """Whose an origin is that a log names, until it says hello again."""
 
 
+class SavedOrigin(NamedTuple):
+    """What is known of one origin, as arrays: (bases, lasts, checksums) of recent batches, (bases, lasts,
+    offsets) of runs, (bases, lasts, codes) of voids.
+    """
+
+    epoch: int
+    known_above: int
+    forgot: bool
+    recent: tuple[array[int], array[int], array[int]]
+    runs: tuple[array[int], array[int], array[int]]
+    voids: tuple[array[int], array[int], array[int]]
+
+
 class OriginState:
     """What is known of one origin beside its watermark."""
 
@@ -49,9 +62,11 @@ class OriginState:
         "_run_bases",
         "_run_lasts",
         "_run_offsets",
+        "_runs_saved",
         "_void_bases",
         "_void_codes",
         "_void_lasts",
+        "changed",
         "epoch",
         "known_above",
         "owner",
@@ -63,17 +78,20 @@ class OriginState:
         self.epoch = epoch
         self.seen_at = now
         self.known_above = known_above  # what became of dots up to here left memory while it was idle
+        self.changed = True  # since it was saved last
+        self._runs_saved = 0  # that will not change any more
         self._forgot = False
-        self._bases, self._lasts, self._crcs = array("Q"), array("Q"), array("L")
+        self._bases, self._lasts, self._crcs = array("Q"), array("Q"), array("I")
         self._run_bases, self._run_lasts, self._run_offsets = array("Q"), array("Q"), array("Q")
-        self._void_bases, self._void_lasts, self._void_codes = array("Q"), array("Q"), array("L")
+        self._void_bases, self._void_lasts, self._void_codes = array("Q"), array("Q"), array("I")
 
     def appended(self, batch: Batch, offset: int, firsts: Mapping[int, int | None] | None = None) -> int:
         """Note a batch that got its place; return by how many runs the table grew.
 
         `firsts`: where the rows' first copies stand, if their ids had been accepted before.
         """
-        self.remember(batch)
+        self.changed = True
+        self.remember(batch.base, batch.last, batch.crc)
         if firsts is None and not batch.leaps:
             return self._extend(batch.base, offset, batch.count)
         if firsts is not None:
@@ -126,12 +144,14 @@ class OriginState:
         A producer repeats the same frames; other cuts of known dots cannot be compared, so they are not
         taken for repeats. What lies below all remembered batches passes.
         """
+        recent = slice(-RECENT_BATCHES, None)
+        bases = self._bases[recent]
         told = [
             crc
-            for base, last, crc in zip(self._bases, self._lasts, self._crcs, strict=True)
+            for base, last, crc in zip(bases, self._lasts[recent], self._crcs[recent], strict=True)
             if base == batch.base and last == batch.last
         ]
-        return batch.crc in told if told else batch.last < min(self._bases, default=batch.last + 1)
+        return batch.crc in told if told else batch.last < min(bases, default=batch.last + 1)
 
     @property
     def runs(self) -> int:
@@ -143,17 +163,45 @@ class OriginState:
         half = len(self._run_bases) // 2
         for column in (self._run_bases, self._run_lasts, self._run_offsets):
             del column[:half]
+        self._runs_saved = max(self._runs_saved - half, 0)
         self._forgot = True
         return half
 
-    def remember(self, batch: Batch) -> None:
+    def save(self, *, whole: bool) -> SavedOrigin:
+        """A copy for a checkpoint; without `whole`, of its runs those alone that changed since."""
+        first = 0 if whole else self._runs_saved
+        self.changed = False
+        self._runs_saved = max(len(self._run_bases) - 1, 0)  # the last one may go on
+        recent = slice(-RECENT_BATCHES, None)
+        return SavedOrigin(
+            self.epoch,
+            self.known_above,
+            self._forgot,
+            (self._bases[recent], self._lasts[recent], self._crcs[recent]),
+            (self._run_bases[first:], self._run_lasts[first:], self._run_offsets[first:]),
+            (self._void_bases[:], self._void_lasts[:], self._void_codes[:]),
+        )
+
+    @classmethod
+    def restored(cls, saved: SavedOrigin, now: float) -> OriginState:
+        """What `save` made, whole; whose it is is known when it says hello again."""
+        state = cls(UNKNOWN_OWNER, saved.epoch, now, saved.known_above)
+        state._forgot = saved.forgot
+        state._bases, state._lasts, state._crcs = saved.recent
+        state._run_bases, state._run_lasts, state._run_offsets = saved.runs
+        state._void_bases, state._void_lasts, state._void_codes = saved.voids
+        state._runs_saved = max(len(state._run_bases) - 1, 0)
+        state.changed = False
+        return state
+
+    def remember(self, base: int, last: int, crc: int) -> None:
         """Keep the checksum of these dots' bytes, to tell a repeat from a reuse."""
         if len(self._bases) >= 2 * RECENT_BATCHES:  # cut now and then, not at each batch
             for column in (self._bases, self._lasts, self._crcs):
                 del column[:RECENT_BATCHES]
-        self._bases.append(batch.base)
-        self._lasts.append(batch.last)
-        self._crcs.append(batch.crc)
+        self._bases.append(base)
+        self._lasts.append(last)
+        self._crcs.append(crc)
 
     def _extend(self, base: int, offset: int, count: int = 1) -> int:
         bases, lasts, offsets = self._run_bases, self._run_lasts, self._run_offsets
@@ -208,6 +256,7 @@ class Origins:
         known = self._active.get(origin)
         if known is not None:
             known.epoch += 1
+            known.changed = True
             known.seen_at = now
             self._owned[known.owner] -= 1
             self._owned[owner] = self._owned.get(owner, 0) + 1
@@ -250,8 +299,22 @@ class Origins:
                 self._owned[former[0]] -= 1
         else:
             self._owned[state.owner] -= 1
-        state.owner, state.epoch = owner, max(state.epoch, epoch)
+        state.owner, state.epoch, state.changed = owner, max(state.epoch, epoch), True
         self._owned[owner] = self._owned.get(owner, 0) + 1
+
+    def all(self) -> tuple[list[int], dict[int, tuple[str, int]]]:
+        """The origins that are active, and (owner, epoch) of those put aside; copies."""
+        return list(self._active), dict(self._idle)
+
+    def take_back(self, active: Mapping[int, OriginState], idle: Mapping[int, int]) -> None:
+        """Begin with what a checkpoint holds: states of active origins, epochs of those put aside."""
+        for origin, state in active.items():
+            if origin not in self._active:
+                self._active[origin] = state
+                self._runs += state.runs
+                self._owned[UNKNOWN_OWNER] = self._owned.get(UNKNOWN_OWNER, 0) + 1
+        for origin, epoch in idle.items():
+            self._idle.setdefault(origin, (UNKNOWN_OWNER, epoch))
 
     def get(self, origin: int) -> OriginState | None:
         """The state of an origin that said hello and is not idle."""

@@ -9,7 +9,7 @@ import sys
 from collections import deque
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,17 @@ class SeenIdsStatistics:
     false_positives: int
 
 
+class SavedGeneration(NamedTuple):
+    """A sealed generation as a checkpoint keeps it: columns, and the bits of a filter for `filter_ids`."""
+
+    hashes: NDArray[np.uint64]
+    seconds: NDArray[np.uint64]
+    offsets: NDArray[np.uint64]
+    bits: bytes | memoryview
+    filter_ids: int
+    last_offset: int
+
+
 class SeenIds:
     """Ids with their first offsets, the recent ones in a dict, the older ones in sealed generations.
 
@@ -67,9 +78,10 @@ class SeenIds:
         self._generation_ids = generation_ids
         self._generations_max = generations_max
         self._error_rate = error_rate
+        self._filter_ids = generation_ids  # filters are all of one size, whatever a checkpoint brought
         self._open: dict[bytes, int] = {}
         self._closed: dict[bytes, int] = {}  # full, being sealed
-        self._sealed: list[_Generation] = []  # oldest first
+        self._sealed: list[Generation] = []  # oldest first
         self._filters: list[IdFilter] = []  # theirs
         self._sealing: Iterator[None] | None = None
         self._ids_since_step = 0
@@ -138,6 +150,42 @@ class SeenIds:
             false_positives=self._false_positives,
         )
 
+    # --- checkpoints
+
+    @property
+    def sealed(self) -> list[Generation]:
+        """The sealed generations, oldest first. They never change; the list does."""
+        return self._sealed[:]
+
+    @property
+    def forgotten(self) -> int:
+        """How many generations are forgotten."""
+        return self._forgotten
+
+    def recent(self) -> tuple[list[bytes], list[int]]:
+        """The ids that are not sealed yet, with their offsets, in order."""
+        ids, offsets = list(self._closed), list(self._closed.values())
+        return ids + list(self._open), offsets + list(self._open.values())
+
+    def restore(self, sealed: Sequence[SavedGeneration], *, kept_since: int, forgotten: int) -> None:
+        """Begin with the generations of a checkpoint, oldest first; ids that were not sealed are added then.
+
+        Their filters serve if all are of the size that new ones get, else they are made anew.
+        """
+        self._filter_ids = max([self._generation_ids, *(len(one.hashes) for one in sealed)])
+        for saved in sealed:
+            filter_ = IdFilter(self._filter_ids, self._error_rate)
+            if not filter_.load(saved.bits, len(saved.hashes)) or saved.filter_ids != self._filter_ids:
+                filter_ = IdFilter(self._filter_ids, self._error_rate)
+                filter_.add(saved.hashes)
+            self._sealed.append(
+                Generation(filter_, saved.hashes, saved.seconds, saved.offsets, saved.last_offset)
+            )
+            self._filters.append(filter_)
+        self.kept_since, self._forgotten = kept_since, forgotten
+        while len(self._sealed) > self._generations_max:
+            self._forget_oldest()
+
     # --- looking
 
     def _find_one(self, one: bytes) -> int | None:
@@ -154,7 +202,7 @@ class SeenIds:
 
     def _find_in(
         self,
-        generation: _Generation,
+        generation: Generation,
         hashes: NDArray[np.uint64],
         seconds: NDArray[np.uint64],
         found: list[int | None],
@@ -191,7 +239,7 @@ class SeenIds:
 
     def _seal(self) -> Generator[None, None, None]:
         closed = self._closed
-        generation = yield from _sealed(closed, self._error_rate)
+        generation = yield from _sealed(closed, self._filter_ids, self._error_rate)
         self._sealed.append(generation)
         self._filters.append(generation.filter)
         self._closed = {}
@@ -209,7 +257,7 @@ class SeenIds:
 
 
 @dataclass(frozen=True, slots=True)
-class _Generation:
+class Generation:
     """Sealed ids in three columns, ordered by hash, then by second half."""
 
     filter: IdFilter
@@ -244,13 +292,13 @@ def _note_firsts(table: dict[bytes, int], ids: Iterable[bytes], offsets: Iterabl
     deque(map(table.setdefault, ids, offsets), maxlen=0)
 
 
-def _sealed(table: dict[bytes, int], error_rate: float) -> Generator[None, None, _Generation]:
+def _sealed(table: dict[bytes, int], filter_ids: int, error_rate: float) -> Generator[None, None, Generation]:
     """Turn a dict that no longer changes into columns and a filter, a bounded part at a time.
 
     First sorted runs of a few thousand ids each, in the order they came; then, bucket by bucket of
     the hash, what all runs have in it. The hashes are spread evenly, so buckets are of one size.
     """
-    filter_ = IdFilter(len(table), error_rate)
+    filter_ = IdFilter(filter_ids, error_rate)
     bucket_bits = max(len(table) // STEP_IDS, 1).bit_length() - 1
     edges = np.arange(1, 1 << bucket_bits, dtype=np.uint64) << np.uint64(64 - bucket_bits)
     ids, offsets = iter(table), iter(table.values())
@@ -269,7 +317,7 @@ def _sealed(table: dict[bytes, int], error_rate: float) -> Generator[None, None,
         whole[:, start : start + part.shape[1]] = part[:, _order(part[0], part[1])]
         start += part.shape[1]
         yield
-    return _Generation(filter_, whole[0], whole[1], whole[2], int(whole[2].max()))
+    return Generation(filter_, whole[0], whole[1], whole[2], int(whole[2].max()))
 
 
 def _order(hashes: NDArray[np.uint64], seconds: NDArray[np.uint64]) -> NDArray[np.intp]:

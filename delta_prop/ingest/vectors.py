@@ -6,7 +6,7 @@ the log is the truth and ignores an operation that has nothing to work on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_wire.batch import SPARSE_KINDS
 from delta_prop_wire.delta import PARTIAL_KINDS, WHOLE_KINDS, Dot, Kind, Source
@@ -32,6 +32,16 @@ class _Namespace:
         self.dead: set[str] = set()
         self.dimension = 0
         self.complete = complete  # False once a head was dropped: absence then proves nothing
+
+
+class SavedVectors(NamedTuple):
+    """Origins that have written, in the order of their places; each namespace's dimension and whether all of
+    its heads are held; whether those of all namespaces not named are.
+    """
+
+    writers: tuple[int, ...]
+    namespaces: dict[str, tuple[int, bool]]
+    complete: bool
 
 
 class Vectors:
@@ -156,6 +166,38 @@ class Vectors:
             None if known is None else known.heads.get(key)
             for known, key in zip(named, batch.keys, strict=True)
         ]
+
+    # --- checkpoints
+
+    def saved(self) -> SavedVectors:
+        """What is small of it; heads are asked for by namespace with `keys` and `heads`."""
+        return SavedVectors(
+            tuple(self._by_place),
+            {name: (known.dimension, known.complete) for name, known in self._namespaces.items()},
+            self._complete,
+        )
+
+    def keys(self, namespace: str) -> list[str]:
+        """The vectors of a namespace that have a head."""
+        return list(self._namespaces[namespace].heads)
+
+    def heads(self, namespace: str, keys: list[str]) -> tuple[list[int | None], bytes]:
+        """The codes of these vectors' heads now, and which are dead."""
+        known = self._namespaces[namespace]
+        return list(map(known.heads.get, keys)), bytes(map(known.dead.__contains__, keys))
+
+    def restore(self, saved: SavedVectors, heads: Mapping[str, tuple[dict[str, int], set[str]]]) -> None:
+        """Begin with what a checkpoint holds."""
+        self._by_place = list(saved.writers)
+        self._origins = {origin: place for place, origin in enumerate(self._by_place)}
+        self._complete = saved.complete
+        for name, (dimension, complete) in saved.namespaces.items():
+            known = self._namespaces[name] = _Namespace(complete=complete)
+            known.dimension = dimension
+            known.heads, known.dead = heads.get(name, ({}, set()))
+        self._count = sum(len(known.heads) for known in self._namespaces.values())
+        if self._count > self._heads_max:
+            self._drop_oldest()
 
     # --- helpers
 

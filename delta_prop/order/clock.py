@@ -119,6 +119,14 @@ class OriginClocks:
             self._clocks.move_to_end(origin)
             self._cut(clock)
 
+    def take_back(self, clocks: Mapping[int, dict[int, int]]) -> None:
+        """Begin with clocks as `clock` gave them, each in its order of change."""
+        for origin, clock in clocks.items():
+            self.forget(origin)
+            self._clocks[origin] = clock
+            self.entries += len(clock)
+            self._cut(clock)
+
     def forget(self, origin: int) -> None:
         """Drop an origin's clock."""
         self.entries -= len(self._clocks.pop(origin, ()))

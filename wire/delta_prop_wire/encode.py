@@ -6,7 +6,7 @@ Checks nothing that `validate.py` checks: who encodes has validated.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -57,6 +57,10 @@ _ATTRIBUTE_OF = {
     Column.STATE_ORIGINS: Attribute.STATE_ROWS,
 }
 _ZEROS = bytes(ALIGNMENT)
+_REFUSED = struct.Struct("<HI")
+_FIRST = struct.Struct("<Q")
+_NO_FIRST = (1 << 64) - 1
+_CODES = frozenset(map(int, ErrorCode))
 
 
 def encode_batch(
@@ -174,18 +178,28 @@ def encode_void(
     counters: Sequence[int] | None = None,
     priority: Priority = Priority.NORMAL,
     hybrid_time: int = 0,
+    refused_crc: int | None = None,
+    firsts: Sequence[int | None] | None = None,
 ) -> Batch:
     """Encode the control row that fills the place of refused dots, one row a dot.
 
-    It keeps the refused frame's clock entries, since later frames of the origin send only changes;
-    the rows' bytes name the error code (u16, little-endian).
+    It keeps the refused frame's clock entries, since later frames of the origin send only changes. The rows'
+    bytes name the error code (u16, little-endian); behind it may follow the checksum of the refused body
+    (u32), by which a repeat of it is told, and behind that, where the rows' ids had been accepted before,
+    the offset of each one's first copy (u64, all bits set where it is not known).
     """
     columns: dict[Column, bytes] = {}
     _add_clock(columns, clock)
     if counters is not None:
         columns[Column.COUNTERS] = struct.pack(f"<{count}Q", *counters)
-    columns[Column.BLOB_ENDS] = struct.pack(f"<{count}I", *range(2, 2 * count + 1, 2))
-    columns[Column.BLOBS] = struct.pack("<H", code) * count
+    row = struct.pack("<H", code) if refused_crc is None else _REFUSED.pack(code, refused_crc)
+    assert firsts is None or (refused_crc is not None and len(firsts) == count)
+    told = (
+        [b""] * count if firsts is None else [_FIRST.pack(_NO_FIRST if at is None else at) for at in firsts]
+    )
+    size = len(row) + len(told[0])
+    columns[Column.BLOB_ENDS] = struct.pack(f"<{count}I", *range(size, size * count + 1, size))
+    columns[Column.BLOBS] = b"".join(row + first for first in told)
     return assemble(
         columns,
         attributes=Attribute.CONTROL | priority << PRIORITY_SHIFT,
@@ -197,6 +211,34 @@ def encode_void(
         kinds_mask=1 << Kind.OPAQUE,
         previous=previous,
     )
+
+
+class Void(NamedTuple):
+    """Why dots are void: the code, the refused body's checksum; `firsts` of rows whose ids are repeats."""
+
+    code: ErrorCode
+    crc: int | None
+    firsts: dict[int, int | None] | None
+
+
+def read_void(batch: Batch) -> Void:
+    """What a control row says; of one that says less than is known today, what it says."""
+    first = batch.blob(0)
+    number = int.from_bytes(first[:2], "little")
+    # Another service's void may name a code of a later version: it is void all the same.
+    code = ErrorCode(number) if number in _CODES else ErrorCode.INVALID_DELTA
+    if len(first) < _REFUSED.size:
+        return Void(code, None, None)
+    _, crc = _REFUSED.unpack_from(first)
+    size = _REFUSED.size + _FIRST.size
+    blobs = [batch.blob(row) for row in range(batch.count)]
+    if any(len(blob) < size for blob in blobs):
+        return Void(code, crc, None)
+    firsts: dict[int, int | None] = {}
+    for row, blob in enumerate(blobs):
+        (at,) = _FIRST.unpack_from(blob, _REFUSED.size)
+        firsts[row] = None if at == _NO_FIRST else at
+    return Void(code, crc, firsts)
 
 
 def assemble(

@@ -57,7 +57,8 @@ class CheckpointDamaged(DeltaPropError):
 class Position:
     """The end of a log at one moment; `crc` is of the last stamp before it, 0 where there is none.
 
-    `index` is of the growing segment and goes on growing; `size` and `latest_time` say how far it was.
+    `index` is of the growing segment and goes on growing; `size` and `latest_time` (us since 1970) say
+    how far it was.
     """
 
     offset: int
@@ -65,6 +66,11 @@ class Position:
     index: SparseIndex | None = None
     size: int = 0
     latest_time: int = 0
+
+    @property
+    def base(self) -> int:
+        """The first offset of the growing segment."""
+        return self.offset if self.index is None else self.index.base
 
 
 class PartName(NamedTuple):

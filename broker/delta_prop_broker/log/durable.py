@@ -73,6 +73,10 @@ class DurableLog:
         self._wall_us = wall_us
         self._lock = lock
         self._holders = Holders()
+        self.committed_frames = self.committed_bytes = 0
+        """What this object has written so far."""
+        self.needed_from: int | None = None
+        """From where on a start would read it, if it were now: that stays, whoever needs it no more."""
         self._closed = False
         self._commits = self._syncs_skipped = self._removed_segments = self._refused = self._reopened = 0
         self._free_bytes = disk.free_bytes() if recovered.mark is not None else 0
@@ -92,8 +96,6 @@ class DurableLog:
         self.failure: Exception | None = None
         self.checkpoints = recovered.checkpoints
         """Those that fit this log, newest first. Whoever writes one has it to itself meanwhile."""
-        self.committed_frames = self.committed_bytes = 0
-        """What was written since the log was opened."""
         self._identity = recovered.identity
         self._segments = recovered.segments
         self._chain = recovered.chain or 0
@@ -320,7 +322,7 @@ class DurableLog:
         )
 
     def _no_room(self, size: int) -> Refused | None:
-        found = self._room.find(size, readable=self.visible, end=self.next_offset)
+        found = self._room.find(size, readable=self._readable(), end=self.next_offset)
         self._take_away(self._room.take_removed())
         if found:
             return None
@@ -556,7 +558,7 @@ class DurableLog:
         start, plus the time since: a clock that is set must not make everything old.
         """
         if self.failure is None and self._mark is not None:
-            self._room.retain(now_us, readable=self.visible, end=self.next_offset)
+            self._room.retain(now_us, readable=self._readable(), end=self.next_offset)
         return self._take_away(self._room.take_removed())
 
     def take_compaction(self, now_us: int) -> Compaction | None:
@@ -573,6 +575,10 @@ class DurableLog:
     def finish_compaction(self, compaction: Compaction, *, made: bool) -> None:
         """A compaction has ended; `made`: its snapshot is on stable storage, and what it covers may go."""
         self._cover.done(compaction, made=made)
+
+    def _readable(self) -> int:
+        """Up to where segments may go, as far as it is for the log to say."""
+        return self.visible if self.needed_from is None else min(self.visible, self.needed_from)
 
     def _take_away(self, removed: list[Segment]) -> int:
         if removed:

@@ -23,6 +23,7 @@ class LogSettings:
     `level`: DURABLE shows readers what is synced, LOGGED what is written (a commit is synced then only where
     a batch in it asks for it). `bytes_max` is the hard limit, at which an append is refused as long as a
     holder needs the oldest; `keep_bytes_max` and `keep_s` are how much and how long is kept beyond need.
+    After so many frames, or bytes, a checkpoint is written: about what a start has to read and take in.
     `free_bytes_min` stays free on the disk; `reserve_bytes` are taken on it, for what must be written when it
     is full all the same (0: none).
     `compact`: what goes is made into a snapshot first, the latest state of each vector; then a delta stays
@@ -45,6 +46,8 @@ class LogSettings:
     history_s: float | None = None
     compact_memory_bytes_max: int = 64 * MIB
     compress: Compress = "none"
+    checkpoint_frames: int = 20_000
+    checkpoint_bytes: int = 64 * MIB
     made_by: str = ""
 
     def __post_init__(self) -> None:
@@ -59,7 +62,8 @@ class LogSettings:
             raise UsageError(
                 f"keep_bytes_max is {self.keep_bytes_max}, above bytes_max ({self.bytes_max}): lower it"
             )
-        if min(self.unwritten_bytes_max, self.tail_bytes_max, self.segment_s_max, self.keep_s) <= 0:
+        bounds = (self.unwritten_bytes_max, self.tail_bytes_max, self.segment_s_max, self.keep_s)
+        if min(*bounds, self.checkpoint_frames, self.checkpoint_bytes) <= 0:
             raise UsageError("a bound of the log is 0 or below: give it a positive value")
         if min(self.free_bytes_min, self.reserve_bytes) < 0:
             raise UsageError("free_bytes_min or reserve_bytes is below 0: give 0 for none")

@@ -90,7 +90,7 @@ def test_what_was_acknowledged_is_there_after_any_crash(power: bool) -> None:
     assert run_life(probe, 0, story) is not None
     calls = probe.calls
     assert calls > 60
-    step = 2
+    step = 3
     struck = 0
     for n in range(1, calls, step):
         story = Story()

@@ -184,7 +184,7 @@ class Story:
             for key in self.told:
                 assert fresh.head(key) == p.head(key)
             ids = [key.encode().ljust(16) for key in self.told if key.startswith("d0")]
-            now, then = p._chain.appender._ids.find(ids), fresh._chain.appender._ids.find(ids)
+            now, then = p._chain.appender.ids.find(ids), fresh._chain.appender.ids.find(ids)
             assert now == then == [self.told[one.decode().rstrip()] for one in ids]
             for number in range(2):
                 assert [fresh.producer(f"p{number}").outcome(at + 1) for at in range(6)] == [

@@ -1,0 +1,318 @@
+"""Writes the chain's state beside its log now and then, so that a start reads a checkpoint and a short tail.
+
+The state is copied in slices between other work, not at one moment: each origin with its own watermark, heads
+and ids at or after the checkpoint's offset. What follows that offset in the log is taken in again at a start,
+and what had been copied later stays as it is: origins skip what their watermark covers, of a head the last
+writer counts, of an id the first. The file is written only once everything that was copied is synced.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import numpy as np
+
+from delta_prop.chain_state import (
+    SECTION,
+    ChainState,
+    OriginRow,
+    Small,
+    pack_changes,
+    pack_generation,
+    pack_ids,
+    unpack,
+)
+from delta_prop.ingest.heads import DEAD, HeadChanges, pack_heads
+from delta_prop_broker.log.checkpoints import CheckpointDamaged, PartName, part_name
+from delta_prop_wire.errors import DeltaPropError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from delta_prop.committing import Committer
+    from delta_prop.ingest.seen_ids import Generation
+    from delta_prop.pipeline import Chain
+    from delta_prop.ports import Threads
+    from delta_prop_broker.log.checkpoints import Checkpoint, Position
+    from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_wire.batch import LoggedBatch
+
+logger = logging.getLogger("delta_prop")
+
+ORIGINS_A_SLICE = 100
+HEADS_A_SLICE = 5_000
+READ_ROWS, READ_BYTES = 2_000, 1 << 20
+WHOLE_FROM_BYTES = 16 << 20
+"""Changes since all was written last, beyond as much as that was: then all is written anew."""
+PARTS_MAX = 100
+_AMPLIFICATION = 2
+"""A checkpoint waits until the log has grown by so many times the bytes that the one before wrote."""
+
+
+@dataclass(slots=True)
+class _Copied:
+    """What goes into one checkpoint, as it was copied; `heads` gives their columns."""
+
+    position: Position
+    end: int
+    whole: bool
+    small: Small
+    sealed: list[Generation]
+    origins: list[OriginRow]
+    writers: list[int]
+    heads: Callable[[], list[dict[str, Any]]]
+    ids: tuple[list[bytes], list[int]]
+
+
+class Checkpointer:
+    """Owns when a checkpoint is written, and what is in it."""
+
+    def __init__(self, log: DurableLog, chain: Chain, committer: Committer, threads: Threads) -> None:
+        self.written = 0
+        self.restored = False
+        self._log = log
+        self._chain = chain
+        self._committer = committer
+        self._threads = threads
+        self._moved = anyio.Event()
+        self.lock = anyio.Lock()
+        """Who holds it has the checkpoints' files to itself."""
+        self._stopped = False
+        self._whole = True  # the next one holds everything
+        self._small = Small()
+        self._parts: dict[str, PartName] = {}
+        self._generations: dict[int, tuple[str, int, int, int]] = {}  # by identity
+        self._kept_alive: list[Generation] = []
+        self._heads, self._ids, self._offsets = HeadChanges(), list[bytes](), list[int]()
+        self._gathered = log.first_offset  # up to where those three tell
+        self._base_frames, self._base_bytes, self._base_segment = 0, 0, -1
+        self._written_bytes = 0
+        self._note_written(log.first_offset)
+
+    # --- at a start
+
+    async def restore(self, now: float) -> int:
+        """Give the chain the newest checkpoint that can be read; return from where the log is read on."""
+        for checkpoint in self._log.checkpoints.kept[:]:
+            try:
+                state = await self._threads.run(partial(_load, checkpoint))
+            except (CheckpointDamaged, ValueError, KeyError, OSError) as error:
+                logger.warning("a checkpoint is not used: %s", error)
+                self._log.checkpoints.drop(checkpoint)
+                continue
+            self._chain.take_back(state, now)
+            self._small, self._parts, self._whole = state.small, dict(checkpoint.parts), False
+            self._kept_alive = self._chain.appender.ids.sealed
+            newest = state.small.generations[-len(self._kept_alive) :] if self._kept_alive else []
+            self._generations = {
+                id(one): named for one, named in zip(self._kept_alive, newest, strict=True)
+            }  # fmt: skip
+            self._gathered, self.restored = checkpoint.offset, True
+            self._note_written(checkpoint.offset)
+            return checkpoint.offset
+        return self._log.first_offset
+
+    def take_in(self, logged: LoggedBatch) -> None:
+        """A batch behind the checkpoint, in the log's order: the next checkpoint has what it changed."""
+        if not self._whole:
+            self._note_changes(logged)
+
+    def _note_changes(self, logged: LoggedBatch) -> None:
+        batch = logged.batch
+        self._heads.note(batch, logged.source)
+        if batch.ids is not None:
+            self._ids += batch.ids
+            self._offsets += range(logged.offset, logged.next_offset)
+        self._gathered = logged.next_offset
+
+    # --- while it runs
+
+    def note(self) -> None:
+        """The log's marks have moved, or never will again."""
+        self._moved.set()
+
+    def stop(self) -> None:
+        """Write no more: the log was recovered, and what this knows of its checkpoints is of the past."""
+        self._stopped = True
+        self._moved.set()
+
+    async def run(self) -> None:
+        """Write a checkpoint whenever one is due, until stopped or cancelled."""
+        while not self._stopped:
+            self._moved = anyio.Event()
+            if self._due():
+                await self.write()
+            else:
+                await self._moved.wait()
+
+    async def write(self) -> None:
+        """Write a checkpoint of the log's end. Where the disk refuses that is told, and tried again later."""
+        async with self.lock:
+            await self._write()
+
+    async def _write(self) -> None:
+        log = self._log
+        kept = log.checkpoints.kept
+        position = log.position()
+        if self._stopped or log.failure is not None or position.offset == (kept[0].offset if kept else 0):
+            self._note_written(log.needed_from or 0)
+            return
+        whole, self._whole = self._whole or self._too_many_changes(), True  # until it is written
+        try:
+            rows = await self._copy_origins(whole=whole)
+            heads = await self._copy_heads() if whole else None
+            ids = self._chain.appender.ids.recent() if whole else None
+            sealed, small = self._chain.appender.ids.sealed, self._chain.appender.save_small()
+            if not await self._synced(log.next_offset):
+                return
+            if heads is None or ids is None:
+                await self._gather(position.offset)
+                writers, ids = self._heads.by_place, (self._ids, self._offsets)
+                pack: Callable[[], list[dict[str, Any]]] = self._heads.pack
+            else:
+                writers, pack = list(small.vectors.writers), partial(_pack_all, heads)
+            self._heads, self._ids, self._offsets = HeadChanges(), [], []
+            self._gathered = position.offset
+            copied = _Copied(position, log.synced, whole, small, sealed, rows, writers, pack, ids)
+            await self._threads.run(partial(self._store, copied))
+        except (OSError, DeltaPropError) as error:
+            logger.warning("a checkpoint could not be written, which is tried again later: %s", error)
+            self._note_written(log.needed_from or 0)
+            return
+        self._whole = False
+        self.written += 1
+        self._note_written(position.offset)
+
+    def _note_written(self, offset: int) -> None:
+        log = self._log
+        log.needed_from = offset
+        self._base_frames, self._base_bytes = log.committed_frames, log.committed_bytes
+        self._base_segment = log.position().base
+
+    def _due(self) -> bool:
+        log, settings = self._log, self._log.settings
+        frames, size = log.committed_frames - self._base_frames, log.committed_bytes - self._base_bytes
+        if log.failure is not None or not frames:
+            return False
+        quarter = settings.bytes_max // 4  # retention waits for it
+        if size >= quarter:
+            return True
+        due = frames >= settings.checkpoint_frames or size >= settings.checkpoint_bytes
+        return (
+            due or log.position().base != self._base_segment
+        ) and size >= _AMPLIFICATION * self._written_bytes
+
+    def _too_many_changes(self) -> bool:
+        names = self._small.changes
+        if len(names) + len(self._small.ids) >= PARTS_MAX:
+            return True
+        sizes = [self._parts[name].size for name in names]
+        return not sizes or sum(sizes[1:]) > sizes[0] + WHOLE_FROM_BYTES
+
+    async def _synced(self, end: int) -> bool:
+        """Wait until the log is synced up to there; False where it never will be."""
+        while self._log.synced < end:
+            if self._log.failure is not None or self._stopped:
+                return False
+            moved = self._moved = anyio.Event()
+            self._committer.sync()
+            await moved.wait()
+        return self._log.failure is None
+
+    # --- copying, a slice at a time
+
+    async def _copy_origins(self, *, whole: bool) -> list[OriginRow]:
+        rows: list[OriginRow] = []
+        names, idle = self._chain.origins_known(whole=whole)
+        save = self._chain.appender.save_origin
+        for first in range(0, len(names), ORIGINS_A_SLICE):
+            found = (save(origin, idle, whole=whole) for origin in names[first : first + ORIGINS_A_SLICE])
+            rows += [row for row in found if row is not None]
+            await anyio.lowlevel.checkpoint()
+        return rows
+
+    async def _copy_heads(self) -> list[_Heads]:
+        """All heads, each at some moment from now on."""
+        vectors, copied = self._chain.appender.vectors, []
+        for name in list(vectors.saved().namespaces):
+            keys = vectors.keys(name)
+            await anyio.lowlevel.checkpoint()
+            for first in range(0, len(keys), HEADS_A_SLICE):
+                some = keys[first : first + HEADS_A_SLICE]
+                copied.append((name, some, *vectors.heads(name, some)))
+                await anyio.lowlevel.checkpoint()
+        return copied
+
+    async def _gather(self, end: int) -> None:
+        """What the log's frames changed, from where that is known up to an offset."""
+        while self._gathered < end:
+            for logged in self._log.read(self._gathered, rows_max=READ_ROWS, bytes_max=READ_BYTES):
+                if logged.offset >= end:
+                    break
+                self._note_changes(logged)
+            await anyio.lowlevel.checkpoint()
+
+    # --- on the thread
+
+    def _store(self, copied: _Copied) -> None:
+        """Write new parts, then the checkpoint that names them with the old ones. Raises OSError."""
+        store, at, size = self._log.checkpoints, copied.position.offset, 0
+        small, sealed, ids = copied.small, copied.sealed, copied.ids
+
+        def write(kind: str, chunks: list[bytes]) -> str:
+            nonlocal size
+            part = store.write_part(part_name(at, kind), chunks)
+            self._parts[part.name] = part
+            size += part.size
+            return part.name
+
+        known = {id(one): self._generations.get(id(one)) for one in sealed}
+        named = {
+            id(one): known[id(one)]
+            or (
+                write(f"generation{place}", pack_generation(one)),
+                len(one.hashes), one.filter.capacity, one.last_offset,
+            )
+            for place, one in enumerate(sealed)
+        }  # fmt: skip
+        self._generations = {key: value for key, value in named.items() if value is not None}
+        self._kept_alive = sealed  # so that no other object gets the identity of one of them
+        small.generations = list(self._generations.values())
+        above = small.generations[-1][3] if small.generations else -1
+        before = Small() if copied.whole else self._small
+        small.ids = [one for one in before.ids if one[1] > above]
+        if ids[0]:
+            small.ids.append((write("ids", pack_ids(*ids)), ids[1][-1]))
+        changes = pack_changes(copied.origins, copied.writers, copied.heads())
+        small.changes = [*before.changes, write("changes", [changes])]
+        names = [*small.changes, *(one[0] for one in small.ids), *(one[0] for one in small.generations)]
+        self._parts = {name: self._parts[name] for name in names}
+        store.write(copied.position, copied.end, {SECTION: small.pack()}, list(self._parts.values()))
+        self._small = small
+        self._written_bytes = 0 if copied.whole else size
+
+
+_Heads = tuple[str, list[str], list[int | None], bytes]
+
+
+def _pack_all(copied: list[_Heads]) -> list[dict[str, Any]]:
+    """Columns of heads that were copied in slices; those dropped meanwhile are left out."""
+    return [pack_heads(name, *_held(keys, codes, dead)) for name, keys, codes, dead in copied]
+
+
+def _held(keys: list[str], codes: list[int | None], dead: bytes) -> tuple[list[str], list[int], bytes]:
+    states = np.frombuffer(dead, np.uint8) * DEAD
+    if None not in codes:
+        return keys, codes, states.tobytes()  # type: ignore[return-value]
+    rows = [row for row, code in enumerate(codes) if code is not None]
+    return [keys[row] for row in rows], [codes[row] or 0 for row in rows], states[rows].tobytes()
+
+
+def _load(checkpoint: Checkpoint) -> ChainState:
+    return unpack(checkpoint.section(SECTION), checkpoint.part)

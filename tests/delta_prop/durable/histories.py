@@ -1,0 +1,202 @@
+"""Random histories of a service on a false disk, and everything that it can be asked of its past."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from delta_prop import LogSettings, Propagator, Settings
+from delta_prop.ingest.work import Sequenced, Session
+from delta_prop.producer import producer_id_of
+from delta_prop.receipt import Receipt
+from delta_prop.testing import virtual_world
+from delta_prop_wire.delta import (
+    AckLevel,
+    Delta,
+    Dot,
+    Priority,
+    Source,
+    create,
+    delete,
+    make_origin,
+    opaque,
+    scale,
+    sparse_add,
+)
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop_simulations.disk import SimDisk
+    from delta_prop_wire.batch import Batch
+
+NAMES = ("ann", "bob", "cyd")
+FORWARDED = make_origin(77, Priority.NORMAL)
+IDS = [bytes([number]) * 16 for number in range(60)]
+NEVER = LogSettings(checkpoint_frames=1 << 40, checkpoint_bytes=1 << 40)
+
+
+@dataclass
+class History:
+    """What was sent under dots, by whom, and what was answered."""
+
+    chance: random.Random
+    frames: list[tuple[Batch, Session, str]] = field(default_factory=list)
+    last: dict[int, int] = field(default_factory=dict)
+    epochs: dict[int, int] = field(default_factory=dict)
+
+    def begin(self, p: Propagator) -> None:
+        """A new life: hellos are said again, and counters go on from the watermarks."""
+        self.epochs.clear()
+        self.last = {origin: p._chain.orderer.have.get(origin, 0) for origin in self.last}
+
+
+def service(disk: SimDisk, seed: int, log: LogSettings = NEVER) -> Propagator:
+    settings = Settings(id_generation=16, id_generations_max=2, close_timeout_s=5)
+    world = virtual_world(seed, thread_delay_s_max=0.01, disk=disk)
+    return Propagator(settings, data="x", log=log, world=world)
+
+
+def origin_of(name: str) -> int:
+    return make_origin(producer_id_of(name), Priority.NORMAL)
+
+
+async def step(p: Propagator, history: History) -> None:
+    """One thing that somebody does."""
+    chance = history.chance
+    what = chance.random()
+    if what < 0.1:
+        greet(p, history, chance.choice(NAMES))
+    elif what < 0.35:
+        deltas = made(chance)
+        p.offer(*deltas)
+    elif what < 0.9:
+        name = chance.choice(NAMES)
+        if origin_of(name) not in history.epochs:
+            greet(p, history, name)
+        send(p, history, origin_of(name), Session(name))
+    else:
+        send(p, history, FORWARDED, Session("forwarder", Source.REPLICA))
+    if chance.random() < 0.3:
+        await anyio.sleep(chance.random() * 0.03)
+
+
+def greet(p: Propagator, history: History, name: str) -> None:
+    grants = p._chain.hello(producer_id_of(name), name, p._now())
+    origin = origin_of(name)
+    history.epochs[origin] = next(grant.epoch for grant in grants if grant.origin == origin)
+
+
+def made(chance: random.Random) -> list[Delta]:
+    """Deltas that may be right or not: of unknown vectors, of wrong dimension, under ids seen before."""
+    with_ids = chance.random() < 0.4
+    return [
+        Delta(
+            f"v{chance.randrange(12)}",
+            chance.choice(
+                [
+                    *(create([1.0, 2.0]), create([3.0, 4.0]), sparse_add([0], [1.0]), scale(2.0), delete()),
+                    *(opaque(b"x"), create([1.0]))[: chance.randrange(3)],
+                ]
+            ),
+            namespace=chance.choice(["a", "b", "c"]),
+            id=chance.choice(IDS) if with_ids else None,
+        )
+        for _ in range(chance.choice([1, 1, 2, 5]))
+    ]
+
+
+def send(p: Propagator, history: History, origin: int, session: Session) -> None:
+    """The next batch of an origin, under its dots: perhaps leaping, perhaps with entries of a clock."""
+    chance = history.chance
+    deltas = made(chance)
+    previous = history.last.get(origin, 0)
+    leaps = chance.random() < 0.3
+    counters = previous
+    drawn = []
+    for _ in deltas:
+        counters += chance.choice([1, 2, 7]) if leaps else 1
+        drawn.append(counters)
+    known = [Dot(other, last) for other, last in history.last.items() if other != origin]
+    batch = encode_batch(
+        deltas,
+        origin=origin,
+        base=drawn[0],
+        epoch=history.epochs.get(origin, 1),
+        previous=previous if leaps else 0,
+        counters=drawn if leaps else None,
+        clock=sorted(chance.sample(known, chance.randrange(len(known) + 1))),
+        ack_level=AckLevel.DURABLE,
+    )
+    receipt = p._chain.offer(
+        Sequenced(batch, session, Receipt(), p._log.next_offset + 3 if session.forwards else None), p._now()
+    )
+    history.last[origin] = drawn[-1]
+    receipt.when_done(lambda told: history.frames.append((batch, session, told_as(told))))
+
+
+def told_as(receipt: Receipt) -> str:
+    """An outcome in a form that can be compared."""
+    refusal = receipt.refusal()
+    if refusal is not None:
+        return refusal.code.name
+    published = receipt.result()
+    firsts = published.duplicates or {row: published.offset + row for row in range(published.count)}
+    return f"{sorted(firsts.items())}"
+
+
+async def answers(p: Propagator, frames: Sequence[tuple[Batch, Session, str]]) -> dict[str, Any]:
+    """All that the chain says of its past; `told` is asked as a producer that repeats asks."""
+    chain = p._chain
+    vectors, appender = chain.appender.vectors, chain.appender
+    watermarks = {origin: last for origin, last in chain.orderer.have.items() if origin >= 0}
+    said: dict[str, Any] = {
+        "watermarks": watermarks,
+        "clocks": appender._clocks.snapshot(),
+        "lamport": appender.lamport,
+        "ids": appender.ids.find(IDS),
+        "kept since": appender.ids.kept_since,
+        "heads": {
+            (name, key): vectors.head(name, key) for name in vectors._namespaces for key in vectors.keys(name)
+        },
+        "dead": {name: sorted(known.dead) for name, known in vectors._namespaces.items()},
+        "dimensions": {
+            name: (known.dimension, known.complete) for name, known in vectors._namespaces.items()
+        },
+        "writers": vectors.writers,
+        "outcomes": {
+            (origin, counter): chain.outcome(origin, counter)
+            for origin, last in watermarks.items()
+            for counter in range(1, last + 1)
+        },
+    }
+    for name in NAMES:
+        chain.hello(producer_id_of(name), name, p._now())
+    said["told"] = [told_as(await repeat(p, batch, session)) for batch, session, _ in frames]
+    said["reused"] = [told_as(await repeat(p, other(batch), session)) for batch, session, _ in frames]
+    return said
+
+
+async def repeat(p: Propagator, batch: Batch, session: Session) -> Receipt:
+    receipt = p._chain.offer(Sequenced(batch, session, Receipt()), p._now())
+    with anyio.fail_after(100), suppress(Refused):
+        await receipt.wait()
+    return receipt
+
+
+def other(batch: Batch) -> Batch:
+    """The same dots with other bytes."""
+    return encode_batch(
+        [Delta("other", create([9.0])) for _ in range(batch.count)],
+        origin=batch.origin,
+        base=batch.base,
+        previous=batch.previous,
+        counters=None if batch.counters is None else batch.counters.tolist(),
+        epoch=batch.epoch,
+    )
