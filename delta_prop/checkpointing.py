@@ -106,7 +106,7 @@ class Checkpointer:
                 logger.warning("a checkpoint is not used: %s", error)
                 self._log.checkpoints.drop(checkpoint)
                 continue
-            self._chain.take_back(state, now)
+            self._chain.appender.take_back(state, now)
             self._small, self._parts, self._whole = state.small, dict(checkpoint.parts), False
             self._kept_alive = self._chain.appender.ids.sealed
             newest = state.small.generations[-len(self._kept_alive) :] if self._kept_alive else []
@@ -229,7 +229,10 @@ class Checkpointer:
 
     async def _copy_origins(self, *, whole: bool) -> list[OriginRow]:
         rows: list[OriginRow] = []
-        names, idle = self._chain.origins_known(whole=whole)
+        names, idle = self._chain.origins.all()
+        if whole:
+            others = (self._chain.orderer.have.keys() | idle.keys()).difference(names)
+            names += [origin for origin in others if origin >= 0]  # below 0 are stand-ins of drafts
         save = self._chain.appender.save_origin
         for first in range(0, len(names), ORIGINS_A_SLICE):
             found = (save(origin, idle, whole=whole) for origin in names[first : first + ORIGINS_A_SLICE])

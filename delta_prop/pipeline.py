@@ -37,7 +37,6 @@ from delta_prop_wire.validate import plain_is_sound, validate_batch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from delta_prop.chain_state import ChainState
     from delta_prop.ingest.seen_ids import SeenIds
     from delta_prop.ingest.vectors import Vectors
     from delta_prop_broker.log.contract import Log
@@ -142,18 +141,6 @@ class Chain:
         self.appender.restore(logged, now, known=known)
         if not known:
             self.orderer.delivered(batch.origin, batch.last, batch.ids or ())
-
-    def take_back(self, state: ChainState, now: float) -> None:
-        """Begin with what a checkpoint holds; what the log has behind it follows by `restore`."""
-        self.appender.take_back(state, now)
-
-    def origins_known(self, *, whole: bool) -> tuple[list[int], dict[int, tuple[str, int]]]:
-        """The origins a checkpoint has to look at, and (owner, epoch) of those put aside."""
-        active, idle = self.origins.all()
-        if not whole:
-            return active, {}
-        others = (self.orderer.have.keys() | idle.keys()).difference(active)
-        return active + [origin for origin in others if origin >= 0], idle
 
     # --- what callers do
 
