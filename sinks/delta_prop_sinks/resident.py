@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from delta_prop_sinks.chain import Chain, Chains, Checkpoint, Entry
+from delta_prop_sinks.runs import Run, runs
 from delta_prop_sinks.sink import RejectDelta, StopSink
 from delta_prop_sinks.table import (
     BLOCK_KINDS,
@@ -47,9 +48,8 @@ if TYPE_CHECKING:
     from delta_prop_sinks.sink import Delivery, SinkContext
     from delta_prop_sinks.storage_image import Block
     from delta_prop_wire.algebra import Key
-    from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.states import StateRow
-
 
 _TOO_SMALL = "an index needs all vectors in memory, {} bytes do not hold them: raise resident_bytes_max"
 _RESETS = frozenset({Kind.CREATE, Kind.DELETE})
@@ -242,10 +242,13 @@ class Resident:
         if self.chains.active:
             self.chains.expire(context.clock.now())
         before = self._folded
-        for delivery in deliveries:
-            self._deliver(delivery.logged, delivery.rows, context)
-            if not delivery.late:
-                self.next_offset = max(self.next_offset, delivery.next_offset)
+        for one in deliveries if self.chains.active else runs(deliveries):
+            some = one.deliveries if isinstance(one, Run) else (one,)
+            if not (isinstance(one, Run) and self._deliver_run(one)):
+                for delivery in some:
+                    self._deliver(delivery.logged, delivery.rows, context)
+            if not some[-1].late:
+                self.next_offset = max(self.next_offset, some[-1].next_offset)
         self._tell()
         return self._folded - before
 
@@ -291,6 +294,17 @@ class Resident:
         self.touched[table] = None
         return table
 
+    def _deliver_run(self, run: Run) -> bool:
+        """Fold small batches at once; False, and nothing changed, where they need a closer look."""
+        table = self._table(run.namespace)
+        if self.chains.active or not self._fold_many(run, run.kind, run.keys, table, run.heads):
+            return False
+        self.lamport = max(
+            self.lamport, *(one.logged.lamport + one.logged.count - 1 for one in run.deliveries)
+        )
+        self._newest = max(self._newest, run.deliveries[-1].logged.offset)
+        return True
+
     def _deliver_block(
         self, logged: LoggedBatch, rows: NDArray[np.intp] | None, table: Table, context: SinkContext
     ) -> bool:
@@ -298,10 +312,23 @@ class Resident:
         batch, kind = logged.batch, logged.batch.kind
         assert kind is not None
         keys: Sequence[str] = batch.keys if rows is None else itemgetter(*rows.tolist())(batch.keys)
+        noting = (logged, context.clock.now()) if self.chains.active else None
+        return self._fold_many(batch, kind, keys, table, heads_of(logged, rows), rows=rows, noting=noting)
+
+    def _fold_many(
+        self,
+        batch: Batch | Run,
+        kind: int,
+        keys: Sequence[str],
+        table: Table,
+        block: NDArray[np.int64],
+        *,
+        rows: NDArray[np.intp] | None = None,
+        noting: tuple[LoggedBatch, float] | None = None,
+    ) -> bool:
         if table.matrix is None and kind in (Kind.CREATE, Kind.DENSE) and batch.row_values is not None:
             table.reserve(batch.row_values)
         slots = table.slots_of(keys)
-        block = heads_of(logged, rows)
         heads = table.heads[slots]
         fresh = heads[:, OFFSET] < block[:, OFFSET]
         repeats = len(slots) - int(np.count_nonzero(fresh))
@@ -313,11 +340,11 @@ class Resident:
             slots, block, heads = slots[fresh], block[fresh], heads[fresh]
         if (heads[:, LAMPORT] >= block[:, LAMPORT]).any():
             return False
-        checkpoints = self._checkpoints(table, slots) if self.chains.active else {}
+        checkpoints = {} if noting is None else self._checkpoints(table, slots)
         if not table.fold_block(batch, kind, rows, slots):
             return False
-        if self.chains.active:
-            self._note_block(logged, rows, table, slots, checkpoints=checkpoints, now=context.clock.now())
+        if noting is not None:
+            self._note_block(noting[0], rows, table, slots, checkpoints=checkpoints, now=noting[1])
         table.heads[slots] = block
         table.marks[slots] = DIRTY | STALE
         self._folded += len(slots)

@@ -86,6 +86,9 @@ _UPSERT = f"""
 INSERT INTO {{table}} ({", ".join(COLUMNS)}) VALUES {{rows}}
 ON CONFLICT (namespace, vector_id) DO UPDATE SET {_CHANGES}
 """
+_WAL_ROWS = 32_768
+"""From so many rows on the write-ahead log is copied into the file: each copy syncs the file once more."""
+
 # Many rows a statement: beside a busy loop the GIL changes hands once a statement instead of once a row.
 # 64 rows are 832 parameters, below the 999 that every build of SQLite takes.
 _ROWS_A_STATEMENT = 64
@@ -140,6 +143,7 @@ class StorageFile:
         self._offsets_of: int | None = None
         self._lamport_before = 0
         self.last_commit = 0
+        self._rows_in_wal = 0
         self._inode = 0
         self.rebuilding = False
         self._connections: list[sqlite3.Connection] = []
@@ -205,6 +209,7 @@ class StorageFile:
         return len(records)
 
     def _upsert(self, records: Sequence[Record], table: str = "vectors") -> None:
+        self._rows_in_wal += len(records)
         one, many = _UPSERTS[table]
         whole = len(records) // _ROWS_A_STATEMENT * _ROWS_A_STATEMENT
         for at in range(0, whole, _ROWS_A_STATEMENT):
@@ -261,11 +266,13 @@ class StorageFile:
             raise
 
     def checkpoint(self, *, idle: bool = False) -> None:
-        """Copy the write-ahead log into the file; cut it off when idle or above its bound.
-
-        Raises FileFailed.
+        """Copy the write-ahead log into the file, when idle or many rows have been written; cut it off when
+        idle or above its bound. Raises FileFailed.
         """
         large = self.wal_bytes > self.wal_bytes_max
+        if not (idle or large or self._rows_in_wal >= _WAL_ROWS):
+            return
+        self._rows_in_wal = 0
         with self._told("written"):
             self._writer.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if idle or large else 'PASSIVE'})")
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from delta_prop_sinks.chain import Checkpoint
+    from delta_prop_sinks.runs import Run
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import Operation
 
@@ -302,7 +303,7 @@ class Table:
     # --- blocks: the same arithmetic over many rows of one kind
 
     def fold_block(
-        self, batch: Batch, kind: int, rows: NDArray[np.intp] | None, slots: NDArray[np.intp]
+        self, batch: Batch | Run, kind: int, rows: NDArray[np.intp] | None, slots: NDArray[np.intp]
     ) -> bool:
         """Fold rows of one kind in a few calls; False, and nothing changed, where they need a closer look.
 
@@ -325,7 +326,12 @@ class Table:
         return True
 
     def _fold_numbers(
-        self, batch: Batch, kind: int, rows: NDArray[np.intp] | None, slots: NDArray[np.intp], width: int
+        self,
+        batch: Batch | Run,
+        kind: int,
+        rows: NDArray[np.intp] | None,
+        slots: NDArray[np.intp],
+        width: int,
     ) -> bool:
         assert self.matrix is not None
         if kind == Kind.DELETE:
