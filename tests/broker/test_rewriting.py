@@ -387,3 +387,16 @@ def _told(disk: SimDisk, appended: dict[int, bytes]) -> str | None:
         told = damage.path
     assert looked_over == ([] if told is None else [told])
     return told
+
+
+def test_who_reads_step_by_step_goes_on_in_the_exchanged_segment() -> None:
+    _, writer, _ = compressed_log(settings=replace(COMPRESSED, compress="none"), codec="none")
+    writer.log.close()
+    log, _ = open_log(writer.log._disk, COMPRESSED)  # type: ignore[arg-type]
+    step = {"rows_max": 1, "bytes_max": 1}
+    seen, at = {}, 0
+    while batches := log.read(at, **step):
+        seen[at], at = frame(batches[0]), batches[-1].next_offset
+        if len(seen) % 2:
+            rewrite(log)
+    assert seen == writer.appended

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from delta_prop_broker.log.segment import Segment, Segments
-from delta_prop_simulations.disk import SimDisk
+from delta_prop_simulations.disk import SimDisk, SimFile
+from tests.broker.durable import SMALL, Writer, commit, contents, frame, open_log
+
+if TYPE_CHECKING:
+    import pytest
 
 BASES = (5, 9, 14, 40)
 
@@ -34,3 +41,38 @@ def test_the_table_is_seen_as_a_sequence_that_follows_what_is_dropped_and_added(
     assert (segments.last, len(seen)) == (None, 0)
     segments.add(Segment("d", 41))
     assert segments.last is seen[0]
+
+
+def test_who_reads_on_in_small_steps_reads_the_files_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimDisk()
+    writer = Writer(open_log(disk, replace(SMALL, keep_bytes_max=40_000))[0])
+    for _ in range(60):
+        writer.append()
+        commit(writer.log)
+    log, _ = open_log(disk.kill())
+    read_bytes, read = [], SimFile.read
+    monkeypatch.setattr(
+        SimFile, "read", lambda file, at, size: read_bytes.append(size) or read(file, at, size)
+    )
+    assert contents(log, rows_max=2, bytes_max=1) == writer.appended
+    once = sum(read_bytes)
+    read_bytes.clear()
+    assert contents(log) == writer.appended
+    print(f"in steps of a batch {once} bytes were read, at once {sum(read_bytes)}")
+    assert once <= 1.5 * sum(read_bytes)
+
+
+def test_readers_in_several_places_each_go_on_where_they_were() -> None:
+    writer = Writer(open_log(SimDisk(), replace(SMALL, keep_bytes_max=40_000))[0])
+    for _ in range(60):
+        writer.append()
+        commit(writer.log)
+    offsets = sorted(writer.appended)
+    seen: list[dict[int, bytes]] = [{} for _ in range(7)]  # more than places are kept for
+    for step in range(len(offsets)):
+        for reader, found in enumerate(seen):
+            (logged, *_) = writer.log.read(
+                offsets[(step + 9 * reader) % len(offsets)], rows_max=2, bytes_max=1
+            )
+            found[logged.offset] = frame(logged)
+    assert seen == [writer.appended] * 7

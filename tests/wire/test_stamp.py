@@ -14,9 +14,17 @@ from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Delta, Priority, Source, create
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import PeerError
-from delta_prop_wire.header import pack_header
-from delta_prop_wire.spec import COUNTER_MAX, HEADER_BYTES, STAMP_BYTES, ErrorCode, Flag, FrameType
-from delta_prop_wire.stamp import NO_STAMP, Stamp, pack_stamp, stamp_crc, unpack_stamp
+from delta_prop_wire.header import pack_header, unpack_header
+from delta_prop_wire.spec import (
+    COUNTER_MAX,
+    FRAME_PAYLOAD_BYTES_MAX,
+    HEADER_BYTES,
+    STAMP_BYTES,
+    ErrorCode,
+    Flag,
+    FrameType,
+)
+from delta_prop_wire.stamp import NO_STAMP, Stamp, pack_stamp, stamp_crc, unpack_logged_head, unpack_stamp
 
 HEADER = pack_header(FrameType.BATCH, Flag.BATCHED, 17, 128)
 STAMP = Stamp(
@@ -79,6 +87,33 @@ def test_a_log_writes_the_head_that_everybody_writes(offset: int, stamp: Stamp, 
     )
     assert head == encode_head(batch, offset, dataclasses.replace(stamp, body_crc=batch.crc))
     assert crc == stamp_crc(head[HEADER_BYTES:])
+
+
+@given(
+    NUMBERS,
+    STAMPS,
+    st.sampled_from([1, 3, 5, 9, 11, 16]),  # flags as they may be, and as they may not
+    st.sampled_from([48, 47, 1 << 20, FRAME_PAYLOAD_BYTES_MAX + 1]),
+    st.integers(0, 64 * 8),
+)
+def test_a_logged_head_is_read_in_few_steps_as_in_many(
+    sequence: int, stamp: Stamp, flags: int, length: int, flipped: int
+) -> None:
+    header = pack_header(FrameType.BATCH, flags ^ 1 | Flag.BATCHED, sequence, length)
+    raw = bytearray(header + pack_stamp(stamp, header))
+    if flipped < 64 * 8:
+        raw[flipped // 8] ^= 1 << flipped % 8
+    try:
+        told = unpack_header(raw)
+        found = unpack_stamp(raw[HEADER_BYTES:], raw[:HEADER_BYTES])
+    except PeerError:
+        told = found = None
+    quick = unpack_logged_head(bytes(raw))
+    if told is None or found is None or told.type is not FrameType.BATCH or told.flags & Flag.COMPRESSED:
+        assert quick is None
+    else:
+        assert quick == (told.sequence, told.length, found)
+        assert quick[2].crc == found.crc
 
 
 def test_all_zero_is_no_stamp() -> None:

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import PeerError
-from delta_prop_wire.spec import COUNTER_MAX, STAMP_BYTES, ErrorCode
+from delta_prop_wire.spec import (
+    COUNTER_MAX,
+    FRAME_PAYLOAD_BYTES_MAX,
+    HEADER_BYTES,
+    MAGIC,
+    STAMP_BYTES,
+    VERSION,
+    ErrorCode,
+    Flag,
+    FrameType,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -26,11 +36,20 @@ STAMP_REST = struct.Struct("<IIHBBQQIIQ")
 body CRC, synced offset: 44 bytes, behind the stamp's own CRC (u32)."""
 
 _CRC = struct.Struct("<I")
+_HEADER = struct.Struct(">BBBBQI")
+_STAMP = struct.Struct("<I" + STAMP_REST.format.removeprefix("<"))
+assert _STAMP.size == STAMP_BYTES
+_PLAIN_FLAGS = frozenset(
+    Flag.BATCHED | more
+    for more in (0, Flag.ACK_WANTED, Flag.HIGH_PRIORITY, Flag.ACK_WANTED | Flag.HIGH_PRIORITY)
+)
+_SOURCES = tuple(Source)
+assert [*map(int, _SOURCES)] == [*range(len(_SOURCES))]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Stamp:
-    """What the log knows about a batch.
+    """What the log knows about a batch. Never changed once it is made.
 
     `lamport` is row 0's, row i has `lamport + i`. `append_time` in microseconds since 1970, information only.
     `previous_crc` is the `crc` of the partition's stamp before, `body_crc` the batch's own (0: not said).
@@ -90,6 +109,31 @@ def unpack_stamp(raw: Buffer, header: Buffer) -> Stamp | None:
     return Stamp(
         lamport, Source(source), time, previous, body, synced, epoch, stream, partition, crc=told
     )  # fmt: skip
+
+
+def unpack_logged_head(raw: Buffer) -> tuple[int, int, Stamp] | None:
+    """Sequence, payload length and stamp of a plain BATCH frame as a log writes it, from its first 64 bytes.
+
+    The same as `unpack_header` and `unpack_stamp`, in fewer steps; None where it is anything else or unsound,
+    of which those say what.
+    """
+    view = memoryview(raw)
+    magic, version, kind, flags, sequence, length = _HEADER.unpack_from(view)
+    told, epoch, stream, partition, source, zero, time, lamport, previous, body, synced = _STAMP.unpack_from(
+        view, HEADER_BYTES
+    )
+    if told != crc32c(
+        view[HEADER_BYTES + _CRC.size : HEADER_BYTES + STAMP_BYTES], crc32c(view[:HEADER_BYTES])
+    ):
+        return None
+    if magic != MAGIC or version != VERSION or kind != FrameType.BATCH or flags not in _PLAIN_FLAGS:
+        return None
+    if length > FRAME_PAYLOAD_BYTES_MAX or length < STAMP_BYTES:
+        return None
+    if zero or source >= len(_SOURCES) or lamport > COUNTER_MAX or synced > COUNTER_MAX:
+        return None
+    stamp = Stamp(lamport, _SOURCES[source], time, previous, body, synced, epoch, stream, partition, told)
+    return sequence, length, stamp
 
 
 def stamp_crc(raw: Buffer) -> int:

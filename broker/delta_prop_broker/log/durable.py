@@ -276,6 +276,7 @@ class DurableLog:
         settings, unwritten = self.settings, self._unwritten_bytes + size
         return (
             self.failure is None
+            and not self.reserve.missing
             and size <= self._batch_bytes_max
             and unwritten <= settings.unwritten_bytes_max
             and settings.free_bytes_min + unwritten <= self._free_bytes

@@ -32,7 +32,7 @@ from delta_prop_wire.spec import (
     Flag,
     FrameType,
 )
-from delta_prop_wire.stamp import Stamp, unpack_stamp
+from delta_prop_wire.stamp import Stamp, unpack_logged_head, unpack_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,15 +69,19 @@ class Head(NamedTuple):
 
 def read_head(raw: memoryview) -> Head:
     """Read the head of a logged frame, from its first `PEEK_BYTES`. Raises PeerError."""
+    known = unpack_logged_head(raw) if len(raw) >= HEAD_BYTES else None
+    if known is not None:
+        sequence, length, stamp = known
+        return Head(HEADER_BYTES + length, sequence, stamp)
     header = unpack_header(raw)
     if header.type is not FrameType.BATCH:
         raise PeerError(ErrorCode.BAD_FRAME, f"a {header.type.name} frame; a log holds batches alone")
     plain = plain_header(header, raw) if header.flags & Flag.COMPRESSED else None
-    stamp = unpack_stamp(raw[HEADER_BYTES:HEAD_BYTES], raw[:HEADER_BYTES] if plain is None else plain)
-    if stamp is None:
+    found = unpack_stamp(raw[HEADER_BYTES:HEAD_BYTES], raw[:HEADER_BYTES] if plain is None else plain)
+    if found is None:
         raise PeerError(ErrorCode.BAD_FRAME, "a frame without a stamp")
     size = HEADER_BYTES + header.length if plain is None else stored_size(header)
-    return Head(size, header.sequence, stamp, plain)
+    return Head(size, header.sequence, found, plain)
 
 
 class Walk:
@@ -109,6 +113,20 @@ class Walk:
     def __iter__(self) -> Iterator[Place]:
         while self.position < self._end:
             yield self._next()
+
+    def go_on(self, file: File, end: int) -> None:
+        """Read on, in the same file opened anew, to where the part to walk ends now."""
+        self._file, self._end = file, end
+
+    def back(self, place: Place) -> None:
+        """Step back before the frame that was given last."""
+        self.position, self.offset = place.position, place.logged.offset
+        self.crc = place.stamp.previous_crc
+
+    @property
+    def chunk_bytes(self) -> int:
+        """What it holds of the file."""
+        return len(self._chunk)
 
     def _next(self) -> Place:
         at = self.position
@@ -153,7 +171,7 @@ class Walk:
                 body = plain_body(frame)
             except PeerError as error:
                 raise BadFrame(self.position, self.offset, error.message, skip=_skip(head)) from None
-        found, told = crc32c(body[:-CRC_BYTES]), int.from_bytes(body[-CRC_BYTES:], "little")
+        found, told = crc32c(memoryview(body)[:-CRC_BYTES]), int.from_bytes(body[-CRC_BYTES:], "little")
         if found != told or len(body) < _BODY_BYTES_MIN:
             reason = f"the body's checksum is {found:#010x}, it says {told:#010x}"
             raise BadFrame(self.position, self.offset, reason, skip=head.size)

@@ -27,6 +27,8 @@ INDEX_SUFFIX = ".index"
 INDEXES_MAX = 16
 FILES_MAX = 16
 """Sealed segments whose index, or file, is kept at hand."""
+WALKS_MAX = 4
+"""Readers for whom it is kept where they stopped, with up to `CHUNK_BYTES` of what comes next."""
 INDEX_BYTES_MAX = 1 << 30
 _SMALLEST_CHUNK_BYTES = 64 * 1024
 
@@ -91,6 +93,10 @@ class Segments:
         self.all: Sequence[Segment] = self._held.values()  # a view of it, not a copy
         self._files: OrderedDict[int, File] = OrderedDict()
         self._indexes: OrderedDict[int, SparseIndex] = OrderedDict()
+        self._walks: OrderedDict[int, tuple[Segment, Walk]] = (
+            OrderedDict()
+        )  # that stopped, by what comes next
+        self._walking: tuple[Segment, Walk] | None = None  # the last that began
         self._proven: set[int] = set()  # whose index in memory led to damage, and was made anew then
 
     def add(self, segment: Segment) -> None:
@@ -104,6 +110,7 @@ class Segments:
         self.last = self.last if self._held else None
         self._indexes.pop(segment.base, None)
         self._proven.discard(segment.base)
+        self._forget_walks(segment)
         file = self._files.pop(segment.base, None)
         if file is not None:
             file.close()
@@ -125,6 +132,7 @@ class Segments:
             if segment.file is not None:
                 segment.file.close()
                 segment.file = None
+        self._walks.clear()
         while self._files:
             self._files.popitem()[1].close()
 
@@ -135,10 +143,13 @@ class Segments:
         found: list[LoggedBatch] = []
         rows = size = 0
         chunk = min(max(bytes_max, _SMALLEST_CHUNK_BYTES), CHUNK_BYTES)
+        self._walking = None
+        beyond: Place | None = None
         try:
             for place in self.walk(offset, end, chunk):
                 logged = place.logged
                 if found and (rows + logged.count > rows_max or size + logged.batch.size > bytes_max):
+                    beyond = place
                     break
                 found.append(logged)
                 rows += logged.count
@@ -148,7 +159,21 @@ class Segments:
         except LogDamaged:
             if not found:  # what lies before the damage is given first
                 raise
+        else:
+            self._stop(beyond)
         return found
+
+    def _stop(self, beyond: Place | None) -> None:
+        """Remember where a walk stopped, and what it holds of the file: who reads on begins there."""
+        if self._walking is None:
+            return
+        segment, walk = self._walking
+        if beyond is not None and beyond.end == walk.position:
+            walk.back(beyond)
+        if walk.chunk_bytes <= CHUNK_BYTES:
+            self._walks[walk.offset] = (segment, walk)
+            while len(self._walks) > WALKS_MAX:
+                self._walks.popitem(last=False)
 
     def walk(self, offset: int, end: int, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Place]:
         """Frames from the one that holds `offset` on, up to offset `end`. Raises LogDamaged, OSError."""
@@ -216,7 +241,13 @@ class Segments:
             file.close()
         segment.describe(index)
         self._proven.discard(segment.base)
+        self._forget_walks(segment)
         self._keep(segment, index)
+
+    def _forget_walks(self, segment: Segment) -> None:
+        """Its frames lie elsewhere now, or are gone."""
+        for offset in [offset for offset, (other, _) in self._walks.items() if other is segment]:
+            del self._walks[offset]
 
     def _keep(self, segment: Segment, index: SparseIndex) -> None:
         self._indexes[segment.base] = index
@@ -240,16 +271,23 @@ class Segments:
     def _walk_segment(self, segment: Segment, offset: int, chunk_bytes: int) -> Iterator[Place]:
         """Frames from the one that holds `offset` on; steps over damage that lies wholly before it."""
         file = self._file(segment)
-        entry = self.index_of(segment).before(offset)
+        entry: Entry | None = None
+        stopped = self._walks.pop(offset, None)
         while True:
-            walk = Walk(
-                file,
-                position=entry.position,
-                offset=entry.offset,
-                end=segment.readable,
-                previous_crc=entry.previous_crc,
-                chunk_bytes=chunk_bytes,
-            )
+            if stopped is not None and stopped[0] is segment:
+                walk = stopped[1]
+                walk.go_on(file, segment.readable)
+            else:
+                entry = entry or self.index_of(segment).before(offset)
+                walk = Walk(
+                    file,
+                    position=entry.position,
+                    offset=entry.offset,
+                    end=segment.readable,
+                    previous_crc=entry.previous_crc,
+                    chunk_bytes=chunk_bytes,
+                )
+            self._walking, stopped = (segment, walk), None
             try:
                 for found in walk:
                     if found.logged.next_offset > offset:
@@ -257,6 +295,8 @@ class Segments:
                         offset = found.logged.next_offset
                 return
             except BadFrame as bad:
+                if entry is None:
+                    continue  # once more as one who comes anew, who knows what to do
                 better = self._other_index(segment)
                 if better is not None and better.before(offset) != entry:
                     entry = better.before(offset)
@@ -308,6 +348,7 @@ class Segments:
         if (index.end, index.last_crc) == _frames(segment):
             segment.describe(index)
             self._proven.discard(segment.base)
+            self._forget_walks(segment)
             self._keep(segment, index)
 
 
