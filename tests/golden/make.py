@@ -1,0 +1,72 @@
+"""Makes the golden directory of this version: `python -m tests.golden.make NAME`.
+
+Deliberately, for a version that keeps something new on disk, and under a name of its own: those that are
+there are never made anew, since what they prove is that old directories are read.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+import tarfile
+from pathlib import Path
+
+from delta_prop.testing import run_virtual
+from delta_prop_simulations.disk import SimDisk
+from tests.golden.reading import kept, served
+from tests.golden.story import SETTINGS, service, told
+
+HERE = Path(__file__).parent
+NOT_KEPT = ("lock", "reserve")
+
+
+def main(name: str) -> None:
+    """Write the directory and what it says."""
+    disk = told()
+    files = {path: disk.peek(path) for path in disk.paths() if not path.endswith(NOT_KEPT)}
+    expected = {"kept": kept(disk), "served": serve(files)}
+    packed = HERE / f"{name}.tar.gz"
+    with packed.open("xb") as file:
+        file.write(gzip.compress(_tar(files), mtime=0))
+    text = json.dumps(expected, ensure_ascii=False, indent=1, sort_keys=True)
+    packed.with_name(f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    print(
+        f"{packed}: {packed.stat().st_size} bytes, {len(files)} files, {len(expected['kept']['rows'])} rows"
+    )
+
+
+def serve(files: dict[str, bytes]) -> dict[str, object]:
+    """What a service says that opens these files for writing."""
+    disk = SimDisk()
+    for path, content in files.items():
+        disk.put(path, content)
+
+    async def run() -> dict[str, object]:
+        async with service(disk, 9, SETTINGS) as p:
+            answers = await served(p)
+        return answers  # noqa: RET504 - an `async with` may swallow what is raised in it
+
+    return run_virtual(run)
+
+
+def unpacked(packed: Path) -> dict[str, bytes]:
+    """The files of a golden directory by path."""
+    with tarfile.open(packed) as archive:
+        members = [member for member in archive.getmembers() if member.isfile()]
+        return {member.name: archive.extractfile(member).read() for member in members}  # type: ignore[union-attr]
+
+
+def _tar(files: dict[str, bytes]) -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for path, content in sorted(files.items()):
+            member = tarfile.TarInfo(path)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return raw.getvalue()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

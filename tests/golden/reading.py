@@ -1,0 +1,107 @@
+"""What a data directory says, in plain words that can be kept and compared."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.lowlevel
+
+from delta_prop import Delta, LogSettings, Propagator, create
+from delta_prop.commands.groups import read_groups
+from delta_prop.cursors import read_cursors
+from delta_prop.quarantine_file import read_all
+from delta_prop_broker.log.durable import DIRECTORY, DurableLog
+from delta_prop_broker.log.identity import read_identity
+from delta_prop_broker.log.recovery import IDENTITY
+from delta_prop_wire.jsonlines import delta_to_json
+from delta_prop_wire.spec import ErrorCode
+from tests.golden.story import ADDS, AUDIT, EDITOR, IDS, IMPORTER
+
+if TYPE_CHECKING:
+    from delta_prop_broker.disk import Disk
+    from delta_prop_wire.batch import LoggedBatch
+
+
+def kept(disk: Disk) -> dict[str, Any]:
+    """All that lies in it, read without changing a byte."""
+    log, report = DurableLog.open(
+        disk, settings=LogSettings(), draw=lambda size: b"", wall_us=lambda: 0, read_only=True
+    )
+    identity = read_identity(disk, f"{DIRECTORY}/{IDENTITY}")
+    assert identity is not None
+    codecs: Counter[int] = Counter(place.codec for place in log.frames())
+    return {
+        "log_id": log.log_id.hex(),
+        "epochs": [list(one) for one in identity.epochs],
+        "offsets": [log.first_offset, log.visible],
+        "segments": report.segments,
+        "notes": report.notes,
+        "frames_by_codec": {str(codec): count for codec, count in sorted(codecs.items())},
+        "rows": [row for place in log.frames() for row in rows(place.logged)],
+        "snapshot": snapshot(log),
+        "cursors": {name: list(one) for name, one in read_cursors(disk, log.log_id).items()},
+        "groups": read_groups(disk, log.log_id),
+        "quarantines": {
+            one.sink: {"held": {str(at): list(held) for at, held in sorted(one.held.items())}}
+            for one in read_all(disk)
+        },
+        "states": sorted(name for name in disk.list(DIRECTORY) if name.endswith((".checkpoint", ".part"))),
+    }
+
+
+def rows(logged: LoggedBatch) -> list[dict[str, Any]]:
+    batch = logged.batch
+    found = []
+    for row in range(batch.count):
+        told: dict[str, Any] = {"offset": logged.row_offset(row), "lamport": logged.lamport + row}
+        if batch.is_state:
+            told = {"offset": logged.row_offset(row), "key": list(batch.state_keys[row])}
+        if batch.is_control:
+            code = int.from_bytes(batch.blob(row)[:2], "little")
+            told |= {"void": ErrorCode(code).name, "dot": str(batch.dot(row))}
+        else:
+            told |= delta_to_json(batch.delta(row, logged.source))
+            if len(told.get("vector", ())) > 8:
+                told["vector"] = " ".join(f"{value}*{len(list(run))}" for value, run in groupby(told["vector"]))
+        if row == 0:
+            told["sent_clock"] = [str(one) for one in batch.clock]
+        found.append(told)
+    return found
+
+
+def snapshot(log: DurableLog) -> dict[str, Any] | None:
+    found = log.snapshot()
+    if found is None:
+        return None
+    try:
+        found.verify()
+        return {
+            "offset": found.offset,
+            "rows": [row for logged in found.frames() for row in rows(logged)],
+            "origins": {
+                f"{origin:016x}": [mark.epoch, mark.counter, [str(dot) for dot in mark.clock]]
+                for origin, mark in sorted(found.watermarks.items())
+            },
+        }
+    finally:
+        found.close()
+
+
+async def served(p: Propagator) -> dict[str, Any]:
+    """What a service answers that goes on with it; repeats change nothing."""
+    assert p.recovery is not None
+    told: dict[str, Any] = {"clean": p.recovery.clean, "cut": p.recovery.cut is not None}
+    told["watermarks"] = {name: p.producer(name).watermark() for name in (IMPORTER, EDITOR)}
+    repeats = {name: await p.publish(Delta("any", create([1.0]), "ids", id=id_)) for name, id_ in IDS.items()}
+    told["repeats"] = {name: one.duplicates[0] if one.duplicate else None for name, one in repeats.items()}
+    names = [("docs", f"doc-{number}") for number in range(10)]
+    names += [("ids", "one"), ("ids", "two"), ("adds", "sum"), ("行", "行-1")]
+    heads = {f"{namespace} {name}": p.head(name, namespace) for namespace, name in names}
+    told["heads"] = {name: None if dot is None else str(dot) for name, dot in heads.items()}
+    await anyio.lowlevel.checkpoint()
+    told["next_offset"] = p.statistics().log.next_offset
+    told["sinks"] = [AUDIT, ADDS]
+    return told

@@ -1,0 +1,136 @@
+"""A small life of a data directory, with one of everything that a version keeps on disk.
+
+Told in virtual time on a false disk, so the same version makes the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop import (
+    Delta,
+    LogSettings,
+    Operation,
+    Priority,
+    Propagator,
+    Refused,
+    Settings,
+    create,
+    delete,
+    metadata_only,
+    opaque,
+    sparse,
+    sparse_add,
+)
+from delta_prop.commands.groups import Group
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_sinks import CallbackSink
+from tests.delta_prop.durable.quarantined import Rejecting, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+SETTINGS = LogSettings(
+    segment_bytes_max=8_192,
+    bytes_max=1 << 20,
+    keep_bytes_max=1 << 19,
+    free_bytes_min=0,
+    reserve_bytes=0,
+    history_s=100.0,
+    compress="lz4",
+    made_by="golden",
+)
+AUDIT, ADDS, GROUP, IMPORTER, EDITOR = "Prüfer", "adds", "reports", "import-α", "редактор"
+DIMENSION = 320
+IDS = {name: name.encode().ljust(16, b".") for name in ("first", "second", "last")}
+
+
+def told() -> SimDisk:
+    """The directory, closed cleanly, in its third session."""
+    disk = SimDisk(1)
+    run_virtual(lambda: _session(disk, 1, _early, SETTINGS))
+    found: list[SimDisk] = []
+
+    async def killed(p: Propagator) -> None:
+        await _middle(p)
+        found.append(disk.kill())
+
+    run_virtual(lambda: _session(disk, 2, killed, SETTINGS))
+    disk = found[0]
+    run_virtual(lambda: _session(disk, 3, _late, replace(SETTINGS, compress="zstd")))
+    return disk
+
+
+def service(disk: SimDisk, seed: int, settings: LogSettings) -> Propagator:
+    return Propagator(Settings(), data="x", log=settings, world=virtual_world(seed, disk=disk))
+
+
+def whole(value: float) -> Operation:
+    """A vector large enough for its frame to be compressed."""
+    return create([value] * DIMENSION)
+
+
+async def _session(
+    disk: SimDisk, seed: int, main: Callable[[Propagator], Awaitable[None]], settings: LogSettings
+) -> None:
+    async with service(disk, seed, settings) as p:
+        await p.attach(CallbackSink(lambda offset, _: None, name=AUDIT))
+        await p.attach(Rejecting(Store(keeps_cursor=False), {7.0}), topics="ns:adds")
+        await main(p)
+        group = Group(disk, GROUP, p._log.log_id)
+        group.next_offset = p.statistics().log.visible - 1
+        group.close()
+        await anyio.sleep(2)  # cursors are written, what is sealed is compressed
+
+
+async def _early(p: Propagator) -> None:
+    """What a snapshot stands for later."""
+    importer = p.producer(IMPORTER)
+    for number in range(24):
+        await importer.publish(Delta(f"doc-{number % 5}", whole(number % 3), "docs"))
+    await importer.publish(
+        Delta("doc-1", sparse([0, DIMENSION - 1], [9.0, 9.5]), "docs", metadata={"title": "Größe"})
+    )
+    await importer.publish(Delta("doc-2", delete(), "docs"))
+    await p.publish(Delta("行-1", opaque("größer als 数".encode()), "行"))
+    await anyio.sleep(200)  # beyond the window in which each delta stays by itself
+    await importer.publish(Delta("doc-3", sparse_add([1], [0.5]), "docs"))
+    await anyio.sleep(5)
+
+
+async def _middle(p: Propagator) -> None:
+    importer, editor = p.producer(IMPORTER), p.producer(EDITOR)
+    told = await importer.publish(
+        Delta("doc-0", whole(1.5), "docs", priority=Priority.HIGH, topics=("urgent", "größer"))
+    )
+    assert told.last_dot is not None
+    await editor.publish(Delta("doc-0", sparse_add([2], [0.25]), "docs"), after=[told.last_dot])
+    await editor.publish(Delta("doc-4", metadata_only(), "docs", metadata={"tags": ["a", None], "n": 1}))
+    for vector_id in ("nobody", "doc-2"):
+        try:
+            await editor.publish(Delta(vector_id, sparse([0], [1.0]), "docs"))
+        except Refused:
+            continue
+        raise AssertionError("a void is wanted")
+    await p.publish(Delta("one", create([1.0]), "ids", id=IDS["first"], timestamp=77))
+    await p.publish(
+        Delta("two", create([2.0]), "ids", id=IDS["second"], parents=(IDS["first"],), metadata={"ü": "ß"})
+    )
+    for value in (1.0, 7.0, 2.0):
+        await p.publish(Delta("sum", sparse_add([0], [value]) if value > 1 else create([1.0]), "adds"))
+    for number in range(24):
+        await importer.publish(Delta(f"doc-{number % 5}", whole(number % 4), "docs"))
+    await anyio.sleep(2)
+
+
+async def _late(p: Propagator) -> None:
+    importer = p.producer(IMPORTER)
+    for number in range(24):
+        await importer.publish(Delta(f"doc-{5 + number % 5}", whole(number % 5), "docs"))
+    await anyio.sleep(3)
+    await p.publish(Delta("three", create([3.0]), "ids", id=IDS["last"]))
+    await importer.publish(Delta("doc-9", opaque(bytes(range(256))), "docs"))
