@@ -65,7 +65,9 @@ def rows(logged: LoggedBatch) -> list[dict[str, Any]]:
         else:
             told |= delta_to_json(batch.delta(row, logged.source))
             if len(told.get("vector", ())) > 8:
-                told["vector"] = " ".join(f"{value}*{len(list(run))}" for value, run in groupby(told["vector"]))
+                told["vector"] = " ".join(
+                    f"{value}*{len(list(run))}" for value, run in groupby(told["vector"])
+                )
         if row == 0:
             told["sent_clock"] = [str(one) for one in batch.clock]
         found.append(told)
