@@ -42,7 +42,7 @@ def kept(disk: Disk) -> dict[str, Any]:
         "frames_by_codec": {str(codec): count for codec, count in sorted(codecs.items())},
         "rows": [row for place in log.frames() for row in rows(place.logged)],
         "snapshot": snapshot(log),
-        "cursors": {name: list(one) for name, one in read_cursors(disk, log.log_id).items()},
+        "cursors": {name: one._asdict() for name, one in read_cursors(disk, log.log_id).items()},
         "groups": read_groups(disk, log.log_id),
         "quarantines": {
             one.sink: {"held": {str(at): list(held) for at, held in sorted(one.held.items())}}

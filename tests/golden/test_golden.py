@@ -52,7 +52,7 @@ def test_there_is_one_and_it_holds_one_of_everything() -> None:
     assert told["segments"] >= 5
     assert told["snapshot"]["rows"]
     assert {name.rpartition(".")[2] for name in told["states"]} >= {"checkpoint"}
-    assert told["cursors"][AUDIT][1] == told["offsets"][1]
+    assert told["cursors"][AUDIT]["dealt_with"] == told["offsets"][1]
     assert told["groups"]
     assert told["quarantines"][ADDS]["held"]
     rows = told["rows"]
@@ -68,6 +68,8 @@ def test_it_is_read_as_it_was_written_and_not_a_byte_is_changed(packed: Path, tm
     files = laid_out(packed, tmp_path)
     found = json.loads(json.dumps(kept(LocalDisk(tmp_path))))
     told = expected(packed)["kept"]
+    for name, cursor in found["cursors"].items():  # what a later version adds to it is its own
+        found["cursors"][name] = {part: cursor[part] for part in told["cursors"][name]}
     for part in told:
         assert found[part] == told[part], part
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
@@ -99,7 +101,7 @@ def test_its_sinks_and_producers_go_on_where_they_stopped(packed: Path) -> None:
             assert published.dot.counter == watermark + 1
             await p.wait_visible(published)
             assert seen == [end]
-            assert (await p.replay(ADDS)).applied == 1
+            assert (await p.replay(ADDS)).applied == 2, "with what lined up behind it"
             await anyio.sleep(1)
             assert not p.quarantine(ADDS)
 
