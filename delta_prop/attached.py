@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from delta_prop.ports import Clock, Threads, World
     from delta_prop.route.feed import Feed
+    from delta_prop.route.quarantine import Quarantine
     from delta_prop.route.status import KeptCursor
     from delta_prop_broker.log.contract import Log
     from delta_prop_sinks.sink import Sink
@@ -49,6 +50,7 @@ class Attached:
         self.topics = topics
         self.sink = sink
         self.feed: Feed | None = None
+        self.quarantine: Quarantine | None = None  # what the feed will have
         self.lamport = 0
         self.reported = 0
         self.closing = False
@@ -104,8 +106,9 @@ class Attached:
 
         Without those in this sink's quarantine, and those dropped from it.
         """
+        quarantine = self.quarantine if self.feed is None else self.feed.quarantine
         for logged, row in vector_history(self._log, namespace, vector_id):
-            if self.feed is None or not self.feed.quarantine.withholds(logged.offset + row):
+            if quarantine is None or not quarantine.withholds(logged.offset + row):
                 yield logged, row
 
     # --- life

@@ -127,6 +127,7 @@ class Attachments:
         if not isinstance(sink, Subscription):  # whose name never comes back
             quarantine, keeper = await self.quarantines.open(name, terms.limits)
         attached = Attached(name, sink, self._log, self._world, frozenset(map(str, terms.topics)))
+        attached.quarantine = quarantine
         rebuilds, kept = can_be_rebuilt(sink, terms.topics), self._cursors.get(name, KeptCursor(0, 0))
         begin, keeps_cursor = await attached.open(terms.start, kept, rebuilds=rebuilds, forced=terms.rebuild)
         try:

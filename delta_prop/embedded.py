@@ -176,7 +176,7 @@ class Propagator(Publishing):
             await self._service_log.write_cursors(self._sinks.cursors, threads)
 
         operating = Operating(disk, self._log.log_id, self._sinks, self._world, keep_cursors)
-        await operating.look()
+        await operating.begin()
         return operating
 
     # --- sinks

@@ -50,16 +50,24 @@ class Operating:
         self._keep_cursors = keep_cursors
         self._busy: set[str] = set()  # sinks for which a request is being carried out
 
+    async def begin(self) -> None:
+        """Do what was asked before the service was there, as far as that needs no attached sink."""
+        await self._try_to_look(None)
+
     async def run(self) -> None:
-        """Look once a second, until cancelled. Where the disk fails that is told, and tried again."""
+        """Look once a second, until cancelled."""
         async with anyio.create_task_group() as tasks:
             while True:
                 await anyio.sleep(LOOK_S)
-                try:
-                    await self._sinks.quarantines.tidy()
-                    await self.look(tasks)
-                except OSError as error:
-                    logger.warning("the data directory's requests cannot be looked at: %s", error)
+                await self._try_to_look(tasks)
+
+    async def _try_to_look(self, tasks: TaskGroup | None) -> None:
+        """Where the disk fails that is told, and tried again a second later."""
+        try:
+            await self._sinks.quarantines.tidy()
+            await self.look(tasks)
+        except OSError as error:
+            logger.warning("what operators ask for cannot be seen to, which is tried again: %s", error)
 
     async def look(self, tasks: TaskGroup | None = None) -> None:
         """Carry out what is asked for; without `tasks` only what is done at once. Raises OSError."""

@@ -415,7 +415,10 @@ class Feed(Progress):
             if self.quarantine.concerns(deliveries[0].first_offset):
                 deliveries = self._sift(deliveries)
                 self._in_hand = sum(delivery.count for delivery in deliveries)
-            if not await self.kept() or not deliveries:
+            keeper = self._keeper
+            if keeper is not None and keeper.due and not await self.kept():
+                break
+            if not deliveries:
                 break
             failure = await self.call(deliveries)
             if failure is None:

@@ -1,0 +1,144 @@
+"""Killed in the middle: what storage rejected is there after a kill -9; a replay cut off has one effect."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Literal
+
+import anyio
+import pytest
+
+from delta_prop import Delta, Propagator, sparse_add
+from delta_prop.testing import run_virtual
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_simulations.disk_faults import SimCrash
+from delta_prop_sinks import StorageSink
+from tests.delta_prop.durable.quarantined import Rejecting, Store, added, held, made, service
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from delta_prop_sinks.sink import Delivery
+
+KILLED = """
+import os, signal, sys, anyio
+from delta_prop import Delta, Propagator, create, sparse_add
+from delta_prop.sinks import StorageSink
+from delta_prop_wire.delta import Operation
+
+async def main():
+    async with Propagator(data=sys.argv[1] + "/log") as p:
+        await p.attach(StorageSink(sys.argv[1] + "/facts.db"))
+        await p.publish(Delta("v", create([1.0])), Delta("w", create([1.0])))
+        await p.publish(Delta("v", Operation(40, data=b"of another version")))
+        await p.publish(Delta("v", sparse_add([0], [10.0])))
+        last = await p.publish(Delta("w", sparse_add([0], [100.0])))
+        await p.wait_visible(last, sinks=["storage"], committed=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+anyio.run(main)
+"""
+
+
+def test_what_storage_rejected_is_there_after_a_kill(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+
+    async def life(drops: bool) -> tuple[list[int], float, float]:
+        async with Propagator(data=tmp_path / "log") as p:
+            storage = await p.attach(StorageSink(tmp_path / "facts.db"))
+            aside = [one.offset for one in p.quarantine("storage")]
+            if drops:
+                assert (await p.drop("storage", 2)).applied == 1
+            v, w = await storage.get("default", "v"), await storage.get("default", "w")
+            assert v is not None
+            assert w is not None
+            assert v.vector is not None
+            assert w.vector is not None
+            await p.publish(Delta("w", sparse_add([0], [1000.0])))
+            return aside, float(v.vector[0]), float(w.vector[0])
+
+    assert anyio.run(life, False) == ([2, 3], 1.0, 101.0)
+    assert anyio.run(life, True) == ([2, 3], 11.0, 1101.0)
+    assert anyio.run(life, False) == ([], 11.0, 2101.0)
+
+
+class CutOff(Rejecting):
+    """Goes off within a late call: before what it brings is durable, or just after."""
+
+    def __init__(self, store: Store, bad: set[float], when: Literal["before", "after"]) -> None:
+        super().__init__(store, bad)
+        self.when = when
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        late = any(delivery.late for delivery in deliveries)
+        if late and self.when == "before":
+            raise SimCrash("the machine went off")
+        await super().apply(deliveries)
+        if late:
+            raise SimCrash("the machine went off")
+
+
+@pytest.mark.parametrize("keeps_cursor", [True, False])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_replay_that_is_cut_off_has_one_effect(
+    when: Literal["before", "after"], keeps_cursor: bool
+) -> None:
+    disk, store, bad = SimDisk(1), Store(keeps_cursor), {7.0}
+
+    async def cut_off() -> None:
+        async with service(disk, 1) as p:
+            await p.attach(CutOff(store, bad, when))
+            await p.publish(made("a"), made("b"))
+            await p.publish(added("a", 7), added("a", 10))
+            await p._sinks.feed("adds").wait(4)
+            assert [one[0] for one in held(p)] == [2, 3]
+            await anyio.sleep(2)
+            bad.clear()
+            await p.replay("adds")
+
+    with pytest.raises(BaseException, match=r"went off|unhandled") as caught:
+        run_virtual(cut_off)
+    assert caught.group_contains(SimCrash) if isinstance(caught.value, BaseExceptionGroup) else True
+    assert store.sums["a"] == (1 if when == "before" else 18)
+
+    async def again() -> None:
+        async with service(disk.crash(1), 2) as p:
+            await p.attach(Rejecting(store, bad))
+            assert [one[0] for one in held(p)] == [2, 3]
+            await p.replay("adds")
+            assert held(p) == []
+
+    run_virtual(again)
+    assert store.sums == {"a": 18, "b": 1}
+    assert store.given == [0, 1, 2, 3]
+
+
+def test_a_sink_withholds_from_history_what_is_set_aside_as_soon_as_it_opens() -> None:
+    async def main() -> None:
+        disk, store, bad, seen = SimDisk(1), Store(keeps_cursor=True), {7.0}, []
+
+        class Looking(Rejecting):
+            async def open(self, context):  # type: ignore[no-untyped-def]
+                seen.append([logged.offset + row for logged, row in context.history("default", "a")])
+                return await super().open(context)
+
+        async with service(disk, 1) as p:
+            await p.attach(Looking(store, bad))
+            await p.publish(made("a"), made("b"))
+            await p.publish(added("a", 7), added("a", 10))
+            await p._sinks.feed("adds").wait(4)
+            await p.publish(made("c"))
+            await anyio.sleep(2)
+        disk = disk.crash(1)
+        async with service(disk, 2) as p:
+            await p.attach(Looking(store, bad))
+            await p.drop("adds", 2)
+        async with service(disk.crash(2), 3) as p:
+            await p.attach(Looking(store, bad))
+        assert seen == [[], [0], [0, 3]]
+
+    run_virtual(main)
