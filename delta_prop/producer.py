@@ -140,7 +140,8 @@ class Producer:
                 raise _late(timeout_s)
             except Refused as refusal:
                 wait_s = max((refusal.retry_after_ms or 0) / 1000, _RETRY_S_MIN)
-                if not refusal.retryable or self._now() + wait_s >= deadline:
+                final = refusal.code is ErrorCode.LOG_FAILED and refusal.retry_after_ms is None
+                if final or not refusal.retryable or self._now() + wait_s >= deadline:
                     _give_up(entry)
                     raise
             await _pause(entry, wait_s)

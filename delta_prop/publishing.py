@@ -200,6 +200,8 @@ class Publishing:
                 receipt = self._send(make())
             elif self._chain.stopped is None:
                 receipt = self._kept(receipt.in_doubt) or self._send(make())
+            elif self._chain.stopped.retry_after_ms is None:
+                raise self._chain.stopped
             return receipt
 
         if not self._line.waited_for(priority):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.refusals import stopped
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from delta_prop.ports import Threads, World
+    from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.recovery import Recovered, RecoveryReport
+    from delta_prop_wire.errors import Refused
 
 logger = logging.getLogger("delta_prop")
 
@@ -44,9 +46,10 @@ class ReopeningStatistics:
 
 
 class Reopening:
-    """Owns the tries. `on_recovered` is called in the very tick in which the log goes on; then `rebuild` is
-    awaited, which reads the log: what it raises counts as another failure. Within `quiet` nobody else writes
-    to the directory.
+    """Owns the tries. `on_stopped` is called when there will be no more.
+
+    `on_recovered` is called in the very tick in which the log goes on; then `rebuild` is awaited, which reads
+    the log: what it raises counts as another failure. Within `quiet` nobody else writes to the directory.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class Reopening:
         threads: Threads,
         world: World,
         *,
+        on_stopped: Callable[[Refused], None],
         on_recovered: Callable[[RecoveryReport], None],
         rebuild: Callable[[], Awaitable[None]],
         quiet: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
@@ -63,6 +67,7 @@ class Reopening:
         self._threads = threads
         self._clock = world.clock
         self._chance = world.randomness.fork("reopening")
+        self._on_stopped = on_stopped
         self._on_recovered = on_recovered
         self._rebuild = rebuild
         self._quiet = quiet
@@ -98,6 +103,7 @@ class Reopening:
             while self._log.failure is not None:
                 if isinstance(self._log.failure, DeltaPropError):  # only a person can do something
                     logger.error("the log has stopped for good: %s", self._log.failure)
+                    self._on_stopped(stopped(self._log.failure))
                     break
                 await self._wait()
                 await self._try()

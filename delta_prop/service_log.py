@@ -118,6 +118,7 @@ class ServiceLog:
             self.log,
             self._threads,
             world,
+            on_stopped=on_failed,
             on_recovered=recovered,
             rebuild=rebuild,
             quiet=self._without_checkpoints,

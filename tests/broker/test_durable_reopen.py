@@ -101,7 +101,7 @@ def test_at_every_call_that_fails_the_log_goes_on_with_what_was_promised(
     first = probe.calls
     opened.live()
     reopened = struck = 0
-    for n in range(first + 1, probe.calls - 6, 1 if full else 4):
+    for n in range(first + 1, probe.calls - 6, 1 if full else 9):
         disk = SimDisk(n)
         session = Session(disk, logged=logged)
         for times in (1, 3):
@@ -119,8 +119,8 @@ def test_at_every_call_that_fails_the_log_goes_on_with_what_was_promised(
         assert {
             at: raw for at, raw in session.promised.items() if at >= log.first_offset
         }.items() <= found.items()
-    assert struck > 5
-    assert reopened > 15 or kind == "short"
+    assert struck > 3
+    assert reopened > 8 or kind == "short"
 
 
 def failed_log(disk: SimDisk) -> tuple[DurableLog, Writer]:
@@ -137,9 +137,17 @@ def failed_log(disk: SimDisk) -> tuple[DurableLog, Writer]:
 
 def test_what_was_synced_and_is_gone_stops_the_log_for_good_and_says_what_to_do() -> None:
     disk = SimDisk(3)
-    log, _ = failed_log(disk)
+    log, _ = open_log(disk)
+    writer = Writer(log)
+    writer.append()
+    commit(log)
+    disk.fail(lambda call: call.name == "write", errno.EIO)
+    writer.append()
+    with pytest.raises(OSError, match="Input/output"):
+        commit(log)
     name = next(path for path in disk.paths() if path.endswith(".log"))
     disk.flip(name, 90, 1)
+    disk.open(name).truncate(100)
     disk.put(f"{SEGMENTS}/mark", b"")  # nothing on disk says that it was synced
     with pytest.raises(LogDamaged) as caught:
         log.recover_anew()
@@ -179,7 +187,7 @@ def test_a_full_disk_can_still_be_opened_and_its_log_shortened() -> None:
     first = probe.calls
     session.live()
     given_up = 0
-    for n in range(first, probe.calls, 3):
+    for n in range(first, probe.calls, 7):
         disk = SimDisk(n)
         session = Session(disk, logged=False)
         assert Reserve(disk, 3_000).take(0)
@@ -190,14 +198,14 @@ def test_a_full_disk_can_still_be_opened_and_its_log_shortened() -> None:
         disk.capacity_bytes = disk.used_bytes
         log, _ = open_log(disk, settings)
         given_up += log.reserve.given_up
-        assert session.promised.items() >= contents(log).items() or log.next_offset >= len(session.promised)
+        promised = {at: raw for at, raw in session.promised.items() if at >= log.first_offset}
+        assert promised.items() <= contents(log).items()
         log.retain(1 << 62)
         commit(log)
         log.close()
         again, _ = open_log(disk, settings)
-        assert len(again.statistics().__class__.__slots__) > 0
         assert again.next_offset == log.next_offset
-    assert given_up > 10
+    assert given_up > 4
 
 
 def test_appends_never_get_the_reserve_and_go_on_when_it_is_taken_again() -> None:

@@ -280,6 +280,7 @@ class DurableLog:
             and size <= self._batch_bytes_max
             and unwritten <= settings.unwritten_bytes_max
             and settings.free_bytes_min + unwritten <= self._free_bytes
+            and not self.reserve.missing
             and self._room.bytes + size <= settings.bytes_max
         )
 

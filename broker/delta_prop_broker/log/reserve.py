@@ -33,15 +33,12 @@ class Reserve:
         """`size`: how many bytes; 0 keeps none. Touches nothing."""
         self.bytes = 0
         """What is held now."""
+        self.missing = 0
+        """What was given up and is still to be taken again, in bytes: room that appends must leave."""
         self.given_up = 0
         """How often it was given up."""
         self._disk = disk
         self._size = size
-
-    @property
-    def missing(self) -> int:
-        """What was given up and is still to be taken again, in bytes: room that appends must leave."""
-        return self._size if self.given_up and not self.bytes else 0
 
     def take(self, free_bytes_min: int) -> bool:
         """Hold it, durably, where that leaves `free_bytes_min`; whether it is held. Raises OSError."""
@@ -60,7 +57,7 @@ class Reserve:
         finally:
             file.close()
         self._disk.sync_directory("")
-        self.bytes = self._size
+        self.bytes, self.missing = self._size, 0
         return True
 
     def give_up(self) -> bool:
@@ -74,6 +71,7 @@ class Reserve:
             if held:
                 file.truncate(0)
                 self.given_up += 1
+                self.missing = self._size
             self.bytes = 0
             return held
         finally:

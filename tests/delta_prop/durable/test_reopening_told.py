@@ -1,0 +1,311 @@
+"""Who is told what when the log's disk fails, and what each finds when the log is back."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop.receipt import State
+from delta_prop.testing import run_virtual
+from delta_prop_broker.log.damage import LogBusy
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_sinks import CallbackSink
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.durable.test_reopening import ANY, contents, made, service
+
+if TYPE_CHECKING:
+    from delta_prop.embedded import Propagator
+
+LOGGED = replace(ANY, level=AckLevel.LOGGED)
+
+
+def break_disk(disk: SimDisk, *names: str, ending: str = "", times: int | None = None) -> None:
+    """From now on these calls fail, for files that end so."""
+    disk.fail(lambda call: call.name in names and call.path.endswith(ending), errno.EIO, times=times)
+
+
+async def until_back(p: Propagator, disk: SimDisk) -> None:
+    disk.heal()
+    for _ in range(100):
+        await anyio.sleep(0.5)
+        reopening = p.statistics().reopening
+        assert reopening is not None
+        if reopening.reopened and not reopening.failed:
+            break
+
+
+def code_of(error: Refused | None) -> ErrorCode | None:
+    return None if error is None else error.code
+
+
+def test_what_came_to_the_disk_before_the_failure_is_acknowledged_once_and_not_sent_again() -> None:
+    async def main() -> None:
+        disk, told = SimDisk(1), []
+        async with service(disk) as p, anyio.create_task_group() as tasks:
+            producer = p.producer("me")
+            await p.publish(made("first"))
+
+            async def publish() -> None:
+                told.append(await p.publish(made("a"), made("b")))
+
+            async def produce() -> None:
+                told.append(await producer.publish(made("c"), timeout_s=100))
+
+            break_disk(disk, "write", ending="mark")  # after the sync: the deltas are there
+            tasks.start_soon(publish)
+            tasks.start_soon(produce)
+            await anyio.sleep(0.1)
+            assert told == []
+            loose = p.offer(made("refused"))
+            assert code_of(loose.refusal()) is ErrorCode.LOG_FAILED
+            await until_back(p, disk)
+        assert sorted((one.offset, one.level) for one in told) == [
+            (1, AckLevel.DURABLE),
+            (3, AckLevel.DURABLE),
+        ]
+        assert await contents(disk) == {"first": 0, "a": 1, "b": 2, "c": 3}
+
+    run_virtual(main)
+
+
+def test_a_repeat_between_write_and_sync_is_not_acknowledged_before_the_sync() -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        async with service(disk) as p:
+            producer = p.producer("me")
+            first = producer.offer(made("a"))
+            break_disk(disk, "sync", times=1)
+            frame = next(iter(producer._lanes[Priority.NORMAL].open.values())).batch
+            repeat = producer.send_frame(frame)
+            assert (first.state, repeat.state) == (State.PLACED, State.PLACED)
+            for receipt in (first, repeat):
+                with pytest.raises(Refused) as caught:
+                    await receipt.wait()
+                assert caught.value.code is ErrorCode.LOG_FAILED
+            image = disk.crash(3)
+            await until_back(p, disk)
+            again = [producer.send_frame(frame), producer.send_frame(frame)]
+            assert [one.state for one in again] == [State.PLACED] * 2
+            assert {(await one.wait()).offset for one in again} == {0}
+            producer.resend()
+            assert producer.open_batches == 0
+            assert await contents(disk) == {"a": 0}
+            assert len(await contents(image)) <= 1
+
+    run_virtual(main)
+
+
+def test_what_waits_is_refused_at_once_and_its_producer_goes_on_with_it_afterwards() -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        async with service(disk) as p:
+            parent, child = p.producer("parent"), p.producer("child")
+            waiting = child.offer(
+                Delta("v", made("v").operation, parents=(Dot(parent._lanes[Priority.NORMAL].origin, 1),))
+            )
+            draft = p.offer(made("w"), after=[waiting])
+            assert (waiting.state, draft.state) == (State.PENDING, State.PENDING)
+            break_disk(disk, "sync")
+            p.offer(made("x"))
+            await anyio.sleep(0.1)
+            for receipt in (waiting, draft):
+                assert code_of(receipt.refusal()) is ErrorCode.LOG_FAILED
+            assert (p.statistics().pending.pending_deltas, p.statistics().queue.depth) == (0, 0)
+            await until_back(p, disk)
+            child.resend()
+            await parent.publish(made("u"))
+            await anyio.sleep(0.1)
+            assert child.open_batches == 0
+            assert (await contents(disk)).keys() >= {"u", "v"}
+
+    run_virtual(main)
+
+
+def test_counters_that_were_acknowledged_at_a_lower_level_and_lost_are_filled() -> None:
+    async def main() -> None:
+        disk, seen = SimDisk(1), []
+        async with service(disk) as p:
+            await p.attach(CallbackSink(lambda at, delta: seen.append((at, delta.vector_id))))
+            producer = p.producer("me", ack_level=AckLevel.MEMORY)
+            await producer.publish(made("a"))
+            await p.wait_visible(1)
+            break_disk(disk, "write", ending=".log")
+            for key in ("b", "c", "d"):
+                assert (await producer.publish(made(key))).level is AckLevel.MEMORY
+            await anyio.sleep(0.1)
+            await until_back(p, disk)
+            assert producer.watermark() < 4
+            published = await producer.publish(made("e"), timeout_s=10)
+            assert published.dot is not None
+            assert published.dot.counter == 5, "a dot that somebody was told of is not given again"
+            assert producer.watermark() == 5
+            assert producer.outcome(4) is ErrorCode.DOT_REUSED
+            await p.wait_visible(published)
+            assert [key for _, key in seen] == ["a", "e"]
+        async with service(disk) as p:
+            assert p.producer("me").watermark() == 5
+
+    run_virtual(main)
+
+
+def test_a_fenced_handle_stays_fenced_and_the_lock_is_kept() -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        async with service(disk) as p:
+            old, new = p.producer("me"), None
+            await old.publish(made("a"))
+            new = p.producer("me")
+            break_disk(disk, "sync")
+            p.offer(made("x"))
+            await anyio.sleep(0.3)
+            with pytest.raises(LogBusy):
+                async with service(disk):
+                    pass
+            await until_back(p, disk)
+            with pytest.raises(Refused) as caught:
+                await old.publish(made("b"))
+            assert caught.value.code is ErrorCode.FENCED
+            assert (await new.publish(made("c"))).dot == Dot(new._lanes[Priority.NORMAL].origin, 2)
+
+    run_virtual(main)
+
+
+def test_a_sink_that_was_shown_what_is_gone_is_ahead_and_the_others_go_on() -> None:
+    async def main() -> None:
+        disk, ahead, late = SimDisk(1), [], []
+        async with service(disk, log=LOGGED) as p:
+            await p.attach(CallbackSink(lambda at, _: ahead.append(at), name="quick"))
+            await p.attach(CallbackSink(lambda at, _: late.append(at), name="other"), topics="v:nothing")
+            await p.publish(made("a"))
+            await p.publish(made("b"), ack_level=AckLevel.LOGGED)
+            await p.wait_visible(2)
+            assert ahead == [0, 1]
+            break_disk(disk, "sync", times=1)
+            with pytest.raises(Refused):
+                await p.publish(made("c"), timeout_s=0.01)
+            disk.evict("streams/default/0/00000000000000000000.log")
+            await until_back(p, disk)
+            end = p.recovery.next_offset if p.recovery is not None else -1
+            assert end < 2, "the test is about what was lost"
+            sinks = p.statistics().sinks
+            assert (sinks["quick"].state, sinks["other"].state) == ("stopped", "idle")
+            assert "is ahead" in (sinks["quick"].reason or "")
+            reader = p.subscribe(start="earliest")
+            published = await p.publish(made("d"))
+            await p.wait_visible(published, sinks=["other"])
+            assert sinks["other"].lag == 0
+            async with reader:
+                async for delivered in reader:
+                    if delivered.delta.vector_id == "d":
+                        break
+            assert ahead == [0, 1]
+
+    run_virtual(main)
+
+
+def test_damage_found_stops_the_log_for_good_and_everybody_is_told_at_once() -> None:
+    async def main() -> None:
+        disk, seen = SimDisk(1), []
+        async with service(disk) as p:
+            await p.attach(CallbackSink(lambda at, _: seen.append(at)))
+            await p.publish(made("a"))
+            break_disk(disk, "write", ending=".log", times=1)
+            disk.flip("streams/default/0/00000000000000000000.log", 90)
+            for publisher in ("p", "producer"):
+                with pytest.raises(Refused, match="log verify") as caught:
+                    await (p if publisher == "p" else p.producer("me")).publish(made("b"))
+                assert (caught.value.code, caught.value.retry_after_ms) == (ErrorCode.LOG_FAILED, None)
+            reopening = p.statistics().reopening
+            assert reopening is not None
+            assert (reopening.failed, reopening.next_try_s) == (True, None)
+            tries = reopening.tries
+            await anyio.sleep(100)
+            assert p.statistics().reopening == replace(reopening, tries=tries)
+            assert seen == [0]
+
+    run_virtual(main)
+
+
+def test_a_service_closes_in_the_middle_of_an_outage() -> None:
+    async def main() -> None:
+        for at in (0.0, 0.03, 0.2, 5.0):
+            disk = SimDisk(1)
+            async with service(disk) as p:
+                await p.publish(made("a"))
+                break_disk(disk, "sync", "write")
+                receipt = p.offer(made("b"))
+                await anyio.sleep(at)
+            assert receipt.done or receipt.state is State.PLACED
+            disk.heal()
+            async with service(disk) as p:
+                await p.publish(made("c"))
+
+    run_virtual(main)
+
+
+# --- room
+
+
+def test_a_full_disk_refuses_before_it_writes_and_the_service_goes_on_when_there_is_room() -> None:
+    async def main() -> None:
+        disk, told = SimDisk(1, capacity_bytes=200_000), []
+        log = replace(ANY, segment_bytes_max=10_000, bytes_max=150_000, keep_bytes_max=150_000)
+        log = replace(log, free_bytes_min=10_000, reserve_bytes=30_000)
+        async with service(disk, log=log) as p, anyio.create_task_group() as tasks:
+            assert p.statistics().log.reserve_bytes == 30_000
+            await p.attach(CallbackSink(lambda _at, _delta: None, name="slow"))
+            await p.publish(made("a"))
+            disk.put("others", bytes(disk.free_bytes() - 5_000))
+
+            async def publish(key: str) -> None:
+                told.append((await p.publish(made(key), timeout_s=1000)).offset)
+
+            tasks.start_soon(publish, "b")
+            await anyio.sleep(3)
+            assert told == [1], "how much is free is looked up with each commit"
+            # Others take the last byte: cursors are still written, out of the reserve.
+            disk.put("others", disk.peek("others") + bytes(disk.free_bytes()))
+            await p.attach(CallbackSink(lambda _at, _delta: None, name="another"))
+            await anyio.sleep(5)
+            assert p.statistics().log.reserve_bytes == 0
+            tasks.start_soon(publish, "c")
+            await anyio.sleep(5)
+            assert told == [1]
+            reopening = p.statistics().reopening
+            assert reopening is not None
+            assert reopening.reopened == reopening.tries == 0, "refused before anything was written"
+            disk.remove("others")
+            await anyio.sleep(40)
+            assert sorted(told) == [1, 2]
+            assert p.statistics().log.reserve_bytes == 30_000
+        disk.put("others", bytes(disk.free_bytes()))
+        async with service(disk, log=log) as p:  # a full disk opens
+            assert p.statistics().log.next_offset == 3
+            with pytest.raises(Refused) as caught:
+                await p.publish(made("d"), timeout_s=1)
+            assert caught.value.code is ErrorCode.LOG_FULL
+
+    run_virtual(main)
+
+
+def test_a_quiet_log_seals_its_last_segment_and_lets_it_go() -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        async with service(disk, log=replace(ANY, segment_s_max=60, keep_s=120)) as p:
+            await p.publish(made("a"))
+            await anyio.sleep(50)
+            assert p.statistics().log.segments == 1
+            await anyio.sleep(20)
+            assert p.statistics().log.segments == 2
+            await anyio.sleep(100)
+            assert (p.statistics().log.first_offset, p.statistics().log.segments) == (1, 1)
+            await p.publish(made("b"))
+        assert await contents(disk) == {"b": 1}
+
+    run_virtual(main)
