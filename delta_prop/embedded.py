@@ -432,7 +432,11 @@ class Propagator(Publishing):
             ids=ids,
             route=self._sinks.route,
             wall_us=self._world.clock.wall_us,
-            origins=Origins(origins_max=settings.origins_max, per_owner_max=settings.origins_per_owner_max),
+            origins=Origins(
+                origins_max=settings.origins_max,
+                per_owner_max=settings.origins_per_owner_max,
+                epochs_above=self._service_log.epochs_above,
+            ),
             vectors=Vectors(heads_max=settings.heads_max),
             load_head=self._sinks.load_head,
             gate=self._sinks.pacing,

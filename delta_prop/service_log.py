@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop")
 
 KEEP_HOUSE_S = 1.0
+EPOCHS_A_LIFE = 4096
+"""Hellos of one origin, between two openings of a log, whose epochs cannot come again: 20 bits of 32 count
+openings.
+"""
 _RESTORE_ROWS, _RESTORE_BYTES = 100_000, 16 * 1024 * 1024
 
 
@@ -83,6 +87,15 @@ class ServiceLog:
         opened = cls(log, threads, disk, recovery)
         opened.cursors = await threads.run(lambda: read_cursors(disk, log.log_id))
         return opened
+
+    @property
+    def epochs_above(self) -> int:
+        """Origins' epochs that former lives of this log may have granted lie below or at this.
+
+        Of a hello after which nothing was written nothing may be left, and whoever holds its epoch must be
+        fenced by the next one.
+        """
+        return self.log.openings % (1 << 20) * EPOCHS_A_LIFE if isinstance(self.log, DurableLog) else 0
 
     def commits(
         self,

@@ -226,7 +226,15 @@ class Grant:
 class Origins:
     """All origins, bounded per owner and in all; idle ones are put aside, never forgotten."""
 
-    def __init__(self, *, origins_max: int = ORIGINS_MAX, per_owner_max: int = ORIGINS_PER_OWNER_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        origins_max: int = ORIGINS_MAX,
+        per_owner_max: int = ORIGINS_PER_OWNER_MAX,
+        epochs_above: int = 0,
+    ) -> None:
+        """`epochs_above`: what is granted lies above it, whatever is known of an origin."""
+        self._epochs_above = epochs_above
         self._origins_max = origins_max
         self._per_owner_max = per_owner_max
         self._active: OrderedDict[int, OriginState] = OrderedDict()  # least recently seen first
@@ -255,7 +263,7 @@ class Origins:
         """Grant the next epoch; whoever wrote under the one before is fenced. Ask `check_room` before."""
         known = self._active.get(origin)
         if known is not None:
-            known.epoch += 1
+            known.epoch = max(known.epoch, self._epochs_above) + 1
             known.changed = True
             known.seen_at = now
             self._owned[known.owner] -= 1
@@ -266,7 +274,7 @@ class Origins:
         _, epoch = self._idle.pop(origin, ("", 0))
         if epoch == 0:
             self._owned[owner] = self._owned.get(owner, 0) + 1
-        state = self._active[origin] = OriginState(owner, epoch + 1, now, watermark)
+        state = self._active[origin] = OriginState(owner, max(epoch, self._epochs_above) + 1, now, watermark)
         return state
 
     def restore(self, origin: int, epoch: int, now: float) -> OriginState:

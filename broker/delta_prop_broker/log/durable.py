@@ -160,6 +160,11 @@ class DurableLog:
         """Grows at each opening after which a tail may be missing: whenever the log had not been closed."""
         return self._identity.epoch
 
+    @property
+    def openings(self) -> int:
+        """How often it was opened to be written, or recovered, after it was made: it grows each time."""
+        return self._identity.openings
+
     def epoch_end(self, epoch: int) -> int | None:
         """Where a past epoch ended (exclusive); None where it is the present one, or one still to come."""
         return self._identity.epoch_end(epoch)

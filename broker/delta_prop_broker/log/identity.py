@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.damage import FormatUnknown, LogDamaged
@@ -21,11 +21,12 @@ FORMAT = 1
 FORMAT_PATH = "format"
 LOCK_PATH = "lock"
 STREAMS = "streams"
+OPENINGS_MAX = (1 << 32) - 1
 EPOCHS_MAX = 4096
 """Epochs remembered; a cursor of an older one is taken as if it were of the oldest remembered."""
 
 _HEADER = struct.Struct("<8sII16sQ")
-"""magic, version, 0, log id, number of epochs; then (epoch, first offset) each; then a CRC32C."""
+"""magic, version, openings, log id, number of epochs; then (epoch, first offset) each; then a CRC32C."""
 _EPOCH = struct.Struct("<QQ")
 _CRC = struct.Struct("<I")
 _MAGIC = b"dp-logid"
@@ -36,10 +37,14 @@ _SMALL_FILE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A log's id, and (epoch, offset that it began at) of each of its epochs, rising."""
+    """A log's id, and (epoch, offset that it began at) of each of its epochs, rising.
+
+    `openings`: how often it was opened to be written, after it was made.
+    """
 
     log_id: bytes
     epochs: tuple[tuple[int, int], ...]
+    openings: int = 0
 
     @property
     def epoch(self) -> int:
@@ -48,7 +53,11 @@ class Identity:
 
     def next_epoch(self, begin: int, *, leap: int = 1) -> Identity:
         """The same log in a new epoch, higher by `leap`, whose first offset is `begin`."""
-        return Identity(self.log_id, (*self.epochs, (self.epoch + leap, begin))[-EPOCHS_MAX:])
+        return replace(self, epochs=(*self.epochs, (self.epoch + leap, begin))[-EPOCHS_MAX:])
+
+    def opened(self) -> Identity:
+        """The same log, opened once more."""
+        return replace(self, openings=min(self.openings + 1, OPENINGS_MAX))
 
     def epoch_end(self, epoch: int) -> int | None:
         """Where a past epoch ended (exclusive): no later offset of it counts. None: it is the present one."""
@@ -90,16 +99,16 @@ def read_identity(disk: Disk, path: str) -> Identity | None:
         return None
     if len(raw) < _HEADER.size + _CRC.size or crc32c(raw[: -_CRC.size]) != _CRC.unpack(raw[-_CRC.size :])[0]:
         raise LogDamaged(path, f"its {len(raw)} bytes do not fit their checksum")
-    magic, version, _, log_id, count = _HEADER.unpack_from(raw)
+    magic, version, openings, log_id, count = _HEADER.unpack_from(raw)
     if (magic, version) != (_MAGIC, _VERSION) or len(raw) != _HEADER.size + count * _EPOCH.size + _CRC.size:
         raise LogDamaged(path, "it is no file of a log's identity, or one of another version")
     epochs = tuple(_EPOCH.iter_unpack(raw[_HEADER.size : -_CRC.size]))
-    return Identity(log_id, epochs)
+    return Identity(log_id, epochs, openings)
 
 
 def write_identity(disk: Disk, directory: str, path: str, identity: Identity) -> None:
     """Put it in place of the file there was; durable when this returns."""
-    raw = _HEADER.pack(_MAGIC, _VERSION, 0, identity.log_id, len(identity.epochs))
+    raw = _HEADER.pack(_MAGIC, _VERSION, identity.openings, identity.log_id, len(identity.epochs))
     raw += b"".join(_EPOCH.pack(*entry) for entry in identity.epochs)
     replace_file(disk, directory, path, [raw, _CRC.pack(crc32c(raw))])
 

@@ -391,8 +391,10 @@ class _Recovery:
         last = self._segments.last
         if last is not None and not self._report.clean:
             self._make_sure(last, torn)
-        if not self._report.clean and not self._report.created:
-            identity = identity.next_epoch(end)
+        if not self._report.created:
+            identity = identity.opened()
+            if not self._report.clean:
+                identity = identity.next_epoch(end)
             write_identity(self._disk, self._directory, f"{self._directory}/{IDENTITY}", identity)
         file = open_mark(self._disk, f"{self._directory}/{MARK}", create=True)
         assert file is not None

@@ -1,0 +1,44 @@
+"""A producer that was fenced, or had said hello and written nothing, is fenced after any restart too."""
+
+from __future__ import annotations
+
+import pytest
+
+from delta_prop import Propagator
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.delta import Delta, create
+from delta_prop_wire.errors import Refused
+
+
+@pytest.mark.parametrize("unclean", [False, True])
+def test_an_epoch_that_was_granted_and_not_written_under_is_not_granted_again(unclean: bool) -> None:
+    disk = SimDisk(1)
+    delta = Delta("v", create([1.0]))
+    granted: list[int] = []
+
+    async def life(disk: SimDisk, write: bool) -> None:
+        async with Propagator(data="x", world=virtual_world(len(granted), disk=disk)) as p:
+            await p.publish(delta)  # so that something is written, and not by it
+            stale, fresh = p.producer("me"), p.producer("me")
+            with pytest.raises(Refused, match="holds") as caught:
+                await stale.publish(delta)
+            assert caught.value.code.name == "FENCED"
+            granted.append(int(caught.value.details["epoch"]))
+            if write:
+                await fresh.publish(delta)
+            if unclean:
+                raise _Killed(disk.crash(len(granted)))
+
+    for number in range(6):
+        try:
+            run_virtual(life, disk, number == 3)
+        except _Killed as killed:
+            disk = killed.disk
+    assert granted == sorted(set(granted))
+
+
+class _Killed(Exception):
+    def __init__(self, disk: SimDisk) -> None:
+        super().__init__("the power is cut")
+        self.disk = disk
