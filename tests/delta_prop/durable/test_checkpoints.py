@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
-from delta_prop import checkpointing
+from delta_prop import LogSettings, checkpointing
+from delta_prop.ingest.work import Session
 from delta_prop.testing import run_virtual
-from delta_prop_simulations.disk import SimDisk
-from tests.delta_prop.durable.histories import History, answers, service, step
+from delta_prop_simulations.disk import CHANGING, SimDisk
+from delta_prop_wire.delta import Delta, create
+from delta_prop_wire.errors import InvalidDelta
+from tests.delta_prop.durable.histories import (
+    NEVER,
+    History,
+    answers,
+    other,
+    repeat,
+    service,
+    step,
+    told_as,
+)
+
+if TYPE_CHECKING:
+    from delta_prop_wire.batch import Batch
 
 STEPS = 60
 
@@ -72,3 +89,105 @@ def _compare(seed: int) -> None:
         assert said == other[name], name
     assert one["told"] == [told for *_, told in history.frames], "another answer than at first"
     assert written >= 2
+
+
+# --- when they are written, and what becomes of what retention removes
+
+TINY = LogSettings(
+    segment_bytes_max=4_096, bytes_max=1 << 20, keep_bytes_max=8_192, keep_s=3600.0, checkpoint_frames=50
+)
+
+
+def test_what_retention_has_removed_is_known_all_the_same() -> None:
+    disk = SimDisk(1)
+
+    async def first() -> list[tuple[Batch, str]]:
+        async with service(disk, 1, TINY) as p:
+            frames: list[tuple[Batch, str]] = []
+            producer = p.producer("me")
+            for number in range(300):
+                await producer.publish(Delta(f"v{number}", create([1.0]), id=number.to_bytes(16, "big")))
+                if number in (3, 40):
+                    frame = p._log.read(number, rows_max=1, bytes_max=1 << 20)[0].batch
+                    frames.append((frame, f"[(0, {number})]"))
+            await anyio.sleep(10)
+            assert p.statistics().log.first_offset > 100
+            return frames
+
+    async def second() -> None:
+        async with service(disk, 2, TINY) as p:
+            assert p.recovery is not None
+            assert p.recovery.checkpoint == 300
+            assert p.producer("me").watermark() == 300
+            for frame, told in frames:
+                assert told_as(await repeat(p, frame, Session("me"))) == told
+                assert told_as(await repeat(p, other(frame), Session("me"))) == told  # no longer compared
+            published = await p.publish(Delta("again", create([1.0]), id=(280).to_bytes(16, "big")))
+            assert published.duplicates == {0: 280}
+            with pytest.raises(InvalidDelta, match="holds vectors of 1"):
+                await p.publish(Delta("x", create([1.0, 2.0])))
+            assert p.head("v7") is not None
+
+    frames = run_virtual(first)
+    run_virtual(second)
+
+
+def test_checkpoints_are_written_as_the_log_grows_and_the_tail_stays_short() -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        async with service(disk, 1, replace(NEVER, checkpoint_frames=20)) as p:
+            checkpointer = p._service_log.checkpointer
+            assert checkpointer is not None
+            for number in range(400):
+                await p.publish(Delta(f"v{number % 5}", create([float(number)])))
+                await anyio.sleep(0.1)
+                assert p._log.next_offset - (p._log.needed_from or 0) <= 200
+            assert checkpointer.written >= 3
+            left = disk.kill()  # the process ends here
+        async with service(left, 2) as p:
+            assert p.recovery is not None
+            assert p.recovery.checkpoint is not None
+            assert p.recovery.checkpoint >= 200
+            assert p._chain.orderer.have == dict.fromkeys(p._chain.orderer.have, 400)
+
+    run_virtual(main)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_older_one_then_to_the_log() -> None:
+    history = History(random.Random(5))
+    disk = SimDisk(5)
+    for life in range(2):
+        run_virtual(lived, disk, life, history, 2)
+    said = run_virtual(asked, disk.kill(), 5, history)
+    for damage in (".checkpoint", ".part"):
+        for count in (1, 100):
+            hurt = disk.kill()
+            for path in sorted(path for path in hurt.paths() if path.endswith(damage))[::-1][:count]:
+                hurt.flip(path, 5 if damage == ".part" else 60)
+            answered = run_virtual(asked, hurt, 5, history)
+            if count == 100:
+                assert not answered["restored"]
+            assert {**answered, "restored": 0} == {**said, "restored": 0}
+
+
+def test_a_crash_at_any_call_of_a_checkpoint_changes_no_answer(full: bool) -> None:
+    def life(disk: SimDisk, history: History) -> None:
+        run_virtual(lived, disk, 3, history, 2)
+
+    probe = SimDisk(9)
+    life(probe, History(random.Random(9)))
+    calls = [call for call in probe.trace if call.path.endswith((".part", ".new", ".checkpoint"))]
+    numbers = [call.number for call in calls if call.name in CHANGING]
+    assert len(numbers) > 20
+    for number in numbers if full else numbers[:: len(numbers) // 8]:
+        disk, history = SimDisk(9), History(random.Random(9))
+        disk.crash_at(number)
+        with pytest.raises(BaseException) as caught:
+            life(disk, history)
+        assert "SimCrash" in repr(caught.value)
+        after = disk.crash(number)
+        bare = without_checkpoints(after)
+        one, other_ = (run_virtual(asked, left, 7, history) for left in (after, bare))
+        assert {**one, "restored": 0} == {**other_, "restored": 0}
+        told = list(zip(one["told"], (told for *_, told in history.frames), strict=True))  # type: ignore[call-overload]
+        assert all(now == before for now, before in told), "acknowledged, and another answer now"
