@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from delta_prop_sinks.chain import Chain, Chains, Checkpoint, Entry
+from delta_prop_sinks.past import is_own_reset, past_of
 from delta_prop_sinks.runs import Run, runs
 from delta_prop_sinks.sink import RejectDelta, StopSink
 from delta_prop_sinks.table import (
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from delta_prop_sinks.chain import Ref
+    from delta_prop_sinks.past import Past
     from delta_prop_sinks.sink import Delivery, SinkContext
     from delta_prop_sinks.storage_image import Block
     from delta_prop_wire.algebra import Key
@@ -52,12 +54,15 @@ if TYPE_CHECKING:
     from delta_prop_wire.states import StateRow
 
 _TOO_SMALL = "an index needs all vectors in memory, {} bytes do not hold them: raise resident_bytes_max"
-_RESETS = frozenset({Kind.CREATE, Kind.DELETE})
 
 
 @dataclass(frozen=True, slots=True)
 class ResidentStatistics:
-    """Counts since the structure was made, and what it holds now."""
+    """Counts since the structure was made, and what it holds now.
+
+    `beneath_snapshot`: forwarded deltas that sort before a state with which the log's past begins; they have
+    no effect, and are among those ignored.
+    """
 
     vectors: int
     bytes: int
@@ -69,6 +74,7 @@ class ResidentStatistics:
     repeats: int
     ignored: int
     late: int
+    beneath_snapshot: int
     refolded_from_log: int
     evicted: int
     chains: int
@@ -111,7 +117,7 @@ class Resident:
         self._unsized: set[Table] = set()
         self._newest = 0
         self._folded = self._repeats = 0
-        self._late = self._refolded_from_log = self._evicted = 0
+        self._late = self._beneath = self._refolded_from_log = self._evicted = 0
         self.rebuilds = 0
         """How often the vectors were made anew from states."""
         self.void = False
@@ -228,6 +234,7 @@ class Resident:
             repeats=self._repeats,
             ignored=sum(sum(table.ignored.values()) for table in self.tables.values()),
             late=self._late,
+            beneath_snapshot=self._beneath,
             refolded_from_log=self._refolded_from_log,
             evicted=self._evicted,
             chains=len(self.chains),
@@ -415,7 +422,11 @@ class Resident:
         ref = (table.namespace, str(table.ids[slot]))
         chain = self.chains.get(ref)
         if chain is None or entry.key <= chain.checkpoint.key:
-            chain = self._chain_from_log(ref, entry, offset, context)
+            past = past_of(context.history(*ref), entry, offset)
+            if past.beyond is not None:
+                self._jump(table, slot, past.checkpoint, past.beyond)
+                return
+            chain = self._chain_from_log(ref, past, offset, context)
         elif not chain.add(entry):
             self._repeats += 1
             table.set_head(slot, *head, offset)
@@ -430,26 +441,36 @@ class Resident:
         if misfit is not None:
             raise RejectDelta(offset, f"{ref[1]!r}: {misfit}")
 
-    def _chain_from_log(self, ref: Ref, late: Entry, offset: int, context: SinkContext) -> Chain:
-        """A vector's deltas up to `offset`, from its first or from a reset that nothing lost can follow.
+    def _jump(self, table: Table, slot: int, state: Checkpoint, offset: int) -> None:
+        """The log's past begins with a state that has this delta, and others that are still to come: take it.
+
+        Those come as repeats then.
+        """
+        if state.vector is not None and table.dimension is None:
+            table.reserve(len(state.vector))
+        restore(table, slot, state)
+        self._late += 1
+        self._done(table, slot, state.key, offset)
+
+    def _chain_from_log(self, ref: Ref, past: Past, offset: int, context: SinkContext) -> Chain:
+        """A vector's deltas up to `offset`, from its first, a state, or a reset that nothing lost can follow.
 
         A reset by this service's own writers has a larger Lamport number than all that the log held
         before it; so what the log has dropped since sorts before that reset.
         """
-        known = {late.key: late}
-        for logged, row in context.history(*ref):
-            if logged.offset + row <= offset:
-                known[logged.key(row)] = Entry(logged.key(row), logged, row)
-        entries = [known[key] for key in sorted(known)]
-        resets = [at for at, entry in enumerate(entries) if _is_own_reset(entry)]
+        entries = past.entries
+        resets = [at for at, entry in enumerate(entries) if is_own_reset(entry)]
         whole = context.log_start == 0 and self._lamport_before_log == 0
+        if past.from_state:
+            whole, resets = True, []
+            self._beneath += past.beneath
         if not resets and not whole:
             raise StopSink(
                 f"needs snapshot: a late delta at offset {offset} sorts before what is kept of vector "
                 f"{ref[1]!r}, and the log holds only what begins at offset {context.log_start}"
             )
         self._refolded_from_log += 1
-        chain = self.chains.start(ref, Checkpoint())
+        chain = self.chains.start(ref, past.checkpoint)
         if resets and (not whole or len(entries) >= self.chains.deltas_max):
             entries = entries[resets[-1] :]
         chain.entries = entries
@@ -615,10 +636,6 @@ class Resident:
         self._evicted += evicted
         self.complete = self.complete and not evicted
         return evicted
-
-
-def _is_own_reset(entry: Entry) -> bool:
-    return entry.logged.source != Source.REPLICA and entry.logged.batch.kinds[entry.row] in _RESETS
 
 
 def _checkpoint(table: Table, slot: int) -> Checkpoint:

@@ -11,15 +11,26 @@ from hypothesis import strategies as st
 
 from delta_prop_sinks import Delivery, RejectDelta, Resident, StopSink
 from delta_prop_sinks import resident as module
-from delta_prop_wire.delta import Delta, Kind, Operation, create, delete, offset, scale, sparse, sparse_add
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.delta import (
+    Delta,
+    Kind,
+    Operation,
+    Source,
+    create,
+    delete,
+    offset,
+    scale,
+    sparse,
+    sparse_add,
+)
 from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.states import encode_states
 from tests.sinks.strategies import logs
-from tests.sinks.support import LOG_ID, FakeLog, check_state, oracle
+from tests.sinks.support import LOG_ID, FakeLog, check_state, oracle, states_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from delta_prop_wire.batch import LoggedBatch
 
 
 def entered(log: FakeLog, **settings: Any) -> Resident:
@@ -158,6 +169,65 @@ def test_what_the_log_has_dropped_stops_the_sink_unless_a_reset_of_its_own_follo
     stuck = remote(log, 3, Delta("a", sparse([0], [7])))
     with pytest.raises(StopSink, match=r"needs snapshot: a late delta at offset 6 .* vector 'a'"):
         resident.apply([Delivery(stuck)], log)
+
+
+def with_state(log: FakeLog, end: int) -> None:
+    """The log's past begins with a snapshot at `end`, as if what came before were gone."""
+    batch = encode_states(states_at(log, end))
+    states = LoggedBatch(batch, 0, 0, Source.LOCAL)
+    whole, log.log_start = log.history, end
+
+    def history(namespace: str, vector_id: str) -> Any:
+        yield from ((states, row) for row, key in enumerate(batch.keys) if key == vector_id)
+        yield from whole(namespace, vector_id)
+
+    log.history = history  # type: ignore[method-assign]
+
+
+def test_a_late_delta_is_folded_onto_the_state_that_the_log_begins_with() -> None:
+    log = FakeLog()
+    resident = entered(log)
+    log.append(Delta("a", create([1, 1])), Delta("a", sparse_add([0], [1])))
+    middle = log.next_offset
+    log.append(Delta("other", create([1, 1])), Delta("a", scale(3)))
+    remote(log, 3, Delta("a", sparse_add([0], [7])))  # behind the state, before the last one
+    resident.apply(log.deliveries()[:2], log)
+    with_state(log, middle)
+    resident.apply(log.deliveries()[2:], log)
+    check(resident, log.batches)
+    assert resident.statistics().beneath_snapshot == 0
+    before = resident.state("default", "a")
+    for counter in (20, 21):  # what these would have changed is not there any more
+        late = remote(log, 1, Delta("a", sparse_add([0], [100])), counter=counter)
+        resident.apply([Delivery(late)], log)
+        resident.apply([Delivery(late)], log)
+    state = resident.state("default", "a")
+    assert state is not None
+    assert before is not None
+    assert (state.content, state.key, state.ignored) == (before.content, before.key, 2)
+    assert resident.statistics().beneath_snapshot == 2
+    resident.apply([Delivery(log.append(Delta("a", sparse_add([1], [1]))))], log)
+    state = resident.state("default", "a")
+    assert state is not None
+    assert state.vector is not None
+    assert state.vector.tolist() == [27.0, 4.0]  # (2 + 7) * 3, 1 * 3 + 1
+
+
+def test_a_state_of_what_is_still_to_come_is_taken_whole_and_the_rest_are_repeats() -> None:
+    log = FakeLog()
+    resident = entered(log)
+    log.append(Delta("a", create([1, 1])))
+    log.append(Delta("b", create([1, 1])), Delta("a", sparse_add([0], [1])))
+    remote(log, 2, Delta("a", sparse_add([1], [5])))
+    log.append(Delta("a", scale(2)))
+    end = log.next_offset
+    log.append(Delta("a", sparse_add([0], [1])))
+    resident.apply(log.deliveries()[:2], log)
+    with_state(log, end)
+    resident.apply(log.deliveries()[2:3], log)
+    check(resident, [logged for logged in log.batches if logged.next_offset <= end])
+    resident.apply(log.deliveries()[3:], log)
+    check(resident, log.batches)
 
 
 def test_beside_a_new_log_a_late_delta_needs_a_snapshot_and_a_forwarded_repeat_does_not() -> None:

@@ -1,0 +1,68 @@
+"""What a log still tells of one vector: its deltas, behind a state where the log's past begins with one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta_prop_sinks.chain import Checkpoint, Entry
+from delta_prop_sinks.table import ABSENT, OPAQUE, VECTOR
+from delta_prop_wire.delta import Kind, Source
+from delta_prop_wire.states import state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from delta_prop_wire.algebra import State
+    from delta_prop_wire.batch import LoggedBatch
+
+_RESETS = frozenset({Kind.CREATE, Kind.DELETE})
+
+
+@dataclass(slots=True)
+class Past:
+    """A vector's deltas in canonical order, and the state that they are folded onto.
+
+    `beyond`: that state is of a later offset than the delta in hand, the one named here. `beneath`: whether
+    that delta sorts before the state's last one, so that what it would have changed is not there any more.
+    """
+
+    entries: list[Entry]
+    checkpoint: Checkpoint
+    from_state: bool = False
+    beyond: int | None = None
+    beneath: bool = False
+
+
+def past_of(history: Iterable[tuple[LoggedBatch, int]], late: Entry, offset: int) -> Past:
+    """A vector's history up to `offset`, where the delta in hand stands, that one among it.
+
+    Deltas beneath a state have no effect and count as ignored, as they do where a log is compacted.
+    """
+    past = Past([], Checkpoint())
+    known = {late.key: late}
+    for logged, row in history:
+        if logged.batch.is_state:
+            past.checkpoint, past.from_state = _checkpoint_of(state_of(logged.batch, row)), True
+            if logged.row_offset(row) >= offset:
+                past.beyond = logged.row_offset(row)
+                return past
+        elif logged.offset + row <= offset:
+            known[logged.key(row)] = Entry(logged.key(row), logged, row)
+    base = past.checkpoint.key
+    past.entries = [known[key] for key in sorted(known) if key > base]
+    if past.from_state:
+        past.beneath = late.key < base
+        past.checkpoint.ignored += sum(key < base for key in known)
+    return past
+
+
+def is_own_reset(entry: Entry) -> bool:
+    """Whether this service's own writers made the vector anew here."""
+    return entry.logged.source != Source.REPLICA and entry.logged.batch.kinds[entry.row] in _RESETS
+
+
+def _checkpoint_of(state: State) -> Checkpoint:
+    assert state.key is not None, "the state of a vector names its last delta"
+    form = OPAQUE if state.data is not None else ABSENT if state.vector is None else VECTOR
+    return Checkpoint(state.key, form, state.vector, state.data, dict(state.metadata) or None, state.ignored)
