@@ -1,0 +1,163 @@
+"""A service whose log rolls and is compacted under load: sinks that were away come to the whole fold."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop import LogSettings, Propagator, Settings
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_simulations.disk import SimCrash, SimDisk
+from delta_prop_sinks import CallbackSink, IndexSink, Resident, StorageSink
+from delta_prop_wire.delta import Delta, create, delete, offset, scale, sparse_add
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.rebuilding import History, Place, PlacedSink, same
+from tests.delta_prop.support import refused
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = LogSettings(segment_bytes_max=4096, keep_bytes_max=16_384, bytes_max=262_144, keep_s=3600.0)
+
+
+def service(disk: SimDisk, seed: int, log: LogSettings = SMALL) -> Propagator:
+    return Propagator(Settings(close_timeout_s=5), data="x", log=log, world=virtual_world(seed, disk=disk))
+
+
+async def load(p: Propagator, history: History, rounds: range) -> None:
+    """Creates, additive changes and tombstones, some seconds of them, so that the house is kept meanwhile."""
+    if not p.head("v0-0"):
+        await p.publish(
+            *(Delta(f"v{at}-{row}", create([at, row, 1.0])) for at in range(5) for row in range(4))
+        )
+    for number in rounds:
+        await p.publish(
+            *(Delta(f"v{number % 5}-{row}", create([row, number, 1.0])) for row in range(4)),
+            *(Delta(f"v{row}-{row % 4}", sparse_add([0], [0.75])) for row in range(5)),
+            Delta(f"v{number % 5}-1", scale(1.25), metadata={"at": number}),
+            Delta(f"v{(number + 1) % 5}-2", offset(0.5)),
+            Delta(f"gone{number}", create([1.0, 1.0, 1.0])),
+            Delta(f"gone{number}", delete()),
+        )
+        history.read()
+        await anyio.sleep(0.1)
+
+
+def alive(history: History) -> dict[tuple[str, str], object]:
+    """Tombstones of long ago need not be remembered by anybody."""
+    return {ref: state for ref, state in history.states().items() if state.alive}
+
+
+def test_sinks_that_were_away_come_to_the_fold_of_everything() -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        kept, let_go, lines = Place(), Place(), CallbackSink(lambda *_: None, name="lines")
+        steady: list[int] = []
+        async with service(disk, 1) as p:
+            await p.attach(PlacedSink(kept, "kept"))
+            await p.attach(PlacedSink(let_go, "let go"))
+            await p.attach(lines)
+            history = History(p)
+            await load(p, history, range(2))
+            await p.wait_visible(p.statistics().log.next_offset)
+            await p.detach("let go")  # the log keeps nothing more for these two
+            await p.detach("lines")
+        async with service(disk, 2) as p:
+            history.log = p._log
+            await p.attach(CallbackSink(lambda at, _: steady.append(at), name="steady"), start="earliest")
+            await load(p, history, range(2, 40))
+            log = p.statistics().log
+            assert log.segments >= 5
+            assert (log.first_offset, log.held_by) == (0, "kept")
+            await p.attach(PlacedSink(kept, "kept"))
+            await p.wait_visible(log.next_offset)
+            assert p.statistics().sinks["kept"].rebuilds == 0  # all of it was there
+            same(kept.states, history.states())
+            await load(p, history, range(40, 70))
+            await anyio.sleep(30)
+            log = p.statistics().log
+            assert log.snapshots_made >= 1
+            assert log.first_offset > let_go.cursor.next_offset  # type: ignore[union-attr]
+            refusal = await refused(p.attach(lines))
+            assert refusal.code is ErrorCode.CURSOR_TOO_OLD
+            for name, place in (("let go", let_go), ("new", Place())):
+                await p.attach(PlacedSink(place, name))
+                await load(p, history, range(70, 73))
+                await p.wait_visible(p.statistics().log.next_offset)
+                assert p.statistics().sinks[name].rebuilds == 1
+                found = {ref: state for ref, state in place.states.items() if state.alive}
+                same(found, alive(history))  # type: ignore[arg-type]
+            assert steady == list(range(p.statistics().log.next_offset))  # nobody else noticed anything
+            assert p.statistics().refused == 0
+
+    run_virtual(main)
+
+
+def test_storage_and_its_index_are_rebuilt_from_a_real_snapshot(tmp_path: Path) -> None:
+    async def main() -> None:
+        disk = SimDisk(2)
+        async with service(disk, 1) as p:
+            history = History(p)
+            whole = await p.attach(IndexSink(name="whole"))
+            await load(p, history, range(50))
+            await anyio.sleep(30)
+            assert p.statistics().log.first_offset > 0
+            resident = Resident()
+            storage = await p.attach(StorageSink(tmp_path / "v.db", resident=resident))
+            shared = await p.attach(IndexSink(name="shared", resident=resident))
+            await load(p, history, range(50, 55))
+            await p.wait_visible(p.statistics().log.next_offset)
+            for ref, state in alive(history).items():
+                found = await storage.get(*ref)
+                assert found is not None
+                assert found.content == state.content  # type: ignore[attr-defined]
+                assert found.key == state.key  # type: ignore[attr-defined]
+            for metric in ("l2", "cosine"):
+                expected = whole.search([1.0, 2.0, 3.0], 30, metric=metric)  # type: ignore[arg-type]
+                assert shared.search([1.0, 2.0, 3.0], 30, metric=metric) == expected  # type: ignore[arg-type]
+            assert [p.statistics().sinks[name].rebuilds for name in ("storage", "shared", "whole")] == [
+                1,
+                1,
+                0,
+            ]
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_rebuild_from_a_real_snapshot_survives_crashes(seed: int) -> None:
+    """The power goes at some call of the sink, again and again; each time the next life begins again."""
+    place, disks = Place(), [SimDisk(seed)]
+
+    async def dies(number: int) -> None:
+        async with service(disks[-1], number) as p:
+            await load(p, History(p), range(40 * number, 40 * number + 40))
+            await anyio.sleep(20)
+            assert p.statistics().log.first_offset > 0
+            place.release = anyio.Event()  # of this life's loop
+            place.hang.add(len(place.calls) + 1 + (seed + number) % 3)
+            await p.attach(PlacedSink(place), required=False)
+            await anyio.sleep(5)
+            assert p.statistics().sinks["placed"].state == "rebuilding"
+            disks.append(disks[-1].crash(seed + number))
+
+    async def lives() -> None:
+        async with service(disks[-1], 9) as p:
+            whole = Place()
+            await p.attach(PlacedSink(place))
+            await p.attach(PlacedSink(whole, "whole"))
+            await p.wait_visible(p.statistics().log.next_offset)
+            assert not place.void
+            assert p.statistics().sinks["placed"].rebuilds == 1
+            same(place.states, whole.states)
+
+    for number in range(3):
+        with suppress(SimCrash, BaseExceptionGroup):
+            run_virtual(dies, number)
+        assert len(disks) == number + 2
+        place.hang.clear()
+    run_virtual(lives)
+    assert place.calls.count("begin") >= 2
