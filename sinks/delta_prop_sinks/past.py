@@ -1,4 +1,7 @@
-"""What a log still tells of one vector: its deltas, behind a state where the log's past begins with one."""
+"""What a log still tells of one vector: its deltas, behind a state where the log's past begins with one.
+
+And how they are folded again into a slot of a table.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop_sinks.chain import Checkpoint, Entry
-from delta_prop_sinks.table import ABSENT, OPAQUE, VECTOR
+from delta_prop_sinks.table import ABSENT, OPAQUE, VECTOR, Misfit, restore, vector_of
 from delta_prop_wire.delta import Kind, Source
 from delta_prop_wire.states import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from delta_prop_sinks.chain import Chain
+    from delta_prop_sinks.table import Table
     from delta_prop_wire.algebra import State
     from delta_prop_wire.batch import LoggedBatch
 
@@ -66,3 +71,29 @@ def _checkpoint_of(state: State) -> Checkpoint:
     assert state.key is not None, "the state of a vector names its last delta"
     form = OPAQUE if state.data is not None else ABSENT if state.vector is None else VECTOR
     return Checkpoint(state.key, form, state.vector, state.data, dict(state.metadata) or None, state.ignored)
+
+
+def checkpoint_at(table: Table, slot: int) -> Checkpoint:
+    """What a slot holds, as something to fold on from."""
+    form = int(table.forms[slot])
+    return Checkpoint(
+        table.head(slot)[:3],
+        form,
+        vector_of(table, slot) if form == VECTOR else None,
+        table.data.get(slot),
+        table.metadata.get(slot),
+        table.ignored.get(slot, 0),
+    )
+
+
+def replay(table: Table, slot: int, chain: Chain, new: Entry) -> Misfit | None:
+    """Fold a chain from its checkpoint; return why the new delta cannot be folded, if so."""
+    restore(table, slot, chain.checkpoint)
+    misfit = None
+    for entry in chain.entries:
+        try:
+            table.fold_row(entry.logged.batch, entry.row, slot)
+        except Misfit as error:  # an old one was set aside when it came
+            if entry.key == new.key:
+                misfit = error
+    return misfit

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from delta_prop_sinks.chain import Chain, Chains, Checkpoint, Entry
-from delta_prop_sinks.past import is_own_reset, past_of
+from delta_prop_sinks.past import checkpoint_at, is_own_reset, past_of, replay
 from delta_prop_sinks.runs import Run, runs
 from delta_prop_sinks.sink import RejectDelta, StopSink
 from delta_prop_sinks.table import (
@@ -26,7 +26,6 @@ from delta_prop_sinks.table import (
     NO_LAMPORT,
     OFFSET,
     STALE,
-    VECTOR,
     VOID_OFFSET,
     Misfit,
     Table,
@@ -34,7 +33,6 @@ from delta_prop_sinks.table import (
     put,
     restore,
     state_of,
-    vector_of,
 )
 from delta_prop_wire.algebra import State
 from delta_prop_wire.delta import Dot, Kind, Source
@@ -361,7 +359,7 @@ class Resident:
     def _checkpoints(self, table: Table, slots: NDArray[np.intp]) -> dict[Ref, Checkpoint]:
         """States before a block, of vectors that have no chain yet."""
         refs = ((slot, (table.namespace, str(table.ids[slot]))) for slot in set(slots.tolist()))
-        return {ref: _checkpoint(table, slot) for slot, ref in refs if self.chains.get(ref) is None}
+        return {ref: checkpoint_at(table, slot) for slot, ref in refs if self.chains.get(ref) is None}
 
     def _note_block(
         self,
@@ -393,7 +391,7 @@ class Resident:
             self._fold_late(Entry(key, logged, row), offset, table, slot, context)
             return
         ref, chains = (table.namespace, vector_id), self.chains
-        checkpoint = _checkpoint(table, slot) if chains.active and chains.get(ref) is None else None
+        checkpoint = checkpoint_at(table, slot) if chains.active and chains.get(ref) is None else None
         try:
             table.fold_row(logged.batch, row, slot)
         except Misfit as error:
@@ -434,7 +432,7 @@ class Resident:
         else:
             self.chains.hold(ref, chain, entry.logged, started)
         self._late += 1
-        misfit = _replay(table, slot, chain, entry)
+        misfit = replay(table, slot, chain, entry)
         self._done(table, slot, head, offset)
         if context.clock.now() - started > self.replay_s_max:
             self.chains.forget(ref)
@@ -636,28 +634,3 @@ class Resident:
         self._evicted += evicted
         self.complete = self.complete and not evicted
         return evicted
-
-
-def _checkpoint(table: Table, slot: int) -> Checkpoint:
-    form = int(table.forms[slot])
-    return Checkpoint(
-        table.head(slot)[:3],
-        form,
-        vector_of(table, slot) if form == VECTOR else None,
-        table.data.get(slot),
-        table.metadata.get(slot),
-        table.ignored.get(slot, 0),
-    )
-
-
-def _replay(table: Table, slot: int, chain: Chain, new: Entry) -> Misfit | None:
-    """Fold a chain from its checkpoint; return why the new delta cannot be folded, if so."""
-    restore(table, slot, chain.checkpoint)
-    misfit = None
-    for entry in chain.entries:
-        try:
-            table.fold_row(entry.logged.batch, entry.row, slot)
-        except Misfit as error:  # an old one was set aside when it came
-            if entry.key == new.key:
-                misfit = error
-    return misfit
