@@ -132,7 +132,8 @@ def sinks(data: str, *, as_json: bool) -> int:
         needed = "yes" if one["required"] else "no"
         numbers = f"{one['offset']:>12,}  {one['lag']:>12,}  {one.get('quarantined', 0):>11,}"
         asked = [f"{verb} asked for" for verb in one.get("asked", ())]
-        notes = ", ".join(["paused"] * one.get("paused", False) + asked)
+        states = [state for state in ("rebuilding", "paused") if one.get(state)]
+        notes = ", ".join(states + asked)
         edge.put(f"{one['name']:24}  {one['kind']:6}  {numbers}  {needed:8}  {notes}".rstrip())
     return OK
 
@@ -143,7 +144,11 @@ def _all_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
     for name, cursor in sorted(read_cursors(disk, log.log_id).items()):
         at = cursor.dealt_with
         found.append({"name": name, "kind": "sink", "offset": at, "required": cursor.required})
-        found[-1] |= {"paused": cursor.paused, "quarantined": len(held.get(name, ()))}
+        found[-1] |= {
+            "rebuilding": cursor.rebuilding,
+            "paused": cursor.paused,
+            "quarantined": len(held.get(name, ())),
+        }
         asked = [one.verb for one in requests if one.sink == name]
         found[-1] |= {"asked": asked} if asked else {}
     for name, at in read_groups(disk, log.log_id).items():

@@ -89,6 +89,7 @@ def test_a_sink_is_listed_and_forgotten(command: Command) -> None:
             "kind": "sink",
             "offset": 3,
             "required": True,
+            "rebuilding": False,
             "paused": False,
             "quarantined": 0,
             "lag": 2,
