@@ -54,6 +54,7 @@ class Vectors:
         self._by_place: list[int] = []
         self._count = 0
         self._complete = True
+        self._looked_up: tuple[Batch, list[int | None]] | None = None
         self.conflicts = 0
 
     @property
@@ -107,6 +108,7 @@ class Vectors:
 
     def appended(self, batch: Batch, source: Source) -> None:
         """Move heads, tombstones and dimensions."""
+        self._looked_up = None
         if batch.is_control:
             return
         place = self._origins.setdefault(batch.origin, len(self._by_place))
@@ -145,27 +147,39 @@ class Vectors:
         codes = self._codes(batch)
         if None not in codes and lowest <= min(codes) and max(codes) <= highest:  # type: ignore[type-var,operator]
             return
-        named = set(batch.parents) if not batch.plain else ()
-        limits: dict[int, int] = {}
+        named = () if batch.plain else set(batch.parents)
+        first, last, limit = (
+            0,
+            -1,
+            0,
+        )  # of the codes of the origin that was met last; what has been seen of it
         for row, code in enumerate(codes):
             if code is None or lowest <= code <= highest:
                 continue
-            place = code >> _ORIGIN_SHIFT
-            limit = limits.get(place)
-            if limit is None:
-                limit = limits[place] = place << _ORIGIN_SHIFT | seen(self._by_place[place])
+            if not first <= code <= last:
+                place = code >> _ORIGIN_SHIFT
+                first = place << _ORIGIN_SHIFT
+                last, limit = first | _COUNTER_MASK, first | seen(self._by_place[place])
             if code > limit and (not named or (row, self._dot(code)) not in named):
                 self.conflicts += 1
 
     def _codes(self, batch: Batch) -> list[int | None]:
+        """The head of each row before the batch is appended; looked up once, as till then nothing moves."""
+        looked_up = self._looked_up
+        if looked_up is not None and looked_up[0] is batch:
+            return looked_up[1]
+        codes: list[int | None]
         if batch.namespace is not None:
             known = self._namespaces.get(batch.namespace)
-            return [None] if known is None else list(map(known.heads.get, batch.keys))
-        named = map(self._namespaces.get, batch.namespaces)
-        return [
-            None if known is None else known.heads.get(key)
-            for known, key in zip(named, batch.keys, strict=True)
-        ]
+            codes = [None] * batch.count if known is None else list(map(known.heads.get, batch.keys))
+        else:
+            named = map(self._namespaces.get, batch.namespaces)
+            codes = [
+                None if known is None else known.heads.get(key)
+                for known, key in zip(named, batch.keys, strict=True)
+            ]
+        self._looked_up = (batch, codes)
+        return codes
 
     # --- checkpoints
 
@@ -216,7 +230,7 @@ class Vectors:
         keys = batch.keys
         alive = known is not None and (not known.dead or known.dead.isdisjoint(keys))
         reaches = kind in SPARSE_KINDS and dimension and batch.index_highest >= dimension
-        if reaches or not alive or known is None or not all(map(known.heads.__contains__, keys)):
+        if reaches or not alive or None in self._codes(batch):
             self._check_rows(batch)
 
     def _check_rows(self, batch: Batch) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_wire.codec import encode_head, encode_logged_head
+from delta_prop_wire.codec import encode_head
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Delta, Priority, Source, create
 from delta_prop_wire.encode import encode_batch
@@ -24,7 +24,15 @@ from delta_prop_wire.spec import (
     Flag,
     FrameType,
 )
-from delta_prop_wire.stamp import NO_STAMP, Stamp, pack_stamp, stamp_crc, unpack_logged_head, unpack_stamp
+from delta_prop_wire.stamp import (
+    NO_STAMP,
+    Stamp,
+    pack_logged_head,
+    pack_stamp,
+    stamp_crc,
+    unpack_logged_head,
+    unpack_stamp,
+)
 
 HEADER = pack_header(FrameType.BATCH, Flag.BATCHED, 17, 128)
 STAMP = Stamp(
@@ -76,7 +84,7 @@ STAMPS = st.builds(Stamp, NUMBERS, st.sampled_from(Source), NUMBERS, U32, st.jus
 @given(NUMBERS, STAMPS, st.sampled_from(Priority))
 def test_a_log_writes_the_head_that_everybody_writes(offset: int, stamp: Stamp, priority: Priority) -> None:
     batch = encode_batch([Delta("a", create([1.0]))], origin=1, base=1, priority=priority)
-    head, crc = encode_logged_head(
+    head, crc = pack_logged_head(
         batch,
         offset,
         lamport=stamp.lamport,

@@ -78,6 +78,10 @@ class Batch:
         """Bytes of the whole frame."""
         self.kind: int | None = kinds.bit_length() - 1 if kinds & (kinds - 1) == 0 else None
         """The one kind of all rows, None where they differ."""
+        self.ack_level = _LEVELS[self.attributes >> ACK_LEVEL_SHIFT & 3]
+        """What the producer wants an acknowledgement to promise."""
+        self.priority = _LANES[self.attributes >> PRIORITY_SHIFT & 3]
+        """The lane of all rows."""
         self.plain = columns & ~_NUMBERS == _NAMES and not self.attributes & _CONTROL
         """Whether all rows are of one kind and namespace and say no more than a vector id and numbers.
 
@@ -90,16 +94,6 @@ class Batch:
     def crc(self) -> int:
         """The checksum that the batch's producer gave it."""
         return int(_CRC.unpack_from(self.body, len(self.body) - CRC_BYTES)[0])
-
-    @lazy
-    def ack_level(self) -> AckLevel:
-        """What the producer wants an acknowledgement to promise."""
-        return _LEVELS[self.attributes >> ACK_LEVEL_SHIFT & 3]
-
-    @lazy
-    def priority(self) -> Priority:
-        """The lane of all rows."""
-        return _LANES[self.attributes >> PRIORITY_SHIFT & 3]
 
     @property
     def is_control(self) -> bool:
@@ -324,8 +318,11 @@ class Batch:
         if columns & _INDICES:
             self.indices = np.frombuffer(body, U32, numbers[0] >> 2, at)
             at += numbers[0] + -numbers[0] % ALIGNMENT
+        else:
+            self.index_highest = -1
         if columns & _VALUES:
             self.values = np.frombuffer(body, F32, numbers[-1] >> 2, at)
+        self.row_values = len(self.values) // self.count
         return text
 
     # --- rows

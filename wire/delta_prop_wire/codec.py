@@ -35,11 +35,10 @@ from delta_prop_wire.spec import (
     Flag,
     FrameType,
 )
-from delta_prop_wire.stamp import NO_STAMP, STAMP_REST, pack_stamp, unpack_stamp
+from delta_prop_wire.stamp import NO_STAMP, pack_stamp, unpack_stamp
 
 if TYPE_CHECKING:
     from delta_prop_wire.compression import Compression
-    from delta_prop_wire.delta import Source
     from delta_prop_wire.frames import Frame
     from delta_prop_wire.stamp import Stamp
 
@@ -75,19 +74,6 @@ def encode_head(
     """The 64 bytes in front of a batch's body: frame header and stamp. The log stores this, then the body."""
     header = _batch_header(batch, sequence, ack_wanted)
     return header + (NO_STAMP if stamp is None else pack_stamp(stamp, header))
-
-
-def encode_logged_head(
-    batch: Batch, offset: int, *, lamport: int, source: Source, time: int, previous_crc: int, synced: int
-) -> tuple[bytes, int]:
-    """`encode_head` for the log, which stamps every batch: the 64 bytes, and the stamp's checksum.
-
-    `time` in microseconds since 1970.
-    """
-    header = _batch_header(batch, offset, False)
-    rest = STAMP_REST.pack(0, 0, 0, source, 0, time, lamport, previous_crc, batch.crc, synced)
-    crc = crc32c(rest, crc32c(header))
-    return header + crc.to_bytes(CRC_BYTES, "little") + rest, crc
 
 
 def decode(raw: bytes | memoryview) -> Frame:

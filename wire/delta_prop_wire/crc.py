@@ -15,4 +15,4 @@ if TYPE_CHECKING:
 
 def crc32c(data: Buffer, value: int = 0) -> int:
     """Checksum of `data`, going on from `value`; an unsigned 32-bit number."""
-    return int(_crc32c(data, value))
+    return _crc32c(data, value)

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.delta import Source
+from delta_prop_wire.delta import Priority, Source
 from delta_prop_wire.errors import PeerError
 from delta_prop_wire.spec import (
     COUNTER_MAX,
     FRAME_PAYLOAD_BYTES_MAX,
     HEADER_BYTES,
     MAGIC,
+    PRIORITY_SHIFT,
     STAMP_BYTES,
     VERSION,
     ErrorCode,
@@ -28,21 +29,25 @@ from delta_prop_wire.spec import (
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
+    from delta_prop_wire.batch import Batch
+
 NO_STAMP = bytes(STAMP_BYTES)
 """What a producer sends: all zero."""
 
-STAMP_REST = struct.Struct("<IIHBBQQIIQ")
+_REST = struct.Struct("<IIHBBQQIIQ")
 """leader epoch, stream, partition, source, 0, append time, Lamport number, previous stamp's CRC,
 body CRC, synced offset: 44 bytes, behind the stamp's own CRC (u32)."""
 
 _CRC = struct.Struct("<I")
 _HEADER = struct.Struct(">BBBBQI")
-_STAMP = struct.Struct("<I" + STAMP_REST.format.removeprefix("<"))
+_STAMP = struct.Struct("<I" + _REST.format.removeprefix("<"))
 assert _STAMP.size == STAMP_BYTES
 _PLAIN_FLAGS = frozenset(
     Flag.BATCHED | more
     for more in (0, Flag.ACK_WANTED, Flag.HIGH_PRIORITY, Flag.ACK_WANTED | Flag.HIGH_PRIORITY)
 )
+_FLAGS_OF = tuple(int(Flag.BATCHED | (lane <= Priority.HIGH and Flag.HIGH_PRIORITY)) for lane in Priority)
+_BATCH = int(FrameType.BATCH)
 _SOURCES = tuple(Source)
 assert [*map(int, _SOURCES)] == [*range(len(_SOURCES))]
 
@@ -70,7 +75,7 @@ class Stamp:
 
 def pack_stamp(stamp: Stamp, header: Buffer) -> bytes:
     """The 48 bytes of `stamp` behind this frame header (16 bytes, of the uncompressed frame)."""
-    rest = STAMP_REST.pack(
+    rest = _REST.pack(
         stamp.leader_epoch,
         stamp.stream,
         stamp.partition,
@@ -94,7 +99,7 @@ def unpack_stamp(raw: Buffer, header: Buffer) -> Stamp | None:
     found = crc32c(view[_CRC.size :], crc32c(header))
     if told != found:
         raise PeerError(ErrorCode.CHECKSUM, f"stamp checksum is {found:#010x}, the frame says {told:#010x}")
-    epoch, stream, partition, source, zero, time, lamport, previous, body, synced = STAMP_REST.unpack_from(
+    epoch, stream, partition, source, zero, time, lamport, previous, body, synced = _REST.unpack_from(
         view, _CRC.size
     )
     if zero or source not in Source._value2member_map_:
@@ -109,6 +114,20 @@ def unpack_stamp(raw: Buffer, header: Buffer) -> Stamp | None:
     return Stamp(
         lamport, Source(source), time, previous, body, synced, epoch, stream, partition, crc=told
     )  # fmt: skip
+
+
+def pack_logged_head(
+    batch: Batch, offset: int, *, lamport: int, source: Source, time: int, previous_crc: int, synced: int
+) -> tuple[bytes, int]:
+    """The 64 bytes that a log writes in front of a batch, and the stamp's checksum.
+
+    The same as `codec.encode_head`, in fewer steps. `time` in microseconds since 1970.
+    """
+    flags = _FLAGS_OF[batch.attributes >> PRIORITY_SHIFT & 3]
+    header = _HEADER.pack(MAGIC, VERSION, _BATCH, flags, offset, STAMP_BYTES + len(batch.body))
+    rest = _REST.pack(0, 0, 0, source, 0, time, lamport, previous_crc, batch.crc, synced)
+    crc = crc32c(rest, crc32c(header))
+    return header + _CRC.pack(crc) + rest, crc
 
 
 def unpack_logged_head(raw: Buffer) -> tuple[int, int, Stamp] | None:
@@ -126,7 +145,7 @@ def unpack_logged_head(raw: Buffer) -> tuple[int, int, Stamp] | None:
         view[HEADER_BYTES + _CRC.size : HEADER_BYTES + STAMP_BYTES], crc32c(view[:HEADER_BYTES])
     ):
         return None
-    if magic != MAGIC or version != VERSION or kind != FrameType.BATCH or flags not in _PLAIN_FLAGS:
+    if magic != MAGIC or version != VERSION or kind != _BATCH or flags not in _PLAIN_FLAGS:
         return None
     if length > FRAME_PAYLOAD_BYTES_MAX or length < STAMP_BYTES:
         return None

@@ -119,9 +119,10 @@ def plain_is_sound(batch: Batch) -> bool:
     text = batch.decode_plain()
     if text is None or not text.isprintable() or batch.namespace is None:
         return False
-    kind, width, keys = batch.kind, len(batch.values) // batch.count, batch.keys
+    kind, width, keys = batch.kind, batch.row_values, batch.keys
     return (
         kind is not None
+        and width is not None
         and NUMBERS_MIN[kind] <= width <= NUMBERS_MAX[kind]
         and kind not in _WITH_BYTES
         and batch.dimension == (width if kind in _WHOLE_VECTOR_KINDS else 0)

@@ -27,10 +27,10 @@ from delta_prop_broker.log.sparse_index import SparseIndex
 from delta_prop_broker.log.statistics import DurableLogStatistics
 from delta_prop_broker.log.tail import Tail
 from delta_prop_wire.batch import LoggedBatch
-from delta_prop_wire.codec import encode_logged_head
 from delta_prop_wire.delta import AckLevel, Source
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import ACK_LEVEL_SHIFT, ErrorCode
+from delta_prop_wire.stamp import pack_logged_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -226,7 +226,7 @@ class DurableLog:
             raise refusal
         now = self._wall_us()
         offset, previous = self.next_offset, self._chain
-        head, crc = encode_logged_head(
+        head, crc = pack_logged_head(
             batch, offset, lamport=lamport, source=source, time=now, previous_crc=previous, synced=self.synced
         )
         logged = LoggedBatch(batch, offset, lamport, source, head)
