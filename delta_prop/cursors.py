@@ -22,13 +22,21 @@ PATH = "cursors"
 _READ_BYTES_MAX = 64 * 1024 * 1024
 
 
-def read_cursors(disk: Disk, log_id: bytes) -> dict[str, KeptCursor]:
-    """The cursors of this log by name; none where the file is not there, damaged, or of another log."""
+def read_cursors(disk: Disk, log_id: bytes, notes: list[str] | None = None) -> dict[str, KeptCursor]:
+    """The cursors of this log by name; none where the file is not there, damaged, or of another log.
+
+    That it is damaged is added to `notes`: sinks then get all that the log has once more.
+    """
     raw = read_small(disk, PATH, bytes_max=_READ_BYTES_MAX)
     if raw is None:
         return {}
     checksum, _, body = raw.partition(b"\n")
     if checksum != b"%08x" % crc32c(body):
+        if notes is not None:
+            notes.append(
+                f"{PATH} is damaged and not used: sinks that keep no cursor of their own begin where the log "
+                "does, and nothing is kept for absent ones"
+            )
         return {}
     told = json.loads(body)
     if told["log_id"] != log_id.hex():

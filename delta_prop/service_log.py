@@ -85,7 +85,7 @@ class ServiceLog:
         )
         await threads.run(partial(_take_reserve, log))
         opened = cls(log, threads, disk, recovery)
-        opened.cursors = await threads.run(lambda: read_cursors(disk, log.log_id))
+        opened.cursors = await threads.run(lambda: read_cursors(disk, log.log_id, recovery.notes))
         return opened
 
     @property

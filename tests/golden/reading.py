@@ -95,7 +95,11 @@ def snapshot(log: DurableLog) -> dict[str, Any] | None:
 async def served(p: Propagator) -> dict[str, Any]:
     """What a service answers that goes on with it; repeats change nothing."""
     assert p.recovery is not None
-    told: dict[str, Any] = {"clean": p.recovery.clean, "cut": p.recovery.cut is not None}
+    told: dict[str, Any] = {
+        "notes": p.recovery.notes,
+        "clean": p.recovery.clean,
+        "cut": p.recovery.cut is not None,
+    }
     told["watermarks"] = {name: p.producer(name).watermark() for name in (IMPORTER, EDITOR)}
     repeats = {name: await p.publish(Delta("any", create([1.0]), "ids", id=id_)) for name, id_ in IDS.items()}
     told["repeats"] = {name: one.duplicates[0] if one.duplicate else None for name, one in repeats.items()}
