@@ -109,10 +109,11 @@ class Checkpointer:
             self._chain.appender.take_back(state, now)
             self._small, self._parts, self._whole = state.small, dict(checkpoint.parts), False
             self._kept_alive = self._chain.appender.ids.sealed
-            newest = state.small.generations[-len(self._kept_alive) :] if self._kept_alive else []
+            # Ids that came back may have been sealed at once: that generation is in no checkpoint yet.
+            saved = {named[3]: named for named in state.small.generations}
             self._generations = {
-                id(one): named for one, named in zip(self._kept_alive, newest, strict=True)
-            }  # fmt: skip
+                id(one): saved[one.last_offset] for one in self._kept_alive if one.last_offset in saved
+            }
             self._gathered, self.restored = checkpoint.offset, True
             self._note_written(checkpoint.offset)
             return checkpoint.offset

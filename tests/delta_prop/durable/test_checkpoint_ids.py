@@ -1,0 +1,35 @@
+"""Ids between two lives: those that a checkpoint holds unsealed, and that are sealed as they come back."""
+
+from __future__ import annotations
+
+from delta_prop import Propagator, Settings
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.delta import Delta, opaque
+from tests.delta_prop.durable.histories import NEVER
+
+
+def test_ids_that_are_sealed_while_they_come_back_are_no_part_of_the_checkpoint_yet() -> None:
+    """A full table of ids whose sealing had not begun when the checkpoint was written."""
+    disk, count = SimDisk(1), 20_000
+
+    def opened() -> Propagator:
+        world = virtual_world(1, thread_delay_s_max=0.01, disk=disk)
+        return Propagator(Settings(id_generation=count), data="x", log=NEVER, world=world)
+
+    async def life(ids: range) -> tuple[int, int]:
+        async with opened() as p:
+            before = p._chain.appender.ids.statistics().generations
+            for at in range(ids.start, ids.stop, 500):
+                some = [b"%016d" % number for number in range(at, min(at + 500, ids.stop))]
+                await p.publish(*[Delta("v", opaque(b""), id=one) for one in some])
+            known = await p.publish(Delta("v", opaque(b""), id=b"%016d" % 7))
+            assert known.duplicates == {0: 7}
+            checkpointer = p._service_log.checkpointer
+            assert checkpointer is not None
+            await checkpointer.write()
+        return before, p._chain.appender.ids.statistics().ids
+
+    assert run_virtual(life, range(count)) == (0, count)
+    assert run_virtual(life, range(count, count + 500)) == (1, count + 500)
+    assert run_virtual(life, range(count + 500, count + 1000)) == (1, count + 1000)
