@@ -133,6 +133,9 @@ class Rebuilder:
                 await self._bring(feed, asked, snapshot)
             lamport = 0 if snapshot is None else snapshot.lamport
             await self._try(feed, asked, partial(self._sink.end_rebuild, offset, lamport))
+            feed.quarantine.clear(offset)
+            if not await feed.kept():  # what is forgotten of it, before the rebuild counts as ended
+                return
         except _BrokenOff:
             return
         finally:

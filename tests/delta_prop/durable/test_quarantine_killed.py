@@ -5,17 +5,21 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 import anyio
 import pytest
 
 from delta_prop import Delta, Propagator, sparse_add
+from delta_prop.quarantine_file import read_kept
 from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_simulations.disk_faults import SimCrash
 from delta_prop_sinks import StorageSink
+from delta_prop_sinks.sink import RejectDelta
 from tests.delta_prop.durable.quarantined import Rejecting, Store, added, held, made, service
+from tests.delta_prop.rebuilding import History, Place, PlacedSink, same
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,6 +119,47 @@ def test_a_replay_that_is_cut_off_has_one_effect(
     run_virtual(again)
     assert store.sums == {"a": 18, "b": 1}
     assert store.given == [0, 1, 2, 3]
+
+
+class RejectsOne(PlacedSink):
+    """Rejects the delta at offset 2, which is given to it alone."""
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        if deliveries[0].first_offset == 2:
+            raise RejectDelta(2, "not 2")
+        await super().apply(deliveries)
+
+
+def test_a_rebuild_leaves_nothing_of_a_quarantine_behind() -> None:
+    place, disks = Place(), [SimDisk(1)]
+
+    async def first() -> None:
+        async with service(disks[0], 1) as p:
+            history = History(p)
+            await p.attach(RejectsOne(place))
+            for number in range(5):
+                await p.publish(added("v", number) if number else made("v"))
+                await anyio.sleep(0.1)
+            assert [one[0] for one in held(p, "placed")] == [2, 3, 4]
+            history.take_snapshot()
+            p.rebuild("placed")
+            await p.wait_visible(5)
+            same(place.states, history.states())
+            disks.append(disks[0].crash(1))
+
+    async def second() -> None:
+        kept = read_kept(disks[1], "placed")
+        assert kept is not None
+        assert kept.held == {}
+        async with service(disks[1], 2) as p:
+            await p.attach(RejectsOne(place))
+            assert held(p, "placed") == []
+            await p.publish(added("v", 100))
+            await p.wait_visible(6)
+
+    with suppress(SimCrash):
+        run_virtual(first)
+    run_virtual(second)
 
 
 def test_a_sink_withholds_from_history_what_is_set_aside_as_soon_as_it_opens() -> None:
