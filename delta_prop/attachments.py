@@ -96,7 +96,7 @@ class Attachments:
         self._keep = keep
         self._table: Table[Feed] = Table()
         self._cursors: dict[str, KeptCursor] = dict(kept)
-        self.quarantines = Quarantines(disk, log.log_id, world)
+        self.quarantines = Quarantines(disk, log, world)
         for name, cursor in kept.items():
             self._remember(name, cursor)
 

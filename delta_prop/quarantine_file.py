@@ -10,6 +10,7 @@ applied again long after the log has let go of it.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -44,6 +45,8 @@ _NUMBERS = struct.Struct("<II")
 _STEM_BYTES_MAX = 200
 
 Group: TypeAlias = dict[str, Any]
+EpochEnd: TypeAlias = Callable[[int], int | None]
+"""Where an epoch of the log ended (exclusive), None where it is the present one."""
 
 
 class QuarantineDamaged(DeltaPropError):
@@ -70,7 +73,8 @@ class Held(NamedTuple):
 
 @dataclass(slots=True)
 class Kept:
-    """What a file says: whose it is, what is held (by offset), the frames of that, what was dropped.
+    """What a file says: whose it is, what is held (by offset), the frames of that, what was dropped, and
+    the log's epoch when it was written last.
 
     `torn`: why the end of the file was left out, None where nothing was.
     """
@@ -81,13 +85,24 @@ class Kept:
     frames: dict[int, bytes] = field(default_factory=dict)
     given_up: dict[int, None] = field(default_factory=dict)
     torn: str | None = None
+    epoch: int = 0
+
+    def cut(self, end: int | None) -> None:
+        """Leave out what lies from `end` on: the log lost it, and other deltas have these offsets."""
+        if end is not None:
+            self.held = {offset: one for offset, one in self.held.items() if offset < end}
+            self.given_up = {offset: None for offset in self.given_up if offset < end}
 
     def batches(self) -> dict[int, LoggedBatch]:
         """The frames of all that is held."""
         return {offset: _logged(raw) for offset, raw in self.frames.items()}
 
-    def take(self, group: Group) -> None:
+    def take(self, group: Group, epoch_end: EpochEnd) -> None:
         """Go on with what a group says. Raises KeyError, TypeError, ValueError where it says nothing."""
+        epoch = int(group.get("epoch", self.epoch))
+        if epoch != self.epoch:
+            self.cut(epoch_end(self.epoch) if self.epoch else None)
+            self.epoch = epoch
         if "version" in group:
             if group["version"] != VERSION:
                 raise ValueError(f"it says version {group['version']}, this program knows {VERSION}")
@@ -126,15 +141,15 @@ def path_of(sink: str) -> str:
     return f"{DIRECTORY}/{stem}{SUFFIX}"
 
 
-def read_kept(disk: Disk, sink: str) -> Kept | None:
+def read_kept(disk: Disk, sink: str, epoch_end: EpochEnd) -> Kept | None:
     """What is kept for a sink, None where nothing is. Raises QuarantineDamaged, OSError."""
-    return _read(disk, path_of(sink))
+    return _read(disk, path_of(sink), epoch_end)
 
 
-def read_all(disk: Disk) -> list[Kept]:
+def read_all(disk: Disk, epoch_end: EpochEnd = lambda _: None) -> list[Kept]:
     """What is kept for all sinks, by name. Raises QuarantineDamaged, OSError."""
     names = (name for name in disk.list(DIRECTORY) if name.endswith(SUFFIX))
-    found = (_read(disk, f"{DIRECTORY}/{name}") for name in names)
+    found = (_read(disk, f"{DIRECTORY}/{name}", epoch_end) for name in names)
     return sorted((kept for kept in found if kept is not None), key=lambda kept: kept.sink)
 
 
@@ -155,8 +170,10 @@ class QuarantineFile:
     After a call that failed only `rewrite` may follow: what the disk has of the file is not known.
     """
 
-    def __init__(self, disk: Disk, sink: str, log_id: bytes) -> None:
+    def __init__(self, disk: Disk, sink: str, log_id: bytes, epoch: Callable[[], int]) -> None:
+        """`epoch`: the log's at the moment."""
         self.size = 0
+        self._epoch = epoch
         self._disk = disk
         self._path = path_of(sink)
         self._whose: Group = {"version": VERSION, "sink": sink, "log_id": log_id}
@@ -166,7 +183,7 @@ class QuarantineFile:
     def append(self, group: Group) -> None:
         """Add a change; durable when it returns. Raises OSError."""
         assert self._file is not None
-        self.size = write_all(self._file, self.size, [_packed(self._number, group)])
+        self.size = write_all(self._file, self.size, [self._packed(self._number, group)])
         self._file.sync()
         self._number += 1
 
@@ -180,13 +197,18 @@ class QuarantineFile:
         def parts() -> Iterator[bytes]:
             nonlocal number, size
             for group in (self._whose | group_of(), *groups):
-                part = _packed(number, group)
+                part = self._packed(number, group)
                 number, size = number + 1, size + len(part)
                 yield part
 
         replace_file(self._disk, DIRECTORY, self._path, parts())
         self._file = self._disk.open(self._path)
         self._number, self.size = number, size
+
+    def _packed(self, number: int, group: Group) -> bytes:
+        payload: bytes = msgpack.packb(group | {"epoch": self._epoch()})
+        checksum = crc32c(payload, crc32c(_NUMBERS.pack(number, len(payload))))
+        return _GROUP.pack(_MAGIC, number, len(payload), checksum) + payload
 
     def close(self) -> None:
         """Let go of the file."""
@@ -195,13 +217,7 @@ class QuarantineFile:
             self._file = None
 
 
-def _packed(number: int, group: Group) -> bytes:
-    payload: bytes = msgpack.packb(group)
-    checksum = crc32c(payload, crc32c(_NUMBERS.pack(number, len(payload))))
-    return _GROUP.pack(_MAGIC, number, len(payload), checksum) + payload
-
-
-def _read(disk: Disk, path: str) -> Kept | None:
+def _read(disk: Disk, path: str, epoch_end: EpochEnd) -> Kept | None:
     raw = read_small(disk, path, bytes_max=1 << 62)
     if raw is None:
         return None
@@ -214,11 +230,12 @@ def _read(disk: Disk, path: str) -> Kept | None:
             kept.torn = f"{path}: {len(raw) - at} bytes at its end, from byte {at} on, were never whole"
             break
         try:
-            kept.take(msgpack.unpackb(payload, strict_map_key=False))
+            kept.take(msgpack.unpackb(payload, strict_map_key=False), epoch_end)
         except (KeyError, TypeError, ValueError) as error:
             raise QuarantineDamaged(path, at, f"it cannot be understood: {error}") from None
         at += _GROUP.size + len(payload)
         number += 1
+    kept.cut(epoch_end(kept.epoch) if kept.epoch else None)
     needed = {one.frame for one in kept.held.values()}
     kept.frames = {offset: raw for offset, raw in kept.frames.items() if offset in needed}
     if needed - kept.frames.keys():

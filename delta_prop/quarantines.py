@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from delta_prop.route.quarantine import SetAside
     from delta_prop.route.status import FeedLimits
     from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import LoggedBatch
 
 logger = logging.getLogger("delta_prop")
@@ -103,9 +104,9 @@ class Keeper:
 class Quarantines:
     """By the name of the sink. `disk` None: in memory, as the log is."""
 
-    def __init__(self, disk: Disk | None, log_id: bytes, world: World) -> None:
+    def __init__(self, disk: Disk | None, log: Log, world: World) -> None:
         self._disk = disk
-        self._log_id = log_id
+        self._log = log
         self._world = world
         self._threads = world.new_threads()
         self._opening = anyio.Lock()
@@ -125,13 +126,14 @@ class Quarantines:
         disk = self._disk
         if disk is None:
             return quarantine, None
-        kept = await self._threads.run(lambda: read_kept(disk, name))
+        log = self._log
+        kept = await self._threads.run(lambda: read_kept(disk, name, log.epoch_end))
         if kept is not None and kept.torn is not None:
             logger.warning("the quarantine of sink %r was being written when the process ended: %s",
                            name, kept.torn)  # fmt: skip
-        if kept is not None and kept.log_id == self._log_id:
+        if kept is not None and kept.log_id == log.log_id:
             bring_back(quarantine, kept)
-        file = QuarantineFile(disk, name, self._log_id)
+        file = QuarantineFile(disk, name, log.log_id, lambda: log.epoch)
         return quarantine, Keeper(quarantine, file, self._world.new_threads())
 
     def knows(self, name: str) -> bool:

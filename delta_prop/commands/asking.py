@@ -18,19 +18,20 @@ from delta_prop_wire.errors import UsageError
 if TYPE_CHECKING:
     from delta_prop.operator_requests import Verb
     from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.identity import Identity
 
 WAIT_S = 10.0
 """How long a command waits for the process that has the directory."""
 _LOOK_S = 0.05
 
 
-def open_directory(data: str) -> tuple[Disk, bytes]:
-    """The disk of a data directory, and its log's id. Raises UsageError, LogDamaged, OSError."""
+def open_directory(data: str) -> tuple[Disk, Identity]:
+    """The disk of a data directory, and who its log is. Raises UsageError, LogDamaged, OSError."""
     disk = open_disk(data)
     identity = read_identity(disk, f"{DIRECTORY}/{IDENTITY}")
     if identity is None:
         raise UsageError(f"{data!r} holds no log yet: publish something, or name another directory")
-    return disk, identity.log_id
+    return disk, identity
 
 
 def waiting_requests(disk: Disk, log_id: bytes) -> list[OperatorRequest]:
@@ -43,8 +44,8 @@ def ask(data: str, verb: Verb, sink: str, offsets: tuple[int, ...], what: str) -
 
     Raises UsageError where too many wait, OSError.
     """
-    disk, log_id = open_directory(data)
-    path = put_request(disk, OperatorRequest(verb, sink, log_id.hex(), offsets), edge.wall_us())
+    disk, identity = open_directory(data)
+    path = put_request(disk, OperatorRequest(verb, sink, identity.log_id.hex(), offsets), edge.wall_us())
     writer = edge.lock_holder(data, LOCK_PATH)
     if writer is None:
         edge.put(f"recorded: {what}; it is done when a service next opens {data!r}")

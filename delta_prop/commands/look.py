@@ -99,7 +99,7 @@ def status(data: str, *, as_json: bool) -> int:
         told |= {"first_offset": log.first_offset, "next_offset": log.visible}
         told |= {"segments": report.segments, "bytes": report.bytes, "bytes_free": disk.free_bytes()}
         told |= {"sinks": len(_all_sinks(disk, log))}
-        counts = quarantined(disk, log.log_id)
+        counts = quarantined(disk, log.log_id, log.epoch_end)
         told["quarantined"] = {name: len(held) for name, held in counts.items() if len(held)}
     if as_json:
         edge.put(json.dumps(told))
@@ -139,7 +139,7 @@ def sinks(data: str, *, as_json: bool) -> int:
 
 
 def _all_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
-    held, requests = quarantined(disk, log.log_id), waiting_requests(disk, log.log_id)
+    held, requests = quarantined(disk, log.log_id, log.epoch_end), waiting_requests(disk, log.log_id)
     found: list[dict[str, Any]] = []
     for name, cursor in sorted(read_cursors(disk, log.log_id).items()):
         at = cursor.dealt_with

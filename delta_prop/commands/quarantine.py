@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from delta_prop.operator_requests import OperatorRequest
-    from delta_prop.quarantine_file import Kept
+    from delta_prop.quarantine_file import EpochEnd, Kept
     from delta_prop.route.quarantine import SetAside
     from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.identity import Identity
 
 OK = 0
 _ANY = 1 << 62
@@ -45,9 +46,9 @@ class Chosen:
 # --- looking
 
 
-def quarantined(disk: Disk, log_id: bytes) -> dict[str, Quarantine]:
+def quarantined(disk: Disk, log_id: bytes, epoch_end: EpochEnd) -> dict[str, Quarantine]:
     """What each sink has set aside, by its name. Raises QuarantineDamaged, OSError."""
-    return {kept.sink: _filled(kept) for kept in read_all(disk) if kept.log_id == log_id}
+    return {kept.sink: _filled(kept) for kept in read_all(disk, epoch_end) if kept.log_id == log_id}
 
 
 def _filled(kept: Kept) -> Quarantine:
@@ -58,9 +59,9 @@ def _filled(kept: Kept) -> Quarantine:
 
 def list_(data: str, *, sink: str | None, as_json: bool) -> int:
     """One line for each delta that is set aside. Raises UsageError, QuarantineDamaged, OSError."""
-    disk, log_id = open_directory(data)
-    found = quarantined(disk, log_id)
-    asked = waiting_requests(disk, log_id)
+    disk, log = open_directory(data)
+    found = quarantined(disk, log.log_id, log.epoch_end)
+    asked = waiting_requests(disk, log.log_id)
     rows = [
         _told(name, one) | {"asked": _asked(asked, name, one)}
         for name, quarantine in found.items()
@@ -77,11 +78,11 @@ def list_(data: str, *, sink: str | None, as_json: bool) -> int:
 
 def show(data: str, sink: str, offset: int, *, as_json: bool) -> int:
     """One delta that is set aside, whole. Raises UsageError, QuarantineDamaged, OSError."""
-    disk, log_id = open_directory(data)
-    one = _require(_of_sink(disk, log_id, sink), sink, offset)
+    disk, log = open_directory(data)
+    one = _require(_of_sink(disk, log, sink), sink, offset)
     told = _told(sink, one) | {"delta": delta_to_json(one.delta)}
     told |= {"dot": str(one.logged.batch.dot(one.row)), "parents": [_name(name) for name in one.parents]}
-    told["asked"] = _asked(waiting_requests(disk, log_id), sink, one)
+    told["asked"] = _asked(waiting_requests(disk, log.log_id), sink, one)
     if as_json:
         edge.put(json.dumps(told, ensure_ascii=False))
     else:
@@ -129,9 +130,9 @@ def _name(name: object) -> str:
     return name.hex() if isinstance(name, bytes) else str(name)
 
 
-def _of_sink(disk: Disk, log_id: bytes, sink: str) -> Quarantine:
-    kept = read_kept(disk, sink)
-    if kept is None or kept.log_id != log_id:
+def _of_sink(disk: Disk, log: Identity, sink: str) -> Quarantine:
+    kept = read_kept(disk, sink, log.epoch_end)
+    if kept is None or kept.log_id != log.log_id:
         known = ", ".join(sorted(one.sink for one in read_all(disk))) or "none"
         raise UsageError(f"nothing is kept of a quarantine of sink {sink!r}; sinks that have one: {known}")
     return _filled(kept)
@@ -154,8 +155,8 @@ def act(chosen: Chosen, verb: Literal["replay", "drop"]) -> int:
     """
     if bool(chosen.offsets) == chosen.all:
         raise UsageError(f"quarantine {verb} {chosen.sink}: give offsets, or --all")
-    disk, log_id = open_directory(chosen.data)
-    quarantine = _of_sink(disk, log_id, chosen.sink)
+    disk, log = open_directory(chosen.data)
+    quarantine = _of_sink(disk, log, chosen.sink)
     for offset in chosen.offsets:
         one = _require(quarantine, chosen.sink, offset)
         if one.behind != offset:

@@ -45,11 +45,11 @@ def reset(data: str, name: str, to: str) -> int:
 
 
 def _remembered(data: str, name: str) -> KeptCursor:
-    disk, log_id = open_directory(data)
-    cursors = read_cursors(disk, log_id)
+    disk, log = open_directory(data)
+    cursors = read_cursors(disk, log.log_id)
     if name in cursors:
         return cursors[name]
-    if name in read_groups(disk, log_id):
+    if name in read_groups(disk, log.log_id):
         raise UsageError(
             f"{name!r} is a group, not a sink: `subscribe --group {name} --start PLACE` moves it"
         )

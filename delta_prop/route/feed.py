@@ -183,6 +183,7 @@ class Feed(Progress):
     def note_recovered(self) -> None:
         """The log was recovered: more may be in it than was shown; or less, then who has that is ahead."""
         end, handed = self._log.visible, self._handing if self._in_hand else 0
+        self.quarantine.cut(end)
         holds = max(self._handed_over, self._reported, handed)
         if holds > end and not (self.ended or self.rebuilding):
             self.stop(reasons.ahead(self.name, holds, end))

@@ -214,7 +214,8 @@ class Quarantine:
 
     def replay(self, offset: int) -> None:
         """Let one go that is applied now."""
-        self._remove(offset)
+        if offset in self._held:
+            self._remove(offset)
         self.replayed += 1
 
     def drop(self, offset: int) -> None:
@@ -225,7 +226,8 @@ class Quarantine:
 
     def forget(self, offset: int) -> None:
         """Let one go that is delivered again."""
-        self._remove(offset)
+        if offset in self._held:
+            self._remove(offset)
         self.lined_up -= 1
 
     def come_back(self, start: int) -> None:
@@ -235,6 +237,14 @@ class Quarantine:
             if one.offset >= start:
                 self._remove(one.offset)
         self.rejected = self.lined_up = self.dropped = self.replayed = 0
+
+    def cut(self, end: int) -> None:
+        """The log lost what lay from `end` on; other deltas get these offsets."""
+        for offset in [offset for offset in self._held if offset >= end]:
+            self._remove(offset)
+        for offset in [offset for offset in self._given_up if offset >= end]:
+            del self._given_up[offset]
+            self._touch(offset)
 
     def bring_back(self, logged: LoggedBatch, row: int, reason: str | None, at_us: int) -> None:
         """Hold again what an earlier process held, whatever room there is."""

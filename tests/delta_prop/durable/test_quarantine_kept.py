@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import anyio
@@ -10,9 +11,13 @@ import pytest
 
 from delta_prop import LogSettings
 from delta_prop.quarantine_file import QuarantineDamaged, path_of
+from delta_prop.route.quarantine import Quarantine
 from delta_prop.testing import run_virtual
+from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_simulations.disk_faults import SimCrash
+from delta_prop_wire.delta import AckLevel, Source
+from delta_prop_wire.encode import encode_batch
 from tests.delta_prop.durable.quarantined import Rejecting, Store, added, held, made, service
 
 JOURNAL = path_of("adds")
@@ -252,6 +257,51 @@ def test_a_file_that_is_mostly_past_is_written_anew(monkeypatch: pytest.MonkeyPa
         assert min(sizes[10:]) < 1000  # it was written anew
 
     run_virtual(main)
+
+
+def test_what_the_log_lost_with_its_tail_withholds_nothing_that_has_its_place_now() -> None:
+    async def main() -> None:
+        logged = LogSettings(level=AckLevel.LOGGED)
+        disk, store, bad = SimDisk(1), Store(keeps_cursor=False), {7.0}
+        async with service(disk, 1, logged) as p:
+            await p.attach(Rejecting(store, bad))
+            await p.publish(made("a"), ack_level=AckLevel.DURABLE)
+        async with service(disk, 2, logged) as p:
+            await p.attach(Rejecting(store, bad))
+            await p.publish(made("b", 7), made("c", 7), ack_level=AckLevel.LOGGED)
+            await p._sinks.feed("adds").wait(3)
+            await p.drop("adds", 1)
+            disks.append(disk.crash(2))
+
+    async def again() -> None:
+        store, bad = Store(keeps_cursor=False), {7.0}
+        async with service(disks[0], 3) as p:
+            assert p.statistics().log.next_offset == 1
+            await p.publish(made("d"), made("e"))
+            await p.attach(Rejecting(store, bad))
+            await p.wait_visible(3)
+            assert store.sums == {"d": 1, "e": 1}
+            assert held(p) == []
+
+    disks: list[SimDisk] = []
+    with suppress(SimCrash):
+        run_virtual(main)
+    run_virtual(again)
+
+
+def test_a_log_that_comes_back_shorter_cuts_the_quarantine() -> None:
+    quarantine = Quarantine(10, 1 << 20)
+    log = MemoryLog(bytes(16))
+    batch = encode_batch([made("a"), made("b"), made("c")], origin=16, base=1)
+    logged = log.append(batch, lamport=1, source=Source.LOCAL)
+    for row in range(3):
+        quarantine.reject(logged, row, "no", 0)
+    quarantine.drop(2)
+    quarantine.touched = set()
+    quarantine.cut(1)
+    assert [one.offset for one in quarantine.records()] == [0]
+    assert [quarantine.withholds(offset) for offset in range(3)] == [True, False, False]
+    assert quarantine.touched == {1, 2}
 
 
 def test_what_is_forgotten_is_gone() -> None:

@@ -148,7 +148,7 @@ def test_a_rebuild_leaves_nothing_of_a_quarantine_behind() -> None:
             disks.append(disks[0].crash(1))
 
     async def second() -> None:
-        kept = read_kept(disks[1], "placed")
+        kept = read_kept(disks[1], "placed", lambda _: None)
         assert kept is not None
         assert kept.held == {}
         async with service(disks[1], 2) as p:
