@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from delta_prop.chain_state import OriginRow, Small
+from delta_prop.chain_state import Small
 from delta_prop.ingest.origins import OWN
 from delta_prop.order.clock import OriginClocks
 from delta_prop.receipt import Published
@@ -20,7 +20,7 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from delta_prop.chain_state import ChainState
+    from delta_prop.chain_state import ChainState, SavedOrigins
     from delta_prop.ingest.origins import Origins, OriginState
     from delta_prop.ingest.seen_ids import SeenIds
     from delta_prop.ingest.vectors import Vectors
@@ -179,19 +179,15 @@ class Appender:
         return Small(self.lamport, self._hybrid_time, *statistics, self.vectors.saved())
 
     def save_origin(
-        self, origin: int, idle: Mapping[int, tuple[str, int]], *, whole: bool
-    ) -> OriginRow | None:
-        """One origin as it is now, None where nothing changed since it was saved (unless `whole`)."""
+        self, origin: int, idle: Mapping[int, tuple[str, int]], into: SavedOrigins, *, whole: bool
+    ) -> None:
+        """Add one origin as it is now; without `whole` only if it changed since it was saved."""
         state, watermark = self._origins.get(origin), self._watermarks.get(origin, 0)
         if state is None:
             _, epoch = idle.get(origin, ("", 0))
-            return OriginRow(origin, watermark, epoch, None, {})
-        unused = state.owner == OWN and not watermark
-        if unused or not (whole or state.changed):
-            return None
-        return OriginRow(
-            origin, watermark, state.epoch, state.save(whole=whole), self._clocks.clock(origin)
-        )  # fmt: skip
+            into.add_idle(origin, watermark, epoch)
+        elif (whole or state.changed) and (watermark or state.owner != OWN):
+            into.add(origin, watermark, state, self._clocks.clock(origin), whole=whole)
 
     def take_back(self, state: ChainState, now: float) -> None:
         """Begin with what a checkpoint holds; the rest of the log follows by `restore`."""

@@ -7,20 +7,22 @@ heads that moved since the checkpoint before, or all of them), *ids* that were a
 
 from __future__ import annotations
 
+import sys
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import numpy as np
 
 from delta_prop.ingest.heads import unpack_heads
-from delta_prop.ingest.origins import OriginState, SavedOrigin
+from delta_prop.ingest.origins import OriginColumns, OriginState, SavedOrigin
 from delta_prop.ingest.seen_ids import SavedGeneration
 from delta_prop.ingest.vectors import SavedVectors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     Columns = tuple[array[int], array[int], array[int]]
 
@@ -28,18 +30,40 @@ if TYPE_CHECKING:
 
 SECTION = "chain"
 VERSION = 1
-_ACTIVE, _FORGOT = 1, 2
 _ID_BYTES, _WORD_BYTES = 16, 8
 
 
-class OriginRow(NamedTuple):
-    """One origin at one moment: watermark, epoch; `saved` and `clock` are None where it is put aside."""
+@dataclass(slots=True)
+class SavedOrigins:
+    """Origins with their watermarks, each as it was at one moment; `columns` has those that are active."""
 
-    origin: int
-    watermark: int
-    epoch: int
-    saved: SavedOrigin | None
-    clock: dict[int, int]
+    origins: array[int] = field(default_factory=partial(array, "Q"))
+    watermarks: array[int] = field(default_factory=partial(array, "Q"))
+    idle_epochs: array[int] = field(default_factory=partial(array, "Q"))
+    active: array[int] = field(default_factory=partial(array, "B"))
+    columns: OriginColumns = field(default_factory=OriginColumns)
+    clock_counts: array[int] = field(default_factory=partial(array, "Q"))
+    clocks: array[int] = field(default_factory=partial(array, "Q"))
+
+    def add(
+        self, origin: int, watermark: int, state: OriginState, clock: Mapping[int, int], *, whole: bool
+    ) -> None:
+        """An active origin."""
+        self.origins.append(origin)
+        self.watermarks.append(watermark)
+        self.active.append(1)
+        state.save(self.columns, whole=whole)
+        self.clock_counts.append(len(clock))
+        if clock:
+            self.clocks.extend(clock)
+            self.clocks.extend(clock.values())
+
+    def add_idle(self, origin: int, watermark: int, epoch: int) -> None:
+        """An origin that was put aside, or is known by its watermark alone (epoch 0)."""
+        self.origins.append(origin)
+        self.watermarks.append(watermark)
+        self.active.append(0)
+        self.idle_epochs.append(epoch)
 
 
 @dataclass(slots=True)
@@ -116,27 +140,16 @@ class ChainState:
 # --- parts, as bytes
 
 
-def pack_changes(rows: Sequence[OriginRow], writers: Sequence[int], heads: list[dict[str, Any]]) -> bytes:
+def pack_changes(saved: SavedOrigins, writers: Sequence[int], heads: list[dict[str, Any]]) -> bytes:
     """A part with changes; the heads' codes refer to places in `writers`."""
-    saved = [row.saved for row in rows if row.saved is not None]
-    flags = bytes(
-        0 if row.saved is None else _ACTIVE | (_FORGOT if row.saved.forgot else 0) for row in rows
-    )  # fmt: skip
-    packed: dict[str, Any] = {
-        "origins": _bytes(row.origin for row in rows),
-        "watermarks": _bytes(row.watermark for row in rows),
-        "epochs": _bytes(row.epoch for row in rows),
-        "flags": flags,
-        "known_above": _bytes(one.known_above for one in saved),
-        "clock_counts": _bytes(len(row.clock) for row in rows),
-        "clocks": b"".join(_bytes(row.clock) + _bytes(row.clock.values()) for row in rows if row.clock),
-        "writers": _bytes(writers),
-        "heads": heads,
-    }
+    columns = saved.columns
+    packed: dict[str, Any] = {"writers": _bytes(writers), "heads": heads}
+    for name in ("origins", "watermarks", "idle_epochs", "active", "clock_counts", "clocks"):
+        packed[name] = _little(getattr(saved, name))
+    for name in ("epochs", "known_above", "forgot", "recent_counts", "runs_counts", "voids_counts"):
+        packed[name] = _little(getattr(columns, name))
     for name in ("recent", "runs", "voids"):
-        columns = [getattr(one, name) for one in saved]
-        packed[f"{name}_counts"] = _bytes(len(one[0]) for one in columns)
-        packed[name] = [b"".join(_little(one[at]) for one in columns) for at in range(3)]
+        packed[name] = [_little(column) for column in getattr(columns, name)]
     return bytes(msgpack.packb(packed))
 
 
@@ -181,33 +194,32 @@ def _take_origins(state: ChainState, told: dict[str, Any]) -> None:
     """Take over the origins of one part: the later row counts, but runs go on where they stopped."""
     counts = {name: _array(told[f"{name}_counts"]) for name in ("recent", "runs", "voids")}
     at = dict.fromkeys(counts, 0)
-    known_above = iter(_array(told["known_above"]))
-    clocks, clock_at, active = _array(told["clocks"]), 0, 0
-    for origin, watermark, epoch, flags, clock_count in zip(
-        _array(told["origins"]), _array(told["watermarks"]), _array(told["epochs"]), told["flags"],
-        _array(told["clock_counts"]), strict=True,
-    ):  # fmt: skip
+    known_above, epochs = iter(_array(told["known_above"])), iter(_array(told["epochs"]))
+    idle_epochs, forgot = iter(_array(told["idle_epochs"])), iter(told["forgot"])
+    clocks, clock_counts, clock_at, row = _array(told["clocks"]), _array(told["clock_counts"]), 0, 0
+    for origin, watermark, active in zip(
+        _array(told["origins"]), _array(told["watermarks"]), told["active"], strict=True
+    ):
         if watermark:
             state.watermarks[origin] = watermark
-        if clock_count:
-            middle, end = clock_at + clock_count, clock_at + 2 * clock_count
-            state.clocks[origin] = dict(zip(clocks[clock_at:middle], clocks[middle:end], strict=True))
-            clock_at = end
-        if not flags & _ACTIVE:
+        if not active:
             state.active.pop(origin, None)
-            state.idle[origin] = epoch
+            state.idle[origin] = next(idle_epochs)
             continue
         columns = {}
         for name, kinds in (("recent", "QQI"), ("runs", "QQQ"), ("voids", "QQI")):
-            count = counts[name][active]
-            columns[name] = _columns(told[name], kinds, at[name], count)
-            at[name] += count
-        active += 1
+            columns[name] = _columns(told[name], kinds, at[name], counts[name][row])
+            at[name] += counts[name][row]
+        if clock_counts[row]:
+            middle, end = clock_at + clock_counts[row], clock_at + 2 * clock_counts[row]
+            state.clocks[origin] = dict(zip(clocks[clock_at:middle], clocks[middle:end], strict=True))
+            clock_at = end
+        row += 1
         state.idle.pop(origin, None)
         before = state.active.get(origin)
         runs = columns["runs"] if before is None else _go_on(before.runs, columns["runs"])
         state.active[origin] = SavedOrigin(
-            epoch, next(known_above), bool(flags & _FORGOT), columns["recent"], runs, columns["voids"]
+            next(epochs), next(known_above), bool(next(forgot)), columns["recent"], runs, columns["voids"]
         )
 
 
@@ -256,8 +268,15 @@ def _bytes(numbers: Iterable[int]) -> bytes:
 
 
 def _array(raw: bytes | memoryview, kind: str = "Q") -> array[int]:
-    return array(kind, np.frombuffer(raw, "<u8" if kind == "Q" else "<u4").astype(kind).tobytes())
+    column = array(kind)
+    column.frombytes(raw)
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column
 
 
 def _little(column: array[int]) -> bytes:
-    return np.array(column, "<u8" if column.typecode == "Q" else "<u4").tobytes()
+    if sys.byteorder == "big":
+        column = array(column.typecode, column)
+        column.byteswap()
+    return column.tobytes()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import anyio
@@ -20,7 +21,7 @@ import numpy as np
 from delta_prop.chain_state import (
     SECTION,
     ChainState,
-    OriginRow,
+    SavedOrigins,
     Small,
     pack_changes,
     pack_generation,
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop")
 
 ORIGINS_A_SLICE = 100
-HEADS_A_SLICE = 5_000
+HEADS_A_SLICE = 2_000
 READ_ROWS, READ_BYTES = 2_000, 1 << 20
 WHOLE_FROM_BYTES = 16 << 20
 """Changes since all was written last, beyond as much as that was: then all is written anew."""
@@ -64,10 +65,10 @@ class _Copied:
     whole: bool
     small: Small
     sealed: list[Generation]
-    origins: list[OriginRow]
+    origins: SavedOrigins
     writers: list[int]
     heads: Callable[[], list[dict[str, Any]]]
-    ids: tuple[list[bytes], list[int]]
+    ids: _Ids
 
 
 class Checkpointer:
@@ -168,13 +169,13 @@ class Checkpointer:
         try:
             rows = await self._copy_origins(whole=whole)
             heads = await self._copy_heads() if whole else None
-            ids = self._chain.appender.ids.recent() if whole else None
-            sealed, small = self._chain.appender.ids.sealed, self._chain.appender.save_small()
+            sealed, ids = await self._copy_ids() if whole else (self._chain.appender.ids.sealed, None)
+            small = self._chain.appender.save_small()
             if not await self._synced(log.next_offset):
                 return
             if heads is None or ids is None:
                 await self._gather(position.offset)
-                writers, ids = self._heads.by_place, (self._ids, self._offsets)
+                writers, ids = self._heads.by_place, [(self._ids, self._offsets)]
                 pack: Callable[[], list[dict[str, Any]]] = self._heads.pack
             else:
                 writers, pack = list(small.vectors.writers), partial(_pack_all, heads)
@@ -228,18 +229,32 @@ class Checkpointer:
 
     # --- copying, a slice at a time
 
-    async def _copy_origins(self, *, whole: bool) -> list[OriginRow]:
-        rows: list[OriginRow] = []
+    async def _copy_origins(self, *, whole: bool) -> SavedOrigins:
+        copied, save = SavedOrigins(), self._chain.appender.save_origin
         names, idle = self._chain.origins.all()
         if whole:
             others = (self._chain.orderer.have.keys() | idle.keys()).difference(names)
             names += [origin for origin in others if origin >= 0]  # below 0 are stand-ins of drafts
-        save = self._chain.appender.save_origin
         for first in range(0, len(names), ORIGINS_A_SLICE):
-            found = (save(origin, idle, whole=whole) for origin in names[first : first + ORIGINS_A_SLICE])
-            rows += [row for row in found if row is not None]
+            for origin in names[first : first + ORIGINS_A_SLICE]:
+                save(origin, idle, copied, whole=whole)
             await anyio.lowlevel.checkpoint()
-        return rows
+        return copied
+
+    async def _copy_ids(self) -> tuple[list[Generation], _Ids]:
+        """The sealed generations, and all ids that are in none of them."""
+        ids = self._chain.appender.ids
+        while True:
+            closed, opened = ids.unsealed()
+            sealed, count = ids.sealed, len(opened)
+            copied = [(list(closed), list(closed.values()))]
+            await anyio.lowlevel.checkpoint()
+            names = list(opened)
+            await anyio.lowlevel.checkpoint()
+            offsets = list(islice(opened.values(), len(names)))
+            # It grows at its end, unless it has been sealed meanwhile: then it was emptied.
+            if count <= len(names) == len(offsets):
+                return sealed, [*copied, (names, offsets)]
 
     async def _copy_heads(self) -> list[_Heads]:
         """All heads, each at some moment from now on."""
@@ -291,17 +306,19 @@ class Checkpointer:
         above = small.generations[-1][3] if small.generations else -1
         before = Small() if copied.whole else self._small
         small.ids = [one for one in before.ids if one[1] > above]
-        if ids[0]:
-            small.ids.append((write("ids", pack_ids(*ids)), ids[1][-1]))
+        for number, (names, offsets) in enumerate(ids):
+            if names:
+                small.ids.append((write(f"ids{number}", pack_ids(names, offsets)), offsets[-1]))
         changes = pack_changes(copied.origins, copied.writers, copied.heads())
         small.changes = [*before.changes, write("changes", [changes])]
-        names = [*small.changes, *(one[0] for one in small.ids), *(one[0] for one in small.generations)]
-        self._parts = {name: self._parts[name] for name in names}
+        parts = [*small.changes, *(one[0] for one in small.ids), *(one[0] for one in small.generations)]
+        self._parts = {name: self._parts[name] for name in parts}
         store.write(copied.position, copied.end, {SECTION: small.pack()}, list(self._parts.values()))
         self._small = small
         self._written_bytes = 0 if copied.whole else size
 
 
+_Ids = list[tuple[list[bytes], list[int]]]
 _Heads = tuple[str, list[str], list[int | None], bytes]
 
 

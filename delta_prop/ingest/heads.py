@@ -5,6 +5,7 @@ Pure. Columns of one namespace: the vector ids, the dot of each head, and whethe
 
 from __future__ import annotations
 
+from operator import or_
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -122,13 +123,10 @@ def unpack_heads(
     place = np.frombuffer(packed["places"], "<u4")
     counters = np.frombuffer(packed["counters"], "<u8").tolist()
     shifted = [one << ORIGIN_SHIFT for one in places]
-    if len(place) and (place == place[0]).all():
-        above = shifted[int(place[0])]
-        codes = [above | counter for counter in counters] if above else counters
+    if (place == place[0]).all():
+        codes = list(map(shifted[int(place[0])].__or__, counters))
     else:
-        codes = [
-            shifted[at] | counter for at, counter in zip(place.tolist(), counters, strict=True)
-        ]  # fmt: skip
+        codes = list(map(or_, map(shifted.__getitem__, place.tolist()), counters))
     states = np.frombuffer(packed["states"], np.uint8)
     dead = [keys[row] for row in np.flatnonzero(states == DEAD).tolist()]
     alive = keys if not states.any() else [keys[row] for row in np.flatnonzero(states == ALIVE).tolist()]

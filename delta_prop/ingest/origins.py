@@ -9,7 +9,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_wire.errors import Refused
@@ -49,6 +50,26 @@ class SavedOrigin(NamedTuple):
     recent: tuple[array[int], array[int], array[int]]
     runs: tuple[array[int], array[int], array[int]]
     voids: tuple[array[int], array[int], array[int]]
+
+
+def _columns(kinds: str) -> tuple[array[int], array[int], array[int]]:
+    one, two, three = (array(kind) for kind in kinds)
+    return one, two, three
+
+
+@dataclass(slots=True)
+class OriginColumns:
+    """Many active origins end to end, as a checkpoint has them: no object for each of them is made."""
+
+    epochs: array[int] = field(default_factory=partial(array, "Q"))
+    known_above: array[int] = field(default_factory=partial(array, "Q"))
+    forgot: array[int] = field(default_factory=partial(array, "B"))
+    recent_counts: array[int] = field(default_factory=partial(array, "Q"))
+    runs_counts: array[int] = field(default_factory=partial(array, "Q"))
+    voids_counts: array[int] = field(default_factory=partial(array, "Q"))
+    recent: tuple[array[int], array[int], array[int]] = field(default_factory=partial(_columns, "QQI"))
+    runs: tuple[array[int], array[int], array[int]] = field(default_factory=partial(_columns, "QQQ"))
+    voids: tuple[array[int], array[int], array[int]] = field(default_factory=partial(_columns, "QQI"))
 
 
 class OriginState:
@@ -167,20 +188,30 @@ class OriginState:
         self._forgot = True
         return half
 
-    def save(self, *, whole: bool) -> SavedOrigin:
-        """A copy for a checkpoint; without `whole`, of its runs those alone that changed since."""
+    def save(self, into: OriginColumns, *, whole: bool) -> None:
+        """Add it to columns for a checkpoint; without `whole`, of its runs those alone that changed since."""
         first = 0 if whole else self._runs_saved
         self.changed = False
         self._runs_saved = max(len(self._run_bases) - 1, 0)  # the last one may go on
         recent = slice(-RECENT_BATCHES, None)
-        return SavedOrigin(
-            self.epoch,
-            self.known_above,
-            self._forgot,
-            (self._bases[recent], self._lasts[recent], self._crcs[recent]),
-            (self._run_bases[first:], self._run_lasts[first:], self._run_offsets[first:]),
-            (self._void_bases[:], self._void_lasts[:], self._void_codes[:]),
-        )
+        into.epochs.append(self.epoch)
+        into.known_above.append(self.known_above)
+        into.forgot.append(self._forgot)
+        bases, lasts, crcs = into.recent
+        bases.extend(self._bases[recent])
+        lasts.extend(self._lasts[recent])
+        crcs.extend(self._crcs[recent])
+        into.recent_counts.append(min(len(self._bases), RECENT_BATCHES))
+        bases, lasts, offsets = into.runs
+        bases.extend(self._run_bases[first:])
+        lasts.extend(self._run_lasts[first:])
+        offsets.extend(self._run_offsets[first:])
+        into.runs_counts.append(len(self._run_bases) - first)
+        bases, lasts, codes = into.voids
+        bases.extend(self._void_bases)
+        lasts.extend(self._void_lasts)
+        codes.extend(self._void_codes)
+        into.voids_counts.append(len(self._void_bases))
 
     @classmethod
     def restored(cls, saved: SavedOrigin, now: float) -> OriginState:

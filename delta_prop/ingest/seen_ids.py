@@ -162,10 +162,9 @@ class SeenIds:
         """How many generations are forgotten."""
         return self._forgotten
 
-    def recent(self) -> tuple[list[bytes], list[int]]:
-        """The ids that are not sealed yet, with their offsets, in order."""
-        ids, offsets = list(self._closed), list(self._closed.values())
-        return ids + list(self._open), offsets + list(self._open.values())
+    def unsealed(self) -> tuple[dict[bytes, int], dict[bytes, int]]:
+        """The tables of ids that are not sealed yet, the older one first: to be read, and soon."""
+        return self._closed, self._open
 
     def restore(self, sealed: Sequence[SavedGeneration], *, kept_since: int, forgotten: int) -> None:
         """Begin with the generations of a checkpoint, oldest first; ids that were not sealed are added then.
