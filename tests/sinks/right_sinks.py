@@ -18,10 +18,11 @@ from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Dot, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from delta_prop_sinks import Delivery, SinkContext
     from delta_prop_wire.delta import Delta
+    from delta_prop_wire.states import StateRow
 
     Ref = tuple[str, str]
 
@@ -95,6 +96,8 @@ class Target:
         self.last: dict[Ref, int] = {}
         self.next_offset = self.lamport = 0
         self.users = 0
+        self.void = False
+        self.next: dict[Ref, State] = {}
         self._left: int | None = None
 
     def fail(self, operations: int | None) -> None:
@@ -114,6 +117,20 @@ class Target:
         self.operate()
         self.states.update(states)
         self.next_offset, self.lamport = next_offset, lamport
+
+    def begin_rebuild(self) -> None:
+        self.operate()
+        self.void, self.next = True, {}
+
+    def take_states(self, rows: Sequence[StateRow]) -> None:
+        self.operate()
+        self.next.update({row[:2]: row.state for row in rows})
+
+    def end_rebuild(self, offset: int, lamport: int) -> None:
+        self.operate()
+        if self.void:
+            self.void, self.states = False, self.next
+            self.next_offset, self.lamport = offset, lamport
 
 
 class Prompt(Plain):
@@ -175,7 +192,29 @@ class Store(Plain):
             raise StopSink(f"the target cannot be read: {error}") from error
         self.next_offset, self.lamport = self.target.next_offset, self.target.lamport
         self.is_open = True
-        return ResumePoint(Cursor(context.log_id, context.epoch, self.next_offset), self.lamport)
+        return ResumePoint(
+            Cursor(context.log_id, context.epoch, self.next_offset), self.lamport, self.target.void
+        )
+
+    async def begin_rebuild(self, offset: int) -> None:
+        async with self.flushing:
+            await self.tell(self.target.begin_rebuild)
+            self.pending.clear()
+
+    async def take_states(self, rows: Sequence[StateRow]) -> None:
+        await self.tell(lambda: self.target.take_states(rows))
+
+    async def end_rebuild(self, offset: int, lamport: int) -> None:
+        await self.tell(lambda: self.target.end_rebuild(offset, lamport))
+        self.states = dict(self.target.states)
+        self.next_offset, self.lamport = offset, lamport
+        self.context.committed(offset)
+
+    async def tell(self, function: Callable[[], None]) -> None:
+        try:
+            await self.context.threads.run(function)
+        except OSError as error:
+            raise TryAgain(f"the target cannot be written: {error}") from error
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         self.calls += 1

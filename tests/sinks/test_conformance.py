@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from delta_prop_sinks import ResumePoint, SinkContext
     from delta_prop_wire.algebra import State
     from delta_prop_wire.delta import Delta
+    from delta_prop_wire.states import StateRow
 
 Backend = Literal["asyncio", "trio"]
 
@@ -183,6 +184,14 @@ def test_a_cache_in_front_of_a_source() -> None:
         async def apply(self, deliveries: Sequence[Delivery]) -> None:
             await plain.apply(deliveries)
             await super().apply(deliveries)
+
+        async def begin_rebuild(self, offset: int) -> None:
+            plain.states.clear()
+            await super().begin_rebuild(offset)
+
+        async def take_states(self, rows: Sequence[StateRow]) -> None:
+            plain.states.update({row[:2]: row.state for row in rows})
+            await super().take_states(rows)
 
     async def load(namespace: str, vector_id: str) -> State | None:
         return plain.get(namespace, vector_id)

@@ -5,7 +5,7 @@ Each is the child of one that keeps it, so what is found is the planted defect a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -16,10 +16,11 @@ from delta_prop_wire.delta import Dot
 from tests.sinks.right_sinks import KNOWN, Plain, Prompt, Store, Through
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from delta_prop_sinks import Delivery, SinkContext
     from delta_prop_wire.algebra import State
+    from delta_prop_wire.states import StateRow
 
 
 # --- order
@@ -480,6 +481,61 @@ class MistakesAHead(Store):
         return None if head is None else Dot(head.origin, head.counter - 1)
 
 
+# --- rebuild
+
+
+class KeepsWhatItHad(Store):
+    """The states are put beside what it holds, not in its place."""
+
+    async def end_rebuild(self, offset: int, lamport: int) -> None:
+        self.target.next = self.target.states | self.target.next
+        await super().end_rebuild(offset, lamport)
+
+
+class TakesOnlyNewerStates(Store):
+    """As if they were deltas: what it holds may be of another log, or beyond this one's end."""
+
+    async def take_states(self, rows: Sequence[StateRow]) -> None:
+        await super().take_states([row for row in rows if row[:2] not in self.states])
+        self.target.next.update({row[:2]: self.states[row[:2]] for row in rows if row[:2] in self.states})
+
+
+class PassesForWholeAmidARebuild(Store):
+    async def open(self, context: SinkContext) -> ResumePoint | None:
+        point = await super().open(context)
+        return point and ResumePoint(point.cursor, point.lamport)
+
+
+class AddsStatesUp(Store):
+    """What comes again counts again."""
+
+    async def take_states(self, rows: Sequence[StateRow]) -> None:
+        again = [
+            row._replace(state=replace(row.state, metadata={"again": True}))
+            for row in rows
+            if row[:2] in self.target.next
+        ]
+        await super().take_states([row for row in rows if row[:2] not in self.target.next] + again)
+
+
+class KeepsItsOldCursor(Store):
+    async def end_rebuild(self, offset: int, lamport: int) -> None:
+        before = self.target.next_offset
+        await super().end_rebuild(offset, lamport)
+        self.target.next_offset = self.next_offset = before
+
+
+class SaysThatItIsVoidForEver(Store):
+    async def end_rebuild(self, offset: int, lamport: int) -> None:
+        await super().end_rebuild(offset, lamport)
+        self.target.void = True
+
+
+class EndsARebuildWithAnErrorOfItsOwn(Store):
+    async def tell(self, function: Callable[[], None]) -> None:
+        await self.context.threads.run(function)
+
+
 WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (
         ForgetsARow,
@@ -572,5 +628,12 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (CannotBeClosed, "close", "make() gave a CannotBeClosed, which has no aclose()"),
     (HangsOnDeletes, "deadline", "apply() had not ended after 5 s"),
     (MistakesAHead, "vectors", "but the last dot is 9000000000000012:14"),
+    (KeepsWhatItHad, "rebuild", "'not-of-this-log', which no state told of, was there still"),
+    (TakesOnlyNewerStates, "rebuild", "after a rebuild with nothing in the way, get('default', '"),
+    (PassesForWholeAmidARebuild, "rebuild", "and told of no rebuild"),
+    (AddsStatesUp, "rebuild", "after a rebuild with nothing in the way, get('default', '"),
+    (KeepsItsOldCursor, "resume", "open() after a rebuild and a crash named the Lamport number "),
+    (SaysThatItIsVoidForEver, "rebuild", "told of a rebuild, and none was under way"),
+    (EndsARebuildWithAnErrorOfItsOwn, "rebuild", "raised OSError(5, "),
 )
 """Each wrong sink, the rule that it breaks, and a part of the sentence that it must be told."""

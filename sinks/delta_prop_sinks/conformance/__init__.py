@@ -2,8 +2,8 @@
 
 It plays the delivery loop: in order, in pieces, again, late, cancelled at every wait, with failing threads,
 slowly, across closings and crashes; and compares what readers see with the arithmetic's own fold.
-`check.py` is the call, `story.py` and `losses.py` what happens, `player.py` the loop, `world.py` the false
-world, `rules.py` what it says.
+`check.py` is the call, `story.py`, `losses.py` and `rebuilding.py` what happens, `player.py` the loop,
+`world.py` the false world, `rules.py` what it says.
 """
 
 from delta_prop_sinks.conformance.check import check_sink

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop_sinks.conformance import losses, story
+from delta_prop_sinks.conformance import losses, rebuilding, story
 from delta_prop_sinks.conformance.player import Player, Settings
 from delta_prop_sinks.conformance.steps import Leftovers
 from delta_prop_wire.errors import UsageError
@@ -94,6 +94,7 @@ async def _play(player: Player, before: Leftovers) -> None:
     await story.order(player)
     await story.repeats(player)
     await story.resume(player)
+    await rebuilding.rebuild(player)  # while the log is short: it is folded again and again
     await story.cancellation(player)
     await story.failures(player)
     await story.late(player)

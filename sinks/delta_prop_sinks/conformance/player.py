@@ -88,6 +88,10 @@ class Player:
         self._remembered = 0  # behind what apply has returned for
         self._named = 0  # the highest cursor that open has named
         self._breach: NotConforming | None = None
+        self.rebuild_begun = False
+        """Whether a rebuild has begun and has not ended."""
+        self.foreign: int | None = None
+        """The offset of a row that the sink was given and that the log, for rebuilds, never had."""
         self._unseen: dict[Ref, None] | None = None  # vectors to look at, in the order they came; None: all
         self._touched: dict[Ref, None] = {}  # since the sink was opened
 
@@ -122,6 +126,10 @@ class Player:
             raise
         except Exception as error:
             raise NotConforming("open", f"{what} raised {error!r:.300}") from error
+        self._check_void(what, point)
+        if self.rebuild_begun:  # its cursor says nothing then
+            self.start_background()
+            return
         handed_over = self.log.deliveries(0, self.log.delivered)
         self.start = self._check_point(what, point, handed_over)
         self.log.reported = 0
@@ -162,6 +170,37 @@ class Player:
             )
         self._named = cursor.next_offset
         return cursor.next_offset
+
+    def _check_void(self, what: str, point: object) -> None:
+        """A sink that keeps its cursor says whether it was left amid a rebuild."""
+        if not isinstance(point, ResumePoint) or point.rebuilding is (self.rebuild_begun and self.outlives):
+            return
+        if not self.rebuild_begun:
+            raise NotConforming("rebuild", f"{what} told of a rebuild, and none was under way")
+        if not point.rebuilding:
+            raise NotConforming("rebuild", f"{what} named the cursor {point.cursor} and told of no rebuild")
+
+    def rebuilt(self, offset: int) -> None:
+        """The sink has the states as of an offset, and goes on from there."""
+        self.rebuild_begun = False
+        self.shadow = Shadow()
+        self.shadow.apply(self.log.deliveries(0, offset))
+        self.start = self.log.reported = self._remembered = self._named = offset
+
+    def hide_foreign(self) -> None:
+        """What the states do not have the log does not have either."""
+        if self.foreign is not None:
+            self.log.hide(self.foreign)
+
+    async def check_foreign(self, vector_id: str, when: str) -> None:
+        """What the states did not have is gone."""
+        get = getattr(self.sink, "get", None)
+        if get is None:
+            return
+        found = get("default", vector_id)
+        found = await found if isawaitable(found) else found
+        if isinstance(found, State) and found.alive:
+            raise NotConforming("rebuild", f"{when}, {vector_id!r}, which no state told of, was there still")
 
     async def apply(self, deliveries: Sequence[Delivery], part: str = "failure") -> SinkFailure | None:
         """One call of apply; what it says is applied goes into the shadow."""

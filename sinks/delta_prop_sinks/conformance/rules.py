@@ -25,6 +25,8 @@ RULES = {
     "close": "aclose() ends under a deadline of its own, lets go of everything, raises TryAgain at most, and "
     "may be called again",
     "deadline": "every call ends: waiting has a bound",
+    "rebuild": "between begin_rebuild() and end_rebuild() a sink is void, however often it is opened; then "
+    "it holds the states that it was given, no others, with its cursor where they end",
     "vectors": "head() and dimensions() tell of vectors as they are, or of none",
 }
 """By the part that breaks it."""

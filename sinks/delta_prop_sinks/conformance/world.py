@@ -192,6 +192,10 @@ class FalseLog:
         self.batches.append(logged)
         return logged
 
+    def hide(self, offset: int) -> None:
+        """From now on a row does not match the sink's topics."""
+        self._others.add(offset)
+
     # --- reading
 
     @property
