@@ -114,6 +114,8 @@ def test_a_call_that_takes_too_long_begins_it_again() -> None:
             assert told.rebuild is not None
             assert (told.rebuild.offset, told.rebuild.rows_total) == (snapshot.offset, snapshot.rows)
             assert "log starts at" in told.rebuild.why
+            with pytest.raises(TimeoutError, match="'placed' is rebuilding"):
+                await p.wait_visible(snapshot.offset, sinks=["placed"], timeout_s=0.1)
             await p.wait_visible(p.statistics().log.next_offset)
             same(place.states, history.states())
             assert place.calls.count("begin") == 2
