@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from delta_prop.ingest.vectors import Vectors
     from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
     from delta_prop_broker.log.contract import Log
+    from delta_prop_broker.log.snapshot import OriginMark
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 
@@ -201,6 +202,15 @@ class Appender:
         self.ids.restore(state.generations, kept_since=small.kept_since, forgotten=small.forgotten)
         for ids, offsets in state.ids:
             self.ids.add_at(ids, offsets)
+
+    def take_past(self, marks: Mapping[int, OriginMark], lamport: int, now: float) -> None:
+        """Begin with what a snapshot tells of the origins; what became of each of their dots is not known."""
+        self.lamport = max(self.lamport, lamport)
+        for origin, mark in marks.items():
+            state = self._origins.restore(origin, mark.epoch, now)
+            state.known_above = max(state.known_above, mark.counter)
+            self._watermarks[origin] = max(self._watermarks.get(origin, 0), mark.counter)
+            self._clocks.appended(origin, mark.clock)
 
     def filled(self, gap: Batch, now: float) -> LoggedBatch:
         """Append a control row that stands for dots which are gone. Raises Refused."""

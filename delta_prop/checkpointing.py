@@ -28,6 +28,7 @@ from delta_prop.chain_state import (
     pack_ids,
     unpack,
 )
+from delta_prop.from_snapshot import take_snapshot
 from delta_prop.ingest.heads import DEAD, HeadChanges, pack_heads
 from delta_prop_broker.log.checkpoints import CheckpointDamaged, PartName, part_name
 from delta_prop_wire.errors import DeltaPropError
@@ -118,6 +119,8 @@ class Checkpointer:
             self._gathered, self.restored = checkpoint.offset, True
             self._note_written(checkpoint.offset)
             return checkpoint.offset
+        if self._log.first_offset:
+            await take_snapshot(self._chain.appender, self._log, self._threads, now)
         return self._log.first_offset
 
     def take_in(self, logged: LoggedBatch) -> None:

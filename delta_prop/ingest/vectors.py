@@ -213,6 +213,22 @@ class Vectors:
         if self._count > self._heads_max:
             self._drop_oldest()
 
+    def take_states(self, batch: Batch) -> None:
+        """Begin with state rows of a snapshot: heads, tombstones, dimensions."""
+        for row, (_, origin, counter) in enumerate(batch.state_keys):
+            place = self._origins.setdefault(origin, len(self._by_place))
+            if place == len(self._by_place):
+                self._by_place.append(origin)
+            known, vector_id, kind = self._namespace(batch.namespaces[row]), batch.keys[row], batch.kinds[row]
+            self._count += vector_id not in known.heads
+            known.heads[vector_id] = place << _ORIGIN_SHIFT | counter
+            if kind == Kind.DELETE:
+                known.dead.add(vector_id)
+            elif not known.dimension and kind in _VECTOR_KINDS:
+                known.dimension = int(batch.value_bounds[row + 1] - batch.value_bounds[row])
+        if self._count > self._heads_max:
+            self._drop_oldest()
+
     # --- helpers
 
     def _dot(self, code: int) -> Dot:

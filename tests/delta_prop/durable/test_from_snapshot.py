@@ -1,0 +1,83 @@
+"""A log whose beginning went, and whose checkpoints are lost or damaged: the snapshot tells the chain."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop import Delta, Dot, InvalidDelta, LogSettings, Propagator, Refused, create, delete, sparse_add
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_simulations.disk import SimDisk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SETTINGS = LogSettings(segment_bytes_max=2_048, bytes_max=1 << 20, keep_bytes_max=1 << 19, history_s=50.0)
+
+
+def service(disk: SimDisk, settings: LogSettings = SETTINGS) -> Propagator:
+    return Propagator(data="x", log=settings, world=virtual_world(1, disk=disk))
+
+
+async def early(disk: SimDisk) -> Dot:
+    """Vectors that only the snapshot holds in the end; the last dot of `kept`."""
+    async with service(disk) as p:
+        importer = p.producer("importer")
+        await importer.publish(Delta("kept", create([1.0, 2.0, 3.0])))
+        told = await importer.publish(Delta("kept", sparse_add([0], [1.0])))
+        await importer.publish(Delta("gone", create([1.0, 2.0, 3.0])))
+        await importer.publish(Delta("gone", delete()))
+        for number in range(30):
+            await p.publish(Delta(f"v{number}", create([float(number)] * 3)))
+        await anyio.sleep(100)
+        await p.publish(Delta("late", create([1.0] * 3)))
+        await anyio.sleep(10)
+        assert p.statistics().log.first_offset > 4
+        assert told.dot is not None
+        return told.dot
+
+
+def lose(disk: SimDisk) -> None:
+    for path in disk.paths():
+        if path.endswith((".checkpoint", ".part")):
+            disk.remove(path)
+
+
+def spoil(disk: SimDisk) -> None:
+    for path in disk.paths():
+        if path.endswith(".checkpoint"):
+            disk.flip(path, 3)
+
+
+@pytest.mark.parametrize("harm", [lose, spoil])
+def test_a_start_without_a_checkpoint_knows_what_the_snapshot_tells(
+    harm: Callable[[SimDisk], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        last = await early(disk)
+        harm(disk)
+        async with service(disk, replace(SETTINGS, compact=False)) as p:
+            importer = p.producer("importer")
+            assert importer.watermark() == 4
+            assert p.head("kept") == last
+            told = await importer.publish(Delta("kept", sparse_add([2], [1.0]), expect=last))
+            assert told.dot is not None
+            assert told.dot.counter == 5
+            for wrong in (
+                Delta("gone", sparse_add([0], [1.0])),
+                Delta("nobody", sparse_add([0], [1.0])),
+                Delta("other", create([1.0])),
+            ):
+                with pytest.raises(InvalidDelta):
+                    await p.publish(wrong)
+            with pytest.raises(Refused, match="read it again"):
+                await p.publish(Delta("kept", sparse_add([0], [1.0]), expect=last))
+
+    with caplog.at_level(logging.WARNING, "delta_prop"):
+        run_virtual(main)
+    assert any("begins with the snapshot at offset" in record.message for record in caplog.records)
