@@ -7,6 +7,7 @@ In front stands one queue, empty while the log keeps up. Nothing here awaits; `n
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from delta_prop.append import Appender
@@ -547,18 +548,17 @@ class Chain:
         self, work: Work, level: AckLevel, outcome: Published | Refused, next_offset: int | None = None
     ) -> None:
         """Tell an outcome that the log holds, once it is kept as asked; a repeat waits for its first copy."""
-
-        def tell(failure: Refused | None) -> None:
-            if failure is not None or isinstance(outcome, Refused):
-                self._refuse(work, failure or outcome)  # type: ignore[arg-type]
-            elif not work.receipt.done:
-                work.receipt.acknowledge(outcome)
-
         if isinstance(outcome, Published) and (next_offset is None or outcome.duplicates):
             next_offset = outcome.next_offset
         assert next_offset is not None
-        if self.settling.when_kept(next_offset, level, tell):
+        if self.settling.when_kept(next_offset, level, partial(self._told, work, outcome)):
             work.receipt.placed(outcome if isinstance(outcome, Published) else None)
+
+    def _told(self, work: Work, outcome: Published | Refused, failure: Refused | None) -> None:
+        if failure is not None or isinstance(outcome, Refused):
+            self._refuse(work, failure or outcome)  # type: ignore[arg-type]
+        elif not work.receipt.done:
+            work.receipt.acknowledge(outcome)
 
     def _refuse(self, work: Work, refusal: Refused) -> None:
         self.refused += 1

@@ -85,7 +85,7 @@ class Receipt:
         self.item: object = None  # what waits in the queue or in pending, for `after=`
         self._outcome: Published | Refused | None = None
         self._event: anyio.Event | None = None
-        self._then: list[Callable[[Receipt], None]] = []
+        self._then: list[Callable[[Receipt], None]] | None = None
         self._withdraw: Callable[[], bool] | None = None
         self._place: Published | None = None
 
@@ -153,7 +153,7 @@ class Receipt:
         if self.done:
             then(self)
         else:
-            self._then.append(then)
+            self._then = [*(self._then or ()), then]
 
     # --- for the pipeline
 
@@ -188,6 +188,6 @@ class Receipt:
         self.item = None
         if self._event is not None:
             self._event.set()
-        for then in self._then:
+        waiting, self._then = self._then, None
+        for then in waiting or ():
             then(self)
-        self._then.clear()

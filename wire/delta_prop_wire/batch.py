@@ -49,7 +49,8 @@ class Batch:
 
     def __init__(self, body: bytes | memoryview) -> None:
         """Read the header of a body that is known to be sound; `soundness.parse_batch` is for others."""
-        self.body = memoryview(body)
+        self.raw = body
+        """The body as it was given. A view of it would be two objects more for each batch that is kept."""
         self.attributes: int
         self.count: int
         self.origin: int
@@ -90,10 +91,15 @@ class Batch:
 
     # --- the header's words
 
+    @property
+    def body(self) -> memoryview:
+        """The bytes of the body, with padding and checksum."""
+        return memoryview(self.raw)
+
     @lazy
     def crc(self) -> int:
         """The checksum that the batch's producer gave it."""
-        return int(_CRC.unpack_from(self.body, len(self.body) - CRC_BYTES)[0])
+        return int(_CRC.unpack_from(self.raw, len(self.raw) - CRC_BYTES)[0])
 
     @property
     def is_control(self) -> bool:
@@ -123,7 +129,7 @@ class Batch:
         """Where the columns lie in the body: start and end of each that is present, in turn."""
         _, lengths, at = _directory_of(self.columns_mask)
         bounds: tuple[int, ...] = ()
-        for length in lengths.unpack_from(self.body, _DIRECTORY_AT):
+        for length in lengths.unpack_from(self.raw, _DIRECTORY_AT):
             bounds += (at, at + length)
             at += length + -length % ALIGNMENT
         return bounds
@@ -143,7 +149,7 @@ class Batch:
         if bounds is None:
             return None
         start, end = bounds
-        return np.frombuffer(self.body, dtype, (end - start) // dtype.itemsize, start)
+        return np.frombuffer(self.raw, dtype, (end - start) // dtype.itemsize, start)
 
     @lazy
     def clock(self) -> tuple[Dot, ...]:
@@ -297,7 +303,7 @@ class Batch:
         """
         if not self.plain:
             return None
-        body, columns = self.body, self.columns_mask
+        body, columns = self.raw, self.columns_mask
         _, lengths, ends_at = _directory_of(columns)
         ends, texts, names, *numbers = lengths.unpack_from(body, _DIRECTORY_AT)
         at = ends_at + ends + -ends % ALIGNMENT
@@ -415,7 +421,7 @@ class Batch:
         bounds, raw = self._bounds_in(ends), self.column(texts)
         if bounds is None or raw is None:
             return [""] * self.count
-        stops = _stops_of(self.count).unpack_from(self.body, bounds[0])
+        stops = _stops_of(self.count).unpack_from(self.raw, bounds[0])
         found, at = [], 0
         try:
             whole = str(raw, "ascii")  # one decode, then slices: characters and bytes count alike
@@ -519,7 +525,7 @@ def _names_in(raw: bytes) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _known_names(raw: memoryview) -> tuple[str, ...]:
+def _known_names(raw: bytes | memoryview) -> tuple[str, ...]:
     return _few_names(bytes(raw)) if len(raw) <= _FEW_NAMES_BYTES else _names_in(bytes(raw))
 
 

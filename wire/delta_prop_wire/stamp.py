@@ -124,7 +124,7 @@ def pack_logged_head(
     The same as `codec.encode_head`, in fewer steps. `time` in microseconds since 1970.
     """
     flags = _FLAGS_OF[batch.attributes >> PRIORITY_SHIFT & 3]
-    header = _HEADER.pack(MAGIC, VERSION, _BATCH, flags, offset, STAMP_BYTES + len(batch.body))
+    header = _HEADER.pack(MAGIC, VERSION, _BATCH, flags, offset, STAMP_BYTES + len(batch.raw))
     rest = _REST.pack(0, 0, 0, source, 0, time, lamport, previous_crc, batch.crc, synced)
     crc = crc32c(rest, crc32c(header))
     return header + _CRC.pack(crc) + rest, crc

@@ -231,7 +231,7 @@ def _transform_is_sound(name: bytes) -> bool:
 
 
 def _extras_are_sound(batch: Batch, columns: int) -> bool:
-    if len(batch.body) > DELTA_BYTES_MAX and int(_row_sizes(batch).max()) > DELTA_BYTES_MAX:
+    if len(batch.raw) > DELTA_BYTES_MAX and int(_row_sizes(batch).max()) > DELTA_BYTES_MAX:
         return False
     if not columns & _EXTRAS and not batch.kinds_mask & _METADATA_BIT:
         return True

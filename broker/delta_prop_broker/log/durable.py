@@ -232,7 +232,7 @@ class DurableLog:
         logged = LoggedBatch(batch, offset, lamport, source, head)
         piece = self._piece(size, now)
         segment = piece.segment
-        piece.parts += (head, batch.body)
+        piece.parts += (head, batch.raw)
         piece.position += size
         assert segment.index is not None
         segment.index.add(batch, offset=offset, size=size, time=now, previous_crc=previous, crc=crc)
