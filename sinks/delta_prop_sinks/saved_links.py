@@ -108,12 +108,11 @@ class Loaded:
 
     def adopt_into(self, links: Links) -> Iterator[None]:
         """Link the vectors that are still there and where they were, a few thousand at each step."""
-        known = links.table.slots
         links.drift_max = self.drift_max
         links.adopt(self.generation)
         for at in range(0, len(self.ids), _ROWS_A_STEP):
             step = slice(at, at + _ROWS_A_STEP)
-            slots = np.array([known.get(one, -1) for one in self.ids[step]], np.intp)
+            slots = links.table.known(self.ids[step])
             there = slots >= 0
             links.adopt_rows(self.generation, slots[there], self.nodes[step][there], self.rows[step][there])
             yield

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from delta_prop_sinks.cold_slots import hashes_of
 from delta_prop_sinks.table import LAMPORT, NO_LAMPORT, OFFSET, VOID_OFFSET, Table, put
 from delta_prop_wire.crc import crc32c
 
@@ -35,6 +36,7 @@ MAGIC = b"dpimage1"
 _BLOCK = struct.Struct("<IQI")
 _BLOCK_ROWS = 65_536
 _BLOCK_BYTES = 8 << 20
+_NO_HASHES = np.zeros(0, np.uint32)
 _SYNC_BYTES = 64 << 20
 """So many bytes are synced at once, or a log on the same disk would wait for all of them."""
 
@@ -45,7 +47,9 @@ class ImageFailed(Exception):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Some rows of one namespace; `extras` by row: bytes, metadata, how many deltas had no effect."""
+    """Some rows of one namespace. `extras` by row: bytes, metadata, how many deltas had no effect; `hashes`
+    of the keys, where they are known.
+    """
 
     namespace: str
     dimension: int | None
@@ -54,6 +58,7 @@ class Block:
     forms: NDArray[np.uint8]
     vectors: NDArray[np.float32] | None
     extras: dict[int, tuple[bytes | None, dict[str, Any] | None, int]] = field(default_factory=dict)
+    hashes: NDArray[np.uint32] | None = None
 
 
 class Columns:
@@ -160,6 +165,7 @@ def _encode(block: Block) -> tuple[dict[str, object], list[bytes]]:
     ]
     sections = [
         text.encode() if plain else json.dumps(block.keys).encode(),
+        hashes_of(block.keys).astype("<u4", copy=False).tobytes(),
         block.heads.astype("<i8", copy=False).tobytes(),
         block.forms.tobytes(),
         b"" if block.vectors is None else block.vectors.astype("<f4", copy=False).tobytes(),
@@ -213,6 +219,7 @@ class ImageLoad:
         self.tables: dict[str, Table] = {}
         self.lamport = 0
         self._path, self._image, self._log_id = path, image, log_id
+        self._hashes: dict[str, list[NDArray[np.uint32]]] = {}
 
     def steps(self) -> Generator[int]:
         """Read a block at each step, which gives the rows so far. Raises ImageFailed."""
@@ -237,6 +244,8 @@ class ImageLoad:
                     if not complete:
                         rows += self._take(_decode(head, content), same_log=same_log)
                         yield rows
+                for namespace, table in self.tables.items():
+                    table.name(np.concatenate(self._hashes.pop(namespace, [_NO_HASHES])))
                 if head["rows"] != rows or left:
                     raise ImageFailed(
                         f"it says {head['rows']} rows and holds {rows}, {left} bytes behind them"
@@ -261,7 +270,9 @@ class ImageLoad:
             heads[:, OFFSET] = VOID_OFFSET
         if len(heads):
             self.lamport = max(self.lamport, int(heads[:, LAMPORT].max()))
-        table.extend(block.keys, heads, block.forms, block.vectors)
+        table.extend(block.keys, heads, block.forms, block.vectors, cold=True)
+        assert block.hashes is not None
+        self._hashes.setdefault(block.namespace, []).append(block.hashes)
         first = table.used - len(block.keys)
         for row, (data, metadata, ignored) in block.extras.items():
             table.set_extra(first + row, data, metadata)
@@ -288,7 +299,7 @@ def _decode(head: dict[str, Any], content: memoryview) -> Block:
     for size in head["sections"]:
         sections.append(content[at : at + size])
         at += size
-    names, heads, forms, vectors, extras, data = sections
+    names, hashes, heads, forms, vectors, extras, data = sections
     rows, dimension = int(head["rows"]), head["dimension"]
     text = str(names, "utf-8")
     keys = (text.split("\0") if rows else []) if head["plain"] else json.loads(text)
@@ -304,4 +315,5 @@ def _decode(head: dict[str, Any], content: memoryview) -> Block:
         forms=np.frombuffer(forms, np.uint8),
         vectors=None if dimension is None else np.frombuffer(vectors, "<f4").reshape(rows, dimension),
         extras=found,
+        hashes=np.frombuffer(hashes, "<u4"),
     )

@@ -32,6 +32,8 @@ _PAGE_ROWS = 4_000
 _SHARE_CHANGED = 0.25
 """An image is written anew when so many rows have been written since, as a share of all."""
 _SHARE_CHANGED_AT_CLOSE = 0.05
+_ALL = 1 << 60
+"""More rows than there are: no image holds what was written."""
 
 
 class Imaging:
@@ -52,6 +54,7 @@ class Imaging:
         file, resident, name = self._file, self._resident, opened.image
         self._ready = None
         await thread.run(lambda: remove_images(file.path, None if name is None else name.image))
+        self._written = _ALL
         if name is None or opened.rebuilding or resident.void or resident.tables:
             return False
         load = ImageLoad(image_path(file.path, name.image), name.image, log_id)

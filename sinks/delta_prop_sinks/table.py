@@ -7,11 +7,13 @@ A slot belongs to one vector id until it is released; slots of deleted vectors s
 from __future__ import annotations
 
 import struct
+from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from delta_prop_sinks.cold_slots import ColdSlots
 from delta_prop_wire.algebra import State, change, saturate
 from delta_prop_wire.delta import PARTIAL_KINDS, Kind
 from delta_prop_wire.metadata import merge
@@ -47,6 +49,9 @@ BLOCK_KINDS = frozenset(
 VOID_OFFSET = NO_LAMPORT = -1
 SLOT_BYTES = 200
 """What a slot costs beside its numbers: heads, marks, norm, its id and that id's place in a dictionary."""
+
+COLD_SLOTS_MIN = 200_000
+"""A table of fewer vectors gets its dictionary at once."""
 
 _SLOTS_FIRST = 16
 _TABLE_BYTES = 2000
@@ -98,21 +103,32 @@ class Table:
     def slots_of(self, keys: Sequence[str]) -> NDArray[np.intp]:
         """The slots of some vectors; those not yet there get one."""
         slots = self.slots
+        if isinstance(slots, ColdSlots):
+            slots.warm(keys)
         try:
             found = itemgetter(*keys)(slots)
         except KeyError:
             if self._free:
                 found = [self.slot_of(key) for key in keys]
             else:
-                self._append([key for key in dict.fromkeys(keys) if key not in slots])
+                warm = partial(dict.__contains__, slots)
+                self._append([key for key in dict.fromkeys(keys) if not warm(key)])
                 found = itemgetter(*keys)(slots)
         return np.array(found, np.intp).reshape(len(keys))
 
-    def _append(self, keys: Sequence[str]) -> slice:
-        """Give slots in a row to vectors that have none, each named once."""
+    def known(self, keys: Sequence[str]) -> NDArray[np.intp]:
+        """The slots of some vectors, -1 for those that are not there."""
+        slots = self.slots
+        if isinstance(slots, ColdSlots):
+            slots.warm(keys)
+        return np.array([dict.get(slots, key, -1) for key in keys], np.intp)
+
+    def _append(self, keys: Sequence[str], *, cold: bool = False) -> slice:
+        """Give slots in a row to vectors that have none, each named once; `cold`: not to be found by name."""
         begin, end = self.used, self.used + len(keys)
         self.make_room(end)
-        self.slots.update(zip(keys, range(begin, end), strict=True))
+        if not cold:
+            self.slots.update(zip(keys, range(begin, end), strict=True))
         self.ids += keys
         self.heads[begin:end] = _NO_HEAD
         return slice(begin, end)
@@ -123,18 +139,32 @@ class Table:
         heads: NDArray[np.int64],
         forms: NDArray[np.uint8],
         vectors: NDArray[np.float32] | None,
+        *,
+        cold: bool = False,
     ) -> None:
-        """Take in vectors that are not there yet, as a store holds them. Raises ValueError where some are."""
+        """Take in vectors that are not there yet, as a store holds them. Raises ValueError where some are.
+
+        `cold`: they can be found by name only when `name` has been called behind the last of them.
+        """
         if vectors is not None and self.dimension is None:
             self.reserve(vectors.shape[1])
-        added = self._append(keys)
-        if len(self.slots) != self.used - len(self._free):
+        added = self._append(keys, cold=cold)
+        if not cold and len(self.slots) != self.used - len(self._free):
             raise ValueError(f"a vector of namespace {self.namespace!r} comes twice")
         self.heads[added] = heads
         self.forms[added] = forms
         self.marks[added] = STALE
         if vectors is not None and self.matrix is not None:
             self.matrix[added] = vectors
+
+    def name(self, hashes: NDArray[np.uint32]) -> None:
+        """Have all slots found by their ids, of which these are the hashes. Raises ValueError where one comes
+        twice.
+        """
+        found = ColdSlots.of(self.ids, hashes) if self.used >= COLD_SLOTS_MIN else None
+        self.slots = {key: slot for slot, key in enumerate(self.ids) if key} if found is None else found
+        if len(self.slots) != self.used:
+            raise ValueError(f"a vector of namespace {self.namespace!r} comes twice")
 
     def make_room(self, slots: int) -> None:
         """Grow the columns, by doubling, until they have so many slots."""

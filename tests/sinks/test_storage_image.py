@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from delta_prop_sinks import Delivery, Resident, StorageSink, storage_image
+from delta_prop_sinks import Delivery, Resident, StorageSink, storage_image, table
 from delta_prop_wire.delta import Delta, create, delete, opaque, scale, sparse, sparse_add
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.states import StateRow
@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NEVER = 10**9
+
+
+@pytest.fixture(autouse=True, params=[1, NEVER], ids=["cold", "warm"])
+def _cold_slots(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors are found by the column of hashes, or by a dictionary."""
+    monkeypatch.setattr(table, "COLD_SLOTS_MIN", request.param)
 
 
 def images(path: Path) -> list[Path]:
@@ -204,9 +210,9 @@ def test_a_slot_that_changes_hands_meanwhile_ends_it(tmp_path: Path) -> None:
         thread = Busy()
 
         async def let_go() -> None:
-            table = sink.resident.tables["rows"]
-            if "passing" not in table.slots:
-                table.release(table.slot_of("passing"))
+            rows = sink.resident.tables["rows"]
+            if "passing" not in rows.slots:
+                rows.release(rows.slot_of("passing"))
 
         thread.between = let_go
         await sink._imaging.write(thread, log.log_id)

@@ -1,0 +1,87 @@
+"""Slots found by hashes are those that a dictionary gives, whatever is asked, added and released."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_sinks import cold_slots, table
+from delta_prop_sinks.cold_slots import ALIKE_MAX, ColdSlots, hashes_of
+from delta_prop_sinks.table import Table
+
+KEYS = [f"v{number}" for number in range(12)]
+ACTS = st.lists(
+    st.tuples(
+        st.sampled_from(["get", "in", "slot", "many", "known", "release", "len", "items", "item"]),
+        st.lists(st.sampled_from(KEYS), min_size=1, max_size=6),
+    ),
+    max_size=30,
+)
+
+
+@pytest.fixture(autouse=True)
+def _few_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that many ids are alike, and every table is cold."""
+    monkeypatch.setattr(cold_slots, "hash_of", lambda key: len(key) + int(key[1:]) % 3)
+    monkeypatch.setattr(table, "COLD_SLOTS_MIN", 1)
+
+
+def filled(count: int, *, cold: bool) -> Table:
+    made, keys = Table("n"), KEYS[:count]
+    heads, forms = np.ones((count, 4), np.int64), np.ones(count, np.uint8)
+    made.extend(keys, heads, forms, np.ones((count, 2), np.float32), cold=cold)
+    if cold:
+        made.name(hashes_of(keys))
+        assert isinstance(made.slots, ColdSlots)
+    return made
+
+
+def act(one: Table, what: str, keys: list[str]) -> object:
+    key = keys[0]
+    if what == "slot":
+        return one.slot_of(key)
+    if what == "many":
+        return one.slots_of(keys).tolist()
+    if what == "known":
+        return one.known(keys).tolist()
+    if what == "release":
+        return one.release(one.slots[key]) if key in one.slots else None
+    if what == "item":
+        try:
+            return one.slots[key]
+        except KeyError:
+            return "not there"
+    if what == "items":
+        return sorted(one.slots.items()), sorted(one.slots), sorted(one.slots.values())
+    if what == "len":
+        return len(one.slots), bool(one.slots), one.size
+    return one.slots.get(key) if what == "get" else key in one.slots
+
+
+@given(st.integers(1, 10), ACTS)
+def test_cold_slots_answer_as_a_dictionary(count: int, acts: list[tuple[str, list[str]]]) -> None:
+    cold, warm = filled(count, cold=True), filled(count, cold=False)
+    for what, keys in [*acts, ("items", KEYS), ("len", KEYS)]:
+        assert act(cold, what, keys) == act(warm, what, keys)
+
+
+def test_an_id_that_is_there_twice_is_refused() -> None:
+    ids: list[str | None] = ["v1", "v4", "v2", "v1"]
+    with pytest.raises(ValueError, match="there twice"):
+        ColdSlots.of(ids, hashes_of(["v1", "v4", "v2", "v1"]))
+    twice = Table("n")
+    twice.extend(["v1", "v1"], np.ones((2, 4), np.int64), np.ones(2, np.uint8), None, cold=True)
+    with pytest.raises(ValueError, match="twice"):
+        twice.name(hashes_of(["v1", "v1"]))
+
+
+def test_too_many_alike_get_a_dictionary() -> None:
+    keys = [f"v{3 * number}" for number in range(100, 102 + ALIKE_MAX)]
+    assert len(set(hashes_of(keys).tolist())) == 1
+    made = Table("n")
+    made.extend(keys, np.ones((len(keys), 4), np.int64), np.ones(len(keys), np.uint8), None, cold=True)
+    made.name(hashes_of(keys))
+    assert type(made.slots) is dict
+    assert made.slots[keys[-1]] == len(keys) - 1
