@@ -48,16 +48,18 @@ class ColdSlots(dict[str, int]):
         alike = (hashes[1:] == hashes[:-1]).nonzero()[0]
         if len(hashes) > ALIKE_MAX and (hashes[ALIKE_MAX:] == hashes[:-ALIKE_MAX]).any():
             return None
-        begin = 0
-        places = alike.tolist()
-        while begin < len(places):  # each group of one hash
-            end = begin
-            while end + 1 < len(places) and places[end + 1] == places[end] + 1:
-                end += 1
-            group = [ids[slot] for slot in order[places[begin] : places[end] + 2].tolist()]
-            if len(set(group)) < len(group):
-                raise ValueError(f"{group[0]!r:.80} or one beside it is there twice")
-            begin = end + 1
+        pairs = zip(order[alike].tolist(), order[alike + 1].tolist(), strict=True)
+        twice = [ids[one] for one, other in pairs if ids[one] == ids[other]]
+        begins = alike[:-1][
+            alike[1:] == alike[:-1] + 1
+        ].tolist()  # of three and more, any two may be the same
+        for begin in begins:
+            group = [ids[slot] for slot in order[begin : begin + ALIKE_MAX].tolist()]
+            same = hashes[begin : begin + ALIKE_MAX] == hashes[begin]
+            group = group[: int(np.count_nonzero(same))]
+            twice += [group[0]] * (len(set(group)) < len(group))
+        if twice:
+            raise ValueError(f"{twice[0]!r:.80} or one with its hash is there twice")
         return cls(ids, order, hashes)
 
     def warm(self, keys: Iterable[str]) -> None:

@@ -71,6 +71,9 @@ def test_an_id_that_is_there_twice_is_refused() -> None:
     ids: list[str | None] = ["v1", "v4", "v2", "v1"]
     with pytest.raises(ValueError, match="there twice"):
         ColdSlots.of(ids, hashes_of(["v1", "v4", "v2", "v1"]))
+    apart = ["v1", "v4", "v7", "v1"]  # all four are alike, and those two are no neighbours
+    with pytest.raises(ValueError, match="there twice"):
+        ColdSlots.of(list(apart), hashes_of(apart))
     twice = Table("n")
     twice.extend(["v1", "v1"], np.ones((2, 4), np.int64), np.ones(2, np.uint8), None, cold=True)
     with pytest.raises(ValueError, match="twice"):
