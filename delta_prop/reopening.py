@@ -106,7 +106,8 @@ class Reopening:
                     self._on_stopped(stopped(self._log.failure))
                     break
                 await self._wait()
-                await self._try()
+                if not self._log.rearranging:  # that ends by itself, as the log has failed
+                    await self._try()
 
     async def _wait(self) -> None:
         longest = min(TRY_S_FIRST * 2 ** min(self._tries, 30), TRY_S_MAX)

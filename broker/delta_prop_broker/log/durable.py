@@ -611,6 +611,11 @@ class DurableLog:
         if let_go is not None:
             self._removed.append(let_go)
 
+    @property
+    def rearranging(self) -> bool:
+        """Whether a rewriting or a compaction is under way: until it has ended nothing may be recovered."""
+        return self._rewriter.under_way or self._cover.under_way
+
     def statistics(self) -> DurableLogStatistics:
         """A snapshot."""
         return DurableLogStatistics(

@@ -164,6 +164,11 @@ class Rewriter:
                 return self._running
         return None
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a segment is being rewritten."""
+        return self._running is not None
+
     def keep(self, removed: list[Segment]) -> list[Segment]:
         """Of these, the segments that may be removed now; one that is being rewritten follows at its end."""
         if self._running is None or self._running.segment not in removed:

@@ -12,6 +12,7 @@ import pytest
 from delta_prop.receipt import State
 from delta_prop.testing import run_virtual
 from delta_prop_broker.log.damage import LogBusy
+from delta_prop_broker.log.durable import DurableLog
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority
@@ -245,6 +246,37 @@ def test_a_service_closes_in_the_middle_of_an_outage() -> None:
             disk.heal()
             async with service(disk) as p:
                 await p.publish(made("c"))
+
+    run_virtual(main)
+
+
+def test_nothing_is_recovered_while_a_segment_is_being_rewritten() -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        async with service(disk, log=replace(ANY, segment_bytes_max=300, compress="lz4")) as p:
+            log = p._log
+            assert isinstance(log, DurableLog)
+            for number in range(5):
+                await p.publish(made(f"v{number}"))
+            rewriting = log.take_rewriting()
+            assert rewriting is not None
+            break_disk(disk, "sync", times=1)
+            receipt = p.offer(made("x"))
+            await anyio.sleep(5)
+            assert receipt.done
+            reopening = p.statistics().reopening
+            assert reopening is not None
+            assert (reopening.failed, reopening.reopened) == (True, 0)
+            while not rewriting.step():  # its last step exchanges the file
+                pass
+            rewriting.end()
+            log.finish_rewriting(rewriting)
+            await until_back(p, disk)
+            assert (await contents(disk)).keys() >= {f"v{number}" for number in range(5)}
+            late: list[int] = []
+            await p.attach(CallbackSink(lambda at, _: late.append(at), name="late"), start="earliest")
+            await p.wait_visible(5, sinks=["late"])
+            assert late[:5] == [0, 1, 2, 3, 4]
 
     run_virtual(main)
 
