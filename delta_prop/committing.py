@@ -61,9 +61,9 @@ class Committer:
             self._idle = anyio.Event()
 
     async def drain(self) -> None:
-        """Commit what is left; return when everything appended is kept, or the log has failed."""
-        self.ring()
-        while self._log.failure is None and self._log.visible < self._log.next_offset:
+        """Commit what is left; return when everything appended is synced, or the log has failed."""
+        while self._log.failure is None and self._log.synced < self._log.next_offset:
+            self._sync = True
             self.ring()
             await self._idle.wait()
             await anyio.lowlevel.checkpoint()

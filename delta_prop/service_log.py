@@ -21,6 +21,7 @@ from delta_prop.cursors import read_cursors, write_cursors
 from delta_prop.reopening import Reopening
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.memory import MemoryLog
+from delta_prop_wire.delta import AckLevel
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -193,7 +194,12 @@ class ServiceLog:
     async def write_cursors(self, cursors: Callable[[], Mapping[str, KeptCursor]], threads: Threads) -> None:
         """Write down how far sinks are, if that has changed. Raises OSError."""
         async with self._cursors_file:  # asked for inside, so that no older ones come behind newer ones
-            disk, now = self.disk, dict(cursors())
+            disk, safe = self.disk, self.log.reached(AckLevel.DURABLE)
+            # What is not synced may be gone with the next power cut, and other deltas come in its place.
+            now = {
+                name: cursor._replace(dealt_with=min(cursor.dealt_with, safe))
+                for name, cursor in cursors().items()
+            }
             if disk is not None and now != self.cursors:
                 await threads.run(
                     lambda: self._use_reserve(lambda: write_cursors(disk, self.log.log_id, now))

@@ -185,8 +185,8 @@ class Feed(Progress):
         end, handed = self._log.visible, self._handing if self._in_hand else 0
         self.quarantine.cut(end)
         holds = max(self._handed_over, self._reported, handed)
-        if holds > end and not (self.ended or self.rebuilding):
-            self.stop(reasons.ahead(self.name, holds, end))
+        if holds > end and not self.rebuilding:
+            self.stop(reasons.ahead(self.name, holds, end), FeedState.NEEDS_SNAPSHOT)
         elif self._end > end:
             self._mailbox.clear()
             self._applied, self._committed = min(self._applied, end), min(self._committed, end)

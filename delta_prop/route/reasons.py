@@ -26,7 +26,8 @@ def ahead(name: str, holds: int, end: int) -> Refused:
     return Refused(
         ErrorCode.CURSOR_TOO_OLD,
         f"sink {name!r} is ahead: it was shown deltas up to offset {holds}, and those from {end} on went "
-        "with a failure of the log's disk before they were synced; detach it, and rebuild it from the log",
+        "with a failure of the log's disk before they were synced; detach it, and attach it with "
+        "rebuild=True, which replaces what it holds",
         details={"sink": name, "offset": holds, "next_offset": end},
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -187,6 +188,9 @@ def test_a_sink_that_was_shown_what_is_gone_is_ahead_and_the_others_go_on() -> N
             await p.publish(made("b"), ack_level=AckLevel.LOGGED)
             await p.wait_visible(2)
             assert ahead == [0, 1]
+            await anyio.sleep(2)
+            kept = json.loads(disk.peek("cursors").split(b"\n", 1)[1])["cursors"]
+            assert [cursor[1] for cursor in kept.values()] == [1, 1], "what is not synced is not counted on"
             break_disk(disk, "sync", times=1)
             with pytest.raises(Refused):
                 await p.publish(made("c"), timeout_s=0.01)
@@ -195,7 +199,7 @@ def test_a_sink_that_was_shown_what_is_gone_is_ahead_and_the_others_go_on() -> N
             end = p.recovery.next_offset if p.recovery is not None else -1
             assert end < 2, "the test is about what was lost"
             sinks = p.statistics().sinks
-            assert (sinks["quick"].state, sinks["other"].state) == ("stopped", "idle")
+            assert (sinks["quick"].state, sinks["other"].state) == ("needs snapshot", "idle")
             assert "is ahead" in (sinks["quick"].reason or "")
             reader = p.subscribe(start="earliest")
             published = await p.publish(made("d"))
@@ -205,7 +209,23 @@ def test_a_sink_that_was_shown_what_is_gone_is_ahead_and_the_others_go_on() -> N
                 async for delivered in reader:
                     if delivered.delta.vector_id == "d":
                         break
-            assert ahead == [0, 1]
+            p.restart("quick")
+            await anyio.sleep(1)
+            assert ahead == [0, 1], "it never goes on from a place that is another one now"
+
+    run_virtual(main)
+
+
+def test_a_cursor_in_the_file_is_never_beyond_what_is_synced_and_at_a_close_all_is() -> None:
+    async def main() -> None:
+        disk, seen = SimDisk(1), []
+        for _ in range(2):
+            async with service(disk, log=LOGGED) as p:
+                await p.attach(CallbackSink(lambda at, _: seen.append(at), name="one"))
+                if not seen:
+                    await p.publish(made("a"), made("b"), ack_level=AckLevel.LOGGED)
+                    await p.wait_visible(2)
+        assert seen == [0, 1], "after a clean close nothing comes again"
 
     run_virtual(main)
 
