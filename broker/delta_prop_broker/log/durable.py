@@ -17,7 +17,7 @@ from delta_prop_broker.log.damage import LogBusy, LogDamaged
 from delta_prop_broker.log.holders import Holders
 from delta_prop_broker.log.identity import LOCK_PATH, STREAMS
 from delta_prop_broker.log.recovery import recover
-from delta_prop_broker.log.refusals import level_refusal, stopped
+from delta_prop_broker.log.refusals import RETRY_AFTER_MS, level_refusal, stopped, too_large, too_slow
 from delta_prop_broker.log.reserve import Reserve
 from delta_prop_broker.log.retention import LogSettings
 from delta_prop_broker.log.rewriting import Rewriter
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 DIRECTORY = f"{STREAMS}/default/0"
-RETRY_AFTER_MS = 50
 _DURABLE = int(AckLevel.DURABLE)
 
 
@@ -293,23 +292,9 @@ class DurableLog:
         if self.failure is not None:
             return stopped(self.failure)
         if size > self._batch_bytes_max:
-            return Refused(
-                ErrorCode.TOO_LARGE,
-                f"a batch of {size} bytes is larger than what the log holds beside one segment "
-                f"({self._batch_bytes_max}): send smaller batches",
-            )
+            return too_large(size, self._batch_bytes_max)
         if self._unwritten_bytes and self._unwritten_bytes + size > self.settings.unwritten_bytes_max:
-            return Refused(
-                ErrorCode.LOG_FULL,
-                f"{self._unwritten_bytes} of {self.settings.unwritten_bytes_max} bytes wait to be written: "
-                "try again when the disk has caught up",
-                retry_after_ms=RETRY_AFTER_MS,
-                details={
-                    "depth_bytes": self._unwritten_bytes,
-                    "capacity_bytes": self.settings.unwritten_bytes_max,
-                    "held_by": None,
-                },
-            )
+            return too_slow(self._unwritten_bytes, self.settings.unwritten_bytes_max)
         return self._disk_full(size) or self._no_room(size)
 
     def _disk_full(self, size: int) -> Refused | None:

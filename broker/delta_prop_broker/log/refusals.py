@@ -10,6 +10,8 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
+RETRY_AFTER_MS = 50
+
 
 def level_refusal(batch: Batch) -> Refused:
     """Of a level that one disk cannot grant."""
@@ -29,4 +31,23 @@ def stopped(failure: Exception | None) -> Refused:
         f"the log stopped at a failure of its disk ({failure}) and is recovered when that is well "
         "again: send it again then",
         retry_after_ms=1000,
+    )
+
+
+def too_large(size: int, bytes_max: int) -> Refused:
+    """Of a batch that never finds room."""
+    return Refused(
+        ErrorCode.TOO_LARGE,
+        f"a batch of {size} bytes is larger than what the log holds beside one segment "
+        f"({bytes_max}): send smaller batches",
+    )
+
+
+def too_slow(unwritten_bytes: int, bytes_max: int) -> Refused:
+    """Of a disk that has not caught up."""
+    return Refused(
+        ErrorCode.LOG_FULL,
+        f"{unwritten_bytes} of {bytes_max} bytes wait to be written: try again when the disk has caught up",
+        retry_after_ms=RETRY_AFTER_MS,
+        details={"depth_bytes": unwritten_bytes, "capacity_bytes": bytes_max, "held_by": None},
     )
