@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop")
 
-_SPARE_BYTES = 1024 * 1024
+SPARE_BYTES = 1024 * 1024
 """A file may hold so much, and as much again as is alive, that is past, before it is written anew."""
 _RECORD_BYTES = 64
 
@@ -45,8 +45,16 @@ _RECORD_BYTES = 64
 class Keeper:
     """Writes one quarantine down. One call at a time."""
 
-    def __init__(self, quarantine: Quarantine, file: QuarantineFile, threads: Threads) -> None:
+    def __init__(
+        self,
+        quarantine: Quarantine,
+        file: QuarantineFile,
+        threads: Threads,
+        *,
+        spare_bytes: int = SPARE_BYTES,
+    ) -> None:
         quarantine.touched = set()
+        self._spare_bytes = spare_bytes
         self.quarantine = quarantine
         self._file = file
         self._threads = threads
@@ -63,7 +71,7 @@ class Keeper:
         """Write down what has changed; durable when it returns. Raises OSError; call it again then."""
         touched = self.quarantine.touched or set()
         self.quarantine.touched = set()
-        anew = self._anew or self._file.size > 2 * self._alive_bytes() + _SPARE_BYTES
+        anew = self._anew or self._file.size > 2 * self._alive_bytes() + self._spare_bytes
         self._anew = self._failed = True  # until the disk has said otherwise
         if anew:
             records, given_up = self.quarantine.records(), self.quarantine.given_up

@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partialmethod
 
 import anyio
 import pytest
 
 from delta_prop import LogSettings
 from delta_prop.quarantine_file import QuarantineDamaged, path_of
+from delta_prop.quarantines import Keeper
 from delta_prop.route.quarantine import Quarantine
 from delta_prop.testing import run_virtual
 from delta_prop_broker.log.memory import MemoryLog
@@ -239,7 +241,7 @@ def test_every_changed_bit_of_the_file_is_found_or_cuts_the_last_change_off() ->
 
 
 def test_a_file_that_is_mostly_past_is_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delta_prop.quarantines._SPARE_BYTES", 4096)
+    monkeypatch.setattr(Keeper, "__init__", partialmethod(Keeper.__init__, spare_bytes=4096))
 
     async def main() -> None:
         disk, store, bad = SimDisk(1), Store(keeps_cursor=True), {7.0}

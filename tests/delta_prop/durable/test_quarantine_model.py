@@ -1,0 +1,106 @@
+"""Whatever happens to a quarantine, its file says the same of what is held, why, and what was dropped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop.quarantine_file import QuarantineFile, read_kept
+from delta_prop.quarantines import Keeper, bring_back
+from delta_prop.route.quarantine import Quarantine
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.retention import LogSettings
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_sinks.sink import Delivery
+from delta_prop_wire.delta import Source
+from delta_prop_wire.encode import encode_batch
+from tests.delta_prop.durable.quarantined import added
+
+if TYPE_CHECKING:
+    from delta_prop_wire.batch import LoggedBatch
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["batch", "batch", "replay", "drop", "come back", "cut", "keep", "keep", "leave"]),
+        st.lists(st.sampled_from("abc"), min_size=1, max_size=4),
+        st.integers(0, 30),
+    ),
+    max_size=30,
+)
+
+State = tuple[list[tuple[int, int, str | None, bytes]], list[int]]
+
+
+def state(quarantine: Quarantine) -> State:
+    records = [
+        (one.offset, one.behind, one.reason, bytes(one.logged.batch.body)) for one in quarantine.records()
+    ]
+    return records, sorted(quarantine.given_up)
+
+
+def append(log: DurableLog, keys: list[str]) -> LoggedBatch:
+    batch = encode_batch([added(key, 1) for key in keys], origin=16, base=log.next_offset + 1)
+    return log.append(batch, lamport=log.next_offset + 1, source=Source.LOCAL)
+
+
+def step(quarantine: Quarantine, logged: LoggedBatch | None, kind: str, number: int) -> None:
+    """One thing that can happen: a batch of which a row is rejected, an operator, a restart."""
+    if logged is not None:
+        sifted = quarantine.sift(Delivery(logged), at_us=number)
+        if sifted.passing is not None and number % 2:
+            passing = sifted.passing
+            row = 0 if passing.rows is None else int(passing.rows[0])
+            quarantine.reject(logged, row, f"no {number}", at_us=number)
+            quarantine.sift(Delivery(logged), at_us=number)
+    elif kind == "come back":
+        quarantine.come_back(number)
+    elif kind == "cut":
+        quarantine.cut(number)
+    elif heads := [one.offset for one in quarantine.records() if one.behind == one.offset]:
+        head = heads[number % len(heads)]
+        if kind == "replay":
+            quarantine.replay(head)
+        else:
+            quarantine.drop(head)
+
+
+@given(STEPS, st.sampled_from([0, 200, 1 << 20]))
+def test_the_file_says_what_the_quarantine_is(
+    steps: list[tuple[str, list[str], int]], spare_bytes: int
+) -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        log, _ = DurableLog.open(disk, settings=LogSettings(), draw=bytes, wall_us=lambda: 0)
+        world = virtual_world(1)
+        quarantine = Quarantine(10, 1 << 20)
+
+        def keeper_of(quarantine: Quarantine) -> Keeper:
+            file = QuarantineFile(disk, "s", log.log_id, lambda: log.epoch)
+            return Keeper(quarantine, file, world.new_threads(), spare_bytes=spare_bytes)
+
+        def read() -> Quarantine:
+            found = Quarantine(10, 1 << 20)
+            kept = read_kept(disk, "s", log.epoch_end)
+            if kept is not None:
+                bring_back(found, kept)
+            return found
+
+        keeper, kept = keeper_of(quarantine), state(quarantine)
+        for kind, keys, number in steps:
+            if kind == "keep":
+                await keeper.keep()
+                kept = state(quarantine)
+                assert not keeper.due
+                assert state(read()) == kept
+            elif kind == "leave":  # what was not kept is gone
+                await keeper.close()
+                quarantine = read()
+                assert state(quarantine) == kept
+                keeper = keeper_of(quarantine)
+            else:
+                step(quarantine, append(log, keys) if kind == "batch" else None, kind, number)
+
+    run_virtual(main)
