@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import anyio
 
 from delta_prop.route.reasons import cannot_be_rebuilt
-from delta_prop.route.rebuild import has_snapshot
+from delta_prop.route.rebuild import has_snapshot, newest_snapshot
 from delta_prop.route.status import FeedState, text_of
 from delta_prop_sinks.sink import HasBackground, ResumePoint
 from delta_prop_wire.delta import AckLevel
@@ -108,7 +108,7 @@ class Attached:
         """
         quarantine = self.quarantine if self.feed is None else self.feed.quarantine
         for logged, row in vector_history(self._log, namespace, vector_id):
-            if quarantine is None or not quarantine.withholds(logged.offset + row):
+            if quarantine is None or not quarantine.withholds(logged.row_offset(row)):
                 yield logged, row
 
     # --- life
@@ -295,8 +295,20 @@ class Attached:
 
 
 def vector_history(log: Log, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
-    """One vector's deltas that the log still holds, in log order. Reads the whole log."""
+    """One vector's deltas that the log still holds, in log order. Reads the whole log.
+
+    Where the log starts later than at 0, its snapshot's row of the vector comes first. Raises Refused,
+    LogDamaged, OSError.
+    """
     offset = log.first_offset
+    snapshot = newest_snapshot(log) if offset else None
+    if snapshot is not None:
+        try:
+            state, offset = snapshot.find(namespace, vector_id), snapshot.offset
+        finally:
+            snapshot.close()
+        if state is not None:
+            yield state
     while batches := log.read(offset, rows_max=BATCH_ROWS_MAX, bytes_max=_READ_BYTES_MAX):
         for logged in batches:
             batch = logged.batch

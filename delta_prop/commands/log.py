@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
-from delta_prop.commands.opened import open_disk, open_log
+from delta_prop.commands.opened import open_disk, open_log, snapshot_told
 from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at, shown_time
 from delta_prop_broker.log.damage import LogDamaged
-from delta_prop_broker.log.inspect import inspect
+from delta_prop_broker.log.inspect import inspect, inspect_snapshots
 from delta_prop_wire.jsonlines import to_line
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import kind_name
@@ -42,6 +42,9 @@ def show(part: Part, *, as_json: bool) -> int:
     """One line a row, voids too. Raises UsageError, LogDamaged, OSError."""
     lines = (json.dumps(row, ensure_ascii=False) if as_json else _table_line(row) for row in _rows(part))
     if not as_json:
+        _, log, _ = open_log(part.data)
+        if (held := snapshot_told(log)) is not None:
+            edge.put(f"snapshot at offset {held['offset']}: {held['rows']:,} rows, {held['bytes']:,} bytes")
         edge.put(_table_line(dict(zip(_HEADS, _HEADS, strict=True))))
     edge.put_all(lines)
     return OK
@@ -104,6 +107,7 @@ def verify(data: str, *, as_json: bool) -> int:
     told: dict[str, Any] = {"sound": not found.damages, "frames": found.frames, "deltas": found.rows}
     told |= {"bytes": found.bytes, "first_offset": found.first, "next_offset": found.following}
     told |= {"torn_tail": found.torn is not None, "damages": len(found.damages)}
+    told |= {"snapshots": len(found.snapshots), "snapshot_rows": sum(found.snapshots.values())}
     if as_json:
         edge.put(json.dumps(told | {"first_damage": _damage(found.damages[0]) if found.damages else None}))
         return FAILED if found.damages else OK
@@ -112,6 +116,8 @@ def verify(data: str, *, as_json: bool) -> int:
         f"{found.rows:,} deltas in {found.frames:,} frames of {found.bytes:,} bytes, "
         f"offsets {found.first} to {found.following}: {state}"
     )
+    for offset, rows in found.snapshots.items():
+        edge.put(f"a snapshot of {rows:,} rows at offset {offset}: sound")
     if found.torn is not None:
         edge.put(f"behind them {found.torn.path}, byte {found.torn.position}: {found.torn.reason}")
     for damage in found.damages[:_TOLD_MAX]:
@@ -132,6 +138,7 @@ class _Found:
     following: int = 0
     torn: LogDamaged | None = None
     damages: list[LogDamaged] = field(default_factory=list)
+    snapshots: dict[int, int] = field(default_factory=dict)  # offset to rows
 
 
 def _looked_over(disk: Disk) -> _Found:
@@ -145,6 +152,11 @@ def _looked_over(disk: Disk) -> _Found:
             told.torn = found
         else:
             told.damages.append(found)
+    for snapshot in inspect_snapshots(disk):
+        if isinstance(snapshot, LogDamaged):
+            told.damages.append(snapshot)
+        else:
+            told.snapshots[snapshot.offset] = snapshot.rows
     return told
 
 

@@ -1,4 +1,4 @@
-"""`get`, `status`, `sinks`: a vector, the log's state, and who reads it. `sinks forget` alone writes."""
+"""`status`, `sinks`: the log's state, and who reads it. `sinks forget` alone writes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from delta_prop.commands import edge
 from delta_prop.commands.asking import waiting_requests
 from delta_prop.commands.groups import forget_group, read_groups
-from delta_prop.commands.opened import open_disk, open_log
-from delta_prop.commands.places import LATEST, parse_at
+from delta_prop.commands.opened import open_disk, open_log, snapshot_told
 from delta_prop.commands.quarantine import quarantined
 from delta_prop.cursors import read_cursors, write_cursors
 from delta_prop.operator_requests import forget_requests
@@ -18,68 +17,13 @@ from delta_prop_broker.log.damage import LogBusy, LogDamaged
 from delta_prop_broker.log.durable import DIRECTORY
 from delta_prop_broker.log.identity import LOCK_PATH, read_identity, read_small
 from delta_prop_broker.log.recovery import IDENTITY
-from delta_prop_wire.algebra import fold
-from delta_prop_wire.delta import Delta, Kind, Operation, metadata_only, namespace_of, opaque
 from delta_prop_wire.errors import UsageError
-from delta_prop_wire.jsonlines import delta_to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_wire.algebra import Key, Patch, State
 
 OK, FAILED = 0, 1
-
-
-# --- get
-
-
-def get(data: str, vector_id: str, *, namespace: str | None, at: str | None) -> int:
-    """One vector as a JSON line, folded from the log; exit status 1 where it is not alive.
-
-    `at`: as of an offset, that one counted, or as of a time. Raises UsageError, LogDamaged, OSError.
-    """
-    namespace = namespace or namespace_of(vector_id)
-    end_at = LATEST if at is None else parse_at("--at", at)
-    _, log, _ = open_log(data)
-    end = log.visible if end_at.offset is None else min(end_at.offset + 1, log.visible)
-    if end_at.time_us is not None:
-        end = log.offset_at(end_at.time_us + 1)
-    offsets: list[int] = []
-    state = fold(_rows(log, namespace, vector_id, log.first_offset if end_at.earliest else end, offsets))
-    told: dict[str, Any] = {"vector_id": vector_id, "namespace": namespace}
-    if state.alive:
-        told |= delta_to_json(Delta(vector_id, _whole(state), namespace, metadata=state.metadata))
-        del told["op"]
-    told |= {"alive": state.alive, "deltas": len(offsets), "last_offset": max(offsets, default=None)}
-    if log.first_offset:
-        told["log_starts_at"] = log.first_offset  # what came before is not in this
-    edge.put(json.dumps(told, ensure_ascii=False))
-    return OK if state.alive else FAILED
-
-
-def _rows(
-    log: DurableLog, namespace: str, vector_id: str, end: int, offsets: list[int]
-) -> Iterator[tuple[Key, Operation, Patch]]:
-    """What the log says of a vector below `end`; the offsets go to `offsets`."""
-    for place in log.frames():
-        logged, batch = place.logged, place.logged.batch
-        if logged.offset >= end:
-            return
-        if batch.is_control or namespace not in batch.namespace_names or vector_id not in batch.keys:
-            continue
-        for row, key in enumerate(batch.keys):
-            if key == vector_id and batch.namespaces[row] == namespace and logged.offset + row < end:
-                offsets.append(logged.offset + row)
-                yield logged.key(row), batch.operation(row), batch.metadata(row)
-
-
-def _whole(state: State) -> Operation:
-    if state.data is not None:
-        return opaque(state.data)
-    return metadata_only() if state.vector is None else Operation(Kind.CREATE, state.vector)
 
 
 # --- status
@@ -98,7 +42,11 @@ def status(data: str, *, as_json: bool) -> int:
         told |= {"log_id": log.log_id.hex(), "epoch": log.epoch, "closed": report.clean}
         told |= {"first_offset": log.first_offset, "next_offset": log.visible}
         told |= {"segments": report.segments, "bytes": report.bytes, "bytes_free": disk.free_bytes()}
-        told |= {"sinks": len(_all_sinks(disk, log))}
+        told |= {"sinks": len(_all_sinks(disk, log)), "snapshot": None}
+        try:
+            told["snapshot"] = snapshot_told(log)
+        except LogDamaged as damage:
+            told |= {"health": "damaged", "damage": str(damage)}
         counts = quarantined(disk, log.log_id, log.epoch_end)
         told["quarantined"] = {name: len(held) for name, held in counts.items() if len(held)}
     if as_json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands.edge import existing_disk, pause
 from delta_prop_broker.log.damage import LogDamaged
@@ -43,6 +43,18 @@ def open_log(path: str) -> tuple[Disk, DurableLog, RecoveryReport]:
         else:
             return disk, log, report
     raise AssertionError
+
+
+def snapshot_told(log: DurableLog) -> dict[str, Any] | None:
+    """What is said of a log's snapshot, None where there is none. Raises LogDamaged, OSError."""
+    found = log.snapshot()
+    if found is None:
+        return None
+    found.close()
+    facts = found.facts
+    told: dict[str, Any] = {"offset": found.offset, "rows": found.rows, "bytes": found.bytes}
+    told |= {"alive": facts.alive, "late": facts.late, "unfolded": facts.unfolded}
+    return told | {"counts_from": facts.begin} if facts.begin else told
 
 
 def _draws_nothing(count: int) -> bytes:

@@ -244,7 +244,7 @@ def _add_get(verbs: Any) -> None:
     )
 
     def start(options: Namespace) -> int:
-        from delta_prop.commands.look import get
+        from delta_prop.commands.vector import get
 
         return get(options.data, options.vector_id, namespace=options.namespace, at=options.at)
 

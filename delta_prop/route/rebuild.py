@@ -56,6 +56,9 @@ class Snapshot(Protocol):
     def frames(self) -> Iterator[LoggedBatch]:
         """All states. Blocks on the disk. Raises DeltaPropError where they are damaged, OSError."""
 
+    def find(self, namespace: str, vector_id: str) -> tuple[LoggedBatch, int] | None:
+        """One vector's state, as a row. Blocks on the disk. Raises DeltaPropError, OSError."""
+
     def close(self) -> None:
         """Let go of the file."""
 

@@ -15,12 +15,14 @@ from delta_prop_broker.log.identity import FORMAT_PATH, check_format, read_ident
 from delta_prop_broker.log.marks import open_mark, read_mark
 from delta_prop_broker.log.recovery import IDENTITY, MARK
 from delta_prop_broker.log.segment import Segment, segment_bases
+from delta_prop_broker.log.snapshot import open_snapshot, snapshot_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.frames import Place
+    from delta_prop_broker.log.snapshot import SnapshotFacts
 
 
 def inspect(disk: Disk, directory: str = DIRECTORY) -> Iterator[Place | LogDamaged]:
@@ -54,6 +56,25 @@ def inspect(disk: Disk, directory: str = DIRECTORY) -> Iterator[Place | LogDamag
     if mark is not None and mark.synced > expected:
         path = Segment(directory, bases[-1] if bases else expected).path
         yield LogDamaged(path, "frames that were synced are missing", offset=expected, end=mark.synced)
+
+
+def inspect_snapshots(disk: Disk, directory: str = DIRECTORY) -> Iterator[SnapshotFacts | LogDamaged]:
+    """Every sound snapshot, read and checked whole, and the damage of the others. Raises OSError."""
+    for offset in snapshot_offsets(disk.list(directory)):
+        try:
+            snapshot = open_snapshot(disk, directory, offset)
+        except FileNotFoundError:
+            continue  # a newer one has taken its place since
+        except LogDamaged as damage:
+            yield damage
+            continue
+        try:
+            snapshot.verify()
+            yield snapshot.facts
+        except LogDamaged as damage:
+            yield damage
+        finally:
+            snapshot.close()
 
 
 class _Inspected:

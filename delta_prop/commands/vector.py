@@ -1,0 +1,109 @@
+"""`get`: one vector, now or as it was, folded from the snapshot and the log behind it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from delta_prop.commands import edge
+from delta_prop.commands.opened import open_log
+from delta_prop.commands.places import LATEST, parse_at, shown_time
+from delta_prop_wire.algebra import State, fold
+from delta_prop_wire.delta import Delta, Kind, Operation, metadata_only, namespace_of, opaque
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.jsonlines import delta_to_json
+from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.states import state_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop.commands.places import At
+    from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_broker.log.snapshot import Snapshot
+    from delta_prop_wire.algebra import Key, Patch
+
+OK, FAILED = 0, 1
+
+
+def get(data: str, vector_id: str, *, namespace: str | None, at: str | None) -> int:
+    """One vector as a JSON line, folded from the log; exit status 1 where it is not alive.
+
+    `at`: as of an offset, that one counted, or as of a time. Raises UsageError, Refused (CURSOR_TOO_OLD)
+    where that is before what is kept one by one, LogDamaged, OSError.
+    """
+    namespace = namespace or namespace_of(vector_id)
+    end_at = LATEST if at is None else parse_at("--at", at)
+    _, log, _ = open_log(data)
+    snapshot = log.snapshot() if log.first_offset else None
+    begin = log.first_offset if snapshot is None else snapshot.offset
+    if snapshot is not None:
+        _check_within(end_at, snapshot)
+    end = log.visible if end_at.offset is None else min(end_at.offset + 1, log.visible)
+    if end_at.time_us is not None:
+        end = log.offset_at(end_at.time_us + 1)
+    state, last = _kept(snapshot, namespace, vector_id)
+    offsets: list[int] = []
+    rows = list(_rows(log, namespace, vector_id, (begin, begin if end_at.earliest else end), offsets))
+    late = [row for row in rows if state.key is not None and row[0] < state.key]  # it has no effect any more
+    state = fold([row for row in rows if state.key is None or row[0] > state.key], state)
+    state = replace(state, ignored=state.ignored + len(late))
+    told: dict[str, Any] = {"vector_id": vector_id, "namespace": namespace}
+    if state.alive:
+        told |= delta_to_json(Delta(vector_id, _whole(state), namespace, metadata=state.metadata))
+        del told["op"]
+    told |= {"alive": state.alive, "deltas": len(offsets), "last_offset": max(offsets, default=last)}
+    if snapshot is not None:
+        told["snapshot_at"] = begin  # deltas before it are in this, and not counted
+        begin = snapshot.facts.begin
+        snapshot.close()
+    if begin:
+        told["log_starts_at"] = begin  # what came before is not in this
+    edge.put(json.dumps(told, ensure_ascii=False))
+    return OK if state.alive else FAILED
+
+
+def _check_within(at: At, snapshot: Snapshot) -> None:
+    """Refuse a place before the snapshot: what the log held there has gone."""
+    early = at.offset is not None and at.offset + 1 < snapshot.offset
+    if early or (at.time_us is not None and at.time_us < snapshot.time_us):
+        raise Refused(
+            ErrorCode.CURSOR_TOO_OLD,
+            f"deltas are kept one by one from offset {snapshot.offset} ({shown_time(snapshot.time_us)}) on, "
+            "before that only what they came to: give that place or a later one",
+            details={"first_offset": snapshot.offset},
+        )
+
+
+def _kept(snapshot: Snapshot | None, namespace: str, vector_id: str) -> tuple[State, int | None]:
+    """A vector's state in the snapshot, and the offset of the last delta in it."""
+    found = None if snapshot is None else snapshot.find(namespace, vector_id)
+    return (
+        (State(), None)
+        if found is None
+        else (state_of(found[0].batch, found[1]), found[0].row_offset(found[1]))
+    )
+
+
+def _rows(
+    log: DurableLog, namespace: str, vector_id: str, span: tuple[int, int], offsets: list[int]
+) -> Iterator[tuple[Key, Operation, Patch]]:
+    """What the log says of a vector from the one offset to the other; the offsets go to `offsets`."""
+    begin, end = span
+    for place in log.frames(begin):
+        logged, batch = place.logged, place.logged.batch
+        if logged.offset >= end:
+            return
+        if batch.is_control or namespace not in batch.namespace_names or vector_id not in batch.keys:
+            continue
+        for row, key in enumerate(batch.keys):
+            if key == vector_id and batch.namespaces[row] == namespace and begin <= logged.offset + row < end:
+                offsets.append(logged.offset + row)
+                yield logged.key(row), batch.operation(row), batch.metadata(row)
+
+
+def _whole(state: State) -> Operation:
+    if state.data is not None:
+        return opaque(state.data)
+    return metadata_only() if state.vector is None else Operation(Kind.CREATE, state.vector)

@@ -1,0 +1,146 @@
+"""A service that compacts while it runs: what is kept, what the commands tell, what a close leaves behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop import compacting
+from delta_prop.attached import vector_history
+from delta_prop.cli import main
+from delta_prop.embedded import Propagator
+from delta_prop_broker.log.durable import DIRECTORY, DurableLog
+from delta_prop_broker.log.retention import LogSettings
+from delta_prop_wire.delta import Delta, create, delete, scale, sparse_add
+from tests.delta_prop.commands.support import Command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SETTINGS = LogSettings(
+    segment_bytes_max=2_500,
+    bytes_max=30_000,
+    keep_bytes_max=8_000,
+    free_bytes_min=0,
+    reserve_bytes=0,
+)
+KEYS = 7
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compacting, "LOOK_S", 0.005)
+
+
+def made(number: int) -> Delta:
+    if number == 8:
+        return Delta("gone", delete(), "n")
+    key = f"v{number % KEYS}"
+    if number < KEYS:
+        return Delta(key, create([1.0, float(number)]), "n", metadata={"k": number})
+    return Delta(key, (scale(-1.0), sparse_add([0], [1.0]))[number // KEYS % 2], "n")
+
+
+async def written(data: Path, count: int = 300) -> tuple[int, int]:
+    """Publish so many, through LOG_FULL where it comes to that; the snapshot's offset and the log's end."""
+    async with Propagator(data=data, log=SETTINGS) as p:
+        for number in range(count):
+            await p.publish(made(number))
+        with anyio.fail_after(10):
+            while p.statistics().log.compacting:  # type: ignore[union-attr]  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        told = p.statistics().log
+        assert told.snapshots_made >= 2  # type: ignore[union-attr]
+        assert told.bytes <= SETTINGS.bytes_max
+        log = p._log
+        assert isinstance(log, DurableLog)
+        assert log.first_offset == told.snapshot_offset  # type: ignore[union-attr]
+        history = list(vector_history(log, "n", "v1"))
+        logged, row = history[0]
+        assert logged.batch.is_state
+        assert logged.row_offset(row) < log.first_offset
+        wanted = [number for number in range(count) if made(number).vector_id == "v1"]
+        behind = [number for number in wanted if number >= log.first_offset]
+        assert [one.offset for one, _ in history[1:]] == behind
+        return log.first_offset, log.next_offset
+
+
+def test_a_service_makes_snapshots_and_the_commands_begin_with_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = Command(tmp_path, capsys)
+    start, end = anyio.run(written, command.data)
+    assert not list(command.data.rglob("*.new"))
+    for name in ("v0", "v3"):
+        for at in (start - 1, start, start + 3, end - 1):
+            told = command("get", name, "--namespace", "n", "--at", at).lines[0]
+            vector = folded(name, at)
+            assert (told["vector"], told["snapshot_at"]) == (vector, start)
+    early = command("get", "v1", "--namespace", "n", "--at", start - 2)
+    assert early.status == 1
+    assert f"deltas are kept one by one from offset {start}" in early.err
+    assert command("get", "v1", "--namespace", "n", "--at", "2020-01-01").status == 1
+    earliest = command("get", "v1", "--namespace", "n", "--at", "earliest")
+    assert earliest.lines[0]["vector"] == folded("v1", start - 1)
+    assert command("get", "gone", "--namespace", "n").status == 1
+    told = command("status", "--json").lines[0]["snapshot"]
+    assert (told["offset"], told["rows"]) == (start, KEYS + 1) or told["rows"] == KEYS
+    assert f"snapshot at offset {start}: " in command("log", "show").out
+    verified = command("log", "verify")
+    assert verified.status == 0
+    assert f"rows at offset {start}: sound" in verified.out
+
+
+def folded(name: str, last: int) -> list[float]:
+    vector = [0.0, 0.0]
+    for number in range(last + 1):
+        delta = made(number)
+        if delta.vector_id != name:
+            continue
+        if number < KEYS:
+            vector = [1.0, float(number)]
+        elif number // KEYS % 2:
+            vector[0] += 1.0
+        else:
+            vector = [-value for value in vector]
+    return vector
+
+
+def test_a_damaged_snapshot_is_told_by_whoever_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = Command(tmp_path, capsys)
+    anyio.run(written, command.data)
+    (path,) = (command.data / DIRECTORY).glob("*.snapshot")
+    raw = bytearray(path.read_bytes())
+    raw[200] ^= 1
+    path.write_bytes(raw)
+    for verb in (["log", "verify"], ["get", "v1", "--namespace", "n"]):
+        done = command(*verb)
+        assert done.status == 1
+        assert path.name in done.err
+        assert "byte 152" in done.err
+    raw[20] ^= 1
+    path.write_bytes(raw)
+    done = command("status", "--json")
+    assert (done.status, done.lines[0]["health"]) == (1, "damaged")
+
+
+def test_closing_in_the_middle_leaves_nothing_half_done(tmp_path: Path) -> None:
+    steps = 0
+
+    async def closed() -> None:
+        nonlocal steps
+        async with Propagator(data=tmp_path / "data", log=SETTINGS) as p:
+            for number in range(400):
+                await p.publish(made(number))
+                steps += p.statistics().log.compacting  # type: ignore[union-attr]
+                if steps > 3:
+                    break
+
+    anyio.run(closed)
+    assert steps > 3
+    assert not list(tmp_path.rglob("*.new"))
+    assert main(["log", "verify", "--data", str(tmp_path / "data")]) == 0
