@@ -74,7 +74,7 @@ def _told(place: Place) -> Iterator[dict[str, Any]]:
             "dot": str(batch.dot(row)),
         }
         if batch.is_control:
-            code = int.from_bytes(batch.blob(row), "little")
+            code = int.from_bytes(batch.blob(row)[:2], "little")
             told |= {"op": "void", "error": ErrorCode(code).name if code in set(ErrorCode) else str(code)}
         else:
             told |= {"op": kind_name(batch.operation(row).kind)}
