@@ -18,7 +18,7 @@ from delta_prop_wire.lazy import lazy
 from delta_prop_wire.states import assemble_states
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -40,6 +40,7 @@ _DOT_COLUMNS = (
     Column.STATE_IGNORED,
 )
 _NUMBER_BYTES = 4
+_VECTOR_KINDS = 1 << Kind.CREATE | 1 << Kind.DENSE
 
 
 class Cells:
@@ -89,24 +90,54 @@ class Cells:
                 found.append((raw, [0, *np.frombuffer(stops, "<u4").tolist()]))
         return found
 
+    @lazy
+    def width(self) -> int:
+        """Numbers a row, where each row is a vector of that many and nothing else; else 0."""
+        batch = self.batch
+        plain = not batch.kinds_mask & ~_VECTOR_KINDS and batch.column(Column.METADATA) is None
+        return (batch.row_values or 0) if plain else 0
+
     def has_metadata(self, row: int) -> bool:
         """Whether a row carries any."""
         part = self.parts[2]
         return part is not None and part[1][row] < part[1][row + 1]
 
-    def size(self, first: int, end: int) -> int:
-        """Bytes of what these rows carry."""
-        return sum(part[1][end] - part[1][first] for part in self.parts if part is not None)
+    def size(self, row: int) -> int:
+        """Bytes of what a row carries."""
+        size = 0
+        for part in self.parts:
+            if part is not None:
+                size += part[1][row + 1] - part[1][row]
+        return size
 
 
-def gathered(cells: Sequence[Cells], codes: Sequence[int]) -> NDArray[np.uint64]:
-    """The dots of these rows."""
-    starts = np.zeros(len(cells), np.int64)
-    np.cumsum([len(one.keys) for one in cells[:-1]], out=starts[1:])
-    every: NDArray[np.uint64] = np.concatenate([one.dots for one in cells])
-    places = np.array(codes, np.int64) & (AS_CREATE - 1)
-    found: NDArray[np.uint64] = every.take(starts[places >> ROW_BITS] + (places & ROW_MASK), axis=0)
-    return found
+class View:
+    """Some frames side by side, so that any of their rows can be taken at once.
+
+    `matrix` and `kinds` are there where all rows are vectors of one dimension and nothing else.
+    """
+
+    def __init__(self, cells: Sequence[Cells]) -> None:
+        self.cells = cells
+        self._starts = np.zeros(len(cells), np.int64)
+        np.cumsum([len(one.keys) for one in cells[:-1]], out=self._starts[1:])
+        self._dots: NDArray[np.uint64] = np.concatenate([one.dots for one in cells])
+        self.matrix: NDArray[np.float32] | None = None
+        width = cells[0].width
+        if width and all(one.width == width for one in cells):
+            self.matrix = np.concatenate([one.batch.values for one in cells]).reshape(-1, width)
+            self.kinds = np.frombuffer(b"".join(one.kinds for one in cells), np.uint8)
+
+    def places(self, codes: Sequence[int]) -> NDArray[np.int64]:
+        """The numbers of these rows, counted through all frames."""
+        plain = np.array(codes, np.int64) & (AS_CREATE - 1)
+        found: NDArray[np.int64] = self._starts[plain >> ROW_BITS] + (plain & ROW_MASK)
+        return found
+
+    def dots(self, places: NDArray[np.int64]) -> NDArray[np.uint64]:
+        """What `Cells.dots` says of these rows."""
+        found: NDArray[np.uint64] = self._dots.take(places, axis=0)
+        return found
 
 
 class Frames:
@@ -119,6 +150,7 @@ class Frames:
         self.rows = self.alive = 0
         self._emit = emit
         self._table = _AS_STATE if states else _AS_IT_IS
+        self._kind_table = np.frombuffer(self._table, np.uint8)
         self._clear()
 
     def _clear(self) -> None:
@@ -126,43 +158,66 @@ class Frames:
         self._kinds = bytearray()
         self._dots: list[NDArray[np.uint64]] = []
         self._parts: list[list[Any]] = [[], [], []]
-        self._sizes: list[list[NDArray[np.int64]]] = [[], [], []]
+        self._sizes: list[list[int]] = [[], [], []]
         self._bytes = 0
 
     def add(
-        self, cells: Sequence[Cells], keys: list[str], codes: list[int], dots: NDArray[np.uint64]
+        self, view: View, keys: list[str], codes: list[int], carried: Mapping[str, int] | None = None
     ) -> None:
-        """The rows that `codes` name, which are those of `keys`."""
-        at, count = 0, len(codes)
-        while at < count:
-            code, end = codes[at], at + 1
-            end_max = min(count, at + FRAME_ROWS_MAX - len(self._keys))
-            while end < end_max and codes[end] == code + end - at:
-                end += 1
-            one, row = cells[(code & (AS_CREATE - 1)) >> ROW_BITS], code & ROW_MASK
-            while (size := one.size(row, row + end - at)) > FRAME_BYTES_MAX and end > at + 1:
-                end = at + (end - at) // 2
-            if self._bytes + size > FRAME_BYTES_MAX and self._keys:
-                self.flush()
-            self._take(one, row, row + end - at, bool(code & AS_CREATE))
+        """The rows that `codes` name, which are those of `keys`; `carried`: deltas ignored beside theirs."""
+        places = view.places(codes)
+        dots = view.dots(places)
+        for at, key in enumerate(keys) if carried else ():
+            if carried is not None and key in carried:
+                dots[at, IGNORED] += np.uint64(carried[key])
+        if view.matrix is not None:
+            self._add_vectors(view, keys, np.array(codes, np.int64), dots)
+        else:
+            self._add_rows(view.cells, keys, codes, dots)
+
+    def _add_vectors(
+        self, view: View, keys: list[str], codes: NDArray[np.int64], dots: NDArray[np.uint64]
+    ) -> None:
+        """Rows that are vectors of one dimension alone, many at once."""
+        matrix, places = view.matrix, view.places(codes.tolist())
+        assert matrix is not None
+        width = matrix.shape[1] * _NUMBER_BYTES
+        kinds = self._kind_table[view.kinds[places]]
+        kinds[codes >= AS_CREATE] = Kind.CREATE
+        at = 0
+        while at < len(keys):
+            left = min(FRAME_ROWS_MAX - len(self._keys), max((FRAME_BYTES_MAX - self._bytes) // width, 1))
+            end = min(at + left, len(keys))
             self._keys += keys[at:end]
+            self._kinds += kinds[at:end].tobytes()
             self._dots.append(dots[at:end])
-            self._bytes += size
+            self._parts[0].append(matrix.take(places[at:end], axis=0).tobytes())
+            self._sizes[0] += [width] * (end - at)
+            self._bytes += width * (end - at)
             at = end
-            if len(self._keys) >= FRAME_ROWS_MAX:
+            if len(self._keys) >= FRAME_ROWS_MAX or self._bytes + width > FRAME_BYTES_MAX:
                 self.flush()
 
-    def _take(self, one: Cells, first: int, end: int, as_create: bool) -> None:
-        count = end - first
-        self._kinds += bytes(count) if as_create else one.kinds[first:end].translate(self._table)
-        for place, part in enumerate(one.parts):
-            if part is None:
-                self._sizes[place].append(np.zeros(count, np.int64))
-                continue
-            raw, at = part
-            self._parts[place].append(raw[at[first] : at[end]])
-            stops = np.array(at[first : end + 1], np.int64)
-            self._sizes[place].append(stops[1:] - stops[:-1])
+    def _add_rows(
+        self, cells: Sequence[Cells], keys: list[str], codes: list[int], dots: NDArray[np.uint64]
+    ) -> None:
+        """Rows of any kind, one by one."""
+        for at, code in enumerate(codes):
+            one, row = cells[(code & (AS_CREATE - 1)) >> ROW_BITS], code & ROW_MASK
+            size = one.size(row)
+            if self._keys and (self._bytes + size > FRAME_BYTES_MAX or len(self._keys) >= FRAME_ROWS_MAX):
+                self.flush()
+            self._keys.append(keys[at])
+            self._kinds.append(Kind.CREATE if code & AS_CREATE else self._table[one.kinds[row]])
+            self._dots.append(dots[at : at + 1])
+            self._bytes += size
+            for place, part in enumerate(one.parts):
+                if part is not None and (begin := part[1][row]) < (end := part[1][row + 1]):
+                    sizes = self._sizes[place]
+                    if len(sizes) + 1 < len(self._keys):  # rows before it have nothing there
+                        sizes += [0] * (len(self._keys) - 1 - len(sizes))
+                    self._parts[place].append(part[0][begin:end])
+                    sizes.append(end - begin)
 
     def flush(self) -> None:
         """Give what is gathered as a frame, where there is something."""
@@ -186,7 +241,9 @@ class Frames:
 
     def _add_parts(self, columns: dict[Column, bytes], kinds: bytes) -> int:
         """Add what the rows carry; return the dimension that their vectors have in common, else 0."""
-        numbers, blobs, metadata = (np.concatenate(sizes) for sizes in self._sizes)
+        for sizes in self._sizes:
+            sizes.extend([0] * (len(self._keys) - len(sizes)))
+        numbers, blobs, metadata = (np.array(sizes, np.int64) for sizes in self._sizes)
         contents = [b"".join(parts) for parts in self._parts]
         if contents[0]:
             columns[Column.VALUES] = contents[0]

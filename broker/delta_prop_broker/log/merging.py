@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop_broker.log.cells import AS_CREATE, IGNORED, ROW_BITS, ROW_MASK, Cells, Frames, gathered
+from delta_prop_broker.log.cells import AS_CREATE, IGNORED, ROW_BITS, ROW_MASK, Cells, Frames, View
 from delta_prop_broker.log.runs import Change, decode_changes
 from delta_prop_broker.log.snapshot import FRAME_BYTES_MAX
 from delta_prop_wire.algebra import State
@@ -152,11 +152,7 @@ class Merge:
             rows.at = end
         if codes:
             keys = sorted(codes)
-            places = [codes[key] for key in keys]
-            dots = gathered(cells, places)
-            for at in [at for at, key in enumerate(keys) if key in carried] if carried else ():
-                dots[at, IGNORED] += np.uint64(carried[keys[at]])
-            self._out.add(cells, keys, places, dots)
+            self._out.add(View(cells), keys, [codes[key] for key in keys], carried)
 
     def _overlay(
         self, rows: Rows, end: int, cells: list[Cells], codes: dict[str, int], again: list[str]

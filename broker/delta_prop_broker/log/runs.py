@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop_broker.log.cells import AS_CREATE, ROW_BITS, ROW_MASK, Cells, Frames, gathered
+from delta_prop_broker.log.cells import AS_CREATE, ROW_BITS, ROW_MASK, Cells, Frames, View
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
 from delta_prop_broker.log.frames import Walk
 from delta_prop_broker.log.snapshot import FRAME_BYTES_MAX, StateFile
@@ -34,7 +34,7 @@ ROW_OVERHEAD_BYTES = 256
 _RESETS = 1 << Kind.CREATE | 1 << Kind.DELETE
 _SETS = 1 << Kind.DENSE | 1 << Kind.OPAQUE
 _FOLDED_KINDS = WHOLE_KINDS | PARTIAL_KINDS | {Kind.DELETE}
-_SORTED_AT_ONCE = 8192
+_SORTED_AT_ONCE = 4096
 _CHANGES_A_FRAME = 1024
 _NIL = b"\xc0"
 
@@ -210,10 +210,11 @@ class RunBuilder:
         last = self._sets
         last.update(self._resets)
         frames = Frames(run.rows.add, states=False)
+        view = View(self._cells)
+        yield
         for keys in sorted_keys(list(last)):
             if keys:
-                codes = [last[key] for key in keys]
-                frames.add(self._cells, keys, codes, gathered(self._cells, codes))
+                frames.add(view, keys, [last[key] for key in keys])
             yield
         frames.flush()
         changes = ChangeFrames(run.changes.add)
