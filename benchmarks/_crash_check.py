@@ -17,8 +17,11 @@ import numpy as np
 from benchmarks._crash_writer import DIMENSION, made, origin_of
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.durable import DIRECTORY
 from delta_prop_broker.log.inspect import inspect
+from delta_prop_broker.log.snapshot import open_snapshot, snapshot_offsets
 from delta_prop_wire.delta import Delta, Kind
+from delta_prop_wire.states import state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -125,16 +128,32 @@ class Row:
 
 
 @dataclass(slots=True)
+class Kept:
+    """A snapshot: each producer's last line below its offset, and the vectors that those lines made."""
+
+    offset: int
+    lines: dict[int, int] = field(default_factory=dict)
+    vectors: dict[str, NDArray[np.float32] | None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class Log:
     """A log as its files hold it."""
 
     rows: list[Row] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
     segments: int = 0
+    kept: Kept | None = None
+
+    @property
+    def next_offset(self) -> int:
+        """Where it ends."""
+        return self.rows[-1].offset + 1 if self.rows else 0 if self.kept is None else self.kept.offset
 
     def ends(self, names: Iterable[str]) -> dict[str, int]:
         """The last line of each producer."""
         ends = {origin_of(name): 0 for name in names}
+        ends |= {} if self.kept is None else self.kept.lines
         for row in self.rows:
             ends[row.origin] = max(ends.get(row.origin, 0), row.line)
         return {name: ends[origin_of(name)] for name in names}
@@ -153,7 +172,26 @@ def read_log(directory: Path) -> Log:
             delta = batch.delta(row)
             log.rows.append(Row(logged.offset + row, batch.origin, batch.base + row, delta))
     log.segments = len(list((directory / "streams/default/0").glob("*.log")))
+    try:
+        log.kept = _read_kept(directory)
+    except LogDamaged as damage:
+        log.damage.append(str(damage))
     return log
+
+
+def _read_kept(directory: Path) -> Kept | None:
+    disk = LocalDisk(directory)
+    offsets = snapshot_offsets(disk.list(DIRECTORY))
+    if not offsets:
+        return None
+    snapshot = open_snapshot(disk, DIRECTORY, offsets[-1])
+    snapshot.verify()
+    kept = Kept(snapshot.offset, {origin: mark.counter for origin, mark in snapshot.watermarks.items()})
+    for logged in snapshot.frames():
+        for row, key in enumerate(logged.batch.keys):
+            kept.vectors[key] = state_of(logged.batch, row).vector
+    snapshot.close()
+    return kept
 
 
 def check_log(log: Log, history: History, names: Sequence[str]) -> Verdict:
@@ -164,7 +202,15 @@ def check_log(log: Log, history: History, names: Sequence[str]) -> Verdict:
     named = {origin_of(name): name for name in names}
     places: dict[tuple[str, int], int] = {}
     last = dict.fromkeys(names, 0)
-    for expected, row in enumerate(log.rows):
+    begin, kept = log.rows[0].offset if log.rows else 0, log.kept
+    if begin and (kept is None or kept.offset < begin):
+        verdict.add("lost", f"the log starts at {begin}, and no snapshot holds what was before")
+    if kept is not None:
+        check_kept(kept, names, verdict)
+    if begin and kept is not None:  # rows between the log's start and the snapshot stand in both
+        below = Counter(row.origin for row in log.rows if row.offset < kept.offset)
+        last |= {name: kept.lines.get(origin, 0) - below[origin] for origin, name in named.items()}
+    for expected, row in enumerate(log.rows, start=begin):
         name = named.get(row.origin)
         if name is None:
             verdict.add("corrupt", f"offset {row.offset} is of origin {row.origin:#x}, which sent nothing")
@@ -184,11 +230,38 @@ def check_log(log: Log, history: History, names: Sequence[str]) -> Verdict:
         last[name] = max(last[name], row.line)
     for key, offset in history.acked.items():
         place = places.get(key)
+        if place is None and offset < begin and kept is not None and key[1] <= last_kept(kept, key[0]):
+            continue  # it is in the snapshot
         if place is None:
             verdict.add("lost", f"{key[0]} line {key[1]} was acknowledged at {offset} and is not in the log")
         elif place != offset:
             verdict.add("moved", f"{key[0]} line {key[1]} was acknowledged at {offset} and stands at {place}")
     return verdict
+
+
+def last_kept(kept: Kept, name: str) -> int:
+    """The last line of a producer that a snapshot counts in."""
+    return kept.lines.get(origin_of(name), 0)
+
+
+def check_kept(kept: Kept, names: Sequence[str], verdict: Verdict) -> None:
+    """Each vector of a snapshot is the fold of its producer's lines up to the one it counts in."""
+    seen = set()
+    for name in names:
+        values: dict[str, NDArray[np.float32]] = {}
+        for line in range(1, last_kept(kept, name) + 1):
+            delta = made(name, line)
+            before = values.get(delta.vector_id, np.zeros(DIMENSION, np.float32))
+            values[delta.vector_id] = _step(before, delta.operation)
+        for key, value in values.items():
+            seen.add(key)
+            found = kept.vectors.get(key)
+            if found is None or not np.array_equal(found, value):
+                verdict.add(
+                    "corrupt", f"{key} in the snapshot at {kept.offset} is not the fold of its deltas"
+                )
+    for key in kept.vectors.keys() - seen:
+        verdict.add("corrupt", f"{key} is in the snapshot at {kept.offset}, and nobody sent it")
 
 
 def check_service(ready: Mapping[str, object], log: Log, names: Sequence[str]) -> Verdict:
@@ -200,8 +273,8 @@ def check_service(ready: Mapping[str, object], log: Log, names: Sequence[str]) -
         if watermarks.get(name) != line:
             text = f"the service knows {name} up to line {watermarks.get(name)}, the log has {line}"
             verdict.add("forgotten", text)
-    if ready["next_offset"] != len(log.rows):
-        text = f"the service goes on at {ready['next_offset']}, the log holds {len(log.rows)} rows"
+    if ready["next_offset"] != log.next_offset:
+        text = f"the service goes on at {ready['next_offset']}, the log ends at {log.next_offset}"
         verdict.add("order", text)
     return verdict
 

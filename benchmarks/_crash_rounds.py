@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,7 @@ from benchmarks._crash_check import (
     read_log,
     read_table,
 )
-from benchmarks._crash_writer import made
+from benchmarks._crash_writer import UNDER_WAY, made
 from delta_prop_wire.jsonlines import delta_to_json
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Terms:
     segment_bytes: int = 256 * 1024
     producers: tuple[str, ...] = ("p0", "p1", "p2", "p3")
     overlap_lines: int = 25
+    keep_bytes: int | None = None  # what is beyond that is compacted
 
 
 class Life:
@@ -153,6 +155,7 @@ class Totals:
     unacknowledged: int = 0
     rolls: int = 0
     cuts: int = 0
+    under_way: Counter[str] = field(default_factory=Counter)
     restarts_s: list[float] = field(default_factory=list)
     opens_s: list[float] = field(default_factory=list)
     verdict: Verdict = field(default_factory=Verdict)
@@ -187,6 +190,7 @@ class Story:
         self._die = die
         self._spoil = spoil
         self._scratch = scratch or directory.with_name(directory.name + "-copy")
+        self._under_way = self._scratch.with_name(f"{self._scratch.name}.under-way")
         self._lives = 0
         totals.directories += 1
 
@@ -209,7 +213,15 @@ class Story:
         finally:
             self._die(life)
             self._note(life)
+            self._note_under_way()
         return True
+
+    def _note_under_way(self) -> None:
+        """Count what the death struck."""
+        if self._under_way.exists():
+            told = self._under_way.read_bytes()
+            self.totals.under_way.update(name for name, at in zip(UNDER_WAY, told, strict=True) if at)
+            self._under_way.unlink()
 
     def end(self) -> None:
         """One more life that ends well, after which everything has arrived everywhere."""
@@ -230,9 +242,9 @@ class Story:
         table = self._copy_table()
         if table is not None:
             self.totals.verdict.take(check_table(table, log, finished=True))
-        self.totals.rows += len(log.rows)
+        self.totals.rows += log.next_offset
         self.totals.rolls += log.segments - 1
-        self.totals.unacknowledged += len(log.rows) - len(self.history.acked)
+        self.totals.unacknowledged += log.next_offset - len(self.history.acked)
 
     def _start(self) -> Life:
         self._lives += 1
@@ -246,6 +258,8 @@ class Story:
             *("-m", "benchmarks._crash_writer", str(self.directory), "--begin", json.dumps(begin)),
             *("--level", terms.level, "--seed", str(seed), "--segment-bytes", str(terms.segment_bytes)),
             *(["--storage"] if terms.storage else []),
+            *([] if terms.keep_bytes is None else ["--keep-bytes", str(terms.keep_bytes)]),
+            *("--under-way", str(self._under_way)),
         )
 
     def _check_start(self, life: Life, table: Table | None) -> bool:

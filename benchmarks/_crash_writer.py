@@ -11,20 +11,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import random
 import sys
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
 
+from delta_prop import compacting
 from delta_prop.embedded import Propagator
 from delta_prop.producer import producer_id_of
+from delta_prop_broker.log.commit import Commit
+from delta_prop_broker.log.compaction import Compaction
+from delta_prop_broker.log.cover import Cover
 from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.snapshot import SnapshotWriter
 from delta_prop_sinks import StorageSink
 from delta_prop_wire.delta import AckLevel, Delta, Priority, create, make_origin, offset, scale, sparse_add
 from delta_prop_wire.encode import encode_batch
@@ -39,6 +45,8 @@ LIFE_S_MAX = 60.0
 """Nobody's child lives longer: what was forgotten by its parent ends by itself."""
 _END_S_MAX = 30.0
 _OUTPUT = 1
+UNDER_WAY = ("a segment began", "compaction", "a snapshot was written")
+"""What a death may strike, beside commits; in the order of the bytes of the file that tells."""
 
 
 def made(name: str, line: int) -> Delta:
@@ -73,6 +81,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--level", choices=("memory", "logged", "durable"), default="durable")
     parser.add_argument("--storage", action="store_true", help="attach a SQLite file, DIR/vectors.db")
     parser.add_argument("--segment-bytes", type=int, default=256 * 1024)
+    parser.add_argument("--keep-bytes", type=int, help="compact what is beyond that; without it, nothing")
+    parser.add_argument("--under-way", type=Path, help="a file that says what is being done just now")
     parser.add_argument("--window", type=int, default=8, help="batches that a producer has in flight")
     parser.add_argument("--seed", type=int, default=0)
     anyio.run(_live, parser.parse_args(arguments))
@@ -83,8 +93,15 @@ async def _live(given: argparse.Namespace) -> None:
     begin: dict[str, int] = json.loads(given.begin)
     level = AckLevel[given.level.upper()]
     settings = LogSettings(
-        level=max(level, AckLevel.LOGGED), segment_bytes_max=given.segment_bytes, free_bytes_min=1024 * 1024
+        level=max(level, AckLevel.LOGGED),
+        segment_bytes_max=given.segment_bytes,
+        free_bytes_min=1024 * 1024,
+        compact=given.keep_bytes is not None,
+        keep_bytes_max=given.keep_bytes or LogSettings().keep_bytes_max,
     )
+    if given.under_way is not None:
+        tell_what_is_under_way(given.under_way)
+    compacting.LOOK_S = 0.005
     started = time.perf_counter()
     async with Propagator(data=given.directory / "log", log=settings) as propagator:
         opened = time.perf_counter()
@@ -117,6 +134,43 @@ async def _live(given: argparse.Namespace) -> None:
             end = propagator.statistics().log.next_offset
             await propagator.wait_visible(end, sinks=sinks, committed=True, timeout_s=_END_S_MAX)
     say(closed=True)
+
+
+def tell_what_is_under_way(path: Path) -> None:
+    """Keep in a file, one byte each, whether something of `UNDER_WAY` is being done just now.
+
+    It is mapped, so that it is right whenever the process is stopped.
+    """
+    path.write_bytes(bytes(len(UNDER_WAY)))
+    with path.open("r+b") as file:
+        told = mmap.mmap(file.fileno(), len(UNDER_WAY))
+
+    def tells(place: int, owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            told[place] = 1
+            try:
+                return original(*arguments, **options)
+            finally:
+                told[place] = 0
+
+        setattr(owner, name, wrapped)
+
+    def marks(place: int, value: int, owner: type, name: str) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            told[place] = value
+            return original(*arguments, **options)
+
+        setattr(owner, name, wrapped)
+
+    tells(0, Commit, "_create")
+    marks(1, 1, Compaction, "__init__")
+    marks(1, 0, Cover, "done")
+    marks(2, 1, SnapshotWriter, "__init__")
+    marks(2, 0, Cover, "done")
 
 
 def _repeat(propagator: Propagator, producer: Producer, line: int) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks._crash_rounds import CommandStory, Story, Terms, Totals
+from benchmarks._crash_writer import UNDER_WAY
 from benchmarks._measure import percentile, table, write_json
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def report(title: str, totals: dict[str, Totals], path: str | None) -> int:
         ("deltas in the logs", *(f"{one.rows:,}" for one in columns.values())),
         ("  not acknowledged", *(f"{one.unacknowledged:,}" for one in columns.values())),
         ("rolls", *(one.rolls for one in columns.values())),
+        *((f"  while {name}", *(one.under_way[name] for one in columns.values())) for name in UNDER_WAY),
         ("torn tails cut", *(one.cuts for one in columns.values())),
         ("process start to ready, s p50 / max", *(_times(one.restarts_s) for one in columns.values())),
         ("  of that the log, s p50 / max", *(_times(one.opens_s) for one in columns.values())),

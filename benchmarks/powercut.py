@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 KINDS = ("ext4", "xfs")
 IMAGE_BYTES = 512 * 1024 * 1024
 SEGMENT_BYTES = 16 * 1024
+KEEP_BYTES = 48 * 1024
+"""Every third directory keeps no more than that of its log, and compacts the rest all the time."""
 LOGGED_SHARE = 0.25
 """How many cuts, beside those asked for, are made under ack level `logged`."""
 LIFE_S = (0.02, 0.4)
@@ -87,7 +89,12 @@ def main(arguments: list[str] | None = None) -> int:
 def _durable(image: Image, rounds: int, lives: int, draw: random.Random, deadline: float) -> Totals:
     totals = Totals()
     for number in range(-(-rounds // lives)):
-        terms = Terms(storage=number % 2 == 1, segment_bytes=SEGMENT_BYTES)
+        compacts = number % 3 == 0
+        terms = Terms(
+            storage=number % 3 == 1,
+            segment_bytes=SEGMENT_BYTES,
+            keep_bytes=KEEP_BYTES if compacts else None,
+        )
         story = _story(image, f"durable-{number}", terms, totals, draw)
         left = min(lives, rounds - totals.rounds)
         if all(story.round() and time.monotonic() < deadline for _ in range(left)):

@@ -26,6 +26,7 @@ from benchmarks._crash_check import (
 from benchmarks._crash_rounds import Story, Terms, Totals
 from benchmarks._crash_writer import DIMENSION, KEYS, made, origin_of
 from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.compaction import run_to_end
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.retention import LogSettings
 from delta_prop_wire.delta import Source
@@ -185,6 +186,42 @@ def test_a_file_that_was_cut_is_found(tmp_path: Path) -> None:
     path = max(tmp_path.glob("streams/default/0/*.log"))
     os.truncate(path, 0)
     assert {"lost", "corrupt"} <= kinds(check_log(read_log(tmp_path), history, NAMES))
+
+
+def compacted(folder: Path) -> tuple[Log, History]:
+    """The log of `write`, its older part in a snapshot; every line was acknowledged."""
+    write(folder)
+    history = History()
+    for row in read_log(folder).rows:
+        acknowledge(history, {origin_of(name): name for name in NAMES}[row.origin], row.line, row.offset)
+    settings = LogSettings(segment_bytes_max=4096, keep_bytes_max=4096)
+    log, _ = DurableLog.open(LocalDisk(folder), settings=settings, draw=bytes, wall_us=lambda: 1)
+    compaction = log.take_compaction(0)
+    assert compaction is not None
+    log.finish_compaction(compaction, made=run_to_end(compaction))
+    assert log.retain(0)
+    log.close()
+    return read_log(folder), history
+
+
+def test_what_is_in_a_snapshot_counts_as_there(tmp_path: Path) -> None:
+    log, history = compacted(tmp_path)
+    assert log.kept is not None
+    assert log.rows[0].offset == log.kept.offset > 0
+    assert check_log(log, history, NAMES).total == 0
+    assert log.ends(NAMES) == dict.fromkeys(NAMES, LINES)
+
+
+def test_a_snapshot_that_is_missing_or_wrong_is_found(tmp_path: Path) -> None:
+    log, history = compacted(tmp_path)
+    kept = log.kept
+    assert kept is not None
+    log.kept = None
+    assert "lost" in kinds(check_log(log, history, NAMES))
+    log.kept = replace(kept, vectors=kept.vectors | {"p0/3": np.zeros(16, np.float32)})
+    assert kinds(check_log(log, history, NAMES)) == {"corrupt"}
+    log.kept = replace(kept, lines=kept.lines | {origin_of("p1"): 1})
+    assert {"lost", "hole"} <= kinds(check_log(log, history, NAMES))
 
 
 # --- the table
