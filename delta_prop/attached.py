@@ -150,7 +150,7 @@ class Attached:
                 return self._log.first_offset, resume is not None
             self._check_begin(begin, rebuilds=rebuilds)
             return begin, resume is not None
-        except DeltaPropError:
+        except (DeltaPropError, OSError):  # the snapshot's disk may fail too
             await self.sink.aclose()
             raise
 
