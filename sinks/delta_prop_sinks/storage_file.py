@@ -293,23 +293,20 @@ class StorageFile:
             found = (self._reader.execute(query, ref).fetchone() for ref in refs)
             return [Stored.of(record, self._offsets_of) for record in found if record is not None]
 
-    def page(
-        self, after: tuple[str, str] | None, rows_max: int, *, written_after: int | None = None
-    ) -> list[Stored]:
-        """The next rows in order of namespace and vector id; all, or those that a commit after that one
-        wrote. Raises FileFailed.
-        """
+    def page(self, after: tuple[str, str] | None, rows_max: int) -> list[Stored]:
+        """The next rows in order of namespace and vector id. Raises FileFailed."""
         with self._told("read"):
-            return [
-                Stored.of(record, self._offsets_of) for record in self._page(after, rows_max, written_after)
-            ]
+            return [Stored.of(record, self._offsets_of) for record in self._page(after, rows_max, None)]
 
     def page_of_blocks(
-        self, after: tuple[str, str] | None, rows_max: int
+        self, after: tuple[str, str] | None, rows_max: int, *, written_after: int | None = None
     ) -> tuple[list[Block], tuple[str, str] | None]:
-        """The next rows in that order as columns, and what comes behind them; None at the end. FileFailed."""
+        """The next rows in that order as columns, and what comes behind them; None at the end.
+
+        All rows, or those that a commit after that one wrote. Raises FileFailed.
+        """
         with self._told("read"):
-            records = self._page(after, rows_max, None).fetchall()
+            records = self._page(after, rows_max, written_after).fetchall()
         last = (records[-1][0], records[-1][1]) if len(records) == rows_max else None
         return list(blocks_of(records, self._offsets_of)), last
 

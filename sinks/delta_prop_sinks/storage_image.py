@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from delta_prop_sinks.cold_slots import hashes_of
-from delta_prop_sinks.table import LAMPORT, NO_LAMPORT, OFFSET, VOID_OFFSET, Table, put
+from delta_prop_sinks.table import LAMPORT, NO_LAMPORT, OFFSET, STALE, VOID_OFFSET, Table
 from delta_prop_wire.crc import crc32c
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
-
-    from delta_prop_sinks.chain import Checkpoint
 
 MAGIC = b"dpimage1"
 _BLOCK = struct.Struct("<IQI")
@@ -255,12 +253,13 @@ class ImageLoad:
         except (OSError, KeyError, ValueError, TypeError, IndexError, struct.error) as failure:
             raise ImageFailed(f"it cannot be read: {failure!r}") from failure
 
-    def overrule(self, namespace: str, vector_id: str, stored: Checkpoint, offset: int) -> None:
-        """Take a row that the store holds as it was later."""
-        if namespace not in self.tables:
-            self.tables[namespace] = Table(namespace)
-        put(self.tables[namespace], vector_id, stored, offset)
-        self.lamport = max(self.lamport, stored.key[0])
+    def overrule(self, block: Block) -> None:
+        """Take rows that the store holds as they were later."""
+        if block.namespace not in self.tables:
+            self.tables[block.namespace] = Table(block.namespace)
+        table = self.tables[block.namespace]
+        put_block(table, block)
+        self.lamport = max(self.lamport, int(block.heads[:, LAMPORT].max()))
 
     def _take(self, block: Block, *, same_log: bool) -> int:
         table = self.tables[block.namespace]
@@ -279,6 +278,27 @@ class ImageLoad:
             if ignored:
                 table.ignored[first + row] = ignored
         return len(block.keys)
+
+
+def put_block(table: Table, block: Block) -> None:
+    """Set vectors, there already or not, to what a store holds of them."""
+    if block.vectors is not None and table.dimension is None:
+        table.reserve(block.vectors.shape[1])
+    slots = table.slots_of(block.keys)
+    if table.weights or table.ignored:
+        for slot in slots.tolist():
+            table.set_extra(slot, None, None)
+            table.ignored.pop(slot, None)
+    if block.vectors is not None and table.matrix is not None:
+        table.matrix[slots] = block.vectors
+    table.heads[slots] = block.heads
+    table.forms[slots] = block.forms
+    table.marks[slots] = STALE
+    for row, (data, metadata, ignored) in block.extras.items():
+        slot = int(slots[row])
+        table.set_extra(slot, data, metadata)
+        if ignored:
+            table.ignored[slot] = ignored
 
 
 def _get(file: BinaryIO, left: int) -> tuple[dict[str, Any], memoryview, int]:

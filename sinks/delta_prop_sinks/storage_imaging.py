@@ -78,13 +78,13 @@ class Imaging:
     async def _overrule(self, load: ImageLoad, name: ImageName, thread: Threads) -> int:
         count, after = 0, None
         while True:
-            page = await thread.run(partial(self._file.page, after, _PAGE_ROWS, written_after=name.after))
-            for row in page:
-                load.overrule(row.namespace, row.vector_id, row.checkpoint, row.offset)
-            count += len(page)
-            if len(page) < _PAGE_ROWS:
+            page = partial(self._file.page_of_blocks, after, _PAGE_ROWS, written_after=name.after)
+            blocks, after = await thread.run(page)
+            for block in blocks:
+                load.overrule(block)
+                count += len(block.keys)
+            if after is None:
                 return count
-            after = (page[-1].namespace, page[-1].vector_id)
 
     # --- writing
 
