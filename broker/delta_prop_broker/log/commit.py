@@ -84,7 +84,8 @@ class Commit:
         if file is None:
             file = segment.file = self._create(segment)
         if piece.parts:
-            write_all(file, piece.at, _gathered(piece.parts, piece.position - piece.at))
+            size = piece.position - piece.at
+            write_all(file, piece.at, _gathered(piece.parts, size), size)
         if piece.seals or self._sync:
             file.sync()
         if piece.seals and segment.index is not None:

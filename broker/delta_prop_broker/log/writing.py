@@ -13,12 +13,25 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import File
 
 
-def write_all(file: File, at: int, parts: Sequence[Buffer]) -> int:
-    """Write the buffers one behind the other from `at` on; return where they end. Raises OSError."""
-    views = [memoryview(part) for part in parts]
+def write_all(file: File, at: int, parts: Sequence[Buffer], size: int = -1) -> int:
+    """Write the buffers one behind the other from `at` on; return where they end. Raises OSError.
+
+    Who knows how many bytes they are together says so in `size`: then none is looked at where all are taken.
+    """
+    if size > 0:
+        taken = file.write(at, parts)
+        if taken == size:
+            return at + size
+        return _go_on(file, at, [memoryview(part) for part in parts], taken)
+    return _go_on(file, at, [memoryview(part) for part in parts])
+
+
+def _go_on(file: File, at: int, views: list[memoryview], taken: int | None = None) -> int:
+    """Write what the first write has not taken, if there was one."""
     first = 0
     while first < len(views):
-        taken = file.write(at, views[first:] if first else views)
+        if taken is None:
+            taken = file.write(at, views[first:] if first else views)
         if taken <= 0:
             raise OSError(errno.EIO, f"the disk took nothing of a write at byte {at}")
         at += taken
@@ -27,4 +40,5 @@ def write_all(file: File, at: int, parts: Sequence[Buffer]) -> int:
             first += 1
         if taken:
             views[first] = views[first][taken:]
+        taken = None
     return at
