@@ -239,7 +239,7 @@ def test_whatever_fails_and_whenever_nothing_promised_is_lost_and_nothing_double
     run_virtual(Story(probe).live, 0)
     calls = probe.calls
     reopened = struck = looked = 0
-    for n in range(1, calls, 1 if full else 29):
+    for n in range(1, calls, 1 if full else 41):
         disk = SimDisk(n)
         story = Story(disk)
         run_virtual(story.live, n, fails(disk, kind, n))

@@ -139,7 +139,7 @@ class History:
 
 
 def test_any_history_ends_as_a_service_that_was_just_opened() -> None:
-    @settings(max_examples=settings.default.max_examples // 3)
+    @settings(max_examples=settings.default.max_examples // 4)
     @given(steps=STEPS, seed=st.integers(0, 1 << 16))
     def any_history(steps: list[tuple[str, int, int]], seed: int) -> None:
         run_virtual(History(SimDisk(seed)).run, steps, seed)
@@ -147,5 +147,5 @@ def test_any_history_ends_as_a_service_that_was_just_opened() -> None:
     STRUCK.clear()
     any_history()
     print(dict(STRUCK))
-    assert STRUCK["reopened"] > 8
-    assert STRUCK["gone"] > 10, "what was acknowledged at a lower level, and lost"
+    assert STRUCK["reopened"] > 5
+    assert STRUCK["gone"] > 5, "what was acknowledged at a lower level, and lost"
