@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import anyio
 
 from delta_prop.route.reasons import cannot_be_rebuilt
-from delta_prop.route.rebuild import has_snapshot, newest_snapshot
+from delta_prop.route.rebuild import has_snapshot, newest_snapshot, told_from
 from delta_prop.route.status import FeedState, text_of
 from delta_prop_sinks.sink import HasBackground, ResumePoint
 from delta_prop_wire.delta import AckLevel
@@ -77,8 +77,8 @@ class Attached:
 
     @property
     def log_start(self) -> int:
-        """The oldest offset that the log still holds."""
-        return self._log.first_offset
+        """The oldest offset that the log still holds, or what its snapshot counts in; 0 where that is all."""
+        return told_from(self._log)
 
     @property
     def clock(self) -> Clock:
@@ -108,7 +108,7 @@ class Attached:
         """
         quarantine = self.quarantine if self.feed is None else self.feed.quarantine
         for logged, row in vector_history(self._log, namespace, vector_id):
-            if quarantine is None or not quarantine.withholds(logged.row_offset(row)):
+            if logged.batch.is_state or quarantine is None or not quarantine.withholds(logged.offset + row):
                 yield logged, row
 
     # --- life

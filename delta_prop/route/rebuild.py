@@ -46,6 +46,10 @@ class Snapshot(Protocol):
         """The log goes on from here."""
 
     @property
+    def begin(self) -> int:
+        """The first offset that is counted in; 0 where nothing was lost before."""
+
+    @property
     def rows(self) -> int:
         """How many states there are."""
 
@@ -237,6 +241,17 @@ def has_snapshot(log: Log) -> bool:
     if found is not None:
         found.close()
     return found is not None and found.offset >= log.first_offset
+
+
+def told_from(log: Log) -> int:
+    """The first offset of which the log tells, in deltas or in its snapshot; 0 where it has lost nothing."""
+    found = newest_snapshot(log) if log.first_offset else None
+    if found is None:
+        return log.first_offset
+    try:
+        return found.begin if found.offset >= log.first_offset else log.first_offset
+    finally:
+        found.close()
 
 
 def can_be_rebuilt(sink: Sink, topics: Iterable[Topic]) -> bool:

@@ -122,7 +122,7 @@ class SinkContext(Protocol):
 
     @property
     def log_start(self) -> int:
-        """The oldest offset that the log still holds; 0 while it holds everything it was ever given."""
+        """The oldest offset of which the log tells, by a delta or by a state; 0 while nothing is lost."""
         ...
 
     @property
@@ -149,7 +149,10 @@ class SinkContext(Protocol):
         ...
 
     def history(self, namespace: str, vector_id: str) -> Iterable[tuple[LoggedBatch, int]]:
-        """One vector's deltas that the log still holds, in log order, as (batch, row)."""
+        """One vector's deltas that the log still holds, in log order, as (batch, row).
+
+        Where the log starts later than at 0, a state row comes first (`batch.is_state`): what came before.
+        """
         ...
 
 

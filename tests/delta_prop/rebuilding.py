@@ -71,6 +71,7 @@ class FakeSnapshot:
     def __init__(self, offset: int, rows: list[StateRow]) -> None:
         self.offset = offset
         self.rows = len(rows)
+        self.begin = 0
         self.lamport = max(row.state.key[0] for row in rows if row.state.key)
         self.opened = self.closed = 0
         self.fails = 0

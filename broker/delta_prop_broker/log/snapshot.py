@@ -133,6 +133,11 @@ class Snapshot:
         return self.facts.offset
 
     @property
+    def begin(self) -> int:
+        """The first offset that is counted in; 0 but where the log had lost its beginning before."""
+        return self.facts.begin
+
+    @property
     def rows(self) -> int:
         """States held, tombstones too."""
         return self.facts.rows

@@ -12,7 +12,8 @@ from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimCrash, SimDisk
 from delta_prop_sinks import CallbackSink, IndexSink, Resident, StorageSink
-from delta_prop_wire.delta import Delta, create, delete, offset, scale, sparse_add
+from delta_prop_wire.delta import Delta, Source, create, delete, offset, scale, sparse_add
+from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.rebuilding import History, Place, PlacedSink, same
 from tests.delta_prop.support import refused
@@ -161,3 +162,32 @@ def test_a_rebuild_from_a_real_snapshot_survives_crashes(seed: int) -> None:
         place.hang.clear()
     run_virtual(lives)
     assert place.calls.count("begin") >= 2
+
+
+def test_late_deltas_behind_a_snapshot_are_folded_onto_it_and_beneath_it_counted(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with service(SimDisk(3), 1) as p:
+            history, remote = History(p), p.producer("elsewhere", source=Source.REPLICA)
+            await p.publish(Delta("vector", create([1.0, 1.0, 1.0])))
+            await load(p, history, range(50))
+            await anyio.sleep(30)
+            storage = await p.attach(StorageSink(tmp_path / "v.db"))
+            await p.wait_visible(p.statistics().log.next_offset)
+            assert p.statistics().sinks["storage"].rebuilds == 1
+            before = p.statistics().log.next_offset
+            await p.publish(Delta("vector", scale(2.0)))
+            history.read()
+            last = history.batches[-1]
+            # Another service had numbered its delta after all that the snapshot has, and before this scale.
+            late = encode_batch([Delta("vector", sparse_add([0], [10.0]))], origin=0x7770, base=1)
+            await remote.send_frame(late, last.lamport - 1).wait()
+            beneath = encode_batch([Delta("vector", sparse_add([1], [10.0]))], origin=0x7770, base=2)
+            await remote.send_frame(beneath, 1).wait()
+            await p.wait_visible(before + 3)
+            state = await storage.get("default", "vector")
+            assert state is not None
+            assert state.vector is not None
+            assert state.vector.tolist() == [22.0, 2.0, 2.0]
+            assert (state.ignored, storage.resident.statistics().beneath_snapshot) == (1, 1)
+
+    run_virtual(main)
