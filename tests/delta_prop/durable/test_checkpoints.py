@@ -40,8 +40,8 @@ def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpointing, "READ_ROWS", 2)
 
 
-async def lived(disk: SimDisk, seed: int, history: History, checkpoints: int) -> int:
-    """A life with checkpoints written in the midst of it; how many were."""
+async def lived(disk: SimDisk, seed: int, history: History, checkpoints: int) -> tuple[int, SimDisk]:
+    """A life with checkpoints written in the midst of it: how many were, and the disk just before its end."""
     async with service(disk, seed) as p, anyio.create_task_group() as tasks:
         checkpointer = p._service_log.checkpointer
         assert checkpointer is not None
@@ -52,7 +52,7 @@ async def lived(disk: SimDisk, seed: int, history: History, checkpoints: int) ->
                 tasks.start_soon(checkpointer.write)
             await step(p, history)
         await anyio.sleep(1)
-        return checkpointer.written
+        return checkpointer.written, disk.kill()
 
 
 def without_checkpoints(disk: SimDisk) -> SimDisk:
@@ -81,7 +81,9 @@ def _compare(seed: int) -> None:
     disk = SimDisk(seed)
     written = 0
     for life in range(2):
-        written += run_virtual(lived, disk, seed * 10 + life, history, 2)
+        more, killed = run_virtual(lived, disk, seed * 10 + life, history, 2)
+        written += more
+    disk = killed if seed % 4 else disk
     bare = without_checkpoints(disk)
     one, other = run_virtual(asked, disk, seed, history), run_virtual(asked, bare, seed, history)
     assert (one.pop("restored"), other.pop("restored")) == (True, False)
@@ -89,6 +91,7 @@ def _compare(seed: int) -> None:
         assert said == other[name], name
     assert one["told"] == [told for *_, told in history.frames], "another answer than at first"
     assert written >= 2
+    assert len(history.frames) > 30
 
 
 # --- when they are written, and what becomes of what retention removes
@@ -191,3 +194,28 @@ def test_a_crash_at_any_call_of_a_checkpoint_changes_no_answer(full: bool) -> No
         assert {**one, "restored": 0} == {**other_, "restored": 0}
         told = list(zip(one["told"], (told for *_, told in history.frames), strict=True))  # type: ignore[call-overload]
         assert all(now == before for now, before in told), "acknowledged, and another answer now"
+
+
+def test_nothing_is_removed_that_a_start_would_have_to_read() -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        async with service(disk, 1, TINY) as p:
+            producer = p.producer("me")
+            for number in range(100):
+                await producer.publish(Delta(f"v{number}", create([1.0])))
+            await anyio.sleep(5)
+            kept = p._log.needed_from
+            assert kept
+            disk.fail(lambda call: call.path.endswith(".part"), 28, times=None)
+            for number in range(300):
+                await producer.publish(Delta(f"w{number}", create([1.0])))
+            await anyio.sleep(5)
+            assert p._log.needed_from == kept
+            assert p.statistics().log.first_offset <= kept
+            left = disk.kill()
+        async with service(left, 2, TINY) as p:
+            assert p.producer("me").watermark() == 400
+            assert p.recovery is not None
+            assert p.recovery.checkpoint == kept
+
+    run_virtual(main)
