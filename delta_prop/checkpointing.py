@@ -72,6 +72,11 @@ class _Copied:
     ids: _Ids
 
 
+async def give_way() -> None:
+    """Let others go on, between two slices."""
+    await anyio.lowlevel.checkpoint()
+
+
 class Checkpointer:
     """Owns when a checkpoint is written, and what is in it."""
 
@@ -241,7 +246,7 @@ class Checkpointer:
         for first in range(0, len(names), ORIGINS_A_SLICE):
             for origin in names[first : first + ORIGINS_A_SLICE]:
                 save(origin, idle, copied, whole=whole)
-            await anyio.lowlevel.checkpoint()
+            await give_way()
         return copied
 
     async def _copy_ids(self) -> tuple[list[Generation], _Ids]:
@@ -251,9 +256,9 @@ class Checkpointer:
             closed, opened = ids.unsealed()
             sealed, count = ids.sealed, len(opened)
             copied = [(list(closed), list(closed.values()))]
-            await anyio.lowlevel.checkpoint()
+            await give_way()
             names = list(opened)
-            await anyio.lowlevel.checkpoint()
+            await give_way()
             offsets = list(islice(opened.values(), len(names)))
             # It grows at its end, unless it has been sealed meanwhile: then it was emptied.
             if count <= len(names) == len(offsets):
@@ -264,11 +269,11 @@ class Checkpointer:
         vectors, copied = self._chain.appender.vectors, []
         for name in list(vectors.saved().namespaces):
             keys = vectors.keys(name)
-            await anyio.lowlevel.checkpoint()
+            await give_way()
             for first in range(0, len(keys), HEADS_A_SLICE):
                 some = keys[first : first + HEADS_A_SLICE]
                 copied.append((name, some, *vectors.heads(name, some)))
-                await anyio.lowlevel.checkpoint()
+                await give_way()
         return copied
 
     async def _gather(self, end: int) -> None:
@@ -278,7 +283,7 @@ class Checkpointer:
                 if logged.offset >= end:
                     break
                 self._note_changes(logged)
-            await anyio.lowlevel.checkpoint()
+            await give_way()
 
     # --- on the thread
 

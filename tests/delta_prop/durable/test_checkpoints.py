@@ -38,6 +38,7 @@ def _small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpointing, "ORIGINS_A_SLICE", 1)
     monkeypatch.setattr(checkpointing, "HEADS_A_SLICE", 3)
     monkeypatch.setattr(checkpointing, "READ_ROWS", 2)
+    monkeypatch.setattr(checkpointing, "give_way", lambda: anyio.sleep(0.005))
 
 
 async def lived(disk: SimDisk, seed: int, history: History, checkpoints: int) -> tuple[int, SimDisk]:
