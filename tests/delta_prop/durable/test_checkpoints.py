@@ -84,7 +84,7 @@ def _compare(seed: int) -> None:
     for life in range(2):
         more, killed = run_virtual(lived, disk, seed * 10 + life, history, 2)
         written += more
-    disk = killed if seed % 4 else disk
+    disk = killed if seed % 100 or seed // 100 % 4 else disk
     bare = without_checkpoints(disk)
     one, other = run_virtual(asked, disk, seed, history), run_virtual(asked, bare, seed, history)
     assert (one.pop("restored"), other.pop("restored")) == (True, False)
