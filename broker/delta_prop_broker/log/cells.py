@@ -114,19 +114,23 @@ class Cells:
 class View:
     """Some frames side by side, so that any of their rows can be taken at once.
 
+    `spans`: of each frame the rows that may be taken, first and end; without them all.
     `matrix` and `kinds` are there where all rows are vectors of one dimension and nothing else.
     """
 
-    def __init__(self, cells: Sequence[Cells]) -> None:
+    def __init__(self, cells: Sequence[Cells], spans: Sequence[tuple[int, int]] | None = None) -> None:
         self.cells = cells
-        self._starts = np.zeros(len(cells), np.int64)
-        np.cumsum([len(one.keys) for one in cells[:-1]], out=self._starts[1:])
-        self._dots: NDArray[np.uint64] = np.concatenate([one.dots for one in cells])
+        spans = [(0, len(one.keys)) for one in cells] if spans is None else spans
+        parts = list(zip(cells, spans, strict=True))
+        counts = np.array([end - first for first, end in spans], np.int64)
+        self._starts = np.cumsum(counts) - counts - np.array([first for first, _ in spans], np.int64)
+        self._dots: NDArray[np.uint64] = np.concatenate([one.dots[a:b] for one, (a, b) in parts])
         self.matrix: NDArray[np.float32] | None = None
         width = cells[0].width
         if width and all(one.width == width for one in cells):
-            self.matrix = np.concatenate([one.batch.values for one in cells]).reshape(-1, width)
-            self.kinds = np.frombuffer(b"".join(one.kinds for one in cells), np.uint8)
+            rows = [one.batch.values[a * width : b * width] for one, (a, b) in parts]
+            self.matrix = np.concatenate(rows).reshape(-1, width)
+            self.kinds = np.frombuffer(b"".join(one.kinds[a:b] for one, (a, b) in parts), np.uint8)
 
     def places(self, codes: Sequence[int]) -> NDArray[np.int64]:
         """The numbers of these rows, counted through all frames."""
@@ -143,11 +147,15 @@ class View:
 class Frames:
     """Gathers rows into frames, in the order in which they are added, and gives each to `emit`.
 
-    `states`: of what is added only the state counts, so a dense becomes a create.
+    `states`: of what is added only the state counts, so a dense becomes a create. A frame has `bytes_max`
+    at most, unless it holds a single row.
     """
 
-    def __init__(self, emit: Callable[[Batch], None], *, states: bool) -> None:
+    def __init__(
+        self, emit: Callable[[Batch], None], *, states: bool, bytes_max: int = FRAME_BYTES_MAX
+    ) -> None:
         self.rows = self.alive = 0
+        self._bytes_max = bytes_max
         self._emit = emit
         self._table = _AS_STATE if states else _AS_IT_IS
         self._kind_table = np.frombuffer(self._table, np.uint8)
@@ -186,8 +194,9 @@ class Frames:
         kinds[codes >= AS_CREATE] = Kind.CREATE
         at = 0
         while at < len(keys):
-            left = min(FRAME_ROWS_MAX - len(self._keys), max((FRAME_BYTES_MAX - self._bytes) // width, 1))
+            left = min(FRAME_ROWS_MAX - len(self._keys), max((self._bytes_max - self._bytes) // width, 1))
             end = min(at + left, len(keys))
+            self._sizes[0] += [0] * (len(self._keys) - len(self._sizes[0]))  # of rows without numbers
             self._keys += keys[at:end]
             self._kinds += kinds[at:end].tobytes()
             self._dots.append(dots[at:end])
@@ -195,7 +204,7 @@ class Frames:
             self._sizes[0] += [width] * (end - at)
             self._bytes += width * (end - at)
             at = end
-            if len(self._keys) >= FRAME_ROWS_MAX or self._bytes + width > FRAME_BYTES_MAX:
+            if len(self._keys) >= FRAME_ROWS_MAX or self._bytes + width > self._bytes_max:
                 self.flush()
 
     def _add_rows(
@@ -205,7 +214,7 @@ class Frames:
         for at, code in enumerate(codes):
             one, row = cells[(code & (AS_CREATE - 1)) >> ROW_BITS], code & ROW_MASK
             size = one.size(row)
-            if self._keys and (self._bytes + size > FRAME_BYTES_MAX or len(self._keys) >= FRAME_ROWS_MAX):
+            if self._keys and (self._bytes + size > self._bytes_max or len(self._keys) >= FRAME_ROWS_MAX):
                 self.flush()
             self._keys.append(keys[at])
             self._kinds.append(Kind.CREATE if code & AS_CREATE else self._table[one.kinds[row]])

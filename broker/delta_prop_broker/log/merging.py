@@ -148,11 +148,13 @@ class Merge:
                 carried.pop(key, None)  # folded from the snapshot before: it is in
             cells.append(made)
             codes.update(zip(made.keys, range(first, first + len(made.keys)), strict=True))
-        for rows, end in ends:
-            rows.at = end
         if codes:
             keys = sorted(codes)
-            self._out.add(View(cells), keys, [codes[key] for key in keys], carried)
+            spans = [(rows.at, end) for rows, end in ends if end > rows.at]
+            spans += [(0, len(made.keys)) for made in cells[len(spans) :]]
+            self._out.add(View(cells, spans), keys, [codes[key] for key in keys], carried)
+        for rows, end in ends:
+            rows.at = end
 
     def _overlay(
         self, rows: Rows, end: int, cells: list[Cells], codes: dict[str, int], again: list[str]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from delta_prop_broker.log.cells import AS_CREATE, ROW_BITS, ROW_MASK, Cells, Frames, View
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
 from delta_prop_broker.log.frames import Walk
-from delta_prop_broker.log.snapshot import FRAME_BYTES_MAX, StateFile
+from delta_prop_broker.log.snapshot import StateFile
 from delta_prop_wire.algebra import State, apply
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import PARTIAL_KINDS, WHOLE_KINDS, Delta, Kind, Operation, Source
@@ -29,13 +29,15 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
     from delta_prop_wire.algebra import Key, Patch
 
+SET_ASIDE_BYTES = 64 * 1024
+"""Where a frame of a run ends: a merge has one of each run in memory, and there may be many."""
 ROW_OVERHEAD_BYTES = 256
 """What a row costs in memory beside its bytes, while its run is made."""
 _RESETS = 1 << Kind.CREATE | 1 << Kind.DELETE
 _SETS = 1 << Kind.DENSE | 1 << Kind.OPAQUE
 _FOLDED_KINDS = WHOLE_KINDS | PARTIAL_KINDS | {Kind.DELETE}
 _SORTED_AT_ONCE = 4096
-_CHANGES_A_FRAME = 1024
+_CHANGES_A_FRAME = 256
 _NIL = b"\xc0"
 
 
@@ -111,7 +113,7 @@ class Frameset:
             return
         file = self._file
         walk = Walk(
-            file.file, position=0, offset=0, end=file.position, previous_crc=0, chunk_bytes=FRAME_BYTES_MAX
+            file.file, position=0, offset=0, end=file.position, previous_crc=0, chunk_bytes=SET_ASIDE_BYTES
         )
         try:
             for place in walk:
@@ -209,7 +211,7 @@ class RunBuilder:
         """Give all to `run`, in small steps; the builder is empty then. Raises OSError."""
         last = self._sets
         last.update(self._resets)
-        frames = Frames(run.rows.add, states=False)
+        frames = Frames(run.rows.add, states=False, bytes_max=SET_ASIDE_BYTES)
         view = View(self._cells)
         yield
         for keys in sorted_keys(list(last)):
@@ -266,7 +268,7 @@ class ChangeFrames:
         operation = change.operation
         self._changes.append(change)
         self._bytes += len(operation.data) + (0 if operation.values is None else 8 * len(operation.values))
-        if len(self._changes) < _CHANGES_A_FRAME and self._bytes < FRAME_BYTES_MAX:
+        if len(self._changes) < _CHANGES_A_FRAME and self._bytes < SET_ASIDE_BYTES:
             return False
         self.flush()
         return True

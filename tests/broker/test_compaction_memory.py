@@ -1,0 +1,67 @@
+"""Compaction of a log far larger than the memory it may take."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.compaction import Compaction, Part, run_to_end
+from delta_prop_broker.log.durable import DIRECTORY, DurableLog
+from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.snapshot import open_snapshot
+from delta_prop_wire.delta import Delta, Source, sparse_add
+from delta_prop_wire.encode import encode_batch, encode_vectors
+from tests.broker.durable import LOG_ID, commit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MIB = 1024 * 1024
+KEYS = 10_000
+FLOATS = 256
+
+
+def written(path: Path) -> DurableLog:
+    """About 24 MiB: whole vectors, overwritten here and there, and changed."""
+    settings = LogSettings(segment_bytes_max=2 * MIB, reserve_bytes=0, free_bytes_min=0, compact=False)
+    log, _ = DurableLog.open(LocalDisk(path), settings=settings, draw=lambda n: LOG_ID[:n], wall_us=lambda: 1)
+    ids = [f"vector-{number:06}" for number in range(KEYS)]
+    matrix = np.ones((200, FLOATS), np.float32)
+    base = 1
+    for at in range(0, 2 * KEYS, 200):
+        keys = [ids[(at + 7 * row) % KEYS] for row in range(200)]
+        batch = encode_vectors(keys, matrix * at, namespace="n", origin=1, base=base)
+        log.append(batch, lamport=base, source=Source.LOCAL)
+        base += 200
+        if at % 1_000 == 0:
+            changes = [Delta(key, sparse_add([3], [1.0]), "n") for key in keys[:50]]
+            log.append(encode_batch(changes, origin=1, base=base), lamport=base, source=Source.LOCAL)
+            base += 50
+            commit(log)
+    commit(log)
+    return log
+
+
+@pytest.mark.full
+def test_the_memory_taken_is_bounded(tmp_path: Path) -> None:
+    log = written(tmp_path)
+    parts = [Part(one.path, one.base, one.end) for one in list(log._segments.all)[:-1]]
+    size = sum(one.size for one in log._segments.all)
+    disk = LocalDisk(tmp_path)
+    compaction = Compaction(disk, DIRECTORY, log_id=LOG_ID, parts=parts, previous=None, run_bytes_max=2 * MIB)
+    tracemalloc.start()
+    assert run_to_end(compaction)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    print(f"{size / MIB:.0f} MiB of log in {compaction.runs} runs, {peak / MIB:.1f} MiB at the peak")
+    assert compaction.runs > 5
+    assert size > 18 * MIB
+    assert peak < 12 * MIB
+    snapshot = open_snapshot(disk, DIRECTORY, compaction.offset)
+    snapshot.verify()
+    snapshot.close()
+    log.close()
