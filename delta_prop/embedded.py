@@ -125,8 +125,10 @@ class Propagator(Publishing):
             await self._service_log.restore(self._chain, self._world)
             operating = await self._operating()
         except BaseException:
-            await self._exit.aclose()
-            await self._service_log.close()
+            try:
+                await self._exit.aclose()
+            finally:
+                await self._service_log.close()
             raise
         self._bell, self._stepped, self._armed = anyio.Event(), anyio.Event(), False
         self._open = True
@@ -149,8 +151,11 @@ class Propagator(Publishing):
         with anyio.CancelScope(shield=True):
             await self._service_log.drain(self.settings.close_timeout_s)
         failures = await self._sinks.close_all()
-        with anyio.CancelScope(shield=True):
-            await self._service_log.write_cursors(self._sinks.cursors, self._world.new_threads())
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._service_log.write_cursors(self._sinks.cursors, self._world.new_threads())
+        except OSError as failure:  # told at the end: all else is to end well
+            failures.append(failure)
         self._closing = False
         self._stepped.set()
         self._tasks.cancel_scope.cancel()

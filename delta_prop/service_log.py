@@ -84,9 +84,13 @@ class ServiceLog:
                 disk, settings=settings, draw=world.randomness.bytes, wall_us=world.clock.wall_us
             )
         )
-        await threads.run(partial(_take_reserve, log))
         opened = cls(log, threads, disk, recovery)
-        opened.cursors = await threads.run(lambda: read_cursors(disk, log.log_id, recovery.notes))
+        try:
+            await threads.run(partial(_take_reserve, log))
+            opened.cursors = await threads.run(lambda: read_cursors(disk, log.log_id, recovery.notes))
+        except BaseException:
+            await opened.close()
+            raise
         return opened
 
     @property
@@ -221,7 +225,7 @@ class ServiceLog:
         log, now = self.log, world.clock.now()
         if not isinstance(log, DurableLog) or self.committer is None:
             return
-        checkpointer = self.checkpointer = Checkpointer(log, chain, self.committer, world.new_threads())
+        checkpointer = Checkpointer(log, chain, self.committer, world.new_threads())
         offset = await checkpointer.restore(now)
         if self.recovery is not None:
             self.recovery.checkpoint = offset if checkpointer.restored else None
@@ -233,6 +237,8 @@ class ServiceLog:
             offset = batches[-1].next_offset
             await anyio.lowlevel.checkpoint()
         chain.appender.note_time(log.position().latest_time)
+        # Only now: where the way here is cut off, half of the chain must not be saved as all of it.
+        self.checkpointer = checkpointer
 
     async def write_checkpoints(self) -> None:
         """Write a checkpoint whenever one is due, until cancelled."""
