@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 ROWS_MAX = 512
 """A delivery of more rows is a block of its own; a run ends when it has so many."""
 
-_WHOLE = frozenset({Kind.CREATE, Kind.DENSE})
-_KINDS = _WHOLE | {Kind.SPARSE}
+_KINDS = frozenset({Kind.CREATE, Kind.DENSE, Kind.SPARSE})
 
 
 @dataclass(slots=True, eq=False)
@@ -50,7 +49,7 @@ class Run:
         batch = delivery.batch
         return (
             self.count + delivery.count <= ROWS_MAX
-            and (kind == self.kind or (kind in _WHOLE and self.kind in _WHOLE))
+            and kind == self.kind  # a create clears metadata, a dense keeps it
             and batch.row_values == self.row_values
             and batch.namespace == self.namespace
         )

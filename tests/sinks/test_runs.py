@@ -113,3 +113,16 @@ def test_what_does_not_fit_is_rejected_by_its_offset_and_what_lies_before_it_is_
     assert state is not None
     assert state.vector is not None
     assert state.vector.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize("kinds", [("create", "dense"), ("dense", "create")])
+def test_a_dense_keeps_metadata_and_a_create_clears_it_whatever_came_just_before(
+    kinds: tuple[str, str],
+) -> None:
+    before = [("create", [0, 1], "metadata")]
+    log = filled([*before, *((kind, [key], "") for key, kind in enumerate(kinds))])
+    resident = Resident()
+    resident.enter(log)
+    resident.apply(log.deliveries(), log)
+    for (namespace, vector_id), state in oracle(log.batches).items():
+        check_state(resident.state(namespace, vector_id), state, context=vector_id)
