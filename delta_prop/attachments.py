@@ -21,6 +21,7 @@ from delta_prop.route.rebuild import Rebuilder, can_be_rebuilt
 from delta_prop.route.status import FeedLimits, KeptCursor
 from delta_prop.route.subscription import Subscription
 from delta_prop.route.table import Table
+from delta_prop_broker.log.durable import DurableLog
 from delta_prop_sinks.sink import HoldsVectors, Rebuilds
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -59,7 +60,7 @@ class Terms:
     limits: FeedLimits
     required: bool
     pacing: bool = False
-    on_log_full: OnLogFull = "refuse"
+    on_log_full: OnLogFull | None = None
     rebuild: bool = False
 
 
@@ -156,9 +157,9 @@ class Attachments:
         self.attached[name] = attached
         self._table.subscribe(feed, terms.topics)
         attached.required = terms.required
-        gives_way = terms.on_log_full == "needs_snapshot"
+        gives_way = self._gives_way(terms, rebuilds=rebuilds)
         if isinstance(sink, Rebuilds) and rebuilds:
-            self._make_rebuilder(attached, sink, terms)
+            self._make_rebuilder(attached, sink, terms, gives_way=gives_way)
         self._log.release(name)
         if terms.required:
             self._log.hold(name, lambda: feed.needed, feed.lose_place if gives_way else None)
@@ -174,10 +175,19 @@ class Attachments:
         self._tasks.start_soon(attached.run)
         return feed
 
-    def _make_rebuilder(self, attached: Attached, sink: Rebuilds, terms: Terms) -> None:
+    def _gives_way(self, terms: Terms, *, rebuilds: bool) -> bool:
+        """Whether the log goes on without a sink that holds too much of it, rather than refuse producers.
+
+        Where nobody has said so: one that comes back by itself does, from a snapshot that the log makes.
+        """
+        if terms.on_log_full is None:
+            return rebuilds and isinstance(self._log, DurableLog) and self._log.settings.compact
+        return terms.on_log_full == "needs_snapshot"
+
+    def _make_rebuilder(self, attached: Attached, sink: Rebuilds, terms: Terms, *, gives_way: bool) -> None:
         """Get ready to rebuild this sink; it is, before anything else, where it was found to need it."""
         feed, log, name = attached.require_feed(), self._log, attached.name
-        gives_way = not terms.required or terms.on_log_full == "needs_snapshot"
+        gives_way = gives_way or not terms.required
         feed.rebuilder = Rebuilder(
             sink,
             log,

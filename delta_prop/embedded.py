@@ -195,7 +195,7 @@ class Propagator(Publishing):
         start: Start = "resume",
         required: bool = True,
         pacing: bool = False,
-        on_log_full: OnLogFull = "refuse",
+        on_log_full: OnLogFull | None = None,
         batch_deltas: int | None = None,
         linger_ms_max: float | None = None,
         rebuild: bool = False,
@@ -205,8 +205,9 @@ class Propagator(Publishing):
         `start`: `resume` (its own cursor, else offset 0), `earliest` (what the log still has), `latest`,
         or an offset. `required`: the log keeps what this sink has not dealt with; from `pacing_from` of
         its bounds on the sink paces producers, and at the bound `on_log_full` decides: `refuse`
-        producers, or let the sink lose its place (`needs_snapshot`). `pacing`: producers go at this
-        sink's pace always, within its mailbox.
+        producers, or let the sink lose its place (`needs_snapshot`: what a sink that can be rebuilt does
+        where nothing is said, beside a log that makes snapshots). `pacing`: producers go at this sink's
+        pace always, within its mailbox.
 
         A sink that can be rebuilt is, from a snapshot, where it resumes below what the log still has, or
         where a rebuild was broken off; with `rebuild` whatever it holds, as of another log. What it held is
@@ -218,7 +219,7 @@ class Propagator(Publishing):
             raise UsageError(
                 f"required={required!r}, pacing={pacing!r}, rebuild={rebuild!r}: give True or False"
             )
-        if on_log_full not in get_args(OnLogFull):
+        if on_log_full not in (None, *get_args(OnLogFull)):
             raise UsageError(f"on_log_full {on_log_full!r}: give one of {', '.join(get_args(OnLogFull))}")
         terms = Terms(
             topics=parse_topics(topics),

@@ -85,7 +85,7 @@ class SyncPropagator:
         start: Start = "resume",
         required: bool = True,
         pacing: bool = False,
-        on_log_full: OnLogFull = "refuse",
+        on_log_full: OnLogFull | None = None,
         batch_deltas: int | None = None,
         linger_ms_max: float | None = None,
         rebuild: bool = False,

@@ -97,6 +97,37 @@ def test_sinks_that_were_away_come_to_the_fold_of_everything() -> None:
     run_virtual(main)
 
 
+@pytest.mark.parametrize("rebuilds", [True, False])
+def test_at_the_logs_bound_a_sink_that_comes_back_by_itself_gives_way_and_any_other_refuses(
+    rebuilds: bool,
+) -> None:
+    async def main() -> None:
+        log = LogSettings(segment_bytes_max=4096, keep_bytes_max=16_384, bytes_max=32_768, keep_s=3600.0)
+        place = Place()
+        place.hang.add(1)
+        sink = PlacedSink(place) if rebuilds else CallbackSink(_hang, name="placed")
+        async with service(SimDisk(1), 1, log) as p:
+            await p.attach(sink)
+            history = History(p)
+            if not rebuilds:
+                refusal = await refused(load(p, history, range(60)))
+                assert refusal.code is ErrorCode.LOG_FULL
+                assert refusal.details["held_by"] == "placed"
+                return
+            await load(p, history, range(60))
+            place.release.set()
+            await p.wait_visible(p.statistics().log.next_offset)
+            assert p.statistics().sinks["placed"].rebuilds == 1
+            found = {ref: state for ref, state in place.states.items() if state.alive}
+            same(found, alive(history))  # type: ignore[arg-type]
+
+    run_virtual(main)
+
+
+async def _hang(*_: object) -> None:
+    await anyio.sleep_forever()
+
+
 def test_storage_and_its_index_are_rebuilt_from_a_real_snapshot(tmp_path: Path) -> None:
     async def main() -> None:
         disk = SimDisk(2)
