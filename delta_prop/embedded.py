@@ -153,6 +153,7 @@ class Propagator(Publishing):
         failures = await self._sinks.close_all()
         try:
             with anyio.CancelScope(shield=True):
+                await self._sinks.quarantines.tidy()
                 await self._service_log.write_cursors(self._sinks.cursors, self._world.new_threads())
         except OSError as failure:  # told at the end: all else is to end well
             failures.append(failure)

@@ -125,7 +125,7 @@ class Quarantines:
         """A sink's quarantine, as it was when the sink was here last. Raises QuarantineDamaged, OSError."""
         async with self._opening:
             if name not in self._known:
-                await self.tidy()
+                await self._tidy()
                 self._known[name] = await self._read(name, limits)
         return self._known[name]
 
@@ -163,6 +163,10 @@ class Quarantines:
 
     async def tidy(self) -> None:
         """Remove the files of sinks that were forgotten. Raises OSError."""
+        async with self._opening:  # one that comes back meanwhile keeps what it writes from then on
+            await self._tidy()
+
+    async def _tidy(self) -> None:
         disk = self._disk
         for name in sorted(self._forgotten):
             if disk is not None:

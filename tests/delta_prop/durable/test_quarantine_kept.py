@@ -322,3 +322,42 @@ def test_what_is_forgotten_is_gone() -> None:
             assert held(p) == []
 
     run_virtual(main)
+
+
+def test_what_is_forgotten_just_before_the_end_is_gone() -> None:
+    async def main() -> None:
+        disk, store = SimDisk(1), Store(keeps_cursor=False)
+        await set_aside(disk, store, {7.0})
+        async with service(disk, 2) as p:
+            await p.attach(Rejecting(store, {7.0}))
+            await p.detach("adds")
+            p.forget("adds")
+        assert JOURNAL not in disk.paths()
+        async with service(disk, 3) as p:
+            await p.attach(Rejecting(store, set()), start="latest")
+            await anyio.sleep(1)
+            assert held(p) == []
+
+    run_virtual(main)
+
+
+def test_who_comes_back_while_what_was_forgotten_is_removed_keeps_what_it_sets_aside_then() -> None:
+    async def main() -> None:
+        disk, store, bad = SimDisk(1), Store(keeps_cursor=False), {7.0}
+        await set_aside(disk, store, bad)
+        async with service(disk, 2) as p:
+            await p.attach(Rejecting(store, bad))
+            await p.attach(Rejecting(Store(keeps_cursor=False), set()), name="aaa")
+            await p.detach("adds")
+            await p.detach("aaa")
+            p.forget("adds")
+            p.forget("aaa")
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(p._sinks.quarantines.tidy)
+                await anyio.lowlevel.checkpoint()
+                await p.attach(Rejecting(store, bad))
+                await anyio.sleep(1)
+            assert held(p) == EXPECTED
+            assert JOURNAL in disk.paths()
+
+    run_virtual(main)
