@@ -7,13 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from delta_prop import LogSettings, checkpointing
 from delta_prop.ingest.work import Session
 from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import CHANGING, SimDisk
-from delta_prop_wire.delta import Delta, create
+from delta_prop_wire.delta import AckLevel, Delta, create
 from delta_prop_wire.errors import InvalidDelta
 from tests.delta_prop.durable.histories import (
     NEVER,
@@ -220,3 +221,31 @@ def test_nothing_is_removed_that_a_start_would_have_to_read() -> None:
             assert p.recovery.checkpoint == kept
 
     run_virtual(main)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_power_cut_behind_a_checkpoint_takes_nothing_that_the_checkpoint_speaks_of(seed: int) -> None:
+    history = History(random.Random(seed))
+    lives: list[SimDisk] = []
+
+    async def main() -> None:
+        async with service(SimDisk(seed), seed, replace(NEVER, level=AckLevel.LOGGED)) as p:
+            checkpointer, disk = p._service_log.checkpointer, p._service_log.disk
+            assert checkpointer is not None
+            assert isinstance(disk, SimDisk)
+            history.begin(p)
+            for _ in range(20):
+                await step(p, history)
+            p._service_log.committer.sync()  # type: ignore[union-attr]
+            await anyio.sleep(1)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(checkpointer.write)
+                for _ in range(20):
+                    p.offer(Delta("late", create([1.0, 2.0])), ack_level=AckLevel.LOGGED)
+                    await anyio.lowlevel.checkpoint()
+            lives.append(disk.crash(seed))  # as soon as it is written
+
+    run_virtual(main)
+    one, other_ = (run_virtual(asked, left, 7, history) for left in (lives[0], without_checkpoints(lives[0])))
+    assert one.pop("restored"), "the checkpoint is used"
+    assert {**one, "restored": False} == other_
