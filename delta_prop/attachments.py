@@ -6,7 +6,6 @@ The chain hands batches to `route`; each sink's feed takes it from there at its 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
@@ -80,10 +79,11 @@ class Attachments:
         kept: Mapping[str, KeptCursor],
         disk: Disk | None = None,
         keep: Callable[[], Awaitable[None]] = anyio.lowlevel.checkpoint,
+        written: Callable[[], Mapping[str, KeptCursor]] = dict,
     ) -> None:
         """`kept`: what is remembered of sinks that were attached before the service's last end; `disk`:
         where quarantines are kept, None beside a log in memory; `keep` writes down durably what `cursors`
-        gives now, and raises OSError.
+        gives now, and raises OSError; `written` is what was written down last.
         """
         self.attached: dict[str, Attached] = {}
         self.pacing = Pacing(settings, log)
@@ -95,6 +95,8 @@ class Attachments:
         self._check_open = check_open
         self._on_progress = on_progress
         self._keep = keep
+        self._written = written
+        self._lasting = disk is not None
         self._table: Table[Feed] = Table()
         self._cursors: dict[str, KeptCursor] = dict(kept)
         self.quarantines = Quarantines(disk, log, world)
@@ -162,7 +164,7 @@ class Attachments:
             self._make_rebuilder(attached, sink, terms, gives_way=gives_way)
         self._log.release(name)
         if terms.required:
-            self._log.hold(name, lambda: feed.needed, feed.lose_place if gives_way else None)
+            self._log.hold(name, lambda: self._needed(feed), feed.lose_place if gives_way else None)
         self.pacing.add(
             feed,
             pacing=terms.pacing,
@@ -193,12 +195,19 @@ class Attachments:
             log,
             self._table,
             lambda: attached.threads,
-            hold=lambda: log.hold(name, lambda: feed.needed, feed.lose_place if gives_way else None),
+            hold=lambda: log.hold(name, lambda: self._needed(feed), feed.lose_place if gives_way else None),
             let_go=lambda: None if terms.required else log.release(name),
             keep=self._keep,
         )
         if attached.rebuild is not None:
             feed.rebuild(attached.rebuild)
+
+    def _needed(self, feed: Feed) -> int:
+        """From where on the log must be kept for an attached sink: where it would go on after a crash now."""
+        if not self._lasting:
+            return feed.needed
+        written = self._written().get(feed.name, KeptCursor(0, 0))
+        return min(feed.needed, _resumes_at(feed.kept_cursor, written))
 
     def rebuild(self, name: str) -> None:
         """Have an attached sink rebuilt, from the newest snapshot or a whole log. Raises UsageError."""
@@ -214,9 +223,7 @@ class Attachments:
         """Let a sink go; its name is taken, and the log keeps what it needs, until that is done."""
         attached = self.require(name)
         with anyio.CancelScope(shield=True):
-            await self._close(attached)
-        if name in self._cursors:
-            self._cursors[name] = self._cursors[name]._replace(required=False)
+            await self._close(attached, goes=True)
 
     def forget(self, name: str) -> None:
         """Remember nothing more of a sink that is not attached; the log keeps nothing for it."""
@@ -255,7 +262,8 @@ class Attachments:
                     closing.start_soon(close, attached)
         return failures
 
-    async def _close(self, attached: Attached) -> None:
+    async def _close(self, attached: Attached, *, goes: bool = False) -> None:
+        """`goes`: somebody detaches it, so that the log keeps nothing for it any more."""
         name, feed = attached.name, attached.require_feed()
         if attached.closing:
             raise UsageError(f"sink {name!r} is being detached already: wait for that")
@@ -265,10 +273,11 @@ class Attachments:
         try:
             await attached.close(self._settings.close_timeout_s)
         finally:
-            if not isinstance(attached.sink, Subscription):  # whose name never comes back
-                self._cursors[name] = feed.kept_cursor._replace(required=attached.required)
             self._table.unsubscribe(feed)
             self._log.release(name)
+            if not isinstance(attached.sink, Subscription):  # whose name never comes back
+                # As long as other sinks are being closed the log keeps what this one needs at the next start.
+                self._remember(name, feed.kept_cursor._replace(required=attached.required and not goes))
             self.pacing.remove(feed, self._world.clock.now())
             try:
                 if not isinstance(attached.sink, Subscription):
@@ -423,7 +432,7 @@ class Attachments:
         self._cursors[name] = cursor
         self._log.release(name)
         if cursor.required:
-            self._log.hold(name, partial(_dealt_with, cursor))
+            self._log.hold(name, lambda: _resumes_at(cursor, self._written().get(name, cursor)))
 
     async def replay(self, name: str, named: Sequence[int], *, drop: bool, timeout_s: float) -> Replayed:
         """Have quarantined deltas (none named: all) applied, or dropped.
@@ -457,8 +466,10 @@ class Attachments:
             ) from None
 
 
-def _dealt_with(cursor: KeptCursor) -> int:
-    return cursor.dealt_with
+def _resumes_at(now: KeptCursor, written: KeptCursor) -> int:
+    """Where a sink goes on after a crash, when it stands here and the file of cursors says this of it."""
+    at = min(now.dealt_with, written.dealt_with)
+    return max(now.reported, at) if now.own else at
 
 
 def _set_aside(feed: Feed, held: SetAside) -> Refused:

@@ -120,6 +120,7 @@ class Propagator(Publishing):
                 kept=self._service_log.cursors,
                 disk=self._service_log.disk,
                 keep=self._keep_cursors,
+                written=lambda: self._service_log.cursors,
             )
             self._chain = self._make_chain(own_producer_id)
             await self._service_log.restore(self._chain, self._world)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -137,5 +138,77 @@ def test_a_log_that_fails_says_so_and_reading_goes_on() -> None:
         async with service(disk.crash(3)) as p:
             assert p.recovery is not None
             assert (await p.publish(made("b"))).offset is not None
+
+    run_virtual(main)
+
+
+def test_the_log_waits_for_the_cursors_that_are_written_down() -> None:
+    async def main() -> None:
+        disk, seen = SimDisk(1), []
+        sink = CallbackSink(lambda offset, _: seen.append(offset), name="kept here")
+        async with service(disk, 1, replace(SMALL, compact=False)) as p:
+            await p.attach(sink)
+            await p.publish(made("first"))
+            await anyio.sleep(2)
+            disk.fail(lambda call: call.path.startswith("cursors"), times=None)
+            for number in range(400):
+                await p.publish(made(f"v{number}"))
+            await p.wait_visible(401)
+            await anyio.sleep(10)
+            image = disk.crash(1)
+            disk.heal()
+            await anyio.sleep(3)
+            assert p.statistics().log.first_offset > 0
+        seen.clear()
+        async with service(image, 2, replace(SMALL, compact=False)) as p:
+            again = CallbackSink(lambda offset, _: seen.append(offset), name="kept here")
+            await p.attach(again)
+            await p.wait_visible(401)
+            assert seen == list(range(1, 401))
+
+    run_virtual(main)
+
+
+def test_while_some_are_being_closed_the_log_keeps_what_others_need() -> None:
+    async def main() -> None:
+        disk, seen = SimDisk(1), []
+
+        class Slow(CallbackSink):
+            async def aclose(self) -> None:
+                await anyio.sleep(4)
+
+        async with service(disk, 1, replace(SMALL, compact=False)) as p:
+            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="paused"))
+            p.pause("paused")
+            await p.attach(Slow(lambda *_: None, name="slow"))
+            for number in range(400):
+                await p.publish(made(f"v{number}"))
+        async with service(disk, 2, replace(SMALL, compact=False)) as p:
+            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="paused"))
+            p.resume("paused")
+            await p.wait_visible(400)
+            assert seen == list(range(400))
+
+    run_virtual(main)
+
+
+def test_a_disk_that_fails_at_the_end_leaves_nothing_behind() -> None:
+    async def live(disk: SimDisk, error: Exception | None) -> None:
+        async with service(disk) as p:
+            await p.attach(CallbackSink(lambda *_: None))
+            await p.publish(made("a"))
+            disk.fail(lambda call: call.path == "cursors.new", times=None)
+            if error is not None:
+                raise error
+
+    async def main() -> None:
+        disk = SimDisk(1)
+        with pytest.raises(OSError, match=r"cursors\.new"):
+            await live(disk, None)
+        with pytest.raises(ValueError, match="the program's own"):
+            await live(disk, ValueError("the program's own"))
+        disk.heal()
+        async with service(disk) as p:  # the directory was let go of
+            assert p.statistics().log.next_offset == 2
 
     run_virtual(main)
