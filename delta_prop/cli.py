@@ -7,6 +7,7 @@ is imported when it runs, so that help comes at once.
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; its exit status."""
     try:
         options = make_parser().parse_args(arguments)
+        if options.verb != "demo":  # which is for eyes alone, and follows the terminal
+            _write_utf8()
         status: int = options.run(options)
         sys.stdout.flush()
     except SystemExit as end:  # argparse has said it
@@ -138,6 +141,14 @@ def _run(function: Callable[[], Awaitable[int]]) -> int:
     import anyio
 
     return anyio.run(function, backend="asyncio", backend_options={"use_uvloop": _has_uvloop()})
+
+
+def _write_utf8() -> None:
+    """Have standard output take every line: UTF-8 whatever the locale, and what UTF-8 cannot hold (a part of
+    a file's name) as the escape that JSON has for it too.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def _has_uvloop() -> bool:

@@ -135,9 +135,9 @@ def group_of(
 
 def path_of(sink: str) -> str:
     """Where a sink's quarantine is kept."""
-    stem = quote(sink, safe="")
+    stem = quote(sink, safe="", errors="surrogatepass")  # an operator may name any sink
     if len(stem) > _STEM_BYTES_MAX:  # longer than file systems take
-        stem = blake2b(sink.encode(), digest_size=20).hexdigest()
+        stem = blake2b(sink.encode(errors="surrogatepass"), digest_size=20).hexdigest()
     return f"{DIRECTORY}/{stem}{SUFFIX}"
 
 

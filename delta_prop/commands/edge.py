@@ -64,7 +64,8 @@ def new_directory(path: str) -> Iterator[LocalDisk]:
 
     Raises UsageError where something is there already.
     """
-    end, partial = Path(path), Path(path + ".partial")
+    end = Path(path)
+    partial = end.absolute().with_name(end.absolute().name + ".partial")  # whatever the name ends with
     if end.is_symlink() or (end.exists() and not (end.is_dir() and not any(end.iterdir()))):
         raise UsageError(f"{path!r} is there already, and is not empty: name a new directory")
     if partial.exists():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands.parsers import data_argument, json_argument, verb_parser
+from delta_prop.commands.parsers import data_argument, directory, json_argument, verb_parser
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -28,7 +28,7 @@ def _add_sinks(verbs: Any) -> None:
         description="Sinks and groups whose place is kept beside the log, and what their quarantines hold.",
     )
     # DIR may stand before or behind the verb below, so both parsers take it.
-    parser.add_argument("--data", metavar="DIR", help="the data directory")
+    parser.add_argument("--data", metavar="DIR", type=directory, help="the data directory")
     json_argument(parser)
     below = parser.add_subparsers(title="verbs", metavar="VERB", dest="sinks_verb")
     _below(below, "forget", "remember nothing of a sink or group", "sinks forget audit --data facts")
@@ -60,7 +60,7 @@ def _add_sinks(verbs: Any) -> None:
 def _below(verbs: Any, name: str, help_: str, example: str) -> ArgumentParser:
     parser = verb_parser(verbs, name, help_, example)
     parser.add_argument("name", metavar="NAME")
-    parser.add_argument("--data", metavar="DIR", dest="below_data", help="the data directory")
+    parser.add_argument("--data", metavar="DIR", type=directory, dest="below_data", help="the data directory")
     parser.set_defaults(below_data=None)
     return parser
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,7 +34,24 @@ def verb_parser(verbs: Any, name: str, help_: str, example: str, **more: Any) ->
 
 def data_argument(parser: ArgumentParser) -> None:
     """Which directory."""
-    parser.add_argument("--data", metavar="DIR", required=True, help="the data directory")
+    parser.add_argument("--data", metavar="DIR", type=directory, required=True, help="the data directory")
+
+
+def directory(text: str) -> str:
+    """A directory's name. An empty one, of a variable that is not set, would be the current directory."""
+    if not text:
+        raise ArgumentTypeError("the name is empty: name a directory, `.` for the current one")
+    return text
+
+
+def _positive(text: str) -> int:
+    try:
+        count = int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r:.40} is not a whole number: give 1 or more") from None
+    if count < 1:
+        raise ArgumentTypeError(f"{count}: give 1 or more")
+    return count
 
 
 def json_argument(parser: ArgumentParser) -> None:
@@ -48,7 +66,7 @@ def _start(parser: ArgumentParser, otherwise: str) -> None:
 
 
 def _count(parser: ArgumentParser, what: str) -> None:
-    parser.add_argument("--count", metavar="N", type=int, help=f"end after so many {what}")
+    parser.add_argument("--count", metavar="N", type=_positive, help=f"end after so many {what}")
 
 
 # --- publish, subscribe
@@ -172,7 +190,7 @@ def _add_log(verbs: Any) -> None:
     export.add_argument(
         "--around-damage", action="store_true", help="tell what cannot be read, and go on behind it"
     )
-    export.add_argument("--to", metavar="DIR", help="copy everything into this new directory")
+    export.add_argument("--to", metavar="DIR", type=directory, help="copy everything into this new directory")
     export.set_defaults(run=_export)
 
     restore = verb_parser(
@@ -182,7 +200,9 @@ def _add_log(verbs: Any) -> None:
         "log restore --from backup --data facts",
         description="Copies what `log export --to` wrote, reads it back, and begins a new epoch at its end.",
     )
-    restore.add_argument("--from", metavar="DIR", dest="source", required=True, help="the copy")
+    restore.add_argument(
+        "--from", metavar="DIR", type=directory, dest="source", required=True, help="the copy"
+    )
     data_argument(restore)
     restore.set_defaults(run=_restore)
 

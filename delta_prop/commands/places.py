@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)
+_DIGITS_MAX = 20
+"""Of the highest offset that there can be."""
 
 
 class At(NamedTuple):
@@ -30,7 +32,7 @@ def parse_at(option: str, text: str, *, ends: bool = True) -> At:
     """Read what somebody wrote; `ends`: earliest and latest too. Raises UsageError."""
     if ends and text in ("earliest", "latest"):
         return EARLIEST if text == "earliest" else LATEST
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
         return At(offset=int(text))
     try:
         time = datetime.fromisoformat(text)

@@ -37,9 +37,9 @@ def reset(data: str, name: str, to: str) -> int:
     first, end = log.first_offset, log.visible
     log.close()
     named = {"earliest": first, "latest": end}
-    offset = int(to) if to.isascii() and to.isdigit() else named.get(to, -1)
+    offset = int(to) if to.isascii() and to.isdigit() and len(to) <= len(str(end)) else named.get(to, -1)
     if not first <= offset <= end:
-        raise UsageError(f"--to {to}: give earliest, latest or an offset from {first} to {end}")
+        raise UsageError(f"--to {to:.40}: give earliest, latest or an offset from {first} to {end}")
     ask(data, "reset", name, (offset,), f"reset of sink {name!r} to offset {offset}")
     return OK
 

@@ -1,0 +1,76 @@
+"""What people and scripts write behind a verb: odd names, numbers, directories end in one line, or work."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.delta_prop.commands.support import created, many
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.delta_prop.commands.support import Command
+
+HUGE = "9" * 5000
+"""Of more digits than Python converts."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("get", "v1", "--at", HUGE),
+        ("log", "show", "--start", HUGE),
+        ("log", "show", "--count", "-1"),
+        ("log", "export", "--count", "0"),
+        ("log", "export", "--count", HUGE),
+        ("log", "export", "--to", ""),
+        ("quarantine", "replay", "odd\udcff", "1"),
+    ],
+)
+def test_a_wrong_argument_is_told_in_one_line(arguments: tuple[str, ...], command: Command) -> None:
+    command.publish(many(3))
+    done = command(*arguments)
+    assert done.status == 2
+    assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["status", "publish", "sinks", "log verify", "sinks forget audit"])
+def test_an_empty_name_is_not_the_current_directory(
+    verb: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = tmp_path / "lines"
+    lines.write_text(created("v1"))
+    command.data = ""  # type: ignore[assignment]  # a variable of a script that is not set
+    done = command(*verb.split(), *([lines] if verb == "publish" else []))
+    assert done.status == 2
+    assert "the name is empty" in done.err
+    assert [one.name for one in tmp_path.iterdir()] == ["lines"]
+
+
+def test_a_copy_may_be_named_with_a_slash_at_its_end(command: Command, tmp_path: Path) -> None:
+    command.publish(many(3))
+    done = command("log", "export", "--to", f"{tmp_path}/backup/")
+    assert (done.status, done.err) == (0, "")
+    command.data = tmp_path / "backup"
+    assert len(command("log", "show", "--json").lines) == 3
+    assert not list(tmp_path.glob("**/*.partial"))
+
+
+def test_what_is_printed_is_utf8_whatever_the_locale(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command.data = tmp_path / "odd\udcff"  # bytes that are not UTF-8
+    command.publish([created("smile-\U0001f600")])
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    for arguments in (("status",), ("get", "smile-\U0001f600"), ("get", "v\udcff")):
+        command(*arguments)
+    told = raw.getvalue().decode()
+    assert "odd\\udcff" in told
+    assert '"smile-\U0001f600"' in told
+    assert '"v\\udcff"' in told
