@@ -88,6 +88,7 @@ class IndexSink:
         self.resident = Resident() if resident is None else resident
         self._context: SinkContext | None = None
         self._searches = 0
+        self._states_end = 0  # behind the last delta that the states of a rebuild count in
         self._rebuilds = 0  # of the vectors, as far as this index has followed
         if path is not None and not linked:
             raise UsageError("path: only a linked index has a file; add linked=True, or leave path out")
@@ -160,12 +161,14 @@ class IndexSink:
         What is searched meanwhile is what has come so far; of shared vectors the old ones.
         """
         context, resident = self._opened(), self.resident
+        self._states_end = 0
         if not resident.stored and resident.begin_rebuild(context):
             resident.clear()
             self._link_anew()
 
     async def take_states(self, rows: Sequence[StateRow]) -> None:
         """Hold these. Raises StopSink where memory does not hold them all."""
+        self._states_end = max([self._states_end, *(row.offset + 1 for row in rows)])
         if self.resident.is_rebuilt_by(self._opened()):
             self.resident.take_states(rows)
             self.resident.check_fits()
@@ -176,7 +179,9 @@ class IndexSink:
         if resident.is_rebuilt_by(context):
             resident.end_rebuild(context, offset, lamport)
         else:
-            await self._until_brought(offset)
+            # What lies between the last of the states and `offset` is not for this index, nor for who shares
+            # its vectors, and moves nothing there.
+            await self._until_brought(self._states_end)
         self._link_anew()
         self._rebuilds = resident.rebuilds
         context.committed(offset)

@@ -159,6 +159,28 @@ def test_storage_and_its_index_are_rebuilt_from_a_real_snapshot(tmp_path: Path) 
     run_virtual(main)
 
 
+def test_an_index_that_shares_is_rebuilt_though_the_snapshot_ends_with_what_is_for_others(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with service(SimDisk(3), 1) as p:
+            resident = Resident()
+            await p.attach(StorageSink(tmp_path / "v.db", resident=resident), topics="ns:default")
+            index = await p.attach(IndexSink(resident=resident), topics="ns:default")
+            await load(p, History(p), range(30))
+            end = p.statistics().log.next_offset
+            for number in range(200):
+                await p.publish(Delta(f"v{number % 9}", create([float(number)] * 3), namespace="others"))
+            await anyio.sleep(30)
+            assert p.statistics().log.snapshot_offset > end  # type: ignore[union-attr]
+            p.rebuild("index")
+            await p.wait_visible(p.statistics().log.next_offset, sinks=["index"], timeout_s=60)
+            assert p.statistics().sinks["index"].rebuilds == 1
+            assert len(index.search([1.0, 2.0, 3.0], 30)) == 20
+
+    run_virtual(main)
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_a_rebuild_from_a_real_snapshot_survives_crashes(seed: int) -> None:
     """The power goes at some call of the sink, again and again; each time the next life begins again."""
