@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from delta_prop import LogSettings, Propagator, SyncPropagator
+from delta_prop.operator_requests import DIRECTORY, OperatorRequest, put_request
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
@@ -174,3 +175,24 @@ def test_scripts_steer_too() -> None:
         assert p.reset("s", "earliest") == 0
         p.wait_visible(2)
         assert seen == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_was_asked_for_holds_after_a_power_cut_as_soon_as_the_request_is_gone(seed: int) -> None:
+    async def main() -> None:
+        disk, seen = SimDisk(seed), []
+        async with service(disk, 1) as p:
+            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="s"))
+            await p.publish(made("a"))
+            log_id = p._log.log_id.hex()
+        put_request(disk, OperatorRequest("pause", "s", log_id), 1)
+        async with service(disk, 2):
+            while disk.list(DIRECTORY):
+                await anyio.sleep(0.001)
+            after = disk.crash(seed)
+        async with service(after, 3) as p:
+            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="s"))
+            await anyio.sleep(2)
+            assert p.statistics().sinks["s"].state == "paused"
+
+    run_virtual(main)
