@@ -95,3 +95,21 @@ def test_an_end_that_cannot_write_the_cursors_ends_all_the_same() -> None:
             pytest.fail("the directory is held by a service that has ended")
 
     run_virtual(main)
+
+
+def test_a_service_that_is_cancelled_ends_at_once_and_keeps_what_it_had_placed() -> None:
+    disk = SimDisk(1)
+
+    async def main() -> None:
+        with anyio.CancelScope() as scope:
+            async with service(disk, 1) as p:
+                began = anyio.current_time()
+                await p.publish(Delta("a", create([1.0])))
+                scope.cancel()
+                p.offer(Delta("b", create([1.0])))
+                await anyio.sleep(1)
+        assert anyio.current_time() - began < 1
+        async with service(disk, 2) as p:
+            assert p.statistics().log.next_offset == 2
+
+    run_virtual(main)

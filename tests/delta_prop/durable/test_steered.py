@@ -187,7 +187,7 @@ def test_what_was_asked_for_holds_after_a_power_cut_as_soon_as_the_request_is_go
             log_id = p._log.log_id.hex()
         put_request(disk, OperatorRequest("pause", "s", log_id), 1)
         async with service(disk, 2):
-            while disk.list(DIRECTORY):
+            while disk.list(DIRECTORY):  # noqa: ASYNC110 - nobody rings when it is gone
                 await anyio.sleep(0.001)
             after = disk.crash(seed)
         async with service(after, 3) as p:
