@@ -199,8 +199,8 @@ def _check_against_each_delta(
 def _cost_us(table: Table[str], batches: Sequence[Batch]) -> float:
     spent = []
     for _ in range(5):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for batch in batches:
             table.plan(batch)
-        spent.append(time.perf_counter() - begin)
+        spent.append(time.thread_time() - begin)
     return min(spent) / len(batches) * 1e6
