@@ -38,6 +38,7 @@ from delta_prop_broker.log.segment import (
     segment_bases,
     write_index,
 )
+from delta_prop_broker.log.snapshot import newest_snapshot
 from delta_prop_broker.log.sparse_index import SparseIndex
 from delta_prop_broker.log.writing import write_all
 from delta_prop_wire.errors import PeerError, UsageError
@@ -188,6 +189,8 @@ class _Recovery:
         torn = self._take_last(bases[-1]) if bases else False
         last = self._segments.last
         end = self._mark.start if last is None else last.end
+        if self._chain is None:
+            self._chain = self._chain_before(end, identity.log_id)
         for checkpoint in self._checkpoints.kept[:]:
             self._check_belongs(checkpoint, end)
         self._tell(end)
@@ -338,6 +341,18 @@ class _Recovery:
         self._report.notes.append(
             f"{checkpoint.path} does not fit the frames from offset {first} to {end} and is not used"
         )
+
+    def _chain_before(self, end: int, log_id: bytes) -> int | None:
+        """The checksum of the last stamp, where it went with its segment: what was made of it knows."""
+        for checkpoint in self._checkpoints.kept:
+            if checkpoint.offset == end:
+                return checkpoint.crc
+        with suppress(LogDamaged, OSError):  # of a snapshot; that is told by who needs it
+            snapshot = newest_snapshot(self._disk, self._directory, log_id)
+            if snapshot is not None:
+                snapshot.close()
+                return snapshot.facts.chain if snapshot.offset == end else None
+        return None
 
     def _crc_before(self, offset: int, end: int) -> int | None:
         """The checksum of the stamp that the frame at an offset follows; None where no frame begins there."""

@@ -1,0 +1,48 @@
+"""A service that was quiet for so long that its log holds no delta any more: it forgets nothing of them."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from delta_prop import LogSettings, Propagator, Settings
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.delta import Delta, create
+
+
+def service(disk: SimDisk, seed: int, *, compact: bool) -> Propagator:
+    log = LogSettings(
+        segment_bytes_max=4096, bytes_max=1 << 20, keep_bytes_max=1 << 20, keep_s=5.0, segment_s_max=5.0,
+        free_bytes_min=0, reserve_bytes=0, compact=compact,
+    )  # fmt: skip
+    return Propagator(Settings(close_timeout_s=5), data="x", log=log, world=virtual_world(seed, disk=disk))
+
+
+def made(number: int) -> Delta:
+    return Delta(f"v{number}", create([float(number)]), id=number.to_bytes(16, "big"))
+
+
+@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.parametrize("ending", ["closed", "killed", "crashed"])
+def test_what_was_published_before_is_still_known(ending: str, compact: bool) -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        for life in range(4):
+            async with service(disk, life, compact=compact) as p:
+                for number in range(life * 10):
+                    assert (await p.publish(made(number))).duplicates == {0: number // 10 * 11 + number % 10}
+                producer = p.producer("me")
+                assert producer.watermark() == life
+                for number in range(life * 10, life * 10 + 10):
+                    assert not (await p.publish(made(number))).duplicates
+                await producer.publish(Delta("mine", create([1.0])))
+                await anyio.sleep(100)
+                log = p.statistics().log
+                assert log.first_offset == log.next_offset == (life + 1) * 11
+                if compact:
+                    assert (log.snapshot_offset, log.snapshot_rows) == (log.next_offset, (life + 1) * 10 + 1)
+                image = disk.kill() if ending == "killed" else disk.crash(life)
+            disk = disk if ending == "closed" else image
+
+    run_virtual(main)
