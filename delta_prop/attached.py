@@ -54,7 +54,7 @@ class Attached:
         self.lamport = 0
         self.reported = 0
         self.closing = False
-        self.required = False
+        self.required = self.gives_way = False
         self.has_past = False  # holds deltas of an earlier log
         self.rebuild: str | None = None  # why it has to be rebuilt before it gets deltas
         self._log = log

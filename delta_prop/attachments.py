@@ -5,7 +5,9 @@ The chain hands batches to `route`; each sink's feed takes it from there at its 
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.delta import Dot
     from delta_prop_wire.topics import Topic
+
+logger = logging.getLogger("delta_prop")
 
 OnLogFull: TypeAlias = Literal["refuse", "needs_snapshot"]
 """When a required sink keeps the log full: producers are refused, or the sink loses its place."""
@@ -159,7 +163,7 @@ class Attachments:
         self.attached[name] = attached
         self._table.subscribe(feed, terms.topics)
         attached.required = terms.required
-        gives_way = self._gives_way(terms, rebuilds=rebuilds)
+        attached.gives_way = gives_way = self._gives_way(terms, rebuilds=rebuilds)
         if isinstance(sink, Rebuilds) and rebuilds:
             self._make_rebuilder(attached, sink, terms, gives_way=gives_way)
         self._log.release(name)
@@ -238,7 +242,7 @@ class Attachments:
     def cursors(self) -> dict[str, KeptCursor]:
         """What to remember of each sink, attached or not, for the next start."""
         now = {
-            name: one.require_feed().kept_cursor._replace(required=one.required)
+            name: one.require_feed().kept_cursor._replace(required=one.required, gives_way=one.gives_way)
             for name, one in self.attached.items()
             if not isinstance(one.sink, Subscription)
         }
@@ -277,7 +281,8 @@ class Attachments:
             self._log.release(name)
             if not isinstance(attached.sink, Subscription):  # whose name never comes back
                 # As long as other sinks are being closed the log keeps what this one needs at the next start.
-                self._remember(name, feed.kept_cursor._replace(required=attached.required and not goes))
+                required, gives_way = attached.required and not goes, attached.gives_way
+                self._remember(name, feed.kept_cursor._replace(required=required, gives_way=gives_way))
             self.pacing.remove(feed, self._world.clock.now())
             try:
                 if not isinstance(attached.sink, Subscription):
@@ -432,7 +437,16 @@ class Attachments:
         self._cursors[name] = cursor
         self._log.release(name)
         if cursor.required:
-            self._log.hold(name, lambda: _resumes_at(cursor, self._written().get(name, cursor)))
+            self._log.hold(
+                name,
+                lambda: _resumes_at(cursor, self._written().get(name, cursor)),
+                partial(self._lose_place, name) if cursor.gives_way else None,
+            )
+
+    def _lose_place(self, name: str) -> None:
+        """The log keeps nothing for a sink that is away any more."""
+        logger.warning("sink %r is away and keeps the log full: nothing is kept for it any more", name)
+        self._cursors[name] = self._cursors[name]._replace(required=False)
 
     async def replay(self, name: str, named: Sequence[int], *, drop: bool, timeout_s: float) -> Replayed:
         """Have quarantined deltas (none named: all) applied, or dropped.

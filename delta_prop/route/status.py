@@ -32,6 +32,7 @@ class KeptCursor(NamedTuple):
     `required`: the log keeps what comes after for it, though it is not attached. `rebuilding`: a rebuild
     was begun and has not ended, so the sink holds nothing whole, and is rebuilt when it comes back.
     `paused`: it gets nothing until it is resumed. `own`: the sink keeps its cursor with its data.
+    `gives_way`: where the log is full on its account it loses its place, rather than producers be refused.
     """
 
     reported: int
@@ -40,6 +41,7 @@ class KeptCursor(NamedTuple):
     rebuilding: bool = False
     paused: bool = False
     own: bool = False
+    gives_way: bool = False
 
 
 def text_of(failure: BaseException | None) -> str:
