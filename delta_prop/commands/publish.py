@@ -212,10 +212,10 @@ class _Import:
                 continue
             with suppress(Refused):  # those that stay stand there, or come again with the next line
                 self.producer.resend()
-            for refusal in list(self._standing.values())[:1]:
+            for number, refusal in list(self._standing.items())[:1]:
                 stuck = edge.now() - self._moved_at > STUCK_S_MAX
                 if stuck or (refusal.code is ErrorCode.LOG_FAILED and refusal.retry_after_ms is None):
-                    self._fail(refusal)
+                    self._fail(Refused(refusal.code, f"line {number}: {refusal.message}"))
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error

@@ -63,7 +63,7 @@ async def subscribe(wanted: Wanted) -> int:
             begin = group.next_offset
         _check(begin, log)
         log.close()
-        with closing(Follower(disk, begin)) as follower:
+        with closing(Follower(disk, begin, synced=log.visible)) as follower:
             await _Reading(wanted, topics, group, follower).run()
     finally:
         if group is not None:

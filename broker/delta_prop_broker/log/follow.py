@@ -6,6 +6,7 @@ each commit; so a look at that file tells whether there is more.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
@@ -25,10 +26,15 @@ if TYPE_CHECKING:
 
 
 class Follower:
-    """A reader's place in a log; `offset` is what comes next. Close it."""
+    """A reader's place in a log; `offset` is what comes next. Close it.
 
-    def __init__(self, disk: Disk, offset: int, directory: str = DIRECTORY) -> None:
+    `synced`: up to where the caller knows the log to be on stable storage, whatever the mark file says. It
+    may lag, or be lost: then nobody must take the log for an empty one.
+    """
+
+    def __init__(self, disk: Disk, offset: int, directory: str = DIRECTORY, *, synced: int = 0) -> None:
         self.offset = offset
+        self._known = synced
         self._disk = disk
         self._directory = directory
         self._segment: Segment | None = None
@@ -78,14 +84,16 @@ class Follower:
                 file.close()
             if found is not None and found.sequence >= self._seen.sequence:
                 self._seen = found
-        return self._seen
+        return replace(self._seen, synced=max(self._seen.synced, self._known))
 
     def _open(self) -> None:
         bases = segment_bases(self._disk.list(self._directory))
         base = max((base for base in bases if base <= self.offset), default=None)
         if base is None or (self._segment is not None and base == self._segment.base):
             path = Segment(self._directory, self.offset).path
-            raise LogDamaged(path, "frames are missing", offset=self.offset, end=self._seen.synced)
+            raise LogDamaged(
+                path, "frames are missing", offset=self.offset, end=max(self._seen.synced, self._known)
+            )
         self._segment = Segment(self._directory, base)
         self._file = self._disk.open(self._segment.path, read_only=True)
         self._position, self._walked, self._crc = 0, base, None

@@ -36,7 +36,8 @@ def inspect(disk: Disk, directory: str = DIRECTORY) -> Iterator[Place | LogDamag
     if file is not None:
         file.close()
     if mark is None or broken:
-        yield LogDamaged(f"{directory}/{MARK}", f"{broken} of its 2 slots are missing or damaged")
+        reason = f"{broken} of its 2 slots are damaged" if broken else "it is empty"
+        yield LogDamaged(f"{directory}/{MARK}", reason if file is not None else "the file is missing")
     bases = segment_bases(disk.list(directory))
     expected = mark.start if mark is not None else (bases[0] if bases else 0)
     previous: int | None = None

@@ -58,6 +58,21 @@ def test_places_to_start_and_how_many(command: Command) -> None:
     assert offsets(command, "--start", "2999-01-01T00:00:00+01:00", "--no-follow") == []
 
 
+@pytest.mark.parametrize("lost", ["missing", "empty"])
+def test_a_log_whose_mark_is_lost_is_no_empty_one(lost: str, command: Command) -> None:
+    command.publish(many(5))
+    (mark,) = command.data.glob("streams/default/0/mark")
+    mark.unlink() if lost == "missing" else mark.write_bytes(b"")
+    shown = [line["offset"] for line in command("log", "show", "--json").lines]
+    assert shown
+    assert offsets(command, *ALL) == shown
+    assert offsets(command, "--group", "g", "--no-follow") == shown
+    assert (
+        f"mark: {'the file is missing' if lost == 'missing' else 'it is empty'};"
+        in command("log", "verify").err
+    )
+
+
 def test_a_batch_may_be_read_in_parts(command: Command) -> None:
     async def publish_many() -> None:
         async with Propagator(data=command.data) as p:
