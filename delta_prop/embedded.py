@@ -29,6 +29,7 @@ from delta_prop.pacing import differs
 from delta_prop.pipeline import Chain
 from delta_prop.publishing import Publishing
 from delta_prop.receipt import Published, Receipt
+from delta_prop.refusals import closed
 from delta_prop.route.feed import Feed
 from delta_prop.route.subscription import Subscription
 from delta_prop.service_log import ServiceLog
@@ -165,13 +166,21 @@ class Propagator(Publishing):
             try:
                 return await self._exit.__aexit__(kind, error, trace)
             finally:
-                await self._service_log.close()
+                await self._close_log()
         # The program's own exception goes on as it is; handed to the task group it would come out in a group.
         await self._exit.__aexit__(None, None, None)
-        await self._service_log.close()
+        await self._close_log()
         if error is None and failures:
             raise failures[0] if len(failures) == 1 else ExceptionGroup("sinks failed to close", failures)
         return None
+
+    async def _close_log(self) -> None:
+        """Commit what is left, and tell those who still wait what became of theirs. Raises OSError."""
+        try:
+            await self._service_log.close()
+        finally:
+            self._chain.settling.settle()
+            self._chain.settling.fail(closed())
 
     async def _operating(self) -> Operating | None:
         """Who does what operators ask through the directory; what was asked meanwhile is done."""

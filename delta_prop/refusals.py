@@ -102,3 +102,12 @@ def dot_reused(batch: Batch) -> Refused:
         "deltas: two producers share a name, or a producer numbers anew after a restart; say hello first",
         details={"dot": batch.dot(0)},
     )
+
+
+def closed() -> Refused:
+    """What to tell those whose deltas were not kept when the service ended."""
+    return Refused(
+        ErrorCode.SHUTTING_DOWN,
+        "the service has closed before this was kept for sure: send it again to its successor",
+        retry_after_ms=1000,
+    )

@@ -9,7 +9,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from delta_prop import service_log
+from delta_prop import Propagator, service_log
 from delta_prop.testing import run_virtual
 from delta_prop_broker.log.damage import LogBusy
 from delta_prop_simulations.disk import SimDisk
@@ -111,5 +111,27 @@ def test_a_service_that_is_cancelled_ends_at_once_and_keeps_what_it_had_placed()
         assert anyio.current_time() - began < 1
         async with service(disk, 2) as p:
             assert p.statistics().log.next_offset == 2
+
+    run_virtual(main)
+
+
+def test_who_publishes_to_a_service_that_is_being_cancelled_is_told_what_the_log_keeps() -> None:
+    disk, told = SimDisk(1), []
+
+    async def main() -> None:
+        async def publish(p: Propagator) -> None:
+            told.append((await p.publish(Delta("a", create([1.0])))).offset)
+
+        async with anyio.create_task_group() as tasks:
+            with anyio.CancelScope() as scope:
+                async with service(disk, 1) as p:
+                    scope.cancel()
+                    with anyio.CancelScope(shield=True):
+                        await anyio.sleep(0.1)  # nobody commits any more
+                        tasks.start_soon(publish, p)
+                        await anyio.sleep(0.1)
+        async with service(disk, 2) as p:
+            assert p.statistics().log.next_offset == 1
+        assert told == [0]
 
     run_virtual(main)
