@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 import anyio.lowlevel
@@ -190,11 +191,11 @@ class Rebuilder:
             await self._try(feed, asked, read_on)
             if not read:
                 return
-            rows = list(self._meant(feed, read[0]))
-            for at in range(0, len(rows), feed.limits.merge_deltas_max):
-                part = rows[at : at + feed.limits.merge_deltas_max]
-                await self._try(feed, asked, partial(self._sink.take_states, part), len(part))
+            rows = self._meant(feed, read[0])  # made part by part: a frame may hold 10,000 of them
+            while part := list(islice(rows, feed.limits.merge_deltas_max)):
                 await anyio.lowlevel.checkpoint()  # a sink that never waits must not keep others waiting
+                await self._try(feed, asked, partial(self._sink.take_states, part), len(part))
+                await anyio.lowlevel.checkpoint()
             self._rows_done += read[0].count
 
     def _meant(self, feed: Feed, logged: LoggedBatch) -> Iterator[StateRow]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from delta_prop import LogSettings, Propagator, Settings
@@ -16,6 +17,7 @@ from delta_prop_sinks import CacheSink, CallbackSink, IndexSink, Resident, Stora
 from delta_prop_wire.delta import Delta, create, delete, offset, scale, sparse_add
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.states import state_of
 from tests.delta_prop.rebuilding import FAILURES, History, Place, PlacedSink, same
 from tests.delta_prop.support import expect_refusal, refused
 
@@ -365,5 +367,34 @@ def test_storage_index_and_cache_come_back_to_the_same_answers(tmp_path: Path) -
             await storage.flush()
             same({ref[:2]: ref[2] for ref in [row async for row in storage.rows()]}, history.states())
             assert shared.search(query, 20, metric="l2") == whole.search(query, 20, metric="l2")
+
+    run_virtual(main)
+
+
+def test_the_states_of_a_large_frame_are_made_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.delta_prop.rebuilding.FRAME_ROWS", 1000)
+    made: list[int] = [0]
+    monkeypatch.setattr(
+        "delta_prop.route.rebuild.state_of", lambda *given: (made.append(made.pop() + 1), state_of(*given))[1]
+    )
+
+    async def watch() -> None:
+        while True:
+            made.append(0)
+            await anyio.lowlevel.checkpoint()
+
+    async def main() -> None:
+        settings = replace(SMALL, batch_deltas=3, merge_deltas_max=3)
+        async with Propagator(settings, world=virtual_world()) as p, anyio.create_task_group() as tasks:
+            history = History(p)
+            await fill(p, history, range(8))
+            assert history.take_snapshot().rows > 9
+            await p.attach(PlacedSink(place := Place()))
+            tasks.start_soon(watch)
+            await p.wait_visible(p.statistics().log.next_offset)
+            same(place.states, history.states())
+            assert sum(made) > 9
+            assert max(made) <= 3
+            tasks.cancel_scope.cancel()
 
     run_virtual(main)
