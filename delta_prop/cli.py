@@ -39,6 +39,10 @@ class Help(argparse.HelpFormatter):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; its exit status."""
+    if None in (sys.stdin, sys.stdout, sys.stderr):  # closed by the caller
+        from delta_prop.commands.edge import open_standard_streams
+
+        open_standard_streams()
     try:
         options = make_parser().parse_args(arguments)
         if options.verb != "demo":  # which is for eyes alone, and follows the terminal

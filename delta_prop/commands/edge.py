@@ -101,6 +101,19 @@ def lock_holder(data: str, path: str) -> int | None:
     return None
 
 
+def open_standard_streams() -> None:
+    """Open as /dev/null what a caller has closed (`0<&-`, `1>&-`): else the next file opened would take its
+    number, and what is printed could end up in the log.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest number that is free
+        pass
+    os.close(descriptor)
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
+
+
 def put(line: str) -> None:
     """One line to standard output, which a reader gets at once."""
     sys.stdout.write(line + "\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -74,3 +75,10 @@ def test_what_is_printed_is_utf8_whatever_the_locale(
     assert "odd\\udcff" in told
     assert '"smile-\U0001f600"' in told
     assert '"v\\udcff"' in told
+
+
+def test_closed_standard_streams_are_empty_ones(command: Command) -> None:
+    verb = [sys.executable, "-m", "delta_prop", "publish", "--data", str(command.data)]
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>/dev/null', "sh", *verb], timeout=30, check=False)
+    assert done.returncode == 0
+    assert command("log", "verify").status == 0
