@@ -38,6 +38,8 @@ logger = logging.getLogger("delta_prop")
 WHOLE_VECTOR_TOPICS = frozenset({TopicKind.ALL, TopicKind.NAMESPACE, TopicKind.VECTOR_ID})
 """Topics that match all deltas of a vector or none, so that a state says what they made of it."""
 
+_SLICE_ROWS = 100
+
 
 class Snapshot(Protocol):
     """What a rebuild needs of a snapshot: every vector's state as of `offset`, in frames of state rows."""
@@ -192,10 +194,9 @@ class Rebuilder:
             if not read:
                 return
             rows = self._meant(feed, read[0])  # made part by part: a frame may hold 10,000 of them
-            while part := list(islice(rows, feed.limits.merge_deltas_max)):
-                await anyio.lowlevel.checkpoint()  # a sink that never waits must not keep others waiting
+            while part := await _some_of(rows, feed.limits.merge_deltas_max):
                 await self._try(feed, asked, partial(self._sink.take_states, part), len(part))
-                await anyio.lowlevel.checkpoint()
+                await anyio.lowlevel.checkpoint()  # a sink that never waits must not keep others waiting
             self._rows_done += read[0].count
 
     def _meant(self, feed: Feed, logged: LoggedBatch) -> Iterator[StateRow]:
@@ -224,6 +225,15 @@ class Rebuilder:
                 raise _BrokenOff
         if feed.ended or self._asked != asked:
             raise _BrokenOff
+
+
+async def _some_of(rows: Iterator[StateRow], rows_max: int) -> list[StateRow]:
+    """The next of these, which take some 20 µs each to make: others go on between slices."""
+    some: list[StateRow] = []
+    while len(some) < rows_max and (more := list(islice(rows, min(_SLICE_ROWS, rows_max - len(some))))):
+        some += more
+        await anyio.lowlevel.checkpoint()
+    return some
 
 
 class _BrokenOff(Exception):
