@@ -254,3 +254,20 @@ def test_damage_is_told_and_nothing_more_goes() -> None:
 def test_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="give positive values"):
         replace(COMPACT, **wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_name_that_a_failed_sync_left_in_the_cache_is_not_believed_by_the_next_process(seed: int) -> None:
+    service = Service(SimDisk(seed))
+    service.open()
+    service.append(60)
+    compaction = service.log.take_compaction(0)
+    assert compaction is not None
+    service.disk.fail(lambda call: call.name == "sync_directory", errno.EIO)
+    with pytest.raises(OSError, match="Input/output"):
+        run_to_end(compaction)
+    service.disk = service.disk.kill()
+    service.open()
+    service.log.retain(0)
+    service.commit()
+    check(service.disk.crash(seed), service.acked)

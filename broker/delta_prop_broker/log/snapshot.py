@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import struct
 from bisect import bisect_left, bisect_right
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -368,7 +369,13 @@ class SnapshotWriter:
         out.file.sync()
         out.file.close()
         self._disk.rename(out.path, self._path)
-        self._disk.sync_directory(self._directory)
+        try:
+            self._disk.sync_directory(self._directory)
+        except OSError:
+            # The name may be in the cache alone for good: the next process must not find it, and trust it.
+            with suppress(OSError):
+                self._disk.remove(self._path)
+            raise
         return open_snapshot(self._disk, self._directory, facts.offset)
 
     def discard(self) -> None:
