@@ -14,10 +14,12 @@ import random
 import sqlite3
 import sys
 import tempfile
-from dataclasses import asdict
+from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks._crash_check import Verdict
 from benchmarks._crash_rounds import CommandStory, Story, Terms, Totals
 from benchmarks._crash_writer import UNDER_WAY
 from benchmarks._measure import percentile, table, write_json
@@ -102,9 +104,19 @@ def report(title: str, totals: dict[str, Totals], path: str | None) -> int:
     print(f"opening the log took up to {slow:.2f} s (bound {RESTART_S_MAX:.0f} s)")
     failed = violations or vacuous or slow > RESTART_S_MAX
     print(f"{violations} violations: " + ("FAILED" if failed else "all that was acknowledged is there, once"))
-    figures = {name: asdict(one) for name, one in columns.items()}
+    figures = {name: _plain(one) for name, one in columns.items()}
     write_json(path, {"title": title, "violations": violations, "vacuous": vacuous, **figures})
     return 1 if failed else 0
+
+
+def _plain(totals: Totals) -> dict[str, object]:
+    """What JSON can say of them; `asdict` alone makes counts of a Counter's pairs before Python 3.12."""
+    counted = replace(totals, under_way=Counter(), verdict=Verdict())
+    counts, told = dict(totals.verdict.counts), totals.verdict.told
+    return asdict(counted) | {
+        "under_way": dict(totals.under_way),
+        "verdict": {"counts": counts, "told": told},
+    }
 
 
 def _times(samples: list[float]) -> str:

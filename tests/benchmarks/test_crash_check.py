@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 from dataclasses import replace
@@ -316,3 +317,12 @@ def test_cuts_that_lose_nothing_prove_nothing(counts: dict[str, int], status: in
         for _ in range(count):
             totals.verdict.add(kind, "told")
     assert powercut._tell_logged("ext4", totals) == status
+
+
+def test_a_report_can_be_written_for_programs(tmp_path: Path) -> None:
+    totals = Totals(rounds=1, acks=5, opens_s=[0.1], restarts_s=[0.2])
+    totals.under_way["compaction"] += 2
+    totals.verdict.add("lost", "one")
+    assert crash.report("a run", {"service": totals}, str(tmp_path / "figures.json")) == 1
+    told = json.loads((tmp_path / "figures.json").read_text())["service"]
+    assert (told["under_way"], told["verdict"]["counts"]) == ({"compaction": 2}, {"lost": 1})
