@@ -18,7 +18,8 @@ from delta_prop.pacing import Pacing
 from delta_prop.quarantines import Quarantines
 from delta_prop.route.feed import Feed
 from delta_prop.route.late import ReplayRequest
-from delta_prop.route.rebuild import Rebuilder, can_be_rebuilt
+from delta_prop.route.reasons import cannot_be_rebuilt
+from delta_prop.route.rebuild import Rebuilder, can_be_rebuilt, may_have_snapshot
 from delta_prop.route.status import FeedLimits, KeptCursor
 from delta_prop.route.subscription import Subscription
 from delta_prop.route.table import Table
@@ -214,13 +215,18 @@ class Attachments:
         return min(feed.needed, _resumes_at(feed.kept_cursor, written))
 
     def rebuild(self, name: str) -> None:
-        """Have an attached sink rebuilt, from the newest snapshot or a whole log. Raises UsageError."""
+        """Have an attached sink rebuilt, from the newest snapshot or a whole log. Raises UsageError, Refused
+        where there is neither: the sink goes on as it was.
+        """
         feed = self.feed(name)
         if feed.rebuilder is None:
             raise UsageError(
                 f"sink {name!r} cannot be rebuilt: it is made of deltas, or its topics do not match whole "
                 "vectors"
             )
+        first_offset = self._log.first_offset
+        if first_offset and not may_have_snapshot(self._log):
+            raise cannot_be_rebuilt(name, first_offset)
         feed.rebuild("an operator asked for it")
 
     async def detach(self, name: str) -> None:

@@ -262,7 +262,8 @@ class Propagator(Publishing):
     def rebuild(self, name: str) -> None:
         """Have a sink's data replaced by the newest snapshot of the log and what follows it, or, where the
         log still has all it ever got, by that. `statistics()` tells how far it is, `wait_visible` waits for
-        its end. Deltas in its quarantine are in the states, so it is emptied. Raises UsageError.
+        its end. Deltas in its quarantine are in the states, so it is emptied. Raises UsageError, Refused
+        (CURSOR_TOO_OLD) where there is neither: the sink goes on as it was.
         """
         self._check_open()
         self._sinks.rebuild(name)

@@ -254,6 +254,12 @@ def has_snapshot(log: Log) -> bool:
     return found is not None and found.offset >= log.first_offset
 
 
+def may_have_snapshot(log: Log) -> bool:
+    """Whether `has_snapshot` may be true, by what is known without reading; for the event loop."""
+    ask: Callable[[], bool] | None = getattr(log, "may_have_snapshot", None)
+    return ask is not None and ask()
+
+
 def told_from(log: Log) -> int:
     """The first offset of which the log tells, in deltas or in its snapshot; 0 where it has lost nothing."""
     found = newest_snapshot(log) if log.first_offset else None

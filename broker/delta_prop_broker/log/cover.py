@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.compaction import Compaction, Part, remove_older
 from delta_prop_broker.log.damage import LogDamaged
-from delta_prop_broker.log.snapshot import newest_snapshot
+from delta_prop_broker.log.snapshot import newest_snapshot, snapshot_offsets
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
@@ -38,6 +38,7 @@ class Cover:
         self._settings = settings
         self._holders = holders
         self._log_id = b""
+        self._named = 0  # the highest offset that a snapshot's name had at the opening
         self._read_only = False
 
     def open(self, log_id: bytes, *, start: int, end: int, read_only: bool) -> None:
@@ -46,6 +47,7 @@ class Cover:
         Raises OSError.
         """
         self._log_id, self._read_only = log_id, read_only
+        self._named = max(snapshot_offsets(self._disk.list(self._directory)), default=0)
         if not self._settings.compact:
             return
         try:
@@ -72,6 +74,10 @@ class Cover:
                 raise LogDamaged(found.path, f"the log ends at offset {end}, before this snapshot")
             return None
         return found
+
+    def may_have(self, start: int) -> bool:
+        """Whether there may be a snapshot for a log that begins at `start`; without a look at the disk."""
+        return max(self.offset or 0, self._named) >= start
 
     def floor(self, readable: int) -> int:
         """Below which offset segments may go, as far as snapshots are concerned."""

@@ -496,6 +496,10 @@ class DurableLog:
         """
         return self._cover.newest(start=self._start, end=self.next_offset)
 
+    def may_have_snapshot(self) -> bool:
+        """Whether `snapshot` may find one, by what is known in memory. False: it finds none."""
+        return self._cover.may_have(self._start)
+
     def find(self, origin: int, counter: int) -> int | None:
         """The offset of a dot, of one not yet written too; None where it is not, or no longer, here."""
         return self._segments.find(origin, counter, self._fetch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,6 +15,7 @@ from delta_prop_simulations.disk import SimCrash, SimDisk
 from delta_prop_sinks import CallbackSink, IndexSink, Resident, StorageSink
 from delta_prop_wire.delta import Delta, Source, create, delete, offset, scale, sparse_add
 from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.rebuilding import History, Place, PlacedSink, same
 from tests.delta_prop.support import refused
@@ -242,5 +244,31 @@ def test_late_deltas_behind_a_snapshot_are_folded_onto_it_and_beneath_it_counted
             assert state.vector is not None
             assert state.vector.tolist() == [22.0, 2.0, 2.0]
             assert (state.ignored, storage.resident.statistics().beneath_snapshot) == (1, 1)
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("compacts", [True, False])
+def test_a_log_without_what_it_let_go_rebuilds_nothing_and_says_so_at_the_call(compacts: bool) -> None:
+    async def main() -> None:
+        disk, place = SimDisk(5), Place()
+        async with service(disk, 1, replace(SMALL, compact=compacts)) as p:
+            history = History(p)
+            await p.attach(PlacedSink(place))
+            await load(p, history, range(60))
+            await anyio.sleep(30)
+            assert p.statistics().log.first_offset > 0
+        async with service(disk, 2, replace(SMALL, compact=False)) as p:  # one that is there still counts
+            history.log = p._log
+            await p.attach(PlacedSink(place))
+            if compacts:
+                p.rebuild("placed")
+            else:
+                with pytest.raises(Refused, match=r"cannot be rebuilt.*has no snapshot"):
+                    p.rebuild("placed")
+            await p.publish(Delta("v0-0", create([1.0, 2.0, 3.0])))
+            await p.wait_visible(p.statistics().log.next_offset)
+            told = p.statistics().sinks["placed"]
+            assert (told.state, told.rebuilds) == ("idle", int(compacts))
 
     run_virtual(main)
