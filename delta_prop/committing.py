@@ -46,6 +46,7 @@ class Committer:
         self._sync = False
         self._bell = anyio.Event()
         self._idle = anyio.Event()
+        self._ended = False
 
     def ring(self) -> None:
         """Something was appended, or is to be removed."""
@@ -58,16 +59,24 @@ class Committer:
 
     async def run(self, threads: Threads) -> None:
         """Commit until cancelled; a commit under way is finished first, as its thread is."""
-        while True:
-            self._bell = anyio.Event()
-            await self._commit_all(threads)
+        try:
+            while True:
+                self._bell = anyio.Event()
+                await self._commit_all(threads)
+                self._idle.set()
+                await self._bell.wait()
+                self._idle = anyio.Event()
+        finally:
+            self._ended = True
             self._idle.set()
-            await self._bell.wait()
-            self._idle = anyio.Event()
 
     async def drain(self) -> None:
-        """Commit what is left; return when everything appended is synced, or the log has failed."""
-        while self._log.failure is None and self._log.synced < self._log.next_offset:
+        """Commit what is left; return when everything appended is synced, or the log has failed.
+
+        Where `run` was cancelled before, what is left is for the log's own `close`.
+        """
+        log = self._log
+        while log.failure is None and log.synced < log.next_offset and not self._ended:
             self._sync = True
             self.ring()
             await self._idle.wait()
