@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -234,6 +235,18 @@ def test_frames_that_a_checkpoint_speaks_of_are_missed_when_they_are_gone() -> N
     disk.put(path, disk.peek(path)[:-300])
     with pytest.raises(LogDamaged, match="damage"):
         open_log(disk, LARGE)
+
+
+def test_one_whose_name_was_not_synced_is_not_there_for_the_next_process() -> None:
+    disk = SimDisk(1)
+    log, writer = grown(disk)
+    write_checkpoint(log)
+    more(writer, 4)
+    disk.fail(lambda call: call.name == "sync_directory", errno.EIO)
+    before = checkpoints(disk)
+    with pytest.raises(OSError, match="Input/output"):
+        write_checkpoint(log)
+    assert checkpoints(disk) == before
 
 
 def test_a_crash_at_any_call_of_writing_leaves_one_that_is_whole() -> None:

@@ -203,12 +203,14 @@ class Checkpoints:
         for key, raw in all_sections.items():
             head += _SECTION.pack(key.encode(), len(raw), crc32c(raw))
         head += _CRC.pack(crc32c(head))
-        replace_file(
-            self._disk,
-            self._directory,
-            f"{self._directory}/{name}",
-            [head, *filter(None, all_sections.values())],
-        )
+        path = f"{self._directory}/{name}"
+        try:
+            replace_file(self._disk, self._directory, path, [head, *filter(None, all_sections.values())])
+        except OSError:
+            # The name may be in the cache alone for good: the next process must not find it, and trust it.
+            with suppress(OSError):
+                self._disk.remove(path)
+            raise
         written = _read_checkpoint(self._disk, self._directory, name, self._log_id)
         self.kept = [written, *(one for one in self.kept if one.offset < position.offset)][:KEPT]
         self.sweep(self._disk.list(self._directory))
