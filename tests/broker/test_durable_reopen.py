@@ -11,7 +11,7 @@ import pytest
 
 from delta_prop_broker.log.damage import LogDamaged
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.reserve import RESERVE_PATH, Reserve
+from delta_prop_broker.log.reserve import RESERVE_PATH, DiskFull, Reserve
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused, UsageError
@@ -236,6 +236,30 @@ def test_appends_never_get_the_reserve_and_go_on_when_it_is_taken_again() -> Non
     writer.append()  # there is room for both
     assert log.reserve.take(0)
     assert log.reserve.missing == 0
+
+
+@pytest.mark.parametrize("reserve", [0, 10])
+@pytest.mark.parametrize("new", [False, True])
+def test_a_disk_too_full_to_open_a_log_is_told_with_what_is_free_and_the_cure(
+    new: bool, reserve: int
+) -> None:
+    disk = SimDisk()
+    if not new:
+        session = Session(disk, logged=False)
+        session.live()
+        before = contents(session.log)
+    disk.put("reserve", bytes(reserve))  # it was given up before, or is too small
+    disk.capacity_bytes = disk.used_bytes + 7
+    for _ in range(2):
+        with pytest.raises(DiskFull, match=r"disk is full: .*, \d+ bytes are free.*make some MB") as caught:
+            open_log(disk, replace(STORY, reserve_bytes=3_000))
+        assert caught.value.errno == errno.ENOSPC
+        assert caught.value.free_bytes in range(18)
+        assert not disk.peek("reserve")
+    disk.capacity_bytes = None
+    log, _ = open_log(disk, STORY)  # nobody holds the lock
+    if not new:
+        assert contents(log) == before
 
 
 def test_half_a_reserve_is_none() -> None:

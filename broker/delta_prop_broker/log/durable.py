@@ -18,7 +18,7 @@ from delta_prop_broker.log.holders import Holders
 from delta_prop_broker.log.identity import LOCK_PATH, STREAMS
 from delta_prop_broker.log.recovery import recover
 from delta_prop_broker.log.refusals import RETRY_AFTER_MS, level_refusal, stopped, too_large, too_slow
-from delta_prop_broker.log.reserve import Reserve
+from delta_prop_broker.log.reserve import Reserve, tells_full_disk
 from delta_prop_broker.log.retention import LogSettings
 from delta_prop_broker.log.rewriting import Rewriter
 from delta_prop_broker.log.room import Room
@@ -122,13 +122,15 @@ class DurableLog:
         """Open the log in a data directory, or make it there; recover it if it was not closed.
 
         `draw` gives random bytes, `wall_us` microseconds since 1970. Read-only takes no lock, changes nothing
-        and shows what is known to be synced. Raises LogBusy, LogDamaged, FormatUnknown, UsageError, OSError.
+        and shows what is known to be synced. Raises LogBusy, LogDamaged, FormatUnknown, UsageError, OSError
+        (DiskFull where there is no room, after the reserve was given up).
         """
         lock: Lock | None = None
         if not read_only:
-            disk.make_directory("")
             try:
-                lock = disk.lock(LOCK_PATH)
+                with tells_full_disk(disk):
+                    disk.make_directory("")
+                    lock = disk.lock(LOCK_PATH)
             except BlockingIOError as error:
                 raise LogBusy(error.strerror or str(error)) from None
         reserve = Reserve(disk, settings.reserve_bytes)
@@ -137,7 +139,8 @@ class DurableLog:
             return recover(disk, DIRECTORY, draw=draw, made_by=settings.made_by, read_only=read_only)
 
         try:
-            recovered = recovering() if read_only else reserve.use(recovering)
+            with tells_full_disk(disk):
+                recovered = recovering() if read_only else reserve.use(recovering)
             log = cls(
                 disk, recovered, settings=settings, draw=draw, wall_us=wall_us, lock=lock, reserve=reserve
             )

@@ -7,11 +7,13 @@ taken again when there is room. Appends never get it: while it is given up they 
 from __future__ import annotations
 
 import errno
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
+from delta_prop_wire.errors import DeltaPropError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from delta_prop_broker.disk import Disk
 
@@ -24,6 +26,36 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 def is_no_room(error: OSError) -> bool:
     """Whether this says that the disk is full."""
     return error.errno in _NO_ROOM
+
+
+class DiskFull(DeltaPropError, OSError):
+    """A log cannot be opened for want of room. `free_bytes`: what the disk says (None: it says nothing)."""
+
+    def __init__(self, failure: OSError, free_bytes: int | None) -> None:
+        what = failure.strerror or "no room left"
+        where = f" ({failure.filename})" if failure.filename else ""
+        left = "an unknown number of" if free_bytes is None else f"{free_bytes}"
+        super().__init__(
+            f"the disk is full: {what}{where}, {left} bytes are free, and no reserve was left to give up; "
+            "opening a log for writing writes a few small files: make some MB of room (or raise a quota), "
+            "open it again; nothing is lost, and `delta-prop status` and `get` read it meanwhile"
+        )
+        self.errno = failure.errno
+        self.free_bytes = free_bytes
+
+
+@contextmanager
+def tells_full_disk(disk: Disk) -> Iterator[None]:
+    """Raise DiskFull for an OSError that says there is no room."""
+    try:
+        yield
+    except OSError as error:
+        if not is_no_room(error):
+            raise
+        free_bytes: int | None = None
+        with suppress(OSError):
+            free_bytes = disk.free_bytes()
+        raise DiskFull(error, free_bytes) from error
 
 
 class Reserve:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -14,14 +15,17 @@ import pytest
 from delta_prop.commands import edge, publish
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
-from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.local_disk import LocalDisk, LocalFile
 from delta_prop_sinks import CallbackSink
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.commands.support import created, many
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from typing_extensions import Buffer
 
     from tests.delta_prop.commands.support import Command, Done
 
@@ -310,3 +314,22 @@ def test_a_reader_who_goes_away_gets_no_traceback(command: Command) -> None:
         process.stdin.flush()
         assert process.stderr.read() == b""
     assert process.returncode == 1
+
+
+def test_a_disk_too_full_to_open_the_directory_is_told_in_a_sentence(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command.publish(many(2))
+    write = LocalFile.write
+
+    def full(self: LocalFile, at: int, parts: Sequence[Buffer]) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(LocalFile, "write", full)
+    done = command.publish(many(2))
+    assert done.status == 1
+    assert done.err.startswith("delta-prop: the disk is full: No space left on device")
+    assert "make some MB of room" in done.err
+    assert "Errno" not in done.err
+    monkeypatch.setattr(LocalFile, "write", write)
+    assert command.publish(many(2)).status == 0
