@@ -226,6 +226,7 @@ class _Copying:
         parts = {base: end for base, end in zip(bases, ends, strict=True) if end > mark.start}
         first = min(parts, default=mark.synced)
         if first > mark.start:
+            self._check_went(mark, first)
             raise _Gone(f"offsets {mark.start} to {first} went")
         for base in segment_bases(self._target.list(self._directory)):
             if base not in parts or base not in self._ready:
@@ -240,6 +241,18 @@ class _Copying:
             segments.append(segment)
         self._target.sync_directory(self._directory)
         return segments
+
+    def _check_went(self, mark: Mark, first: int) -> None:
+        """Segments go after the mark has said so, and come again with a name that a recovery gave them aside:
+        what is missing otherwise is damage.
+        """
+        names = self._source.list(self._directory)  # before the mark: what has gone by then it says
+        oldest = next(iter(segment_bases(names)), None)
+        back = oldest is not None and oldest <= mark.start
+        if back or any(name.endswith(ASIDE) for name in names) or self._mark().start != mark.start:
+            return
+        missing = Segment(self._directory, mark.start).path
+        raise LogDamaged(missing, "the file is missing", offset=mark.start, end=first)
 
     def _copy_segment(self, base: int, end: int, crc: int | None) -> Segment:
         """Copy what lies below `end`, and check it as it lies in the copy."""
