@@ -97,7 +97,9 @@ class IndexSink:
     # --- the contract
 
     async def open(self, context: SinkContext) -> ResumePoint:
-        """Pin the vectors. Raises StopSink where memory does not hold them all, UsageError too early."""
+        """Pin the vectors. Raises StopSink where memory does not hold them all, UsageError too early,
+        TryAgain while a storage that shares them loads what it made anew.
+        """
         resident = self.resident
         if resident.stored and not resident.loaded:
             raise UsageError(
@@ -105,6 +107,8 @@ class IndexSink:
             )
         if self._linker is not None:
             self._linker.fits(resident)
+        if resident.void and not resident.complete:  # what is missing comes, or is too large: not known yet
+            await self._until_brought(0)
         resident.enter(context)
         self._rebuilds = resident.rebuilds
         if self._context is None:

@@ -239,6 +239,52 @@ def test_an_index_that_shares_vectors_waits_for_the_store(tmp_path: Path) -> Non
     run_virtual(main)
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_index_that_is_opened_while_a_store_loads_what_it_made_anew_waits_for_it(
+    tmp_path: Path, ends: bool
+) -> None:
+    async def main() -> None:
+        log, resident = filled(FakeLog()), Resident()
+        end = log.batches[-1].next_offset
+        storage, index = StorageSink(tmp_path / "v.db", resident=resident), IndexSink(resident=resident)
+        ours, theirs, states = Context(log), Context(log), states_at(log, end)
+        await storage.open(ours)
+        await storage.apply(log.deliveries())
+        await storage.begin_rebuild(end)
+        await storage.take_states(states)
+        file, release = storage._file, anyio.Event()
+        run = storage._run
+
+        async def slow(context: Any, function: Any) -> Any:
+            if getattr(function, "func", None) == file.page_of_blocks:
+                await release.wait()
+            return await run(context, function)
+
+        storage._run = slow  # type: ignore[method-assign]
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(storage.end_rebuild, end, 20)
+            await anyio.sleep(1)
+            assert resident.void
+            assert not resident.complete
+            if not ends:
+                with pytest.raises(TryAgain, match="that one goes first"):
+                    await index.open(theirs)
+                release.set()
+                return
+            tasks.start_soon(index.open, theirs)
+            await anyio.sleep(1)
+            release.set()
+        assert resident.pinned
+        fresh = IndexSink()
+        await fresh.open(log)
+        await fresh.apply(log.deliveries())
+        same(index, fresh)
+        await index.aclose()
+        await storage.aclose()
+
+    run_virtual(main)
+
+
 class Context:
     """One log, lent to two sinks as two contexts."""
 
