@@ -61,11 +61,18 @@ class Group:
             self._lock.release()
 
 
-def read_groups(disk: Disk, log_id: bytes) -> dict[str, int]:
-    """The groups of this log and where each goes on."""
+def read_groups(disk: Disk, log_id: bytes) -> dict[str, int | UsageError]:
+    """The groups of this log and where each goes on, or why that cannot be told."""
     stems = (one.removesuffix(_SUFFIX) for one in disk.list(DIRECTORY) if one.endswith(_SUFFIX))
-    found = {name: read_group(disk, name, log_id) for name in sorted(map(unquote, stems))}
-    return {name: offset for name, offset in found.items() if offset is not None}
+    found = {name: _read_or_why(disk, name, log_id) for name in sorted(map(unquote, stems))}
+    return {name: place for name, place in found.items() if place is not None}
+
+
+def _read_or_why(disk: Disk, name: str, log_id: bytes) -> int | UsageError | None:
+    try:
+        return read_group(disk, name, log_id)
+    except UsageError as error:
+        return error
 
 
 def read_group(disk: Disk, name: str, log_id: bytes) -> int | None:

@@ -30,7 +30,7 @@ OK, FAILED = 0, 1
 
 
 def status(data: str, *, as_json: bool) -> int:
-    """The log's state; exit status 1 where it is damaged. Raises UsageError, FormatUnknown, OSError."""
+    """The log's state; exit status 1 where it, or a group's place, is damaged. Raises UsageError, FormatUnknown, OSError."""
     disk = open_disk(data)
     writer = edge.lock_holder(data, LOCK_PATH)
     told: dict[str, Any] = {"data": data, "health": "sound", "writer": writer}
@@ -42,7 +42,10 @@ def status(data: str, *, as_json: bool) -> int:
         told |= {"log_id": log.log_id.hex(), "epoch": log.epoch, "closed": report.clean}
         told |= {"first_offset": log.first_offset, "next_offset": log.visible}
         told |= {"segments": report.segments, "bytes": report.bytes, "bytes_free": disk.free_bytes()}
-        told |= {"sinks": len(_all_sinks(disk, log)), "snapshot": None}
+        known = _all_sinks(disk, log)
+        told |= {"sinks": len(known), "snapshot": None}
+        damaged = [one["damage"] for one in known if "damage" in one]
+        told |= {"health": "damaged", "damage": "; ".join(damaged)} if damaged else {}
         try:
             told["snapshot"] = snapshot_told(log)
         except LogDamaged as damage:
@@ -68,22 +71,30 @@ def _shown(value: object) -> str:
 
 
 def sinks(data: str, *, as_json: bool) -> int:
-    """Everybody whose place is kept beside the log. Raises UsageError, LogDamaged, OSError."""
+    """Everybody whose place is kept beside the log; exit status 1 where a group's place is damaged.
+
+    Raises UsageError, LogDamaged, OSError.
+    """
     disk, log, _ = open_log(data)
     found = _all_sinks(disk, log)
     if as_json:
         edge.put_all(map(json.dumps, found))
-        return OK
+        return _judged(found)
     heads = f"{'name':24}  {'kind':6}  {'offset':>12}  {'lag':>12}  {'quarantined':>11}  log kept  notes"
     edge.put(heads)
     for one in found:
         needed = "yes" if one["required"] else "no"
-        numbers = f"{one['offset']:>12,}  {one['lag']:>12,}  {one.get('quarantined', 0):>11,}"
+        offset, lag = ("?" if at is None else f"{at:,}" for at in (one["offset"], one["lag"]))
+        numbers = f"{offset:>12}  {lag:>12}  {one.get('quarantined', 0):>11,}"
         asked = [f"{verb} asked for" for verb in one.get("asked", ())]
         states = [state for state in ("rebuilding", "paused") if one.get(state)]
-        notes = ", ".join(states + asked)
+        notes = ", ".join(states + asked + ([one["damage"]] if "damage" in one else []))
         edge.put(f"{one['name']:24}  {one['kind']:6}  {numbers}  {needed:8}  {notes}".rstrip())
-    return OK
+    return _judged(found)
+
+
+def _judged(found: list[dict[str, Any]]) -> int:
+    return FAILED if any("damage" in one for one in found) else OK
 
 
 def _all_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
@@ -99,9 +110,14 @@ def _all_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
         }
         asked = [one.verb for one in requests if one.sink == name]
         found[-1] |= {"asked": asked} if asked else {}
-    for name, at in read_groups(disk, log.log_id).items():
-        found.append({"name": name, "kind": "group", "offset": at, "required": False})
-    return [one | {"lag": max(log.visible - one["offset"], 0)} for one in found]
+    for name, place in read_groups(disk, log.log_id).items():
+        found.append({"name": name, "kind": "group", "offset": None, "required": False})
+        found[-1] |= {"damage": str(place)} if isinstance(place, UsageError) else {"offset": place}
+    return [one | {"lag": _lag(log, one["offset"])} for one in found]
+
+
+def _lag(log: DurableLog, offset: int | None) -> int | None:
+    return None if offset is None else max(log.visible - offset, 0)
 
 
 def forget(data: str, name: str) -> int:

@@ -41,6 +41,8 @@ def get(data: str, vector_id: str, *, namespace: str | None, at: str | None) -> 
     if snapshot is not None:
         _check_within(end_at, snapshot)
     end = log.visible if end_at.offset is None else min(end_at.offset + 1, log.visible)
+    if end_at.offset is not None and end_at.offset >= log.visible:
+        edge.note(f"--at {at} is beyond the log, which ends before offset {log.visible}: this is the present")
     if end_at.time_us is not None:
         end = log.offset_at(end_at.time_us + 1)
     state, last = _kept(snapshot, namespace, vector_id)

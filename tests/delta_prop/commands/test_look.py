@@ -101,3 +101,40 @@ def test_a_sink_is_listed_and_forgotten(command: Command) -> None:
     done = command("sinks", "forget", "audit")
     assert done.status == 2
     assert "no sink or group named 'audit'" in done.err
+
+
+def test_one_damaged_place_of_a_group_hides_nothing_else(command: Command) -> None:
+    command.publish(many(3))
+    for name in ("good", "spoilt"):
+        assert command("subscribe", "--group", name, "--no-follow").status == 0
+    place = command.data / "groups" / "spoilt.cursor"
+    place.write_bytes(place.read_bytes()[:-1] + b"?")
+    done = command("sinks", "--json")
+    assert done.status == 1
+    good, spoilt = done.lines
+    assert (good["name"], good["offset"], good["lag"], "damage" in good) == ("good", 3, 0, False)
+    assert (spoilt["name"], spoilt["offset"], spoilt["lag"]) == ("spoilt", None, None)
+    assert "groups/spoilt.cursor) is damaged: `delta-prop sinks forget` it" in spoilt["damage"]
+    done = command("sinks")
+    assert done.status == 1
+    rows = done.out.splitlines()[1:]
+    assert rows[0].split()[:4] == ["good", "group", "3", "0"]
+    assert rows[1].split()[:4] == ["spoilt", "group", "?", "?"]
+    assert "damaged" in rows[1]
+    done = command("status", "--json")
+    told = done.lines[0]
+    assert (done.status, told["health"], told["next_offset"], told["sinks"]) == (1, "damaged", 3, 2)
+    assert "spoilt" in told["damage"]
+    assert command("sinks", "forget", "spoilt").status == 0
+    assert command("status").status == command("sinks").status == 0
+
+
+def test_a_place_beyond_the_end_is_answered_with_the_present_and_a_word(command: Command) -> None:
+    command.publish(STORY)
+    present = command("get", "docs:a")
+    assert command("get", "docs:a", "--at", 5).err == present.err == ""  # the last one there is
+    done = command("get", "docs:a", "--at", 6)
+    assert (done.status, done.lines) == (0, present.lines)
+    assert (
+        done.err == "delta-prop: --at 6 is beyond the log, which ends before offset 6: this is the present\n"
+    )
