@@ -30,7 +30,10 @@ OK, FAILED = 0, 1
 
 
 def status(data: str, *, as_json: bool) -> int:
-    """The log's state; exit status 1 where it, or a group's place, is damaged. Raises UsageError, FormatUnknown, OSError."""
+    """The log's state; exit status 1 where damage is seen; frames are read by `log verify`.
+
+    Raises UsageError, FormatUnknown, OSError.
+    """
     disk = open_disk(data)
     writer = edge.lock_holder(data, LOCK_PATH)
     told: dict[str, Any] = {"data": data, "health": "sound", "writer": writer}
