@@ -16,6 +16,7 @@ from delta_prop.quarantine_file import read_all
 from delta_prop_broker.log.durable import DIRECTORY, DurableLog
 from delta_prop_broker.log.identity import read_identity
 from delta_prop_broker.log.recovery import IDENTITY
+from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import delta_to_json
 from delta_prop_wire.spec import ErrorCode
 from tests.golden.story import ADDS, AUDIT, EDITOR, IDS, IMPORTER
@@ -43,7 +44,7 @@ def kept(disk: Disk) -> dict[str, Any]:
         "rows": [row for place in log.frames() for row in rows(place.logged)],
         "snapshot": snapshot(log),
         "cursors": {name: one._asdict() for name, one in read_cursors(disk, log.log_id).items()},
-        "groups": read_groups(disk, log.log_id),
+        "groups": groups(disk, log.log_id),
         "quarantines": {
             one.sink: {"held": {str(at): list(held) for at, held in sorted(one.held.items())}}
             for one in read_all(disk)
@@ -71,6 +72,16 @@ def rows(logged: LoggedBatch) -> list[dict[str, Any]]:
         if row == 0:
             told["sent_clock"] = [str(one) for one in batch.clock]
         found.append(told)
+    return found
+
+
+def groups(disk: Disk, log_id: bytes) -> dict[str, int]:
+    """Where each group goes on. Raises UsageError where one's place is damaged."""
+    found: dict[str, int] = {}
+    for name, place in read_groups(disk, log_id).items():
+        if isinstance(place, UsageError):
+            raise place
+        found[name] = place
     return found
 
 
