@@ -163,7 +163,7 @@ class Attached:
         cursor = resume.cursor
         stopped = cursor.next_offset if cursor.log_id == self._log.log_id else 0
         if cursor.log_id == self._log.log_id:
-            self._check_not_ahead(cursor.epoch, cursor.next_offset)
+            self._check_not_ahead(cursor.epoch, max(cursor.next_offset, resume.reach))
             self.reported = stopped
             if stopped >= kept.reported:  # else it lost something since, and reads on from its own
                 stopped = max(stopped, kept.dealt_with)

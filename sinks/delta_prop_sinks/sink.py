@@ -100,11 +100,14 @@ class ResumePoint:
 
     A sink that holds nothing yet names offset 0 of the log it is opened beside. `rebuilding`: a rebuild was
     begun and did not come to its end, so what the sink holds is void, whatever the cursor says.
+    `reach`: where some of its data may be ahead of the cursor, the offset behind the last delta that may be
+    among them, of the cursor's log and epoch; a log that ends before it does not fit.
     """
 
     cursor: Cursor
     lamport: int
     rebuilding: bool = False
+    reach: int = 0
 
 
 class SinkContext(Protocol):

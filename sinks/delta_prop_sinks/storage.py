@@ -114,6 +114,7 @@ class StorageSink:
         self._imaging = Imaging(self._file, self.resident, rows_min=image_rows_min)
         self._context: SinkContext | None = None
         self._applied = self._committed = 0
+        self._reach = 0  # deltas below may be in rows of the file, though its cursor is lower
         self._unflushed = 0
         self._backgrounds = 0
         self._failure: str | None = None
@@ -144,10 +145,11 @@ class StorageSink:
             raise
         cursor = opened.cursor or Cursor(context.log_id, context.epoch, 0)
         void = opened.rebuilding or resident.void
-        self._applied = cursor.next_offset if cursor.log_id == context.log_id and not void else 0
-        self._committed = self._applied
+        same = cursor.log_id == context.log_id and not void
+        self._applied = self._committed = cursor.next_offset if same else 0
+        self._reach = opened.reach if same else 0
         resident.opened(self._applied)
-        return ResumePoint(cursor, opened.lamport, void)
+        return ResumePoint(cursor, opened.lamport, void, self._reach)
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Fold; in `through` mode commit. Raises TryAgain while the file cannot be used, StopSink where it is
@@ -214,7 +216,7 @@ class StorageSink:
             resident.complete = whole
             resident.end_rebuild(context, offset, lamport)
             self._imaging.end_rebuild()
-            self._applied = self._committed = offset
+            self._applied = self._committed = self._reach = offset
         context.committed(offset)
 
     async def background(self) -> None:
@@ -335,20 +337,19 @@ class StorageSink:
         async with self._flushing:
             if self._file.rebuilding or self.resident.void:
                 return  # what memory holds is void, and so is the file
-            applied, lamport = self._applied, self.resident.lamport
+            applied = self._applied
             touched = self.resident.take_touched()
             groups = dirty_groups(touched)
             image = self._imaging.take_ready()
-            cursor = Cursor(context.log_id, context.epoch, applied)
             if not groups and applied == self._committed and image is None:
                 return
             started = context.clock.now()
             try:
                 # Rows may be ahead of the cursor, never behind: it moves with the last transaction.
                 for group in groups[:-1]:
-                    await self._commit(context, group, None, lamport)
+                    await self._commit(context, group, self._committed)
                     await anyio.lowlevel.checkpoint_if_cancelled()
-                await self._commit(context, groups[-1] if groups else (), cursor, lamport, image)
+                await self._commit(context, groups[-1] if groups else (), applied, image)
             except BaseException:
                 self.resident.touched.update(touched)
                 raise
@@ -362,14 +363,16 @@ class StorageSink:
         self,
         context: SinkContext,
         group: Sequence[tuple[Table, NDArray[np.intp]]],
-        cursor: Cursor | None,
-        lamport: int,
+        next_offset: int,
         image: ImageName | None = None,
     ) -> None:
         parts = [Gathered(table, slots) for table, slots in group]
+        # These rows are as they are now, whatever the cursor says: later deltas may have come meanwhile.
+        cursor, lamport = Cursor(context.log_id, context.epoch, next_offset), self.resident.lamport
+        reach = self._reach = max(self._reach, self._applied)
 
         def write() -> int:
-            written = self._file.commit(parts, cursor, lamport, image)
+            written = self._file.commit(parts, cursor, lamport, reach=reach, image=image)
             self._file.checkpoint()
             return written
 

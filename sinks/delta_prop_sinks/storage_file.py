@@ -37,9 +37,10 @@ CREATE TABLE commits (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
     last INTEGER NOT NULL,
     image BLOB,
-    image_after INTEGER
+    image_after INTEGER,
+    reach INTEGER NOT NULL DEFAULT 0
 );
-INSERT INTO commits VALUES (1, 0, NULL, NULL);
+INSERT INTO commits VALUES (1, 0, NULL, NULL, 0);
 """
 _COLUMN_TYPES = """
     namespace TEXT NOT NULL,
@@ -75,6 +76,7 @@ CREATE TABLE vectors ({_COLUMN_TYPES}) WITHOUT ROWID;
 PRAGMA application_id = {APPLICATION_ID};
 PRAGMA user_version = {SCHEMA_VERSION};
 """
+_ADD_REACH = "ALTER TABLE commits ADD COLUMN reach INTEGER NOT NULL DEFAULT 0"
 _FROM_FORMAT_1 = f"""
 ALTER TABLE vectors ADD COLUMN written INTEGER NOT NULL DEFAULT 0;
 {_COMMITS}
@@ -121,6 +123,7 @@ class Opened:
     """What the file says of itself: its cursor, the highest Lamport number, and the one before this log; the
     number of its last commit, and the image that fits it.
 
+    `reach`: rows may hold deltas below this offset of the cursor's log, though the cursor is lower.
     `rebuilding`: none of that counts, as a rebuild was begun and did not come to its end.
     """
 
@@ -130,6 +133,7 @@ class Opened:
     rebuilding: bool = False
     last_commit: int = 0
     image: ImageName | None = None
+    reach: int = 0
 
 
 class StorageFile:
@@ -178,18 +182,29 @@ class StorageFile:
     # --- writing
 
     def commit(
-        self, parts: Sequence[Gathered], cursor: Cursor | None, lamport: int, image: ImageName | None = None
+        self,
+        parts: Sequence[Gathered],
+        cursor: Cursor,
+        lamport: int,
+        *,
+        reach: int,
+        image: ImageName | None = None,
     ) -> int:
-        """Write rows, and where they are given the cursor and the image that fits from now on, in one synced
-        transaction; return how many rows. Raises FileFailed.
+        """Write rows, the cursor, how far rows reach, and where it is given the image that fits from now on,
+        in one synced transaction; return how many rows. Raises FileFailed.
         """
         with self._told("written"):
-            written = self._transact(parts, cursor, lamport, image)
+            written = self._transact(parts, cursor, lamport, reach, image)
         self._check_still_there()
         return written
 
     def _transact(
-        self, parts: Sequence[Gathered], cursor: Cursor | None, lamport: int, image: ImageName | None
+        self,
+        parts: Sequence[Gathered],
+        cursor: Cursor,
+        lamport: int,
+        reach: int,
+        image: ImageName | None,
     ) -> int:
         with self._transaction() as writer:
             number = self._number()
@@ -197,14 +212,13 @@ class StorageFile:
             commit = self.last_commit + 1
             records = sorted(chain.from_iterable(part.records(number, commit) for part in parts))
             self._upsert(records)
-            writer.execute("UPDATE commits SET last = ?", (commit,))
+            writer.execute("UPDATE commits SET last = ?, reach = ?", (commit, reach))
             if image is not None:
                 writer.execute("UPDATE commits SET image = ?, image_after = ?", (image.image, image.after))
-            if cursor is not None:
-                writer.execute(
-                    "INSERT OR REPLACE INTO cursor VALUES (1, ?, ?, ?, ?)",
-                    (number, cursor.epoch, cursor.next_offset, lamport),
-                )
+            writer.execute(
+                "INSERT OR REPLACE INTO cursor VALUES (1, ?, ?, ?, ?)",
+                (number, cursor.epoch, cursor.next_offset, lamport),
+            )
         self.last_commit = commit
         return len(records)
 
@@ -242,7 +256,9 @@ class StorageFile:
             number = self._number()
             writer.execute("DROP TABLE vectors")
             writer.execute("ALTER TABLE vectors_next RENAME TO vectors")
-            writer.execute("UPDATE commits SET last = ?", (self.last_commit + 1,))
+            writer.execute(
+                "UPDATE commits SET last = ?, reach = ?", (self.last_commit + 1, cursor.next_offset)
+            )
             writer.execute(
                 "INSERT OR REPLACE INTO cursor VALUES (1, ?, ?, ?, ?)",
                 (number, cursor.epoch, cursor.next_offset, lamport),
@@ -395,6 +411,8 @@ class StorageFile:
                 f"{self.path} has format {version}, this program reads {SCHEMA_VERSION}: "
                 "use the version that wrote it, or a new file"
             )
+        elif "reach" not in [name for _, name, *_ in writer.execute("PRAGMA table_info(commits)")]:
+            writer.execute(_ADD_REACH)
 
     def _enter(self, log_id: bytes) -> Opened:
         self._log_id = log_id
@@ -407,8 +425,11 @@ class StorageFile:
         held = self._writer.execute(
             "SELECT log_id, epoch, next_offset, lamport FROM cursor JOIN logs ON log = number"
         ).fetchone()
-        last, image, after = self._writer.execute("SELECT last, image, image_after FROM commits").fetchone()
+        last, image, after, reach = self._writer.execute(
+            "SELECT last, image, image_after, reach FROM commits"
+        ).fetchone()
         self.last_commit = last
+        self._offsets_of = numbers[log_id][0] if log_id in numbers else None
         if held is None:
             return Opened(None, 0, 0, self.rebuilding, last)
         cursor, lamport = Cursor(*held[:3]), held[3]
@@ -416,9 +437,8 @@ class StorageFile:
             self._log_number, self._lamport_before = numbers[log_id]
         else:
             self._lamport_before = lamport
-        self._offsets_of = numbers[log_id][0] if log_id in numbers else None
         name = None if image is None else ImageName(image, after)
-        return Opened(cursor, lamport, self._lamport_before, self.rebuilding, last, name)
+        return Opened(cursor, lamport, self._lamport_before, self.rebuilding, last, name, reach)
 
     def _number(self) -> int:
         """The number that stands for the present log in rows, given with the first commit beside it."""

@@ -1,0 +1,151 @@
+"""A flush of several transactions that is broken off between two of them: each delta has its effect once."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from delta_prop import LogSettings, Propagator
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_sinks import ResumePoint, StorageSink, TryAgain, storage_rows
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import AckLevel, Delta, create, sparse_add
+from delta_prop_wire.errors import Refused
+from tests.delta_prop.rebuilding import Place, PlacedSink
+from tests.sinks.support import FakeLog
+from tests.sinks.test_storage import check_rows, crash
+
+VECTORS = 4
+
+
+def a_log() -> FakeLog:
+    log = FakeLog()
+    log.append(*(Delta(f"v{i}", create([i, i])) for i in range(VECTORS)))
+    log.append(*(Delta(f"v{i}", sparse_add([0], [1])) for i in range(VECTORS)))
+    return log
+
+
+async def break_off(
+    sink: StorageSink, log: FakeLog, transactions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kill the sink when its flush has made so many transactions of one row."""
+    monkeypatch.setattr(storage_rows, "ROWS_MAX", 1)
+    real, left = sink._file._transact, transactions
+
+    def some(*arguments: Any) -> int:
+        nonlocal left
+        if not left:
+            raise sqlite3.OperationalError("the process is gone")
+        left -= 1
+        return real(*arguments)
+
+    monkeypatch.setattr(sink._file, "_transact", some)
+    with pytest.raises(TryAgain):
+        await sink.flush()
+    crash(sink)
+    monkeypatch.undo()
+
+
+@pytest.mark.parametrize("flushed_before", [False, True])
+@pytest.mark.parametrize("transactions", range(1, VECTORS))
+def test_a_flush_broken_off_between_two_transactions_doubles_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transactions: int, flushed_before: bool
+) -> None:
+    async def main() -> None:
+        log, done = a_log(), 0
+        sink = StorageSink(tmp_path / "v.db")
+        await sink.open(log)
+        await sink.apply(log.deliveries())
+        if flushed_before:
+            await sink.flush()
+            done = log.next_offset
+            log.append(*(Delta(f"v{i}", sparse_add([1], [1])) for i in range(VECTORS)))
+            await sink.apply(log.deliveries(done))
+        reached = log.next_offset
+        await break_off(sink, log, transactions, monkeypatch)
+
+        again = StorageSink(tmp_path / "v.db")
+        point = await again.open(log)
+        assert (point.cursor.next_offset, point.reach) == (done, reached)
+        assert point.lamport == log.lamport, "rows of the file have numbers up to here"
+        log.append(Delta("v0", sparse_add([0], [5])))
+        await again.apply(log.deliveries(done))
+        await check_rows(again, log)
+        await again.aclose()
+
+    anyio.run(main)
+
+
+def test_how_far_rows_reach_is_kept_until_the_cursor_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        log = a_log()
+        sink = StorageSink(tmp_path / "v.db")
+        await sink.open(log)
+        await sink.apply(log.deliveries())
+        await break_off(sink, log, 2, monkeypatch)
+
+        again = StorageSink(tmp_path / "v.db")
+        await again.open(log)
+        await again.apply(log.deliveries()[:1])  # a part of what the rows hold already
+        await again.flush()
+        crash(again)
+        last = StorageSink(tmp_path / "v.db")
+        point = await last.open(log)
+        assert (point.cursor.next_offset, point.reach) == (VECTORS, 2 * VECTORS)
+        await last.aclose()
+
+    anyio.run(main)
+
+
+def test_a_file_from_before_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        log = a_log()
+        sink = StorageSink(tmp_path / "v.db")
+        await sink.open(log)
+        await sink.apply(log.deliveries())
+        await sink.aclose()
+        with sqlite3.connect(tmp_path / "v.db") as connection:
+            connection.execute("ALTER TABLE commits DROP COLUMN reach")
+        connection.close()
+        again = StorageSink(tmp_path / "v.db")
+        assert (await again.open(log)).cursor.next_offset == log.next_offset
+        log.append(Delta("v0", sparse_add([0], [5])))
+        await again.apply(log.deliveries(2 * VECTORS))
+        await check_rows(again, log)
+        await again.aclose()
+
+    anyio.run(main)
+
+
+class Reaching(PlacedSink):
+    """Some of its data are ahead of its cursor."""
+
+    async def open(self, context: Any) -> ResumePoint:
+        await super().open(context)
+        return ResumePoint(Cursor(context.log_id, context.epoch, 0), 0, reach=self.reach)
+
+    reach = 0
+
+
+@pytest.mark.parametrize("reach", [2, 3])
+def test_a_sink_whose_data_reach_beyond_the_log_is_ahead_whatever_its_cursor(reach: int) -> None:
+    async def main() -> None:
+        log = LogSettings(level=AckLevel.LOGGED)
+        async with Propagator(data="x", log=log, world=virtual_world(1, disk=SimDisk(1))) as p:
+            await p.publish(Delta("a", create([1.0])), Delta("b", create([1.0])))
+            sink = Reaching(Place())
+            sink.reach = reach
+            if reach == 2:
+                await p.attach(sink)
+            else:
+                with pytest.raises(Refused, match=r"is ahead: it holds epoch 1 up to offset 3, .* up to 2"):
+                    await p.attach(sink)
+
+    run_virtual(main)
