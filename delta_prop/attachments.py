@@ -166,7 +166,7 @@ class Attachments:
         attached.required = terms.required
         attached.gives_way = gives_way = self._gives_way(terms, rebuilds=rebuilds)
         if isinstance(sink, Rebuilds) and rebuilds:
-            self._make_rebuilder(attached, sink, terms, gives_way=gives_way)
+            self._make_rebuilder(attached, sink, terms, kept, gives_way=gives_way)
         self._log.release(name)
         if terms.required:
             self._log.hold(name, lambda: self._needed(feed), feed.lose_place if gives_way else None)
@@ -191,7 +191,9 @@ class Attachments:
             return rebuilds and isinstance(self._log, DurableLog) and self._log.settings.compact
         return terms.on_log_full == "needs_snapshot"
 
-    def _make_rebuilder(self, attached: Attached, sink: Rebuilds, terms: Terms, *, gives_way: bool) -> None:
+    def _make_rebuilder(
+        self, attached: Attached, sink: Rebuilds, terms: Terms, kept: KeptCursor, *, gives_way: bool
+    ) -> None:
         """Get ready to rebuild this sink; it is, before anything else, where it was found to need it."""
         feed, log, name = attached.require_feed(), self._log, attached.name
         gives_way = gives_way or not terms.required
@@ -205,6 +207,7 @@ class Attachments:
             keep=self._keep,
         )
         if attached.rebuild is not None:
+            feed.before = kept
             feed.rebuild(attached.rebuild)
 
     def _needed(self, feed: Feed) -> int:

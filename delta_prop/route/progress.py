@@ -32,6 +32,9 @@ class Progress:
         self.reason: Refused | None = None
         self.rebuilder: Rebuilder | None = None
         """Where the sink can be rebuilt."""
+        self.before: KeptCursor | None = None
+        """What was remembered of a sink that came back and has to be rebuilt, until that has begun: it goes on
+        from `start` no more than from there."""
         self.paused = False
         self._log = log
         self._keeps_cursor = keeps_cursor
@@ -67,6 +70,8 @@ class Progress:
         """What to remember of a sink that goes, for when it comes back to the same log."""
         settled = not self._keeps_cursor or self._committed >= self._handed_over
         void = self.rebuilder is not None and self.rebuilder.begun
+        if self.before is not None and self.rebuilding:
+            return self.before._replace(paused=self.paused, own=self._keeps_cursor)
         return KeptCursor(
             self._reported,
             self.applied if settled else self._committed,

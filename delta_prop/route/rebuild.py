@@ -135,7 +135,7 @@ class Rebuilder:
             offset = 0 if snapshot is None else snapshot.offset
             self._keep_from(offset)
             self._rows_done, self._rows_total = 0, 0 if snapshot is None else snapshot.rows
-            self.begun = True
+            self.begun, feed.before = True, None
             feed.begin_at(offset)
             await self._try(feed, asked, self._keep)
             await self._try(feed, asked, partial(self._sink.begin_rebuild, offset))

@@ -219,6 +219,46 @@ def test_a_rebuild_from_a_real_snapshot_survives_crashes(seed: int) -> None:
     assert place.calls.count("begin") >= 2
 
 
+@pytest.mark.parametrize("cursor", [True, False])
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_sink_that_goes_before_its_rebuild_has_begun_is_rebuilt_when_it_comes_back(
+    killed: bool, cursor: bool
+) -> None:
+    place, disks = Place(), [SimDisk(1)]
+
+    async def goes() -> None:
+        async with service(disks[-1], 1) as p:
+            history = History(p)
+            await p.attach(PlacedSink(place, cursor=cursor))
+            await load(p, history, range(2))
+            await p.wait_visible(p.statistics().log.next_offset)
+            await p.detach("placed")
+            p.pause("placed")
+            await load(p, history, range(2, 70))
+            await anyio.sleep(30)
+            await p.attach(PlacedSink(place, cursor=cursor))
+            await anyio.sleep(5)  # cursors are written meanwhile
+            feed = p.statistics().sinks["placed"]
+            assert (feed.state, feed.rebuilds, feed.rebuild is not None) == ("paused", 0, True)
+            if killed:
+                disks.append(disks[-1].kill())
+                return
+        disks.append(disks[-1].kill())
+
+    async def comes_back() -> None:
+        async with service(disks[1], 2) as p:
+            whole = Place()
+            await p.attach(PlacedSink(whole, "whole"))
+            await p.attach(PlacedSink(place, cursor=cursor))
+            p.resume("placed")
+            await p.wait_visible(p.statistics().log.next_offset)
+            assert p.statistics().sinks["placed"].rebuilds == 1
+            same(place.states, whole.states)
+
+    run_virtual(goes)
+    run_virtual(comes_back)
+
+
 def test_late_deltas_behind_a_snapshot_are_folded_onto_it_and_beneath_it_counted(tmp_path: Path) -> None:
     async def main() -> None:
         async with service(SimDisk(3), 1) as p:
