@@ -78,7 +78,8 @@ async def answer_request(feed: Feed, request: ReplayRequest) -> Replayed:
     release = Release(quarantine.records(), leaving)
     count_max = count = feed.limits.merge_deltas_max
     while await feed.kept() and (records := release.take(count)):
-        failure = await feed.call(late_deliveries(records))
+        with quarantine.coming_out(records):
+            failure = await feed.call(late_deliveries(records))
         applied = _applied(records, failure)
         for one in records[:applied]:
             quarantine.replay(one.offset)

@@ -33,8 +33,7 @@ class Progress:
         self.rebuilder: Rebuilder | None = None
         """Where the sink can be rebuilt."""
         self.before: KeptCursor | None = None
-        """What was remembered of a sink that came back and has to be rebuilt, until that has begun: it goes on
-        from `start` no more than from there."""
+        """What was remembered of a sink that has to be rebuilt since it came back, until that has begun."""
         self.paused = False
         self._log = log
         self._keeps_cursor = keeps_cursor

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, deque
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -98,6 +99,7 @@ class Quarantine:
         self._ids: Counter[str] = Counter()  # -> how many are held of that vector id
         self._names: dict[Name, set[int]] = {}  # -> the offsets that may be meant by it
         self._moved = False  # some have gone, so others may wait for others now
+        self._coming_out: frozenset[int] = frozenset()  # in a call of the sink that runs
         self.touched: set[int] | None = None
         """Offsets about which something has changed, for whoever writes it down and empties this; None:
         nobody does."""
@@ -123,7 +125,18 @@ class Quarantine:
 
     def withholds(self, offset: int) -> bool:
         """Whether the delta there must not have an effect at this sink: it is held, or was dropped."""
+        if offset in self._coming_out:
+            return False
         return offset in self._held or offset in self._given_up
+
+    @contextmanager
+    def coming_out(self, records: Iterable[SetAside]) -> Iterator[None]:
+        """These are being applied: what comes behind them may count on them."""
+        self._coming_out = frozenset(one.offset for one in records)
+        try:
+            yield
+        finally:
+            self._coming_out = frozenset()
 
     def get(self, offset: int) -> SetAside | None:
         """What is held there; for whom it waits may have changed."""

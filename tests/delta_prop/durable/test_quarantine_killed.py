@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import pytest
 
-from delta_prop import Delta, Propagator, sparse_add
+from delta_prop import Delta, Propagator, create, sparse_add
 from delta_prop.quarantine_file import read_kept
 from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_simulations.disk_faults import SimCrash
 from delta_prop_sinks import StorageSink
 from delta_prop_sinks.sink import RejectDelta
-from tests.delta_prop.durable.quarantined import Rejecting, Store, added, held, made, service
+from delta_prop_wire.delta import Source
+from delta_prop_wire.encode import encode_batch
+from tests.delta_prop.durable.quarantined import Rejecting, Store, added, held, made, rows_of, service
 from tests.delta_prop.rebuilding import History, Place, PlacedSink, same
 
 if TYPE_CHECKING:
@@ -185,5 +187,36 @@ def test_a_sink_withholds_from_history_what_is_set_aside_as_soon_as_it_opens() -
         async with service(disk.crash(2), 3) as p:
             await p.attach(Looking(store, bad))
         assert seen == [[], [0], [0, 3]]
+
+    run_virtual(main)
+
+
+def test_a_late_delta_is_folded_with_those_that_come_out_of_the_quarantine_before_it(tmp_path: Path) -> None:
+    class Picky(StorageSink):
+        bad = True
+
+        async def apply(self, deliveries: Sequence[Delivery]) -> None:
+            for delivery in deliveries if self.bad else ():
+                for offset, row in rows_of(delivery):
+                    if delivery.batch.metadata(row):
+                        raise RejectDelta(offset, "metadata are not wanted now")
+            await super().apply(deliveries)
+
+    async def main() -> None:
+        async with service(SimDisk(1), 1) as p:
+            sink, remote = await p.attach(Picky(tmp_path / "v.db")), p.producer("far", source=Source.REPLICA)
+            await p.publish(made("a", 1.0))
+            await p.publish(made("b", 1.0))
+            await p.publish(Delta("a", create([7.0]), metadata={"n": 1}))
+            before = encode_batch([Delta("a", sparse_add([0], [10.0]))], origin=0x7770, base=1)
+            await remote.send_frame(before, 2).wait()
+            await p._sinks.feed(sink.name).wait(4)
+            assert held(p, sink.name) == [(2, 2, "metadata are not wanted now"), (3, 2, None)]
+            sink.bad = False
+            assert (await p.replay(sink.name)).applied == 2
+            state = await sink.get("default", "a")
+            assert state is not None
+            assert state.vector is not None
+            assert (state.vector.tolist(), state.metadata) == ([7.0], {"n": 1}), "it sorts before the create"
 
     run_virtual(main)
