@@ -6,7 +6,6 @@ import tracemalloc
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
 
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.compaction import Compaction, Part, run_to_end
@@ -46,9 +45,7 @@ def written(path: Path) -> DurableLog:
     return log
 
 
-def test_the_memory_taken_is_bounded(tmp_path: Path, full: bool) -> None:
-    if not full:
-        pytest.skip("a log large enough takes seconds to write: --full")
+def test_the_memory_taken_is_bounded(tmp_path: Path) -> None:
     log = written(tmp_path)
     parts = [Part(one.path, one.base, one.end) for one in list(log._segments.all)[:-1]]
     size = sum(one.size for one in log._segments.all)
