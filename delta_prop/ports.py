@@ -1,7 +1,7 @@
-"""What the service needs of the world, as structural types: a clock, randomness, threads.
+"""What the service needs of the world, as structural types: a clock, randomness, threads, sockets.
 
 Nothing is implemented here. `world.py` has the real ones, `testing/` false ones; nowhere else does
-time, chance or a thread come in.
+time, chance, a thread or a socket come in.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractAsyncContextManager
 
-    from delta_prop_broker.disk import Disk
+    from typing_extensions import Buffer
+
+    from delta_prop_broker.disk import Disk, FileRange
 
 T = TypeVar("T")
 
@@ -55,13 +57,96 @@ class Threads(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Tls:
+    """What a side shows of itself and asks of the other one, as paths of PEM files. TLS 1.3 alone is spoken.
+
+    `certificate`, `key`: of this side; a server has both. `authorities`: who signed the other side's; a
+    server with it asks clients for one (mutual TLS), a client without it trusts the system's.
+    `server_name`: the name that the server's certificate must bear; None: the host connected to.
+    """
+
+    certificate: str | None = None
+    key: str | None = None
+    authorities: str | None = None
+    server_name: str | None = None
+
+
+class Stream(Protocol):
+    """One connection: bytes both ways, in order. One task receives, one sends, at the same time or not.
+
+    All raise ConnectionError once the connection is gone, whichever side ended it.
+    """
+
+    @property
+    def peer(self) -> str:
+        """Who is at the other end: `host:port`."""
+        ...
+
+    @property
+    def peer_host(self) -> str:
+        """Where it is, without the port: what connections are counted for."""
+        ...
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        """Wait for bytes and put them there; how many, 0 where the peer sends no more."""
+        ...
+
+    def send_now(self, parts: Sequence[Buffer]) -> int:
+        """Send what the system takes at once, without waiting; how many bytes that were, from the first on."""
+        ...
+
+    async def send(self, parts: Sequence[Buffer]) -> None:
+        """Send these buffers one behind the other; return when the system has taken all."""
+        ...
+
+    async def send_file(self, part: FileRange) -> None:
+        """Send bytes of a file, without copying them through this process where the system can."""
+        ...
+
+    async def aclose(self) -> None:
+        """End it, what was sent being on its way; shielded, bounded in time, idempotent."""
+        ...
+
+
+class Listener(Protocol):
+    """Where connections come in."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port, the real one where 0 was asked for."""
+        ...
+
+    async def accept(self) -> Stream:
+        """Wait for the next connection. With TLS its handshake is done by the first receive or send."""
+        ...
+
+    async def aclose(self) -> None:
+        """Take no more; connections that were accepted go on."""
+        ...
+
+
+class Network(Protocol):
+    """Where streams come from."""
+
+    async def listen(self, host: str, port: int, *, tls: Tls | None = None) -> Listener:
+        """Listen; port 0 is any free one. Raises OSError, UsageError (a certificate that cannot be used)."""
+        ...
+
+    async def connect(
+        self, host: str, port: int, *, tls: Tls | None = None, timeout_s: float = 10.0
+    ) -> Stream:
+        """Connect, TLS handshake included. Raises OSError, TimeoutError, UsageError."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """All ports together.
 
     `new_threads` gives each owner a worker of its own. Two kinds of thread live as long as their scope:
     `own_thread` one that runs nothing else, for many short calls that somebody waits for; `background_thread`
     one of low priority, where the system knows that, for long computations that others must not feel.
-    `open_disk` gives the disk below a directory.
+    `open_disk` gives the disk below a directory. `network`: None where there is none.
     """
 
     clock: Clock
@@ -70,3 +155,4 @@ class World:
     own_thread: Callable[[], AbstractAsyncContextManager[Threads]]
     background_thread: Callable[[], AbstractAsyncContextManager[Threads]]
     open_disk: Callable[[str], Disk]
+    network: Network | None = None

@@ -8,7 +8,7 @@ gone, and that calling it again proves nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +53,14 @@ class File(Protocol):
     def close(self) -> None:
         """Let go of it. Syncs nothing."""
         ...
+
+
+class FileRange(NamedTuple):
+    """`size` bytes of a file from position `at` on, which nobody writes any more."""
+
+    file: File
+    at: int
+    size: int
 
 
 class Lock(Protocol):
