@@ -92,7 +92,7 @@ class Stream(Protocol):
         ...
 
     def send_now(self, parts: Sequence[Buffer]) -> int:
-        """Send what the system takes at once, without waiting; how many bytes that were, from the first on."""
+        """Send what the system takes at once, without waiting; how many bytes that were."""
         ...
 
     async def send(self, parts: Sequence[Buffer]) -> None:
