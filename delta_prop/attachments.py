@@ -22,14 +22,14 @@ from delta_prop.route.reasons import cannot_be_rebuilt
 from delta_prop.route.rebuild import Rebuilder, can_be_rebuilt, may_have_snapshot
 from delta_prop.route.status import FeedLimits, KeptCursor
 from delta_prop.route.subscription import Subscription
-from delta_prop.route.table import Table
+from delta_prop.route.table import Nothing, Table, Taker
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_sinks.sink import HoldsVectors, Rebuilds
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from anyio.abc import TaskGroup
 
@@ -39,10 +39,11 @@ if TYPE_CHECKING:
     from delta_prop.route.late import Replayed
     from delta_prop.route.quarantine import SetAside
     from delta_prop.route.status import FeedStatistics
+    from delta_prop.route.table import Rows
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.contract import Log
     from delta_prop_sinks.sink import Sink
-    from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import Dot
     from delta_prop_wire.topics import Topic
 
@@ -102,7 +103,8 @@ class Attachments:
         self._keep = keep
         self._written = written
         self._lasting = disk is not None
-        self._table: Table[Feed] = Table()
+        self._table: Table[Taker] = Table()
+        self._outlets: dict[Taker, None] = {}  # a set that keeps its order
         self._cursors: dict[str, KeptCursor] = dict(kept)
         self.quarantines = Quarantines(disk, log, world)
         for name, cursor in kept.items():
@@ -325,11 +327,31 @@ class Attachments:
         """The visible mark has moved: sinks for which nothing of that was meant have dealt with it."""
         for attached in self.attached.values():
             attached.require_feed().note_visible()
+        for outlet in self._outlets:
+            outlet.note_visible()
 
     def note_recovered(self) -> None:
         """The log was recovered in place, and may end elsewhere than it did."""
         for attached in self.attached.values():
             attached.require_feed().note_recovered()
+        for outlet in self._outlets:
+            outlet.note_recovered()
+
+    # --- outlets: what takes deltas and is no sink, so that nothing is kept for it
+
+    def add_outlet(self, outlet: Taker, topics: Iterable[Topic]) -> None:
+        """Offer it every batch with rows of these topics, until `remove_outlet`; again: other topics."""
+        self._outlets[outlet] = None
+        self._table.subscribe(outlet, topics)
+
+    def remove_outlet(self, outlet: Taker) -> None:
+        """Offer it nothing more."""
+        self._outlets.pop(outlet, None)
+        self._table.unsubscribe(outlet)
+
+    def rows_for(self, outlet: Taker, batch: Batch) -> Rows | Nothing:
+        """The rows of a batch that match an outlet's topics, None for all."""
+        return self._table.rows_for(outlet, batch)
 
     def note_vectors_of_past(self) -> None:
         """The chain's state was read back from the log: what sinks hold of an earlier one counts too."""

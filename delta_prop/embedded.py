@@ -23,6 +23,7 @@ from delta_prop.ingest.lanes import Lanes
 from delta_prop.ingest.origins import Origins
 from delta_prop.ingest.seen_ids import SeenIds
 from delta_prop.ingest.vectors import Vectors
+from delta_prop.inside import Inside
 from delta_prop.operating import Operating
 from delta_prop.order.orderer import Orderer
 from delta_prop.pacing import differs
@@ -420,6 +421,19 @@ class Propagator(Publishing):
             pressure=self.pressure(),
             memory_bytes_max=self.settings.memory_bytes_max(len(self._sinks.attached)),
             reopening=None if (reopening := self._service_log.reopening) is None else reopening.statistics(),
+        )
+
+    def inside(self) -> Inside:
+        """The parts that a server talks to, while this is open; not for programs that embed it."""
+        self._check_open()
+        return Inside(
+            chain=self._chain,
+            log=self._log,
+            sinks=self._sinks,
+            world=self._world,
+            settings=self.settings,
+            disk=self._service_log.disk,
+            now=self._now,
         )
 
     # --- inside

@@ -8,9 +8,10 @@ In front stands one queue, empty while the log keeps up. Nothing here awaits; `n
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from delta_prop.append import Appender
+from delta_prop.gate import OpenGate
 from delta_prop.ingest.lanes import Item, Lanes
 from delta_prop.ingest.origins import OWN, Grant, Origins
 from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
@@ -36,48 +37,21 @@ from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 from delta_prop_wire.validate import plain_is_sound, validate_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
+    from delta_prop.gate import Gate
     from delta_prop.ingest.seen_ids import SeenIds
     from delta_prop.ingest.vectors import Vectors
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import AckLevel
+    from delta_prop_wire.frames import OriginClaim
 
 LAMPORT_GIVEN_MAX = 1 << 62
 """Lamport numbers that forwarders may give, so that the service's own have room above them."""
 
 Work: TypeAlias = Sequenced | Draft | MatrixDraft
 Waiting = TypeVar("Waiting", Item, Entry)
-
-
-class Gate(Protocol):
-    """What stands before the chain and holds the source to its pace."""
-
-    def admits(self, count: int, size: int, now: float) -> bool:
-        """Whether so many deltas and bytes may go down now."""
-        ...
-
-    def note(self, count: int, size: int, now: float) -> None:
-        """They go."""
-        ...
-
-    def wait_s(self, count: int, size: int, now: float) -> float | None:
-        """When to ask again, in seconds; None when a sink has made progress."""
-        ...
-
-
-class _OpenGate:
-    """No pace to keep."""
-
-    def admits(self, count: int, size: int, now: float) -> bool:
-        return True
-
-    def note(self, count: int, size: int, now: float) -> None:
-        pass
-
-    def wait_s(self, count: int, size: int, now: float) -> float | None:
-        return 0.0
 
 
 class Chain:
@@ -123,7 +97,7 @@ class Chain:
         self.rebuilt = 0
         """How often the state was read back from a log that had failed."""
         self.settling = Settling(log, route, on_placed or (lambda: None))
-        self._gate: Gate = gate or _OpenGate()
+        self._gate: Gate = gate or OpenGate()
         self._on_queued = on_queued
         self._running = False
         self._now = 0.0
@@ -154,6 +128,21 @@ class Chain:
             state = self.origins.hello(origin, owner, now, self.orderer.have.get(origin, 0))
             held = [Refusal(entry, fenced(state.epoch)) for entry in self.orderer.take_origin(origin)]
             self._refuse_all(held)
+            grants.append(Grant(origin, state.epoch, self.orderer.have.get(origin, 0)))
+        return grants
+
+    def claim(self, claims: Sequence[OriginClaim], owner: str, now: float) -> list[Grant]:
+        """A hello over the network, for single origins: the epoch that each claim holds goes on, 0 asks for a
+        new one, which fences who held it. Raises Refused: then none of them is granted.
+        """
+        self.origins.check_room([claim.origin for claim in claims], owner)
+        grants = []
+        for origin, epoch in claims:
+            watermark = self.orderer.have.get(origin, 0)
+            state = self.origins.claim(origin, epoch, owner, now, watermark)
+            if state.epoch != epoch:
+                held = [Refusal(entry, fenced(state.epoch)) for entry in self.orderer.take_origin(origin)]
+                self._refuse_all(held)
             grants.append(Grant(origin, state.epoch, self.orderer.have.get(origin, 0)))
         return grants
 

@@ -308,6 +308,23 @@ class Origins:
         state = self._active[origin] = OriginState(owner, max(epoch, self._epochs_above) + 1, now, watermark)
         return state
 
+    def claim(self, origin: int, epoch: int, owner: str, now: float, watermark: int) -> OriginState:
+        """A hello that names the epoch its producer holds (0: none): that one goes on while nobody has a
+        later one. One that a former life of this log may have granted is believed. Raises Refused (FENCED,
+        UNAUTHORIZED). Ask `check_room` before.
+        """
+        known = self._active.get(origin)
+        holder = known.owner if known is not None else self._idle.get(origin, (UNKNOWN_OWNER, 0))[0]
+        present = known.epoch if known is not None else self._idle.get(origin, ("", 0))[1]
+        if holder not in (owner, UNKNOWN_OWNER):
+            raise _of_another(origin)
+        if 0 < epoch < present:
+            raise _fenced(origin, epoch, present)
+        if epoch == 0 or (epoch > present and epoch > self._epochs_above):
+            return self.hello(origin, owner, now, watermark)
+        self._regrant(origin, owner, epoch, now, watermark)
+        return self._active[origin]
+
     def restore(self, origin: int, epoch: int, now: float) -> OriginState:
         """The state of an origin that a log names; it writes again once it has said hello."""
         state = self._active.get(origin)
@@ -372,18 +389,9 @@ class Origins:
                 details={"origin": batch.origin},
             )
         if owner != state.owner:
-            raise Refused(
-                ErrorCode.UNAUTHORIZED,
-                f"origin {batch.origin:016x} belongs to another producer: write under your own",
-                details={"origin": batch.origin},
-            )
+            raise _of_another(batch.origin)
         if batch.epoch < state.epoch and not (repeat and state.same_frame(batch)):
-            raise Refused(
-                ErrorCode.FENCED,
-                f"origin {batch.origin:016x} writes under epoch {batch.epoch}, but another producer of that "
-                f"name has said hello since and holds {state.epoch}: stop this one, or give it its own name",
-                details={"epoch": state.epoch},
-            )
+            raise _fenced(batch.origin, batch.epoch, state.epoch)
         return state
 
     def writer(self, batch: Batch, owner: str) -> OriginState | None:
@@ -424,6 +432,23 @@ class Origins:
             self._idle[origin] = (state.owner, state.epoch)
             count += 1
         return count
+
+
+def _of_another(origin: int) -> Refused:
+    return Refused(
+        ErrorCode.UNAUTHORIZED,
+        f"origin {origin:016x} belongs to another producer: write under your own",
+        details={"origin": origin},
+    )
+
+
+def _fenced(origin: int, epoch: int, present: int) -> Refused:
+    return Refused(
+        ErrorCode.FENCED,
+        f"origin {origin:016x} writes under epoch {epoch}, but another producer of that "
+        f"name has said hello since and holds {present}: stop this one, or give it its own name",
+        details={"epoch": present},
+    )
 
 
 def _runs(state: OriginState) -> int:

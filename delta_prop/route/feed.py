@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from delta_prop.ports import World
     from delta_prop.quarantines import Keeper
     from delta_prop.route.late import ReplayRequest
-    from delta_prop.route.table import Table
+    from delta_prop.route.table import Table, Taker
     from delta_prop_broker.log.contract import Log
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.batch import LoggedBatch
@@ -57,7 +57,7 @@ class Feed(Progress):
         sink: Sink,
         *,
         log: Log,
-        table: Table[Feed],
+        table: Table[Taker],
         world: World,
         limits: FeedLimits,
         start: int,

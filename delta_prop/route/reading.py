@@ -12,13 +12,12 @@ from delta_prop_sinks.sink import Delivery
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from delta_prop.route.feed import Feed
-    from delta_prop.route.table import Table
+    from delta_prop.route.table import Table, Taker
     from delta_prop_wire.batch import LoggedBatch
 
 
 def deliveries_of(
-    read: Iterable[LoggedBatch], feed: Feed, table: Table[Feed], begin: int
+    read: Iterable[LoggedBatch], feed: Taker, table: Table[Taker], begin: int
 ) -> Iterator[Delivery]:
     """What of these batches a feed's sink wants, from an offset on."""
     for logged in read:

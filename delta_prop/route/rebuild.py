@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from delta_prop.ports import Threads
     from delta_prop.route.feed import Feed
-    from delta_prop.route.table import Table
+    from delta_prop.route.table import Table, Taker
     from delta_prop_broker.log.contract import Log
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.batch import LoggedBatch
@@ -77,7 +77,7 @@ class Rebuilder:
         self,
         sink: Rebuilds,
         log: Log,
-        table: Table[Feed],
+        table: Table[Taker],
         threads: Callable[[], Threads],
         *,
         hold: Callable[[], None],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.batch import Batch, LoggedBatch
 
     Rows = NDArray[np.intp] | None
 
@@ -36,6 +36,19 @@ class Nothing:
 NOTHING: Final = Nothing()
 
 Target = TypeVar("Target", bound=Hashable)
+
+
+class Taker(Hashable, Protocol):
+    """What the service's own table knows as targets: a sink's feed, a connection's outlet."""
+
+    def offer(self, logged: LoggedBatch, rows: Rows) -> None:
+        """Take a batch that has become visible; `rows` None means all. Never waits."""
+
+    def note_visible(self) -> None:
+        """More of the log may be read; what of it matches has been offered."""
+
+    def note_recovered(self) -> None:
+        """The log was recovered in place: more or less may be in it than was shown."""
 
 
 class Table(Generic[Target]):

@@ -147,3 +147,43 @@ def test_void_runs_are_known_with_their_codes_and_bounded() -> None:
     for _ in range(VOIDS_MAX):
         state.note_void(one, ErrorCode.INVALID_DELTA)
     assert len(state._void_bases) <= VOIDS_MAX
+
+
+class TestClaims:
+    """A hello over the network names the epoch that its producer holds."""
+
+    def test_the_present_epoch_goes_on(self) -> None:
+        origins = Origins()
+        epoch = origins.claim(1, 0, "a", 0.0, 0).epoch
+        assert origins.claim(1, epoch, "a", 1.0, 5).epoch == epoch
+        assert origins.claim(1, 0, "a", 2.0, 5).epoch == epoch + 1
+
+    def test_a_lower_one_is_fenced(self) -> None:
+        origins = Origins()
+        first = origins.claim(1, 0, "a", 0.0, 0).epoch
+        origins.claim(1, 0, "a", 1.0, 0)
+        with pytest.raises(Refused) as refused:
+            origins.claim(1, first, "a", 2.0, 0)
+        assert refused.value.code is ErrorCode.FENCED
+
+    def test_another_owner_has_no_claim(self) -> None:
+        origins = Origins()
+        epoch = origins.claim(1, 0, "a", 0.0, 0).epoch
+        for claimed in (0, epoch):
+            with pytest.raises(Refused) as refused:
+                origins.claim(1, claimed, "b", 1.0, 0)
+            assert refused.value.code is ErrorCode.UNAUTHORIZED
+
+    def test_one_of_a_former_life_goes_on_and_one_never_granted_does_not(self) -> None:
+        granted = Origins(epochs_above=100).claim(1, 0, "a", 0.0, 0).epoch
+        restarted = Origins(epochs_above=200)
+        restarted.restore(1, 50, 0.0)
+        assert restarted.claim(1, granted, "a", 0.0, 7).epoch == granted
+        assert restarted.claim(1, 5_000, "a", 1.0, 7).epoch == 201
+
+    def test_one_put_aside_comes_back_under_its_epoch(self) -> None:
+        origins = Origins()
+        epoch = origins.claim(1, 0, "a", 0.0, 0).epoch
+        assert origins.set_idle_aside(1e9) == 1
+        assert origins.claim(1, epoch, "a", 1e9, 9).epoch == epoch
+        assert len(origins) == 1
