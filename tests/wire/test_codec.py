@@ -100,6 +100,21 @@ def states_batch() -> Batch:
     )
 
 
+def cut_batch() -> Batch:
+    """Rows 0 and 2 of a batch of three that lies at offset 17."""
+    return encode_batch(
+        [SPARSE, dataclasses.replace(RICH_ROW, parents=(), expect=None)],
+        origin=ORIGIN,
+        base=5,
+        previous=4,
+        counters=[5, 7],
+        row_offsets=[17, 19],
+        priority=Priority.HIGH,
+    )
+
+
+VOID = encode_void(origin=ORIGIN, base=8, count=2, code=ErrorCode.INVALID_DELTA, refused_crc=0x0A0B0C0D)
+CUT_STAMP = dataclasses.replace(STAMP, previous_crc=0, body_crc=cut_batch().crc)
 STATE_STAMP = dataclasses.replace(STAMP, lamport=913, body_crc=states_batch().crc)
 SAMPLES: dict[str, Frame] = {
     "heartbeat without payload": Heartbeat(1),
@@ -116,12 +131,31 @@ SAMPLES: dict[str, Frame] = {
     "answer to hello": Ack(
         answers=1,
         credit=Credit(1000, 4_194_304),
-        welcome=Welcome(features=("zstd",), origins=(OriginGrant(ORIGIN, 1, 4),)),
+        welcome=Welcome(
+            features=("zstd",), origins=(OriginGrant(ORIGIN, 1, 4),), log=CURSOR, level=AckLevel.DURABLE
+        ),
+    ),
+    "hello that says nothing": Subscribe(1, Hello()),
+    "hello of a forwarder": Subscribe(
+        1, Hello(source=Source.REPLICA, client="service in Graz", log_id=bytes(range(16, 32)))
+    ),
+    "answer to a forwarder": Ack(
+        answers=1, welcome=Welcome(origins=(OriginGrant(ORIGIN, 1, 4),), more=True, log=CURSOR)
+    ),
+    "answer to a forwarder, last page": Ack(
+        answers=1,
+        credit=Credit(1000, 4_194_304),
+        welcome=Welcome(origins=(OriginGrant(ORIGIN + 16, 2, 0),), log=CURSOR),
     ),
     "delta": DeltaFrame(5, SPARSE, ack_wanted=True),
     "delta with all fields": DeltaFrame(6, RICH, ack_wanted=True, ack_level=AckLevel.DURABLE),
     "batch": BatchFrame(5, small_batch(), ack_wanted=True),
     "batch from the log": BatchFrame(17, small_batch(), STAMP),
+    "delta from the log": DeltaFrame(17, SPARSE, lamport=900),
+    "batch cut by a filter": BatchFrame(17, cut_batch(), CUT_STAMP),
+    "batch of void dots": BatchFrame(
+        20, VOID, dataclasses.replace(STAMP, lamport=903, body_crc=VOID.crc, source=Source.LOCAL)
+    ),
     "batch of states": BatchFrame(0, states_batch(), STATE_STAMP),
     "ack": Ack(6, ranges=(AckRange(5, 5, 17), AckRange(6, 6, 3, True)), credit=Credit(2, 416)),
     "nack": Nack(
@@ -130,6 +164,13 @@ SAMPLES: dict[str, Frame] = {
         "80000 of 100000 deltas wait: try again",
         retry_after_ms=250,
         details={"depth": 80000, "capacity": 100000},
+    ),
+    "nack of an overlap": Nack(
+        5, ErrorCode.OVERLAP, "counters up to 5 are done with: send the rest", details={"watermark": 5}
+    ),
+    "nack of a request": Nack(0, ErrorCode.BAD_REQUEST, "subscription 9 is unknown", answers=4),
+    "nack of the connection": Nack(
+        0, ErrorCode.SHUTTING_DOWN, "the service ends: connect again", retry_after_ms=1000
     ),
     "nack of a row": Nack(8, ErrorCode.INVALID_DELTA, "row 1: indices: 9 is outside", row=1, field="indices"),
     "backpressure": Backpressure(9, Level.THROTTLE, 90_000, 100_000, rate=2500.0, retry_after_ms=40),
@@ -144,8 +185,12 @@ SAMPLES: dict[str, Frame] = {
             filter=Filter((Source.LOCAL, Source.IMPORT), (Priority.CRITICAL,)),
         ),
     ),
+    "subscribe to deltas": Subscribe(
+        2, Subscription(1, (Topic.parse("*"),), Start(StartAt.EARLIEST), deltas=True)
+    ),
     "answer to subscribe": Ack(answers=2, granted=Granted(1, CURSOR, 100, 10)),
     "ack of a subscriber": Ack(dealt_with=19, cursor=CURSOR, credit=Credit(2, 416)),
+    "heartbeat of a server": Heartbeat(3, sent_us=7_000_000, dealt_with=20),
     "unsubscribe": Unsubscribe(3, 1),
 }
 NAMES = pytest.mark.parametrize("name", SAMPLES)
@@ -182,7 +227,7 @@ def plain(value: object) -> object:
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, Batch):
-        return [plain(value.delta(row)) for row in range(value.count)]
+        return [row_of(value, row) for row in range(value.count)]
     if dataclasses.is_dataclass(value):
         fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {name: field for name, field in fields.items() if field not in (None, [], {})}
@@ -193,6 +238,13 @@ def plain(value: object) -> object:
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     return value
+
+
+def row_of(batch: Batch, row: int) -> object:
+    told = plain(batch.delta(row))
+    if batch.row_offsets is not None and isinstance(told, dict):
+        told["offset"] = int(batch.row_offsets[row])
+    return told
 
 
 def golden() -> dict[str, dict[str, Any]]:

@@ -16,6 +16,8 @@ from delta_prop_wire.crc import crc32c
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import PeerError, UsageError
 from delta_prop_wire.frames import (
+    Frame,
+    Hello,
     Nack,
     Start,
     StartAt,
@@ -54,9 +56,16 @@ def control(kind: FrameType, **fields: Any) -> bytes:
         (FrameType.ACK, "credit", [1]),
         (FrameType.ACK, "welcome", [1]),
         (FrameType.ACK, "version", {"welcome": {}}),
-        (FrameType.ACK, "granted", {"subscription": 1}),
+        (FrameType.ACK, "start", {"granted": {"subscription": 1}}),
         (FrameType.NACK, "code", 0),
-        (FrameType.NACK, "code", 24),
+        (FrameType.NACK, "code", 25),
+        (FrameType.NACK, "answers", {"code": 6, "answers": -1}),
+        (FrameType.HEARTBEAT, "dealt_with", 1 << 63),
+        (FrameType.SUBSCRIBE, "client", "x" * 256),
+        (FrameType.SUBSCRIBE, "log_id", bytes(15)),
+        (FrameType.ACK, "more", {"welcome": {"version": 1, "more": 1}}),
+        (FrameType.ACK, "log", {"welcome": {"version": 1, "log": [bytes(16), 1]}}),
+        (FrameType.ACK, "level", {"welcome": {"version": 1, "level": 4}}),
         (FrameType.BACKPRESSURE, "rate", float("nan")),
         (FrameType.BACKPRESSURE, "rate", -1.0),
         (FrameType.HEARTBEAT, "sent_us", "now"),
@@ -71,7 +80,7 @@ def control(kind: FrameType, **fields: Any) -> bytes:
     ],
 )
 def test_an_unsound_control_field_is_named(kind: FrameType, field: str, value: Any) -> None:
-    fields = value if isinstance(value, dict) and field == "version" else {field: value}
+    fields = value if isinstance(value, dict) else {field: value}
     if kind is FrameType.BACKPRESSURE:
         fields = {"level": 0, **fields}
     error = refused(control(kind, **fields))
@@ -124,6 +133,9 @@ def test_a_control_frame_beyond_the_bound_is_our_own_fault() -> None:
 
 
 def test_a_long_refusal_is_cut_and_not_refused_itself() -> None:
+    frame: Frame = decode(encode(Subscribe(1, Hello(client="n" * 300))))
+    assert isinstance(frame, Subscribe)
+    assert frame.request == Hello(client="n" * 255)
     frame = decode(encode(Nack(1, ErrorCode.INVALID_DELTA, "ä" * 5000 + "\ud800", field="f" * 300)))
     assert isinstance(frame, Nack)
     assert frame.text == "ä" * (TEXT_BYTES_MAX // 2)
@@ -161,9 +173,10 @@ JSON_LIKE = st.recursive(
 )
 KEYS = (
     "vector_id namespace op values indices data id origin counter parents clock timestamp priority source "
-    "metadata topics expect ack_level ranges dealt_with cursor credit answers welcome granted code text "
-    "retry_after_ms row field details level depth capacity rate sent_us echo_us delivered received version "
-    "features token origins subscription start batch_deltas_max wait_ms_max group filter drain sources"
+    "metadata topics expect ack_level lamport ranges dealt_with cursor credit answers welcome granted code "
+    "text retry_after_ms row field details level depth capacity rate sent_us echo_us delivered received "
+    "version more log features token origins subscription start batch_deltas_max wait_ms_max group filter "
+    "drain sources client log_id deltas"
 )
 
 

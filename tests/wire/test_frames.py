@@ -55,9 +55,10 @@ def received(*chunks: bytes) -> list[Frame]:
 
 def test_a_refusal_survives_the_journey() -> None:
     refused = Refused(ErrorCode.QUEUE_FULL, "full", retry_after_ms=5, row=2, field="id", details={"depth": 9})
-    frame = decode(encode(Nack.of(7, refused)))
+    frame = decode(encode(Nack.of(7, refused, answers=3)))
     assert isinstance(frame, Nack)
     assert frame.sequence == 7
+    assert frame.answers == 3
     assert vars(frame.refusal()) == vars(refused)
     assert frame.refusal().retryable
 
@@ -133,7 +134,9 @@ DELTAS = st.builds(
     expect=st.none() | DOTS,
 )
 FRAMES = st.one_of(
-    st.builds(DeltaFrame, U64, DELTAS, st.booleans(), st.none() | st.sampled_from(AckLevel)),
+    st.builds(
+        DeltaFrame, U64, DELTAS, st.booleans(), st.none() | st.sampled_from(AckLevel), st.none() | OFFSETS
+    ),
     st.builds(
         Ack,
         U64,
@@ -153,6 +156,9 @@ FRAMES = st.one_of(
             st.integers(1, 255),
             st.lists(NAME, max_size=3).map(tuple),
             st.lists(st.builds(OriginGrant, U64, U32, OFFSETS), max_size=3).map(tuple),
+            st.booleans(),
+            st.none() | CURSORS,
+            st.none() | st.sampled_from(AckLevel),
         ),
         granted=st.none() | st.builds(Granted, U32, CURSORS, st.integers(1, 65536), st.integers(0, 60_000)),
     ),
@@ -165,6 +171,7 @@ FRAMES = st.one_of(
         st.none() | st.integers(0, 65535),
         st.none() | NAME,
         PATCHES,
+        st.none() | U64,
     ),
     st.builds(
         Backpressure,
@@ -176,7 +183,14 @@ FRAMES = st.one_of(
         st.none() | U32,
     ),
     st.builds(
-        Heartbeat, U64, st.none() | U64, st.none() | U64, st.none() | U64, st.none() | U64, MAYBE_CREDIT
+        Heartbeat,
+        U64,
+        st.none() | U64,
+        st.none() | U64,
+        st.none() | U64,
+        st.none() | U64,
+        MAYBE_CREDIT,
+        st.none() | OFFSETS,
     ),
     st.builds(
         Subscribe,
@@ -188,6 +202,8 @@ FRAMES = st.one_of(
             st.none() | NAME,
             st.lists(st.builds(OriginClaim, U64, U32), max_size=3).map(tuple),
             st.sampled_from(Source),
+            st.none() | NAME,
+            st.none() | st.binary(min_size=16, max_size=16),
         )
         | st.builds(
             Subscription,
@@ -204,6 +220,7 @@ FRAMES = st.one_of(
                 st.lists(st.sampled_from(Source), max_size=4).map(tuple),
                 st.lists(st.sampled_from(Priority), max_size=4).map(tuple),
             ),
+            st.booleans(),
         ),
     ),
     st.builds(Unsubscribe, U64, U32, st.booleans()),

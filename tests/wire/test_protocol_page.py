@@ -108,7 +108,7 @@ def test_the_table_of_errors_that_may_pass() -> None:
         ("features", control.FEATURE_BYTES_MAX),
         ("token, text", control.TOKEN_BYTES_MAX),
         ("token, text", control.TEXT_BYTES_MAX),
-        ("group, field", control.NAME_BYTES_MAX),
+        ("group, `client`, field", control.NAME_BYTES_MAX),
         ("`wait_ms_max`", control.WAIT_MS_MAX),
     ],
 )

@@ -155,7 +155,7 @@ def _decode(header: Header, frame: memoryview) -> Frame:
 
 
 def _encode_delta(frame: DeltaFrame) -> bytes:
-    packed = pack_delta(frame.delta, frame.ack_level)
+    packed = pack_delta(frame.delta, frame.ack_level, frame.lamport)
     length = len(packed) + CRC_BYTES
     if length > DELTA_PAYLOAD_BYTES_MAX:
         raise Refused(
@@ -172,8 +172,8 @@ def _decode_delta(header: Header, payload: memoryview) -> DeltaFrame:
     found = crc32c(packed)
     if told != found:
         raise PeerError(ErrorCode.CHECKSUM, f"delta checksum is {found:#010x}, the frame says {told:#010x}")
-    delta, ack_level = unpack_delta(packed)
-    return DeltaFrame(header.sequence, delta, bool(header.flags & Flag.ACK_WANTED), ack_level)
+    delta, ack_level, lamport = unpack_delta(packed)
+    return DeltaFrame(header.sequence, delta, bool(header.flags & Flag.ACK_WANTED), ack_level, lamport)
 
 
 # --- Batch

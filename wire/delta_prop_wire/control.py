@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from delta_prop_wire.cursor import LOG_ID_BYTES, Cursor
-from delta_prop_wire.delta import Priority, Source
+from delta_prop_wire.delta import AckLevel, Priority, Source
 from delta_prop_wire.errors import PeerError, Refused, UsageError
 from delta_prop_wire.frames import (
     Ack,
@@ -110,8 +110,12 @@ def unpack_control(kind: FrameType, sequence: int, payload: Buffer) -> ControlFr
 
 
 def _packed(fields: dict[str, Any]) -> bytes:
-    said = {name: value for name, value in fields.items() if value is not None}
+    said = _said(fields)
     return pack_map(said) if said else b""
+
+
+def _said(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 # --- Ack
@@ -124,7 +128,7 @@ def _ack_fields(ack: Ack) -> dict[str, Any]:
         "cursor": ack.cursor,
         "credit": ack.credit,
         "answers": ack.answers,
-        "welcome": None if ack.welcome is None else _welcome_fields(ack.welcome),
+        "welcome": None if ack.welcome is None else _said(_welcome_fields(ack.welcome)),
         "granted": None if ack.granted is None else _granted_fields(ack.granted),
     }
 
@@ -147,6 +151,9 @@ def _welcome_fields(welcome: Welcome) -> dict[str, Any]:
         "version": welcome.version,
         "features": list(welcome.features),
         "origins": list(welcome.origins),
+        "more": welcome.more or None,
+        "log": welcome.log,
+        "level": None if welcome.level is None else int(welcome.level),
     }
 
 
@@ -155,6 +162,9 @@ def _unpack_welcome(fields: Fields) -> Welcome:
         version=fields.need("version", uint(255, least=1)),
         features=fields.get("features", _features, ()),
         origins=fields.get("origins", list_of(_grant, ORIGINS_MAX), ()),
+        more=fields.get("more", flag, False),
+        log=fields.get("log", _cursor, None),
+        level=fields.get("level", one_of(AckLevel), None),
     )
 
 
@@ -187,6 +197,7 @@ def _nack_fields(nack: Nack) -> dict[str, Any]:
         "row": nack.row,
         "field": None if nack.field is None else _cut(nack.field, NAME_BYTES_MAX),
         "details": dict(nack.details) or None,
+        "answers": nack.answers,
     }
 
 
@@ -199,6 +210,7 @@ def _unpack_nack(sequence: int, fields: Fields) -> Nack:
         row=fields.get("row", uint(BATCH_ROWS_MAX - 1), None),
         field=fields.get("field", _name, None),
         details=fields.get("details", mapping, {}),
+        answers=fields.get("answers", _u64, None),
     )
 
 
@@ -241,6 +253,7 @@ def _heartbeat_fields(beat: Heartbeat) -> dict[str, Any]:
         "delivered": beat.delivered,
         "received": beat.received,
         "credit": beat.credit,
+        "dealt_with": beat.dealt_with,
     }
 
 
@@ -252,6 +265,7 @@ def _unpack_heartbeat(sequence: int, fields: Fields) -> Heartbeat:
         delivered=fields.get("delivered", _u64, None),
         received=fields.get("received", _u64, None),
         credit=fields.get("credit", _credit, None),
+        dealt_with=fields.get("dealt_with", _offset, None),
     )
 
 
@@ -278,6 +292,8 @@ def _hello_fields(hello: Hello) -> dict[str, Any]:
         "token": hello.token,
         "origins": list(hello.origins) or None,
         "source": None if hello.source is Source.LOCAL else int(hello.source),
+        "client": None if hello.client is None else _cut(hello.client, NAME_BYTES_MAX),
+        "log_id": hello.log_id,
     }
 
 
@@ -288,6 +304,8 @@ def _unpack_hello(fields: Fields) -> Hello:
         token=fields.get("token", text(TOKEN_BYTES_MAX), None),
         origins=fields.get("origins", list_of(_claim, ORIGINS_MAX), ()),
         source=fields.get("source", one_of(Source), Source.LOCAL),
+        client=fields.get("client", _name, None),
+        log_id=fields.get("log_id", blob(LOG_ID_BYTES, LOG_ID_BYTES), None),
     )
 
 
@@ -303,6 +321,7 @@ def _subscription_fields(asked: Subscription) -> dict[str, Any]:
         "wait_ms_max": asked.wait_ms_max,
         "group": asked.group,
         "filter": None if asked.filter is None else _filter_fields(asked.filter),
+        "deltas": asked.deltas or None,
     }
 
 
@@ -319,6 +338,7 @@ def _unpack_subscription(fields: Fields) -> Subscription:
         wait_ms_max=fields.get("wait_ms_max", _wait, 10),
         group=fields.get("group", _name, None),
         filter=_unpack_filter(fields.inner("filter")) if "filter" in fields else None,
+        deltas=fields.get("deltas", flag, False),
     )
 
 

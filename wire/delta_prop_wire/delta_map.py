@@ -39,6 +39,7 @@ _text = text(DELTA_BYTES_MAX)
 _bytes = blob(0, DELTA_BYTES_MAX)
 _id = blob(DELTA_ID_BYTES, DELTA_ID_BYTES)
 _counter = uint(COUNTER_MAX, least=1)
+_lamport = uint(COUNTER_MAX)
 _u64 = uint()
 _pair = record(_u64, _counter)
 _kind = uint(KIND_MAX)
@@ -49,13 +50,15 @@ _topics = list_of(_text, CLOCK_ENTRIES_MAX)
 
 
 class DeltaMap(NamedTuple):
-    """What a map holds: the delta, and what its acknowledgement is to promise (None: the default)."""
+    """What a map holds: the delta, what its acknowledgement is to promise (None: the default), and, from a
+    log, its Lamport number."""
 
     delta: Delta
     ack_level: AckLevel | None
+    lamport: int | None
 
 
-def pack_delta(delta: Delta, ack_level: AckLevel | None = None) -> bytes:
+def pack_delta(delta: Delta, ack_level: AckLevel | None = None, lamport: int | None = None) -> bytes:
     """The map of `delta`."""
     operation = delta.operation
     origin, counter = delta.dot or (None, None)
@@ -80,6 +83,7 @@ def pack_delta(delta: Delta, ack_level: AckLevel | None = None) -> bytes:
             "topics": list(delta.topics) or None,
             "expect": delta.expect,
             "ack_level": None if ack_level is None else int(ack_level),
+            "lamport": lamport,
         }
     )
 
@@ -103,7 +107,7 @@ def unpack_delta(packed: Buffer) -> DeltaMap:
         topics=fields.get("topics", _topics, ()),
         expect=fields.get("expect", _dot, None),
     )
-    return DeltaMap(delta, fields.get("ack_level", _ack_level, None))
+    return DeltaMap(delta, fields.get("ack_level", _ack_level, None), fields.get("lamport", _lamport, None))
 
 
 def _parts(kind: int) -> tuple[bool, bool]:

@@ -33,14 +33,16 @@ if TYPE_CHECKING:
 class DeltaFrame:
     """One delta as a map, the form for languages without columns.
 
-    `sequence`: a number of its producer's choice, greater than the one before.
-    `ack_level`: what the acknowledgement is to promise, None for the server's default.
+    `sequence`: a number of its producer's choice, greater than the one before; from a log, the offset.
+    `ack_level`: what the acknowledgement is to promise, None for the server's default. `lamport`: its Lamport
+    number, which only a log gives.
     """
 
     sequence: int
     delta: Delta
     ack_wanted: bool = False
     ack_level: AckLevel | None = None
+    lamport: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,11 +98,18 @@ class OriginGrant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The answer to a hello: what both speak, and what each origin may go on from."""
+    """The answer to a hello: what both speak, and what each origin may go on from.
+
+    `more`: further origins follow, in Acks with the same `answers`. `log`: the log's id, its epoch and its
+    end. `level`: the highest level that its acknowledgements can have.
+    """
 
     version: int = VERSION
     features: tuple[str, ...] = ()
     origins: tuple[OriginGrant, ...] = ()
+    more: bool = False
+    log: Cursor | None = None
+    level: AckLevel | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +127,8 @@ class Ack:
     """What was done. All parts are optional and independent.
 
     `sequence`: the outcome of every delta up to this number has been told (a Nack is an outcome).
-    `ranges`: first offsets, and what overtook. `dealt_with`: below this offset nothing is needed again.
+    `ranges`: first offsets, and what overtook. `dealt_with`: below this offset nothing is needed again; from
+    a server, that everything below was delivered on this connection or is none of its business.
     `cursor`: commit it for the group. `credit`: adds to what is left. `answers`: the sequence of the
     Subscribe or Unsubscribe that this answers, with `welcome` or `granted`.
     """
@@ -137,8 +147,9 @@ class Ack:
 class Nack:
     """What was refused, why, and when to try again (None: not before something is changed).
 
-    `sequence`: of the frame that is refused, as a whole. `row`, `field`: the first bad row of a batch and
-    what is wrong with it. `details`: further facts, by name.
+    `sequence`: of the frame with deltas that is refused, as a whole. `answers`: of the request that is
+    refused; `sequence` is 0 then. Neither: it is about the connection. `row`, `field`: the first bad row of a
+    batch and what is wrong with it. `details`: further facts, by name.
     """
 
     sequence: int
@@ -148,9 +159,10 @@ class Nack:
     row: int | None = None
     field: str | None = None
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    answers: int | None = None
 
     @classmethod
-    def of(cls, sequence: int, refused: Refused) -> Nack:
+    def of(cls, sequence: int, refused: Refused, *, answers: int | None = None) -> Nack:
         """The frame that tells a peer of `refused`."""
         return cls(
             sequence,
@@ -160,6 +172,7 @@ class Nack:
             refused.row,
             refused.field,
             refused.details,
+            answers,
         )
 
     def refusal(self) -> Refused:
@@ -206,7 +219,7 @@ class Heartbeat:
     """Sent when idle. `sent_us`: the sender's monotonic clock; `echo_us`: the last one that it got.
 
     `sequence`: a running number. `delivered`, `received`: highest sequence sent and received so far.
-    `credit`: what the sender believes it may still send.
+    `credit`: what the sender believes it may still send. `dealt_with`: as in an Ack.
     """
 
     sequence: int
@@ -215,6 +228,7 @@ class Heartbeat:
     delivered: int | None = None
     received: int | None = None
     credit: Credit | None = None
+    dealt_with: int | None = None
 
 
 # --- requests
@@ -229,13 +243,18 @@ class OriginClaim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Opens a connection: who I am and what I speak. `source`: where the deltas of my origins come from."""
+    """Opens a connection: who I am and what I speak. `source`: where the deltas of my origins come from.
+
+    `client`: a name for people. `log_id`: of the log that a forwarder reads.
+    """
 
     version: int = VERSION
     features: tuple[str, ...] = ()
     token: str | None = dataclasses.field(default=None, repr=False)
     origins: tuple[OriginClaim, ...] = ()
     source: Source = Source.LOCAL
+    client: str | None = None
+    log_id: bytes | None = None
 
 
 class StartAt(Enum):
@@ -270,7 +289,8 @@ class Subscription:
     """What to deliver. A delta that matches several topics comes once.
 
     `subscription`: a number by which Unsubscribe names it. Deltas are gathered up to `batch_deltas_max`
-    or for `wait_ms_max`. `group`: a name under which the server keeps the cursor.
+    or for `wait_ms_max`. `group`: a name under which the server keeps the cursor. `deltas`: deliver Delta
+    frames, one a row, instead of batches.
     """
 
     subscription: int
@@ -281,6 +301,7 @@ class Subscription:
     wait_ms_max: int = 10
     group: str | None = None
     filter: Filter | None = None
+    deltas: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ class ErrorCode(IntEnum):
     LOG_FAILED = 21
     LEVEL_UNAVAILABLE = 22
     OVERLAP = 23
+    BAD_REQUEST = 24
 
 
 VOIDING = frozenset(
