@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
 from delta_prop.commands.asking import waiting_requests
-from delta_prop.commands.groups import forget_group, read_groups
 from delta_prop.commands.opened import open_disk, open_log, snapshot_told
 from delta_prop.commands.quarantine import quarantined
 from delta_prop.cursors import read_cursors, write_cursors
+from delta_prop.group_places import forget_group, read_groups
 from delta_prop.operator_requests import forget_requests
 from delta_prop.quarantine_file import path_of, remove_kept
 from delta_prop_broker.log.damage import LogBusy, LogDamaged

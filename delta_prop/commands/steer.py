@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from delta_prop.commands.asking import ask, open_directory
-from delta_prop.commands.groups import read_groups
 from delta_prop.commands.opened import open_log
 from delta_prop.cursors import read_cursors
+from delta_prop.group_places import read_groups
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

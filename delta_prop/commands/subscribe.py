@@ -15,9 +15,9 @@ import anyio.lowlevel
 
 from delta_prop.checks import parse_topics
 from delta_prop.commands import edge
-from delta_prop.commands.groups import Group
 from delta_prop.commands.opened import open_log
 from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at
+from delta_prop.group_places import Group
 from delta_prop_broker.log.follow import Follower
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import to_line

@@ -10,8 +10,8 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop import Delta, LogSettings, Propagator, create
-from delta_prop.commands.groups import read_groups
 from delta_prop.cursors import read_cursors
+from delta_prop.group_places import read_groups
 from delta_prop.quarantine_file import read_all
 from delta_prop_broker.log.durable import DIRECTORY, DurableLog
 from delta_prop_broker.log.identity import read_identity

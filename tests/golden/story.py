@@ -25,7 +25,7 @@ from delta_prop import (
     sparse,
     sparse_add,
 )
-from delta_prop.commands.groups import Group
+from delta_prop.group_places import Group
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink

@@ -10,10 +10,10 @@ import json
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
-from delta_prop.commands.places import name_fault
 from delta_prop_broker.log.identity import read_small, replace_file
+from delta_prop_wire.bounds import check_name
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.errors import UsageError
+from delta_prop_wire.errors import InvalidDelta, UsageError
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
@@ -109,7 +109,8 @@ def forget_group(disk: Disk, name: str) -> bool:
 
 
 def _path(name: str) -> str:
-    fault = name_fault("group", name, NAME_BYTES_MAX)
-    if fault:
-        raise UsageError(fault)
+    try:
+        check_name("group", name, NAME_BYTES_MAX)
+    except InvalidDelta as error:
+        raise UsageError(error.message) from None
     return f"{DIRECTORY}/{quote(name, safe='')}{_SUFFIX}"
