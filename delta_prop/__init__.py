@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from delta_prop.config import Settings
     from delta_prop.embedded import Propagator
     from delta_prop.producer import Producer
-    from delta_prop.receipt import Published, Receipt, State
+    from delta_prop.published import Published, State
+    from delta_prop.receipt import Receipt
     from delta_prop.route.late import Replayed
     from delta_prop.route.quarantine import SetAside
     from delta_prop.route.subscription import Delivered, Subscription
@@ -49,7 +50,8 @@ _HOMES = {
     "delta_prop.config": ("Settings",),
     "delta_prop.embedded": ("Propagator",),
     "delta_prop.producer": ("Producer",),
-    "delta_prop.receipt": ("Published", "Receipt", "State"),
+    "delta_prop.published": ("Published", "State"),
+    "delta_prop.receipt": ("Receipt",),
     "delta_prop.route.late": ("Replayed",),
     "delta_prop.route.quarantine": ("SetAside",),
     "delta_prop.route.subscription": ("Delivered", "Subscription"),

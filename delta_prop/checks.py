@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from delta_prop.receipt import Published
+from delta_prop.published import Published
 from delta_prop_wire.bounds import check_name, check_parents, check_whole
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, create
 from delta_prop_wire.errors import InvalidDelta, UsageError

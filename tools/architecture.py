@@ -40,8 +40,10 @@ PURE = (
     "*/ports.py",
     "broker/delta_prop_broker/log/*",
     "delta_prop/backpressure/*",
+    "delta_prop/checks.py",
     "delta_prop/ingest/*",
     "delta_prop/order/*",
+    "delta_prop/published.py",
     "delta_prop/route/table.py",
 )
 IMPURE = {"anyio", "trio", "sniffio"}  # and everything in BANNED_MODULES
