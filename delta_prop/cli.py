@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from delta_prop.commands.operators import add_operator_verbs
 from delta_prop.commands.parsers import add_verbs
+from delta_prop.commands.serving import add_server_verbs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -76,6 +77,7 @@ def make_parser() -> Parser:
     _add_demo(verbs)
     add_verbs(verbs, _run)
     add_operator_verbs(verbs)
+    add_server_verbs(verbs)
     version = verbs.add_parser("version", help="print the version", epilog="example: delta-prop version")
     version.set_defaults(run=_version)
     return parser

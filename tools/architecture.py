@@ -56,6 +56,7 @@ LAZY = ("delta_prop/__init__.py", "delta_prop/sinks.py")
 EDGE = (
     "broker/delta_prop_broker/local_disk.py",
     "delta_prop/commands/edge.py",
+    "delta_prop/commands/logs.py",
     "delta_prop/demo/edge.py",
     "delta_prop/synchronous.py",
     "delta_prop/world.py",

@@ -24,7 +24,7 @@ from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import LINE_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterator, Mapping
 
     from typing_extensions import Buffer
 
@@ -49,6 +49,23 @@ _CHUNK_BYTES = 256 * 1024
 def drawn_name() -> str:
     """A producer's name that nobody else has."""
     return f"publish-{secrets.token_hex(8)}"
+
+
+def environment() -> Mapping[str, str]:
+    """The environment's variables."""
+    return os.environ
+
+
+def read_settings(path: str) -> tuple[str, str]:
+    """A configuration's text, and the folder that it lies in. Raises UsageError."""
+    try:
+        raw = Path(path).read_bytes()
+        return raw.decode(), str(Path(path).absolute().parent)
+    except OSError as error:
+        what = error.strerror
+    except (UnicodeDecodeError, ValueError):
+        what = "it is not UTF-8"
+    raise UsageError(f"the configuration {path!r} cannot be read ({what}): name a file in TOML")
 
 
 def existing_disk(path: str) -> LocalDisk:

@@ -1,0 +1,76 @@
+"""The sinks of a configuration, made: the objects, and what each is attached with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from delta_prop.configuration.sinks import (
+    CacheTerms,
+    IndexTerms,
+    JsonLinesTerms,
+    SinkTerms,
+    StorageTerms,
+)
+from delta_prop_sinks import CacheSink, IndexSink, JsonLinesSink, Resident, StorageSink
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from delta_prop.embedded import Propagator
+    from delta_prop_sinks import Sink
+
+_COMMON = frozenset(one.name for one in fields(SinkTerms))
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A sink and its terms."""
+
+    sink: Sink
+    terms: SinkTerms
+
+    async def attach(self, to: Propagator, remembered: Container[str]) -> None:
+        """Attach it: one that is remembered goes on where it stopped. Raises as `Propagator.attach`."""
+        terms = self.terms
+        await to.attach(
+            self.sink,
+            name=terms.name,
+            topics=terms.topics,
+            start="resume" if terms.name in remembered else terms.start,
+            required=terms.required,
+            pacing=terms.pacing,
+            on_log_full=terms.on_log_full,
+            batch_deltas=terms.batch_deltas,
+            linger_ms_max=terms.linger_ms_max,
+        )
+
+
+def make_sinks(terms: tuple[SinkTerms, ...]) -> tuple[Attachment, ...]:
+    """The sinks, in the order in which they are attached. Raises UsageError with the place of the one."""
+    residents: dict[str, Resident] = {}
+    made: list[Attachment] = []
+    for place, one in enumerate(terms):
+        try:
+            made.append(Attachment(_made(one, residents), one))
+        except UsageError as error:
+            raise UsageError(f"sinks[{place}]: {error}") from None
+    return tuple(made)
+
+
+def _made(terms: SinkTerms, residents: dict[str, Resident]) -> Sink:
+    own: dict[str, Any] = {one.name: getattr(terms, one.name) for one in fields(terms)}
+    own = {name: value for name, value in own.items() if name not in _COMMON} | {"name": terms.name}
+    if isinstance(terms, StorageTerms):
+        resident = Resident(resident_bytes_max=own.pop("resident_bytes_max"))
+        residents[terms.name] = resident
+        return StorageSink(own.pop("path"), resident=resident, **own)
+    if isinstance(terms, IndexTerms):
+        bytes_max, vectors = own.pop("resident_bytes_max"), own.pop("vectors")
+        shared = None if vectors is None else residents[vectors]
+        return IndexSink(resident=shared or Resident(resident_bytes_max=bytes_max), **own)
+    if isinstance(terms, CacheTerms):
+        return CacheSink(**own)
+    assert isinstance(terms, JsonLinesTerms)
+    return JsonLinesSink(own.pop("path"), **own)

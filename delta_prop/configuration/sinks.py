@@ -1,0 +1,149 @@
+"""What a configuration may say of each kind of sink: `[[sinks]]` with a `kind`, and these keys.
+
+The defaults are the sinks' own; a test holds them together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from delta_prop.attachments import OnLogFull
+from delta_prop.checks import parse_topics
+from delta_prop.configuration.values import File, fault, shown
+from delta_prop_sinks.linking import Linked
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkTerms:
+    """What every kind has: which deltas it gets, what the log and producers do for it.
+
+    `name`: under which it is remembered; one of its own where there are several of a kind. `start`: where
+    one that is not remembered yet begins: at offset 0, or, where the log no longer has that, by a rebuild
+    (`resume`); at what the log still has; at its end. See `Propagator.attach` for the rest.
+    """
+
+    kind: ClassVar[str]
+    name: str
+    topics: tuple[str, ...] = ("*",)
+    start: Literal["resume", "earliest", "latest"] = "resume"
+    required: bool = True
+    pacing: bool = False
+    on_log_full: OnLogFull | None = None
+    batch_deltas: int | None = None
+    linger_ms_max: float | None = None
+
+    @classmethod
+    def chosen(cls, table: Mapping[str, Any], path: str) -> tuple[type[SinkTerms], dict[str, Any]]:
+        """The terms of the kind that a table names, and the rest of the table. Raises UsageError."""
+        kinds = ", ".join(KINDS)
+        if "kind" not in table:
+            raise UsageError(f"{path}.kind: it is missing: give one of {kinds}")
+        kind = table["kind"]
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise fault(f"{path}.kind", kind, f"{shown(kind)}: give one of {kinds}")
+        return KINDS[kind], {name: value for name, value in table.items() if name != "kind"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageTerms(SinkTerms):
+    """Vectors in an SQLite file. `resident_bytes_max`: memory for vectors, shared with the indexes that name
+    this sink as `vectors`.
+    """
+
+    kind: ClassVar[str] = "storage"
+    name: str = "storage"
+    path: File
+    mode: Literal["behind", "through"] = "behind"
+    flush_s: float = 0.1
+    rows_unflushed_max: int = 20_000
+    wal_bytes_max: int = 64 * MIB
+    close_s: float = 10.0
+    image_rows_min: int = 100_000
+    image_s: float = 300.0
+    resident_bytes_max: int = 1024 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexTerms(SinkTerms):
+    """A search index. `vectors`: the name of the storage sink, further up, whose vectors it reads; without
+    it it holds its own within `resident_bytes_max`. `linked`: true, or a table of settings, for a graph;
+    `path`: the graph's file.
+    """
+
+    kind: ClassVar[str] = "index"
+    name: str = "index"
+    vectors: str | None = None
+    linked: bool | Linked = False
+    path: File | None = None
+    resident_bytes_max: int = 1024 * MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheTerms(SinkTerms):
+    """Vectors in memory, the least recently used go first."""
+
+    kind: ClassVar[str] = "cache"
+    name: str = "cache"
+    entries_max: int = 100_000
+    bytes_max: int = 256 * MIB
+    mode: Literal["refresh", "invalidate"] = "refresh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonLinesTerms(SinkTerms):
+    """Each delta as a line of a file. `fsync`: after each delivery."""
+
+    kind: ClassVar[str] = "jsonlines"
+    name: str = "jsonlines"
+    path: File
+    fsync: bool = False
+
+
+KINDS: dict[str, type[SinkTerms]] = {
+    one.kind: one for one in (StorageTerms, IndexTerms, CacheTerms, JsonLinesTerms)
+}
+
+
+def check_together(sinks: tuple[SinkTerms, ...]) -> None:
+    """The relations between sinks: names, files, shared vectors. Raises UsageError."""
+    names: dict[str, int] = {}
+    files: dict[str, int] = {}
+    for place, one in enumerate(sinks):
+        path = f"sinks[{place}]"
+        if one.name in names:
+            raise UsageError(
+                f"{path}.name: sinks[{names[one.name]}] is named {one.name!r} too: give each its own"
+            )
+        try:
+            parse_topics(one.topics)
+        except UsageError as error:
+            raise UsageError(f"{path}.topics: {error}") from None
+        file = getattr(one, "path", None)
+        if file in files and file is not None:
+            raise UsageError(f"{path}.path: sinks[{files[file]}] writes {file!r} too: name another file")
+        if isinstance(one, IndexTerms) and one.vectors is not None:
+            _check_shared(sinks[:place], one, path)
+        names[one.name] = place
+        files |= {} if file is None else {file: place}
+
+
+def _check_shared(before: tuple[SinkTerms, ...], index: IndexTerms, path: str) -> None:
+    stores = {one.name: one for one in before if isinstance(one, StorageTerms)}
+    store = stores.get(index.vectors or "")
+    if store is None:
+        known = ", ".join(stores) or "none"
+        raise UsageError(
+            f"{path}.vectors: no storage sink above it is named {index.vectors!r}; those that are: {known}"
+        )
+    if set(store.topics) != set(index.topics):
+        raise UsageError(
+            f"{path}.topics: it shares the vectors of {store.name!r}, whose topics are others: give both the "
+            "same"
+        )

@@ -1,0 +1,63 @@
+"""`config check`, `config show`: exit statuses, one line for a mistake, what is shown is what is served."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from delta_prop.cli import main
+from delta_prop.configuration import Configuration, read_configuration
+
+
+@pytest.fixture(autouse=True)
+def no_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DELTA_PROP_SERVER__PORT", raising=False)
+
+
+def test_a_sound_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "dp.toml"
+    file.write_text("[[sinks]]\nkind = 'cache'")
+    assert main(["config", "check", str(file)]) == 0
+    assert capsys.readouterr().out.startswith(f"{file}: sound; sinks: cache; memory: at most ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (b"server.port = 'x'", 'server.port: "x" is no number'),
+        (b"[[sinks]]\nkind = 'cache'\nbytes_max = 0", "sinks[0]: entries_max"),
+        (b"\xff", "cannot be read (it is not UTF-8)"),
+        (None, "cannot be read (No such file or directory)"),
+    ],
+)
+def test_a_mistake(text: bytes | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "dp.toml"
+    if text is not None:
+        file.write_bytes(text)
+    assert main(["config", "check", str(file)]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1)
+    assert said in shown.err
+    assert str(file) in shown.err
+
+
+def test_the_defaults_are_shown_and_the_environment_counts(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["config", "show"]) == 0
+    assert read_configuration(capsys.readouterr().out) == Configuration()
+    monkeypatch.setenv("DELTA_PROP_SERVER__PORT", "99")
+    assert main(["config", "show", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["server"]["port"] == 99
+
+
+def test_files_count_from_where_the_configuration_lies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "dp.toml").write_text("data = 'facts'")
+    monkeypatch.chdir(tmp_path)
+    assert main(["config", "show", "below/dp.toml", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["data"] == str(tmp_path / "below" / "facts")

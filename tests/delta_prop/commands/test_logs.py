@@ -1,0 +1,103 @@
+"""The server's log: lines that programs read, text that nobody forges, and nobody who waits for a reader."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+import warnings
+
+import pytest
+
+from delta_prop.commands.logs import LineHandler, TextFormatter, logging_to
+
+LOGGER = logging.getLogger("delta_prop.audit")
+
+
+def test_json_lines_hold_the_fields_of_a_record() -> None:
+    out = io.StringIO()
+    with logging_to(out, level="info", format_="auto"):
+        LOGGER.warning("refused %s", "a\nb", extra={"peer": "1.2.3.4:5", "code": 6, "what": {1}})
+        LOGGER.debug("not told")
+        try:
+            raise ValueError("odd")
+        except ValueError:
+            LOGGER.exception("broke")
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("old", stacklevel=1)
+    told = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [one["message"].partition(":")[0] for one in told][:2] == ["refused a\nb", "broke"]
+    first = told[0]
+    assert first["time"].endswith("Z")
+    assert (first["level"], first["logger"]) == ("warning", "delta_prop.audit")
+    assert (first["peer"], first["code"], first["what"]) == ("1.2.3.4:5", 6, "{1}")
+    assert "ValueError: odd" in told[1]["exception"]
+    assert "old" in told[2]["message"]
+
+
+def test_text_is_one_line_whatever_a_client_wrote() -> None:
+    out = io.StringIO()
+    with logging_to(out, level="warning", format_="text"):
+        LOGGER.warning("refused", extra={"token": "x\n2026 error \x1b[2J"})
+        LOGGER.info("not told")
+    (line,) = out.getvalue().splitlines()
+    assert line.endswith("warning refused token=x\\n2026 error \\x1b[2J")
+
+
+def test_nothing_stays_behind() -> None:
+    root, before = logging.getLogger(), logging.getLogger().handlers[:]
+    threads = threading.active_count()
+    with logging_to(io.StringIO(), level="debug", format_="json"):
+        assert logging.getLogger("delta_prop").level == logging.DEBUG
+    assert (root.handlers, threading.active_count()) == (before, threads)
+    assert logging.getLogger("delta_prop").level == logging.NOTSET
+
+
+class _Stuck(io.StringIO):
+    """Nobody reads it until `go` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go, self.asked = threading.Event(), threading.Event()
+
+    def write(self, text: str) -> int:
+        self.asked.set()
+        self.go.wait(10)
+        return super().write(text)
+
+
+def test_nobody_waits_for_a_log_that_is_not_read_and_what_is_lost_is_counted() -> None:
+    out = _Stuck()
+    handler = LineHandler(out, lines_max=4)
+    handler.setFormatter(TextFormatter())
+
+    def log(number: int) -> None:
+        handler.emit(logging.makeLogRecord({"msg": f"line {number}", "levelname": "INFO"}))
+
+    log(0)
+    assert out.asked.wait(10)  # the thread holds it, and waits
+    for number in range(1, 8):
+        log(number)
+    out.go.set()
+    while handler._lines.qsize():
+        threading.Event().wait(0.001)
+    log(8)
+    handler.close()
+    told = [line.partition(" ")[2].split(maxsplit=1)[1] for line in out.getvalue().splitlines()]
+    assert told[:5] == [f"line {n}" for n in range(5)]
+    assert told[5].endswith("nobody read it fast enough lines=3")
+    assert told[6:] == ["line 8"]
+
+
+def test_a_reader_that_went_away_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(out, "write", _broken)
+    with logging_to(out, level="info", format_="json"):
+        LOGGER.warning("one")
+        LOGGER.warning("two")
+
+
+def _broken(_: str) -> int:
+    raise BrokenPipeError

@@ -1,0 +1,99 @@
+"""Sinks of a configuration: made with the sinks' own defaults, attached where they stopped or begin."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delta_prop.configuration import make_sinks, read_configuration
+from delta_prop.configuration.sinks import KINDS, SinkTerms
+from delta_prop.embedded import Propagator
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_sinks import CacheSink, IndexSink, JsonLinesSink, Resident, StorageSink
+from delta_prop_wire.delta import Delta, create
+from delta_prop_wire.errors import UsageError
+
+SINKS: dict[str, type[Any]] = {
+    "storage": StorageSink,
+    "index": IndexSink,
+    "cache": CacheSink,
+    "jsonlines": JsonLinesSink,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_defaults_are_the_sinks_own(kind: str) -> None:
+    terms, sink = KINDS[kind], inspect.signature(SINKS[kind]).parameters
+    resident = inspect.signature(Resident).parameters
+    attach = inspect.signature(Propagator.attach).parameters
+    common = {one.name for one in dataclasses.fields(SinkTerms)}
+    for one in dataclasses.fields(terms):
+        if one.name in ("path", "topics", "vectors"):
+            continue
+        known = attach if one.name in common - {"name"} else sink if one.name in sink else resident
+        assert one.default == known[one.name].default, one.name
+
+
+def test_every_sink_is_made_with_what_its_terms_say(tmp_path: Path) -> None:
+    text = f"""
+        [[sinks]]
+        kind = "storage"
+        path = "{tmp_path}/facts.db"
+        flush_s = 0.5
+        [[sinks]]
+        kind = "index"
+        vectors = "storage"
+        [[sinks]]
+        kind = "index"
+        name = "alone"
+        resident_bytes_max = 1000
+        [[sinks]]
+        kind = "cache"
+        entries_max = 7
+        [[sinks]]
+        kind = "jsonlines"
+        path = "{tmp_path}/lines"
+        fsync = true
+    """
+    storage, index, alone, cache, lines = (one.sink for one in make_sinks(read_configuration(text).sinks))
+    assert isinstance(storage, StorageSink)
+    assert storage.flush_s == 0.5
+    assert isinstance(index, IndexSink)
+    assert index.resident is storage.resident
+    assert isinstance(alone, IndexSink)
+    assert alone.resident is not storage.resident
+    assert (alone.name, alone.resident.resident_bytes_max) == ("alone", 1000)
+    assert isinstance(cache, CacheSink)
+    assert cache.entries_max == 7
+    assert isinstance(lines, JsonLinesSink)
+    assert lines.fsync
+
+
+def test_what_a_sink_refuses_is_told_with_its_place() -> None:
+    terms = read_configuration("[[sinks]]\nkind = 'cache'\nentries_max = 0").sinks
+    with pytest.raises(UsageError, match=r"^sinks\[0\]: entries_max 0"):
+        make_sinks(terms)
+
+
+@pytest.mark.parametrize(("remembered", "lines"), [(set[str](), 1), ({"jsonlines"}, 3)])
+def test_start_counts_for_a_sink_that_is_not_remembered(
+    remembered: set[str], lines: int, tmp_path: Path
+) -> None:
+    terms = read_configuration(
+        f"[[sinks]]\nkind = 'jsonlines'\npath = '{tmp_path}/lines'\nstart = 'latest'"
+    ).sinks
+
+    async def main() -> None:
+        async with Propagator(world=virtual_world()) as p:
+            for number in range(2):
+                await p.publish(Delta(f"v{number}", create([1.0])))
+            (attachment,) = make_sinks(terms)
+            await attachment.attach(p, remembered)
+            await p.wait_visible(await p.publish(Delta("v", create([1.0]))))
+
+    run_virtual(main)
+    assert len((tmp_path / "lines").read_text().splitlines()) == lines
