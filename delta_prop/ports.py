@@ -74,7 +74,8 @@ class Tls:
 class Stream(Protocol):
     """One connection: bytes both ways, in order. One task receives, one sends, at the same time or not.
 
-    All raise ConnectionError once the connection is gone, whichever side ended it.
+    All raise ConnectionError once the connection is gone, whichever side ended it. Who gives up a receive
+    loses nothing; a send that is cancelled leaves the stream fit for closing only.
     """
 
     @property
@@ -92,7 +93,10 @@ class Stream(Protocol):
         ...
 
     def send_now(self, parts: Sequence[Buffer]) -> int:
-        """Send what the system takes at once, without waiting; how many bytes that were."""
+        """Send what the system takes at once, without waiting; how many bytes that were.
+
+        What was not taken comes next: TLS may have encrypted it already.
+        """
         ...
 
     async def send(self, parts: Sequence[Buffer]) -> None:
@@ -100,7 +104,10 @@ class Stream(Protocol):
         ...
 
     async def send_file(self, part: FileRange) -> None:
-        """Send bytes of a file, without copying them through this process where the system can."""
+        """Send bytes of a file, without copying them through this process where the system can.
+
+        Raises OSError where the file fails; then nobody knows how much has gone.
+        """
         ...
 
     async def aclose(self) -> None:

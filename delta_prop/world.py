@@ -1,6 +1,7 @@
-"""The real world: the event loop's clock, the system's randomness, worker threads.
+"""The real world: the event loop's clock, the system's randomness, worker threads, sockets.
 
-The only module of the service that touches them; everything else is handed a `World`.
+With `sockets.py` and `tls.py` the only module of the service that touches them; everything else is handed a
+`World`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import anyio
 import anyio.to_thread
 
 from delta_prop.ports import World
+from delta_prop.sockets import SocketNetwork
 from delta_prop_broker.local_disk import LocalDisk
 
 if TYPE_CHECKING:
@@ -171,6 +173,7 @@ def real_world() -> World:
         own_thread=own_thread,
         background_thread=background_thread,
         open_disk=LocalDisk,
+        network=SocketNetwork(),
     )
 
 

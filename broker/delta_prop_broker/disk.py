@@ -8,12 +8,16 @@ gone, and that calling it again proves nothing.
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from typing_extensions import Buffer
+
+PIECE_BYTES_MAX = 256 * 1024
+"""How much of a range is read at once."""
 
 
 class File(Protocol):
@@ -50,6 +54,10 @@ class File(Protocol):
         """
         ...
 
+    def descriptor(self) -> int | None:
+        """The system's number of the file, for calls that send from it; None where it has none."""
+        ...
+
     def close(self) -> None:
         """Let go of it. Syncs nothing."""
         ...
@@ -61,6 +69,20 @@ class FileRange(NamedTuple):
     file: File
     at: int
     size: int
+
+    def pieces(self, begin: int = 0) -> Iterator[bytes]:
+        """Read them piece by piece, from `begin` bytes behind `at` on. Raises OSError."""
+        while begin < self.size:
+            found = self.file.read(self.at + begin, min(self.size - begin, PIECE_BYTES_MAX))
+            if not found:
+                raise self.short(begin)
+            begin += len(found)
+            yield found
+
+    def short(self, found: int) -> OSError:
+        """What says that the file holds only so many of these bytes."""
+        told = f"a file ends at byte {self.at + found}, and {self.size - found} more were to be read"
+        return OSError(errno.EIO, told)
 
 
 class Lock(Protocol):

@@ -120,6 +120,10 @@ class LocalFile:
             while at < size:
                 at += os.pwrite(self._descriptor, memoryview(zeros)[: size - at], at)
 
+    def descriptor(self) -> int | None:
+        """The system's number of the file; None once it is closed."""
+        return self._descriptor if self._descriptor >= 0 else None
+
     def close(self) -> None:
         """Let go of it. A second time does nothing."""
         # Later calls must fail, and not reach the file that gets this number next.

@@ -415,6 +415,10 @@ class SimFile:
 
         self._disk.do("allocate", self._path, effect, size=size)
 
+    def descriptor(self) -> int | None:
+        """None: the system knows nothing of it."""
+        return None
+
     def close(self) -> None:
         """Let go of it. A second time does nothing."""
         file, self._file = self._file, None

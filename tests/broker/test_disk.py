@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
+from delta_prop_broker.disk import PIECE_BYTES_MAX, FileRange
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_simulations.disk import SimDisk
 
@@ -45,6 +47,28 @@ def test_more_buffers_than_one_system_call_takes_arrive_whole(disk: Disk) -> Non
     assert file.read(7, 20_000) == b"".join(parts)
     assert file.write(0, []) == file.write(20_000, [b""]) == 0
     assert file.size() == 15_007
+
+
+def test_a_range_is_read_piece_by_piece_and_must_be_there(disk: Disk) -> None:
+    body = bytes(range(256)) * 3000
+    file = disk.open("a", create=True)
+    file.write(0, [body])
+    pieces = list(FileRange(file, 5, 700_000).pieces())
+    assert b"".join(pieces) == body[5:700_005]
+    assert max(map(len, pieces)) <= PIECE_BYTES_MAX
+    assert list(FileRange(file, 5, 100).pieces(90)) == [body[95:105]]
+    with pytest.raises(OSError, match="ends at byte 768000, and 4 more were to be read"):
+        list(FileRange(file, len(body) - 1, 5).pieces())
+
+
+def test_a_file_of_the_machine_alone_has_a_number(disk: Disk) -> None:
+    file = disk.open("a", create=True)
+    file.write(0, [b"text"])
+    number = file.descriptor()
+    assert (number is None) == isinstance(disk, SimDisk)
+    assert number is None or os.pread(number, 9, 0) == b"text"
+    file.close()
+    assert file.descriptor() is None
 
 
 def test_what_was_never_written_reads_as_zeros(disk: Disk) -> None:

@@ -1,0 +1,146 @@
+"""Where the contract of the network is tried: each loop with real sockets, plain and secured.
+
+A place runs a test in a loop of its own, under a deadline.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+import trustme
+import uvloop
+
+from delta_prop.ports import Network, Stream, Tls
+from delta_prop.sockets import SocketNetwork
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+DEADLINE_S = 10.0
+HOST = "127.0.0.1"
+LOOPS: dict[str, dict[str, Any]] = {
+    "asyncio": {"backend": "asyncio"},
+    "uvloop": {"backend": "asyncio", "backend_options": {"loop_factory": uvloop.new_event_loop}},
+    "trio": {"backend": "trio"},
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A network in a loop, with what its two sides need for TLS."""
+
+    network: Callable[[], Network]
+    run_in: Callable[[Callable[[], Awaitable[None]]], None]
+    server_tls: Tls | None = None
+    client_tls: Tls | None = None
+
+    def run(self, main: Callable[[Place, Network], Awaitable[None]]) -> None:
+        """Run a test here; one that waits for ever fails."""
+
+        async def within_deadline() -> None:
+            with anyio.fail_after(DEADLINE_S):
+                await main(self, self.network())
+
+        self.run_in(within_deadline)
+
+    @asynccontextmanager
+    async def pair(self, network: Network) -> AsyncIterator[tuple[Stream, Stream]]:
+        """Both ends of a connection, the client's first; closed at the end."""
+        listener = await network.listen(HOST, 0, tls=self.server_tls)
+        accepted: list[Stream] = []
+
+        async def accept() -> None:
+            accepted.append(await listener.accept())
+            await accepted[0].send([])  # the handshake
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(accept)
+            client = await network.connect(*listener.address, tls=self.client_tls)
+        await listener.aclose()
+        try:
+            yield client, accepted[0]
+        finally:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(client.aclose)
+                tasks.start_soon(accepted[0].aclose)
+
+
+@dataclass(frozen=True)
+class Files:
+    """PEM files: an authority, and certificates of it."""
+
+    authority: str
+    server: str
+    server_key: str
+    client: str
+    client_key: str
+
+
+@cache
+def files() -> Files:
+    """Made once a process."""
+    folder = Path(mkdtemp(prefix="delta-prop-tls-"))
+    authority = trustme.CA()
+    server = authority.issue_cert(HOST, "::1", "localhost", "server.example")
+    client = authority.issue_cert("client.example")
+    named = {name: str(folder / f"{name}.pem") for name in Files.__dataclass_fields__}
+    authority.cert_pem.write_to_path(named["authority"])
+    for name, one in (("server", server), ("client", client)):
+        one.private_key_pem.write_to_path(named[f"{name}_key"])
+        for blob in one.cert_chain_pems:
+            blob.write_to_path(named[name], append=True)
+    return Files(**named)
+
+
+def plain(loop: str) -> Place:
+    return Place(SocketNetwork, partial(_run_real, loop))
+
+
+def secured(loop: str) -> Place:
+    made = files()
+    return Place(
+        SocketNetwork,
+        partial(_run_real, loop),
+        Tls(made.server, made.server_key, made.authority),
+        Tls(made.client, made.client_key, made.authority),
+    )
+
+
+def _run_real(loop: str, main: Callable[[], Awaitable[None]]) -> None:
+    anyio.run(main, **LOOPS[loop])
+
+
+PLACES: dict[str, Callable[[], Place]] = {
+    **{f"{loop}": partial(plain, loop) for loop in LOOPS},
+    **{f"{loop}-tls": partial(secured, loop) for loop in LOOPS},
+}
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest) -> Place:
+    """Each place."""
+    return PLACES[request.param]()
+
+
+async def receive(stream: Stream, count: int, *, room: int = 65_536) -> bytes:
+    """Exactly so many bytes, or those up to the end."""
+    found = bytearray()
+    buffer = memoryview(bytearray(room))
+    while len(found) < count:
+        now = await stream.receive_into(buffer[: count - len(found)])
+        if not now:
+            break
+        found += buffer[:now]
+    return bytes(found)
+
+
+async def receive_all(stream: Stream) -> bytes:
+    """What comes up to the end."""
+    return await receive(stream, 1 << 40)
