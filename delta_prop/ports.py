@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class Clock(Protocol):
-    """Elapsed time for rules, wall time for display."""
+    """Elapsed time for rules, wall time for display and for dates that people wrote."""
 
     def now(self) -> float:
         """Monotonic seconds, of the running event loop."""
         ...
 
     def wall_us(self) -> int:
-        """Microseconds since 1970; decides nothing."""
+        """Microseconds since 1970; decides nothing but whether a token has expired."""
         ...
 
 

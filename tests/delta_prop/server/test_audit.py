@@ -1,0 +1,132 @@
+"""The audit: one line a refusal with its facts, a flood summed up, nothing a client sent breaks a line."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import anyio
+import pytest
+
+from delta_prop.server.audit import KINDS_MAX, LINES_PER_WINDOW, Audit, host_of
+from delta_prop.server.grants import Grant, Unauthorized
+from delta_prop.testing import run_virtual
+from delta_prop_wire.errors import PeerError, Refused
+from delta_prop_wire.spec import ErrorCode
+
+GRANT = Grant("ci")
+LIMITED = Refused(ErrorCode.RATE_LIMITED, "too much", retry_after_ms=5)
+
+
+@pytest.fixture(autouse=True)
+def _level(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "delta_prop.audit")
+
+
+def facts(record: logging.LogRecord) -> dict[str, Any]:
+    names = ("peer", "token", "frame", "code", "what", "count")
+    return {name: getattr(record, name) for name in names if hasattr(record, name)}
+
+
+def test_a_refusal_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixture) -> None:
+    audit = Audit(lambda: 0.0)
+    audit.refused("10.0.0.7:51", GRANT, "BATCH", Unauthorized("the token may not publish"))
+    audit.refused("10.0.0.8:52", None, "SUBSCRIBE", PeerError(ErrorCode.BAD_FRAME, "no map"))
+    one, two = caplog.records
+    assert one.name == "delta_prop.audit"
+    assert one.getMessage() == (
+        "refused BATCH from 10.0.0.7:51 (token ci): UNAUTHORIZED: the token may not publish"
+    )
+    assert facts(one) == {
+        "peer": "10.0.0.7:51",
+        "token": "ci",
+        "frame": "BATCH",
+        "code": "UNAUTHORIZED",
+        "what": "the token may not publish",
+    }
+    assert facts(two) == {
+        "peer": "10.0.0.8:52",
+        "token": "-",
+        "frame": "SUBSCRIBE",
+        "code": "BAD_FRAME",
+        "what": "no map",
+    }
+    assert audit.refusals == 2
+
+
+def test_what_a_client_sent_is_printable_and_short(caplog: pytest.LogCaptureFixture) -> None:
+    audit = Audit(lambda: 0.0)
+    wild = Refused(ErrorCode.INVALID_DELTA, "a\nb\x1b[2J\u0085\ud800" + "x" * 1000)
+    audit.refused("10.0.0.7:51", None, "GET /\r\nHost: x", wild)
+    (record,) = caplog.records
+    assert record.getMessage().isprintable()
+    assert "a\\nb\\x1b[2J\\x85\\ud800xxx" in record.getMessage()
+    assert "GET /\\r\\nHost: x" in record.getMessage()
+    assert len(record.getMessage()) < 400
+
+
+def test_a_flood_is_summed_up_and_hides_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        audit = Audit(anyio.current_time)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(audit.run)
+            for port in range(1000):
+                audit.refused(f"10.0.0.7:{port}", GRANT, "DELTA", LIMITED)
+            audit.refused("10.0.0.8:1", GRANT, "DELTA", LIMITED)
+            audit.refused("10.0.0.7:1", GRANT, "DELTA", Unauthorized("no"))
+            assert len(caplog.records) == LINES_PER_WINDOW + 2
+            await anyio.sleep(11.5)
+            assert len(caplog.records) == LINES_PER_WINDOW + 3
+            assert facts(caplog.records[-1]) == {
+                "peer": "10.0.0.7",
+                "token": "ci",
+                "frame": "-",
+                "code": "RATE_LIMITED",
+                "count": 990,
+            }
+            assert "refused 990 more from 10.0.0.7" in caplog.records[-1].getMessage()
+            audit.refused("10.0.0.7:1", GRANT, "DELTA", LIMITED)
+            assert len(caplog.records) == LINES_PER_WINDOW + 4, "a new window writes again"
+            tasks.cancel_scope.cancel()
+        assert audit.refusals == 1003
+        assert len(caplog.records) == LINES_PER_WINDOW + 4
+
+    run_virtual(main)
+
+
+def test_a_flood_that_goes_on_is_summed_up_each_window(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    audit = Audit(lambda: now)
+    for step in range(100):
+        now = step * 0.5
+        audit.refused("10.0.0.7:1", GRANT, "DELTA", LIMITED)
+    counts = [getattr(record, "count", None) for record in caplog.records]
+    assert counts == ([None] * 10 + [10]) * 4 + [None] * 10
+
+
+def test_at_the_end_what_was_only_counted_is_written(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        audit = Audit(anyio.current_time)
+        with anyio.move_on_after(2):
+            for _ in range(LINES_PER_WINDOW + 5):
+                audit.refused("10.0.0.7:1", GRANT, "DELTA", LIMITED)
+            await audit.run()
+
+    run_virtual(main)
+    assert getattr(caplog.records[-1], "count", None) == 5
+
+
+def test_a_flood_from_everywhere_is_bounded(caplog: pytest.LogCaptureFixture) -> None:
+    audit = Audit(lambda: 0.0)
+    for number in range(2 * KINDS_MAX):
+        audit.refused(f"10.{number >> 8}.{number & 255}.1:1", None, "SUBSCRIBE", LIMITED)
+    assert len(caplog.records) == KINDS_MAX + LINES_PER_WINDOW
+    assert audit.refusals == 2 * KINDS_MAX
+
+
+@pytest.mark.parametrize(
+    ("peer", "host"),
+    [("10.0.0.1:80", "10.0.0.1"), ("[::1]:80", "::1"), ("::1:80", "::1"), ("client", "client")],
+)
+def test_the_host_of_a_peer(peer: str, host: str) -> None:
+    assert host_of(peer) == host

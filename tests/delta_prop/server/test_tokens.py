@@ -1,0 +1,124 @@
+"""The file of tokens: what it says becomes rights, and every mistake is named by its key."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from delta_prop.server.grants import ALL_KINDS, Grant
+from delta_prop.server.tokens import TOKENS_MAX, Usual, digest_of, parse_tokens, token_from
+from delta_prop_wire.delta import Kind
+from delta_prop_wire.errors import UsageError
+from tests.delta_prop.server.tokens import table
+
+USUAL = Usual(rate=1000.0, burst=100)
+
+
+def parsed(text: str) -> Grant:
+    (token,) = parse_tokens(text, USUAL)
+    return token.grant
+
+
+def test_a_token_says_what_it_may() -> None:
+    text = table(
+        "ci",
+        "secret",
+        publish=True,
+        subscribe=True,
+        namespaces='["docs", "img-*"]',
+        operations='["create", "sparse_add", "17"]',
+        rate=50,
+        burst=7,
+        vector_rate=2.5,
+        expires="2027-01-01T00:00:00Z",
+    )
+    (token,) = parse_tokens(text, USUAL)
+    assert token.digest == digest_of("secret")
+    assert token.grant == Grant(
+        "ci",
+        publish=True,
+        subscribe=True,
+        namespaces=("docs", "img-*"),
+        kinds_mask=1 << Kind.CREATE | 1 << Kind.SPARSE_ADD | 1 << 17,
+        rate=50.0,
+        burst=7,
+        vector_rate=2.5,
+        expires_at=1_798_761_600_000_000,
+    )
+    assert "secret" not in repr(token)
+    assert token.digest.hex() not in repr(token)
+
+
+def test_what_is_not_said_is_denied_and_usual() -> None:
+    assert parsed(table("a", "t", admin=True)) == Grant("a", admin=True, rate=1000.0, burst=100)
+    assert parsed(table("a", "t", admin=True)).kinds_mask == ALL_KINDS
+    assert parsed(table("a", "t", publish=True, namespaces='["docs", "*"]')).namespaces is None
+
+
+@pytest.mark.parametrize(
+    ("rate", "burst"), [("20000", 2000), ("500", 100), ("inf", 100), ("1000.5", 100), ("0.01", 100)]
+)
+def test_a_rate_alone_lets_a_tenth_of_a_second_go_at_once(rate: str, burst: int) -> None:
+    grant = parsed(table("a", "t", admin=True, rate=rate))
+    assert (grant.rate, grant.burst) == (float(rate), burst)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has 0 tables"),
+        ("[[token]", "no TOML"),
+        ("token = 3", "begin each token with a line"),
+        ("token = [1]", "begin each token with a line"),
+        ("tokens = 1", "tokens: unknown key; did you mean token?"),
+        (table("a", "t", admin=True) * 2, "token[1].name: the same as token[0].name"),
+        (table("a", "t", admin=True) + table("b", "t", admin=True), "token[1].sha256: the same as token[0]"),
+        (table("a", "t", admin=True, namespace='["x"]'), "token[0].namespace: unknown key; did you mean nam"),
+        (table("a", "t", admin=True, colour=1), "token[0].colour: unknown key; there are name, sha256"),
+        (table("a b", "t", admin=True), "token[0].name: 'a b': give 1 to 64"),
+        (table("anonymous", "t", admin=True), "token[0].name: 'anonymous'"),
+        ('[[token]]\nsha256 = "00"', "token[0].name: nothing is given"),
+        ('[[token]]\nname = "a"\nadmin = true', "token[0].sha256: nothing where 64 hexadecimal digits"),
+        ('[[token]]\nname = "a"\nadmin = true\nsha256 = "hunter2"', "token[0].sha256: something else"),
+        (table("a", "t"), "'a' may do nothing"),
+        (table("a", "t", admin=1), "token[0].admin: 1: give true or false"),
+        (table("a", "t", forward=True), "token[0].forward: 'a' may not publish"),
+        (table("a", "t", publish=True), "token[0].namespaces: give the names that it is for"),
+        (table("a", "t", admin=True, namespaces='"docs"'), "token[0].namespaces: 'docs': give a list"),
+        (table("a", "t", admin=True, namespaces='["a*b"]'), "token[0].namespaces[0]: 'a*b': a * stands"),
+        (table("a", "t", admin=True, namespaces='["ok", ""]'), "token[0].namespaces[1]: ''"),
+        (table("a", "t", admin=True, namespaces=f'["{"x" * 257}"]'), "token[0].namespaces[0]"),
+        (table("a", "t", admin=True, operations='["create", "drop"]'), "token[0].operations[1]: 'drop'"),
+        (table("a", "t", admin=True, operations=3), "token[0].operations: 3: give a list"),
+        (table("a", "t", admin=True, rate=0), "token[0].rate: 0: give deltas a second, above 0"),
+        (table("a", "t", admin=True, rate="nan"), "token[0].rate: nan"),
+        (table("a", "t", admin=True, rate=True), "token[0].rate: True"),
+        (table("a", "t", admin=True, vector_rate=-1), "token[0].vector_rate: -1"),
+        (table("a", "t", admin=True, burst=0), "token[0].burst: 0: give a whole number"),
+        (table("a", "t", admin=True, burst=1.5), "token[0].burst: 1.5"),
+        (table("a", "t", admin=True, expires="2027-01-01T00:00:00"), "token[0].expires: datetime"),
+        (table("a", "t", admin=True, expires='"soon"'), "token[0].expires: 'soon': give a time with"),
+        (table("a", "t", admin=True, expires="2027-01-01"), "token[0].expires: datetime.date"),
+    ],
+)
+def test_a_mistake_is_named_by_its_key_and_tells_no_secret(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_tokens(text, USUAL)
+    assert said in str(caught.value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_how_many_there_may_be() -> None:
+    text = "".join(table(f"t{i}", f"secret-{i}", admin=True) for i in range(TOKENS_MAX + 1))
+    with pytest.raises(UsageError, match=f"{TOKENS_MAX + 1} tables"):
+        parse_tokens(text, USUAL)
+    assert parsed(table("a", "t", admin=True, vector_rate=0, rate="inf")).rate == inf
+
+
+def test_a_new_token_is_made_of_all_its_random_bytes() -> None:
+    one = token_from(bytes(range(32)))
+    assert one.startswith("dp_")
+    assert one.isascii()
+    assert len(one) == 46
+    assert token_from(bytes(31) + b"\1") != token_from(bytes(32)) != one

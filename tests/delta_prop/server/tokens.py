@@ -1,0 +1,52 @@
+"""Files of tokens for tests: one line a token, a file that can be changed, a world with a clock to set."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from delta_prop.server.tokens import digest_of
+from delta_prop.testing import virtual_world
+
+if TYPE_CHECKING:
+    from delta_prop.ports import World
+
+
+def table(name: str, token: str, **more: Any) -> str:
+    """One token, as TOML."""
+    lines = ["[[token]]", f'name = "{name}"', f'sha256 = "{digest_of(token).hex()}"']
+    for key, value in more.items():
+        told = str(value).lower() if isinstance(value, bool) else value
+        lines.append(f"{key} = {told}")
+    return "\n".join(lines) + "\n"
+
+
+class File:
+    """What `Access` reads; an exception in place of bytes is raised."""
+
+    def __init__(self, text: str) -> None:
+        self.holds: str | bytes | Exception = text
+        self.reads = 0
+
+    def __call__(self) -> bytes:
+        self.reads += 1
+        if isinstance(self.holds, Exception):
+            raise self.holds
+        return self.holds if isinstance(self.holds, bytes) else self.holds.encode()
+
+
+class SetClock:
+    """The running loop's time, and a wall clock that a test sets."""
+
+    def __init__(self, world: World) -> None:
+        self.now = world.clock.now
+        self.wall = 0
+
+    def wall_us(self) -> int:
+        return self.wall
+
+
+def world_with_clock() -> tuple[World, SetClock]:
+    world = virtual_world()
+    clock = SetClock(world)
+    return replace(world, clock=clock), clock
