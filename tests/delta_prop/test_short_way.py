@@ -25,6 +25,8 @@ OPERATIONS: list[Operation] = [
     offset(1.0),
     delete(),
     opaque(b"x"),
+    opaque(b"xyz"),
+    opaque(b""),
 ]
 DELTAS = st.builds(Delta, st.sampled_from(["a", "b", "é", "", "x\n"]), st.sampled_from(OPERATIONS))
 SENT = st.tuples(
@@ -88,7 +90,8 @@ def test_a_plain_batch_goes_the_short_way_and_others_do_not() -> None:
         batch_of(origin, 1, Delta("a", create([1, 2])), Delta("b", create([1, 2])))
     ).acknowledged
     assert bench.send(batch_of(origin, 3, Delta("a", sparse([0], [1.0])))).acknowledged
+    assert bench.send(batch_of(origin, 4, Delta("c", opaque(b"one")), Delta("d", opaque(b"")))).acknowledged
     assert not ways
-    assert bench.send(batch_of(origin, 4, Delta("a", create([1, 2])), Delta("b", delete()))).acknowledged
-    assert bench.send(batch_of(origin, 6, Delta("c", delete()), clock=(Dot(origin, 1),))).acknowledged
-    assert ways == [4, 6]
+    assert bench.send(batch_of(origin, 6, Delta("a", create([1, 2])), Delta("b", delete()))).acknowledged
+    assert bench.send(batch_of(origin, 8, Delta("c", delete()), clock=(Dot(origin, 1),))).acknowledged
+    assert ways == [6, 8]

@@ -6,6 +6,7 @@ import contextlib
 import random
 import struct
 import tracemalloc
+from collections import Counter
 from itertools import product
 
 import numpy as np
@@ -17,8 +18,8 @@ from delta_prop_wire.delta import Delta, Dot, Kind, create, delete, opaque, spar
 from delta_prop_wire.encode import assemble, encode_batch, encode_vectors, encode_void
 from delta_prop_wire.errors import InvalidDelta, PeerError
 from delta_prop_wire.layout import Column
-from delta_prop_wire.soundness import parse_batch
-from delta_prop_wire.spec import CLOCK_ENTRIES_MAX, ErrorCode
+from delta_prop_wire.soundness import check_body, check_columns, parse_batch, plain_is_whole
+from delta_prop_wire.spec import BATCH_ROWS_MAX, CLOCK_ENTRIES_MAX, ErrorCode
 from delta_prop_wire.validate import validate_batch
 
 
@@ -105,6 +106,8 @@ SEEDS = [
         [f"k{i}" for i in range(20)], np.ones((20, 4), np.float32), namespace="n", origin=1, base=1
     ),
     encode_void(origin=1, base=1, count=3, code=ErrorCode.INVALID_DELTA),
+    encode_batch([Delta(f"k{i % 7}", opaque(b"bytes" + bytes(i % 3))) for i in range(9)], origin=1, base=1),
+    encode_batch([SPARSE] * 3, origin=1, base=5),
 ]
 
 
@@ -121,6 +124,89 @@ def test_mutated_and_signed_again_it_is_refused_or_can_be_read_to_the_end(full: 
         passed += 1
         read(batch)
     assert passed > rounds // 4  # some bits are values, and any value is sound
+
+
+def test_the_short_way_lets_through_what_the_long_way_does(full: bool) -> None:
+    chance, told = random.Random(4), Counter[str]()
+    for _, seed in product(range(20_000 if full else 600), [seed for seed in SEEDS if seed.plain]):
+        raw = mutated(bytes(seed.body[:-4]), chance)
+        raw += crc32c(raw).to_bytes(4, "little")
+        batch = Batch(raw)
+        short = batch.plain and plain_is_whole(batch, memoryview(raw))
+        try:
+            check_body(memoryview(raw))
+            check_columns(Batch(raw))
+        except PeerError:
+            told["let through" if short else "refused"] += 1
+        else:
+            told["short" if short else "long"] += 1
+            assert parse_batch(raw).keys == (slow := Batch(raw)).keys
+            assert parse_batch(raw).namespaces == slow.namespaces
+    assert "let through" not in told
+    assert min(told["refused"], told["short"], told["long"]) > 10, told
+
+
+TWO = {Column.KEY_ENDS: struct.pack("<II", 1, 2), Column.KEYS: b"kl", Column.NAMESPACES: b"\1\0n"}
+ENDS, BLOBS = Column.BLOB_ENDS, Column.BLOBS
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind"),
+    [
+        ({Column.VALUES: bytes(10)}, Kind.DENSE),
+        ({Column.VALUES: bytes(12)}, Kind.DENSE),
+        ({Column.VALUES: bytes(8), Column.INDICES: bytes(4)}, Kind.SPARSE),
+        ({Column.VALUES: bytes(8), Column.INDICES: bytes(8)}, Kind.DENSE),
+        ({ENDS: struct.pack("<I", 2), BLOBS: b"xy"}, Kind.OPAQUE),
+        ({ENDS: struct.pack("<III", 1, 2, 3), BLOBS: b"xyz"}, Kind.OPAQUE),
+        ({ENDS: struct.pack("<II", 3, 2), BLOBS: b"xy"}, Kind.OPAQUE),
+        ({ENDS: struct.pack("<II", 1, 1), BLOBS: b"xy"}, Kind.OPAQUE),
+        ({Column.NAMESPACES: b"\2\0n"}, Kind.OPAQUE),
+        ({Column.NAMESPACES: b"\1\0n\1\0m"}, Kind.OPAQUE),
+        ({Column.NAMESPACES: b"\1\0\xff"}, Kind.OPAQUE),
+        ({Column.KEYS: b""}, Kind.OPAQUE),
+    ],
+)
+def test_a_plain_batch_whose_columns_do_not_agree_is_refused(
+    columns: dict[Column, bytes], kind: Kind
+) -> None:
+    header = {"attributes": 0, "origin": 1, "epoch": 1, "base": 1, "hybrid_time": 0}
+    batch = assemble({**TWO, **columns}, count=2, kinds_mask=1 << kind, **header)
+    assert batch.plain
+    with pytest.raises(PeerError):
+        parse_batch(bytes(batch.body))
+
+
+def signed(raw: bytes) -> bytes:
+    return raw + crc32c(raw).to_bytes(4, "little")
+
+
+def test_a_plain_batch_is_as_long_as_it_says_and_as_it_was_signed() -> None:
+    raw = bytes(SEEDS[-2].body[:-4])
+    assert parse_batch(signed(raw)).plain
+    for wrong in (raw + bytes(8), raw + bytes(1), raw + bytes(4), raw[:-8]):
+        with pytest.raises(PeerError):
+            parse_batch(signed(wrong))
+    with pytest.raises(PeerError, match="checksum") as caught:
+        parse_batch(signed(raw)[:-1] + b"?")
+    assert caught.value.code is ErrorCode.CHECKSUM
+
+
+def test_a_plain_batch_of_too_many_rows_is_refused() -> None:
+    count = BATCH_ROWS_MAX + 1
+    ends = np.arange(1, count + 1, dtype="<u4").tobytes()
+    columns = {Column.KEY_ENDS: ends, Column.KEYS: b"k" * count, Column.NAMESPACES: b"\1\0n"}
+    header = {"attributes": 0, "origin": 1, "epoch": 1, "base": 1, "hybrid_time": 0}
+    batch = assemble(columns, count=count, kinds_mask=1 << Kind.DELETE, **header)
+    with pytest.raises(PeerError, match="65537 rows"):
+        parse_batch(bytes(batch.body))
+
+
+@pytest.mark.parametrize("size", [0, 4, 68, 71, 72, 76, 80, 88])
+def test_too_short_for_the_short_way(size: int) -> None:
+    raw = bytes(SEEDS[-2].body[:size])
+    with pytest.raises(PeerError):
+        parse_batch(signed(raw))
 
 
 def mutated(signed: bytes, chance: random.Random) -> bytes:

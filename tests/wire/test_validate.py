@@ -392,21 +392,28 @@ def test_a_batch_is_judged_as_its_deltas_are(deltas: list[Delta], before: list[D
         assert refusal(rows) == (error.row, error.field)  # noqa: PT017
 
 
-ALIKE = st.sampled_from([Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD, Kind.DELETE, Kind.SCALE])
+ALIKE = st.sampled_from(
+    [Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD, Kind.DELETE, Kind.SCALE, Kind.OPAQUE, 40]
+)
+BLOBS = st.sampled_from([b"", b"", b"x", b"abc"])
 KEYS = st.sampled_from(["a", "key-1", "", "x" * 512, "x" * 513, "a\x1f", "\x7f", "é"])
 
 
 @given(
-    ALIKE, st.lists(KEYS, min_size=1, max_size=60), st.integers(0, 2), st.sampled_from([0.0, NAN, INF, 3e38])
+    ALIKE,
+    st.lists(st.tuples(KEYS, BLOBS), min_size=1, max_size=60),
+    st.integers(0, 2),
+    st.sampled_from([0.0, NAN, INF, 3e38]),
 )
 def test_a_plain_batch_is_judged_in_few_steps_as_in_many(
-    kind: Kind, keys: list[str], width: int, number: float
+    kind: int, named: list[tuple[str, bytes]], width: int, number: float
 ) -> None:
-    values = floats(*[number] * width) if kind is not Kind.DELETE else None
+    keys, with_bytes = [key for key, _ in named], kind in (Kind.OPAQUE, 40)
+    values = floats(*[number] * width) if kind != Kind.DELETE and not with_bytes else None
     indices = np.arange(width, dtype=np.uint32) if kind in (Kind.SPARSE, Kind.SPARSE_ADD) else None
-    rows = [Delta(key, Operation(kind, values, indices)) for key in keys]
+    rows = [Delta(key, Operation(kind, values, indices, blob if with_bytes else b"")) for key, blob in named]
     batch, long_way = batch_of(rows), batch_of(rows)
-    assert batch.plain == long_way.plain
+    assert batch.plain
     found = refusal(rows)
     quick = plain_is_sound(batch)
     assert quick <= (found is None)
@@ -415,3 +422,12 @@ def test_a_plain_batch_is_judged_in_few_steps_as_in_many(
         assert getattr(batch, name) == getattr(long_way, name)
     for name in ("values", "indices"):
         assert getattr(batch, name).tobytes() == getattr(long_way, name).tobytes()
+    assert [batch.blob(row) for row in range(len(rows))] == [row.operation.data for row in rows]
+
+
+@pytest.mark.parametrize("kind", [Kind.CREATE, Kind.SPARSE, Kind.DELETE, Kind.METADATA, Kind.TRANSFORM])
+def test_bytes_where_a_kind_has_none_or_a_name_are_not_waved_through(kind: Kind) -> None:
+    batch = batch_of([Delta("a", Operation(kind, floats(1) if kind is Kind.CREATE else None, data=b"\n"))])
+    assert not plain_is_sound(batch)
+    with pytest.raises(InvalidDelta):
+        validate_batch(batch)

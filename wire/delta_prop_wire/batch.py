@@ -31,6 +31,7 @@ from delta_prop_wire.spec import (
     BODY_HEADER_BYTES,
     CRC_BYTES,
     HEADER_BYTES,
+    NAMESPACE_BYTES_MAX,
     PRIORITY_SHIFT,
     STAMP_BYTES,
     Attribute,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 SPARSE_KINDS = frozenset({Kind.SPARSE, Kind.SPARSE_ADD})
+PRINTABLE = bytes(range(0x20, 0x7F))
+"""ASCII without control characters."""
 _CRC = struct.Struct("<I")
 _HEAD_BYTES = HEADER_BYTES + STAMP_BYTES
 
@@ -59,6 +62,8 @@ class Batch:
         self.hybrid_time: int
         self.kinds_mask: int
         self.dimension: int
+        self.length: int
+        """Bytes of the body without padding and checksum."""
         self.previous: int
         self.columns_mask: int
         """Bit k set where column k is present."""
@@ -71,6 +76,7 @@ class Batch:
             self.hybrid_time,
             kinds,
             self.dimension,
+            self.length,
             self.previous,
             columns,
         ) = _HEADER.unpack_from(body)
@@ -83,10 +89,12 @@ class Batch:
         """What the producer wants an acknowledgement to promise."""
         self.priority = _LANES[self.attributes >> PRIORITY_SHIFT & 3]
         """The lane of all rows."""
-        self.plain = columns & ~_NUMBERS == _NAMES and not self.attributes & _CONTROL
-        """Whether all rows are of one kind and namespace and say no more than a vector id and numbers.
+        self.plain = (
+            columns & ~_NUMBERS == _NAMES or columns == _NAMES_AND_BLOBS
+        ) and not self.attributes & _CONTROL
+        """Whether all rows are of one kind and namespace and have but a vector id and numbers, or bytes.
 
-        Without clock, parents, ids, bytes, metadata, topics, and with dots in a row: what most batches are.
+        Without clock, parents, ids, metadata, topics, and with dots in a row: what most batches are.
         """
 
     # --- the header's words
@@ -299,37 +307,70 @@ class Batch:
     def decode_plain(self) -> str | None:
         """Decode all columns of a plain batch at once, in half the time; the vector ids end to end.
 
-        None where that cannot be, as the batch is not plain or an id is not ASCII: ask for the columns then.
+        None where that cannot be, as the batch is not plain, an id is empty or not printable ASCII, or the
+        columns are not what the header tells: ask for each column then.
         """
-        if not self.plain:
-            return None
+        if self._text is None and self.plain:
+            self._text = self._decode_plain()
+        return self._text
+
+    _text: str | None = None
+
+    def _decode_plain(self) -> str | None:
         body, columns = self.raw, self.columns_mask
         _, lengths, ends_at = _directory_of(columns)
-        ends, texts, names, *numbers = lengths.unpack_from(body, _DIRECTORY_AT)
-        at = ends_at + ends + -ends % ALIGNMENT
-        try:
-            text = str(body[at : at + texts], "ascii")
-        except UnicodeDecodeError:
+        if self.kind is None or ends_at > self.length:
             return None
-        keys, start = [], 0
-        for stop in _stops_of(self.count).unpack_from(body, ends_at):
+        ends, texts, names, *rest = lengths.unpack_from(body, _DIRECTORY_AT)
+        keys_at = ends_at + ends + -ends % ALIGNMENT
+        names_at = keys_at + texts + -texts % ALIGNMENT
+        at = rest_at = names_at + names + -names % ALIGNMENT
+        for size in rest:
+            at += size + -size % ALIGNMENT
+        if at != self.length or ends != 4 * self.count or names > _NAME_BYTES_MAX:
+            return None
+        name = _name_in(bytes(body[names_at : names_at + names]))
+        keys, text = self._keys_from(ends_at, keys_at, texts)
+        if name is None or text is None or not self._decode_rest(columns, rest_at, rest):
+            return None
+        self.keys, self.namespace, self.namespace_names = keys, name, (name,)
+        return text
+
+    def _keys_from(self, ends_at: int, at: int, size: int) -> tuple[list[str], str | None]:
+        """The vector ids, and all end to end; None there where one is empty or not of printable ASCII."""
+        keys: list[str] = []
+        raw = bytes(self.raw[at : at + size])
+        if raw.translate(None, PRINTABLE):
+            return keys, None
+        text = raw.decode("ascii")
+        start = stop = 0
+        for stop in _stops_of(self.count).unpack_from(self.raw, ends_at):
             keys.append(text[start:stop])
             start = stop
-        self.keys = keys
-        at += texts + -texts % ALIGNMENT
-        self.namespace_names = found = _known_names(body[at : at + names])
-        self.namespace = found[0] if len(found) == 1 else None
-        at += names + -names % ALIGNMENT
-        self.indices, self.values = _NO_INDICES, _NO_VALUES
+        # Where no slice is empty all ends rise, up to the last one, which is looked at.
+        return keys, text if stop == size and all(keys) else None
+
+    def _decode_rest(self, columns: int, at: int, sizes: list[int]) -> bool:
+        """Numbers, or where bytes end, from there on; whether there are as many as there must be."""
+        if columns & _BLOBS:
+            return self._decode_blobs(at, *sizes)
+        count, indices, values = self.count, _NO_INDICES, _NO_VALUES
         if columns & _INDICES:
-            self.indices = np.frombuffer(body, U32, numbers[0] >> 2, at)
-            at += numbers[0] + -numbers[0] % ALIGNMENT
+            size = sizes[0]
+            indices = np.frombuffer(self.raw, U32, size >> 2, at)
+            at += size + -size % ALIGNMENT
         else:
             self.index_highest = -1
         if columns & _VALUES:
-            self.values = np.frombuffer(body, F32, numbers[-1] >> 2, at)
-        self.row_values = len(self.values) // self.count
-        return text
+            values = np.frombuffer(self.raw, F32, sizes[-1] >> 2, at)
+        self.indices, self.values, self.row_values = indices, values, len(values) // count
+        needed = len(values) if self.kind in SPARSE_KINDS else 0
+        whole = sum(sizes) == 4 * (len(indices) + len(values))
+        return whole and len(values) % count == 0 and len(indices) == needed
+
+    def _decode_blobs(self, at: int, ends: int, size: int) -> bool:
+        self.indices, self.values, self.row_values, self.index_highest = _NO_INDICES, _NO_VALUES, 0, -1
+        return ends == 4 * self.count and _rise_to(size, bytes(self.raw[at : at + ends]), self.count)
 
     # --- rows
 
@@ -491,10 +532,13 @@ _DIRECTORY_AT = BODY_HEADER_BYTES + COLUMN_MASK.size
 _INDICES, _VALUES = 1 << Column.INDICES, 1 << Column.VALUES
 _NUMBERS = _INDICES | _VALUES
 _NAMES = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES
+_BLOBS = 1 << Column.BLOBS
+_NAMES_AND_BLOBS = _NAMES | 1 << Column.BLOB_ENDS | _BLOBS
+_NAME_BYTES_MAX = NAME_LENGTH.size + NAMESPACE_BYTES_MAX
 _FEW_NAMES_BYTES = 128
 
 
-_HEADER = struct.Struct("<2xHIQI4xQQQI4xQQ")
+_HEADER = struct.Struct("<2xHIQI4xQQQIIQQ")
 """What is read again and again of the body's header, and the mask of columns behind it."""
 assert _HEADER.size == _DIRECTORY_AT
 U16, U32, U64, F32 = (np.dtype(name) for name in ("<u2", "<u4", "<u8", "<f4"))
@@ -531,3 +575,28 @@ def _known_names(raw: bytes | memoryview) -> tuple[str, ...]:
 
 _few_names = lru_cache(maxsize=1024)(_names_in)
 """The same names come with batch after batch: those of a short table are decoded once."""
+
+
+@lru_cache(maxsize=1024)
+def _name_in(raw: bytes) -> str | None:
+    """The one name of a table, None unless it is one."""
+    if len(raw) < NAME_LENGTH.size or len(raw) != NAME_LENGTH.size + NAME_LENGTH.unpack_from(raw)[0]:
+        return None
+    try:
+        return str(raw[NAME_LENGTH.size :], "utf-8")
+    except UnicodeDecodeError:
+        return None
+
+
+def _rise_to(total: int, ends: bytes, count: int) -> bool:
+    """Whether these ends of so many texts rise to the end of the last."""
+    if total % count == 0 and ends == _even_ends(count, total // count):
+        return True
+    stops = _stops_of(count).unpack(ends)
+    return stops[-1] == total and sorted(stops) == list(stops)
+
+
+@lru_cache(maxsize=64)
+def _even_ends(count: int, size: int) -> bytes:
+    """The ends of texts of one size."""
+    return struct.pack(f"<{count}I", *[size * row for row in range(1, count + 1)])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
+from delta_prop_wire.batch import PRINTABLE
 from delta_prop_wire.bounds import (
     BYTES_MAX,
     METADATA_DEPTH_MAX,
@@ -117,19 +118,20 @@ def validate_batch(batch: Batch) -> None:
 def plain_is_sound(batch: Batch) -> bool:
     """Whether a batch is plain and sound, told in few steps; where it is not, `validate_batch` says why."""
     text = batch.decode_plain()
-    if text is None or not text.isprintable() or batch.namespace is None:
+    if text is None:
         return False
-    kind, width, keys = batch.kind, batch.row_values, batch.keys
+    kind, width, namespace = batch.kind, batch.row_values, batch.namespace
     return (
         kind is not None
         and width is not None
+        and namespace is not None
         and NUMBERS_MIN[kind] <= width <= NUMBERS_MAX[kind]
         and kind not in _WITH_BYTES
+        and (BYTES_MAX[kind] == DELTA_BYTES_MAX or not batch.columns_mask & _BLOBS)
         and batch.dimension == (width if kind in _WHOLE_VECTOR_KINDS else 0)
-        and "" not in keys
-        and (len(text) <= VECTOR_ID_BYTES_MAX or max(map(len, keys)) <= VECTOR_ID_BYTES_MAX)
-        and name_is_sound(batch.namespace, NAMESPACE_BYTES_MAX)
-        and finite(batch.values)
+        and (len(text) <= VECTOR_ID_BYTES_MAX or max(map(len, batch.keys)) <= VECTOR_ID_BYTES_MAX)
+        and name_is_sound(namespace, NAMESPACE_BYTES_MAX)
+        and (not width or finite(batch.values))
         and batch.index_highest < DIMENSION_MAX
         and batch.size <= DELTA_BYTES_MAX  # all rows together: so each of them
     )
@@ -170,11 +172,11 @@ _METADATA_BIT = 1 << Kind.METADATA
 _TRANSFORM = int(Kind.TRANSFORM)
 _WITH_BYTES = frozenset({Kind.TRANSFORM, Kind.METADATA})
 _SHAPES = np.array([NUMBERS_MIN, NUMBERS_MAX, BYTES_MAX], np.int64)
+_BLOBS = 1 << Column.BLOBS
 _VARIED = 1 << Column.KINDS | 1 << Column.VALUE_ENDS | 1 << Column.BLOBS
 _EXTRAS = sum(
     1 << column for column in (Column.CLOCK, Column.PARENTS, Column.EXPECTS, Column.TAGS, Column.METADATA)
 )
-_PRINTABLE = bytes(range(0x20, 0x7F))
 
 
 # --- a batch, by columns: False where a row may be at fault
@@ -188,7 +190,7 @@ def _names_are_sound(batch: Batch) -> bool:
     raw, keys = batch.column(Column.KEYS), batch.keys
     if raw is None:
         return False
-    if not bytes(raw).translate(None, _PRINTABLE):  # ASCII: characters and bytes count alike
+    if not bytes(raw).translate(None, PRINTABLE):  # ASCII: characters and bytes count alike
         fit = len(raw) <= VECTOR_ID_BYTES_MAX or max(map(len, keys)) <= VECTOR_ID_BYTES_MAX
         return fit and "" not in keys
     return all(name_is_sound(key, VECTOR_ID_BYTES_MAX) for key in keys)
