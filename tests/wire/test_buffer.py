@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_wire.buffer import ReceiveBuffer
+from delta_prop_wire.buffer import ROOM_BYTES_MAX, ROOM_BYTES_MIN, SMALL_READS_MAX, ReceiveBuffer
 from delta_prop_wire.codec import NEED_BYTES, Decoder, encode
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import Heartbeat
-from delta_prop_wire.spec import HEADER_BYTES
+from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX, HEADER_BYTES
+
+SIZES = st.integers(0, 50) | st.integers(0, 3 * ROOM_BYTES_MIN)
 
 
-@given(chunks=st.lists(st.binary(max_size=50)), sizes=st.lists(st.integers(0, 30)))
-def test_bytes_come_out_in_order(chunks: list[bytes], sizes: list[int]) -> None:
-    buffer = ReceiveBuffer(10_000)
-    for chunk in chunks:
-        buffer.feed(chunk)
-    expected = b"".join(chunks)
-    for size in sizes:
-        taken = buffer.take(size)
-        if size > len(expected):
-            assert taken is None
+@given(steps=st.lists(st.tuples(st.booleans(), SIZES)))
+def test_bytes_come_out_in_order(steps: list[tuple[bool, int]]) -> None:
+    buffer, expected, fresh = ReceiveBuffer(100_000), b"", itertools.cycle(range(251))
+    for into_room, size in steps:
+        chunk = bytes(itertools.islice(fresh, size))
+        if into_room:
+            room = buffer.room(len(buffer) + size)
+            chunk = chunk[: len(room)]
+            room[: len(chunk)] = chunk
+            buffer.received(len(chunk))
         else:
-            assert taken is not None
-            assert bytes(taken) == expected[:size]
-            expected = expected[size:]
-    assert len(buffer) == len(expected)
+            buffer.feed(chunk)
+        expected += chunk
+        assert len(buffer) == len(expected)
+        taken = min(len(buffer), size * 2 // 3)
+        assert buffer.peek(taken) == expected[:taken]
+        assert buffer.take(taken) == expected[:taken]
+        expected = expected[taken:]
+    assert buffer.take(len(buffer)) == expected
 
 
 def test_peeking_takes_nothing() -> None:
@@ -45,11 +52,9 @@ def test_what_was_taken_is_read_only_and_stays() -> None:
     chunk = bytearray(b"abcdef")
     buffer.feed(chunk)
     taken = buffer.take(4)
-    assert taken is not None
-    assert taken.readonly
     chunk[:] = b"XXXXXX"
     buffer.feed(b"ghi" * 50)
-    assert bytes(taken) == b"abcd"
+    assert taken == b"abcd"
 
 
 def test_feeding_on_without_taking_is_refused() -> None:
@@ -60,6 +65,43 @@ def test_feeding_on_without_taking_is_refused() -> None:
         buffer.feed(b"x")
     buffer.take(50)
     buffer.feed(b"x")
+
+
+def test_receiving_on_without_taking_is_refused() -> None:
+    buffer = ReceiveBuffer(10 * ROOM_BYTES_MAX)
+    while len(buffer) < ROOM_BYTES_MAX:
+        buffer.received(len(buffer.room()))
+    with pytest.raises(UsageError, match="take the events"):
+        buffer.room()
+    buffer.take(1)
+    assert len(buffer.room()) == 1
+
+
+def test_a_read_is_larger_where_much_comes_and_small_again_afterwards() -> None:
+    buffer, sizes = ReceiveBuffer(FRAME_PAYLOAD_BYTES_MAX), []
+    for _ in range(6):
+        sizes.append(len(buffer.room()))
+        buffer.received(sizes[-1])
+        buffer.take(sizes[-1])
+    assert sizes == [4096, 16_384, 65_536, 262_144, 262_144, 262_144]
+    for _ in range(SMALL_READS_MAX + 2):
+        buffer.received(len(buffer.room()[:9]))
+        buffer.take(9)
+    assert len(buffer.room()) == ROOM_BYTES_MIN
+
+
+def test_the_memory_of_a_large_frame_is_given_back() -> None:
+    buffer, frame_bytes = ReceiveBuffer(FRAME_PAYLOAD_BYTES_MAX), 9_000_000
+    reads = 0
+    while len(buffer) < frame_bytes:
+        room = buffer.room(frame_bytes)
+        assert len(buffer) + len(room) <= 4 * max(len(buffer), ROOM_BYTES_MAX)
+        buffer.received(len(room))
+        reads += 1
+    assert len(buffer) == frame_bytes
+    assert reads < 10
+    buffer.take(frame_bytes - 5)
+    assert len(buffer.room(16)) == ROOM_BYTES_MAX - 5
 
 
 def test_memory_is_one_frame_and_one_chunk_however_long_the_stream() -> None:

@@ -1,7 +1,7 @@
-"""The receive buffer: bytes come in as they come, whole frames go out.
+"""The receive buffer: bytes come in where the system puts them, whole frames go out.
 
-It never holds more than one frame of the greatest size and one chunk; a caller who feeds on without
-taking what is whole is refused.
+One block of memory, used again and again. It is small where little comes, larger where every read fills it,
+and as large as one frame of the greatest size at most; it never grows much beyond what really came.
 """
 
 from __future__ import annotations
@@ -9,43 +9,94 @@ from __future__ import annotations
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import HEADER_BYTES
 
+ROOM_BYTES_MIN = 4 * 1024
+ROOM_BYTES_MAX = 256 * 1024
+"""How much one read may bring, unless a frame is larger still."""
+SMALL_READS_MAX = 16
+"""After so many small reads in a row the memory of larger ones is given back."""
+_GROWTH = 4
+
 
 class ReceiveBuffer:
     """Bytes received and not yet taken."""
 
-    __slots__ = ("_bytes_max", "_held")
+    __slots__ = ("_block", "_bytes_max", "_end", "_filled", "_small_reads", "_start", "_view")
 
     def __init__(self, payload_bytes_max: int) -> None:
-        self._held = bytearray()
         self._bytes_max = HEADER_BYTES + payload_bytes_max
+        self._block = bytearray(ROOM_BYTES_MIN)
+        self._view = memoryview(self._block)
+        self._start = self._end = 0
+        self._filled = False  # whether the last read left no room
+        self._small_reads = 0
 
     def __len__(self) -> int:
-        return len(self._held)
+        return self._end - self._start
+
+    def room(self, frame_bytes: int = 0) -> memoryview:
+        """Where the next bytes are to be put; `frame_bytes`: how large the frame is that is under way.
+
+        Raises UsageError where a whole frame must already be lying here.
+        """
+        held, size = self._end - self._start, len(self._block)
+        wanted = size
+        if frame_bytes > size:
+            wanted = max(size, min(frame_bytes, _GROWTH * max(held, ROOM_BYTES_MIN)))
+        elif self._filled and size < ROOM_BYTES_MAX:
+            wanted = size * _GROWTH
+        elif max(held, frame_bytes) <= ROOM_BYTES_MAX < size:
+            wanted = ROOM_BYTES_MAX
+        elif not held and self._small_reads > SMALL_READS_MAX:
+            wanted = ROOM_BYTES_MIN
+        if wanted != size:
+            self._move(bytearray(wanted))
+        elif not held:
+            self._start = self._end = 0
+        elif self._start and size - self._end < size // 2:
+            self._move(self._block)
+        if self._end == wanted or held >= self._bytes_max:
+            raise UsageError(
+                f"{held} bytes wait in the receive buffer: take the events before receiving more"
+            )
+        return self._view[self._end :]
+
+    def received(self, count: int) -> None:
+        """So many bytes were put where `room` said."""
+        self._end += count
+        self._filled = self._end == len(self._block)
+        self._small_reads = self._small_reads + 1 if count < ROOM_BYTES_MIN // 2 else 0
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> None:
-        """Add what was received. Raises UsageError where a whole frame must already be lying here."""
-        if len(self._held) >= self._bytes_max:
-            raise UsageError(
-                f"{len(self._held)} bytes wait in the receive buffer: take the events before feeding more"
-            )
-        self._held += chunk
+        """Copy in what was received elsewhere. Raises UsageError as `room` does."""
+        rest = memoryview(chunk)
+        while rest:
+            room = self.room(len(self) + len(rest))
+            count = min(len(room), len(rest))
+            room[:count] = rest[:count]
+            self.received(count)
+            rest = rest[count:]
 
-    def peek(self, count: int) -> bytes | None:
-        """The first `count` bytes, left where they are; None while there are fewer."""
-        return bytes(self._held[:count]) if len(self._held) >= count else None
+    def peek(self, count: int) -> memoryview | None:
+        """The first `count` bytes, left where they are and only there until more are received; or None."""
+        start = self._start
+        return self._view[start : start + count] if self._end - start >= count else None
 
-    def take(self, count: int) -> memoryview | None:
-        """Remove and return the first `count` bytes; None while there are fewer.
+    def take(self, count: int) -> bytes:
+        """Remove and return the first `count` bytes, which are there.
 
         They are copied out, into an object of their exact size: a frame that is kept for long pins no other.
         """
-        if len(self._held) < count:
-            return None
-        with memoryview(self._held) as view:
-            taken = bytes(view[:count])
-        del self._held[:count]
-        return memoryview(taken)
+        start = self._start
+        self._start = stop = start + count
+        return bytes(self._view[start:stop])
 
     def clear(self) -> None:
         """Forget everything."""
-        self._held.clear()
+        self._start = self._end = 0
+        self._move(bytearray(ROOM_BYTES_MIN))
+
+    def _move(self, block: bytearray) -> None:
+        held = self._end - self._start
+        view = self._view if block is self._block else memoryview(block)
+        view[:held] = self._view[self._start : self._end]
+        self._block, self._view, self._start, self._end = block, view, 0, held

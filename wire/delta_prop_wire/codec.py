@@ -38,6 +38,8 @@ from delta_prop_wire.spec import (
 from delta_prop_wire.stamp import NO_STAMP, pack_stamp, unpack_stamp
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from delta_prop_wire.compression import Compression
     from delta_prop_wire.frames import Frame
     from delta_prop_wire.stamp import Stamp
@@ -86,18 +88,28 @@ def decode(raw: bytes | memoryview) -> Frame:
         raise PeerError(
             ErrorCode.BAD_FRAME, f"{len(view)} bytes; this frame has {HEADER_BYTES + header.length}"
         )
-    return _decode(header, view)
+    if header.type is FrameType.BATCH:
+        stamp_end = HEADER_BYTES + STAMP_BYTES
+        return _decode_batch(header, view[HEADER_BYTES:stamp_end], view[stamp_end:])
+    return _decode_other(header, view[HEADER_BYTES:])
 
 
 class Decoder:
-    """Bytes in, frames out: `receive` each chunk, then ask `next_event` until it says NEED_BYTES.
+    """Bytes in, frames out: put them into `buffer`, tell `received`, ask `next_event` until NEED_BYTES.
 
     The first error latches: it is raised again at each later call, and nothing more is kept.
-    `payload_bytes_max` may be lowered and raised between calls: little is owed to a peer not yet known.
+    `payload_bytes_max` may be lowered and raised between calls. `look_at` is called with the header of each
+    frame before more of it is received; what it raises refuses the frame.
     """
 
-    def __init__(self, *, payload_bytes_max: int = FRAME_PAYLOAD_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        payload_bytes_max: int = FRAME_PAYLOAD_BYTES_MAX,
+        look_at: Callable[[Header], None] | None = None,
+    ) -> None:
         self.payload_bytes_max = payload_bytes_max
+        self._look_at = look_at
         self._buffer = ReceiveBuffer(FRAME_PAYLOAD_BYTES_MAX)
         self._header: Header | None = None
         self._error: PeerError | None = None
@@ -112,8 +124,18 @@ class Decoder:
         """The frame that is being received, or on which it failed: its sequence is what a Nack names."""
         return self._header
 
+    def buffer(self) -> memoryview:
+        """Where the next bytes are to be received into. Raises UsageError before the events are taken."""
+        header = self._header
+        return self._buffer.room(0 if header is None else HEADER_BYTES + header.length)
+
+    def received(self, count: int) -> None:
+        """So many bytes lie in the buffer that was given last."""
+        if self._error is None:
+            self._buffer.received(count)
+
     def receive(self, chunk: bytes | bytearray | memoryview) -> None:
-        """Take bytes as they came. Raises UsageError if fed on without asking for the events."""
+        """Take bytes that were received elsewhere. Raises UsageError as `buffer` does."""
         if self._error is None:
             self._buffer.feed(chunk)
 
@@ -129,26 +151,31 @@ class Decoder:
             raise
 
     def _next(self) -> Frame | Literal[_NeedBytes.NEED_BYTES]:
-        header = self._header
+        header, buffer = self._header, self._buffer
         if header is None:
-            raw = self._buffer.peek(HEADER_BYTES)
+            raw = buffer.peek(HEADER_BYTES)
             if raw is None:
                 return NEED_BYTES
             header = self._header = unpack_header(raw, self.payload_bytes_max)
-        frame = self._buffer.take(HEADER_BYTES + header.length)
-        if frame is None:
+            if self._look_at is not None:
+                self._look_at(header)
+        if len(buffer) < HEADER_BYTES + header.length:
             return NEED_BYTES
-        event = _decode(header, frame)
+        buffer.take(HEADER_BYTES)
+        if header.type is FrameType.BATCH:
+            # The body by itself, so that a batch that is kept keeps nothing else.
+            head = buffer.take(STAMP_BYTES)
+            event: Frame = _decode_batch(header, head, buffer.take(header.length - STAMP_BYTES))
+        else:
+            event = _decode_other(header, buffer.take(header.length))
         self._header = None
         return event
 
 
-def _decode(header: Header, frame: memoryview) -> Frame:
-    if header.type is FrameType.BATCH:
-        return _decode_batch(header, frame)
+def _decode_other(header: Header, payload: bytes | memoryview) -> Frame:
     if header.type is FrameType.DELTA:
-        return _decode_delta(header, frame[HEADER_BYTES:])
-    return unpack_control(header.type, header.sequence, frame[HEADER_BYTES:])
+        return _decode_delta(header, payload)
+    return unpack_control(header.type, header.sequence, payload)
 
 
 # --- Delta
@@ -167,7 +194,7 @@ def _encode_delta(frame: DeltaFrame) -> bytes:
     return header + packed + crc32c(packed).to_bytes(CRC_BYTES, "little")
 
 
-def _decode_delta(header: Header, payload: memoryview) -> DeltaFrame:
+def _decode_delta(header: Header, payload: bytes | memoryview) -> DeltaFrame:
     packed, told = payload[:-CRC_BYTES], int.from_bytes(payload[-CRC_BYTES:], "little")
     found = crc32c(packed)
     if told != found:
@@ -190,15 +217,14 @@ def _encode_batch(frame: BatchFrame, compression: Compression | None) -> bytes:
     return b"".join((header, head[HEADER_BYTES:], packed))
 
 
-def _decode_batch(header: Header, frame: memoryview) -> BatchFrame:
-    body = frame[HEADER_BYTES + STAMP_BYTES :]
+def _decode_batch(header: Header, head: bytes | memoryview, body: bytes | memoryview) -> BatchFrame:
     if header.flags & Flag.COMPRESSED:
-        body = memoryview(decompress(body))
-    # The stamp is made before a frame is compressed: its checksum is over the header of the plain frame.
-    plain = pack_header(
-        header.type, header.flags & ~Flag.COMPRESSED, header.sequence, STAMP_BYTES + len(body)
-    )
-    stamp = unpack_stamp(frame[HEADER_BYTES : HEADER_BYTES + STAMP_BYTES], plain)
+        body = decompress(memoryview(body))
+    stamp = None
+    if head != NO_STAMP:
+        # It is made before a frame is compressed: its checksum is over the header of the plain frame.
+        flags = header.flags & ~Flag.COMPRESSED
+        stamp = unpack_stamp(head, pack_header(header.type, flags, header.sequence, STAMP_BYTES + len(body)))
     batch = parse_batch(body)
     if header.sequence + batch.count > COUNTER_MAX:
         raise PeerError(

@@ -1,0 +1,422 @@
+"""Connections: who may say what when, at both ends; credits; and that a peer can only break its own."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_wire import delta as d
+from delta_prop_wire.codec import NEED_BYTES, encode, encode_head
+from delta_prop_wire.connection import REQUESTS_MAX, Connection
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import Delta, Source
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import PeerError, UsageError
+from delta_prop_wire.frames import (
+    Ack,
+    Backpressure,
+    BatchFrame,
+    Credit,
+    DeltaFrame,
+    Frame,
+    Granted,
+    Heartbeat,
+    Hello,
+    Level,
+    Nack,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+    Welcome,
+)
+from delta_prop_wire.header import pack_header
+from delta_prop_wire.spec import ErrorCode, Flag, FrameType
+from delta_prop_wire.stamp import Stamp
+from delta_prop_wire.state import TABLE, UNAUTHORIZED_TEXT, Phase, Role, Saying, Speaker, saying_of
+from delta_prop_wire.topics import ALL
+
+DELTA = Delta("doc-1", d.opaque(b"x" * 9))
+BATCH = encode_batch([DELTA] * 3, origin=7, base=1)
+START = Cursor(bytes(16), 1, 0)
+MUCH = Credit(1000, 1_000_000)
+FRAMES: dict[Saying, Frame] = {
+    Saying.HELLO: Subscribe(1, Hello()),
+    Saying.WELCOME: Ack(answers=1, welcome=Welcome()),
+    Saying.SUBSCRIBE: Subscribe(2, Subscription(1, (ALL,))),
+    Saying.UNSUBSCRIBE: Unsubscribe(3, 1),
+    Saying.DELTA: DeltaFrame(1, DELTA),
+    Saying.BATCH: BatchFrame(2, BATCH),
+    Saying.LOGGED_DELTA: DeltaFrame(5, DELTA, lamport=9),
+    Saying.LOGGED_BATCH: BatchFrame(5, BATCH, Stamp(9, body_crc=BATCH.crc)),
+    Saying.ACK: Ack(5),
+    Saying.NACK: Nack(5, ErrorCode.QUEUE_FULL, "full"),
+    Saying.BACKPRESSURE: Backpressure(1, Level.WARN),
+    Saying.HEARTBEAT: Heartbeat(1),
+}
+# Phases: O opening, G greeted, P open, E ended; + may be said, ! is refused as UNAUTHORIZED.
+GRID = """
+               client   forwarder  server
+               O G P E  O G P E    O G P E
+HELLO          + . + .  + . + .    . . . .
+WELCOME        ! . . .  ! . . .    . + + .
+SUBSCRIBE      ! . + .  ! . + .    . . . .
+UNSUBSCRIBE    ! . + .  ! . + .    . . . .
+DELTA          ! . + .  ! . . .    . . . .
+BATCH          ! . + .  ! . . .    . . . .
+LOGGED_DELTA   ! . . .  ! . . .    . . + .
+LOGGED_BATCH   ! . . .  ! . + .    . . + .
+ACK            ! . + .  ! . + .    . . + .
+NACK           ! . + +  ! . + +    + + + +
+BACKPRESSURE   ! . + .  ! . + .    . . + .
+HEARTBEAT      ! . + .  ! . + .    . . + .
+"""
+CELLS = [
+    pytest.param(speaker, phase, Saying[name], mark, id=f"{speaker.name}-{phase.name}-{name}")
+    for name, *marks in (line.split() for line in GRID.strip().splitlines()[2:])
+    for (speaker, phase), mark in zip(((s, p) for s in Speaker for p in Phase), marks, strict=True)
+]
+
+
+def pair(phase: Phase = Phase.OPEN, source: Source = Source.LOCAL) -> tuple[Connection, Connection]:
+    """A client and a server in a phase, with credit both ways where they are open."""
+    client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
+    if phase is not Phase.OPENING:
+        tell(client, server, Subscribe(1, Hello(source=source)))
+    if phase in (Phase.OPEN, Phase.ENDED):
+        tell(server, client, Ack(answers=1, credit=MUCH, welcome=Welcome()))
+        tell(client, server, Subscribe(9, Subscription(9, (ALL,))))
+        tell(server, client, Ack(answers=9, granted=Granted(9, START, 1, 0)))
+    if phase is Phase.ENDED:
+        client.end()
+        server.end()
+    return client, server
+
+
+def tell(one: Connection, other: Connection, frame: Frame) -> Frame:
+    """Send a frame from one to the other, where it comes out as it went in."""
+    other.receive(one.send(frame))
+    event = other.next_event()
+    assert event == frame
+    assert other.next_event() is NEED_BYTES
+    return frame
+
+
+def ends(speaker: Speaker, phase: Phase) -> tuple[Connection, Connection]:
+    """Who speaks and who hears it."""
+    client, server = pair(phase, Source.REPLICA if speaker is Speaker.FORWARDER else Source.LOCAL)
+    return (server, client) if speaker is Speaker.SERVER else (client, server)
+
+
+# --- the table
+
+
+def test_every_cell_is_in_the_grid() -> None:
+    assert len(CELLS) == len(Speaker) * len(Phase) * len(Saying) == sum(map(len, TABLE.values()))
+    assert all(saying_of(frame) is said for said, frame in FRAMES.items())
+
+
+@pytest.mark.parametrize(("speaker", "phase", "said", "mark"), CELLS)
+def test_who_may_say_what_when(speaker: Speaker, phase: Phase, said: Saying, mark: str) -> None:
+    one, other = ends(speaker, phase)
+    frame = FRAMES[said]
+    if speaker is Speaker.FORWARDER and said is Saying.HELLO:
+        frame = Subscribe(1, Hello(source=Source.REPLICA))
+    if mark == "+":
+        raw = one.send(frame)
+        other.receive(raw)
+        assert other.next_event() == (NEED_BYTES if phase is Phase.ENDED else frame)
+        return
+    with pytest.raises(UsageError):
+        one.send(frame)
+    assert one.phase is phase
+    other.receive(encode(frame))
+    if phase is Phase.ENDED:
+        assert other.next_event() is NEED_BYTES
+        return
+    with pytest.raises(PeerError) as caught:
+        other.next_event()
+    assert other.phase is Phase.ENDED
+    assert caught.value.code is (ErrorCode.UNAUTHORIZED if mark == "!" else ErrorCode.BAD_FRAME)
+    assert (caught.value.message == UNAUTHORIZED_TEXT) == (mark == "!")
+
+
+def test_phases() -> None:
+    client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
+    assert client.phase is server.phase is Phase.OPENING
+    tell(client, server, Subscribe(1, Hello()))
+    assert client.phase is server.phase is Phase.GREETED
+    tell(server, client, Ack(answers=1, welcome=Welcome(more=True)))
+    assert client.phase is server.phase is Phase.GREETED
+    tell(server, client, Ack(answers=1, welcome=Welcome()))
+    assert client.phase is server.phase is Phase.OPEN
+    tell(client, server, Subscribe(2, Hello()))
+    tell(server, client, Nack(0, ErrorCode.FENCED, "newer", answers=2))
+    tell(server, client, Nack(0, ErrorCode.CURSOR_TOO_OLD, "gone"))
+    assert client.phase is server.phase is Phase.OPEN
+
+
+@pytest.mark.parametrize("phase", [Phase.OPENING, Phase.GREETED])
+def test_a_connection_that_is_refused_at_the_door_has_ended(phase: Phase) -> None:
+    client, server = pair(phase)
+    tell(server, client, Nack(0, ErrorCode.UNAUTHORIZED, UNAUTHORIZED_TEXT))
+    assert client.phase is server.phase is Phase.ENDED
+
+
+def test_a_frame_that_follows_the_hello_at_once_is_refused() -> None:
+    client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
+    server.receive(client.send(Subscribe(1, Hello())) + encode(Heartbeat(1)))
+    server.next_event()
+    with pytest.raises(PeerError, match="answered: wait"):
+        server.next_event()
+
+
+@pytest.mark.parametrize("source", Source)
+def test_only_a_forwarder_stamps(source: Source) -> None:
+    client, server = pair(source=source)
+    if source is Source.REPLICA:
+        tell(client, server, FRAMES[Saying.LOGGED_BATCH])
+    else:
+        with pytest.raises(UsageError, match="stamped"):
+            client.send(FRAMES[Saying.LOGGED_BATCH])
+
+
+def test_a_later_hello_makes_no_forwarder() -> None:
+    client, server = pair()
+    tell(client, server, Subscribe(4, Hello(source=Source.REPLICA)))
+    with pytest.raises(UsageError):
+        client.send(FRAMES[Saying.LOGGED_BATCH])
+    server.receive(encode(FRAMES[Saying.LOGGED_BATCH]))
+    with pytest.raises(PeerError):
+        server.next_event()
+
+
+# --- receiving
+
+
+@pytest.mark.parametrize("size", [1, 7, 16, 100, 5000])
+def test_bytes_in_any_pieces_through_the_buffer(size: int) -> None:
+    client, server = pair()
+    sent = [BatchFrame(n, BATCH) for n in range(20)]
+    raw = b"".join(client.send(frame) for frame in sent)
+    found: list[Frame] = []
+    while raw:
+        room = server.buffer()
+        count = min(size, len(room), len(raw))
+        room[:count] = raw[:count]
+        server.received(count)
+        raw = raw[count:]
+        while (event := server.next_event()) is not NEED_BYTES:
+            found.append(event)
+    assert found == sent
+    assert server.buffered_bytes == 0
+
+
+def test_a_frame_under_way_can_be_seen() -> None:
+    client, server = pair()
+    raw = client.send(FRAMES[Saying.BATCH])
+    server.receive(raw[:-1])
+    assert server.next_event() is NEED_BYTES
+    assert server.buffered_bytes == len(raw) - 1
+
+
+@pytest.mark.parametrize("phase", [Phase.OPENING, Phase.GREETED])
+def test_a_stranger_is_refused_by_the_header(phase: Phase) -> None:
+    _, server = pair(phase)
+    server.receive(pack_header(FrameType.BATCH, Flag.BATCHED, 1, 16_000_000))
+    with pytest.raises(PeerError):
+        server.next_event()
+
+
+def test_an_error_latches_and_is_told_once_more() -> None:
+    client, server = pair()
+    server.receive(b"GET / HTTP/1.1\r\n\r\n" + encode(Heartbeat(1)))
+    for _ in range(2):
+        with pytest.raises(PeerError, match="0x47"):
+            server.next_event()
+    server.receive(encode(Heartbeat(1)))
+    assert server.buffered_bytes == 0
+    with pytest.raises(UsageError, match="end of the connection"):
+        server.send(Heartbeat(1))
+    assert client.phase is Phase.OPEN
+
+
+def test_what_comes_after_the_end_is_not_kept() -> None:
+    _, server = pair(Phase.ENDED)
+    for _ in range(100):
+        room = server.buffer()
+        server.received(len(room))
+    assert server.buffered_bytes == 0
+    assert server.next_event() is NEED_BYTES
+
+
+@pytest.mark.parametrize(
+    ("raw", "sequence", "answers"),
+    [
+        (encode(replace(FRAMES[Saying.LOGGED_BATCH], sequence=77)), 77, None),  # type: ignore[type-var]
+        (pack_header(FrameType.DELTA, 0, 78, 0), 78, None),
+        (pack_header(FrameType.UNSUBSCRIBE, 0, 5, 0), 0, 5),
+        (pack_header(FrameType.SUBSCRIBE, 0, 6, 1) + b"\xc1", 0, 6),
+        (pack_header(FrameType.ACK, 0, 7, 1) + b"\xc1", 0, None),
+    ],
+)
+def test_the_nack_names_what_failed(raw: bytes, sequence: int, answers: int | None) -> None:
+    client, server = pair()
+    server.receive(raw)
+    with pytest.raises(PeerError) as caught:
+        server.next_event()
+    nack = server.nack_of(caught.value)
+    assert (nack.sequence, nack.answers) == (sequence, answers)
+    assert (nack.code, nack.text) == (caught.value.code, caught.value.message)
+    client.receive(server.send(nack))
+    assert client.next_event() == nack
+
+
+def test_the_nack_of_a_first_header_that_cannot_be_read_names_nothing() -> None:
+    server = Connection(Role.SERVER)
+    server.receive(bytes(16))
+    with pytest.raises(PeerError) as caught:
+        server.next_event()
+    assert server.nack_of(caught.value) == Nack(0, ErrorCode.BAD_FRAME, caught.value.message)
+
+
+# --- credits
+
+
+def test_a_producer_has_no_credit_before_it_was_granted() -> None:
+    client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
+    tell(client, server, Subscribe(1, Hello()))
+    tell(server, client, Ack(answers=1, welcome=Welcome()))
+    with pytest.raises(UsageError, match="no credit is left"):
+        client.send(FRAMES[Saying.BATCH])
+    server.receive(encode(FRAMES[Saying.BATCH])[:16])
+    with pytest.raises(PeerError, match="without credit"):
+        server.next_event()
+
+
+def test_nothing_is_delivered_before_a_subscription_was_granted() -> None:
+    client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
+    tell(client, server, Subscribe(1, Hello()))
+    tell(server, client, Ack(answers=1, welcome=Welcome(), credit=MUCH))
+    for frame in (
+        Subscribe(2, Subscription(1, (ALL,), credit=MUCH)),
+        Subscribe(3, Subscription(1, (ALL,), credit=Credit(1, 1))),
+    ):
+        tell(client, server, frame)
+    assert not server.window.open
+    with pytest.raises(UsageError, match="before a subscription"):
+        client.send(Ack(credit=MUCH))
+    server.receive(encode(Ack(credit=MUCH)))
+    server.next_event()
+    assert not server.window.open
+    tell(server, client, Nack(0, ErrorCode.BAD_REQUEST, "no", answers=2))
+    tell(server, client, Ack(answers=2, granted=Granted(1, START, 1, 0)))
+    assert not server.window.open
+    tell(server, client, Ack(answers=3, granted=Granted(1, START, 1, 0)))
+    assert server.window.left == client.allowance.left == (1, 1)
+    tell(client, server, Ack(credit=MUCH))
+    assert server.window.left == client.allowance.left == (1001, 1_000_001)
+    tell(client, server, Subscribe(4, Subscription(2, (ALL,), credit=Credit(2, 2))))
+    tell(server, client, Ack(answers=4, granted=Granted(2, START, 1, 0)))
+    assert server.window.left == client.allowance.left == (1003, 1_000_003)
+
+
+def test_a_subscription_without_credit_bounds_nothing() -> None:
+    client, server = pair()
+    assert server.window.left is client.allowance.left is None
+    tell(client, server, Subscribe(4, Subscription(2, (ALL,), credit=Credit(2, 2))))
+    tell(server, client, Ack(answers=4, granted=Granted(2, START, 1, 0)))
+    assert server.window.left is client.allowance.left is None
+
+
+def test_requests_without_answers_are_bounded() -> None:
+    client, server = pair()
+    for sequence in range(REQUESTS_MAX):
+        tell(client, server, Subscribe(sequence, Subscription(1, (ALL,))))
+    one_more = Subscribe(REQUESTS_MAX, Subscription(1, (ALL,)))
+    with pytest.raises(UsageError, match="wait for some"):
+        client.send(one_more)
+    server.receive(encode(one_more))
+    with pytest.raises(PeerError, match="wait for some"):
+        server.next_event()
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("grant"), st.integers(0, 8), st.integers(0, 1500)),
+        st.tuples(st.sampled_from(["batch", "delta", "stored"]), st.just(0), st.just(0)),
+    ),
+    max_size=30,
+)
+
+
+@given(steps=STEPS, delivering=st.booleans())
+def test_both_ends_count_alike(steps: list[tuple[str, int, int]], delivering: bool) -> None:
+    client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
+    tell(client, server, Subscribe(1, Hello()))
+    tell(server, client, Ack(answers=1, welcome=Welcome()))
+    tell(client, server, Subscribe(2, Subscription(1, (ALL,), credit=Credit(0, 0))))
+    tell(server, client, Ack(answers=2, granted=Granted(1, START, 1, 0)))
+    one, other = (server, client) if delivering else (client, server)
+    data = {
+        "delta": FRAMES[Saying.LOGGED_DELTA if delivering else Saying.DELTA],
+        "batch": FRAMES[Saying.LOGGED_BATCH if delivering else Saying.BATCH],
+    }
+    deltas = size = 0
+    for what, more_deltas, more_bytes in steps:
+        if what == "grant":
+            tell(other, one, Ack(credit=Credit(more_deltas, more_bytes)))
+            deltas, size = deltas + more_deltas, size + more_bytes
+        elif deltas <= 0 or size <= 0:
+            with pytest.raises(UsageError, match="no credit"):
+                one.spend(3, 1) if what == "stored" else one.send(data[what])
+        else:
+            raw = encode(data["batch" if what == "stored" else what])
+            if what == "stored":
+                one.spend(3, len(raw))
+                other.receive(raw)
+                other.next_event()
+            else:
+                tell(one, other, data[what])
+            deltas, size = deltas - (1 if what == "delta" else 3), size - len(raw)
+        assert one.window.left == other.allowance.left == (max(deltas, 0), max(size, 0))
+
+
+def test_stored_frames_are_charged_as_what_they_are() -> None:
+    client, server = pair()
+    stored = encode_head(BATCH, 5, Stamp(9, body_crc=BATCH.crc)) + bytes(BATCH.body)
+    server.spend(3, len(stored))
+    client.receive(stored)
+    assert isinstance(client.next_event(), BatchFrame)
+    server.end()
+    with pytest.raises(UsageError):
+        server.spend(3, len(stored))
+
+
+# --- whatever comes
+
+
+def test_what_a_peer_sends_raises_nothing_but_the_peers_error(full: bool) -> None:
+    chance = random.Random(11)
+    frames = [encode(frame) for frame in FRAMES.values()]
+    for _ in range(50_000 if full else 300):
+        speaker, phase = chance.choice([*Speaker]), chance.choice([*Phase])
+        _, hearer = ends(speaker, phase)
+        raw = bytearray(b"".join(chance.choices(frames, k=chance.randrange(1, 4))))
+        for _ in range(chance.randrange(3)):
+            raw[chance.randrange(len(raw))] = chance.randrange(256)
+        hear(hearer, raw)
+
+
+def hear(hearer: Connection, raw: bytes | bytearray) -> None:
+    hearer.receive(raw)
+    event: Any = None
+    try:
+        while event is not NEED_BYTES:
+            event = hearer.next_event()
+    except PeerError as error:
+        hearer.send(hearer.nack_of(error))

@@ -1,0 +1,207 @@
+"""One connection, without its socket: what came in, what may go out, whose turn it is, credits both ways.
+
+Whatever a peer sends can at worst raise PeerError, which ends the connection; our own misuse raises
+UsageError and changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from delta_prop_wire.codec import NEED_BYTES, Decoder, encode
+from delta_prop_wire.delta import Source
+from delta_prop_wire.errors import PeerError, UsageError
+from delta_prop_wire.frames import Ack, BatchFrame, DeltaFrame, Hello, Nack, Subscribe, Subscription
+from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX, HEADER_BYTES, ErrorCode, FrameType
+from delta_prop_wire.state import TABLE, TYPES, Phase, Role, Saying, Speaker, saying_of
+from delta_prop_wire.window import NOTHING, Window
+
+if TYPE_CHECKING:
+    from delta_prop_wire.codec import _NeedBytes
+    from delta_prop_wire.frames import Credit, Frame
+    from delta_prop_wire.header import Header
+
+REQUESTS_MAX = 256
+"""Subscribes of one connection that may wait for their answer."""
+
+_TOO_MANY = f"{REQUESTS_MAX} requests wait for their answer: wait for some"
+_DATA = frozenset({FrameType.DELTA, FrameType.BATCH})
+_REQUESTS = frozenset({FrameType.SUBSCRIBE, FrameType.UNSUBSCRIBE})
+
+
+class Connection:
+    """One end. `window`: what it may send; `allowance`: what the other one may; `phase`: how far it is."""
+
+    def __init__(self, role: Role, *, payload_bytes_max: int = FRAME_PAYLOAD_BYTES_MAX) -> None:
+        self.phase = Phase.OPENING
+        self.window = Window(NOTHING)
+        self.allowance = Window(NOTHING)
+        self._serves = role is Role.SERVER
+        self._self = Speaker.SERVER if self._serves else Speaker.CLIENT
+        self._peer = Speaker.CLIENT if self._serves else Speaker.SERVER
+        self._decoder = Decoder(payload_bytes_max=payload_bytes_max, look_at=self._look_at)
+        self._header: Header | None = None  # of the frame that came last, or is coming
+        self._error: PeerError | None = None
+        self._asked: dict[int, Credit | None] = {}  # Subscribes without an answer: the credit of each
+        self._subscribed = False  # whether one was ever granted
+
+    # --- receiving
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes that came of a frame that is not whole yet."""
+        return self._decoder.buffered_bytes
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes are to be received into. Raises UsageError before the events are taken."""
+        return self._decoder.buffer()
+
+    def received(self, count: int) -> None:
+        """So many bytes lie in the buffer that was given last."""
+        if self.phase is not Phase.ENDED:
+            self._decoder.received(count)
+
+    def receive(self, chunk: bytes | bytearray | memoryview) -> None:
+        """Take bytes that were received elsewhere. Raises UsageError as `buffer` does."""
+        if self.phase is not Phase.ENDED:
+            self._decoder.receive(chunk)
+
+    def next_event(self) -> Frame | Literal[_NeedBytes.NEED_BYTES]:
+        """The next whole frame; after the end, none. Raises PeerError: send `nack_of` it, and close."""
+        if self.phase is Phase.ENDED:
+            if self._error is not None:
+                raise PeerError(self._error.code, self._error.message)
+            return NEED_BYTES
+        try:
+            frame = self._decoder.next_event()
+            if frame is not NEED_BYTES:
+                self._note_received(frame)
+        except PeerError as error:
+            self._error = error
+            self.end()
+            raise
+        return frame
+
+    def nack_of(self, error: PeerError) -> Nack:
+        """What to tell the peer of an error that `next_event` raised."""
+        header = self._header
+        sequence = header.sequence if header is not None and header.type in _DATA else 0
+        answers = header.sequence if header is not None and header.type in _REQUESTS else None
+        return Nack(sequence, error.code, error.message, answers=answers)
+
+    # --- sending
+
+    def send(self, frame: Frame) -> bytes:
+        """The bytes of a frame, which is on its way from now on.
+
+        Raises UsageError where the table or the credits forbid it, Refused (TOO_LARGE) for a delta.
+        """
+        self._check_may_send(saying_of(frame))
+        if isinstance(frame, DeltaFrame | BatchFrame):
+            self._check_window()
+            raw = encode(frame)
+            self.window.spend(frame.batch.count if isinstance(frame, BatchFrame) else 1, len(raw))
+            return raw
+        if isinstance(frame, Ack) and frame.credit is not None and not (self._serves or self._subscribed):
+            raise UsageError("credit before a subscription was granted: wait for that")
+        if isinstance(frame, Subscribe) and len(self._asked) >= REQUESTS_MAX:
+            raise UsageError(_TOO_MANY)
+        raw = encode(frame)
+        self._note_sent(frame)
+        return raw
+
+    def spend(self, deltas: int, size: int) -> None:
+        """Charge batch frames that are sent as they lie, without `send`. Raises as that does."""
+        self._check_may_send(Saying.BATCH if self._self is Speaker.CLIENT else Saying.LOGGED_BATCH)
+        self._check_window()
+        self.window.spend(deltas, size)
+
+    def end(self) -> None:
+        """Nothing more is read, and nothing said but a Nack."""
+        self.phase = Phase.ENDED
+
+    # --- helpers
+
+    def _look_at(self, header: Header) -> None:
+        """Refuse by its header what may not come, before room is made for it."""
+        self._header = header
+        refusal = TYPES[self._peer, self.phase][header.type]
+        if refusal is not None:
+            raise PeerError(*refusal)
+        if header.type in _DATA and not self.allowance.open:
+            raise PeerError(
+                ErrorCode.BAD_FRAME,
+                f"a {header.type.name} frame without credit: wait for an Ack that grants some",
+            )
+
+    def _note_received(self, frame: Frame) -> None:
+        refusal = TABLE[self._peer, self.phase][saying_of(frame)]
+        if refusal is not None:
+            raise PeerError(*refusal)
+        match frame:
+            case DeltaFrame() | BatchFrame():
+                assert self._header is not None
+                rows = frame.batch.count if isinstance(frame, BatchFrame) else 1
+                self.allowance.spend(rows, HEADER_BYTES + self._header.length)
+            case Subscribe(request=Hello() as hello):
+                if self.phase is Phase.OPENING:
+                    self.phase = Phase.GREETED
+                    self._peer = _speaker_of(hello)
+            case Subscribe(request=Subscription() as request):
+                if len(self._asked) >= REQUESTS_MAX:
+                    raise PeerError(ErrorCode.BAD_FRAME, _TOO_MANY)
+                self._asked[frame.sequence] = request.credit
+            case Ack():
+                self._note_answer(frame)
+                if frame.credit is not None and (not self._serves or self._subscribed):
+                    self.window.grant(frame.credit)
+            case Nack():
+                self._note_refused(frame)
+
+    def _note_sent(self, frame: Frame) -> None:
+        match frame:
+            case Subscribe(request=Hello() as hello):
+                if self.phase is Phase.OPENING:
+                    self.phase = Phase.GREETED
+                    self._self = _speaker_of(hello)
+            case Subscribe(request=Subscription() as request):
+                self._asked[frame.sequence] = request.credit
+            case Ack():
+                self._note_answer(frame)
+                if frame.credit is not None:
+                    self.allowance.grant(frame.credit)
+            case Nack():
+                self._note_refused(frame)
+
+    def _note_answer(self, ack: Ack) -> None:
+        """Whichever end it comes from: of an opening hello the end, of a subscription its credit."""
+        if ack.welcome is not None and not ack.welcome.more:
+            self.phase = Phase.OPEN
+        if ack.granted is None or ack.answers not in self._asked:
+            return
+        credit = self._asked.pop(ack.answers)
+        if self._subscribed:
+            if credit is not None:
+                (self.window if self._serves else self.allowance).grant(credit)
+            return
+        self._subscribed = True
+        (self.window if self._serves else self.allowance).begin(credit)
+
+    def _note_refused(self, nack: Nack) -> None:
+        if self.phase in (Phase.OPENING, Phase.GREETED):
+            self.end()
+        if nack.answers is not None:
+            self._asked.pop(nack.answers, None)
+
+    def _check_may_send(self, said: Saying) -> None:
+        refusal = TABLE[self._self, self.phase][said]
+        if refusal is not None:
+            raise UsageError(refusal.text)
+
+    def _check_window(self) -> None:
+        if not self.window.open:
+            raise UsageError(f"no credit is left ({self.window.left}): wait for an Ack that grants some")
+
+
+def _speaker_of(hello: Hello) -> Speaker:
+    return Speaker.FORWARDER if hello.source is Source.REPLICA else Speaker.CLIENT
