@@ -131,11 +131,13 @@ class Chain:
             grants.append(Grant(origin, state.epoch, self.orderer.have.get(origin, 0)))
         return grants
 
-    def claim(self, claims: Sequence[OriginClaim], owner: str, now: float) -> list[Grant]:
+    def claim(
+        self, claims: Sequence[OriginClaim], owner: str, now: float, *, bounded: bool = True
+    ) -> list[Grant]:
         """A hello over the network, for single origins: the epoch that each claim holds goes on, 0 asks for a
-        new one, which fences who held it. Raises Refused: then none of them is granted.
+        new one, which fences who held it. `bounded`: this owner may have so many only. Raises Refused.
         """
-        self.origins.check_room([claim.origin for claim in claims], owner)
+        self.origins.check_room([claim.origin for claim in claims], owner, bounded=bounded)
         grants = []
         for origin, epoch in claims:
             watermark = self.orderer.have.get(origin, 0)
@@ -354,7 +356,7 @@ class Chain:
         _check_numbers(work)
         if work.session.forwards:
             if self.origins.get(batch.origin) is None:
-                self.origins.check_room([batch.origin], work.session.owner, forwards=True)
+                self.origins.check_room([batch.origin], work.session.owner, bounded=False)
                 have = self.orderer.have.get(batch.origin, 0)
                 self.origins.hello(batch.origin, work.session.owner, self._now, have)
             return

@@ -276,12 +276,12 @@ class Origins:
     def __len__(self) -> int:
         return len(self._active) + len(self._idle)
 
-    def check_room(self, origins: Iterable[int], owner: str, *, forwards: bool = False) -> None:
-        """Raise Refused (RATE_LIMITED) where these are too many, for this owner or in all."""
+    def check_room(self, origins: Iterable[int], owner: str, *, bounded: bool = True) -> None:
+        """Raise Refused (RATE_LIMITED) where these are too many, for this owner (if `bounded`) or in all."""
         new = sum(origin not in self._active and origin not in self._idle for origin in origins)
-        held = 0 if forwards else self._owned.get(owner, 0)
+        held = self._owned.get(owner, 0)
         full = len(self._active) + new > self._origins_max or len(self._idle) > IDLE_TIMES * self._origins_max
-        if new and (full or held + new > self._per_owner_max):
+        if new and (full or (bounded and held + new > self._per_owner_max)):
             raise Refused(
                 ErrorCode.RATE_LIMITED,
                 f"{held} origins of {self._per_owner_max} for {owner!r}, {len(self._active)} of "

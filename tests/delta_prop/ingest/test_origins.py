@@ -70,7 +70,7 @@ def test_origins_are_bounded_for_each_owner_and_in_all() -> None:
         origins.check_room([3], "p")
     assert caught.value.code is ErrorCode.RATE_LIMITED
     assert caught.value.retry_after_ms
-    origins.check_room([3], "p", forwards=True)  # a forwarder brings others' origins
+    origins.check_room([3], "p", bounded=False)  # a forwarder brings others' origins
     origins.check_room([1, 2], "p")
     assert origins.hello(1, "p", 0.0).epoch == 2  # it is there already
     for number in (3, 4):

@@ -1,0 +1,283 @@
+"""A connection's way in: its deltas go down the chain, what became of them is gathered for the next Ack.
+
+It never waits. What it may hold is bounded by the credit that the connection was given; a refusal is an
+outcome like an acknowledgement, and each is told once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from delta_prop.checks import check_deltas, is_transform
+from delta_prop.ingest.work import Draft, Sequenced, Session
+from delta_prop.receipt import Receipt
+from delta_prop.server.grants import ANONYMOUS, Unauthorized
+from delta_prop_wire.delta import Delta, Dot, Source, opaque
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
+from delta_prop_wire.frames import Ack, AckRange, Credit, Nack, OriginGrant
+from delta_prop_wire.spec import COUNTER_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from delta_prop.inside import Inside
+    from delta_prop.receipt import Published
+    from delta_prop.server.counters import Counters
+    from delta_prop.server.grants import Grant
+    from delta_prop.server.limits import Rates
+    from delta_prop.server.settings import ServerSettings
+    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.delta import AckLevel
+    from delta_prop_wire.frames import BatchFrame, DeltaFrame, OriginClaim
+
+RANGES_MAX = 1_000
+"""Ranges told by one Ack; more go into the next."""
+UNKNOWN_OFFSET = COUNTER_MAX
+"""What stands for the first offset of a repeat where that is not remembered."""
+_NOTHING = opaque(b"")
+_NO_DOT = Dot(0, 1)
+
+
+class _Open:
+    """A frame whose outcome is not told yet."""
+
+    __slots__ = ("count", "done", "first", "last", "size", "wanted")
+
+    def __init__(self, first: int, count: int, size: int, wanted: bool) -> None:
+        self.first = first
+        self.last = first + count - 1
+        self.count = count
+        self.size = size
+        self.wanted = wanted
+        self.done = False
+
+
+class Intake:
+    """What one connection sends. `ring` is called when there is something to tell."""
+
+    def __init__(
+        self,
+        inside: Inside,
+        settings: ServerSettings,
+        grant: Grant,
+        source: Source,
+        *,
+        rates: Rates,
+        counters: Counters,
+        ring: Callable[[], None],
+        audit: Callable[[Unauthorized, str], None],
+    ) -> None:
+        """`audit` is told of each refusal by the token, with the frame's type."""
+        self._chain = inside.chain
+        self._now = inside.now
+        self._level = inside.log.level
+        self._settings = settings
+        self._grant = grant
+        self._rates = rates
+        self._counters = counters
+        self._ring = ring
+        self._audit = audit
+        self._session = Session(owner=grant.name, source=source)
+        self._epochs: dict[int, int] = {}
+        self._open: deque[_Open] = deque()
+        self._told_up_to = 0
+        self._ranges: list[AckRange] = []
+        self._nacks: deque[Nack] = deque()
+        self._owed_deltas = self._owed_bytes = 0
+        self._closed = False
+
+    @property
+    def open_frames(self) -> int:
+        """How many frames wait for their outcome."""
+        return len(self._open)
+
+    @property
+    def forwards(self) -> bool:
+        """Whether what comes is another service's log."""
+        return self._session.forwards
+
+    def claim(self, claims: Sequence[OriginClaim]) -> list[OriginGrant]:
+        """Let this connection write as these origins. Raises Refused."""
+        owner = self._session.owner
+        grants = self._chain.claim(claims, owner, self._now(), bounded=owner != ANONYMOUS)
+        for grant in grants:
+            self._epochs[grant.origin] = grant.epoch
+        return [OriginGrant(*grant) for grant in grants]
+
+    # --- what comes
+
+    def batch(self, frame: BatchFrame) -> None:
+        """Send a batch down the chain."""
+        batch = frame.batch
+        entry = _Open(frame.sequence, batch.count, batch.size, frame.ack_wanted)
+        self._open.append(entry)
+        self._counters.deltas_in += batch.count
+        void: Refused | None = None
+        try:
+            self._check(batch)
+        except Refused as refused:
+            if not refused.voids:
+                self._done(entry, refused, None)
+                return
+            void = refused
+        receipt = Receipt()
+        receipt.when_done(lambda told: self._settled(entry, told))
+        lamport = frame.stamp.lamport if frame.stamp is not None and self.forwards else None
+        self._chain.offer(Sequenced(batch, self._session, receipt, lamport, void), self._now())
+
+    def delta(self, frame: DeltaFrame, size: int) -> None:
+        """Send one delta down the chain: under its dot, or under one that it is given there."""
+        entry = _Open(frame.sequence, 1, size, frame.ack_wanted)
+        self._open.append(entry)
+        self._counters.deltas_in += 1
+        level = self._level if frame.ack_level is None else frame.ack_level
+        delta = replace(frame.delta, source=self._session.source)
+        receipt = Receipt()
+        try:
+            work = self._work_of(delta, level, receipt)
+        except Refused as refused:
+            self._done(entry, refused, None)
+            return
+        receipt.when_done(lambda told: self._settled(entry, told))
+        self._chain.offer(work, self._now())
+
+    def _work_of(self, delta: Delta, level: AckLevel, receipt: Receipt) -> Sequenced | Draft:
+        void: Refused | None = None
+        try:
+            self._check_delta(delta)
+        except Refused as refused:
+            if delta.dot is None or not refused.voids:
+                raise
+            void = refused
+        # What breaks a bound may not even be encodable: in its place goes the least that fills the dot.
+        batch = self._encoded(delta if void is None else Delta("refused", _NOTHING), delta, level)
+        self._rates.take(self._grant, batch, self._now())
+        if delta.dot is None:
+            return Draft((delta,), receipt, delta.priority, level, self._session.source)
+        return Sequenced(batch, self._session, receipt, void=void)
+
+    def _encoded(self, row: Delta, delta: Delta, level: AckLevel) -> Batch:
+        dot = delta.dot or _NO_DOT
+        return encode_batch(
+            [row],
+            origin=dot.origin,
+            base=dot.counter,
+            epoch=self._epochs.get(dot.origin, 0),
+            clock=delta.clock,
+            ack_level=level,
+            priority=delta.priority,
+            hybrid_time=delta.timestamp,
+        )
+
+    # --- what may come
+
+    def _check(self, batch: Batch) -> None:
+        """What the token and the server's bounds say. Raises Refused."""
+        if not self.forwards:
+            self._check_scope(batch.namespace_names, batch.kinds_mask, "BATCH")
+            if not batch.plain and len(batch.clock) > self._settings.clock_entries_max:
+                raise InvalidDelta(
+                    "clock",
+                    f"has {len(batch.clock)} entries, allowed are {self._settings.clock_entries_max}: name "
+                    "only what has changed",
+                )
+        self._rates.take(self._grant, batch, self._now())
+
+    def _check_delta(self, delta: Delta) -> None:
+        if is_transform(delta):
+            raise InvalidDelta(
+                "op", "transform names a function, and none is registered here: send what it gives"
+            )
+        try:
+            check_deltas([delta])
+        except UsageError as error:
+            raise InvalidDelta("delta", str(error)) from None
+        self._check_scope([delta.namespace], 1 << delta.operation.kind, "DELTA")
+
+    def _check_scope(self, namespaces: Iterable[str], kinds_mask: int, frame: str) -> None:
+        try:
+            self._grant.check_publish(namespaces, kinds_mask)
+        except Unauthorized as refused:
+            self._audit(refused, frame)
+            raise
+
+    # --- what became of it
+
+    def _settled(self, entry: _Open, told: Receipt) -> None:
+        refusal = told.refusal()
+        if refusal is not None:
+            self._done(entry, refusal, None)
+        elif told.acknowledged:
+            self._done(entry, None, told.result())
+
+    def _done(self, entry: _Open, refusal: Refused | None, published: Published | None) -> None:
+        entry.done = True
+        if refusal is not None:
+            self._nacks.append(Nack.of(entry.first, refusal))
+            self._counters.nack(refusal.code)
+        elif published is not None and entry.wanted:
+            self._add_ranges(entry, published)
+        self._owed_deltas += entry.count
+        self._owed_bytes += entry.size
+        if not self._closed:
+            self._ring()
+
+    def _add_ranges(self, entry: _Open, published: Published) -> None:
+        if not published.duplicates:
+            offset = published.offset
+            assert offset is not None
+            self._add_range(AckRange(entry.first, entry.last, offset))
+            return
+        fresh = published.offset
+        for row in range(entry.count):
+            sequence = entry.first + row
+            if row in published.duplicates:
+                at = published.duplicates[row]
+                self._add_range(AckRange(sequence, sequence, UNKNOWN_OFFSET if at is None else at, True))
+                self._counters.repeated += 1
+            else:
+                assert fresh is not None
+                self._add_range(AckRange(sequence, sequence, fresh))
+                fresh += 1
+
+    def _add_range(self, one: AckRange) -> None:
+        ranges = self._ranges
+        if ranges:
+            last = ranges[-1]
+            goes_on = last.offset + one.first - last.first == one.offset and last.offset != UNKNOWN_OFFSET
+            if last.last + 1 == one.first and goes_on and last.duplicate == one.duplicate:
+                ranges[-1] = AckRange(last.first, one.last, last.offset, last.duplicate)
+                return
+        ranges.append(one)
+
+    # --- what is told
+
+    def answers(self, *, pressed: bool) -> list[Ack | Nack]:
+        """What there is to tell now, refusals first. `pressed`: credit that is owed is kept back."""
+        told: list[Ack | Nack] = [*self._nacks]
+        self._nacks.clear()
+        moved = False
+        while self._open and self._open[0].done:
+            self._told_up_to = max(self._told_up_to, self._open.popleft().last)
+            moved = True
+        credit = None if pressed else self._take_owed()
+        while moved or credit is not None or self._ranges:
+            ranges, self._ranges = self._ranges[:RANGES_MAX], self._ranges[RANGES_MAX:]
+            told.append(Ack(self._told_up_to, ranges=tuple(ranges), credit=credit))
+            moved, credit = False, None
+        self._counters.acks += len(told)
+        return told
+
+    def _take_owed(self) -> Credit | None:
+        if not (self._owed_deltas or self._owed_bytes):
+            return None
+        credit = Credit(self._owed_deltas, self._owed_bytes)
+        self._owed_deltas = self._owed_bytes = 0
+        return credit
+
+    def close(self) -> None:
+        """The connection has gone: nobody is told any more. What was offered stays offered."""
+        self._closed = True

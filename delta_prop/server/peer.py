@@ -1,0 +1,473 @@
+"""One connected client: its frames are read and handed on, what is to be told or delivered is written.
+
+Whatever it sends can at worst end this connection. It has two tasks, one that reads and one that writes; what
+it holds is bounded by its credit, its outlet, and what it leaves unread.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from delta_prop_wire.connection import NEED_BYTES, Connection, Phase, Role
+
+from delta_prop.server.audit import NO_TOKEN, Refusal
+from delta_prop.server.grants import Unauthorized
+from delta_prop.server.intake import Intake
+from delta_prop.server.outbox import Outbox
+from delta_prop.server.outlet import Outlet
+from delta_prop_wire.compression import available
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import Source
+from delta_prop_wire.errors import PeerError, Refused
+from delta_prop_wire.frames import (
+    Ack,
+    Backpressure,
+    BatchFrame,
+    Credit,
+    DeltaFrame,
+    Heartbeat,
+    Hello,
+    Level,
+    Nack,
+    OriginGrant,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+    Welcome,
+)
+from delta_prop_wire.spec import VERSION, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop.ports import Stream
+    from delta_prop.server.grants import Grant
+    from delta_prop.server.hub import Hub
+    from delta_prop.server.outlet import Sending
+    from delta_prop_wire.frames import Frame
+
+logger = logging.getLogger("delta_prop.server")
+
+WATERMARKS_A_PAGE = 1_024
+_FINISH_S_MAX = 5.0
+_PROGRESS_S = 1.0
+
+
+class Peer:
+    """A connection from the moment it is accepted. `run` serves it to its end."""
+
+    def __init__(self, number: int, stream: Stream, hub: Hub) -> None:
+        self.number = number
+        self.address = stream.peer
+        self.client: str | None = None
+        self.grant: Grant | None = None
+        self.intake: Intake | None = None
+        self.outlet: Outlet | None = None
+        self._stream = stream
+        self._hub = hub
+        self._connection = Connection(Role.SERVER, payload_bytes_max=hub.settings.frame_bytes_max)
+        self._outbox = Outbox(stream, self._connection, hub)
+        self._draining = self._finishing = False
+        self._since = self._heard_at = hub.now()
+        self._frame_since: float | None = None  # a frame has begun to come and is not whole
+        self._not_before = 0.0  # the client asks for a pause
+        self._pace: float | None = None  # deltas a second that suit the client
+        self._echo_us: int | None = None
+        self._beats = 0
+        self._progress_told = (0, 0.0)
+        self._warned = Level.OK
+        self._scope = anyio.CancelScope()
+
+    # --- life
+
+    async def run(self) -> None:
+        """Serve it until it ends, whoever ends it."""
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._write_all)
+                    await self._read_all()
+                    self._finishing = True
+                    self.ring()
+                    await anyio.sleep(_FINISH_S_MAX)  # the writer ends it before, where it can
+                    tasks.cancel_scope.cancel()
+        finally:
+            self._close_parts()
+            await self._stream.aclose()
+
+    def _close_parts(self) -> None:
+        if self.intake is not None:
+            self.intake.close()
+        if self.outlet is not None:
+            self.outlet.close()
+            self.outlet = None
+
+    def end(self, nack: Nack | None = None) -> None:
+        """Tell this last thing and end."""
+        if nack is not None and not self._outbox.ending:
+            self._tell(nack)
+        self._outbox.ending = True
+        self.ring()
+
+    def break_off(self) -> None:
+        """End it now."""
+        self._scope.cancel()
+
+    def ring(self) -> None:
+        """There may be something to write."""
+        self._outbox.ring()
+
+    def drain(self) -> None:
+        """Take nothing more in; end as soon as what was taken is answered, and all there is delivered."""
+        self._draining = True
+        self.ring()
+
+    def finished(self) -> bool:
+        """Whether nothing is to come that the client waits for: asked when there is nothing to write."""
+        if self.intake is not None and self.intake.open_frames:
+            return False
+        if self._draining and not self._finishing:
+            if self.outlet is not None and self.outlet.dealt_with < self._hub.inside.log.visible:
+                return False
+            self.end(Nack.of(0, shutting_down()))
+            return False  # that is to be written first
+        return self._finishing
+
+    # --- reading
+
+    async def _read_all(self) -> None:
+        connection, stream, hub = self._connection, self._stream, self._hub
+        try:
+            while not self._outbox.ending:
+                count = await stream.receive_into(connection.buffer())
+                if not count:
+                    return
+                hub.counters.bytes_in += count
+                connection.received(count)
+                self._take_frames()
+        except ConnectionError:
+            self._scope.cancel()
+        except PeerError as error:
+            hub.counters.nack(error.code)
+            self._end_for(error)
+
+    def _take_frames(self) -> None:
+        connection, hub = self._connection, self._hub
+        while (frame := connection.next_event()) is not NEED_BYTES:
+            hub.counters.frames_in += 1
+            self._take(frame)
+            self._frame_since = None
+            self._heard_at = hub.now()
+            if self._outbox.ending:
+                return
+        if self._frame_since is None and connection.partial_bytes:
+            self._frame_since = hub.now()
+
+    def _end_for(self, error: PeerError) -> None:
+        if self._connection.phase is Phase.OPENING:
+            self._note_refusal(error.code, "HELLO", error.message)
+        self.end(Nack(self._connection.failed_sequence, error.code, error.message))
+
+    def _take(self, frame: Frame) -> None:
+        match frame:
+            case BatchFrame() | DeltaFrame():
+                self._take_deltas(frame)
+            case Subscribe(sequence, request):
+                self._answer(sequence, request)
+            case Unsubscribe():
+                self._unsubscribe(frame)
+            case Ack():
+                self._take_ack(frame)
+            case Heartbeat():
+                self._echo_us = frame.sent_us
+                if frame.dealt_with is not None and self.outlet is not None:
+                    self.outlet.note_dealt_with(frame.dealt_with)
+            case Backpressure():
+                self._take_pressure(frame)
+            case Nack():
+                logger.info("%s says %s: %s", self.address, frame.code.name, frame.text)
+
+    def _take_deltas(self, frame: BatchFrame | DeltaFrame) -> None:
+        intake = self.intake
+        if self._draining:
+            self._tell(Nack.of(frame.sequence, shutting_down()))
+        elif intake is None:  # a hello without the right to publish
+            refused = Unauthorized("the token may not publish")
+            self._unauthorized(refused, type(frame).__name__, frame.sequence)
+        elif isinstance(frame, BatchFrame):
+            intake.batch(frame)
+        else:
+            intake.delta(frame, self._connection.frame_bytes)
+
+    def _take_ack(self, ack: Ack) -> None:
+        outlet = self.outlet
+        if outlet is None:
+            return
+        try:
+            if ack.credit is not None:
+                outlet.grant(ack.credit)
+            if ack.dealt_with is not None:
+                outlet.note_dealt_with(ack.dealt_with)
+            if ack.cursor is not None:
+                outlet.commit(ack.cursor)
+        except Refused as refused:
+            self._refuse(0, refused)
+
+    def _take_pressure(self, pressure: Backpressure) -> None:
+        self._pace = pressure.rate if pressure.rate and pressure.level else None
+        if pressure.level is Level.STOP:
+            self._not_before = self._hub.now() + (pressure.retry_after_ms or 1_000) / 1_000
+        elif pressure.level is Level.OK:
+            self._not_before = 0.0
+
+    # --- requests
+
+    def _answer(self, sequence: int, request: Hello | Subscription) -> None:
+        try:
+            if isinstance(request, Hello):
+                self._hello(sequence, request)
+            else:
+                self._subscribe(sequence, request)
+        except Unauthorized as refused:
+            self._unauthorized(refused, type(request).__name__, answers=sequence)
+        except Refused as refused:
+            self._refuse(0, refused, answers=sequence)
+
+    def _hello(self, sequence: int, hello: Hello) -> None:
+        first = self.grant is None
+        if first:
+            self.grant = self._hub.access.check(hello.token)
+            self.client = hello.client
+        grant = self.grant
+        assert grant is not None
+        if hello.origins or hello.source is Source.REPLICA:
+            grant.check_origins(hello.source)
+        if self.intake is None and grant.publish:
+            self.intake = self._make_intake(grant, hello.source)
+        granted = self.intake.claim(hello.origins) if self.intake is not None and hello.origins else []
+        self._welcome(sequence, hello, granted, first=first)
+
+    def _make_intake(self, grant: Grant, source: Source) -> Intake:
+        hub = self._hub
+        return Intake(
+            hub.inside,
+            hub.settings,
+            grant,
+            source,
+            rates=hub.rates,
+            counters=hub.counters,
+            ring=self.ring,
+            audit=lambda refused, what: self._note_refusal(refused.code, what, refused.cause),
+        )
+
+    def _welcome(self, sequence: int, hello: Hello, granted: list[OriginGrant], *, first: bool) -> None:
+        log, settings = self._hub.inside.log, self._hub.settings
+        credit = None
+        if first and self.intake is not None:
+            credit = Credit(settings.producer_deltas_credit, settings.producer_bytes_credit)
+        if hello.source is Source.REPLICA:
+            granted = self._hub.watermarks()
+        pages = [granted[at : at + WATERMARKS_A_PAGE] for at in range(0, len(granted), WATERMARKS_A_PAGE)]
+        for number, page in enumerate(pages or [[]], 1):
+            more = number < len(pages)
+            welcome = Welcome(
+                VERSION,
+                tuple(self._hub.features),
+                tuple(page),
+                more,
+                Cursor(log.log_id, log.epoch, log.visible),
+                log.level,
+            )
+            self._tell(Ack(0, credit=None if more else credit, answers=sequence, welcome=welcome))
+        self.codecs = frozenset(codec for codec in available() if codec.name.lower() in hello.features)
+
+    def _subscribe(self, sequence: int, request: Subscription) -> None:
+        grant = self.grant
+        assert grant is not None
+        grant.check_subscribe(request.topics)
+        outlet = self.outlet
+        if outlet is None:
+            outlet = Outlet(
+                self._hub.inside,
+                settings=self._hub.settings,
+                codecs=self.codecs,
+                may_read=grant.reader,
+                ring=self.ring,
+                groups=self._hub.groups,
+            )
+        try:
+            granted = outlet.subscribe(request)
+        except Refused:
+            if self.outlet is None:
+                outlet.close()
+            raise
+        self.outlet = outlet
+        self._tell(Ack(0, answers=sequence, granted=granted))
+
+    codecs: frozenset[int] = frozenset()
+    """Codecs of stored frames that the client has said it reads."""
+
+    def _unsubscribe(self, frame: Unsubscribe) -> None:
+        try:
+            if self.outlet is None:
+                raise Refused(
+                    ErrorCode.BAD_REQUEST, f"no subscription {frame.subscription} is open on this connection"
+                )
+            self.outlet.unsubscribe(frame.subscription)
+        except Refused as refused:
+            self._refuse(0, refused, answers=frame.sequence)
+        else:
+            self._tell(Ack(0, answers=frame.sequence, dealt_with=self.outlet.dealt_with))
+
+    def _refuse(self, sequence: int, refused: Refused, answers: int | None = None) -> None:
+        self._hub.counters.nack(refused.code)
+        self._tell(Nack.of(sequence, refused, answers=answers))
+
+    def _unauthorized(
+        self, refused: Unauthorized, what: str, sequence: int = 0, answers: int | None = None
+    ) -> None:
+        """Refused by the token: always in the same words, and then the connection ends."""
+        self._note_refusal(refused.code, what, refused.cause)
+        self._hub.counters.nack(refused.code)
+        self.end(Nack.of(sequence, refused, answers=answers))
+
+    def _note_refusal(self, code: ErrorCode, what: str, cause: str) -> None:
+        name = NO_TOKEN if self.grant is None else self.grant.name
+        self._hub.audit.note(Refusal(self.address, name, what, code, cause))
+
+    # --- writing
+
+    def _tell(self, frame: Frame) -> None:
+        self._outbox.tell(frame)
+        if self._outbox.overfull:
+            self.break_off()
+
+    def tell_pressure(self, pressure: Backpressure) -> None:
+        """Advise a producer."""
+        if self.intake is not None and not self._outbox.ending:
+            self._tell(pressure)
+
+    async def _write_all(self) -> None:
+        try:
+            await self._outbox.run(self)
+        except (ConnectionError, TimeoutError) as error:
+            logger.info("connection %d of %s ends: %r", self.number, self.address, error)
+        self._scope.cancel()
+
+    def answers(self) -> Sequence[Frame]:
+        """What has become of what came in, not told yet."""
+        return () if self.intake is None else self.intake.answers(pressed=self._hub.pressed)
+
+    def next_sending(self, now: float) -> Sending | None:
+        """What is to be delivered next; None: nothing at the moment."""
+        outlet = self.outlet
+        if outlet is None or now < self._not_before:
+            return None
+        try:
+            sending = outlet.take(now, self._hub.settings.send_bytes_max)
+        except Refused as refused:
+            self._refuse(0, refused)
+            outlet.close()
+            self.outlet = None
+            return None
+        if sending is not None and self._pace is not None:
+            self._not_before = now + sending.deltas / self._pace
+        return sending
+
+    def wait_s(self, now: float) -> float | None:
+        """When there may be more to deliver, in seconds; None: when somebody rings."""
+        if now < self._not_before:
+            return self._not_before - now
+        return None if self.outlet is None else self.outlet.wait_s(now)
+
+    # --- what time brings
+
+    def tick(self, now: float) -> None:
+        """Once a second or so: heartbeats, silence, deadlines, how far it is, warnings."""
+        if self._outbox.ending:
+            return
+        settings = self._hub.settings
+        fault = self._fault(now)
+        if fault is not None:
+            logger.info("connection %d of %s ends: %s", self.number, self.address, fault)
+            self._hub.counters.peers_lost += 1
+            self._scope.cancel()
+        elif self.grant is not None:
+            self.check_token()
+            self._tell_progress(now)
+            if now - self._outbox.spoke_at >= settings.heartbeat_s:
+                self._beat(now)
+
+    def _fault(self, now: float) -> str | None:
+        settings, begun = self._hub.settings, self._frame_since
+        if self.grant is None:
+            late = now - self._since > settings.handshake_s_max
+            return f"no hello within {settings.handshake_s_max} s" if late else None
+        if begun is None:
+            silent = now - self._heard_at > settings.silence_s_max
+            return f"not a frame for {settings.silence_s_max} s" if silent else None
+        took, came = now - begun, self._connection.partial_bytes
+        if took > settings.silence_s_max and came < took * settings.receive_rate_min:
+            return f"a frame came at less than {settings.receive_rate_min} bytes a second for {took:.0f} s"
+        return None
+
+    def check_token(self) -> None:
+        """End it where its token holds no more."""
+        grant = self.grant
+        if grant is not None and not self._outbox.ending and not self._hub.access.holds(grant):
+            self._unauthorized(Unauthorized("the token has expired or was taken back"), "CONNECTION")
+
+    def _tell_progress(self, now: float) -> None:
+        outlet = self.outlet
+        if outlet is None:
+            return
+        told, at = self._progress_told
+        if outlet.dealt_with > told and now - at >= _PROGRESS_S:
+            self._progress_told = (outlet.dealt_with, now)
+            self._tell(Ack(0, dealt_with=outlet.dealt_with))
+        warning = outlet.warning
+        level = Level.OK if warning is None else warning.level
+        if level != self._warned:
+            self._warned = level
+            self._tell(warning or Backpressure(self._hub.running_number(), Level.OK))
+
+    def _beat(self, now: float) -> None:
+        self._beats += 1
+        outlet = self.outlet
+        self._tell(
+            Heartbeat(
+                self._beats,
+                sent_us=int(now * 1_000_000),
+                echo_us=self._echo_us,
+                dealt_with=None if outlet is None else outlet.dealt_with,
+            )
+        )
+        self._outbox.spoke_at = now
+
+    # --- telling operators
+
+    def statistics(self) -> dict[str, Any]:
+        """A snapshot, for people and their tools."""
+        outlet = self.outlet
+        return {
+            "number": self.number,
+            "address": self.address,
+            "client": self.client,
+            "token": None if self.grant is None else self.grant.name,
+            "seconds": round(self._hub.now() - self._since, 1),
+            "open_frames": 0 if self.intake is None else self.intake.open_frames,
+            "subscribed": outlet is not None,
+            "dealt_with": None if outlet is None else outlet.dealt_with,
+            "behind": outlet is not None and outlet.behind,
+        }
+
+
+def shutting_down() -> Refused:
+    """The server ends."""
+    return Refused(
+        ErrorCode.SHUTTING_DOWN,
+        "the server is ending: connect again, and send again what was not acknowledged",
+        retry_after_ms=1_000,
+    )

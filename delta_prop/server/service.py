@@ -1,0 +1,219 @@
+"""The server's life: it listens, serves each connection, tells of pressure, and ends without losing a thing.
+
+It owns every task and every connection; the propagator behind it belongs to who made it, and outlives it.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+from anyio.abc import TaskStatus
+
+from delta_prop.server.access import Access
+from delta_prop.server.audit import Audit
+from delta_prop.server.groups import Groups
+from delta_prop.server.hub import Hub
+from delta_prop.server.limits import Connections, Rates
+from delta_prop.server.peer import Peer, shutting_down
+from delta_prop.server.settings import ServerSettings
+from delta_prop_wire.codec import encode
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.frames import Backpressure, Level, Nack
+
+if TYPE_CHECKING:
+    from delta_prop.backpressure.pacer import Pressure
+    from delta_prop.embedded import Propagator
+    from delta_prop.ports import Listener, Stream, Tls
+
+logger = logging.getLogger("delta_prop.server")
+
+TICK_S = 0.5
+_LAST_WORD_S_MAX = 1.0
+
+
+class Address(NamedTuple):
+    """Where it listens."""
+
+    host: str
+    port: int
+
+
+class Service:
+    """0xD3 in front of a propagator.
+
+    *Resources*: `run` owns a task that accepts, two a connection, and some that watch; all end with it.
+    *Errors*: OSError where it cannot listen, UsageError where others could connect and no token is asked for.
+    What a client does ends that client's connection at worst.
+    """
+
+    def __init__(
+        self,
+        propagator: Propagator,
+        settings: ServerSettings | None = None,
+        *,
+        access: Access | None = None,
+        tls: Tls | None = None,
+    ) -> None:
+        """`access`: who may do what; None: everybody everything, on this machine alone."""
+        self.settings = settings or ServerSettings()
+        self.address: Address | None = None
+        self._propagator = propagator
+        self._access = access
+        self._tls = tls
+        self._peers: dict[int, Peer] = {}
+        self._numbers = 0
+        self._stop, self._left = anyio.Event(), anyio.Event()
+        self._hub: Hub | None = None
+        self._connections = Connections(self.settings.connections_max, self.settings.connections_per_host_max)
+
+    # --- life
+
+    async def run(self, *, task_status: TaskStatus[Address] = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `stop`, or cancelled; ready once it listens."""
+        inside = self._propagator.inside()
+        network = inside.world.network
+        if network is None:
+            raise UsageError("this world has no network to listen on")
+        access = self._access or Access(inside.world)
+        self._check_open_to_others(access)
+        hub = self._hub = Hub(
+            inside=inside,
+            settings=self.settings,
+            access=access,
+            rates=Rates(vector_rate=self.settings.vector_rate),
+            audit=Audit(inside.now),
+            groups=Groups(inside.disk, inside.log, inside.world),
+            now=inside.now,
+        )
+        access.changed = self._check_tokens
+        async with AsyncExitStack() as exits:
+            listener = await network.listen(self.settings.host, self.settings.port, tls=self._tls)
+            exits.push_async_callback(listener.aclose)
+            self.address = Address(*listener.address)
+            async with anyio.create_task_group() as watching:
+                for watch in (access.run, hub.audit.run, hub.groups.run, self._tick, self._pass_on_pressure):
+                    watching.start_soon(watch)
+                async with anyio.create_task_group() as serving:
+                    accepting = anyio.CancelScope()
+                    serving.start_soon(self._accept, listener, serving, accepting)
+                    task_status.started(self.address)
+                    await self._stop.wait()
+                    accepting.cancel()
+                    await listener.aclose()
+                    await self._drain()
+                watching.cancel_scope.cancel()
+
+    def stop(self) -> None:
+        """Take nothing more, answer what was taken, tell all, end."""
+        self._stop.set()
+
+    def _check_open_to_others(self, access: Access) -> None:
+        host = self.settings.host
+        if access.is_open and not self.settings.allow_anonymous and not is_loopback(host):
+            raise UsageError(
+                f"host {host!r} can be reached by others, and no tokens are asked for: give a file of "
+                "tokens, or say allow_anonymous = true"
+            )
+
+    async def _accept(self, listener: Listener, serving: Any, scope: anyio.CancelScope) -> None:
+        with scope:
+            while True:
+                stream = await listener.accept()
+                serving.start_soon(self._serve, stream)
+
+    async def _serve(self, stream: Stream) -> None:
+        hub = self._hub
+        assert hub is not None
+        hub.counters.connections += 1
+        try:
+            self._connections.enter(stream.peer_host)
+        except Refused as refused:
+            hub.counters.connections_refused += 1
+            await _turn_away(stream, refused)
+            return
+        self._numbers += 1
+        peer = self._peers[self._numbers] = Peer(self._numbers, stream, hub)
+        try:
+            await peer.run()
+        except Exception:  # a defect here must end this connection alone
+            logger.exception("connection %d of %s failed", peer.number, peer.address)
+        finally:
+            del self._peers[peer.number]
+            self._connections.leave(stream.peer_host)
+            if not self._peers:
+                self._left.set()
+
+    async def _drain(self) -> None:
+        """Have all connections answered and ended, for as long as it may take."""
+        self._left = anyio.Event()
+        for peer in list(self._peers.values()):
+            peer.drain()
+        if self._peers:
+            with anyio.move_on_after(self.settings.drain_s_max):
+                await self._left.wait()
+        for peer in list(self._peers.values()):
+            peer.end(Nack.of(0, shutting_down()))
+        if self._peers:
+            with anyio.move_on_after(_LAST_WORD_S_MAX):
+                await self._left.wait()
+        for peer in list(self._peers.values()):
+            peer.break_off()
+
+    # --- watching
+
+    async def _tick(self) -> None:
+        hub = self._hub
+        assert hub is not None
+        while True:
+            await anyio.sleep(TICK_S)
+            now = hub.now()
+            for peer in list(self._peers.values()):
+                peer.tick(now)
+
+    async def _pass_on_pressure(self) -> None:
+        hub = self._hub
+        assert hub is not None
+        told = Level.OK
+        async for pressure in self._propagator.pressure_changes():
+            hub.level = pressure.level
+            if pressure.level or told:
+                frame = _frame_of(pressure, hub.running_number())
+                for peer in list(self._peers.values()):
+                    peer.tell_pressure(frame)
+            told = pressure.level
+
+    def _check_tokens(self) -> None:
+        for peer in list(self._peers.values()):
+            peer.check_token()
+
+    # --- telling operators
+
+    def peers(self) -> list[dict[str, Any]]:
+        """A snapshot of each connection."""
+        return [peer.statistics() for peer in self._peers.values()]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+async def _turn_away(stream: Stream, refused: Refused) -> None:
+    """Say why not, without waiting for anything, and close."""
+    with suppress(ConnectionError):
+        stream.send_now([encode(Nack.of(0, refused))])
+    await stream.aclose()
+
+
+def _frame_of(pressure: Pressure, number: int) -> Backpressure:
+    return Backpressure(
+        number,
+        level=pressure.level,
+        depth=pressure.depth,
+        capacity=pressure.capacity,
+        rate=pressure.rate_limit,
+        retry_after_ms=pressure.retry_after_ms,
+    )
