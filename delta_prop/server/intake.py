@@ -105,7 +105,7 @@ class Intake:
         grants = self._chain.claim(claims, owner, self._now(), bounded=owner != ANONYMOUS)
         for grant in grants:
             self._epochs[grant.origin] = grant.epoch
-        return [OriginGrant(*grant) for grant in grants]
+        return [OriginGrant(grant.origin, grant.epoch, grant.watermark) for grant in grants]
 
     # --- what comes
 

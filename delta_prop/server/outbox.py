@@ -15,12 +15,12 @@ from delta_prop_broker.disk import FileRange
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from delta_prop_wire.connection import Connection
     from typing_extensions import Buffer
 
     from delta_prop.ports import Stream
     from delta_prop.server.hub import Hub
     from delta_prop.server.outlet import Sending
+    from delta_prop_wire.connection import Connection
     from delta_prop_wire.frames import Frame
 
 CONTROL_BYTES_MAX = 8 * 1024 * 1024

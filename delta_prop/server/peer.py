@@ -10,14 +10,14 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from delta_prop_wire.connection import NEED_BYTES, Connection, Phase, Role
 
-from delta_prop.server.audit import NO_TOKEN, Refusal
 from delta_prop.server.grants import Unauthorized
 from delta_prop.server.intake import Intake
 from delta_prop.server.outbox import Outbox
 from delta_prop.server.outlet import Outlet
+from delta_prop_wire.codec import NEED_BYTES
 from delta_prop_wire.compression import available
+from delta_prop_wire.connection import Connection
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import PeerError, Refused
@@ -38,6 +38,7 @@ from delta_prop_wire.frames import (
     Welcome,
 )
 from delta_prop_wire.spec import VERSION, ErrorCode
+from delta_prop_wire.state import Role
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,13 +163,13 @@ class Peer:
             self._heard_at = hub.now()
             if self._outbox.ending:
                 return
-        if self._frame_since is None and connection.partial_bytes:
+        if self._frame_since is None and connection.buffered_bytes:
             self._frame_since = hub.now()
 
     def _end_for(self, error: PeerError) -> None:
-        if self._connection.phase is Phase.OPENING:
-            self._note_refusal(error.code, "HELLO", error.message)
-        self.end(Nack(self._connection.failed_sequence, error.code, error.message))
+        if self.grant is None:
+            self._hub.audit.refused(self.address, None, "HELLO", error)
+        self.end(self._connection.nack_of(error))
 
     def _take(self, frame: Frame) -> None:
         match frame:
@@ -259,7 +260,7 @@ class Peer:
             rates=hub.rates,
             counters=hub.counters,
             ring=self.ring,
-            audit=lambda refused, what: self._note_refusal(refused.code, what, refused.cause),
+            audit=lambda refused, what: self._hub.audit.refused(self.address, self.grant, what, refused),
         )
 
     def _welcome(self, sequence: int, hello: Hello, granted: list[OriginGrant], *, first: bool) -> None:
@@ -329,13 +330,9 @@ class Peer:
         self, refused: Unauthorized, what: str, sequence: int = 0, answers: int | None = None
     ) -> None:
         """Refused by the token: always in the same words, and then the connection ends."""
-        self._note_refusal(refused.code, what, refused.cause)
+        self._hub.audit.refused(self.address, self.grant, what, refused)
         self._hub.counters.nack(refused.code)
         self.end(Nack.of(sequence, refused, answers=answers))
-
-    def _note_refusal(self, code: ErrorCode, what: str, cause: str) -> None:
-        name = NO_TOKEN if self.grant is None else self.grant.name
-        self._hub.audit.note(Refusal(self.address, name, what, code, cause))
 
     # --- writing
 
@@ -408,7 +405,7 @@ class Peer:
         if begun is None:
             silent = now - self._heard_at > settings.silence_s_max
             return f"not a frame for {settings.silence_s_max} s" if silent else None
-        took, came = now - begun, self._connection.partial_bytes
+        took, came = now - begun, self._connection.buffered_bytes
         if took > settings.silence_s_max and came < took * settings.receive_rate_min:
             return f"a frame came at less than {settings.receive_rate_min} bytes a second for {took:.0f} s"
         return None
@@ -416,7 +413,7 @@ class Peer:
     def check_token(self) -> None:
         """End it where its token holds no more."""
         grant = self.grant
-        if grant is not None and not self._outbox.ending and not self._hub.access.holds(grant):
+        if grant is not None and not self._outbox.ending and not self._hub.access.still_holds(grant):
             self._unauthorized(Unauthorized("the token has expired or was taken back"), "CONNECTION")
 
     def _tell_progress(self, now: float) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from delta_prop.server.service import Address
 
 WAIT_S_MAX = 10.0
+EARLIEST = Start(StartAt.EARLIEST)
 
 
 class Raw:
@@ -78,7 +79,7 @@ class Raw:
         assert isinstance(ack, Ack), ack
         return ack
 
-    async def subscribe(self, *topics: str, start: Start = Start(StartAt.EARLIEST), **more: Any) -> Ack:
+    async def subscribe(self, *topics: str, start: Start = EARLIEST, **more: Any) -> Ack:
         parsed = tuple(Topic.parse(topic) for topic in topics or ("*",))
         await self.send(Subscribe(2, Subscription(1, parsed, start, **more)))
         ack = await self.next()

@@ -33,58 +33,59 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_what_is_published_is_acknowledged_and_delivered() -> None:
-    async with Propagator() as p, serving(p) as (_, address):
-        async with connected(address) as producer, connected(address) as subscriber:
-            await subscriber.hello()
-            granted = await subscriber.subscribe("ns:rows")
-            assert granted.answers == 2
-            welcome = await producer.hello(ORIGIN)
-            assert welcome.welcome is not None
-            assert welcome.welcome.origins == ((ORIGIN, 1, 0),)
-            assert welcome.credit is not None
-            await producer.send(opaque_batch(1, 3))
-            ack = await producer.until(Ack)
-            assert (ack.sequence, ack.ranges) == (3, (AckRange(1, 3, 0),))
-            frame = await subscriber.until(BatchFrame)
-            assert [frame.batch.delta(row).operation.data for row in range(3)] == [b"1", b"2", b"3"]
-            assert (frame.sequence, frame.stamp is not None) == (0, True)
+    async with (
+        Propagator() as p,
+        serving(p) as (_, address),
+        connected(address) as producer,
+        connected(address) as subscriber,
+    ):
+        await subscriber.hello()
+        granted = await subscriber.subscribe("ns:rows")
+        assert granted.answers == 2
+        welcome = await producer.hello(ORIGIN)
+        assert welcome.welcome is not None
+        assert welcome.welcome.origins == ((ORIGIN, 1, 0),)
+        assert welcome.credit is not None
+        await producer.send(opaque_batch(1, 3))
+        ack = await producer.until(Ack)
+        assert (ack.sequence, ack.ranges) == (3, (AckRange(1, 3, 0),))
+        frame = await subscriber.until(BatchFrame)
+        assert [frame.batch.delta(row).operation.data for row in range(3)] == [b"1", b"2", b"3"]
+        assert (frame.sequence, frame.stamp is not None) == (0, True)
 
 
 async def test_a_repeat_is_acknowledged_with_its_first_offset() -> None:
-    async with Propagator() as p, serving(p) as (_, address):
-        async with connected(address) as producer:
-            await producer.hello(ORIGIN)
-            for _ in range(3):
-                await producer.send(opaque_batch(1, 2))
-            seen: list[AckRange] = []
-            while len(seen) < 3:
-                seen += (await producer.until(Ack)).ranges
-            assert seen == [AckRange(1, 2, 0), AckRange(1, 2, 0, True), AckRange(1, 2, 0, True)]
-            assert p.statistics().accepted == 2
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
+        await producer.hello(ORIGIN)
+        for _ in range(3):
+            await producer.send(opaque_batch(1, 2))
+        seen: list[AckRange] = []
+        while len(seen) < 3:
+            seen += (await producer.until(Ack)).ranges
+        assert seen == [AckRange(1, 2, 0), AckRange(1, 2, 0, True), AckRange(1, 2, 0, True)]
+        assert p.statistics().accepted == 2
 
 
 async def test_a_single_delta_gets_a_dot() -> None:
-    async with Propagator() as p, serving(p) as (_, address):
-        async with connected(address) as producer:
-            await producer.hello()
-            await producer.send(DeltaFrame(9, Delta("a", opaque(b"x")), True))
-            ack = await producer.until(Ack)
-            assert ack.ranges == (AckRange(9, 9, 0),)
-            await producer.send(DeltaFrame(10, Delta("a" * 600, opaque(b"x")), True))
-            nack = await producer.until(Nack)
-            assert (nack.sequence, nack.code, nack.field) == (10, ErrorCode.INVALID_DELTA, "vector_id")
-            assert (await producer.until(Ack)).sequence == 10
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
+        await producer.hello()
+        await producer.send(DeltaFrame(9, Delta("a", opaque(b"x")), True))
+        ack = await producer.until(Ack)
+        assert ack.ranges == (AckRange(9, 9, 0),)
+        await producer.send(DeltaFrame(10, Delta("a" * 600, opaque(b"x")), True))
+        nack = await producer.until(Nack)
+        assert (nack.sequence, nack.code, nack.field) == (10, ErrorCode.INVALID_DELTA, "vector_id")
+        assert (await producer.until(Ack)).sequence == 10
 
 
 async def test_an_invalid_delta_under_a_dot_uses_the_dot_up() -> None:
-    async with Propagator() as p, serving(p) as (_, address):
-        async with connected(address) as producer:
-            await producer.hello(ORIGIN)
-            bad = Delta("a" * 600, opaque(b"x"), dot=opaque_batch(1).batch.dot(0))
-            await producer.send(DeltaFrame(1, bad, True), opaque_batch(2))
-            assert (await producer.until(Nack)).code is ErrorCode.INVALID_DELTA
-            assert (await producer.until(Ack)).sequence == 2
-            assert p.statistics().voided == 1
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
+        await producer.hello(ORIGIN)
+        bad = Delta("a" * 600, opaque(b"x"), dot=opaque_batch(1).batch.dot(0))
+        await producer.send(DeltaFrame(1, bad, True), opaque_batch(2))
+        assert (await producer.until(Nack)).code is ErrorCode.INVALID_DELTA
+        assert (await producer.until(Ack)).sequence == 2
+        assert p.statistics().voided == 1
 
 
 async def test_before_the_hello_nothing_else_is_taken() -> None:
@@ -100,14 +101,18 @@ async def test_before_the_hello_nothing_else_is_taken() -> None:
 
 
 async def test_an_older_epoch_is_fenced() -> None:
-    async with Propagator() as p, serving(p) as (_, address):
-        async with connected(address) as first, connected(address) as second:
-            await first.hello(ORIGIN)
-            await second.hello(ORIGIN)
-            await first.send(opaque_batch(1))
-            assert (await first.until(Nack)).code is ErrorCode.FENCED
-            await second.send(opaque_batch(1, epoch=2))
-            assert (await second.until(Ack)).sequence == 1
+    async with (
+        Propagator() as p,
+        serving(p) as (_, address),
+        connected(address) as first,
+        connected(address) as second,
+    ):
+        await first.hello(ORIGIN)
+        await second.hello(ORIGIN)
+        await first.send(opaque_batch(1))
+        assert (await first.until(Nack)).code is ErrorCode.FENCED
+        await second.send(opaque_batch(1, epoch=2))
+        assert (await second.until(Ack)).sequence == 1
 
 
 async def test_a_reconnecting_producer_goes_on_under_its_epoch() -> None:
@@ -126,45 +131,46 @@ async def test_a_reconnecting_producer_goes_on_under_its_epoch() -> None:
 
 
 async def test_credits_come_back() -> None:
-    async with Propagator() as p, serving(p) as (_, address):
-        async with connected(address) as producer:
-            welcome = await producer.hello(ORIGIN)
-            left = welcome.credit
-            assert left is not None
-            frame = opaque_batch(1, 10)
-            await producer.send(frame)
-            back = (await producer.until(Ack)).credit
-            assert back == Credit(10, frame.batch.size)
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
+        welcome = await producer.hello(ORIGIN)
+        left = welcome.credit
+        assert left is not None
+        frame = opaque_batch(1, 10)
+        await producer.send(frame)
+        back = (await producer.until(Ack)).credit
+        assert back == Credit(10, frame.batch.size)
 
 
 async def test_a_second_subscription_adds_topics_and_an_end_takes_them_away() -> None:
-    async with Propagator() as p, serving(p) as (_, address):
-        async with connected(address) as subscriber:
-            await subscriber.hello()
-            await subscriber.subscribe("ns:rows")
-            await p.publish(Delta("a", opaque(b"1"), "rows"), Delta("b", opaque(b"2"), "other"))
-            frame = await subscriber.until(BatchFrame)
-            assert frame.batch.keys == ["a"]
-            assert frame.batch.row_offsets is not None
-            assert list(frame.batch.row_offsets) == [0]
-            await subscriber.send(Unsubscribe(3, 1))
-            ended = await subscriber.until(Ack)
-            assert (ended.answers, ended.dealt_with) == (3, 2)
-            await subscriber.send(Unsubscribe(4, 1))
-            assert (await subscriber.until(Nack)).code is ErrorCode.BAD_REQUEST
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as subscriber:
+        await subscriber.hello()
+        await subscriber.subscribe("ns:rows")
+        await p.publish(Delta("a", opaque(b"1"), "rows"), Delta("b", opaque(b"2"), "other"))
+        frame = await subscriber.until(BatchFrame)
+        assert frame.batch.keys == ["a"]
+        assert frame.batch.row_offsets is not None
+        assert list(frame.batch.row_offsets) == [0]
+        await subscriber.send(Unsubscribe(3, 1))
+        ended = await subscriber.until(Ack)
+        assert (ended.answers, ended.dealt_with) == (3, 2)
+        await subscriber.send(Unsubscribe(4, 1))
+        assert (await subscriber.until(Nack)).code is ErrorCode.BAD_REQUEST
 
 
 async def test_the_end_tells_everybody_and_loses_nothing() -> None:
     async with Propagator() as p:
-        async with serving(p) as (service, address):
-            async with connected(address) as producer, connected(address) as subscriber:
-                await subscriber.hello()
-                await subscriber.subscribe()
-                await producer.hello(ORIGIN)
-                await producer.send(*(opaque_batch(1 + 10 * n, 10) for n in range(50)))
-                await producer.until(Ack)
-                service.stop()
-                told, delivered = await ends(producer), await ends(subscriber)
+        async with (
+            serving(p) as (service, address),
+            connected(address) as producer,
+            connected(address) as subscriber,
+        ):
+            await subscriber.hello()
+            await subscriber.subscribe()
+            await producer.hello(ORIGIN)
+            await producer.send(*(opaque_batch(1 + 10 * n, 10) for n in range(50)))
+            await producer.until(Ack)
+            service.stop()
+            told, delivered = await ends(producer), await ends(subscriber)
         acknowledged = max((one.sequence for one in told if isinstance(one, Ack)), default=0)
         rows = sum(one.batch.count for one in delivered if isinstance(one, BatchFrame))
         assert rows >= acknowledged
@@ -184,8 +190,7 @@ async def ends(client: Raw) -> list[object]:
 
 
 async def test_level_that_the_log_cannot_grant_is_refused() -> None:
-    async with Propagator() as p, serving(p) as (_, address):
-        async with connected(address) as producer:
-            await producer.hello(ORIGIN)
-            await producer.send(opaque_batch(1, level=AckLevel.DURABLE))
-            assert (await producer.until(Nack)).code is ErrorCode.LEVEL_UNAVAILABLE
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
+        await producer.hello(ORIGIN)
+        await producer.send(opaque_batch(1, level=AckLevel.DURABLE))
+        assert (await producer.until(Nack)).code is ErrorCode.LEVEL_UNAVAILABLE
