@@ -52,6 +52,11 @@ class Connection:
         """Bytes that came of a frame that is not whole yet."""
         return self._decoder.buffered_bytes
 
+    @property
+    def frame_bytes(self) -> int:
+        """The size of the frame that came last, as credits are charged for it."""
+        return 0 if self._header is None else HEADER_BYTES + self._header.length
+
     def buffer(self) -> memoryview:
         """Where the next bytes are to be received into. Raises UsageError before the events are taken."""
         return self._decoder.buffer()
