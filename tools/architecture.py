@@ -38,6 +38,7 @@ CHECKOUT_ONLY = {"wire", "broker", "sinks", "simulations", "tests", "benchmarks"
 PURE = (
     "wire/delta_prop_wire/*",
     "*/ports.py",
+    "broker/delta_prop_broker/disk.py",
     "broker/delta_prop_broker/log/*",
     "delta_prop/backpressure/*",
     "delta_prop/checks.py",

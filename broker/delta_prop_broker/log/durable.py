@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from delta_prop_broker.log import refusals
 from delta_prop_broker.log.checkpoints import Position
 from delta_prop_broker.log.commit import Commit, Piece
 from delta_prop_broker.log.cover import Cover
@@ -17,7 +18,6 @@ from delta_prop_broker.log.damage import LogBusy, LogDamaged
 from delta_prop_broker.log.holders import Holders
 from delta_prop_broker.log.identity import LOCK_PATH, STREAMS
 from delta_prop_broker.log.recovery import recover
-from delta_prop_broker.log.refusals import RETRY_AFTER_MS, level_refusal, stopped, too_large, too_slow
 from delta_prop_broker.log.reserve import Reserve, tells_full_disk
 from delta_prop_broker.log.retention import LogSettings
 from delta_prop_broker.log.rewriting import Rewriter
@@ -25,6 +25,7 @@ from delta_prop_broker.log.room import Room
 from delta_prop_broker.log.segment import Segment
 from delta_prop_broker.log.sparse_index import SparseIndex
 from delta_prop_broker.log.statistics import DurableLogStatistics
+from delta_prop_broker.log.stretch import Stretches
 from delta_prop_broker.log.tail import Tail
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import AckLevel, Source
@@ -87,6 +88,8 @@ class DurableLog:
             read_only=recovered.mark is None,
         )
         self._take_over(recovered)
+        self.stretches = Stretches(disk, lambda: (self._segments, self._start, self.visible))
+        """Readers of whole frames as they lie in the files."""
 
     def _take_over(self, recovered: Recovered) -> None:
         """Go on from what is on disk; nothing waits to be written."""
@@ -220,7 +223,7 @@ class DurableLog:
             raise UsageError("the log is open read-only, or closed: open it for writing")
         size, asked = batch.size, batch.attributes >> ACK_LEVEL_SHIFT & 3
         # A forwarded batch asked the service where it entered for its level, not this one.
-        refusal = level_refusal(batch) if asked > _DURABLE and source is not Source.REPLICA else None
+        refusal = refusals.level_refusal(batch) if asked > _DURABLE and source is not Source.REPLICA else None
         if refusal is None and not self._has_room(size):
             refusal = self._refusal(size)
         if refusal is not None:
@@ -293,11 +296,11 @@ class DurableLog:
 
     def _refusal(self, size: int) -> Refused | None:
         if self.failure is not None:
-            return stopped(self.failure)
+            return refusals.stopped(self.failure)
         if size > self._batch_bytes_max:
-            return too_large(size, self._batch_bytes_max)
+            return refusals.too_large(size, self._batch_bytes_max)
         if self._unwritten_bytes and self._unwritten_bytes + size > self.settings.unwritten_bytes_max:
-            return too_slow(self._unwritten_bytes, self.settings.unwritten_bytes_max)
+            return refusals.too_slow(self._unwritten_bytes, self.settings.unwritten_bytes_max)
         return self._disk_full(size) or self._no_room(size)
 
     def _disk_full(self, size: int) -> Refused | None:
@@ -308,13 +311,7 @@ class DurableLog:
         self._free_bytes = self._disk.free_bytes()  # asked while it is short, so that it goes on by itself
         if self._free_bytes >= needed:
             return None
-        return Refused(
-            ErrorCode.LOG_FULL,
-            f"the disk has {self._free_bytes} bytes left, of which {kept} stay free: "
-            "make room, or let the log keep less",
-            retry_after_ms=RETRY_AFTER_MS * 20,
-            details={"free_bytes": self._free_bytes, "held_by": None},
-        )
+        return refusals.disk_full(self._free_bytes, kept)
 
     def _no_room(self, size: int) -> Refused | None:
         found = self._room.find(size, readable=self._readable(), end=self.next_offset)
@@ -327,7 +324,7 @@ class DurableLog:
             ErrorCode.LOG_FULL,
             f"the log holds {self._room.bytes} of {self.settings.bytes_max} bytes, and {why} "
             f"(offset {self.first_offset}): try again later, detach the sink, or raise bytes_max",
-            retry_after_ms=RETRY_AFTER_MS,
+            retry_after_ms=refusals.RETRY_AFTER_MS,
             details={
                 "depth": self.next_offset - self.first_offset,
                 "depth_bytes": self._room.bytes,

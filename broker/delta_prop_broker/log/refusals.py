@@ -51,3 +51,14 @@ def too_slow(unwritten_bytes: int, bytes_max: int) -> Refused:
         retry_after_ms=RETRY_AFTER_MS,
         details={"depth_bytes": unwritten_bytes, "capacity_bytes": bytes_max, "held_by": None},
     )
+
+
+def disk_full(free_bytes: int, kept_bytes: int) -> Refused:
+    """Of a disk on which `kept_bytes` stay free."""
+    return Refused(
+        ErrorCode.LOG_FULL,
+        f"the disk has {free_bytes} bytes left, of which {kept_bytes} stay free: "
+        "make room, or let the log keep less",
+        retry_after_ms=RETRY_AFTER_MS * 20,
+        details={"free_bytes": free_bytes, "held_by": None},
+    )

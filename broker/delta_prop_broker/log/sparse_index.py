@@ -1,7 +1,8 @@
 """What leads to a frame without reading all before it: by offset, by time, by dot.
 
-One entry for about 4 KB of frames, and runs of counters for each origin. Made from the frames alone; a
-stored one names the last stamp of the data it was made from, and whatever it leads to is checked there.
+One entry for about 4 KB of frames, runs of counters for each origin, and where control rows stand. Made from
+the frames alone; a stored one names the last stamp of the data it was made from, and whatever it leads to is
+checked there.
 """
 
 from __future__ import annotations
@@ -19,16 +20,17 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 STEP_BYTES = 4096
-_LEAPS = int(Attribute.COUNTERS_LEAP)
+_LEAPS, _CONTROL = int(Attribute.COUNTERS_LEAP), int(Attribute.CONTROL)
 
 _MAGIC = b"dp-index"
 _HEADER = struct.Struct("<8sIIQQQIIQQQQ")
 """magic, version, form, base, end offset, data bytes, first frame's previous CRC, last stamp's CRC, first
 time, latest time, entries, origins. Then columns, little-endian; then the CRC32C of all before it.
-The form: bit n where a frame is compressed with codec n; bit 16 where compressing was tried, or is done."""
+The form: bit n where a frame is compressed with codec n; bit 16 where compressing was tried, or is done;
+bit 17 where the offsets of frames of control rows are the last column, which older indexes do not have."""
 _VERSION = 1
 _CRC = struct.Struct("<I")
-_CODECS, _TRIED = 0xFFFF, 1 << 16
+_CODECS, _TRIED, _CONTROLS = 0xFFFF, 1 << 16, 1 << 17
 
 
 class Entry(NamedTuple):
@@ -73,6 +75,8 @@ class SparseIndex:
         self.latest_time = 0
         self.codecs = 0  # bit n: a frame is compressed with codec n
         self.tried = False  # compressing is done, or was found to save nothing
+        self.controls: array[int] | None = array("Q")
+        """The offsets of frames of control rows; None where an older index did not say."""
         self._offsets, self._positions = array("Q"), array("Q")
         self._times, self._previous = array("Q"), array("Q")
         self._runs: dict[int, _Runs] = {}
@@ -97,6 +101,8 @@ class SparseIndex:
         if runs is None:
             runs = self._runs[batch.origin] = _Runs()
         runs.add(batch, offset)
+        if batch.attributes & _CONTROL and self.controls is not None:
+            self.controls.append(offset)
         self.size += size
         self.end = offset + batch.count
         self.last_crc = crc
@@ -108,6 +114,11 @@ class SparseIndex:
     def before_time(self, time: int) -> Entry:
         """An entry before which no frame was stamped at `time` or later."""
         return self._entry(max(bisect_left(self._times, time) - 1, 0))
+
+    def last_before(self, offset: int, position: int) -> Entry:
+        """The last entry at or before an offset and a position."""
+        place = min(bisect_right(self._offsets, offset), bisect_right(self._positions, position))
+        return self._entry(max(place - 1, 0))
 
     def last_entry(self) -> Entry:
         """The last entry; the segment has a frame."""
@@ -125,6 +136,10 @@ class SparseIndex:
         entries = bisect_left(self._offsets, end)
         copy._offsets, copy._positions = self._offsets[:entries], self._positions[:entries]
         copy._times, copy._previous = self._times[:entries], self._previous[:entries]
+        if self.controls is None:
+            copy.controls = None
+        else:
+            copy.controls = self.controls[: bisect_left(self.controls, end)]
         for origin, runs in list(self._runs.items()):
             count = bisect_left(runs.offsets, end)  # the column that is written last
             if count:
@@ -161,10 +176,11 @@ class SparseIndex:
                 column.extend(getattr(self._runs[origin], kind))
             columns.append(column)
         counts.extend(len(self._runs[origin].bases) for origin in origins)
+        columns.append(self.controls or array("Q"))
         header = _HEADER.pack(
             _MAGIC,
             _VERSION,
-            self.codecs | (_TRIED if self.tried else 0),
+            self.codecs | (_TRIED if self.tried else 0) | (0 if self.controls is None else _CONTROLS),
             self.base,
             self.end,
             self.size,
@@ -200,7 +216,9 @@ class SparseIndex:
             at += length
         index._offsets, index._positions, index._times, index._previous, names, counts = columns
         total = sum(counts)
-        if len(words) != at + 3 * total:
+        controls = words[at + 3 * total :]
+        index.controls = controls if form & _CONTROLS else None
+        if len(words) < at + 3 * total or (controls and index.controls is None):
             return None
         for origin, count in zip(names, counts, strict=True):
             runs = index._runs[origin] = _Runs()

@@ -1,0 +1,346 @@
+"""Stretches of a log's files: whole frames, visible, none of control rows, and there as long as needed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delta_prop_broker.disk import FileRange
+from delta_prop_broker.log import stretch as module
+from delta_prop_broker.log.sparse_index import SparseIndex
+from delta_prop_broker.log.stretch import Bounds, Stretch
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.codec import decode
+from delta_prop_wire.encode import encode_void
+from delta_prop_wire.frames import BatchFrame
+from delta_prop_wire.spec import ErrorCode
+from tests.broker.compressed import COMPRESSED, compressed_log, shrinking
+from tests.broker.durable import SMALL, Writer, commit, open_log
+
+if TYPE_CHECKING:
+    from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_broker.log.retention import LogSettings
+    from delta_prop_broker.log.stretch import StretchReader
+
+SPACIOUS = replace(SMALL, segment_bytes_max=12_000, bytes_max=200_000, keep_bytes_max=200_000)
+SMALL_STRETCH = Bounds(deltas_max=1 << 40, bytes_max=1 << 40, bytes_min=1)
+
+
+@dataclass
+class Lane:
+    """A log that batches and control rows are written to."""
+
+    writer: Writer
+    controls: list[LoggedBatch] = field(default_factory=list)
+
+    @property
+    def log(self) -> DurableLog:
+        return self.writer.log
+
+    def void(self, rows: int = 2) -> None:
+        batch = encode_void(code=ErrorCode.INVALID_DELTA, origin=16, base=self.writer.counter + 1, count=rows)
+        self.controls.append(self.writer.append_batch(batch))
+
+
+def lane(disk: SimDisk | None = None, settings_: LogSettings = SPACIOUS) -> Lane:
+    return Lane(Writer(open_log(disk or SimDisk(), settings_)[0]))
+
+
+def bytes_of(found: Stretch) -> bytes:
+    if isinstance(found.what, FileRange):
+        return found.what.file.read(found.what.at, found.what.size)
+    return b"".join(found.what)
+
+
+def frames_between(writer: Writer, first: int, end: int) -> list[bytes]:
+    return [frame for offset, frame in sorted(writer.appended.items()) if first <= offset < end]
+
+
+def next_of(reader: StretchReader, offset: int, bounds: Bounds = SMALL_STRETCH) -> Stretch:
+    found = reader.next(offset, bounds)
+    assert found is not None
+    return found
+
+
+# --- what a stretch is
+
+
+def test_stretches_follow_each_other_to_the_end_of_what_is_visible() -> None:
+    lane_ = lane()
+    for _ in range(90):
+        lane_.writer.append()
+        commit(lane_.log)
+    lane_.writer.append()  # not visible
+    reader, at, count = lane_.log.stretches.reader(), 0, 0
+    while (found := reader.next(at, SMALL_STRETCH)) is not None:
+        expected = frames_between(lane_.writer, at, found.next_offset)
+        assert bytes_of(found) == b"".join(expected)
+        assert (found.deltas, found.bytes) == (found.next_offset - at, sum(map(len, expected)))
+        at, count = found.next_offset, count + 1
+    assert len(lane_.log.frames.__self__._segments.all) == count > 1  # type: ignore[attr-defined]
+    assert lane_.log.visible - at <= 30, "but for the frames behind the index's last entry"
+
+
+def test_bounds_hold_and_what_is_too_little_is_left_to_reading() -> None:
+    lane_ = lane()
+    for _ in range(60):
+        lane_.writer.append()
+        commit(lane_.log)
+    reader = lane_.log.stretches.reader()
+    few = next_of(reader, 0, Bounds(deltas_max=50, bytes_max=1 << 40, bytes_min=1))
+    assert 0 < few.deltas <= 50
+    small = next_of(reader, 0, Bounds(deltas_max=1 << 40, bytes_max=9_000, bytes_min=1))
+    assert 0 < small.bytes <= 9_000
+    assert reader.next(0, Bounds(deltas_max=1 << 40, bytes_max=9_000, bytes_min=9_000)) is None
+    assert reader.next(0, Bounds(deltas_max=3, bytes_max=1 << 40, bytes_min=1)) is None
+    assert reader.next(lane_.log.visible, SMALL_STRETCH) is None
+
+
+def test_a_stretch_begins_with_a_frame_wherever_that_lies_and_never_within_one() -> None:
+    lane_ = lane()
+    for _ in range(60):
+        lane_.writer.append(3)
+        commit(lane_.log)
+    reader = lane_.log.stretches.reader()
+    for offset in range(90):
+        found = reader.next(offset, SMALL_STRETCH)
+        assert (found is not None) == (offset in lane_.writer.appended)
+        if found is not None:
+            first = decode(bytes_of(found)[: len(lane_.writer.appended[offset])])
+            assert isinstance(first, BatchFrame)
+            assert first.sequence == offset
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_whatever_lies_in_a_log_a_stretch_has_all_of_it_but_control_rows(data: st.DataObject) -> None:
+    lane_ = lane(settings_=replace(SPACIOUS, keep_bytes_max=60_000))
+    for kind in data.draw(st.lists(st.sampled_from("bbbbbbvcr"), min_size=30, max_size=90)):
+        if kind == "b":
+            lane_.writer.append(data.draw(st.integers(1, 9)))
+        elif kind == "v":
+            lane_.void(data.draw(st.integers(1, 3)))
+        elif kind == "c":
+            commit(lane_.log)
+        else:
+            lane_.log.retain(0)
+    voids = {offset for one in lane_.controls for offset in range(one.offset, one.next_offset)}
+    reader = lane_.log.stretches.reader()
+    for offset in data.draw(st.lists(st.integers(0, lane_.log.next_offset), min_size=10, max_size=30)):
+        bounds = Bounds(data.draw(st.integers(1, 400)), data.draw(st.integers(1_000, 20_000)), 1)
+        found = reader.next(offset, bounds)
+        if found is None:
+            continue
+        assert lane_.log.first_offset <= offset < found.next_offset <= lane_.log.visible
+        assert voids.isdisjoint(range(offset, found.next_offset))
+        assert bytes_of(found) == b"".join(frames_between(lane_.writer, offset, found.next_offset))
+        assert found.deltas <= bounds.deltas_max
+        assert found.bytes <= bounds.bytes_max
+
+
+# --- what becomes of the file meanwhile
+
+
+def test_a_stretch_can_be_sent_though_the_log_let_its_segment_go() -> None:
+    disk = SimDisk()
+    lane_ = lane(disk, replace(SMALL, segment_bytes_max=9_000, bytes_max=40_000, keep_bytes_max=10_000))
+    while len(lane_.log._segments.all) < 4:
+        lane_.writer.append()
+        commit(lane_.log)
+    reader, other = lane_.log.stretches.reader(), lane_.log.stretches.reader()
+    found, again = next_of(reader, 0), next_of(other, 0)
+    assert lane_.log.retain(0)
+    commit(lane_.log)
+    assert lane_.log.first_offset > 0
+    assert not [path for path in disk.paths() if path.endswith(f"{0:020d}.log")]
+    expected = b"".join(frames_between(lane_.writer, 0, found.next_offset))
+    assert bytes_of(found) == bytes_of(again) == expected
+    assert reader.next(0, SMALL_STRETCH) is None
+    assert bytes_of(again) == expected, "whoever needs it longer has it"
+    other.close()
+    with pytest.raises(OSError, match="file descriptor"):
+        bytes_of(again)
+
+
+def test_files_are_opened_once_for_all_and_closed_when_nobody_sends() -> None:
+    lane_ = lane()
+    for _ in range(60):
+        lane_.writer.append()
+        commit(lane_.log)
+    readers = [lane_.log.stretches.reader() for _ in range(20)]
+    files = {id(next_of(reader, 0).what[0]) for reader in readers}
+    assert len(files) == 1
+    for reader in readers:
+        reader.close()
+    assert not lane_.log.stretches._open
+
+
+def test_so_many_files_are_open_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FILES_MAX", 2)
+    lane_ = lane()
+    while len(lane_.log._segments.all) < 4:
+        lane_.writer.append()
+        commit(lane_.log)
+    bases = [segment.base for segment in lane_.log._segments.all[:3]]
+    readers = [lane_.log.stretches.reader() for _ in bases]
+    found = [reader.next(base, SMALL_STRETCH) for reader, base in zip(readers, bases, strict=True)]
+    assert [one is not None for one in found] == [True, True, False]
+    readers[0].close()
+    assert readers[2].next(bases[2], SMALL_STRETCH) is not None
+
+
+def test_a_recovery_in_place_gives_other_files() -> None:
+    disk = SimDisk()
+    lane_ = lane(disk)
+    for _ in range(40):
+        lane_.writer.append()
+        commit(lane_.log)
+    reader, other = lane_.log.stretches.reader(), lane_.log.stretches.reader()
+    before = next_of(reader, 0)
+    lane_.log.fail(OSError("the disk"))
+    lane_.log.go_on(lane_.log.recover_anew())
+    after = next_of(other, 0)
+    assert bytes_of(after) == bytes_of(before)
+    assert isinstance(before.what, FileRange)
+    assert isinstance(after.what, FileRange)
+    assert after.what.file is not before.what.file
+
+
+# --- where there is doubt
+
+
+def test_control_rows_are_known_after_the_log_was_opened_again() -> None:
+    disk = SimDisk()
+    lane_ = lane(disk)
+    while len(lane_.log._segments.all) < 3:
+        lane_.writer.append()
+        if lane_.writer.counter % 40 == 0:
+            lane_.void()
+        commit(lane_.log)
+    for log in (lane_.log, open_log(disk.kill(), SPACIOUS)[0], open_log(disk.crash(3), SPACIOUS)[0]):
+        reader, at, sent = log.stretches.reader(), 0, 0
+        while at < log.visible:
+            found = reader.next(at, SMALL_STRETCH)
+            if found is None:
+                at = log.read(at, rows_max=1, bytes_max=1)[0].next_offset
+                continue
+            sent += found.bytes
+            assert not any(at <= one.offset < found.next_offset for one in lane_.controls)
+            at = found.next_offset
+        assert sent > 5_000
+
+
+def test_an_index_that_does_not_tell_of_control_rows_gives_no_stretch() -> None:
+    disk = SimDisk()
+    lane_ = lane(disk)
+    while len(lane_.log._segments.all) < 2:
+        lane_.writer.append()
+        commit(lane_.log)
+    path = lane_.log._segments.all[0].index_path
+    lane_.log.close()
+    index = SparseIndex.unpack(disk.peek(path), 0)
+    assert index is not None
+    assert index.controls is not None
+    index.controls = None
+    disk.put(path, index.pack())
+    again = SparseIndex.unpack(disk.peek(path), 0)
+    assert again is not None
+    assert again.controls is None
+    log, report = open_log(disk, SPACIOUS)
+    assert report.indexes_rebuilt == 0
+    assert log.stretches.reader().next(0, SMALL_STRETCH) is None
+    assert log.read(0, rows_max=1, bytes_max=1)
+
+
+@pytest.mark.parametrize("place", ["begin", "end"])
+def test_what_the_file_does_not_confirm_is_no_stretch(place: str) -> None:
+    disk = SimDisk()
+    lane_ = lane(disk)
+    for _ in range(40):
+        lane_.writer.append()
+        commit(lane_.log)
+    reader = lane_.log.stretches.reader()
+    bounds = Bounds(deltas_max=1 << 40, bytes_max=6_000, bytes_min=1)
+    found = next_of(reader, 0, bounds)
+    assert isinstance(found.what, FileRange)
+    reader.close()
+    disk.flip(lane_.log._segments.all[0].path, at=(0 if place == "begin" else found.what.size) + 20)
+    assert reader.next(0, bounds) is None
+    assert not lane_.log.stretches._open
+
+
+def test_a_sealed_segment_cut_short_gives_no_stretch_to_its_end() -> None:
+    disk = SimDisk()
+    lane_ = lane(disk)
+    while len(lane_.log._segments.all) < 2:
+        lane_.writer.append()
+        commit(lane_.log)
+    segment = lane_.log._segments.all[0]
+    reader = lane_.log.stretches.reader()
+    assert next_of(reader, 0).next_offset == segment.end
+    reader.close()
+    file = disk.open(segment.path)
+    file.truncate(segment.size - 8)
+    file.close()
+    assert reader.next(0, SMALL_STRETCH) is None
+
+
+# --- compressed segments
+
+
+def test_frames_of_a_compressed_segment_are_sent_as_they_travel_to_who_reads_the_codec() -> None:
+    _, writer, _ = compressed_log("lz4")
+    reader = writer.log.stretches.reader()
+    assert reader.next(0, SMALL_STRETCH) is None
+    assert reader.next(0, SMALL_STRETCH, codecs=frozenset({2})) is None
+    found = reader.next(0, SMALL_STRETCH, codecs=frozenset({1, 2}))
+    assert found is not None
+    assert isinstance(found.what, list)
+    plain = frames_between(writer, 0, found.next_offset)
+    assert len(found.what) == len(plain) > 1
+    assert found.bytes == sum(map(len, found.what)) < sum(map(len, plain)) / 2
+    for part, told in zip(found.what, plain, strict=True):
+        frame, expected = decode(part), decode(told)
+        assert isinstance(frame, BatchFrame)
+        assert isinstance(expected, BatchFrame)
+        assert frame == expected
+
+
+def test_damage_in_a_compressed_segment_gives_no_stretch() -> None:
+    disk, writer, _ = compressed_log("lz4")
+    segment = writer.log._segments.all[0]
+    disk.flip(segment.path, at=64 + 40)  # in the first frame's compressed bytes
+    assert writer.log.stretches.reader().next(0, SMALL_STRETCH, codecs=frozenset({1})) is None
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_file_that_a_rewriting_has_exchanged_is_not_sent_by_the_old_index(held: bool) -> None:
+    disk = SimDisk()
+    log = open_log(disk, COMPRESSED)[0]
+    writer = Writer(log)
+    while len(log._segments.all) < 3:
+        writer.append_batch(shrinking(6, writer.counter + 1))
+        commit(log)
+    reader, fresh = log.stretches.reader(), log.stretches.reader()
+    before = next_of(reader, 0)
+    expected = b"".join(frames_between(writer, 0, before.next_offset))
+    rewriting = log.take_rewriting()
+    assert rewriting is not None
+    while not rewriting.step():
+        pass  # at its end the new file has the old one's name, and the log does not know yet
+    if not held:
+        reader.close()
+        assert fresh.next(0, SMALL_STRETCH) is None, "the new one does not lie as the old index says"
+    rewriting.end()
+    log.finish_rewriting(rewriting)
+    assert fresh.next(0, SMALL_STRETCH) is None
+    compressed = fresh.next(0, SMALL_STRETCH, codecs=frozenset({1}))
+    assert compressed is not None
+    assert compressed.bytes < before.bytes
+    if held:
+        assert bytes_of(before) == expected, "who has the old file reads on in it"
