@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from delta_prop.ports import Stream, Tls
     from delta_prop_broker.disk import FileRange
 
+RECORD_BYTES_MAX = 16 * 1024
+"""How much TLS encrypts as one."""
 SENT_BYTES_MAX = 64 * 1024
 """How much is encrypted before it is sent."""
 RECEIVED_BYTES_MAX = 32 * 1024
@@ -126,7 +128,7 @@ class TlsStream:
         if not self._shaken or not self._flush_now():
             return 0
         parts, sent = self._without_owed(parts)
-        for chunk in chunks(parts, SENT_BYTES_MAX):
+        for chunk in chunks(parts, RECORD_BYTES_MAX):  # one at a time, so that little is owed
             self._encrypt(chunk)
             if not self._flush_now():
                 self._owed = bytes(chunk)
@@ -218,9 +220,10 @@ class TlsStream:
                 if not self._outgoing.pending:
                     return True
                 self._unsent = memoryview(self._outgoing.read())
-            self._unsent = self._unsent[self._below.send_now([self._unsent]) :]
-            if self._unsent:
+            sent = self._below.send_now([self._unsent])
+            if not sent:
                 break
+            self._unsent = self._unsent[sent:]
         return False
 
     async def _flush(self) -> None:

@@ -1,17 +1,21 @@
-"""For tests of programs that embed delta-prop: virtual time, a world to go with it, a propagator in it."""
+"""For tests of programs that embed delta-prop: virtual time, a world and a network for it, a propagator."""
 
 from __future__ import annotations
 
+from delta_prop.testing.link import Conditions
 from delta_prop.testing.loop import Stuck, VirtualLoop, run_virtual
+from delta_prop.testing.network import VirtualNetwork
 from delta_prop.testing.propagator import run_propagator
 from delta_prop.testing.recorded import RecordedPropagator, RecordingSink
 from delta_prop.testing.world import virtual_world
 
 __all__ = [
+    "Conditions",
     "RecordedPropagator",
     "RecordingSink",
     "Stuck",
     "VirtualLoop",
+    "VirtualNetwork",
     "run_propagator",
     "run_virtual",
     "virtual_world",

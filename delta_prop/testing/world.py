@@ -17,6 +17,7 @@ from delta_prop_wire.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from delta_prop.ports import Network
     from delta_prop_broker.disk import Disk
 
 T = TypeVar("T")
@@ -25,11 +26,18 @@ EPOCH_US = 1_600_000_000_000_000
 """What the wall clock shows when virtual time begins."""
 
 
-def virtual_world(seed: int = 0, *, thread_delay_s_max: float = 0.0, disk: Disk | None = None) -> World:
+def virtual_world(
+    seed: int = 0,
+    *,
+    thread_delay_s_max: float = 0.0,
+    disk: Disk | None = None,
+    network: Network | None = None,
+) -> World:
     """All ports of one run; the same seed gives the same run. Call it inside `run_virtual`.
 
     `thread_delay_s_max`: calls on a thread take a virtual time drawn from 0 to this. `disk`: what every
-    directory is on; there is none of itself.
+    directory is on; `network`: a `VirtualNetwork`, as the host of this world sees it. There is neither of
+    itself.
     """
     delays = random.Random(f"threads {seed}")
 
@@ -52,6 +60,7 @@ def virtual_world(seed: int = 0, *, thread_delay_s_max: float = 0.0, disk: Disk 
         own_thread=background_thread,
         background_thread=background_thread,
         open_disk=open_disk,
+        network=network,
     )
 
 

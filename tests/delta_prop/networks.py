@@ -6,30 +6,38 @@ A place runs a test in a loop of its own, under a deadline.
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import pytest
 import trustme
 import uvloop
 
-from delta_prop.ports import Network, Stream, Tls
+from delta_prop.ports import Listener, Network, Stream, Tls
 from delta_prop.sockets import SocketNetwork
+from delta_prop.testing import Conditions, VirtualNetwork, run_virtual
+from delta_prop.tls import TlsStream, client_context, server_context
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 HOST = "127.0.0.1"
 LOOPS: dict[str, dict[str, Any]] = {
     "asyncio": {"backend": "asyncio"},
     "uvloop": {"backend": "asyncio", "backend_options": {"loop_factory": uvloop.new_event_loop}},
     "trio": {"backend": "trio"},
 }
+
+
+HARSH = Conditions(
+    latency_s=0.02, jitter_s_max=0.1, bytes_per_s=2e6, chunk_bytes_max=3000, buffer_bytes=20_000
+)
 
 
 @dataclass(frozen=True)
@@ -113,6 +121,50 @@ def secured(loop: str) -> Place:
     )
 
 
+def false(backend: Literal["asyncio", "trio"], conditions: Conditions) -> Place:
+    return Place(partial(VirtualNetwork, 1, conditions), partial(run_virtual, backend=backend))
+
+
+def secured_false(conditions: Conditions) -> Place:
+    """TLS itself over the false network, which takes it for granted."""
+    place = secured("asyncio")
+    return replace(
+        place,
+        network=lambda: SecuredNetwork(VirtualNetwork(1, conditions)),
+        run_in=partial(run_virtual, seed=5),
+    )
+
+
+class SecuredNetwork:
+    """A network whose streams are plain, with TLS over them."""
+
+    def __init__(self, below: Network) -> None:
+        self._below = below
+
+    async def listen(self, host: str, port: int, *, tls: Tls | None = None) -> Any:
+        listener = await self._below.listen(host, port)
+        return listener if tls is None else SecuredListener(listener, server_context(tls))
+
+    async def connect(
+        self, host: str, port: int, *, tls: Tls | None = None, timeout_s: float = 10.0
+    ) -> Stream:
+        stream = await self._below.connect(host, port, timeout_s=timeout_s)
+        if tls is None:
+            return stream
+        secured = TlsStream(stream, client_context(tls), host)
+        await secured.handshake()
+        return secured
+
+
+class SecuredListener:
+    def __init__(self, below: Listener, context: ssl.SSLContext) -> None:
+        self._below, self._context = below, context
+        self.address, self.aclose = below.address, below.aclose
+
+    async def accept(self) -> Stream:
+        return TlsStream(await self._below.accept(), self._context, None)
+
+
 def _run_real(loop: str, main: Callable[[], Awaitable[None]]) -> None:
     anyio.run(main, **LOOPS[loop])
 
@@ -120,6 +172,10 @@ def _run_real(loop: str, main: Callable[[], Awaitable[None]]) -> None:
 PLACES: dict[str, Callable[[], Place]] = {
     **{f"{loop}": partial(plain, loop) for loop in LOOPS},
     **{f"{loop}-tls": partial(secured, loop) for loop in LOOPS},
+    "false": partial(false, "asyncio", Conditions()),
+    "false-trio": partial(false, "trio", Conditions()),
+    "false-harsh": partial(false, "asyncio", HARSH),
+    "false-tls": partial(secured_false, HARSH),
 }
 
 

@@ -117,13 +117,11 @@ def test_what_is_sent_without_waiting_is_counted(place: Place) -> None:
     async def main(place: Place, network: Network) -> None:
         async with place.pair(network) as (client, server), anyio.create_task_group() as tasks:
             sent = 0
-            parts = [BODY[:100_000], BODY[100_000:]] * 40  # more than stands between two ends
-            body = b"".join(parts)
-            while now := client.send_now([body[sent : sent + 500_000], body[sent + 500_000 :]]):
+            while now := client.send_now([circle(sent, 70_000), circle(sent + 70_000, 80_000)]):
                 sent += now
-            assert 0 < sent < len(body)
-            tasks.start_soon(expect, server, body)
-            await client.send([body[sent:]])
+            assert sent > 0
+            tasks.start_soon(expect, server, circle(0, sent + 100_000))
+            await client.send([circle(sent, 100_000)])
 
     place.run(main)
 
@@ -210,6 +208,12 @@ def test_who_is_there_is_told(place: Place) -> None:
 async def expect(stream: Stream, body: bytes) -> None:
     """These bytes, received in odd pieces."""
     assert await receive(stream, len(body), room=10_007) == body
+
+
+def circle(begin: int, count: int) -> bytes:
+    """So many bytes of the body, which begins anew where it ends."""
+    begin %= len(BODY)
+    return (BODY[begin:] + BODY * (count // len(BODY) + 1))[:count]
 
 
 async def send_on(stream: Stream) -> None:

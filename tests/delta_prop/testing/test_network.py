@@ -1,0 +1,256 @@
+"""The false network: it takes the time it says, breaks as it is told, and is the same for a seed."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop.ports import Tls
+from delta_prop.testing import Conditions, VirtualNetwork, run_virtual, virtual_world
+from delta_prop_wire.errors import UsageError
+from tests.delta_prop.networks import receive, receive_all
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from delta_prop.ports import Stream
+
+A, B = "10.0.0.1", "10.0.0.2"
+SECOND = Conditions(latency_s=1.0)
+
+
+def in_virtual_time(main: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """Run a test there."""
+
+    def test() -> None:
+        run_virtual(main, horizon_s=10_000)
+
+    test.__name__ = main.__name__
+    return test
+
+
+@asynccontextmanager
+async def joined(network: VirtualNetwork) -> AsyncIterator[tuple[Stream, Stream]]:
+    """A stream from A to B: A's end, and B's."""
+    listener = await network.at(B).listen("", 700)
+    client = await network.at(A).connect(B, 700)
+    yield client, await listener.accept()
+
+
+@in_virtual_time
+async def test_bytes_take_their_time() -> None:
+    network = VirtualNetwork(conditions=SECOND)
+    begin = anyio.current_time()
+    async with joined(network) as (client, server):
+        assert anyio.current_time() - begin == 2
+        assert (client.peer, server.peer_host) == (f"{B}:700", A)
+        await client.send([b"x"])
+        assert anyio.current_time() - begin == 2
+        await receive(server, 1)
+        assert anyio.current_time() - begin == 3
+
+
+@in_virtual_time
+async def test_a_slow_way_takes_longer_for_more() -> None:
+    network = VirtualNetwork()
+    network.set_way(A, B, Conditions(latency_s=1.0, bytes_per_s=1000, buffer_bytes=500))
+    async with joined(network) as (client, server), anyio.create_task_group() as tasks:
+        begin = anyio.current_time()
+        assert client.send_now([bytes(2000)]) == 500
+        assert client.send_now([b"x"]) == 0
+        tasks.start_soon(client.send, [bytes(1500)])
+        await receive(server, 2000)
+        assert anyio.current_time() - begin == pytest.approx(4 * 1.5)  # one buffer a trip
+        await server.send([bytes(60_000)])  # the other way is as it was
+        begin = anyio.current_time()
+        await receive(client, 60_000)
+        assert anyio.current_time() - begin < 0.001
+
+
+def test_jitter_keeps_the_order_and_repeats_with_the_seed() -> None:
+    async def main(seed: int) -> list[float]:
+        conditions = Conditions(jitter_s_max=1.0, chunk_bytes_max=5)
+        async with joined(VirtualNetwork(seed, conditions)) as (client, server):
+            body, found, times = bytes(range(200)), b"", []
+            await client.send([body])
+            while len(found) < len(body):
+                found += await receive(server, 1)
+                times.append(anyio.current_time())
+            assert found == body
+            return times
+
+    assert run_virtual(main, 1) == run_virtual(main, 1) != run_virtual(main, 2)
+
+
+@in_virtual_time
+async def test_what_one_call_gets_is_drawn() -> None:
+    async with joined(VirtualNetwork(conditions=Conditions(chunk_bytes_max=4))) as (client, server):
+        assert {client.send_now([bytes(100)]) for _ in range(50)} == {1, 2, 3, 4}
+        await anyio.sleep(1)
+        buffer = memoryview(bytearray(100))
+        assert {await server.receive_into(buffer) for _ in range(30)} == {1, 2, 3, 4}
+
+
+@in_virtual_time
+async def test_a_cut_holds_up_one_direction_until_it_heals() -> None:
+    network = VirtualNetwork(conditions=SECOND)
+    async with joined(network) as (client, server):
+        await client.send([b"under way "])
+        network.cut(A, B)
+        await client.send([b"behind"])
+        await server.send([b"other way"])
+        assert await receive(client, 9) == b"other way"
+        with anyio.move_on_after(100):
+            await receive(server, 1)
+            raise AssertionError("it came through")
+        with pytest.raises(TimeoutError, match="did not answer within 5 s"):
+            await network.at(A).connect(B, 700, timeout_s=5)
+        network.heal(A, B)
+        begin = anyio.current_time()
+        assert await receive(server, 16) == b"under way behind"
+        assert anyio.current_time() - begin == 1
+        assert (network.struck["cut"], network.struck["held up"]) == (1, 2)
+
+
+@in_virtual_time
+async def test_connecting_waits_for_a_cut_to_heal() -> None:
+    network = VirtualNetwork(conditions=SECOND)
+    await network.at(B).listen(B, 700)
+    network.cut(B, A)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(network.at(A).connect, B, 700)
+        await anyio.sleep(5)
+        network.heal(B, A)
+    assert anyio.current_time() == 5
+
+
+@in_virtual_time
+async def test_a_reset_tells_both_ends_and_loses_what_was_under_way() -> None:
+    network = VirtualNetwork(conditions=SECOND)
+    async with joined(network) as (client, server):
+        await client.send([b"lost"])
+        network.reset(B)
+        assert client.send_now([b"nobody knows yet"]) == 16
+        with pytest.raises(ConnectionError, match=f"{A}:[0-9]+ broke: it was reset"):
+            await server.receive_into(memoryview(bytearray(9)))
+        with pytest.raises(ConnectionError, match="reset"):
+            client.send_now([b"x"])
+        assert network.connections == []
+        assert network.struck["bytes lost by a reset"] == 4
+
+
+@in_virtual_time
+async def test_a_killed_process_is_told_to_those_it_talked_to() -> None:
+    network = VirtualNetwork()
+    async with joined(network) as (client, server):
+        network.kill(B)
+        with pytest.raises(ConnectionError, match="went with its process"):
+            await server.send([b"x"])
+        with pytest.raises(ConnectionError, match="reset"):
+            await client.receive_into(memoryview(bytearray(9)))
+        with pytest.raises(ConnectionRefusedError):
+            await network.at(A).connect(B, 700)
+        listener = await network.at(B).listen(B, 700)  # its successor
+        await network.at(A).connect(B, 700)
+        await listener.accept()
+
+
+@in_virtual_time
+async def test_a_crashed_host_leaves_a_half_open_end_until_it_answers_again() -> None:
+    network = VirtualNetwork(conditions=Conditions(latency_s=1.0, buffer_bytes=100))
+    async with joined(network) as (client, _):
+        network.crash(B)
+        with anyio.move_on_after(1000):
+            await client.receive_into(memoryview(bytearray(9)))
+            raise AssertionError("somebody answered")
+        with anyio.move_on_after(1000):
+            await client.send([bytes(101)])
+            raise AssertionError("it was taken")
+        with pytest.raises(TimeoutError):
+            await network.at(A).connect(B, 700)
+        network.restore(B)
+        begin = anyio.current_time()
+        with pytest.raises(ConnectionError, match="reset"):
+            await client.receive_into(memoryview(bytearray(9)))
+        assert anyio.current_time() - begin == 2
+
+
+@in_virtual_time
+async def test_connections_break_after_as_many_bytes_as_is_drawn() -> None:
+    network = VirtualNetwork(3, Conditions(reset_bytes_mean=5000))
+    lived: list[int] = []
+
+    async def use(client: Stream, server: Stream) -> None:
+        while True:
+            lived[-1] += client.send_now([bytes(250)])
+            await receive(server, 250)
+
+    for _ in range(100):
+        lived.append(0)
+        async with joined(network) as (client, server):
+            with pytest.raises(ConnectionError):
+                await use(client, server)
+        network.kill(B)
+    assert 4000 < sum(lived) / 100 < 6000
+    assert min(lived) < 1000
+    assert max(lived) > 10_000
+    assert network.struck["reset"] == 100
+
+
+@in_virtual_time
+async def test_closing_waits_for_the_other_side_but_not_for_ever() -> None:
+    network = VirtualNetwork()
+    async with joined(network) as (client, server):
+        begin = anyio.current_time()
+        await client.aclose()
+        assert anyio.current_time() - begin == pytest.approx(1)
+        assert len(network.connections) == 1
+        assert await receive_all(server) == b""
+        await server.aclose()
+        assert anyio.current_time() - begin == pytest.approx(1)
+        assert network.connections == []
+
+
+@in_virtual_time
+async def test_a_listener_that_closes_resets_who_was_not_let_in() -> None:
+    network = VirtualNetwork()
+    listener = await network.listen("", 0)
+    client = await network.connect(*listener.address)
+    await listener.aclose()
+    with pytest.raises(ConnectionError):
+        await client.receive_into(memoryview(bytearray(9)))
+
+
+@in_virtual_time
+async def test_both_sides_must_want_tls() -> None:
+    network = virtual_world(network=VirtualNetwork()).network
+    assert network is not None
+    with pytest.raises(UsageError, match="certificate"):
+        await network.listen("", 0, tls=Tls())
+    listener = await network.listen("", 0, tls=Tls("server.pem", "key.pem"))
+    with pytest.raises(ConnectionError, match="one side alone"):
+        await network.connect(*listener.address)
+    await network.connect(*listener.address, tls=Tls())
+    for ask in (network.listen, network.connect):
+        with pytest.raises(UsageError, match="port 70000"):
+            await ask("", 70_000)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"latency_s": 0.0},
+        {"jitter_s_max": -1.0},
+        {"bytes_per_s": 0.0},
+        {"buffer_bytes": 0},
+        {"chunk_bytes_max": 0},
+        {"reset_bytes_mean": 0.0},
+    ],
+)
+def test_conditions_that_cannot_be_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        partial(Conditions, **wrong)()
