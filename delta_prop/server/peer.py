@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import anyio.lowlevel
 
 from delta_prop.server.grants import Unauthorized
 from delta_prop.server.intake import Intake
@@ -53,6 +54,7 @@ logger = logging.getLogger("delta_prop.server")
 
 WATERMARKS_A_PAGE = 1_024
 _FINISH_S_MAX = 5.0
+_TURN_S_MAX = 0.002
 _PROGRESS_S = 1.0
 
 
@@ -147,22 +149,27 @@ class Peer:
                     return
                 hub.counters.bytes_in += count
                 connection.received(count)
-                self._take_frames()
+                await self._take_frames()
         except ConnectionError:
             self._scope.cancel()
         except PeerError as error:
             hub.counters.nack(error.code)
             self._end_for(error)
 
-    def _take_frames(self) -> None:
+    async def _take_frames(self) -> None:
+        """All that came whole; now and then others have their turn."""
         connection, hub = self._connection, self._hub
+        began = hub.now()
         while (frame := connection.next_event()) is not NEED_BYTES:
             hub.counters.frames_in += 1
             self._take(frame)
             self._frame_since = None
-            self._heard_at = hub.now()
+            now = self._heard_at = hub.now()
             if self._outbox.ending:
                 return
+            if now - began > _TURN_S_MAX:
+                await anyio.lowlevel.checkpoint()
+                began = hub.now()
         if self._frame_since is None and connection.buffered_bytes:
             self._frame_since = hub.now()
 
