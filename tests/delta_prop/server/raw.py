@@ -72,6 +72,13 @@ class Raw:
             assert frame is not None, f"the connection ended before a {kind.__name__} came"
         return frame
 
+    async def told(self, sequence: int) -> Ack:
+        """The Ack that tells all up to this number."""
+        while (ack := await self.until(Ack)).sequence < sequence:
+            pass
+        assert isinstance(ack, Ack)
+        return ack
+
     async def hello(self, *origins: int, **more: Any) -> Ack:
         claims = tuple(OriginClaim(origin) for origin in origins)
         await self.send(Subscribe(1, Hello(origins=claims, **more)))
