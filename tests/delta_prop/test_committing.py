@@ -1,24 +1,39 @@
-"""When a commit begins: at once for who waits for each batch, after a group has gathered in a stream."""
+"""When a commit begins: at once for who waits for each batch, after a group has gathered in a stream.
+
+And where: on the thread, but for small groups that only go into the page cache.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from delta_prop.committing import GATHER_BYTES, GATHER_S, Committer
+from delta_prop.committing import (
+    ASIDE_S,
+    CACHED_BYTES_MAX,
+    CACHED_S_MAX,
+    GATHER_BYTES,
+    GATHER_S,
+    Committer,
+)
 from delta_prop.testing import VirtualLoop, run_virtual
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.segment import Segment
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Delta, Source, dense, make_origin
 from delta_prop_wire.encode import encode_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from typing_extensions import Buffer
+
+    from delta_prop_broker.disk import File
 
 T = TypeVar("T")
 COMMIT_S, TURN_S = 0.01, 0.0005
@@ -36,17 +51,37 @@ class SlowThread:
         return function()
 
 
-def opened() -> DurableLog:
-    log, _ = DurableLog.open(SimDisk(1), settings=LogSettings(), draw=bytes, wall_us=lambda: 1)
+class SlowFile:
+    """A file whose writes take so long."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self.took_s = 0.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, at: int, parts: Sequence[Buffer]) -> int:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop._now += self.took_s
+        return self._file.write(at, parts)
+
+
+def opened(level: AckLevel = AckLevel.DURABLE) -> DurableLog:
+    settings = LogSettings(level=level)
+    log, _ = DurableLog.open(SimDisk(1), settings=settings, draw=bytes, wall_us=lambda: 1)
     return log
 
 
-def append(log: DurableLog, committer: Committer, numbers: int = 4) -> None:
+def append(
+    log: DurableLog, committer: Committer, numbers: int = 4, level: AckLevel = AckLevel.DURABLE
+) -> None:
     batch = encode_batch(
         [Delta("v", dense([1.0] * numbers))],
         origin=make_origin(1, 0),
         base=log.next_offset + 1,
-        ack_level=AckLevel.DURABLE,
+        ack_level=level,
     )
     log.append(batch, lamport=log.next_offset + 1, source=Source.LOCAL)
     committer.ring()
@@ -55,11 +90,12 @@ def append(log: DurableLog, committer: Committer, numbers: int = 4) -> None:
 def committing(
     play: Callable[[DurableLog, Committer], Awaitable[None]],
     on_moved: Callable[[DurableLog, Committer], None] = lambda _log, _committer: None,
+    level: AckLevel = AckLevel.DURABLE,
 ) -> list[float]:
     """When the commits of a play began, from its start on, s."""
 
     async def main() -> list[float]:
-        log, thread = opened(), SlowThread()
+        log, thread = opened(level), SlowThread()
         committer = Committer(
             log, on_moved=lambda: on_moved(log, committer), on_failed=lambda *_: pytest.fail("it failed")
         )
@@ -115,6 +151,59 @@ def test_a_stream_gathers_so_many_bytes_at_most() -> None:
         await stream(log, committer, until=COMMIT_S * 2, numbers=4)
 
     assert committing(play)[:2] == pytest.approx([0, COMMIT_S + TURN_S], abs=2 * TURN_S)
+
+
+LOGGED = AckLevel.LOGGED
+
+
+def test_what_is_only_written_is_written_at_once_and_the_thread_is_not_asked() -> None:
+    async def play(log: DurableLog, committer: Committer) -> None:
+        for level in (LOGGED, LOGGED, AckLevel.MEMORY):  # the first makes the file, on the thread
+            append(log, committer, level=level)
+            await anyio.sleep(1)
+            assert log.written == log.next_offset
+        append(log, committer, level=AckLevel.DURABLE)
+        await anyio.sleep(1)
+        append(log, committer, CACHED_BYTES_MAX // 4 - 100, level=LOGGED)
+        await anyio.sleep(1)
+        append(log, committer, CACHED_BYTES_MAX // 4, level=LOGGED)
+        await anyio.sleep(1)
+        assert log.synced < log.written == log.next_offset
+
+    began = committing(play, level=LOGGED)
+    assert began == pytest.approx([0, 3, 5, 6])  # the file, a sync, too many bytes, the sync in the end
+
+
+def test_what_is_removed_waits_for_the_thread() -> None:
+    async def play(log: DurableLog, committer: Committer) -> None:
+        append(log, committer, level=LOGGED)
+        await anyio.sleep(1)
+        log._removed.append(Segment("gone", 0))
+        append(log, committer, level=LOGGED)
+        await anyio.sleep(1)
+
+    assert committing(play, level=LOGGED)[:2] == pytest.approx([0, 1])
+
+
+def test_a_disk_that_holds_writers_back_is_left_to_the_thread_for_a_while() -> None:
+    async def play(log: DurableLog, committer: Committer) -> None:
+        append(log, committer, level=LOGGED)
+        await anyio.sleep(1)
+        segment = log._segments.last
+        assert segment is not None
+        assert segment.file is not None
+        slow = segment.file = SlowFile(segment.file)
+        for slow.took_s in (CACHED_S_MAX / 2, CACHED_S_MAX * 2, 0.0, 0.0):
+            append(log, committer, level=LOGGED)
+            await anyio.sleep(1)
+        await anyio.sleep(ASIDE_S)
+        append(log, committer, level=LOGGED)
+        await anyio.sleep(1)
+        assert log.written == log.next_offset
+
+    began = committing(play, level=LOGGED)
+    assert began[:3] == pytest.approx([0, 3, 4])
+    assert len(began) == 4, "the last one is the sync in the end"
 
 
 async def stream(log: DurableLog, committer: Committer, *, until: float, numbers: int) -> None:

@@ -62,6 +62,14 @@ class Commit:
         self._start = start
         self._sync = sync
 
+    @property
+    def cached_bytes(self) -> int | None:
+        """How many bytes it writes, where that is all it does, as nothing waits for the disk; else None."""
+        # A segment that is sealed has one behind it in the same commit, whose file is still to be made.
+        if self._sync or self.removed or any(piece.segment.file is None for piece in self.pieces):
+            return None
+        return sum(piece.position - piece.at for piece in self.pieces)
+
     def run(self) -> None:
         """Write, sync, mark, remove, in this order. Raises OSError; it is not run a second time."""
         for piece in self.pieces:
