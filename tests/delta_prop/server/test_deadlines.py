@@ -1,0 +1,157 @@
+"""What time brings to a connection, in virtual time: heartbeats, silence, no hello, slow bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from delta_prop import Delta, opaque
+from delta_prop.embedded import Propagator
+from delta_prop.server.settings import ServerSettings
+from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
+from delta_prop_wire.codec import encode
+from delta_prop_wire.frames import Ack, Backpressure, BatchFrame, Heartbeat, Hello, Level, Nack, Subscribe
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from delta_prop.server.service import Address, Service
+
+
+def in_virtual_time(
+    story: Callable[[Propagator, Service, Address, VirtualNetwork], Awaitable[None]], **settings: Any
+) -> None:
+    async def run() -> None:
+        network = VirtualNetwork(1)
+        async with (
+            Propagator(world=virtual_world(1, network=network)) as p,
+            serving(p, ServerSettings(port=0, **settings)) as (service, address),
+        ):
+            await story(p, service, address, network)
+
+    run_virtual(run)
+
+
+def test_an_idle_client_that_beats_stays_and_a_silent_one_goes() -> None:
+    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+        async with connected(address, network) as alive, connected(address, network) as silent:
+            await alive.hello()
+            await silent.hello()
+            beats = 0
+            for number in range(12):
+                await alive.send(Heartbeat(number, sent_us=number))
+                await anyio.sleep(5)
+                beat = await alive.until(Heartbeat)
+                beats += 1
+                assert beat.echo_us is not None
+            assert beats == 12
+            assert len(service.peers()) == 1
+            while (frame := await silent.next()) is not None:
+                assert isinstance(frame, Heartbeat)
+            assert silent.ended
+
+    in_virtual_time(story)
+
+
+def test_a_hello_that_never_comes_ends_the_connection() -> None:
+    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+        began = anyio.current_time()
+        async with connected(address, network) as client:
+            with anyio.fail_after(60):
+                buffer = memoryview(bytearray(100))
+                try:
+                    count = await client.stream.receive_into(buffer)
+                except ConnectionError:
+                    count = 0
+                assert count == 0
+            assert 9 < anyio.current_time() - began < 12
+        await anyio.sleep(1)
+        assert service.peers() == []
+
+    in_virtual_time(story)
+
+
+@pytest.mark.parametrize("greeted", [False, True])
+def test_a_frame_that_dribbles_in_ends_the_connection(greeted: bool) -> None:
+    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+        async with connected(address, network) as client:
+            raw = encode(opaque_batch(1, 50)) if greeted else encode(Subscribe(1, Hello(client="x" * 200)))
+            if greeted:
+                await client.hello(ORIGIN)
+            began = anyio.current_time()
+            try:
+                for byte in raw:
+                    await client.stream.send([bytes([byte])])
+                    await anyio.sleep(1)
+            except ConnectionError:
+                pass
+            assert anyio.current_time() - began < 20
+        assert p.statistics().accepted == 0
+
+    in_virtual_time(story)
+
+
+def test_a_large_frame_over_a_slow_link_is_taken() -> None:
+    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+        async with connected(address, network) as client:
+            await client.hello(ORIGIN)
+            raw = encode(opaque_batch(1, 2_000))
+            for at in range(0, len(raw), 4_096):
+                await client.stream.send([raw[at : at + 4_096]])
+                await anyio.sleep(1)
+            assert (await client.told(2_000)).sequence == 2_000
+
+    in_virtual_time(story)
+
+
+def test_who_ends_its_side_gets_its_answers_first() -> None:
+    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+        async with connected(address, network) as client:
+            await client.hello(ORIGIN)
+            await client.send(*(opaque_batch(1 + n, 1) for n in range(100)))
+            assert (await client.told(100)).sequence == 100
+
+    in_virtual_time(story)
+
+
+def test_a_subscriber_that_asks_for_a_pause_gets_one() -> None:
+    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+        async with connected(address, network) as client:
+            await client.hello()
+            await client.subscribe()
+            await client.send(Backpressure(1, Level.STOP, retry_after_ms=3_000))
+            await anyio.sleep(0.1)
+            began = anyio.current_time()
+            await p.publish(Delta("a", opaque(b"1")))
+            await client.until(BatchFrame)
+            assert 2.5 < anyio.current_time() - began < 3.5
+
+    in_virtual_time(story)
+
+
+def test_progress_is_told_where_nothing_matches() -> None:
+    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+        async with connected(address, network) as client:
+            await client.hello()
+            await client.subscribe("ns:nobody")
+            await p.publish(Delta("a", opaque(b"1")), Delta("b", opaque(b"1")))
+            assert (await client.until(Ack)).dealt_with == 2
+
+    in_virtual_time(story)
+
+
+def test_too_many_connections_are_turned_away() -> None:
+    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+        async with connected(address, network) as first:
+            await first.hello()
+            async with connected(address, network) as second:
+                nack = await second.next()
+                assert isinstance(nack, Nack)
+                assert nack.code is ErrorCode.RATE_LIMITED
+                assert await second.next() is None
+
+    in_virtual_time(story, connections_max=1, connections_per_host_max=1)
