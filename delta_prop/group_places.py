@@ -24,14 +24,15 @@ _SUFFIX = ".cursor"
 
 
 class Group:
-    """One group, held by this process until `close`. Raises UsageError where another one has it."""
+    """One group, held by this process until `close`. Raises UsageError where another one has it, OSError."""
 
-    def __init__(self, disk: Disk, name: str, log_id: bytes) -> None:
+    def __init__(self, disk: Disk, name: str, log_id: bytes, *, prepared: bool = False) -> None:
+        """`prepared`: the directory is there, so that nothing waits for the disk."""
         self._disk = disk
         self._path = _path(name)
         self._log_id = log_id
-        disk.make_directory(DIRECTORY)
-        disk.sync_directory("")
+        if not prepared:
+            prepare(disk)
         try:
             self._lock = disk.lock(self._path + ".lock")
         except BlockingIOError:
@@ -53,12 +54,33 @@ class Group:
             replace_file(self._disk, DIRECTORY, self._path, [b"%08x\n" % crc32c(body), body])
             self._kept = self.next_offset
 
+    @property
+    def kept(self) -> int | None:
+        """What is written down."""
+        return self._kept
+
+    def release(self) -> None:
+        """Let others have the group, at the place that is written down."""
+        self._lock.release()
+
     def close(self) -> None:
         """Keep the place, and let others have the group. Raises OSError."""
         try:
             self.keep()
         finally:
             self._lock.release()
+
+
+def prepare(disk: Disk) -> None:
+    """Make the directory of the groups, where it is not there; durable then. Raises OSError."""
+    disk.make_directory(DIRECTORY)
+    disk.sync_directory("")
+
+
+def names_taken(disk: Disk) -> set[str]:
+    """The groups that have a place, or once were read for."""
+    files = (one.removesuffix(".lock") for one in disk.list(DIRECTORY))
+    return {unquote(one.removesuffix(_SUFFIX)) for one in files if one.endswith(_SUFFIX)}
 
 
 def read_groups(disk: Disk, log_id: bytes) -> dict[str, int | UsageError]:

@@ -46,6 +46,7 @@ PURE = (
     "delta_prop/order/*",
     "delta_prop/published.py",
     "delta_prop/route/table.py",
+    "delta_prop/server/wanted.py",
 )
 IMPURE = {"anyio", "trio", "sniffio"}  # and everything in BANNED_MODULES
 

@@ -521,6 +521,10 @@ class DurableLog:
         """The share of `bytes_max` that the segments from the one of `offset` on take."""
         return 0.0 if offset >= self.next_offset else self._room.held(offset) / self.settings.bytes_max
 
+    def kept_share(self, offset: int, now_us: int) -> float:
+        """How near the segment of `offset` is to going, by size and age; nobody's need is looked at."""
+        return self._room.kept_share(offset, now_us)
+
     def hold(
         self, holder: str, needed: Callable[[], int], give_way: Callable[[], None] | None = None
     ) -> None:

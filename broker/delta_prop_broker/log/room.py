@@ -31,6 +31,15 @@ class Room:
         """The bytes of all segments from the one that holds `offset` on."""
         return sum(segment.size for segment in self._segments.since(offset))
 
+    def kept_share(self, offset: int, now_us: int) -> float:
+        """How near the segment of `offset` is to going: from 1 on it may. The last one stays."""
+        settings, last = self._settings, self._segments.last
+        if last is None or offset >= last.base:
+            return 0.0
+        bytes_max = settings.compact_from_bytes if settings.compact else settings.keep_bytes_max
+        age_s = (now_us - self._segments.holding(offset).latest_time) / 1e6
+        return max(self.held(offset) / bytes_max, age_s / settings.kept_s)
+
     def find(self, size: int, *, readable: int, end: int) -> bool:
         """Make room for so many bytes below the hard limit; whether there is."""
         if self._fits(size):
