@@ -112,6 +112,7 @@ class SocketListener:
         self._server = server
         self._turns = turns
         self._context = context
+        self._closing = False
         host, port = server.getsockname()[:2]
         self._address: tuple[str, int] = (host, port)
 
@@ -127,14 +128,14 @@ class SocketListener:
         """
         while True:
             await self._turns.give_way()
+            if self._closing:
+                raise _closed()
             try:
                 accepted, address = self._server.accept()
             except BlockingIOError:
                 await _wait(anyio.wait_readable, self._server)
                 self._turns.note()
             except OSError as error:
-                if self._server.fileno() < 0:
-                    raise _closed() from None
                 if error.errno in _EXHAUSTED:  # it stays readable: without a pause this would spin
                     logger.warning("no connection can be accepted, which is tried again: %s", error)
                     await anyio.sleep(EXHAUSTED_S)
@@ -143,7 +144,8 @@ class SocketListener:
 
     async def aclose(self) -> None:
         """Take no more; connections that were accepted go on."""
-        if self._server.fileno() >= 0:
+        if not self._closing:
+            self._closing = True
             with anyio.CancelScope(shield=True):
                 await _let_go(self._server)
             self._server.close()
@@ -180,10 +182,9 @@ class SocketStream:
     async def receive_into(self, buffer: memoryview) -> int:
         """Wait for bytes and put them there; how many, 0 where the peer sends no more."""
         assert len(buffer), "no room to receive into looks like the end"
-        if self._closing:
-            raise _closed()
         await self._turns.give_way()
         while True:
+            self._must_be_open()
             try:
                 count = self._socket.recv_into(buffer)
             except BlockingIOError:
@@ -201,6 +202,7 @@ class SocketStream:
 
     def send_now(self, parts: Sequence[Buffer]) -> int:
         """Send what the system takes at once; how many bytes that were."""
+        self._must_be_open()
         sent = 0
         for first in range(0, len(parts), _PARTS_MAX):
             some = parts[first : first + _PARTS_MAX] if len(parts) > _PARTS_MAX else parts
@@ -232,6 +234,7 @@ class SocketStream:
         sent = 0
         while sent < part.size:
             await self._turns.give_way()
+            self._must_be_open()
             descriptor = part.file.descriptor()  # asked each time: a closed one is given to another file
             now = None if descriptor is None else self._send_from(descriptor, part, sent)
             if now is None:
@@ -259,6 +262,11 @@ class SocketStream:
         self._socket.close()
 
     # --- within
+
+    def _must_be_open(self) -> None:
+        """Asked after each wait: who begins another one while this is closed would never wake up."""
+        if self._closing:
+            raise _closed()
 
     def _send_from(self, descriptor: int, part: FileRange, sent: int) -> int | None:
         """How many bytes went out of the file, 0 where the system takes none; None: it cannot do it."""
@@ -294,8 +302,6 @@ class SocketStream:
                     left = left - count if count else 0
 
     def _gone(self, error: OSError) -> ConnectionError:
-        if self._closing:
-            return _closed()
         text = error.strerror or str(error)
         self._failure = self._failure or f"the connection to {self._peer} broke: {text}"
         return ConnectionError(self._failure)
