@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from delta_prop.server.audit import Audit
     from delta_prop.server.groups import Groups
     from delta_prop.server.limits import Rates
+    from delta_prop.server.room import Room
     from delta_prop.server.settings import ServerSettings
 
 
@@ -30,6 +31,7 @@ class Hub:
     rates: Rates
     audit: Audit
     groups: Groups
+    room: Room
     now: Callable[[], float]
     counters: Counters = field(default_factory=Counters)
     level: Level = Level.OK

@@ -16,6 +16,7 @@ from delta_prop.server.grants import Unauthorized
 from delta_prop.server.intake import Intake
 from delta_prop.server.outbox import Outbox
 from delta_prop.server.outlet import Outlet
+from delta_prop.server.room import FREE_BYTES
 from delta_prop_wire.codec import NEED_BYTES
 from delta_prop_wire.compression import available
 from delta_prop_wire.connection import Connection
@@ -75,6 +76,8 @@ class Peer:
         self._draining = self._finishing = False
         self._since = self._heard_at = hub.now()
         self._frame_since: float | None = None  # a frame has begun to come and is not whole
+        self._room_bytes = FREE_BYTES  # for the frame that is coming
+        self._waits = False  # for more of that
         self._not_before = 0.0  # the client asks for a pause
         self._pace: float | None = None  # deltas a second that suit the client
         self._echo_us: int | None = None
@@ -106,6 +109,8 @@ class Peer:
         if self.outlet is not None:
             self.outlet.close()
             self.outlet = None
+        if self._room_bytes > FREE_BYTES:
+            self._give_room_back()
 
     def end(self, nack: Nack | None = None) -> None:
         """Tell this last thing and end."""
@@ -144,6 +149,8 @@ class Peer:
         connection, stream, hub = self._connection, self._stream, self._hub
         try:
             while not self._outbox.ending:
+                if connection.under_way_bytes > self._room_bytes:
+                    await self._make_room(connection.under_way_bytes)
                 count = await stream.receive_into(connection.buffer())
                 if not count:
                     return
@@ -170,8 +177,21 @@ class Peer:
             if now - began > _TURN_S_MAX:
                 await anyio.lowlevel.checkpoint()
                 began = hub.now()
+        if self._room_bytes > FREE_BYTES and not connection.under_way_bytes:
+            self._give_room_back()
         if self._frame_since is None and connection.buffered_bytes:
             self._frame_since = hub.now()
+
+    async def _make_room(self, size: int) -> None:
+        """Read on once there is room for a large frame; the time until then is not the client's."""
+        self._waits = True
+        await self._hub.room.take(size)
+        self._waits, self._room_bytes = False, size
+        self._frame_since = self._hub.now()
+
+    def _give_room_back(self) -> None:
+        self._hub.room.give_back(self._room_bytes)
+        self._room_bytes = FREE_BYTES
 
     def _end_for(self, error: PeerError) -> None:
         if self.grant is None:
@@ -409,6 +429,8 @@ class Peer:
         if self.grant is None:
             late = now - self._since > settings.handshake_s_max
             return f"no hello within {settings.handshake_s_max} s" if late else None
+        if self._waits:
+            return None
         if begun is None:
             silent = now - self._heard_at > settings.silence_s_max
             return f"not a frame for {settings.silence_s_max} s" if silent else None

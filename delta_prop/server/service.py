@@ -18,6 +18,7 @@ from delta_prop.server.groups import Groups
 from delta_prop.server.hub import Hub
 from delta_prop.server.limits import Connections, Rates
 from delta_prop.server.peer import Peer, shutting_down
+from delta_prop.server.room import Room
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.codec import encode
 from delta_prop_wire.errors import Refused, UsageError
@@ -86,6 +87,7 @@ class Service:
             rates=Rates(vector_rate=self.settings.vector_rate),
             audit=Audit(inside.now),
             groups=Groups(inside.disk, inside.log, inside.world),
+            room=Room(self.settings.receiving_bytes_max),
             now=inside.now,
         )
         access.changed = self._check_tokens

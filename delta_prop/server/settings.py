@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from delta_prop_wire.buffer import ROOM_BYTES_MAX
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.header import CONTROL_PAYLOAD_BYTES_MAX, DELTA_PAYLOAD_BYTES_MAX
-from delta_prop_wire.spec import CLOCK_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX
+from delta_prop_wire.spec import CLOCK_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, HEADER_BYTES
 
 MIB = 1024 * 1024
 PORT = 7373
@@ -35,7 +36,8 @@ class ServerSettings:
     handshake_s_max: float = 10.0
     heartbeat_s: float = 5.0
     silence_s_max: float = 15.0
-    receive_rate_min: int = 1024
+    receive_rate_min: int = 16 * 1024
+    receiving_bytes_max: int = 256 * MIB
     connections_max: int = 1_000
     connections_per_host_max: int = 100
     http_connections_max: int = 100
@@ -64,6 +66,11 @@ class ServerSettings:
                 f"frame_bytes_max {self.frame_bytes_max}: a single delta may have {DELTA_PAYLOAD_BYTES_MAX} "
                 "bytes with what stands around it"
             )
+        if self.receiving_bytes_max < self.frame_bytes_max + HEADER_BYTES:
+            raise UsageError(
+                f"receiving_bytes_max {self.receiving_bytes_max}: one frame may have {self.frame_bytes_max} "
+                f"(frame_bytes_max) and a header of {HEADER_BYTES}"
+            )
         if self.frame_bytes_max > FRAME_PAYLOAD_BYTES_MAX:
             raise UsageError(f"frame_bytes_max {self.frame_bytes_max}: at most {FRAME_PAYLOAD_BYTES_MAX}")
         if self.clock_entries_max > CLOCK_ENTRIES_MAX:
@@ -75,11 +82,12 @@ class ServerSettings:
             )
 
     def memory_bytes_max(self) -> int:
-        """The worst case of what connections hold, in bytes: each one's credit, hot queue and a frame half
-        received.
+        """The worst case of what connections hold, in bytes: each one's hot queue, what it writes, its
+        buffers, and all large frames half received. What producers' credit lets in stands in the service's
+        own queue and log, within their bounds.
         """
-        one = self.producer_bytes_credit + self.outlet_bytes_max + self.send_bytes_max + self.frame_bytes_max
-        return self.connections_max * one
+        one = self.outlet_bytes_max + self.send_bytes_max + ROOM_BYTES_MAX + CONTROL_PAYLOAD_BYTES_MAX
+        return self.connections_max * one + self.receiving_bytes_max
 
 
 def _check(name: str, value: object, default: object) -> None:

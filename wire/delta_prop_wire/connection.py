@@ -57,6 +57,12 @@ class Connection:
         """The size of the frame that came last, as credits are charged for it."""
         return 0 if self._header is None else HEADER_BYTES + self._header.length
 
+    @property
+    def under_way_bytes(self) -> int:
+        """The size of the frame that has begun to come, as its header says; 0 where that is not there."""
+        header = self._decoder.header
+        return 0 if header is None else HEADER_BYTES + header.length
+
     def buffer(self) -> memoryview:
         """Where the next bytes are to be received into. Raises UsageError before the events are taken."""
         return self._decoder.buffer()

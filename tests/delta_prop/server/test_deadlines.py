@@ -99,13 +99,39 @@ def test_a_large_frame_over_a_slow_link_is_taken() -> None:
     async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
         async with connected(address, network) as client:
             await client.hello(ORIGIN)
-            raw = encode(opaque_batch(1, 2_000))
-            for at in range(0, len(raw), 4_096):
-                await client.stream.send([raw[at : at + 4_096]])
+            raw = encode(opaque_batch(1, 20_000))
+            for at in range(0, len(raw), 20_000):
+                await client.stream.send([raw[at : at + 20_000]])
                 await anyio.sleep(1)
-            assert (await client.told(2_000)).sequence == 2_000
+            assert (await client.told(20_000)).sequence == 20_000
 
     in_virtual_time(story)
+
+
+def test_large_frames_find_room_in_turn() -> None:
+    async def story(p: Propagator, service: Service, address: Address, network: VirtualNetwork) -> None:
+        raw = encode(opaque_batch(1, 40_000))
+        assert len(raw) > 500_000
+
+        async def publish(number: int) -> None:
+            origin = ORIGIN + (number << 20)
+            async with connected(address, network) as client:
+                await client.hello(origin)
+                for at in range(0, len(raw), 100_000):
+                    await client.stream.send(
+                        [encode(opaque_batch(1, 40_000, origin=origin))[at : at + 100_000]]
+                    )
+                    await anyio.sleep(2)
+                assert (await client.told(40_000)).sequence == 40_000
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(6):
+                tasks.start_soon(publish, number)
+        assert p.statistics().accepted == 240_000
+
+    in_virtual_time(
+        story, receiving_bytes_max=2_100_000, frame_bytes_max=2_000_000, producer_deltas_credit=50_000
+    )
 
 
 def test_who_ends_its_side_gets_its_answers_first() -> None:
