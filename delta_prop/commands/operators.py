@@ -1,4 +1,4 @@
-"""How the verbs are called that operators act with: `sinks`, `quarantine`. Loads nothing that they need."""
+"""How the verbs are called that operators act with: `sinks`, `quarantine`, `token`. Loads nothing else."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ def add_operator_verbs(verbs: Any) -> None:
     """Add them all."""
     _add_sinks(verbs)
     _add_quarantine(verbs)
+    _add_token(verbs)
 
 
 # --- sinks
@@ -120,3 +121,50 @@ def _act(options: Namespace) -> int:
 
     chosen = Chosen(options.data, options.sink, tuple(options.offsets), options.all)
     return act(chosen, options.quarantine_verb)
+
+
+# --- token
+
+
+def _add_token(verbs: Any) -> None:
+    parser = verb_parser(
+        verbs,
+        "token",
+        "make a token for clients of a server",
+        "token new importer --publish --namespace docs >> tokens.toml",
+        description="A server keeps hashes alone, so a token is shown once, when it is made.",
+    )
+    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="token_verb", required=True)
+    new = verb_parser(
+        below,
+        "new",
+        "draw a token; its lines for the file of tokens go to standard output",
+        "token new search --subscribe --namespace docs --namespace 'img-*' --expires 2027-01-31T00:00:00Z",
+        description="The token itself goes to standard error, this once; with --json both are one object.",
+    )
+    new.add_argument("name", metavar="NAME", help="for logs: letters, digits, '.', '_' and '-'")
+    new.add_argument("--publish", action="store_true", help="it may send deltas")
+    new.add_argument("--subscribe", action="store_true", help="it may read deltas")
+    new.add_argument(
+        "--forward", action="store_true", help="it is another service, which sends its whole log"
+    )
+    new.add_argument("--admin", action="store_true", help="it may see metrics, status and sinks")
+    new.add_argument(
+        "--namespace", metavar="N", action="append", help="a name, a beginning like 'img-*', or '*' for all"
+    )
+    new.add_argument("--operation", metavar="KIND", action="append", help="it may send these kinds alone")
+    new.add_argument("--rate", metavar="R", help="deltas a second; inf for no bound")
+    new.add_argument("--burst", metavar="B", help="deltas at once")
+    new.add_argument("--expires", metavar="TIME", help="like 2027-01-31T00:00:00Z")
+    json_argument(new)
+    new.set_defaults(run=_new_token)
+
+
+def _new_token(options: Namespace) -> int:
+    from delta_prop.commands.tokens import Typed, new
+
+    rights = {right: getattr(options, right) for right in ("publish", "subscribe", "forward", "admin")}
+    rights |= {"namespaces": options.namespace, "operations": options.operation}
+    typed = {key: getattr(options, key) for key in ("rate", "burst", "expires")}
+    rights |= {key: Typed(text) for key, text in typed.items() if text is not None}
+    return new(options.name, rights, as_json=options.json)

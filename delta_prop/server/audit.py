@@ -1,7 +1,8 @@
 """One line in the log for each refusal: who, with which token, what, why. For the logger `delta_prop.audit`.
 
-A flood is summed up: of refusals that are alike the first few are written, the others counted. No token is
-ever written, only its name; what a client sent is cut and made printable.
+Facts stand in the record's fields, not in its message. A flood is summed up: of refusals that are alike the
+first few are written, the others counted. No token is ever written, only its name; what a client sent is cut
+and made printable.
 """
 
 from __future__ import annotations
@@ -88,10 +89,8 @@ class Audit:
         counted = self._windows.pop(key).counted
         if counted:
             address, token, code = key
-            fields = {"peer": address, "token": token, "frame": "-", "code": code.name, "count": counted}
-            logger.warning(
-                "refused %d more from %s (token %s): %s", counted, address, token, code.name, extra=fields
-            )
+            fields = {"peer": address, "token": token, "code": code.name, "count": counted}
+            logger.warning("refused many more", extra=fields)
 
 
 class _Window:
@@ -114,7 +113,7 @@ def host_of(peer: str) -> str:
 def _write(peer: str, token: str, frame: str, code: ErrorCode, what: str) -> None:
     peer, frame, what = (_printable(text) for text in (peer, frame, what))
     fields = {"peer": peer, "token": token, "frame": frame, "code": code.name, "what": what}
-    logger.warning("refused %s from %s (token %s): %s: %s", frame, peer, token, code.name, what, extra=fields)
+    logger.warning("refused", extra=fields)
 
 
 def _printable(text: str) -> str:

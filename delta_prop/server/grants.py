@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.state import UNAUTHORIZED_TEXT
 from delta_prop_wire.topics import KIND_MAX, TopicKind, kind_name
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from delta_prop_wire.topics import Topic
 
-UNAUTHORIZED_TEXT = "no token that allows this: say hello with one that does"
 ALL_KINDS = (1 << KIND_MAX + 1) - 1
 """The mask of every kind of operation, those without a name too."""
 ANONYMOUS = "anonymous"
@@ -38,9 +38,9 @@ class Unauthorized(Refused):
 class Grant:
     """Rights, each denied unless given. `namespaces`: names, or beginnings with `*` behind; None: all.
 
-    `publish`, `subscribe` hold in these namespaces. `forward`: hand on deltas of another service's
-    origins. `admin`: see what the service tells of itself. `kinds_mask`: bit k set where operations of
-    kind k may be published. `rate` deltas a second, `burst` of them at once; `vector_rate`: of one vector,
+    `publish`, `subscribe` hold in these namespaces. `forward`: hand on another service's log, whole, whoever
+    made its deltas. `admin`: see what the service tells of itself. `kinds_mask`: bit k set where operations
+    of kind k may be published. `rate` deltas a second, `burst` of them at once; `vector_rate`: of one vector,
     None as the server has it. `expires_at`: microseconds since 1970, None for never.
     """
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from delta_prop.backpressure.pacer import Pressure
     from delta_prop.embedded import Propagator
     from delta_prop.ports import Listener, Stream, Tls
+    from delta_prop.server.counters import Counters
 
 logger = logging.getLogger("delta_prop.server")
 
@@ -192,6 +193,16 @@ class Service:
             peer.check_token()
 
     # --- telling operators
+
+    @property
+    def counters(self) -> Counters | None:
+        """What its connections count; None before it listens."""
+        return None if self._hub is None else self._hub.counters
+
+    @property
+    def ending(self) -> bool:
+        """Whether it takes nothing more."""
+        return self._stop.is_set()
 
     def peers(self) -> list[dict[str, Any]]:
         """A snapshot of each connection."""

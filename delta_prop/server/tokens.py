@@ -10,7 +10,7 @@ import base64
 import hashlib
 import re
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from difflib import get_close_matches
 from math import inf, isnan
@@ -29,6 +29,8 @@ TOKENS_MAX = 1_000
 FILE_BYTES_MAX = 1024 * 1024
 TOKEN_CHARS_MAX = 1_024
 TOKEN_RANDOM_BYTES = 32
+SECRETS_MAX = 10
+"""Of one token; two are needed while one takes the other's place."""
 NAMES_MAX = 1_000
 BURST_S = 0.1
 """Where a token names its rate alone, it may send so much of it at once."""
@@ -51,7 +53,7 @@ _KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is kept of one token."""
+    """What is kept of one secret: its hash, and the rights that it gives."""
 
     digest: bytes = field(repr=False)
     grant: Grant
@@ -90,13 +92,19 @@ def parse_tokens(text: str, usual: Usual) -> tuple[Token, ...]:
         raise UsageError("token: begin each token with a line [[token]]")
     if not 1 <= len(tables) <= TOKENS_MAX:
         raise UsageError(f"the file of tokens has {len(tables)} tables [[token]]: give 1 to {TOKENS_MAX}")
-    tokens = tuple(_token(f"token[{place}].", table, usual) for place, table in enumerate(tables))
-    _check_distinct("name", [one.grant.name for one in tokens])
-    _check_distinct("sha256", [one.digest.hex() for one in tokens])
-    return tokens
+    grants = [_grant(f"token[{place}].", table, usual) for place, table in enumerate(tables)]
+    _check_distinct({f"token[{place}].name": grant.name for place, grant in enumerate(grants)})
+    digests = [_digests(f"token[{place}].", table) for place, table in enumerate(tables)]
+    _check_distinct({path: digest for one in digests for path, digest in one.items()})
+    # A grant of its own for each secret, so that connections end with theirs alone.
+    return tuple(
+        Token(digest, replace(grant))
+        for grant, one in zip(grants, digests, strict=True)
+        for digest in one.values()
+    )
 
 
-def _token(path: str, table: Mapping[str, Any], usual: Usual) -> Token:
+def _grant(path: str, table: Mapping[str, Any], usual: Usual) -> Grant:
     _check_keys(path, table, _KEYS)
     name = table.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name == ANONYMOUS:
@@ -107,11 +115,16 @@ def _token(path: str, table: Mapping[str, Any], usual: Usual) -> Token:
             _wrong(path, right, given, "give true or false")
     if not any(rights.values()):
         raise UsageError(f"{path}publish: {name!r} may do nothing: give {', '.join(_RIGHTS)} = true")
-    if rights["forward"] and not rights["publish"]:
-        raise UsageError(f"{path}forward: {name!r} may not publish, which forwarding is: add publish = true")
+    if rights["forward"] and (
+        not rights["publish"] or table.get("namespaces") != ["*"] or "operations" in table
+    ):
+        raise UsageError(
+            f"{path}forward: {name!r} would hand on whole logs: give publish = true and namespaces = ["
+            '"*"], and no operations'
+        )
     rate = _number(path, table, "rate", usual.rate, zero=False)
     burst = _burst(path, table, rate, usual)
-    grant = Grant(
+    return Grant(
         name=name,
         **rights,
         namespaces=_namespaces(path, table, needed=rights["publish"] or rights["subscribe"]),
@@ -121,18 +134,25 @@ def _token(path: str, table: Mapping[str, Any], usual: Usual) -> Token:
         vector_rate=_number(path, table, "vector_rate", inf, zero=True) if "vector_rate" in table else None,
         expires_at=_expires_at(path, table),
     )
-    return Token(_digest(path, table), grant)
 
 
-def _digest(path: str, table: Mapping[str, Any]) -> bytes:
+def _digests(path: str, table: Mapping[str, Any]) -> dict[str, bytes]:
+    """The hashes of a token, by their paths."""
     given = table.get("sha256")
-    if not isinstance(given, str) or not re.fullmatch(r"[0-9a-fA-F]{64}", given):
-        told = "nothing" if given is None else "something else"  # it may be the token itself
-        raise UsageError(
-            f"{path}sha256: {told} where 64 hexadecimal digits belong: give the SHA-256 of the token, "
-            "as `delta-prop token new` prints it"
-        )
-    return bytes.fromhex(given)
+    many = given if isinstance(given, list) else [given]
+    if not 1 <= len(many) <= SECRETS_MAX:
+        raise UsageError(f"{path}sha256: {len(many)} hashes: give 1 to {SECRETS_MAX}")
+    found = {}
+    for place, one in enumerate(many):
+        at = f"{path}sha256[{place}]" if many is given else f"{path}sha256"
+        if not isinstance(one, str) or not re.fullmatch(r"[0-9a-fA-F]{64}", one):
+            told = "nothing" if one is None else "something else"  # it may be the token itself
+            raise UsageError(
+                f"{at}: {told} where 64 hexadecimal digits belong: give the SHA-256 of the token, as "
+                "`delta-prop token new` prints it"
+            )
+        found[at] = bytes.fromhex(one)
+    return found
 
 
 def _namespaces(path: str, table: Mapping[str, Any], *, needed: bool) -> tuple[str, ...] | None:
@@ -205,11 +225,12 @@ def _check_keys(path: str, table: Mapping[str, Any], known: tuple[str, ...]) -> 
             raise UsageError(f"{path}{key}: unknown key; {cure}")
 
 
-def _check_distinct(key: str, values: list[str]) -> None:
-    first: dict[str, int] = {}
-    for place, value in enumerate(values):
-        if first.setdefault(value, place) != place:
-            raise UsageError(f"token[{place}].{key}: the same as token[{first[value]}].{key}")
+def _check_distinct(values: Mapping[str, object]) -> None:
+    """By their paths."""
+    first: dict[object, str] = {}
+    for path, value in values.items():
+        if first.setdefault(value, path) != path:
+            raise UsageError(f"{path}: the same as {first[value]}")
 
 
 def _wrong(path: str, key: str, given: object, cure: str) -> NoReturn:

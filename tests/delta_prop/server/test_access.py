@@ -9,10 +9,11 @@ import anyio
 import pytest
 
 from delta_prop.server.access import Access
-from delta_prop.server.grants import EVERYTHING, UNAUTHORIZED_TEXT, Unauthorized
+from delta_prop.server.grants import EVERYTHING, Unauthorized
 from delta_prop.server.tokens import TOKEN_CHARS_MAX, Usual
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_wire.errors import UsageError
+from delta_prop_wire.state import UNAUTHORIZED_TEXT
 from tests.delta_prop.server.tokens import File, table, world_with_clock
 
 if TYPE_CHECKING:

@@ -34,9 +34,7 @@ def test_a_refusal_is_one_line_with_its_facts(caplog: pytest.LogCaptureFixture) 
     audit.refused("10.0.0.8:52", None, "SUBSCRIBE", PeerError(ErrorCode.BAD_FRAME, "no map"))
     one, two = caplog.records
     assert one.name == "delta_prop.audit"
-    assert one.getMessage() == (
-        "refused BATCH from 10.0.0.7:51 (token ci): UNAUTHORIZED: the token may not publish"
-    )
+    assert one.getMessage() == two.getMessage() == "refused"
     assert facts(one) == {
         "peer": "10.0.0.7:51",
         "token": "ci",
@@ -59,10 +57,10 @@ def test_what_a_client_sent_is_printable_and_short(caplog: pytest.LogCaptureFixt
     wild = Refused(ErrorCode.INVALID_DELTA, "a\nb\x1b[2J\u0085\ud800" + "x" * 1000)
     audit.refused("10.0.0.7:51", None, "GET /\r\nHost: x", wild)
     (record,) = caplog.records
-    assert record.getMessage().isprintable()
-    assert "a\\nb\\x1b[2J\\x85\\ud800xxx" in record.getMessage()
-    assert "GET /\\r\\nHost: x" in record.getMessage()
-    assert len(record.getMessage()) < 400
+    told = facts(record)
+    assert told["what"].startswith("a\\nb\\x1b[2J\\x85\\ud800xxx")
+    assert told["frame"] == "GET /\\r\\nHost: x"
+    assert len(told["what"]) < 350
 
 
 def test_a_flood_is_summed_up_and_hides_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
@@ -80,11 +78,10 @@ def test_a_flood_is_summed_up_and_hides_nobody_else(caplog: pytest.LogCaptureFix
             assert facts(caplog.records[-1]) == {
                 "peer": "10.0.0.7",
                 "token": "ci",
-                "frame": "-",
                 "code": "RATE_LIMITED",
                 "count": 990,
             }
-            assert "refused 990 more from 10.0.0.7" in caplog.records[-1].getMessage()
+            assert caplog.records[-1].getMessage() == "refused many more"
             audit.refused("10.0.0.7:1", GRANT, "DELTA", LIMITED)
             assert len(caplog.records) == LINES_PER_WINDOW + 4, "a new window writes again"
             tasks.cancel_scope.cancel()

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop.server.grants import EVERYTHING, UNAUTHORIZED_TEXT, Grant, Unauthorized
+from delta_prop.server.grants import EVERYTHING, Grant, Unauthorized
 from delta_prop_wire.delta import Kind, Source
 from delta_prop_wire.frames import Nack
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.state import UNAUTHORIZED_TEXT
 from delta_prop_wire.topics import Topic
 
 NAMES = st.text("ab*", max_size=4)

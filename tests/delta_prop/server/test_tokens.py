@@ -54,6 +54,7 @@ def test_what_is_not_said_is_denied_and_usual() -> None:
     assert parsed(table("a", "t", admin=True)) == Grant("a", admin=True, rate=1000.0, burst=100)
     assert parsed(table("a", "t", admin=True)).kinds_mask == ALL_KINDS
     assert parsed(table("a", "t", publish=True, namespaces='["docs", "*"]')).namespaces is None
+    assert parsed(table("a", "t", publish=True, forward=True, namespaces='["*"]')).forward
 
 
 @pytest.mark.parametrize(
@@ -81,9 +82,21 @@ def test_a_rate_alone_lets_a_tenth_of_a_second_go_at_once(rate: str, burst: int)
         ('[[token]]\nsha256 = "00"', "token[0].name: nothing is given"),
         ('[[token]]\nname = "a"\nadmin = true', "token[0].sha256: nothing where 64 hexadecimal digits"),
         ('[[token]]\nname = "a"\nadmin = true\nsha256 = "hunter2"', "token[0].sha256: something else"),
+        ('[[token]]\nname = "a"\nadmin = true\nsha256 = []', "token[0].sha256: 0 hashes: give 1 to 10"),
+        (f'[[token]]\nname = "a"\nadmin = true\nsha256 = ["{"0" * 64}", 7]', "token[0].sha256[1]: something"),
+        (
+            f'[[token]]\nname = "a"\nadmin = true\nsha256 = ["{"0" * 64}", "{"0" * 64}"]',
+            "token[0].sha256[1]: the same as token[0].sha256[0]",
+        ),
         (table("a", "t"), "'a' may do nothing"),
         (table("a", "t", admin=1), "token[0].admin: 1: give true or false"),
-        (table("a", "t", forward=True), "token[0].forward: 'a' may not publish"),
+        (table("a", "t", forward=True), "token[0].forward: 'a' would hand on whole logs"),
+        (table("a", "t", forward=True, publish=True, namespaces='["docs"]'), "token[0].forward: 'a'"),
+        (table("a", "t", forward=True, namespaces='["*"]'), "token[0].forward: 'a'"),
+        (
+            table("a", "t", forward=True, publish=True, namespaces='["*"]', operations='["create"]'),
+            "token[0].forward: 'a' would hand on whole logs",
+        ),
         (table("a", "t", publish=True), "token[0].namespaces: give the names that it is for"),
         (table("a", "t", admin=True, namespaces='"docs"'), "token[0].namespaces: 'docs': give a list"),
         (table("a", "t", admin=True, namespaces='["a*b"]'), "token[0].namespaces[0]: 'a*b': a * stands"),
@@ -114,6 +127,14 @@ def test_how_many_there_may_be() -> None:
     with pytest.raises(UsageError, match=f"{TOKENS_MAX + 1} tables"):
         parse_tokens(text, USUAL)
     assert parsed(table("a", "t", admin=True, vector_rate=0, rate="inf")).rate == inf
+
+
+def test_a_token_may_have_two_secrets_while_one_takes_the_others_place() -> None:
+    hashes = ", ".join(f'"{digest_of(one).hex()}"' for one in ("old", "new"))
+    old, new = parse_tokens(f'[[token]]\nname = "a"\nadmin = true\nsha256 = [{hashes}]', USUAL)
+    assert (old.digest, new.digest) == (digest_of("old"), digest_of("new"))
+    assert old.grant == new.grant
+    assert old.grant is not new.grant, "connections end with their own secret"
 
 
 def test_a_new_token_is_made_of_all_its_random_bytes() -> None:

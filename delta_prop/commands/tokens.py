@@ -1,0 +1,43 @@
+"""`token new`: draws a token, which is shown this once, and writes the lines by which a server knows it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from delta_prop.commands import edge
+from delta_prop.server.tokens import TOKEN_RANDOM_BYTES, Usual, digest_of, parse_tokens, token_from
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+OK = 0
+
+
+def new(name: str, rights: Mapping[str, Any], *, as_json: bool) -> int:
+    """Write a table for the file of tokens to standard output, the token itself to standard error.
+
+    `rights`: keys and values of the table, None for what is not said. Raises UsageError.
+    """
+    token = token_from(edge.draw(TOKEN_RANDOM_BYTES))
+    table = {"name": name, "sha256": digest_of(token).hex()} | dict(rights)
+    lines = [f"{key} = {_toml(value)}" for key, value in table.items() if value not in (None, False, [])]
+    text = "\n".join(["[[token]]", *lines])
+    parse_tokens(text, Usual())
+    if as_json:
+        edge.put(json.dumps({"name": name, "token": token, "toml": text}))
+        return OK
+    edge.put(text + "\n")
+    edge.note(f"the token of {name}, shown this once: {token}")
+    return OK
+
+
+class Typed(str):
+    """What stands in the file as it was typed: a number, a time."""
+
+    __slots__ = ()
+
+
+def _toml(value: object) -> str:
+    # JSON writes texts, lists of texts and true as TOML does.
+    return value if isinstance(value, Typed) else json.dumps(value, ensure_ascii=False)

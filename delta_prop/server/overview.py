@@ -1,0 +1,82 @@
+"""A server while it starts, serves and ends, as its HTTP port tells it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from delta_prop.server.look import plain
+
+if TYPE_CHECKING:
+    from delta_prop.embedded import Propagator
+    from delta_prop.server.counters import Counters
+    from delta_prop.statistics import Statistics
+
+STARTING = "it is starting"
+ENDING = "it is ending"
+LOG_FAILED = "the log has failed, and is being recovered"
+
+
+class Served(Protocol):
+    """What is asked of the service behind the port for 0xD3."""
+
+    @property
+    def counters(self) -> Counters | None:
+        """What its connections count; None before it listens."""
+        ...
+
+    @property
+    def ending(self) -> bool:
+        """Whether it takes nothing more."""
+        ...
+
+    def peers(self) -> list[dict[str, Any]]:
+        """Each connection, for JSON."""
+        ...
+
+
+class Overview:
+    """A `Look`. Whoever starts the server sets `propagator` and `service` as they open, None as they end."""
+
+    def __init__(self, *, version: str) -> None:
+        self.propagator: Propagator | None = None
+        self.service: Served | None = None
+        self._version = version
+
+    def ready(self) -> str | None:
+        """None where deltas are taken, else why not."""
+        statistics = self.statistics()
+        if statistics is None or self.service is None:
+            return STARTING
+        if self.service.ending:
+            return ENDING
+        failed = statistics.reopening is not None and statistics.reopening.failed
+        return LOG_FAILED if failed else None
+
+    def status(self) -> dict[str, Any]:
+        """The server as a whole: what it is, what it counts, its log, its connections."""
+        reason, statistics = self.ready(), self.statistics()
+        told: dict[str, Any] = {"version": self._version, "ready": reason is None, "reason": reason}
+        if self.propagator is not None and statistics is not None:
+            log = self.propagator.inside().log
+            told |= {"log_id": log.log_id.hex(), "epoch": log.epoch}
+            told |= {name: value for name, value in plain(statistics).items() if name != "sinks"}
+            told["sinks"] = len(statistics.sinks)
+        told |= {"server": plain(self.counters()), "connections": plain(self.peers())}
+        return told
+
+    def sinks(self) -> list[dict[str, Any]]:
+        """Each attached sink: where it stands, what it does, what it counts."""
+        statistics = self.statistics()
+        return [] if statistics is None else [plain(one) for one in statistics.sinks.values()]
+
+    def statistics(self) -> Statistics | None:
+        """What the propagator counts."""
+        return None if self.propagator is None else self.propagator.statistics()
+
+    def counters(self) -> Counters | None:
+        """What connections count."""
+        return None if self.service is None else self.service.counters
+
+    def peers(self) -> list[dict[str, Any]]:
+        """Each connection."""
+        return [] if self.service is None else self.service.peers()

@@ -1,0 +1,80 @@
+"""`token new`: what it writes is a file of tokens that knows the token that it shows."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from delta_prop.cli import OK, WRONG_USE, main
+from delta_prop.server.grants import Grant
+from delta_prop.server.tokens import Usual, digest_of, parse_tokens
+
+
+def test_the_lines_know_the_token(capsys: pytest.CaptureFixture[str]) -> None:
+    rights = [
+        "--publish",
+        "--namespace",
+        "docs",
+        "--namespace",
+        'a"b\u00e9\U0001f600*',
+        "--operation",
+        "create",
+    ]
+    more = ["--rate", "2500", "--burst", "7", "--expires", "2027-01-01T00:00:00Z"]
+    assert main(["token", "new", "importer", *rights, *more]) == OK
+    shown = capsys.readouterr()
+    token = shown.err.split()[-1]
+    assert token not in shown.out
+    assert shown.err.count("\n") == 1
+    (found,) = parse_tokens(shown.out, Usual())
+    assert found.digest == digest_of(token)
+    assert found.grant == Grant(
+        "importer",
+        publish=True,
+        namespaces=("docs", 'a"b\u00e9\U0001f600*'),
+        kinds_mask=1,
+        rate=2500.0,
+        burst=7,
+        expires_at=1_798_761_600_000_000,
+    )
+    assert main(["token", "new", "ops", "--admin"]) == OK
+    both = shown.out + capsys.readouterr().out
+    assert [one.grant.name for one in parse_tokens(both, Usual())] == ["importer", "ops"], "to be appended"
+
+
+def test_as_json_both_are_one_object_and_no_two_tokens_are_alike(capsys: pytest.CaptureFixture[str]) -> None:
+    tokens = set()
+    for _ in range(2):
+        assert main(["token", "new", "west", "--publish", "--forward", "--namespace", "*", "--json"]) == OK
+        shown = capsys.readouterr()
+        told = json.loads(shown.out)
+        (found,) = parse_tokens(told["toml"], Usual())
+        assert found.digest == digest_of(told["token"])
+        assert found.grant.forward
+        assert shown.err == ""
+        tokens.add(told["token"])
+    assert len(tokens) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["importer"], "may do nothing"),
+        (["importer", "--publish"], "token[0].namespaces: give the names"),
+        (["a b", "--admin"], "token[0].name: 'a b'"),
+        (["a", "--admin", "--rate", "fast"], "no TOML"),
+        (["a", "--admin", "--rate", "1\nadmin = true"], "no TOML"),
+        (["a", "--admin", "--expires", "tomorrow"], "no TOML"),
+        (["a", "--publish", "--namespace", "x", "--operation", "drop"], "token[0].operations[0]: 'drop'"),
+    ],
+)
+def test_a_mistake_shows_no_token(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["token", "new", *arguments]) == WRONG_USE
+    shown = capsys.readouterr()
+    assert said in shown.err
+    assert shown.err.count("\n") == 1
+    assert shown.out == ""
+    assert "dp_" not in shown.err

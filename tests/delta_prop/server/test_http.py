@@ -1,0 +1,428 @@
+"""The HTTP port: what it answers, to whom, and what a client cannot do to it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop.ports import Tls
+from delta_prop.server.access import Access
+from delta_prop.server.counters import Counters
+from delta_prop.server.http import CONNECTIONS_MAX, HEAD_BYTES_MAX, HttpPort
+from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
+from delta_prop.testing.link import Conditions
+from tests.delta_prop.server.tokens import File, table
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from delta_prop.ports import Stream
+    from delta_prop.statistics import Statistics
+
+PORT = 7374
+TOKENS = table("ops", "t-admin", admin=True) + table("r", "t-read", subscribe=True, namespaces='["*"]')
+
+
+class Told:
+    """A look that says what it is told to."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.fails = False
+
+    def ready(self) -> str | None:
+        return self.reason
+
+    def status(self) -> dict[str, Any]:
+        if self.fails:
+            raise ZeroDivisionError
+        return {"log_id": "00ff"}
+
+    def sinks(self) -> list[dict[str, Any]]:
+        return [{"name": "storage", "lag": 3}]
+
+    def statistics(self) -> Statistics | None:
+        return None
+
+    def counters(self) -> Counters | None:
+        return None
+
+    def peers(self) -> list[dict[str, Any]]:
+        return []
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        assert self.headers["content-type"] == "application/json"
+        return json.loads(self.body)
+
+
+class Client:
+    """Raw bytes out, answers in."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self.bytes = b""
+
+    async def send(self, raw: bytes) -> None:
+        await self.stream.send([raw])
+
+    async def more(self) -> bool:
+        buffer = bytearray(4096)
+        try:
+            count = await self.stream.receive_into(memoryview(buffer))
+        except ConnectionError:
+            return False
+        self.bytes += buffer[:count]
+        return count > 0
+
+    async def answer(self, *, body: bool = True) -> Answer:
+        while b"\r\n\r\n" not in self.bytes:
+            assert await self.more(), self.bytes
+        head, _, self.bytes = self.bytes.partition(b"\r\n\r\n")
+        first, *lines = head.decode().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        size = int(headers["content-length"]) if body else 0
+        while len(self.bytes) < size:
+            assert await self.more()
+        content, self.bytes = self.bytes[:size], self.bytes[size:]
+        return Answer(int(first.split()[1]), headers, content)
+
+    async def is_closed(self) -> bool:
+        return not await self.more()
+
+
+class Site:
+    """A port in virtual time, and who asks it."""
+
+    def __init__(self, network: VirtualNetwork) -> None:
+        self.network = network
+        self.look = Told()
+        self.port: HttpPort
+
+    async def client(self, host: str = "10.0.0.1") -> Client:
+        return Client(await self.network.at(host).connect("127.0.0.1", PORT))
+
+    async def ask(self, method: str, path: str, **headers: str) -> Answer:
+        client = await self.client()
+        lines = [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        head = "\r\n".join([f"{method} {path} HTTP/1.1", "Host: here", *lines, "", ""])
+        await client.send(head.encode("latin-1"))
+        answer = await client.answer(body=method != "HEAD")
+        await client.stream.aclose()
+        return answer
+
+
+def serve(
+    main: Callable[[Site], Awaitable[None]],
+    *,
+    tokens: str | None = None,
+    backend: Literal["asyncio", "trio"] = "asyncio",
+    conditions: Conditions | None = None,
+    connections_max: int = CONNECTIONS_MAX,
+) -> None:
+    async def run() -> None:
+        network = VirtualNetwork(conditions=conditions)
+        site, world = Site(network), virtual_world()
+        access = Access(world, None if tokens is None else File(tokens))
+        port = HttpPort(network, world, site.look, access=access, port=PORT, connections_max=connections_max)
+        site.port = port
+        async with anyio.create_task_group() as tasks:
+            assert await tasks.start(port.run) == ("127.0.0.1", PORT)
+            await main(site)
+            tasks.cancel_scope.cancel()
+        assert port._connections.open == 0
+        with pytest.raises(ConnectionRefusedError):
+            await network.connect("127.0.0.1", PORT)
+
+    run_virtual(run, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_each_path_answers(backend: Literal["asyncio", "trio"]) -> None:
+    async def main(site: Site) -> None:
+        assert (await site.ask("GET", "/healthz")).json == {"alive": True}
+        assert (await site.ask("GET", "/readyz")).json == {"ready": True}
+        assert (await site.ask("GET", "/api/status")).json == {"log_id": "00ff"}
+        assert (await site.ask("GET", "/api/sinks?x=1")).json == [{"name": "storage", "lag": 3}]
+        metrics = await site.ask("GET", "/metrics")
+        assert metrics.status == 200
+        assert metrics.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert b"\ndelta_prop_ready 1.0\n" in metrics.body
+        assert metrics.headers["date"] == "Sun, 13 Sep 2020 12:26:40 GMT"
+        assert metrics.headers["cache-control"] == "no-store"
+
+    serve(main, backend=backend)
+
+
+def test_open_metrics_where_they_are_asked_for() -> None:
+    async def main(site: Site) -> None:
+        answer = await site.ask("GET", "/metrics", Accept="application/openmetrics-text; version=1.0.0")
+        assert answer.headers["content-type"].startswith("application/openmetrics-text")
+        assert answer.body.endswith(b"# EOF\n")
+
+    serve(main)
+
+
+def test_not_ready_says_why_and_lives_on() -> None:
+    async def main(site: Site) -> None:
+        site.look.reason = "it is starting"
+        answer = await site.ask("GET", "/readyz")
+        assert (answer.status, answer.json) == (503, {"ready": False, "reason": "it is starting"})
+        assert (await site.ask("GET", "/healthz")).status == 200
+        assert b"\ndelta_prop_ready 0.0\n" in (await site.ask("GET", "/metrics")).body
+
+    serve(main)
+
+
+def test_head_tells_the_size_alone() -> None:
+    async def main(site: Site) -> None:
+        whole = await site.ask("GET", "/readyz")
+        client = await site.client()
+        await client.send(b"HEAD /readyz HTTP/1.1\r\nHost: x\r\n\r\n" * 2)
+        for _ in range(2):
+            answer = await client.answer(body=False)
+            assert answer.headers["content-length"] == str(len(whole.body))
+        assert client.bytes == b""
+        await client.send(b"HELLO\r\n\r\n")
+        assert (await client.answer()).json["code"] == "BAD_REQUEST", "what is no HEAD gets a body"
+
+    serve(main)
+
+
+def test_a_connection_serves_one_request_after_the_other() -> None:
+    async def main(site: Site) -> None:
+        client = await site.client()
+        for _ in range(3):
+            await client.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await client.answer()).status == 200
+            await anyio.sleep(9)
+        await client.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /nowhere HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert [(await client.answer()).status for _ in range(2)] == [200, 404]
+        await client.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await client.answer()).headers["connection"] == "close"
+        assert await client.is_closed()
+        old = await site.client()
+        await old.send(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert (await old.answer()).status == 200
+        assert await old.is_closed()
+
+    serve(main)
+
+
+# --- who may
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/api/status", "/api/sinks"])
+def test_with_tokens_all_but_health_is_an_admins(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def main(site: Site) -> None:
+        assert (await site.ask("GET", path, Authorization="Bearer t-admin")).status == 200
+        assert (await site.ask("GET", path, Authorization="bearer  t-admin ")).status == 200
+        assert (await site.ask("GET", "/healthz")).status == 200
+        assert (await site.ask("GET", "/readyz")).status == 200
+        wrong = ["Bearer t-read", "Bearer wrong", "Basic dDp0", "t-admin", "Bearer", "Bearer \xff"]
+        answers = [await site.ask("GET", path, Authorization=one) for one in wrong]
+        answers.append(await site.ask("GET", path))
+        client = await site.client()
+        twice = b"Authorization: Bearer t-admin\r\n" * 2
+        await client.send(b"GET " + path.encode() + b" HTTP/1.1\r\nHost: x\r\n" + twice + b"\r\n")
+        answers.append(await client.answer())
+        assert {(one.status, one.body) for one in answers} == {(401, answers[0].body)}
+        assert answers[0].json["code"] == "UNAUTHORIZED"
+        assert answers[0].headers["www-authenticate"].startswith("Bearer")
+        assert (await site.ask("HEAD", path)).status == 401
+
+    caplog.set_level(logging.WARNING, "delta_prop.audit")
+    serve(main, tokens=TOKENS)
+    facts = [vars(record) for record in caplog.records]
+    assert len(facts) == 9
+    assert facts[0]["peer"].startswith("10.0.0.1:")
+    told = [(one["token"], one["frame"], one["code"], one["what"]) for one in facts]
+    assert told[0] == ("r", f"GET {path}", "UNAUTHORIZED", "the token is not an admin's")
+    assert told[1] == ("-", f"GET {path}", "UNAUTHORIZED", "the token is unknown")
+    assert told[-1] == ("-", f"HEAD {path}", "UNAUTHORIZED", "no token was given")
+
+
+# --- what goes wrong
+
+
+def test_a_mistake_is_told_as_json() -> None:
+    async def main(site: Site) -> None:
+        nowhere = await site.ask("GET", "/metric")
+        assert nowhere.status == 404
+        assert nowhere.json["code"] == "NOT_FOUND"
+        assert "/api/status" in nowhere.json["error"]
+        assert (await site.ask("GET", "http://x/healthz")).status == 404
+        for method in ("POST", "DELETE", "OPTIONS"):
+            changed = await site.ask(method, "/api/sinks", Content_Length="0")
+            assert (changed.status, changed.headers["allow"]) == (405, "GET, HEAD")
+
+    serve(main)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"GET /healthz HTTP/1.1\r\n\r\n", 400),
+        (b"HELLO\r\n\r\n", 400),
+        (b"\xd3\x01\x06\x00\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n", 501),
+        (b"GET /" + b"a" * 2 * HEAD_BYTES_MAX + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nX: " + b"a" * HEAD_BYTES_MAX, 431),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\n\r\nabc", 413),
+        (b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n", 413),
+        (b"POST /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", 413),
+    ],
+)
+def test_what_is_no_request_gets_one_answer_and_the_end(raw: bytes, status: int) -> None:
+    async def main(site: Site) -> None:
+        client = await site.client()
+        await client.send(raw)
+        answer = await client.answer()
+        assert answer.status == status
+        assert answer.headers["connection"] == "close"
+        assert answer.json["error"]
+        assert await client.is_closed()
+        assert (await site.ask("GET", "/healthz")).status == 200
+
+    serve(main)
+
+
+def test_who_tells_nothing_is_let_go_and_who_tells_half_is_told() -> None:
+    async def main(site: Site) -> None:
+        silent, half, gone = await site.client(), await site.client(), await site.client()
+        await half.send(b"GET /healthz HT")
+        await gone.send(b"GET /he")
+        await gone.stream.aclose()
+        began = anyio.current_time()
+        assert await silent.is_closed()
+        assert anyio.current_time() - began == pytest.approx(10, abs=0.01)
+        answer = await half.answer()
+        assert (answer.status, answer.json["code"]) == (408, "REQUEST_TIMEOUT")
+        assert await half.is_closed()
+
+    serve(main)
+
+
+def test_a_byte_a_second_is_not_a_request() -> None:
+    async def main(site: Site) -> None:
+        client = await site.client()
+        for letter in b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n":
+            try:
+                await client.send(bytes([letter]))
+            except ConnectionError:
+                break
+            await anyio.sleep(1)
+        else:
+            pytest.fail("it was let go on")
+        assert 10 < anyio.current_time() < 13
+
+    serve(main)
+
+
+def test_who_takes_no_answer_is_let_go() -> None:
+    async def main(site: Site) -> None:
+        client = await site.client()
+        await client.send(b"GET /api/status HTTP/1.1\r\nHost: x\r\n\r\n" * 50)
+        await anyio.sleep(9)
+        assert site.port._connections.open == 1
+        await anyio.sleep(3)
+        assert site.port._connections.open == 0
+
+    serve(main, conditions=Conditions(buffer_bytes=4096))
+
+
+def test_a_flood_of_wrong_tokens_is_summed_up(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(site: Site) -> None:
+        for _ in range(30):
+            await site.ask("GET", "/metrics", Authorization="Bearer wrong")
+        assert len(caplog.records) == 10
+        await anyio.sleep(12)
+        assert getattr(caplog.records[-1], "count", None) == 20
+
+    caplog.set_level(logging.WARNING, "delta_prop.audit")
+    serve(main, tokens=TOKENS)
+
+
+def test_too_many_connections_keep_nobody_else_out() -> None:
+    async def main(site: Site) -> None:
+        crowd = [await site.client("10.0.0.9") for _ in range(8)]
+        await anyio.sleep(0.1)
+        assert [await one.is_closed() for one in crowd[4:]] == [True] * 4
+        assert (await site.ask("GET", "/healthz")).status == 200
+        others = [await site.client(f"10.0.1.{i}") for i in range(5)]
+        await anyio.sleep(0.1)
+        assert await others[-1].is_closed()
+        await anyio.sleep(10)
+        assert (await site.ask("GET", "/healthz")).status == 200
+
+    serve(main, connections_max=8)
+
+
+def test_a_look_that_fails_is_an_answer_too(caplog: pytest.LogCaptureFixture) -> None:
+    async def main(site: Site) -> None:
+        site.look.fails = True
+        answer = await site.ask("GET", "/api/status")
+        assert (answer.status, answer.json["code"]) == (500, "INTERNAL_SERVER_ERROR")
+        assert "ZeroDivision" not in answer.json["error"]
+        site.look.fails = False
+        assert (await site.ask("GET", "/api/status")).status == 200
+
+    serve(main)
+    assert "/api/status could not be told" in caplog.text
+    caplog.clear()
+
+
+def test_broken_connections_and_small_pieces_change_nothing() -> None:
+    async def main(site: Site) -> None:
+        client = await site.client()
+        await client.send(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        site.network.reset()
+        for _ in range(3):
+            assert (await site.ask("GET", "/healthz")).status == 200
+
+    serve(main, conditions=Conditions(chunk_bytes_max=3))
+
+
+@given(st.lists(st.binary(max_size=40) | st.sampled_from([b"GET ", b"/metrics", b" HTTP/1.1", b"\r\n"])))
+def test_no_bytes_end_more_than_their_connection(parts: list[bytes]) -> None:
+    async def main(site: Site) -> None:
+        client = await site.client()
+        try:
+            for part in parts:
+                await client.send(part)
+        except ConnectionError:
+            pass
+        await anyio.sleep(11)
+        assert (await site.ask("GET", "/healthz")).status == 200
+
+    serve(main)
+
+
+def test_over_tls_where_a_certificate_is_given() -> None:
+    async def run() -> None:
+        network, world = VirtualNetwork(), virtual_world()
+        tls = Tls(certificate="server.pem", key="server.key")
+        port = HttpPort(network, world, Told(), access=Access(world), port=PORT, tls=tls)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(port.run)
+            with pytest.raises(ConnectionError):
+                await network.connect("127.0.0.1", PORT)
+            client = Client(await network.connect("127.0.0.1", PORT, tls=Tls()))
+            await client.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await client.answer()).status == 200
+            tasks.cancel_scope.cancel()
+
+    run_virtual(run)

@@ -1,0 +1,165 @@
+"""Metrics: every number stands where its table says, every name in the page, and nothing is global."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import REGISTRY
+from prometheus_client.parser import text_string_to_metric_families
+
+from delta_prop.backpressure.pacer import Pressure
+from delta_prop.ingest.lanes import LanesStatistics, LaneStatistics
+from delta_prop.order.orderer import OrdererStatistics
+from delta_prop.reopening import ReopeningStatistics
+from delta_prop.route.status import FeedState, FeedStatistics, RebuildProgress
+from delta_prop.server import metrics
+from delta_prop.server.counters import Counters
+from delta_prop.server.metrics import Metrics
+from delta_prop.server.overview import Overview
+from delta_prop.statistics import Statistics
+from delta_prop.testing import run_propagator
+from delta_prop.testing.recorded import RecordedPropagator
+from delta_prop_broker.log.statistics import DurableLogStatistics
+from delta_prop_wire.frames import Level
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.support import made
+
+PAGE = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+
+
+def filled(kind: type, **known: Any) -> Any:
+    """One of a dataclass, every number another one."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    return kind(**{name: known.get(name, 100 + place) for place, name in enumerate(names)})
+
+
+class Full:
+    """A look in which nothing is absent."""
+
+    def __init__(self) -> None:
+        rebuild = RebuildProgress("x", 7, 70, 700)
+        known = {"name": "storage", "state": "idle", "reason": None, "breaker": "open"}
+        sink = filled(FeedStatistics, **known, behind=True, pacing=False, rebuild=rebuild)
+        self.whole = filled(
+            Statistics,
+            queue=filled(LanesStatistics, lanes=tuple(filled(LaneStatistics) for _ in range(4))),
+            pending=filled(OrdererStatistics),
+            log=filled(DurableLogStatistics, held_by=None),
+            sinks={"storage": sink},
+            pressure=Pressure(Level.THROTTLE, 1234.5, 1, 2, None, None, ""),
+            reopening=ReopeningStatistics(True, 1, 17, None, None),
+        )
+        self.counted = filled(Counters, nacks={})
+        self.counted.nack(ErrorCode.RATE_LIMITED)
+        self.counted.nack(ErrorCode.RATE_LIMITED)
+
+    def ready(self) -> str | None:
+        return None
+
+    def status(self) -> dict[str, Any]:
+        return {}
+
+    def sinks(self) -> list[dict[str, Any]]:
+        return []
+
+    def statistics(self) -> Statistics | None:
+        return self.whole
+
+    def counters(self) -> Counters | None:
+        return self.counted
+
+    def peers(self) -> list[dict[str, Any]]:
+        states = [(False, False), (True, True), (True, False)]
+        return [{"subscribed": subscribed, "behind": behind} for subscribed, behind in states]
+
+
+def scraped(text: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
+    return {
+        (sample.name.removeprefix("delta_prop_"), tuple(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+def test_every_row_of_the_tables_finds_its_number() -> None:
+    look = Full()
+    found = scraped(Metrics(look).scrape().text("")[0])
+    sink = look.whole.sinks["storage"]
+    subjects = {"": look.whole, "log": look.whole.log, "lane": look.whole.queue.lanes[1], "sink": sink}
+    tables = {
+        "": metrics.PROPAGATOR,
+        "log": metrics.LOG,
+        "lane": metrics.LANE,
+        "sink": metrics.SINK,
+    }
+    labels = {"": (), "log": (), "lane": ("high",), "sink": ("storage",)}
+    for subject, table in tables.items():
+        for row in table:
+            value: Any = subjects[subject]
+            for name in row.where.split("."):
+                value = getattr(value, name)
+            assert found[row.name, labels[subject]] == float(value), row.name
+    for row in metrics.SERVER:
+        assert found[row.name, ()] == float(getattr(look.counted, row.where)), row.name
+    assert found["nacks_total", ("RATE_LIMITED",)] == 2
+    assert [found[name, ()] for name in ("connections", "subscribers", "subscribers_behind")] == [3, 2, 1]
+    assert found["sink_state", ("storage", "idle")] == 1
+    assert found["sink_breaker_open", ("storage",)] == 1
+    assert found["pressure_deltas_per_second", ()] == 1234.5
+    assert found["sink_rebuild_rows_max", ("storage",)] == 700
+
+
+def test_the_page_has_every_metric_with_its_type_and_no_other() -> None:
+    text = Metrics(Full()).scrape().text("")[0].decode()
+    types = dict(re.findall(r"^# TYPE delta_prop_(\S+) (\S+)$", text, re.MULTILINE))
+    told: dict[str, str] = {}
+    for names, type_ in re.findall(r"^\| (.+?) \| (gauge|counter) \|", PAGE, re.MULTILINE):
+        told |= dict.fromkeys(re.findall(r"`delta_prop_([a-z_]+)[{`]", names), type_)
+    assert told == types
+    everywhere = set(re.findall(r"`delta_prop_([a-z_]+)[{`]", PAGE))
+    assert everywhere == set(types), "what to watch names metrics that there are"
+    states = next(line for line in PAGE.splitlines() if "sink_state{" in line)
+    assert [state.value for state in FeedState if state.value not in states] == []
+
+
+def test_names_follow_the_rules() -> None:
+    for row in (*metrics.PROPAGATOR, *metrics.LOG, *metrics.LANE, *metrics.SINK, *metrics.SERVER):
+        assert (row.type == "counter") is row.name.endswith("_total"), row.name
+        assert row.help.endswith("."), row.name
+
+
+def test_what_has_no_value_has_no_sample() -> None:
+    nothing = scraped(Metrics(Overview(version="1")).scrape().text("")[0])
+    assert nothing == {("ready", ()): 0.0}
+
+    async def main(propagator: RecordedPropagator) -> None:
+        overview = Overview(version="1")
+        overview.propagator = propagator
+        text = Metrics(overview)
+        await propagator.publish(made("a"))
+        await propagator.settle()
+        found = scraped(text.scrape().text("")[0])
+        assert found["accepted_deltas_total", ()] == 1
+        assert found["sink_applied_deltas_total", ("recorder",)] == 1
+        assert found["log_next_offset", ()] == 1
+        assert ("log_segments", ()) not in found
+        assert ("sink_rebuild_rows", ("recorder",)) not in found
+        assert ("connections_total", ()) not in found
+        await propagator.publish(made("b"))
+        assert scraped(text.scrape().text("")[0])["accepted_deltas_total", ()] == 2
+
+    run_propagator(main)
+
+
+def test_nothing_is_global_and_nothing_asked_before_a_scrape() -> None:
+    class Silent(Full):
+        def statistics(self) -> Statistics | None:
+            raise AssertionError("asked too early")
+
+    before = list(REGISTRY._collector_to_names)
+    Metrics(Silent())
+    Metrics(Silent())
+    assert list(REGISTRY._collector_to_names) == before

@@ -1,0 +1,85 @@
+"""The overview: ready or why not, and everything as JSON, at every moment of a server's life."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from math import inf, nan
+from typing import Any
+
+import pytest
+
+from delta_prop.reopening import ReopeningStatistics
+from delta_prop.server.counters import Counters
+from delta_prop.server.look import plain
+from delta_prop.server.overview import Overview
+from delta_prop.testing import run_propagator
+from delta_prop.testing.recorded import RecordedPropagator
+from delta_prop_wire.frames import Level
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.support import made
+
+
+@dataclass
+class Served:
+    counters: Counters | None = None
+    ending: bool = False
+
+    def peers(self) -> list[dict[str, Any]]:
+        return [{"number": 1, "client": None}]
+
+
+def test_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(propagator: RecordedPropagator) -> None:
+        overview = Overview(version="1.2")
+        assert overview.ready() == "it is starting"
+        assert overview.status() == {
+            "version": "1.2",
+            "ready": False,
+            "reason": "it is starting",
+            "server": None,
+            "connections": [],
+        }
+        assert overview.sinks() == []
+        overview.propagator = propagator
+        assert overview.ready() == "it is starting"
+        served = overview.service = Served(Counters(connections=3))
+        assert overview.ready() is None
+        await propagator.publish(made("a"))
+        await propagator.settle()
+        told = overview.status()
+        assert json.loads(json.dumps(told, allow_nan=False)) == told
+        assert told["ready"]
+        assert told["accepted"] == 1
+        assert told["log"]["next_offset"] == 1
+        assert told["log_id"] == propagator.inside().log.log_id.hex()
+        assert told["epoch"] == 1
+        assert told["queue"]["lanes"][0]["depth"] == 0
+        assert told["pressure"]["level"] == "ok"
+        assert told["sinks"] == 1
+        assert told["server"]["connections"] == 3
+        assert told["connections"] == [{"number": 1, "client": None}]
+        (sink,) = overview.sinks()
+        assert (sink["name"], sink["state"], sink["lag"]) == ("recorder", "idle", 0)
+        failed = replace(propagator.statistics(), reopening=ReopeningStatistics(True, 1, 0, "disk", None))
+        monkeypatch.setattr(propagator, "statistics", lambda: failed)
+        assert overview.ready() == "the log has failed, and is being recovered"
+        served.ending = True
+        assert overview.ready() == "it is ending"
+
+    run_propagator(main)
+
+
+def test_plain_values_are_what_json_has() -> None:
+    value = {
+        Level.WARN: (1, 2.5, inf, nan, None, True),
+        "bytes": b"\x00\xff",
+        "code": ErrorCode.FENCED,
+        "object": complex(1, 2),
+        "nested": [Counters(nacks={"FENCED": 1})],
+    }
+    told = plain(value)
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert told["warn"] == [1, 2.5, None, None, None, True]
+    assert (told["bytes"], told["code"], told["object"]) == ("00ff", "fenced", "(1+2j)")
+    assert told["nested"][0]["nacks"] == {"FENCED": 1}
