@@ -25,14 +25,23 @@ import anyio.to_thread
 
 from delta_prop import compacting
 from delta_prop.embedded import Propagator
-from delta_prop.producer import producer_id_of
 from delta_prop_broker.log.commit import Commit
 from delta_prop_broker.log.compaction import Compaction
 from delta_prop_broker.log.cover import Cover
 from delta_prop_broker.log.retention import LogSettings
 from delta_prop_broker.log.snapshot import SnapshotWriter
 from delta_prop_sinks import StorageSink
-from delta_prop_wire.delta import AckLevel, Delta, Priority, create, make_origin, offset, scale, sparse_add
+from delta_prop_wire.delta import (
+    AckLevel,
+    Delta,
+    Priority,
+    create,
+    make_origin,
+    offset,
+    producer_id_of,
+    scale,
+    sparse_add,
+)
 from delta_prop_wire.encode import encode_batch
 
 if TYPE_CHECKING:

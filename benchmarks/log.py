@@ -29,10 +29,18 @@ import numpy as np
 from benchmarks._measure import Figure, calibration_ns, percentile, table, write_json
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
-from delta_prop.producer import producer_id_of
 from delta_prop_broker.log.retention import LogSettings
 from delta_prop_sinks import CallbackSink, Delivery
-from delta_prop_wire.delta import AckLevel, Delta, Operation, Priority, dense, make_origin, sparse
+from delta_prop_wire.delta import (
+    AckLevel,
+    Delta,
+    Operation,
+    Priority,
+    dense,
+    make_origin,
+    producer_id_of,
+    sparse,
+)
 from delta_prop_wire.encode import encode_batch
 
 if TYPE_CHECKING:

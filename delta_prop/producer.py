@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,10 +17,10 @@ from delta_prop.ingest.work import Sequenced, Session
 from delta_prop.receipt import Receipt, State
 from delta_prop.refusals import withdrawn
 from delta_prop_wire.bounds import check_name
-from delta_prop_wire.delta import AckLevel, Dot, Priority, Source
+from delta_prop_wire.delta import AckLevel, Dot, Priority, Source, producer_id_of
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import InvalidDelta, Refused
-from delta_prop_wire.spec import PRODUCER_ID_BITS, VECTOR_ID_BYTES_MAX, ErrorCode
+from delta_prop_wire.spec import VECTOR_ID_BYTES_MAX, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,12 +36,6 @@ OPEN_BYTES_MAX = 64 * 1024 * 1024
 HEADS_MAX = 100_000
 PUBLISH_TIMEOUT_S = 30.0
 _RETRY_S_MIN = 0.001
-
-
-def producer_id_of(name: str) -> int:
-    """The 44-bit producer id that a name stands for."""
-    digest = blake2b(name.encode(), digest_size=8, person=b"delta-prop").digest()
-    return int.from_bytes(digest, "big") >> (64 - PRODUCER_ID_BITS)
 
 
 @dataclass(slots=True, eq=False)

@@ -9,11 +9,11 @@ from delta_prop.ingest.vectors import Vectors
 from delta_prop.ingest.work import Draft, Sequenced, Session
 from delta_prop.order.orderer import Orderer
 from delta_prop.pipeline import Chain
-from delta_prop.producer import Producer, producer_id_of
+from delta_prop.producer import Producer
 from delta_prop.receipt import Receipt
 from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_wire.batch import Batch, LoggedBatch
-from delta_prop_wire.delta import AckLevel, Delta, Priority, Source, make_origin
+from delta_prop_wire.delta import AckLevel, Delta, Priority, Source, make_origin, producer_id_of
 from delta_prop_wire.encode import encode_batch
 
 

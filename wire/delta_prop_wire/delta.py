@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -82,6 +83,12 @@ class Dot(NamedTuple):
     def to_id(self) -> bytes:
         """The 16-byte id that a dot stands for."""
         return self.origin.to_bytes(8, "big") + self.counter.to_bytes(8, "big")
+
+
+def producer_id_of(name: str) -> int:
+    """The 44-bit producer id that a name stands for."""
+    digest = blake2b(name.encode(), digest_size=8, person=b"delta-prop").digest()
+    return int.from_bytes(digest, "big") >> (64 - PRODUCER_ID_BITS)
 
 
 def make_origin(producer_id: int, lane: int, partition: int = 0) -> int:

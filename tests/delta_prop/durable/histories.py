@@ -11,7 +11,6 @@ import anyio
 
 from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.ingest.work import Sequenced, Session
-from delta_prop.producer import producer_id_of
 from delta_prop.receipt import Receipt
 from delta_prop.testing import virtual_world
 from delta_prop_wire.delta import (
@@ -24,6 +23,7 @@ from delta_prop_wire.delta import (
     delete,
     make_origin,
     opaque,
+    producer_id_of,
     scale,
     sparse_add,
 )

@@ -1,0 +1,55 @@
+"""From what an acknowledgement says of sequences to what an offer is told of its rows.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop.published import Published
+
+if TYPE_CHECKING:
+    from delta_prop.client.lane import OpenFrame
+    from delta_prop.client.offer import Offer
+    from delta_prop_wire.frames import AckRange
+
+
+def note(frame: OpenFrame, told: AckRange) -> bool:
+    """Note what a range says of this batch; whether all its rows have been told of now."""
+    first = max(told.first - frame.sequence, 0)
+    last = min(told.last - frame.sequence, frame.batch.count - 1)
+    at = told.offset + frame.sequence + first - told.first
+    frame.told.append((frame.skipped + first, frame.skipped + last, at, told.duplicate))
+    return sum(last - first + 1 for first, last, _, _ in frame.told) >= frame.batch.count
+
+
+def published(frame: OpenFrame, row: int, offer: Offer) -> Published:
+    """What an offer, whose first row that is, is told of an acknowledged batch.
+
+    Dots are this producer's own, so a repeat was sent twice by itself and is new to its caller; what came
+    under an id, or asks about a former life, may have been there before.
+    """
+    batch, count = frame.batch, offer.count
+    repeats = offer.has_ids or frame.question
+    level = batch.ack_level
+    if not repeats and not frame.skipped and len(frame.told) == 1:  # what nearly all are
+        _, _, at, _ = frame.told[0]
+        return Published(at + row, batch.dot(row), count, level)
+    duplicates: dict[int, int | None] = dict.fromkeys(range(count))
+    offset = None
+    for first, last, at, duplicate in sorted(frame.told):
+        rows = range(max(first, row), min(last, row + count - 1) + 1)
+        if not rows:
+            continue
+        start = at + rows[0] - first
+        if duplicate and repeats:
+            duplicates.update((one - row, start + place) for place, one in enumerate(rows))
+        else:
+            offset = start if offset is None else offset
+            for one in rows:
+                duplicates.pop(one - row, None)
+    if offset is None:
+        offset = duplicates.get(0)
+    dot = batch.dot(max(row - frame.skipped, 0))
+    return Published(offset, dot, count, level, duplicates)

@@ -1,0 +1,193 @@
+"""An offer: the deltas of one call, which share one fate, from the call to the outcome.
+
+Pure values and small moves. An offer has no dots until a batch is cut that holds it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgpack
+
+from delta_prop.published import Published
+from delta_prop_wire.delta import Delta, Dot, create, dense
+from delta_prop_wire.delta import Kind as _Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from delta_prop.client.lane import OpenFrame
+    from delta_prop_wire.delta import Priority
+    from delta_prop_wire.errors import Refused
+
+ROW_BYTES = 64
+"""What a row takes beside its name and content, about."""
+
+
+class Place:
+    """Where the last row of an offer stands in its origin. Counter 0: no dot yet; `gone`: nor will be."""
+
+    __slots__ = ("counter", "gone", "origin")
+
+    def __init__(self, origin: int) -> None:
+        self.origin = origin
+        self.counter = 0
+        self.gone = False
+
+    @property
+    def awaited(self) -> bool:
+        """Whether what names it has to wait until it has its dot."""
+        return self.counter == 0 and not self.gone
+
+
+class Columns(NamedTuple):
+    """Whole vectors, one a row of `matrix`."""
+
+    ids: Sequence[str]
+    matrix: NDArray[np.float32]
+    namespace: str
+    kind: _Kind
+
+    def deltas(self) -> list[Delta]:
+        """The same as deltas."""
+        make = create if self.kind is _Kind.CREATE else dense
+        rows = zip(self.ids, self.matrix, strict=True)
+        return [Delta(vector_id, make(row), self.namespace) for vector_id, row in rows]
+
+
+class Offer:
+    """Deltas of one priority. `tell` is called once, with the outcome.
+
+    `after`: what must come first, by place or by name; `behind`: what touched the same vectors in other
+    lanes; `counter`: the dot's, where the caller numbers. `alone`: it shares a batch with no other.
+    """
+
+    __slots__ = (
+        "after",
+        "alone",
+        "at",
+        "behind",
+        "columns",
+        "count",
+        "counter",
+        "deltas",
+        "done",
+        "frame",
+        "given_up",
+        "has_ids",
+        "place",
+        "priority",
+        "refusal",
+        "size",
+        "tell",
+    )
+
+    def __init__(
+        self,
+        priority: Priority,
+        deltas: Sequence[Delta],
+        tell: Callable[[Published | Refused], None],
+        *,
+        columns: Columns | None = None,
+        after: Sequence[Place | Dot | bytes] = (),
+        counter: int | None = None,
+    ) -> None:
+        self.priority = priority
+        self.deltas: Sequence[Delta] = deltas
+        self.columns = columns
+        self.tell = tell
+        self.after = after
+        self.behind: Sequence[Place] = ()
+        self.counter = counter
+        self.count = len(deltas) if columns is None else len(columns.ids)
+        self.size = _size(deltas) if columns is None else columns.matrix.nbytes + ROW_BYTES * self.count
+        self.has_ids = bool(deltas) and deltas[0].id is not None
+        self.alone = (
+            counter is not None or columns is not None or any(one.expect is not None for one in deltas)
+        )
+        self.at = 0.0  # when the call was made
+        self.place = Place(0)
+        self.frame: OpenFrame | None = None
+        self.refusal: Refused | None = None  # the last one, which may have passed
+        self.given_up = False
+        self.done = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether everything that must come first has its dot."""
+        for place in self.behind:
+            if place.awaited:
+                return False
+        return not any(isinstance(one, Place) and one.awaited for one in self.after)
+
+    def parents(self) -> list[Dot | bytes]:
+        """What must come first, by name; of the same origin's, order sees to it."""
+        named: list[Dot | bytes] = []
+        for one in self.after:
+            if not isinstance(one, Place):
+                named.append(one)
+            elif one.counter and one.origin != self.place.origin:
+                named.append(Dot(one.origin, one.counter))
+        return named
+
+    def settle(self, outcome: Published | Refused) -> None:
+        """Tell the outcome."""
+        assert not self.done, "told twice"
+        self.done = True
+        self.deltas, self.columns, self.frame = (), None, None
+        self.tell(outcome)
+
+
+class Joined:
+    """Two parts of an offer whose ids were found partly known: the outcomes of both are told as one."""
+
+    def __init__(self, whole: Offer, rows: Sequence[int], others: Sequence[int]) -> None:
+        self._whole = whole
+        self._rows = (rows, others)
+        self._outcomes: list[Published | Refused | None] = [None, None]
+
+    def tell(self, part: int) -> Callable[[Published | Refused], None]:
+        """What one part's offer calls."""
+
+        def told(outcome: Published | Refused) -> None:
+            self._outcomes[part] = outcome
+            first, second = self._outcomes
+            if first is not None and second is not None:
+                self._whole.settle(self._together(first, second))
+
+        return told
+
+    def _together(self, first: Published | Refused, second: Published | Refused) -> Published | Refused:
+        if not isinstance(first, Published):
+            return first
+        if not isinstance(second, Published):
+            return second
+        duplicates = {
+            rows[row]: at
+            for rows, told in zip(self._rows, (first, second), strict=True)
+            for row, at in told.duplicates.items()
+        }
+        fresh = first if second.duplicate else second
+        return Published(
+            fresh.offset, fresh.dot, self._whole.count, fresh.level, dict(sorted(duplicates.items()))
+        )
+
+
+def _size(deltas: Sequence[Delta]) -> int:
+    """About how many bytes of a batch these take, rather more than fewer."""
+    size = 0
+    for delta in deltas:
+        operation = delta.operation
+        size += ROW_BYTES + 3 * len(delta.vector_id) + len(operation.data)
+        if operation.values is not None:
+            size += operation.values.nbytes
+        if operation.indices is not None:
+            size += operation.indices.nbytes
+        if delta.metadata is not None:
+            size += len(msgpack.packb(dict(delta.metadata)))
+        if delta.parents or delta.topics:
+            size += 24 * len(delta.parents) + sum(8 + 3 * len(topic) for topic in delta.topics)
+    return size

@@ -1,0 +1,536 @@
+"""What a producer has on its way: dots, batches under way, what is sent again, and what each answer means.
+
+Pure: no waiting, no bytes of connections, `now` is an argument. Its rule: each offer is told one outcome;
+what is not acknowledged is sent again, in order, under the same dots and as the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta_prop.client.advice import Advice
+from delta_prop.client.answers import published
+from delta_prop.client.flight import Flight
+from delta_prop.client.heads import Heads
+from delta_prop.client.known_service import KnownService, granted_level
+from delta_prop.client.lane import Lane
+from delta_prop.client.offer import Joined, Offer, Place
+from delta_prop.published import Published
+from delta_prop_wire.bounds import check_name
+from delta_prop_wire.delta import AckLevel, Dot, Priority, make_origin, producer_id_of
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.frames import BatchFrame, OriginClaim
+from delta_prop_wire.spec import COUNTER_MAX, VECTOR_ID_BYTES_MAX, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import NoReturn
+
+    from delta_prop.client.lane import OpenFrame
+    from delta_prop_wire.frames import Ack, Backpressure, Nack, OriginGrant, Welcome
+
+OPEN_OFFERS_MAX = 10_000
+OPEN_BYTES_MAX = 64 * 1024 * 1024
+BATCH_DELTAS_MAX = 1_000
+BATCH_BYTES_MAX = 256 * 1024
+FAULTS_MAX = 5
+"""Connections in a row that may end with a checksum that does not fit, before it is taken for lasting."""
+_WEIGHTS = (8, 4, 2, 1)
+_AGAIN_S_MAX = 60.0
+
+
+class Reconnect(Exception):
+    """The connection is of no use any more: make another one, not before `after_s`."""
+
+    def __init__(self, after_s: float = 0.0, cause: Refused | None = None) -> None:
+        super().__init__()
+        self.after_s = after_s
+        self.cause = cause
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the producer was made; batches and deltas that were sent, deltas that have an outcome.
+
+    `resent`: batches sent more than once. `lost`: deltas once acknowledged that the service does not have any
+    more, as their ack level allowed.
+    """
+
+    batches: int = 0
+    deltas: int = 0
+    resent: int = 0
+    acknowledged: int = 0
+    refused: int = 0
+    lost: int = 0
+
+
+class Outgoing:
+    """The offers of one producer, from the call to the outcome."""
+
+    def __init__(self, name: str, *, ack_level: AckLevel | None = None) -> None:
+        check_name("producer", name, VECTOR_ID_BYTES_MAX)
+        self.name = name
+        self.failure: Refused | UsageError | None = None
+        """Why nothing goes any more."""
+        self.advice = Advice()
+        producer_id = producer_id_of(name)
+        self._lanes = tuple(Lane(make_origin(producer_id, one), one) for one in Priority)
+        self._used: list[Lane] = []
+        self._asked_level = ack_level
+        self._level = AckLevel.MEMORY if ack_level is None else ack_level
+        self._service = KnownService()
+        self._origin_of = {lane.origin: lane for lane in self._lanes}
+        self._heads = Heads()
+        self._lost: dict[int, list[tuple[int, int]]] = {}
+        self._held: dict[Offer, None] = {}  # every offer without an outcome, the oldest first
+        self._bytes = 0
+        self._flight = Flight()
+        self._faults = 0
+        self.counts = Counts()
+
+    # --- what is asked
+
+    @property
+    def open_offers(self) -> int:
+        """Offers without an outcome."""
+        return len(self._held)
+
+    @property
+    def open_bytes(self) -> int:
+        """About how many bytes they take."""
+        return self._bytes
+
+    def watermark(self, priority: Priority) -> int:
+        """The counter up to which the service had dealt with this producer's deltas when it said hello."""
+        return self._lanes[priority].watermark
+
+    # --- offers
+
+    def check_open(self) -> None:
+        """Raise why nothing goes any more."""
+        if self.failure is not None:
+            raise self.failure.with_traceback(None)
+
+    def check_room(self) -> None:
+        """Raise Refused (QUEUE_FULL) where too much is without an outcome."""
+        if len(self._held) >= OPEN_OFFERS_MAX or self._bytes >= OPEN_BYTES_MAX:
+            raise Refused(
+                ErrorCode.QUEUE_FULL,
+                f"producer {self.name!r} has {len(self._held)} of {OPEN_OFFERS_MAX} calls and {self._bytes} "
+                f"of {OPEN_BYTES_MAX} bytes unacknowledged: await some receipts first",
+                retry_after_ms=10,
+                details={"depth": len(self._held), "capacity": OPEN_OFFERS_MAX},
+            )
+
+    def offer(self, offer: Offer, now: float) -> None:
+        """Take an offer in. Raises Refused, UsageError: then nothing was taken."""
+        self.check_open()
+        self.check_room()
+        lane = self._lanes[offer.priority]
+        self._check_counter(lane, offer.counter)
+        offer.at, offer.place = now, Place(lane.origin)
+        self._heads.note(offer, self._used)
+        if lane not in self._used:
+            self._used.append(lane)
+        if not lane.busy:  # it takes no more than its share for having rested
+            lane.turn = max(lane.turn, min((one.turn for one in self._used if one.busy), default=0.0))
+        lane.waiting.append(offer)
+        lane.used = True
+        self._hold(offer)
+
+    def give_up(self, offer: Offer) -> bool:
+        """Take an offer back: it has not happened and will not. False where the service may have it: should
+        it be refused or get lost, it is not sent again.
+        """
+        gone = self._take_out(offer)
+        offer.done = offer.done or gone
+        return gone
+
+    def expire(self, now: float, time_s_max: float) -> None:
+        """Give up what has waited longer, and tell it so."""
+        while self._held and now - (oldest := next(iter(self._held))).at >= time_s_max:
+            gone = self._take_out(oldest)
+            self._settle(oldest, late(oldest, time_s_max, gone=gone))
+
+    def oldest_at(self) -> float | None:
+        """When the oldest offer without an outcome was made."""
+        return next(iter(self._held)).at if self._held else None
+
+    # --- connections
+
+    def claims(self) -> tuple[OriginClaim, ...]:
+        """The origins for the hello that opens a connection."""
+        lanes = self._used or [self._lanes[Priority.NORMAL]]
+        return self._claim(lanes)
+
+    def further_claims(self) -> tuple[OriginClaim, ...]:
+        """Origins that are written to and not claimed yet on this connection."""
+        return self._claim([lane for lane in self._used if not lane.claimed])
+
+    def welcomed(self, welcome: Welcome, *, same_address: bool) -> None:
+        """A hello was answered: have all that is open sent again. Raises UsageError, Refused."""
+        self._service.check(welcome, may_begin_anew=same_address)
+        self._level = granted_level(self._asked_level, welcome.level)
+        lanes, lost = [], False
+        for grant in welcome.origins:
+            lane = self._origin_of.get(grant.origin)
+            if lane is not None:
+                lost = self._grant(lane, grant) or lost
+                lanes.append(lane)
+        for lane in lanes:
+            lane.line_up(lost=lost, is_lost=self._is_lost)
+            for frame in reversed(lane.again.copy()):
+                if not frame.doubt and not frame.void and any(offer.given_up for _, offer in frame.offers):
+                    self._withdraw(frame)
+
+    def disconnected(self) -> None:
+        """The connection is gone, and with it the sequences of what was under way."""
+        self._flight.clear()
+        self.advice.forget()
+        for lane in self._lanes:
+            lane.claimed = lane.live = False
+            for frame in lane.open.values():
+                frame.doubt = frame.doubt or frame.sequence > 0
+                frame.sequence = 0
+
+    def fail(self, failure: Refused | UsageError) -> None:
+        """Nothing goes any more: tell everyone."""
+        if self.failure is not None:
+            return
+        self.failure = failure
+        told = failure if isinstance(failure, Refused) else Refused(ErrorCode.BAD_REQUEST, str(failure))
+        for offer in list(self._held):
+            self._settle(offer, told)
+
+    # --- sending
+
+    def next_frame(self, now: float) -> BatchFrame | None:
+        """What to send next, numbered; None where nothing may go now. Ask only while credits are open."""
+        if self.failure is not None or self.advice.wait_s(now) > 0:
+            return None
+        for lane in self._in_turn():
+            frame = self._next_of(lane, now)
+            if frame is not None:
+                return self._send(lane, frame, now)
+        return None
+
+    def wait_s(self, now: float) -> float | None:
+        """When it is worth asking `next_frame` again; None where only an answer or an offer changes that."""
+        if not any(lane.busy for lane in self._used):
+            return None
+        waits = [max(lane.again_at - now, 0.0) for lane in self._used if lane.again and lane.live]
+        waits += [0.0 for lane in self._used if lane.live and lane.waiting and not lane.again]
+        advised = self.advice.wait_s(now)
+        if advised > 0:
+            return advised
+        return min((one for one in waits if one > 0), default=None)
+
+    # --- answers
+
+    def acknowledged(self, ack: Ack) -> bool:
+        """Take in what an Ack says of sequences; whether some outcome was told."""
+        told_some = False
+        for frame in self._flight.answered(ack):
+            told_some = True
+            frame.lane.backoff.reset()
+            frame.lane.done(frame)
+            for row, offer in frame.offers:
+                self._settle(offer, published(frame, row, offer))
+        if told_some:
+            self._faults = 0
+        return told_some
+
+    def refused(self, nack: Nack, now: float, chance: float = 0.0) -> None:
+        """Take in the refusal of a batch, or of the connection. Raises Reconnect, Refused (it is the end)."""
+        refusal = nack.refusal()
+        if nack.answers is not None or nack.sequence == 0:
+            self._not_served(refusal)
+        frame = self._flight.take(nack.sequence)
+        if frame is not None:
+            self._frame_refused(frame, refusal, now, chance)
+
+    def pressed(self, advice: Backpressure, now: float) -> None:
+        """Follow what the service advises."""
+        self.advice.take(advice, now)
+
+    # --- offers, inside
+
+    @staticmethod
+    def _check_counter(lane: Lane, counter: int | None) -> None:
+        if lane.used and (counter is None) != (lane.numbered is None):
+            raise UsageError(
+                f"priority {lane.priority.name.lower()}: either the caller numbers all of its deltas, or none"
+            )
+        if counter is not None and not (lane.numbered or 0) < counter <= COUNTER_MAX:
+            raise UsageError(
+                f"counter {counter}: within a priority they rise, and {lane.numbered or 0} was given"
+            )
+        lane.numbered = counter
+
+    def _take_out(self, offer: Offer) -> bool:
+        if offer not in self._held:
+            return False
+        offer.given_up = True
+        frame = offer.frame
+        if frame is None:
+            self._lanes[offer.priority].waiting.remove(offer)
+            offer.place.gone = True
+        elif frame.sequence or frame.doubt:
+            return False
+        else:
+            self._withdraw(frame)
+        self._forget(offer)
+        return True
+
+    def _hold(self, offer: Offer) -> None:
+        self._held[offer] = None
+        self._bytes += offer.size
+
+    def _forget(self, offer: Offer) -> bool:
+        if offer not in self._held:
+            return False
+        del self._held[offer]
+        self._bytes -= offer.size
+        return True
+
+    def _settle(self, offer: Offer, outcome: Published | Refused) -> None:
+        """Tell an offer its outcome, unless it has one."""
+        self._forget(offer)
+        if offer.done:
+            return
+        if isinstance(outcome, Published):
+            self.counts.acknowledged += offer.count
+        else:
+            self.counts.refused += offer.count
+        offer.settle(outcome)
+
+    # --- connections, inside
+
+    def _claim(self, lanes: Sequence[Lane]) -> tuple[OriginClaim, ...]:
+        for lane in lanes:
+            lane.claimed = True
+        return tuple(OriginClaim(lane.origin, lane.epoch) for lane in lanes)
+
+    def _grant(self, lane: Lane, grant: OriginGrant) -> bool:
+        after, until = lane.granted(grant.epoch, grant.watermark)
+        if until <= after:
+            return False
+        self._lost.setdefault(lane.origin, []).append((after, until))
+        self.counts.lost += until - after
+        return True
+
+    def _is_lost(self, dot: Dot) -> bool:
+        return any(after < dot.counter <= until for after, until in self._lost.get(dot.origin, ()))
+
+    def _not_served(self, refusal: Refused) -> NoReturn:
+        """A hello, or the whole connection, was refused."""
+        if refusal.code is ErrorCode.CHECKSUM:
+            self._faults += 1
+            if self._faults < FAULTS_MAX:
+                raise Reconnect(0.0, refusal)
+        elif refusal.retryable:
+            raise Reconnect((refusal.retry_after_ms or 0) / 1000, refusal)
+        raise refusal
+
+    # --- sending, inside
+
+    def _in_turn(self) -> Iterator[Lane]:
+        """Lanes with something to send; the one that had least of its share first."""
+        lanes = [lane for lane in self._used if lane.live and lane.busy]
+        return iter(lanes if len(lanes) < 2 else sorted(lanes, key=_turn))
+
+    def _next_of(self, lane: Lane, now: float) -> OpenFrame | None:
+        if lane.again:
+            return lane.again.pop(0) if now >= lane.again_at else None
+        while True:
+            frame = lane.cut(
+                level=self._level,
+                deltas_max=BATCH_DELTAS_MAX,
+                bytes_max=BATCH_BYTES_MAX,
+                is_lost=self._is_lost,
+            )
+            if frame is not None or not lane.unfit:
+                return frame
+            for offer, refusal in lane.unfit:
+                offer.place.gone = True
+                self._settle(offer, refusal)
+            lane.unfit.clear()
+
+    def _send(self, lane: Lane, frame: OpenFrame, now: float) -> BatchFrame:
+        count = frame.batch.count
+        self._flight.add(frame)
+        self.advice.spend(count, now)
+        lane.turn += count / _WEIGHTS[lane.priority]
+        if frame.sent == 1:
+            self.counts.batches += 1
+            self.counts.deltas += count
+        elif frame.sent == 2:
+            self.counts.resent += 1
+        return BatchFrame(frame.sequence, frame.batch, ack_wanted=True)
+
+    # --- answers, inside
+
+    def _frame_refused(self, frame: OpenFrame, refusal: Refused, now: float, chance: float) -> None:
+        code = refusal.code
+        if code is ErrorCode.OVERLAP and not frame.question and self._cut(frame, refusal):
+            frame.lane.refused(frame, now)
+        elif refusal.retryable:
+            self._again(frame, refusal, now, chance)
+        elif frame.void or frame.question:  # void now, or they have their place after all: dealt with
+            self._answered(frame, refusal)
+        elif code is ErrorCode.UNKNOWN_ORIGIN:
+            self._unknown_origin(frame)
+        elif refusal.voids:
+            self._void(frame, refusal)
+        else:
+            raise refusal
+
+    def _again(self, frame: OpenFrame, refusal: Refused, now: float, chance: float) -> None:
+        lane, batch = frame.lane, frame.batch
+        for _, offer in frame.offers:
+            offer.refusal = refusal
+        first = frame is next(iter(lane.open.values()))
+        if refusal.code is ErrorCode.DEP_TIMEOUT and first and not batch.clock and not batch.parents:
+            raise Reconnect(0.0, refusal)  # it waits for what is dealt with: hello tells what is there
+        wait_s = lane.backoff.next_s(chance)
+        if refusal.retry_after_ms is not None:
+            wait_s = max(refusal.retry_after_ms / 1000, 0.001)
+        lane.refused(frame, now + min(wait_s, _AGAIN_S_MAX))
+        if not frame.void and any(offer.given_up for _, offer in frame.offers):
+            self._withdraw(frame)
+
+    def _answered(self, frame: OpenFrame, refusal: Refused) -> None:
+        frame.lane.done(frame)
+        unknown = refusal.code in (ErrorCode.DOT_REUSED, ErrorCode.FENCED, ErrorCode.UNKNOWN_ORIGIN)
+        for row, offer in frame.offers:
+            if unknown:
+                frame.told.clear()
+                self._settle(offer, published(frame, row, offer))
+            else:
+                self._settle(offer, refusal)
+
+    def _unknown_origin(self, frame: OpenFrame) -> None:
+        """A new hello tells. Where it has told already that these dots are done with, that is the answer."""
+        if frame.unknown and frame.batch.last <= frame.lane.watermark:
+            frame.lane.done(frame)
+            frame.told.clear()
+            for row, offer in frame.offers:
+                self._settle(offer, published(frame, row, offer))
+            return
+        if frame.unknown:
+            raise Refused(
+                ErrorCode.UNKNOWN_ORIGIN,
+                f"the service does not know origin {frame.batch.origin:016x} though it answered its hello: "
+                "look at its log",
+            )
+        frame.unknown = True
+        raise Reconnect()
+
+    def _cut(self, frame: OpenFrame, refusal: Refused) -> bool:
+        """Cut a batch at the watermark that the refusal names; whether there was something to cut."""
+        watermark = refusal.details.get("watermark")
+        batch = frame.batch
+        if not isinstance(watermark, int) or not batch.base <= watermark < batch.last:
+            return False
+        frame.cut(watermark)
+        for row, offer in frame.offers:
+            if row + offer.count <= frame.skipped:
+                self._settle(offer, published(frame, row, offer))
+        return True
+
+    def _void(self, frame: OpenFrame, refusal: Refused) -> None:
+        """The dots are used up. Who is at fault is told; the others go on under new dots."""
+        frame.lane.done(frame)
+        offers = frame.offers
+        by_itself = len(offers) > 1 and refusal.row is None  # nobody knows whose fault it is
+        again = []
+        for row, offer in offers:
+            at = None if refusal.row is None else refusal.row + frame.skipped - row
+            guilty = not by_itself and (at is None or 0 <= at < offer.count)
+            if offer.done or row < frame.skipped:
+                self._settle(offer, _of_row(refusal, at))
+            elif not guilty and not offer.given_up:
+                self._take_back(frame, row, offer)
+                offer.alone = offer.alone or by_itself
+                again.append(offer)
+            elif refusal.field == "id" and offer.has_ids and len(offers) + offer.count > 2:
+                self._take_back(frame, row, offer)
+                again += self._split(offer, at or 0)
+            else:
+                self._settle(offer, _of_row(refusal, at))
+        frame.lane.put_back(again)
+
+    @staticmethod
+    def _take_back(frame: OpenFrame, row: int, offer: Offer) -> None:
+        """The deltas of an offer, out of the batch whose dots are void."""
+        batch, first = frame.batch, row - frame.skipped
+        offer.deltas = [batch.delta(one) for one in range(first, first + offer.count)]
+        offer.columns, offer.counter = None, None
+        offer.after = ()  # named in the rows by now
+
+    def _split(self, offer: Offer, row: int) -> list[Offer]:
+        """The one row whose id was accepted before, alone; then the others. One row is its own answer."""
+        offer.alone = True
+        if offer.count == 1:
+            return [offer]
+        rows = [one for one in range(offer.count) if one != row]
+        joined, parts = Joined(offer, [row], rows), []
+        for part, held in enumerate(([row], rows)):
+            one = Offer(offer.priority, [offer.deltas[at] for at in held], joined.tell(part))
+            one.alone, one.at, one.behind = True, offer.at, offer.behind
+            one.place = Place(offer.place.origin)
+            self._hold(one)
+            parts.append(one)
+        offer.place = parts[1].place
+        self._forget(offer)
+        return parts
+
+    def _withdraw(self, frame: OpenFrame) -> None:
+        """Some of its offers were given up and it is not under way: make it void; the others get new dots."""
+        again = []
+        for row, offer in frame.offers:
+            if not offer.given_up and row >= frame.skipped:
+                self._take_back(frame, row, offer)
+                again.append(offer)
+        frame.offers = [(row, offer) for row, offer in frame.offers if offer.given_up]
+        if frame.question:
+            frame.lane.done(frame)
+            frame.lane.again.remove(frame)
+        else:
+            frame.withdraw()
+        frame.lane.put_back(again)
+
+
+def _turn(lane: Lane) -> float:
+    return lane.turn
+
+
+def _of_row(refusal: Refused, row: int | None) -> Refused:
+    """The refusal, with the row counted within the caller's own deltas."""
+    if refusal.row == row:
+        return refusal
+    return Refused(
+        refusal.code,
+        refusal.message,
+        retry_after_ms=refusal.retry_after_ms,
+        row=row,
+        field=refusal.field,
+        details=refusal.details,
+    )
+
+
+def late(offer: Offer, time_s_max: float, *, gone: bool) -> Refused:
+    """Why an offer is given up whose time is over."""
+    last = "" if offer.refusal is None else f"; the last answer was {offer.refusal}"
+    told = (
+        "it was taken back, and has not happened: send it again, or allow more time"
+        if gone
+        else "it was sent, and may have happened: only its dot tells"
+    )
+    return Refused(
+        ErrorCode.DEP_TIMEOUT if offer.refusal is None else offer.refusal.code,
+        f"no acknowledgement within {time_s_max:g} s; {told}{last}",
+        retry_after_ms=1000 if offer.refusal is None else offer.refusal.retry_after_ms,
+        details={} if offer.refusal is None else offer.refusal.details,
+    )

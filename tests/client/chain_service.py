@@ -1,0 +1,112 @@
+"""A service without a network: the real chain, and the frames with which a server answers a producer."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from delta_prop.ingest.work import Sequenced, Session
+from delta_prop.receipt import Receipt
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.frames import Ack, AckRange, BatchFrame, Nack, OriginGrant, Welcome
+from tests.delta_prop.chains import Bench
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop.published import Published
+    from delta_prop_wire.frames import OriginClaim
+
+
+class ChainService:
+    """One chain and one producer's connection to it, if there is any."""
+
+    def __init__(self) -> None:
+        self.bench = Bench()
+        self.log_id = bytes(15) + b"\1"
+        self.seen: dict[tuple[int, int, int], int] = {}  # (origin, epoch, base) to the checksum
+        self.connect()
+
+    def connect(self) -> None:
+        """A new connection; what the old one had under way is gone, but not what the chain holds of it."""
+        self.answers: deque[Ack | Nack] = deque()
+        self._told: set[int] = set()
+        self._cumulative = 0
+        self._connection = object()
+
+    def hello(self, claims: Sequence[OriginClaim]) -> Welcome:
+        grants = self.bench.chain.claim(claims, "owner", self.bench.now)
+        return Welcome(
+            origins=tuple(OriginGrant(one.origin, one.epoch, one.watermark) for one in grants),
+            log=Cursor(self.log_id, 0, self.bench.log.next_offset),
+            level=AckLevel.MEMORY,
+        )
+
+    def lose_tail(self, offset: int) -> None:
+        """The log fails and what stood from an offset on is gone."""
+        kept = [one for one in self.bench.routed if one.next_offset <= offset]
+        owners = {state.origin: state.epoch for state in self._grants()}
+        self.bench = Bench()
+        for logged in kept:
+            again = self.bench.log.append(logged.batch, lamport=logged.lamport, source=logged.source)
+            self.bench.chain.restore(again, 0.0)
+            self.bench.routed.append(again)
+        for origin, epoch in owners.items():
+            self.bench.chain.origins.restore(origin, epoch, 0.0)
+
+    def _grants(self) -> list[OriginGrant]:
+        active, _ = self.bench.chain.origins.all()
+        found = [(one, self.bench.chain.origins.get(one)) for one in active]
+        return [
+            OriginGrant(one, state.epoch, 0) for one, state in found if state is not None and one >> 20 != 1
+        ]
+
+    def receive(self, frame: BatchFrame, refuse: Refused | None = None) -> None:
+        """Take a frame; its answer comes into `answers`. `refuse`: it is refused before the chain sees it."""
+        batch = frame.batch
+        if not (batch.kind == 4 and batch.keys[0] == "withdrawn"):
+            key = (batch.origin, batch.epoch, batch.base)
+            assert self.seen.setdefault(key, batch.crc) == batch.crc or self.forgiving, "other bytes"
+        if refuse is not None:
+            self._answer(frame, None, refuse)
+            return
+        receipt = Receipt()
+        connection = self._connection
+
+        def told(done: Receipt) -> None:
+            if connection is self._connection:
+                refusal = done.refusal()
+                self._answer(frame, None if refusal else done.result(), refusal)
+
+        receipt.when_done(told)
+        self.bench.chain.offer(Sequenced(batch, Session("owner"), receipt), self.bench.now)
+
+    forgiving = False
+    """Whether one dot may come in other bytes: where the tail was lost, batches are made anew."""
+
+    def _answer(self, frame: BatchFrame, published: Published | None, refusal: Refused | None) -> None:
+        self._told.update(range(frame.sequence, frame.sequence + frame.batch.count))
+        while self._cumulative + 1 in self._told:
+            self._cumulative += 1
+            self._told.remove(self._cumulative)
+        if refusal is not None:
+            self.answers.append(Nack.of(frame.sequence, refusal))
+            self.answers.append(Ack(self._cumulative))
+        elif published is not None:
+            self.answers.append(Ack(self._cumulative, ranges=_ranges(frame.sequence, published)))
+
+
+def _ranges(sequence: int, published: Published) -> tuple[AckRange, ...]:
+    if not published.duplicates:
+        assert published.offset is not None
+        return (AckRange(sequence, sequence + published.count - 1, published.offset),)
+    ranges, at = [], published.offset or 0
+    for row in range(published.count):
+        if row not in published.duplicates:
+            ranges.append(AckRange(sequence + row, sequence + row, at))
+            at += 1
+        elif (first := published.duplicates[row]) is not None:
+            ranges.append(AckRange(sequence + row, sequence + row, first, True))
+    return tuple(ranges)
