@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delta_prop.published import Published
+from delta_prop_wire.spec import COUNTER_MAX
 
 if TYPE_CHECKING:
     from delta_prop.client.lane import OpenFrame
@@ -15,11 +16,15 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import AckRange
 
 
+UNKNOWN_OFFSET = COUNTER_MAX
+"""The offset of a repeat whose first place is not known any more."""
+
+
 def note(frame: OpenFrame, told: AckRange) -> bool:
     """Note what a range says of this batch; whether all its rows have been told of now."""
     first = max(told.first - frame.sequence, 0)
     last = min(told.last - frame.sequence, frame.batch.count - 1)
-    at = told.offset + frame.sequence + first - told.first
+    at = None if told.offset == UNKNOWN_OFFSET else told.offset + frame.sequence + first - told.first
     frame.told.append((frame.skipped + first, frame.skipped + last, at, told.duplicate))
     return sum(last - first + 1 for first, last, _, _ in frame.told) >= frame.batch.count
 
@@ -33,14 +38,13 @@ def published(frame: OpenFrame, row: int, offer: Offer) -> Published:
     batch, count = frame.batch, offer.count
     repeats = offer.has_ids or frame.question
     level = batch.ack_level
-    if not repeats and not frame.skipped and len(frame.told) == 1:  # what nearly all are
-        _, _, at, _ = frame.told[0]
+    if not repeats and not frame.skipped and len(frame.told) == 1 and (at := frame.told[0][2]) is not None:
         return Published(at + row, batch.dot(row), count, level)
     duplicates: dict[int, int | None] = dict.fromkeys(range(count))
     offset = None
-    for first, last, at, duplicate in sorted(frame.told):
+    for first, last, at, duplicate in sorted(frame.told, key=_first):
         rows = range(max(first, row), min(last, row + count - 1) + 1)
-        if not rows:
+        if not rows or at is None:
             continue
         start = at + rows[0] - first
         if duplicate and repeats:
@@ -53,3 +57,7 @@ def published(frame: OpenFrame, row: int, offer: Offer) -> Published:
         offset = duplicates.get(0)
     dot = batch.dot(max(row - frame.skipped, 0))
     return Published(offset, dot, count, level, duplicates)
+
+
+def _first(told: tuple[int, int, int | None, bool]) -> int:
+    return told[0]

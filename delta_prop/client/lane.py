@@ -65,7 +65,7 @@ class OpenFrame:
         self.question = False
         self.skipped = 0
         self.unknown = False
-        self.told: list[tuple[int, int, int, bool]] = []
+        self.told: list[tuple[int, int, int | None, bool]] = []
 
     @property
     def stands_behind(self) -> int:

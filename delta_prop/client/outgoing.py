@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop.client.advice import Advice
 from delta_prop.client.answers import published
+from delta_prop.client.errors import Reconnect
 from delta_prop.client.flight import Flight
 from delta_prop.client.heads import Heads
 from delta_prop.client.known_service import KnownService, granted_level
@@ -38,15 +39,6 @@ FAULTS_MAX = 5
 """Connections in a row that may end with a checksum that does not fit, before it is taken for lasting."""
 _WEIGHTS = (8, 4, 2, 1)
 _AGAIN_S_MAX = 60.0
-
-
-class Reconnect(Exception):
-    """The connection is of no use any more: make another one, not before `after_s`."""
-
-    def __init__(self, after_s: float = 0.0, cause: Refused | None = None) -> None:
-        super().__init__()
-        self.after_s = after_s
-        self.cause = cause
 
 
 @dataclass(slots=True)
@@ -520,17 +512,18 @@ def _of_row(refusal: Refused, row: int | None) -> Refused:
     )
 
 
-def late(offer: Offer, time_s_max: float, *, gone: bool) -> Refused:
-    """Why an offer is given up whose time is over."""
-    last = "" if offer.refusal is None else f"; the last answer was {offer.refusal}"
+def late(offer: Offer | None, time_s_max: float, *, gone: bool) -> Refused:
+    """Why an offer is given up whose time is over; None: it was not even taken."""
+    last = None if offer is None else offer.refusal
     told = (
         "it was taken back, and has not happened: send it again, or allow more time"
         if gone
         else "it was sent, and may have happened: only its dot tells"
     )
+    behind = "" if last is None else f"; the last answer was {last}"
     return Refused(
-        ErrorCode.DEP_TIMEOUT if offer.refusal is None else offer.refusal.code,
-        f"no acknowledgement within {time_s_max:g} s; {told}{last}",
-        retry_after_ms=1000 if offer.refusal is None else offer.refusal.retry_after_ms,
-        details={} if offer.refusal is None else offer.refusal.details,
+        ErrorCode.DEP_TIMEOUT if last is None else last.code,
+        f"no acknowledgement within {time_s_max:g} s; {told}{behind}",
+        retry_after_ms=1000 if last is None else last.retry_after_ms,
+        details={} if last is None else last.details,
     )

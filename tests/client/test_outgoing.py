@@ -7,8 +7,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delta_prop.client.errors import Reconnect
 from delta_prop.client.offer import Offer
-from delta_prop.client.outgoing import Outgoing, Reconnect
+from delta_prop.client.outgoing import Outgoing
 from delta_prop.published import Published
 from delta_prop_wire.delta import Delta, Priority, create
 from delta_prop_wire.errors import Refused

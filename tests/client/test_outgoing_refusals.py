@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from delta_prop.client.outgoing import Reconnect
+from delta_prop.client.errors import Reconnect
 from delta_prop.published import Published
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel, Dot, Priority, create, opaque

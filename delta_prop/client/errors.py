@@ -1,0 +1,26 @@
+"""Why a client ends that could not go on: no service could be reached.
+
+Everything else a client raises is the service's own refusal, or UsageError.
+"""
+
+from __future__ import annotations
+
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+
+
+class Unreachable(Refused):
+    """No address answered in time. Nothing was refused: start the service, or correct the addresses."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(ErrorCode.SHUTTING_DOWN, message, retry_after_ms=1000)
+        self.args = (message,)
+
+
+class Reconnect(Exception):
+    """The connection is of no use any more: make another one, not before `after_s`. Never leaves a client."""
+
+    def __init__(self, after_s: float = 0.0, cause: Refused | None = None) -> None:
+        super().__init__()
+        self.after_s = after_s
+        self.cause = cause

@@ -1,0 +1,326 @@
+"""A producer over the network: deltas under dots of its own, sent until each has its outcome.
+
+It waits and wakes; what is sent, sent again and told is `outgoing.py`'s.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.checks import cause_of, check_columns, check_deltas, check_level, with_parents
+from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.link import Link
+from delta_prop.client.offer import Columns, Offer
+from delta_prop.client.outgoing import late
+from delta_prop.client.producing import Producing
+from delta_prop.client.settings import ClientSettings
+from delta_prop.published import Published, State
+from delta_prop.receipt import Receipt
+from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind, Priority, Source
+from delta_prop_wire.errors import PeerError, Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+
+    from numpy.typing import ArrayLike
+
+    from delta_prop.checks import Cause
+    from delta_prop.client.offer import Place
+    from delta_prop.client.outgoing import Counts
+    from delta_prop.ports import Tls, World
+    from delta_prop_wire.delta import AckLevel, Delta, Dot
+
+_EXPIRE_S = 1.0
+"""How often it is looked for what has waited too long."""
+
+
+class Producer:
+    """`async with Producer("host:port", name="orders") as p: await p.publish(delta)`.
+
+    Deltas are known by (name, counter), so each has one effect however often it is sent. What one turn of the
+    event loop publishes goes as one batch a priority. A second producer of the same name fences this one.
+
+    *Resources*: a connection and its tasks; they end with the `async with`, which waits for what is open.
+    *Errors*: Refused for a delta; once the producer cannot go on (fenced, not allowed, nobody answers), every
+    call raises that.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str],
+        *,
+        name: str,
+        token: str | None = None,
+        tls: Tls | None = None,
+        ack_level: AckLevel | None = None,
+        source: Source = Source.LOCAL,
+        settings: ClientSettings | None = None,
+        world: World | None = None,
+    ) -> None:
+        """`addresses`: of one service, tried in turn. `ack_level`: what an acknowledgement is to promise;
+        None: the most that the service grants.
+        """
+        self.name = name
+        self.settings = settings or ClientSettings()
+        self._addresses = parse_addresses(addresses)
+        self._token = token
+        self._tls = tls
+        self._ack_level = None if ack_level is None else check_level(ack_level)
+        self._source = source
+        self._given_world = world
+        self._exit = AsyncExitStack()
+        self._state = "not open yet"
+        self._make(lambda: 0.0)
+
+    def _make(self, chance: Callable[[], float]) -> None:
+        self._producing = Producing(
+            self.name,
+            token=self._token,
+            source=self._source,
+            ack_level=self._ack_level,
+            chance=chance,
+        )
+        self._out = self._producing.out
+
+    # --- life
+
+    async def __aenter__(self) -> Producer:
+        if self._state != "not open yet":
+            raise UsageError(f"this producer is {self._state}: make another one")
+        world = self._world = self._given_world or _real_world()
+        if world.network is None:
+            raise UsageError("this world has no network to connect over")
+        self._now = world.clock.now
+        self._make(world.randomness.fork("producer").random)
+        self._changed = anyio.Event()
+        self._link = Link(
+            self._addresses,
+            self._producing,
+            world=world,
+            network=world.network,
+            tls=self._tls,
+            settings=self.settings,
+        )
+        await self._exit.__aenter__()
+        tasks = await self._exit.enter_async_context(anyio.create_task_group())
+        self._exit.callback(tasks.cancel_scope.cancel)
+        tasks.start_soon(self._run)
+        tasks.start_soon(self._expire)
+        self._state = "open"
+        try:
+            await self._link.welcomed.wait()
+            self._out.check_open()
+        except BaseException as error:
+            await self._leave(error)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, anyio.get_cancelled_exc_class()):
+            with anyio.move_on_after(self.settings.close_s_max):
+                while self._out.open_offers:
+                    await self._change()
+        await self._leave(error)
+
+    async def _leave(self, error: BaseException | None) -> None:
+        self._state = "closed"
+        self._out.fail(
+            Refused(
+                ErrorCode.SHUTTING_DOWN,
+                f"producer {self.name!r} was closed before this was acknowledged; it may have happened",
+            )
+        )
+        cancelled = isinstance(error, anyio.get_cancelled_exc_class())
+        # The program's own exception goes on as it is; handed to the task group it would come out in a group.
+        await self._exit.__aexit__(*((type(error), error, None) if cancelled else (None, None, None)))
+
+    async def _run(self) -> None:
+        try:
+            await self._link.run()
+        except (Refused, UsageError) as failure:
+            self._out.fail(failure)
+        except PeerError as failure:
+            self._out.fail(Refused(failure.code, failure.message))
+        self._link.welcomed.set()
+        self._changed.set()
+
+    async def _expire(self) -> None:
+        """Give up what has waited too long, connected or not."""
+        limit_s = self.settings.delivery_s_max
+        while True:
+            await anyio.sleep(min(_EXPIRE_S, limit_s / 4))
+            self._out.expire(self._now(), limit_s)
+
+    # --- what is asked
+
+    @property
+    def open_offers(self) -> int:
+        """Calls whose outcome is not known yet."""
+        return self._out.open_offers
+
+    @property
+    def reconnects(self) -> int:
+        """How often the connection was made anew."""
+        return self._link.reconnects
+
+    def watermark(self, priority: Priority = Priority.NORMAL) -> int:
+        """The counter up to which the service had dealt with this producer's deltas when it answered."""
+        return self._out.watermark(priority)
+
+    def statistics(self) -> Counts:
+        """What was sent and what became of it, since this producer was made."""
+        return self._out.counts
+
+    # --- what programs call
+
+    def offer(self, *deltas: Delta, after: Sequence[Receipt | Cause] = ()) -> Receipt:
+        """Send deltas of one priority. Never waits; the outcome stands in the receipt.
+
+        What may pass is sent again, up to `delivery_s_max`. Raises InvalidDelta, UsageError; Refused
+        (QUEUE_FULL) where too much is open, or why the producer cannot go on. No dot is drawn then.
+        """
+        priority = check_deltas(deltas)
+        return self._offer(priority, deltas, after)
+
+    async def publish(
+        self,
+        *deltas: Delta,
+        after: Sequence[Receipt | Cause] = (),
+        timeout_s: float | None = None,
+    ) -> Published:
+        """Send and wait for the acknowledgement, through full queues and lost connections.
+
+        Raises Refused; after `timeout_s` with the last refusal, whose text says whether it may have happened
+        all the same. Cancelled, it is taken back where it was not under way.
+        """
+        priority = check_deltas(deltas)
+        return await self._publish(lambda: self._offer(priority, deltas, after), timeout_s)
+
+    async def publish_many(
+        self,
+        ids: Sequence[str],
+        matrix: ArrayLike,
+        *,
+        namespace: str = DEFAULT_NAMESPACE,
+        kind: Kind = Kind.CREATE,
+        priority: Priority = Priority.NORMAL,
+        timeout_s: float | None = None,
+    ) -> Published:
+        """Publish whole vectors as columns: row i of `matrix` (n × dimension) is the vector `ids[i]`.
+
+        `kind` is CREATE or DENSE. Raises as `publish` does.
+        """
+        rows = check_columns(ids, matrix, namespace=namespace, kind=kind, priority=priority)
+        columns = Columns(ids, rows, namespace, kind)
+        return await self._publish(lambda: self._offer(priority, (), (), columns=columns), timeout_s)
+
+    def offer_numbered(self, counter: int, delta: Delta, then: Callable[[Receipt], None]) -> None:
+        """Send a delta under a counter of the caller's, which rises within a priority and may leave gaps.
+
+        `then` is called once, with the receipt that tells the outcome. A counter that was dealt with in a
+        former life is asked about: it is acknowledged as a duplicate with its first offset, where that is
+        known, or refused as it was then. Never waits. Raises as `offer` does, and sends nothing then.
+        """
+        self._offer(check_deltas([delta]), [delta], (), counter=counter).when_done(then)
+
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until everything offered so far has its outcome. Raises TimeoutError, or why nothing goes."""
+        with anyio.fail_after(self.settings.delivery_s_max if timeout_s is None else timeout_s):
+            while self._out.open_offers:
+                await self._change()
+        self._out.check_open()
+
+    # --- helpers
+
+    def _offer(
+        self,
+        priority: Priority,
+        deltas: Sequence[Delta],
+        after: Sequence[Receipt | Cause],
+        *,
+        columns: Columns | None = None,
+        counter: int | None = None,
+    ) -> Receipt:
+        if self._state != "open":
+            raise UsageError(f"producer {self.name!r} is {self._state}: use it inside its `async with`")
+        causes, places = _named(after)
+        if len(deltas) and causes:
+            deltas = with_parents(deltas, causes)
+        receipt = Receipt()
+
+        def tell(outcome: Published | Refused) -> None:
+            if not receipt.done:
+                if isinstance(outcome, Published):
+                    receipt.acknowledge(outcome)
+                else:
+                    receipt.refuse(outcome)
+            self._changed.set()
+
+        offer = Offer(priority, deltas, tell, columns=columns, after=places, counter=counter)
+        self._out.offer(offer, self._now())
+        receipt.item = offer
+        receipt.waits(State.QUEUED, lambda: self._give_up(offer))
+        self._link.ring()
+        return receipt
+
+    def _give_up(self, offer: Offer) -> bool:
+        gone = self._out.give_up(offer)
+        self._link.ring()
+        self._changed.set()
+        return gone
+
+    async def _publish(self, send: Callable[[], Receipt], timeout_s: float | None) -> Published:
+        limit_s = self.settings.publish_s_max if timeout_s is None else timeout_s
+        receipt: Receipt | None = None
+        offer: object = None
+        with anyio.move_on_after(limit_s):
+            while receipt is None:
+                try:
+                    receipt = send()
+                    offer = receipt.item
+                except Refused as refused:
+                    if refused.code is not ErrorCode.QUEUE_FULL or self._out.failure is not None:
+                        raise
+                    await self._change()
+            return await receipt.wait()
+        if receipt is None:
+            self._out.check_room()
+        if receipt is not None and receipt.done and receipt.state is not State.WITHDRAWN:
+            return receipt.result()
+        raise late(
+            offer if isinstance(offer, Offer) else None,
+            limit_s,
+            gone=receipt is None or receipt.state is State.WITHDRAWN,
+        )
+
+    async def _change(self) -> None:
+        if self._changed.is_set():
+            self._changed = anyio.Event()
+        await self._changed.wait()
+
+
+def _named(after: Sequence[Receipt | Cause]) -> tuple[list[Dot | bytes], list[Place]]:
+    """What is known by name already, and what still waits here. Raises UsageError."""
+    causes: list[Dot | bytes] = []
+    places: list[Place] = []
+    for one in after:
+        if not isinstance(one, Receipt):
+            causes.append(cause_of(one))
+        elif isinstance(one.item, Offer):
+            places.append(one.item.place)
+        else:
+            causes.append(cause_of(one.result()))
+    return causes, places
+
+
+def _real_world() -> World:
+    from delta_prop.world import real_world
+
+    return real_world()

@@ -1,0 +1,93 @@
+"""A producer's frames: what its side of a connection says and takes in, whoever moves the bytes.
+
+Pure. The asynchronous and the blocking producer are two shells around this.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop.client.outgoing import Outgoing
+from delta_prop_wire.delta import Source
+from delta_prop_wire.errors import UsageError
+from delta_prop_wire.frames import Ack, Backpressure, Hello, Nack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop.client.session import Session
+    from delta_prop_wire.delta import AckLevel
+    from delta_prop_wire.frames import Frame, Welcome
+
+SEND_BYTES_MAX = 256 * 1024
+"""How much is handed to the system at once, but for a batch that is larger."""
+
+
+class Producing:
+    """`Outgoing` in frames. It is what a link's user has to be."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        token: str | None,
+        source: Source,
+        ack_level: AckLevel | None,
+        chance: Callable[[], float],
+    ) -> None:
+        if source is Source.REPLICA:
+            raise UsageError("source replica is what a service says that forwards: give another one")
+        self.out = Outgoing(name, ack_level=ack_level)
+        self._token = token
+        self._source = source
+        self._chance = chance
+
+    def hello(self) -> Hello:
+        """What opens a connection."""
+        return Hello(
+            token=self._token, origins=self.out.claims(), source=self._source, client=self.out.name[:80]
+        )
+
+    def welcomed(self, welcome: Welcome, *, same_address: bool) -> None:
+        """A hello was answered. Raises UsageError, Refused."""
+        self.out.welcomed(welcome, same_address=same_address)
+
+    def take(self, frame: Frame, now: float) -> bool:
+        """A frame came. Raises Reconnect, Refused."""
+        match frame:
+            case Ack():
+                return self.out.acknowledged(frame)
+            case Nack():
+                self.out.refused(frame, now, self._chance())
+            case Backpressure():
+                self.out.pressed(frame, now)
+        return False
+
+    def to_send(self, session: Session, now: float) -> list[bytes]:
+        """Batches as far as credits and advice go, a hello for origins that are new before them."""
+        out, connection = self.out, session.connection
+        parts: list[bytes] = []
+        claims = out.further_claims()
+        if claims:
+            hello = Hello(token=self._token, origins=claims, source=self._source)
+            parts.append(session.request(hello)[1])
+        size = 0
+        while size < SEND_BYTES_MAX and connection.window.open:
+            frame = out.next_frame(now)
+            if frame is None:
+                break
+            parts.append(connection.send(frame))
+            size += len(parts[-1])
+        return parts
+
+    def wait_s(self, now: float) -> float | None:
+        """When something is to be sent though nobody asks for it."""
+        return self.out.wait_s(now)
+
+    def dealt_with(self) -> int | None:
+        """A producer has no cursor."""
+        return None
+
+    def disconnected(self) -> None:
+        """The connection is gone."""
+        self.out.disconnected()
