@@ -1,1 +1,34 @@
-"""0xD3 clients."""
+"""Clients of a service: what a program uses that talks to `delta-prop serve`.
+
+The public names, loaded when first used, so that a script which only publishes loads no event loop.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from delta_prop.client.errors import Unreachable
+    from delta_prop.client.producer import Producer
+    from delta_prop.client.settings import ClientSettings
+
+_HOME_OF = {
+    "ClientSettings": "delta_prop.client.settings",
+    "Producer": "delta_prop.client.producer",
+    "Unreachable": "delta_prop.client.errors",
+}
+
+__all__ = ["ClientSettings", "Producer", "Unreachable"]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

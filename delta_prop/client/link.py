@@ -30,6 +30,8 @@ logger = logging.getLogger("delta_prop.client")
 
 FAULTS_MAX = 5
 """Connections in a row on which a service may send what breaks the protocol."""
+_WAIT_S_MIN = 0.001
+"""Below that a clock may not tell the end of a wait from its beginning."""
 
 
 class User(Protocol):
@@ -202,7 +204,8 @@ class Link:
                 continue
             self._bell = anyio.Event()
             wait_s, asked = session.beat_wait_s(now), user.wait_s(now) if session.open else None
-            with anyio.move_on_after(wait_s if asked is None else min(wait_s, asked)):
+            wait_s = wait_s if asked is None else min(wait_s, asked)
+            with anyio.move_on_after(max(wait_s, _WAIT_S_MIN)):
                 await self._bell.wait()
 
     def _unreachable(self, limit_s: float, cause: Exception) -> Exception:

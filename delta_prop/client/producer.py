@@ -123,10 +123,14 @@ class Producer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not isinstance(error, anyio.get_cancelled_exc_class()):
-            with anyio.move_on_after(self.settings.close_s_max):
-                while self._out.open_offers:
-                    await self._change()
+        try:
+            if not isinstance(error, anyio.get_cancelled_exc_class()):
+                with anyio.move_on_after(self.settings.close_s_max):
+                    while self._out.open_offers:
+                        await self._change()
+        except BaseException as cancelled:
+            await self._leave(cancelled)
+            raise
         await self._leave(error)
 
     async def _leave(self, error: BaseException | None) -> None:

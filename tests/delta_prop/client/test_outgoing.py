@@ -15,7 +15,7 @@ from delta_prop_wire.delta import Delta, Priority, create
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Ack, BatchFrame
 from delta_prop_wire.spec import ErrorCode
-from tests.client.chain_service import ChainService
+from tests.delta_prop.client.chain_service import ChainService
 
 
 class Wire:

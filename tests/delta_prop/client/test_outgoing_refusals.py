@@ -13,7 +13,7 @@ from delta_prop_wire.delta import AckLevel, Dot, Priority, create, opaque
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.frames import Ack, AckRange, Backpressure, Level, Nack, Welcome
 from delta_prop_wire.spec import ErrorCode
-from tests.client.test_outgoing import Wire, check, full, made
+from tests.delta_prop.client.test_outgoing import Wire, check, full, made
 
 
 def refused(wire: Wire, number: int) -> Refused:

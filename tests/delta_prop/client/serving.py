@@ -1,0 +1,77 @@
+"""A service and a false network for clients to talk over, in virtual time; it can be killed and come back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import anyio
+
+from delta_prop.embedded import Propagator
+from delta_prop.server.service import Service
+from delta_prop.server.settings import ServerSettings
+from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from delta_prop.ports import World
+    from delta_prop.testing.link import Conditions
+
+ADDRESS = "server:7373"
+
+
+class Site:
+    """The server's host and the client's."""
+
+    def __init__(self, seed: int, conditions: Conditions | None, settings: dict[str, Any]) -> None:
+        self.network = VirtualNetwork(seed, conditions, host="server")
+        self.world: World = virtual_world(seed, network=self.network.at("client"))
+        self._own_world = virtual_world(seed + 1, network=self.network)
+        self._settings = ServerSettings(host="server", allow_anonymous=True, **settings)
+        self.propagator: Propagator
+        self.service: Service
+        self._scope = anyio.CancelScope()
+        self._gone = anyio.Event()
+
+    async def run(self, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:
+        """Serve until `stop` or `kill`."""
+        self._gone = anyio.Event()
+        with anyio.CancelScope() as self._scope:
+            async with Propagator(world=self._own_world) as self.propagator:
+                self.service = Service(self.propagator, self._settings)
+                async with anyio.create_task_group() as tasks:
+                    await tasks.start(self.service.run)
+                    task_status.started()
+        self._gone.set()
+
+    async def stop(self) -> None:
+        """Let it drain and end."""
+        self.service.stop()
+        await self._gone.wait()
+
+    def keys(self) -> list[str]:
+        """The vector ids in the log, in order."""
+        log = self.propagator.inside().log
+        batches = log.read(0, rows_max=100_000, bytes_max=1 << 30)
+        return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
+
+
+def with_service(
+    story: Callable[[Site], Awaitable[None]],
+    *,
+    seed: int = 1,
+    conditions: Conditions | None = None,
+    backend: Literal["asyncio", "trio"] = "asyncio",
+    **settings: Any,
+) -> None:
+    """Run a story against a service."""
+
+    async def run() -> None:
+        site = Site(seed, conditions, settings)
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(site.run)
+            with anyio.fail_after(3_600):
+                await story(site)
+            tasks.cancel_scope.cancel()
+
+    run_virtual(run, backend=backend)
