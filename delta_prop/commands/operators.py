@@ -1,4 +1,4 @@
-"""How the verbs are called that operators act with: `sinks`, `quarantine`, `token`. Loads nothing else."""
+"""How operators' verbs are called: `sinks`, `quarantine`, `token`. Loads nothing that they need."""
 
 from __future__ import annotations
 
