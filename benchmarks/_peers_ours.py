@@ -1,0 +1,296 @@
+"""delta-prop serve as a peer: the command as anyone runs it, and a client that does as little as others do.
+
+Opaque deltas of several vectors, under dots of one producer: deduplicated, ordered, logged.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import sys
+import time
+import urllib.request
+from typing import TYPE_CHECKING, ClassVar
+
+import msgpack
+
+from benchmarks._peers_contract import WAIT_S_MAX, Consumer, Peer, Publisher, Wire, connect
+from delta_prop_wire.batch import Batch
+from delta_prop_wire.codec import decode, encode
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import AckLevel, Delta, Priority, make_origin, opaque
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.frames import (
+    Ack,
+    BatchFrame,
+    Credit,
+    Hello,
+    Nack,
+    OriginClaim,
+    Start,
+    StartAt,
+    Subscribe,
+    Subscription,
+)
+from delta_prop_wire.layout import Column
+from delta_prop_wire.spec import HEADER_BYTES, STAMP_BYTES, FrameType
+from delta_prop_wire.topics import Topic, TopicKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from delta_prop_wire.frames import Frame, OriginGrant
+
+KEYS = 1_000
+"""Vectors of a topic."""
+TEMPLATES = 50
+"""Different choices of them, taken in turn."""
+REPEATED = 10
+"""Frames that are sent once more in the end: none may reach a consumer again."""
+
+_HEADER = struct.Struct(">BBBBQI")
+_SEQUENCE = struct.Struct(">Q")
+_COUNTER = struct.Struct("<Q")
+_CRC = struct.Struct("<I")
+_SEQUENCE_AT = 4
+_BODY_AT = HEADER_BYTES + STAMP_BYTES
+_COUNTER_AT = _BODY_AT + 24
+_BATCH, _ACK, _NACK = (int(kind) for kind in (FrameType.BATCH, FrameType.ACK, FrameType.NACK))
+
+
+class Ours(Peer):
+    """Acknowledges, and shows to consumers, what the page cache has."""
+
+    name = "delta-prop raw"
+    durability = "page cache"
+    level: ClassVar[AckLevel] = AckLevel.LOGGED
+    command: ClassVar[tuple[str, ...]] = (sys.executable, "-m", "delta_prop", "serve")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.http_port = 0
+
+    def missing(self) -> str | None:
+        """Nothing: it is this checkout."""
+        return None
+
+    def start(self, folder: Path) -> None:
+        """Start delta-prop serve."""
+        data = str(folder / "data")
+        self.spawn(
+            [
+                *self.command,
+                "--data",
+                data,
+                "--port",
+                "0",
+                "--http-port",
+                "0",
+                "--level",
+                self.level.name.lower(),
+            ],
+            folder,
+        )
+        began = time.monotonic()
+        while time.monotonic() < began + WAIT_S_MAX and self.processes[-1].poll() is None:
+            for line in (folder / "said").read_text().splitlines():
+                if line.startswith("ready "):
+                    ports = dict(word.split("=") for word in line.split()[1:])
+                    self.port, self.http_port = int(ports["port"]), int(ports["http"])
+                    return
+            time.sleep(0.05)
+        raise TimeoutError(f"{self.name} is not ready: {(folder / 'said').read_text()}")
+
+    def create(self, topic: str, consumers: int) -> None:
+        """A topic is a namespace, and a group begins when somebody joins: nothing is to be made."""
+
+    def publisher(self, topic: str) -> Publisher:
+        """See `Peer`."""
+        return _Publisher(self.port, topic, self.level)
+
+    def consumer(self, topic: str, number: int) -> Consumer:
+        """See `Peer`."""
+        return _Consumer(self.port, topic, f"{topic}-{number}")
+
+    def counters(self) -> dict[str, float]:
+        """From /metrics."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        told = (line.rpartition(" ") for line in lines if line.startswith("delta_prop_"))
+        return {name: float(value) for name, _, value in told}
+
+
+class OursDurable(Ours):
+    """Acknowledges, and shows to consumers, what is on stable storage."""
+
+    name = "delta-prop durable raw"
+    durability = "durable"
+    level = AckLevel.DURABLE
+
+
+class _Frames:
+    """Frames of one producer, made from templates: names are chosen before, what a batch says is put in."""
+
+    def __init__(self, topic: str, grant: OriginGrant, level: AckLevel, shape: tuple[int, int]) -> None:
+        """`shape`: rows, and bytes of each."""
+        rows, size = shape
+        chance = random.Random(rows)
+        self._templates: list[tuple[bytes, int, int]] = []
+        for _ in range(TEMPLATES):
+            deltas = [
+                Delta(f"key-{chance.randrange(KEYS)}", opaque(bytes(size)), namespace=topic)
+                for _ in range(rows)
+            ]
+            batch = encode_batch(deltas, origin=grant.origin, base=1, epoch=grant.epoch, ack_level=level)
+            bounds = batch._bounds_in(Column.BLOBS)
+            assert bounds is not None
+            frame = encode(BatchFrame(1, batch, ack_wanted=True))
+            self._templates.append((frame, _BODY_AT + bounds[0], _BODY_AT + bounds[1]))
+        self._turn = 0
+
+    def frame(self, counter: int, payloads: Sequence[bytes]) -> bytearray:
+        """The next frame, its first row under this counter, which is its sequence too."""
+        template, begin, end = self._templates[self._turn]
+        self._turn = (self._turn + 1) % TEMPLATES
+        frame = bytearray(template)
+        _SEQUENCE.pack_into(frame, _SEQUENCE_AT, counter)
+        _COUNTER.pack_into(frame, _COUNTER_AT, counter)
+        frame[begin:end] = b"".join(payloads)
+        crc = crc32c(memoryview(frame)[_BODY_AT : -_CRC.size])
+        _CRC.pack_into(frame, len(frame) - _CRC.size, crc)
+        return frame
+
+
+class _Publisher:
+    """Each publisher is a producer of its own."""
+
+    def __init__(self, port: int, topic: str, level: AckLevel) -> None:
+        self.acked = 0
+        self._topic, self._level = topic, level
+        origin = make_origin(random.getrandbits(44), Priority.NORMAL)
+        self._wire = Wire(connect(port))
+        self._wire.send(encode(Subscribe(1, Hello(origins=(OriginClaim(origin),), client=topic))))
+        welcomed = _next_frame(self._wire)
+        if not isinstance(welcomed, Ack) or welcomed.welcome is None or welcomed.credit is None:
+            raise RuntimeError(f"delta-prop: {welcomed}")
+        (self._grant,) = welcomed.welcome.origins
+        self._credit = welcomed.credit
+        self._sent = 0
+        self._frames: dict[tuple[int, int], _Frames] = {}
+        self._last: list[bytes] = []
+
+    def send(self, payloads: Sequence[bytes]) -> None:
+        shape = (len(payloads), len(payloads[0]))
+        frames = self._frames.get(shape)
+        if frames is None:
+            frames = self._frames[shape] = _Frames(self._topic, self._grant, self._level, shape)
+        while min(self._credit) <= 0:
+            self.take_acks(wait=True)
+        frame = frames.frame(self._sent + 1, payloads)
+        self._sent += len(payloads)
+        self._credit = Credit(self._credit.deltas - len(payloads), self._credit.bytes - len(frame))
+        self._wire.send(frame)
+        if len(self._last) < REPEATED:
+            self._last.append(bytes(frame))
+
+    def take_acks(self, *, wait: bool) -> None:
+        data = self._wire.receive(wait=wait)
+        at, size = 0, len(data)
+        while size - at >= HEADER_BYTES:
+            _, _, kind, _, sequence, length = _HEADER.unpack_from(data, at)
+            begin, end = at + HEADER_BYTES, at + HEADER_BYTES + length
+            if end > size:
+                break
+            if kind == _ACK:
+                self.acked = max(self.acked, sequence)
+                told = msgpack.unpackb(data[begin:end]).get("credit")
+                if told is not None:
+                    self._credit = Credit(self._credit.deltas + told[0], self._credit.bytes + told[1])
+            elif kind == _NACK:
+                raise RuntimeError(f"delta-prop: {msgpack.unpackb(data[begin:end])}")
+            at = end
+        self._wire.rest = data[at:]
+
+    def finish(self) -> None:
+        """Send the first frames once more; return when each was answered as a repeat."""
+        before = self._credit.deltas
+        rows = sum(Batch(one[_BODY_AT:]).count for one in self._last)
+        for frame in self._last:
+            self._wire.send(frame)
+        while self._credit.deltas < before + rows:
+            self.take_acks(wait=True)
+        self._wire.socket.close()
+
+
+class _Consumer:
+    """A member of a group of its own, which commits what it got."""
+
+    def __init__(self, port: int, topic: str, group: str) -> None:
+        self._wire = Wire(connect(port))
+        self._topic, self._group = topic, group
+        self._log = Cursor(bytes(16), 0, 0)
+
+    def begin(self) -> None:
+        self._wire.send(encode(Subscribe(1, Hello(client=self._group))))
+        welcomed = _next_frame(self._wire)
+        topic = Topic(TopicKind.NAMESPACE, self._topic)
+        start = Start(StartAt.LATEST)
+        self._wire.send(encode(Subscribe(2, Subscription(1, (topic,), start, group=self._group))))
+        granted = _next_frame(self._wire)
+        if not isinstance(welcomed, Ack) or not isinstance(granted, Ack) or granted.granted is None:
+            raise RuntimeError(f"delta-prop: {welcomed}, {granted}")
+        self._log = granted.granted.start
+
+    def receive(self) -> list[bytes]:
+        data = self._wire.receive()
+        found: list[bytes] = []
+        at, size, offset = 0, len(data), 0
+        while size - at >= HEADER_BYTES:
+            _, _, kind, _, sequence, length = _HEADER.unpack_from(data, at)
+            end = at + HEADER_BYTES + length
+            if end > size:
+                break
+            if kind == _BATCH:
+                batch = Batch(data[at + _BODY_AT : end])
+                found += _payloads(batch)
+                offset = sequence + batch.count
+            elif kind == _NACK:
+                raise RuntimeError(f"delta-prop: {msgpack.unpackb(data[at + HEADER_BYTES : end])}")
+            at = end
+        self._wire.rest = data[at:]
+        if offset:
+            self._wire.send(encode(Ack(0, cursor=Cursor(self._log.log_id, self._log.epoch, offset))))
+        return found
+
+    def close(self) -> None:
+        self._wire.socket.close()
+
+
+def _payloads(batch: Batch) -> list[bytes]:
+    """The bytes of each row, as the other clients give them out."""
+    bounds = batch._bounds_in(Column.BLOBS)
+    ends = batch._bounds_in(Column.BLOB_ENDS)
+    assert bounds is not None
+    assert ends is not None
+    blobs = bytes(batch.raw[bounds[0] : bounds[1]])
+    found, start = [], 0
+    for stop in struct.unpack_from(f"<{batch.count}I", batch.raw, ends[0]):
+        found.append(blobs[start:stop])
+        start = stop
+    return found
+
+
+def _next_frame(wire: Wire) -> Frame:
+    """The next whole frame, decoded; what came behind it is kept."""
+    end = HEADER_BYTES
+    while len(wire.rest) < end:
+        wire.rest = wire.receive()
+        if len(wire.rest) >= HEADER_BYTES:
+            end = HEADER_BYTES + _HEADER.unpack_from(wire.rest)[5]
+    frame = decode(wire.rest[:end])
+    wire.rest = wire.rest[end:]
+    if isinstance(frame, Nack):
+        raise RuntimeError(f"delta-prop: {frame}")
+    return frame

@@ -1,0 +1,154 @@
+"""Redis Streams as a peer: an append-only file, consumer groups.
+
+Speaks RESP as far as the harness needs it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from benchmarks._peers_contract import Consumer, Peer, Publisher, Wire, connect, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_ENTRY = re.compile(rb"\*2\r\n\$\d+\r\n(\d+-\d+)\r\n\*2\r\n\$1\r\nd\r\n\$(\d+)\r\n")
+_NO_ENTRIES = re.compile(rb"(?:\*-1|:\d+)\r\n|\*1\r\n\*2\r\n\$\d+\r\n[^\r]*\r\n\*\d+\r\n")
+"""Nothing in time; how many were acknowledged; what stands before the entries of a stream."""
+
+
+class RedisEverySecond(Peer):
+    """Acknowledges what the page cache has; syncs once a second."""
+
+    name = "Redis everysec raw"
+    durability = "page cache"
+    program = "redis-server"
+    sync = "everysec"
+
+    def start(self, folder: Path) -> None:
+        """Start redis-server."""
+        self.port = free_port()
+        settings = {
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "dir": str(folder),
+            "save": "",
+            "appendonly": "yes",
+            "appendfsync": self.sync,
+            "auto-aof-rewrite-percentage": "0",
+        }
+        arguments = [word for name, value in settings.items() for word in (f"--{name}", value)]
+        self.spawn([self.program, *arguments], folder)
+        self.wait_open(folder)
+
+    def create(self, topic: str, consumers: int) -> None:
+        """A stream with its groups."""
+        for number in range(max(consumers, 1)):
+            self._ask(b"XGROUP", b"CREATE", topic.encode(), b"g%d" % number, b"0", b"MKSTREAM")
+
+    def drop(self, topic: str) -> None:
+        """Delete the stream."""
+        self._ask(b"DEL", topic.encode())
+
+    def publisher(self, topic: str) -> Publisher:
+        """See `Peer`."""
+        return _Publisher(self.port, topic.encode())
+
+    def consumer(self, topic: str, number: int) -> Consumer:
+        """See `Peer`."""
+        return _Consumer(self.port, topic.encode(), b"g%d" % number)
+
+    def _ask(self, *words: bytes) -> None:
+        wire = Wire(connect(self.port))
+        wire.send(_command(*words))
+        answer = wire.receive()
+        wire.socket.close()
+        if answer.startswith(b"-"):
+            raise RuntimeError(f"Redis: {answer!r}")
+
+
+class RedisAlways(RedisEverySecond):
+    """Syncs before it acknowledges, once a turn of its loop."""
+
+    name = "Redis always raw"
+    durability = "durable"
+    sync = "always"
+
+
+class _Publisher:
+    def __init__(self, port: int, topic: bytes) -> None:
+        self.acked = 0
+        self._wire = Wire(connect(port))
+        self._topic = topic
+
+    def send(self, payloads: Sequence[bytes]) -> None:
+        topic = self._topic
+        head = b"*5\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$1\r\n*\r\n$1\r\nd\r\n$%d\r\n" % (
+            len(topic),
+            topic,
+            len(payloads[0]),
+        )
+        self._wire.send(head + (b"\r\n" + head).join(payloads) + b"\r\n")
+
+    def take_acks(self, *, wait: bool) -> None:
+        said = self._wire.receive(wait=wait)
+        if b"-ERR" in said:
+            raise RuntimeError(f"Redis: {said[:300]!r}")
+        self.acked += said.count(b"$")  # one an id, wherever the bytes were cut
+
+    def finish(self) -> None:
+        self._wire.socket.close()
+
+
+class _Consumer:
+    def __init__(self, port: int, topic: bytes, group: bytes) -> None:
+        self._wire = Wire(connect(port))
+        self._topic, self._group = topic, group
+        self._left = 0  # entries of the answer that is coming
+        self._read = _command(
+            *(b"XREADGROUP", b"GROUP", group, b"c", b"COUNT", b"1000", b"BLOCK", b"1000"),
+            *(b"STREAMS", topic, b">"),
+        )
+
+    def begin(self) -> None:
+        self._wire.send(self._read)
+
+    def receive(self) -> list[bytes]:
+        data = self._wire.receive()
+        found: list[bytes] = []
+        ids: list[bytes] = []
+        at, size, entry = 0, len(data), _ENTRY.match
+        while at < size:
+            told = entry(data, at)
+            if told is None:
+                other = _NO_ENTRIES.match(data, at)
+                if other is None:
+                    break
+                at = other.end()
+                if other[0].startswith(b"*-1"):
+                    self._wire.send(self._read)
+                elif other[0].startswith(b"*1"):
+                    self._left = int(other[0].rpartition(b"*")[2])
+                continue
+            begin = told.end()
+            stop = begin + int(told[2])
+            if stop + 2 > size:
+                break
+            found.append(data[begin:stop])
+            ids.append(told[1])
+            at = stop + 2
+        self._wire.rest = data[at:]
+        if ids:
+            self._left -= len(ids)
+            acks = _command(b"XACK", self._topic, self._group, *ids)
+            self._wire.send(acks if self._left else acks + self._read)
+        return found
+
+    def close(self) -> None:
+        self._wire.socket.close()
+
+
+def _command(*words: bytes) -> bytes:
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)

@@ -1,0 +1,244 @@
+"""One measurement: a publisher and consumers in processes of their own, against one server.
+
+Every payload begins with the time at which it was given to the client, ns of the machine's monotonic clock.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from benchmarks._measure import percentile
+from benchmarks._peers_contract import WAIT_S_MAX
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.sharedctypes import Synchronized
+
+    from benchmarks._peers_contract import Consumer, Peer, Publisher
+
+_PROCESSES = multiprocessing.get_context("spawn")
+_WARM_SHARE = 0.1
+"""Of the first samples of a latency, nothing is told."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What is published, how fast, to how many."""
+
+    name: str
+    consumers: int
+    batch: int = 100
+    rate: float = 0.0
+    """Calls a second, whatever is acknowledged; 0: as fast as the window allows."""
+    pause_s: float = 0.0
+    """Between two calls, each of which waits for nothing; nothing else happens meanwhile."""
+    calls_max: int = 3_000
+    seconds_max: float = 1.5
+
+    @property
+    def timed(self) -> bool:
+        """Whether it measures how long a payload takes, not how many go through."""
+        return bool(self.rate or self.pause_s)
+
+
+@dataclass(slots=True)
+class Measured:
+    """One round of a scene."""
+
+    deltas: int
+    lost: int
+    twice: int
+    deltas_a_second: float
+    acked_a_second: float
+    latency_p50_us: float
+    latency_p99_us: float
+    ack_p50_us: float
+    server_cpu_us: float
+    """A delta."""
+    publisher_cpu_us: float
+    counters: dict[str, float] = field(default_factory=dict)
+
+
+def measure(peer: Peer, scene: Scene, topic: str, *, size: int, window: int) -> Measured:
+    """Play a scene against a server that runs. Raises RuntimeError with what a client has told."""
+    peer.create(topic, scene.consumers)
+    target = _PROCESSES.Value("q", -1)
+    pipes, processes = [], []
+    for number in range(scene.consumers + 1):
+        here, there = _PROCESSES.Pipe()
+        if number < scene.consumers:
+            work: tuple[Any, ...] = (_consume, peer, topic, number, target, there)
+        else:
+            work = (_publish, peer, topic, (scene, size, window), target, there)
+        process = _PROCESSES.Process(target=_run, args=work, daemon=True)
+        process.start()
+        pipes.append(here)
+        processes.append(process)
+    try:
+        for pipe in pipes:
+            _hear(pipe)
+        counted, cpu = peer.counters(), peer.cpu_s()
+        for pipe in pipes:
+            pipe.send("go")
+        told = [_hear(pipe) for pipe in pipes]
+        cpu, counters = peer.cpu_s() - cpu, peer.counters()
+    finally:
+        for process in processes:
+            process.join(5)
+            process.kill()
+    peer.drop(topic)
+    *received, sent = told
+    last = max((one["last"] for one in received), default=sent["acked_at"])
+    deltas = sent["count"]
+    return Measured(
+        deltas=deltas,
+        lost=sum(deltas - one["count"] for one in received),
+        twice=sum(one["twice"] for one in received),
+        deltas_a_second=deltas / (last - sent["began"]) * 1e9,
+        acked_a_second=deltas / (sent["acked_at"] - sent["began"]) * 1e9,
+        latency_p50_us=max((one["p50"] for one in received), default=0.0),
+        latency_p99_us=max((one["p99"] for one in received), default=0.0),
+        ack_p50_us=sent["ack_p50"],
+        server_cpu_us=cpu / deltas * 1e6,
+        publisher_cpu_us=sent["cpu"] / deltas * 1e6,
+        counters={name: counters[name] - counted.get(name, 0.0) for name in counters},
+    )
+
+
+def _hear(pipe: Connection) -> Any:
+    if not pipe.poll(2 * WAIT_S_MAX):
+        raise RuntimeError("a client has said nothing")
+    told = pipe.recv()
+    if isinstance(told, str) and told.startswith("failed"):
+        raise RuntimeError(told)
+    return told
+
+
+# --- in processes of their own
+
+
+def _run(work: Any, *given: Any) -> None:
+    pipe: Connection = given[-1]
+    try:
+        work(*given)
+    except Exception as error:
+        pipe.send(f"failed: {error!r}")
+
+
+def _consume(peer: Peer, topic: str, number: int, target: Synchronized[int], pipe: Connection) -> None:
+    consumer = peer.consumer(topic, number)
+    consumer.begin()
+    pipe.send("ready")
+    pipe.recv()
+    pipe.send(_received(consumer, target))
+    consumer.close()
+
+
+def _received(consumer: Consumer, target: Synchronized[int]) -> dict[str, float]:
+    count, last, twice, newest = 0, 0, 0, 0
+    took: list[int] = []
+    wanted = target.get_obj()  # written once, by the publisher, before its last call
+    while not 0 <= wanted.value <= count:
+        payloads = consumer.receive()
+        if not payloads:
+            continue
+        last = time.monotonic_ns()
+        count += len(payloads)
+        for payload in payloads:
+            took.append(last - int.from_bytes(payload[:8], "little"))
+        first = int.from_bytes(payloads[0][:8], "little")
+        twice += first < newest  # what was published before came again
+        newest = int.from_bytes(payloads[-1][:8], "little")
+    samples = took[int(_WARM_SHARE * len(took)) :]
+    p50, p99 = (percentile(samples, share) / 1e3 for share in (0.5, 0.99))
+    return {"count": count, "last": last, "twice": twice, "p50": p50, "p99": p99}
+
+
+def _publish(
+    peer: Peer,
+    topic: str,
+    terms: tuple[Scene, int, int],
+    target: Synchronized[int],
+    pipe: Connection,
+) -> None:
+    scene, size, window = terms
+    publisher = peer.publisher(topic)
+    pipe.send("ready")
+    pipe.recv()
+    run = _Run(publisher, scene, os.urandom(size - 8), target)
+    cpu, began = time.process_time(), time.monotonic_ns()
+    if scene.timed:
+        run.at_a_rate()
+    else:
+        run.flat_out(window)
+    while publisher.acked < run.sent:
+        run.take_acks(wait=True)
+    acked_at, cpu = time.monotonic_ns(), time.process_time() - cpu
+    publisher.finish()
+    ack_p50 = percentile(run.acks_ns, 0.5) / 1e3
+    pipe.send({"count": run.sent, "began": began, "acked_at": acked_at, "cpu": cpu, "ack_p50": ack_p50})
+
+
+class _Run:
+    """What one publisher does."""
+
+    def __init__(self, publisher: Publisher, scene: Scene, body: bytes, target: Synchronized[int]) -> None:
+        self.sent = 0
+        self.acks_ns: list[int] = []
+        self._publisher = publisher
+        self._scene = scene
+        self._body = body
+        self._target = target
+        self._sent_at: list[tuple[int, int]] = []  # payloads sent so far, and when the last of them was
+        self._first_open = 0
+
+    def flat_out(self, window: int) -> None:
+        """As fast as the acknowledgements let it."""
+        scene, publisher = self._scene, self._publisher
+        stop = time.monotonic_ns() + int(scene.seconds_max * 1e9)
+        for call in range(scene.calls_max):
+            while self.sent + scene.batch - publisher.acked > window:
+                self.take_acks(wait=True)
+            now = time.monotonic_ns()
+            last = now > stop or call == scene.calls_max - 1
+            self._send(now, last=last)
+            if last:
+                return
+            self.take_acks(wait=False)
+
+    def at_a_rate(self) -> None:
+        """At given times, whatever is acknowledged."""
+        scene = self._scene
+        step = int(1e9 * (scene.pause_s or 1 / scene.rate))
+        calls = min(scene.calls_max, int(scene.seconds_max * 1e9 / step))
+        due = time.monotonic_ns()
+        for call in range(calls):
+            due += step
+            while (left := due - time.monotonic_ns()) > 0:
+                if scene.rate:
+                    self.take_acks(wait=False)
+                time.sleep(max(min(left, due - time.monotonic_ns()), 0) / 1e9)
+            self._send(time.monotonic_ns(), last=call == calls - 1)
+            if scene.pause_s:
+                while self._publisher.acked < self.sent:
+                    self.take_acks(wait=True)
+
+    def take_acks(self, *, wait: bool) -> None:
+        """Take what has come, and note how long each call waited for it."""
+        self._publisher.take_acks(wait=wait)
+        acked, now = self._publisher.acked, time.monotonic_ns()
+        while self._first_open < len(self._sent_at) and self._sent_at[self._first_open][0] <= acked:
+            self.acks_ns.append(now - self._sent_at[self._first_open][1])
+            self._first_open += 1
+
+    def _send(self, now: int, *, last: bool) -> None:
+        batch = self._scene.batch
+        self.sent += batch
+        if last:
+            self._target.get_obj().value = self.sent  # before it goes: consumers are to see the end
+        self._sent_at.append((self.sent, now))
+        self._publisher.send([now.to_bytes(8, "little") + self._body] * batch)
