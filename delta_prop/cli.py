@@ -16,7 +16,7 @@ from delta_prop.commands.parsers import add_verbs
 from delta_prop.commands.serving import add_server_verbs
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 SPOILABLE = ("storage", "index", "cache", "subscriber", "audit", "replica")
@@ -77,7 +77,7 @@ def make_parser() -> Parser:
     _add_demo(verbs)
     add_verbs(verbs, _run)
     add_operator_verbs(verbs)
-    add_server_verbs(verbs)
+    add_server_verbs(verbs, _run)
     version = verbs.add_parser("version", help="print the version", epilog="example: delta-prop version")
     version.set_defaults(run=_version)
     return parser
@@ -166,13 +166,24 @@ def _has_uvloop() -> bool:
 
 
 def _told(error: Exception) -> int:
-    """A failure in one line; only a defect of ours is worth a traceback."""
+    """Each failure in one line; only a defect of ours is worth a traceback."""
     from delta_prop_wire.errors import DeltaPropError, UsageError
 
-    if not isinstance(error, DeltaPropError | OSError):
+    failures = list(_apart(error))
+    if not all(isinstance(one, DeltaPropError | OSError) for one in failures):
         raise error
-    print(f"delta-prop: {str(error) or type(error).__name__}", file=sys.stderr)
-    return WRONG_USE if isinstance(error, UsageError) else FAILED
+    for line in dict.fromkeys(str(one) or type(one).__name__ for one in failures):
+        print(f"delta-prop: {line}", file=sys.stderr)
+    return WRONG_USE if all(isinstance(one, UsageError) for one in failures) else FAILED
+
+
+def _apart(error: Exception) -> Iterator[Exception]:
+    """What a group of failures holds, as tasks raise it; any other failure itself."""
+    if isinstance(error, ExceptionGroup):
+        for one in error.exceptions:
+            yield from _apart(one)
+    else:
+        yield error
 
 
 def _reader_gone() -> int:

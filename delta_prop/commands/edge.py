@@ -9,12 +9,13 @@ import fcntl
 import os
 import secrets
 import shutil
+import signal
 import stat
 import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import anyio
 import anyio.lowlevel
@@ -25,6 +26,7 @@ from delta_prop_wire.jsonlines import LINE_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
+    from typing import TextIO
 
     from typing_extensions import Buffer
 
@@ -43,6 +45,9 @@ def wall_us() -> int:
     return time.time_ns() // 1000
 
 
+END_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+RELOAD_SIGNAL = signal.SIGHUP
+TOKEN_BYTES_MAX = 1024
 _CHUNK_BYTES = 256 * 1024
 
 
@@ -51,21 +56,60 @@ def drawn_name() -> str:
     return f"publish-{secrets.token_hex(8)}"
 
 
+@contextmanager
+def signals() -> Iterator[AsyncIterator[int]]:
+    """What the system asks of this process from now on: to end (SIGTERM, SIGINT), to read anew (SIGHUP)."""
+    with anyio.open_signal_receiver(*END_SIGNALS, RELOAD_SIGNAL) as received:
+        yield received
+
+
+def end_at_once(number: int) -> NoReturn:
+    """End as a process does that does not handle this signal."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # where it was blocked
+
+
 def environment() -> Mapping[str, str]:
     """The environment's variables."""
     return os.environ
 
 
-def read_settings(path: str) -> tuple[str, str]:
-    """A configuration's text, and the folder that it lies in. Raises UsageError."""
+def read_settings(path: str, what: str = "the configuration") -> tuple[str, str]:
+    """A file's text, and the folder that it lies in; `what` it is, for people. Raises UsageError."""
     try:
         raw = Path(path).read_bytes()
         return raw.decode(), str(Path(path).absolute().parent)
     except OSError as error:
-        what = error.strerror
-    except (UnicodeDecodeError, ValueError):
-        what = "it is not UTF-8"
-    raise UsageError(f"the configuration {path!r} cannot be read ({what}): name a file in TOML")
+        why = error.strerror
+    except ValueError:  # a name that no file can have, too
+        why = "it is not UTF-8"
+    raise UsageError(f"{what} {path!r} cannot be read ({why}): name a file in TOML")
+
+
+def read_token(path: str) -> str:
+    """The token in a file: what stands in its first line. Raises UsageError."""
+    try:
+        with open(path, "rb") as file:
+            line = file.readline(TOKEN_BYTES_MAX + 2).strip()
+        token = line.decode("ascii")
+    except OSError as error:
+        raise UsageError(f"the token's file {path!r} cannot be read ({error.strerror})") from None
+    except ValueError:
+        token = ""
+    if not 1 <= len(token) <= TOKEN_BYTES_MAX:
+        raise UsageError(f"{path!r} holds no token: put one into its first line, as it was made")
+    return token
+
+
+def file_bytes(path: str) -> bytes:
+    """All that a file holds. Raises OSError."""
+    return Path(path).read_bytes()
+
+
+def standard_error() -> TextIO:
+    """Where people look for what happens."""
+    return sys.stderr
 
 
 def existing_disk(path: str) -> LocalDisk:
@@ -264,3 +308,38 @@ class _Output:
         self._waiting, self._bytes = [], 0
         while raw:
             raw = raw[os.write(self._descriptor, raw) :]
+
+
+def terminal_size() -> tuple[int, int]:
+    """Columns and lines of the terminal, or what is usual where there is none."""
+    size = shutil.get_terminal_size((120, 40))
+    return size.columns, size.lines
+
+
+class Canvas:
+    """The whole terminal, drawn over again and again; what stood there before comes back at the end."""
+
+    def __enter__(self) -> Canvas:
+        self._write("\x1b[?1049h\x1b[?25l")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._write("\x1b[?25h\x1b[?1049l")
+
+    @staticmethod
+    def possible() -> bool:
+        """Whether standard output is a terminal that can be drawn on."""
+        return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+    def draw(self, lines: list[str]) -> None:
+        """These lines, and nothing else."""
+        self._write("\x1b[H" + "\r\n".join(line + "\x1b[K" for line in lines) + "\x1b[J")
+
+    def note(self, line: str) -> None:
+        """One line over the last one."""
+        columns, height = terminal_size()
+        self._write(f"\x1b[{height};1H{line[:columns]}\x1b[K")
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()

@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from delta_prop.commands.places import printable
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TextIO
@@ -114,7 +116,7 @@ class TextFormatter(logging.Formatter):
         """The line, and a traceback below it where there is one."""
         fields = "".join(f" {name}={value}" for name, value in _fields(record).items())
         level = f"{record.levelname.lower():7}"
-        line = f"{_time(record)} {level} {_one_line(record.getMessage() + fields)}"
+        line = f"{_time(record)} {level} {printable(record.getMessage() + fields)}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
@@ -125,11 +127,6 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 def _time(record: logging.LogRecord) -> str:
     made = datetime.fromtimestamp(record.created, UTC)
     return made.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _one_line(text: str) -> str:
-    """What clients wrote cannot pretend to be a line, nor steer a terminal."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def _lost(lines: int) -> logging.LogRecord:

@@ -58,15 +58,15 @@ def status(data: str, *, as_json: bool) -> int:
     if as_json:
         edge.put(json.dumps(told))
     else:
-        edge.put_all(f"{name:13}  {_shown(value)}" for name, value in told.items())
+        edge.put_all(f"{name:13}  {shown(value)}" for name, value in told.items())
     return OK if told["health"] == "sound" else FAILED
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     if value is None or value == {}:
         return "none"
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_shown(count)}" for name, count in value.items())
+        return ", ".join(f"{name} {shown(count)}" for name, count in value.items())
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 

@@ -37,6 +37,25 @@ def data_argument(parser: ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", type=directory, required=True, help="the data directory")
 
 
+def place_arguments(parser: ArgumentParser, option: str, help_: str) -> None:
+    """A data directory, or a server reached by `option`; how to connect to it."""
+    places = parser.add_mutually_exclusive_group(required=True)
+    places.add_argument("--data", metavar="DIR", type=directory, help="the data directory")
+    places.add_argument(option, metavar="HOST:PORT", action="append", dest="server", help=help_)
+    connection_arguments(parser)
+
+
+def connection_arguments(parser: ArgumentParser) -> None:
+    """How to connect to a server."""
+    how = parser.add_argument_group("connecting")
+    how.add_argument("--token-file", metavar="FILE", help="a token; without it that of DELTA_PROP_TOKEN")
+    how.add_argument("--tls", action="store_true", help="by TLS, trusting the system's authorities")
+    how.add_argument("--tls-ca", metavar="FILE", help="by TLS, trusting these authorities (PEM)")
+    how.add_argument("--tls-name", metavar="NAME", help="by TLS; the name in the server's certificate")
+    how.add_argument("--tls-certificate", metavar="FILE", help="by TLS, showing this certificate (PEM)")
+    how.add_argument("--tls-key", metavar="FILE", help="the certificate's key (PEM)")
+
+
 def directory(text: str) -> str:
     """A directory's name. An empty one, of a variable that is not set, would be the current directory."""
     if not text:

@@ -64,6 +64,11 @@ def offset_of(at: At, log: DurableLog) -> int:
     return log.first_offset if at.earliest else log.visible
 
 
+def printable(text: str) -> str:
+    """What others wrote in one line: it cannot pretend to be another one, nor steer a terminal."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
 def shown_time(time_us: int) -> str:
     """A time as text, to the millisecond, in UTC."""
     return (_EPOCH + time_us * _US).isoformat(timespec="milliseconds").replace("+00:00", "Z")

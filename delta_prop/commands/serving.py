@@ -1,18 +1,79 @@
-"""How the verbs around a server are called: `config`. Loads nothing that they need."""
+"""How the verbs around a server are called: `serve`, `config`. Loads nothing that they need."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands.parsers import verb_parser
+from delta_prop.commands.parsers import directory, verb_parser
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
+    from delta_prop.commands.parsers import Runner
 
-def add_server_verbs(verbs: Any) -> None:
-    """Add them all."""
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("auto", "json", "text")
+
+
+def add_server_verbs(verbs: Any, run: Runner) -> None:
+    """Add them all; `run` runs a coroutine to its end."""
+    _add_serve(verbs, run)
     _add_config(verbs)
+
+
+# --- serve
+
+
+def _add_serve(verbs: Any, run: Runner) -> None:
+    parser = verb_parser(
+        verbs,
+        "serve",
+        "serve a data directory to producers and subscribers",
+        "serve --data facts --port 7373",
+        description="Prints `ready port=… http=…` once clients are accepted. SIGTERM and SIGINT answer what "
+        "was taken, tell clients and end; a second one ends at once. SIGHUP reads the file of tokens anew.",
+    )
+    parser.add_argument("--config", metavar="FILE", help="a configuration in TOML; options say more than it")
+    parser.add_argument("--data", metavar="DIR", type=directory, help="the data directory; made if needed")
+    parser.add_argument("--host", metavar="H", help="where to listen; default: 127.0.0.1")
+    parser.add_argument("--port", metavar="P", type=int, help="for 0xD3; 0: any free one; default: 7373")
+    parser.add_argument("--http-port", metavar="P", type=int, help="for HTTP; 0: any; default: 7374")
+    parser.add_argument(
+        "--level",
+        choices=("logged", "durable"),
+        help="what readers are shown: what is synced (durable, the default), or what is written",
+    )
+    parser.add_argument("--tokens", metavar="FILE", help="who may do what; without it everybody everything")
+    parser.add_argument(
+        "--allow-anonymous",
+        action="store_true",
+        default=None,
+        help="serve without tokens where other machines can connect",
+    )
+    parser.add_argument("--log-level", choices=LOG_LEVELS, help="default: info")
+    parser.add_argument("--log-format", choices=LOG_FORMATS, help="default: text on a terminal, else json")
+
+    def start(options: Namespace) -> int:
+        from delta_prop.commands.serve import configured, serve
+        from delta_prop_wire.delta import AckLevel
+
+        level = options.level and AckLevel[options.level.upper()]
+        given = {
+            "": {"data": options.data},
+            "server": {
+                "host": options.host,
+                "port": options.port,
+                "http_port": options.http_port,
+                "allow_anonymous": options.allow_anonymous,
+            },
+            "log": {"level": level},
+            "access": {"tokens": options.tokens},
+            "logging": {"level": options.log_level, "format": options.log_format},
+        }
+        configuration = configured(options.config, given)
+        return run(lambda: serve(configuration))
+
+    parser.set_defaults(run=start)
 
 
 # --- config

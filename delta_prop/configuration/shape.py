@@ -6,7 +6,7 @@ The sections `server`, `settings` and `log` are the settings of those parts them
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 from delta_prop.config import Settings
 from delta_prop.configuration.sinks import SinkTerms, check_together
@@ -18,8 +18,6 @@ from delta_prop_wire.errors import UsageError
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 LogFormat: TypeAlias = Literal["auto", "json", "text"]
-LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
-LOG_FORMATS: tuple[LogFormat, ...] = get_args(LogFormat)
 
 
 @dataclass(frozen=True, slots=True)

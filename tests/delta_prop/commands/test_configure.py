@@ -61,3 +61,19 @@ def test_files_count_from_where_the_configuration_lies(
     monkeypatch.chdir(tmp_path)
     assert main(["config", "show", "below/dp.toml", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["data"] == str(tmp_path / "below" / "facts")
+
+
+def test_the_files_that_a_server_would_read_are_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "dp.toml"
+    for text, said in (
+        ("access.tokens = 'none'", "access.tokens: the file of tokens"),
+        ("access.tokens = 'dp.toml'", "access.tokens: access: "),
+        ("tls = { certificate = 'none', key = 'none' }", "tls: "),
+    ):
+        file.write_text(text)
+        assert main(["config", "check", str(file)]) == 2
+        shown = capsys.readouterr()
+        assert shown.err.startswith(f"delta-prop: {file}: {said}"), shown.err
+        assert shown.err.count("\n") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from pathlib import Path
 
@@ -11,18 +12,47 @@ from delta_prop.configuration.shape import Access, Logging, TlsFiles
 from delta_prop.configuration.sinks import KINDS
 from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.log.retention import LogSettings
+from delta_prop_sinks.linking import Linked
 
+SECTIONS = (Configuration, ServerSettings, LogSettings, TlsFiles, Access, Logging, Linked, *KINDS.values())
 DOCS = Path(__file__).parents[3] / "docs"
 OPERATING = (DOCS / "operating.md").read_text()
 
 
 def test_every_key_is_described() -> None:
     described = OPERATING + (DOCS / "architecture.md").read_text()
-    for section in (Configuration, ServerSettings, LogSettings, TlsFiles, Access, Logging, *KINDS.values()):
+    for section in SECTIONS:
         names = [one.name for one in dataclasses.fields(section)]
         page = described if section is LogSettings else OPERATING
         assert [name for name in names if f"`{name}`" not in page and f"[{name}]" not in page] == []
     assert [kind for kind in KINDS if f"`{kind}`" not in OPERATING] == []
+
+
+def _value(text: str) -> object:
+    """A default as the page has it: `16 MiB`, `5 s`, `1,000 a second`, `no`; None for other words."""
+    if text in ("yes", "no"):
+        return text == "yes"
+    found = re.fullmatch(r"([\d,.]+)(?: (KiB|MiB|GiB))?(?: s| a second)*", text)
+    if found is None or text.count(".") > 1:
+        return text.strip("`") if re.fullmatch(r"`\w+`", text) else None
+    return float(found[1].replace(",", "")) * {None: 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[found[2]]
+
+
+def test_the_defaults_of_connections_and_sinks_are_as_described() -> None:
+    known: dict[str, set[object]] = {}
+    for section in (ServerSettings, Linked, *KINDS.values()):
+        for one in dataclasses.fields(section):
+            known.setdefault(one.name, set()).add(one.default)
+    checked = set()
+    for line in OPERATING.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        for cell, beside in itertools.pairwise(cells):
+            names, values = re.findall(r"`(\w+)`", cell), [_value(one) for one in beside.split("; ")]
+            if len(names) == len(values) and set(names) <= known.keys():
+                for name, value in zip(names, values, strict=True):
+                    assert value is None or value in known[name], (name, value, known[name])
+                    checked.add(name)
+    assert len(checked) > 40
 
 
 def test_the_example_is_a_configuration() -> None:

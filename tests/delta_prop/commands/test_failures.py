@@ -1,0 +1,29 @@
+"""Several failures at once, as tasks raise them: each in its line; a defect keeps its traceback."""
+
+from __future__ import annotations
+
+import pytest
+
+from delta_prop import cli
+from delta_prop_wire.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("failures", "status", "lines"),
+    [
+        ([UsageError("one"), UsageError("two")], 2, ["delta-prop: one", "delta-prop: two"]),
+        ([OSError("one"), UsageError("two")], 1, ["delta-prop: one", "delta-prop: two"]),
+        ([OSError("same"), OSError("same")], 1, ["delta-prop: same"]),
+    ],
+)
+def test_each_is_told_once(
+    failures: list[Exception], status: int, lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    nested = ExceptionGroup("outer", [ExceptionGroup("inner", failures)])
+    assert cli._told(nested) == status
+    assert capsys.readouterr().err.splitlines() == lines
+
+
+def test_a_defect_is_no_line() -> None:
+    with pytest.raises(ExceptionGroup):
+        cli._told(ExceptionGroup("outer", [OSError("one"), ValueError("a defect")]))

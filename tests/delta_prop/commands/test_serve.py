@@ -1,0 +1,280 @@
+"""`serve`: one line when it is ready, signals, an end that loses nothing, mistakes in one line."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from delta_prop.cli import main
+from delta_prop.commands import edge, serve
+from delta_prop.configuration import Configuration, read_configuration
+from delta_prop.server.service import Address
+from delta_prop.server.tokens import digest_of
+from delta_prop_wire.frames import Ack, BatchFrame, Nack
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.server.raw import ORIGIN, Raw, connected, opaque_batch
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+HOST = "127.0.0.1"
+
+
+@dataclass
+class Server:
+    """One that runs in this process: what it printed, and a way to send it signals."""
+
+    send: Callable[[int], None]
+    lines: list[str] = field(default_factory=list)
+    ended_at_once: list[int] = field(default_factory=list)
+    ports: tuple[int, int] = (0, 0)
+
+    @property
+    def address(self) -> Address:
+        return Address(HOST, self.ports[0])
+
+
+@asynccontextmanager
+async def serving(configuration: Configuration, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+    """A server in this process; at the end it is asked to end, and must."""
+    asks, asked = anyio.create_memory_object_stream[int](10)
+    server, ready = Server(asks.send_nowait), anyio.Event()
+
+    @contextmanager
+    def signals() -> Iterator[AsyncIterator[int]]:
+        yield asked
+
+    def put(line: str) -> None:
+        server.lines.append(line)
+        ready.set()
+
+    monkeypatch.setattr(edge, "signals", signals)
+    monkeypatch.setattr(edge, "put", put)
+    monkeypatch.setattr(edge, "end_at_once", server.ended_at_once.append)
+    with asks, asked, anyio.fail_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(serve.serve, configuration)
+            await ready.wait()
+            (line,) = server.lines
+            told = re.fullmatch(r"ready port=(\d+) http=(\d+)", line)
+            assert told
+            server.ports = int(told[1]), int(told[2])
+            yield server
+            server.send(signal.SIGTERM)
+    assert len(server.lines) == 1
+
+
+def configured(tmp_path: Path, text: str = "") -> Configuration:
+    top = f"data = '{tmp_path}/facts'\nserver = {{ port = 0, http_port = 0, drain_s_max = 1 }}\n"
+    return read_configuration(top + text, folder=str(tmp_path))
+
+
+async def published(address: Address, count: int) -> None:
+    """So many more."""
+    async with connected(address) as producer:
+        welcome = (await producer.hello(ORIGIN)).welcome
+        assert welcome is not None
+        ((_, epoch, watermark),) = welcome.origins
+        await producer.send(opaque_batch(watermark + 1, count, epoch=epoch))
+        await producer.told(watermark + count)
+
+
+async def asked(server: Server, path: str) -> tuple[int, Any]:
+    """What HTTP answers."""
+    async with await anyio.connect_tcp(HOST, server.ports[1]) as stream:
+        await stream.send(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        raw = b"".join([part async for part in stream])
+    head, _, body = raw.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_what_is_published_reaches_the_sinks_and_is_there_after_a_restart(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = configured(tmp_path, "[[sinks]]\nkind = 'jsonlines'\npath = 'lines'")
+
+    async def test() -> None:
+        for end in (2, 4):
+            async with serving(wanted, monkeypatch) as server:
+                assert (await asked(server, "/readyz"))[0] == 200
+                await published(server.address, 2)
+                status, told = await asked(server, "/api/status")
+                assert (status, told["log"]["next_offset"]) == (200, end)
+                async with connected(server.address) as subscriber:
+                    await subscriber.hello()
+                    await subscriber.subscribe()
+                    assert (await subscriber.until(BatchFrame)).sequence == 0
+
+    anyio.run(test, backend=backend)
+    lines = (tmp_path / "lines").read_text().splitlines()
+    assert [json.loads(line)["offset"] for line in lines] == [0, 1, 2, 3]
+
+
+def test_an_end_tells_clients_and_a_second_signal_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with serving(configured(tmp_path), monkeypatch) as server, connected(server.address) as one:
+            await one.hello(ORIGIN)
+            server.send(signal.SIGINT)
+            nack = await one.until(Nack)
+            assert (nack.sequence, nack.code) == (0, ErrorCode.SHUTTING_DOWN)
+            assert (server.ended_at_once, await one.next()) == ([], None)
+        assert server.ended_at_once == [signal.SIGTERM]
+
+    anyio.run(test)
+
+
+def test_a_signal_before_it_is_ready_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def signals() -> Iterator[AsyncIterator[int]]:
+        asks, received = anyio.create_memory_object_stream[int](1)
+        with asks, received:
+            asks.send_nowait(signal.SIGTERM)
+            yield received
+
+    monkeypatch.setattr(edge, "signals", signals)
+    monkeypatch.setattr(edge, "put", pytest.fail)
+    assert anyio.run(serve.serve, configured(tmp_path)) == 0
+
+
+def test_tokens_are_read_anew_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = tmp_path / "tokens.toml"
+
+    def write(*names: str) -> None:
+        rights = "publish = true\nadmin = true\nnamespaces = ['*']"
+        made = [f"[[token]]\nname = '{n}'\nsha256 = '{digest_of(n).hex()}'\n{rights}\n" for n in names]
+        tokens.write_text("".join(made))
+
+    async def welcome(one: Raw, token: str) -> bool:
+        answer = await _hello(one, token)
+        assert isinstance(answer, Ack | Nack)
+        return isinstance(answer, Ack)
+
+    async def test() -> None:
+        write("first")
+        wanted = configured(tmp_path, "[access]\ntokens = 'tokens.toml'")
+        async with serving(wanted, monkeypatch) as server:
+            assert (await asked(server, "/api/status"))[0] == 401
+            async with connected(server.address) as one, connected(server.address) as other:
+                assert await welcome(one, "first")
+                assert not await welcome(other, "second")
+            write("first", "second")
+            server.send(signal.SIGHUP)
+            with anyio.fail_after(0.9):  # before it would look by itself
+                while True:
+                    async with connected(server.address) as one:
+                        if await welcome(one, "second"):
+                            break
+
+    anyio.run(test)
+
+
+async def _hello(one: Raw, token: str) -> object:
+    from delta_prop_wire.frames import Hello, Subscribe
+
+    await one.send(Subscribe(1, Hello(token=token)))
+    return await one.next()
+
+
+# --- mistakes
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (
+            ["--port", "TAKEN"],
+            1,
+            "stop what has it, or give another one with --port (or server.port), 0 for any",
+        ),
+        (["--http-port", "TAKEN"], 1, "with --http-port (or server.http_port)"),
+        (["--host", "192.0.2.1"], 1, "name an address of this machine with --host"),
+        (["--host", "0.0.0.0"], 2, "allow_anonymous"),
+        (["--port", "70000"], 2, "port = 70000: ports end at 65535"),
+        (["--port", "x"], 2, "--port"),
+        (["--tokens", "nowhere"], 2, "access.tokens: 'nowhere' cannot be read (No such file or directory)"),
+        (["--config", "nowhere"], 2, "the configuration 'nowhere' cannot be read"),
+        (["--data", "FILE"], 1, "FILE"),
+        (["--data", ""], 2, "the name is empty"),
+        (["--level", "memory"], 2, "--level"),
+    ],
+)
+def test_what_cannot_be_served_is_told_in_one_line(
+    arguments: list[str],
+    status: int,
+    said: str,
+    folder: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    (folder / "FILE").write_text("")
+    with socket.create_server((HOST, 0)) as taken:
+        given = [str(taken.getsockname()[1]) if one == "TAKEN" else one for one in arguments]
+        usual = ["--port", "0", "--http-port", "0", "--log-level", "error"]
+        assert main(["serve", "--data", "facts", *usual, *given]) == status
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1), shown
+    assert said in shown.err
+
+
+def test_without_a_directory_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve"]) == 2
+    assert "no data directory: give --data DIR" in capsys.readouterr().err
+
+
+def test_options_say_more_than_the_environment_and_that_more_than_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "dp.toml"
+    file.write_text("data = 'a'\nserver = { port = 1, http_port = 1, heartbeat_s = 1 }")
+    monkeypatch.setenv("DELTA_PROP_SERVER__PORT", "2")
+    monkeypatch.setenv("DELTA_PROP_SERVER__HTTP_PORT", "2")
+    options = {"": {"data": None}, "server": {"port": 3, "host": None}, "logging": {"level": None}}
+    read = serve.configured(str(file), options)
+    assert (read.server.port, read.server.http_port, read.server.heartbeat_s) == (3, 2, 1)
+    assert read.data == str(tmp_path / "a")
+
+
+# --- a process of its own
+
+
+def test_a_process_of_its_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    data = str(tmp_path / "facts")
+    verb = [sys.executable, "-m", "delta_prop", "serve", "--data", data, "--port", "0", "--http-port", "0"]
+    with subprocess.Popen(verb, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            told = re.fullmatch(r"ready port=(\d+) http=(\d+)\n", process.stdout.readline())
+            assert told
+            assert main(verb[3:]) == 1
+            said = f"process {process.pid}: stop that one, or name another directory"
+            assert said in capfd.readouterr().err
+            process.send_signal(signal.SIGHUP)
+            anyio.run(published, Address(HOST, int(told[1])), 5)
+            process.send_signal(signal.SIGTERM)
+            out, err = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert (process.returncode, out) == (0, "")
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert [line["message"].partition(":")[0] for line in lines] == ["log new", "serving", "ending", "ended"]
+    assert main(["log", "verify", "--data", data]) == 0
