@@ -42,6 +42,7 @@ from delta_prop_wire.topics import ALL
 
 DELTA = Delta("doc-1", d.opaque(b"x" * 9))
 BATCH = encode_batch([DELTA] * 3, origin=7, base=1)
+CUT = encode_batch([DELTA] * 2, origin=7, base=1, counters=[1, 3], row_offsets=[5, 7])
 START = Cursor(bytes(16), 1, 0)
 MUCH = Credit(1000, 1_000_000)
 FRAMES: dict[Saying, Frame] = {
@@ -53,6 +54,7 @@ FRAMES: dict[Saying, Frame] = {
     Saying.BATCH: BatchFrame(2, BATCH),
     Saying.LOGGED_DELTA: DeltaFrame(5, DELTA, lamport=9),
     Saying.LOGGED_BATCH: BatchFrame(5, BATCH, Stamp(9, body_crc=BATCH.crc)),
+    Saying.CUT_BATCH: BatchFrame(5, CUT, Stamp(9, body_crc=CUT.crc)),
     Saying.ACK: Ack(5),
     Saying.NACK: Nack(5, ErrorCode.QUEUE_FULL, "full"),
     Saying.BACKPRESSURE: Backpressure(1, Level.WARN),
@@ -70,6 +72,7 @@ DELTA          ! . + .  ! . . .    . . . .
 BATCH          ! . + .  ! . . .    . . . .
 LOGGED_DELTA   ! . . .  ! . . .    . . + .
 LOGGED_BATCH   ! . . .  ! . + .    . . + .
+CUT_BATCH      ! . . .  ! . . .    . . + .
 ACK            ! . + .  ! . + .    . . + .
 NACK           ! . + +  ! . + +    + + + +
 BACKPRESSURE   ! . + .  ! . + .    . . + .

@@ -31,6 +31,7 @@ from delta_prop_wire.spec import (
     FRAME_PAYLOAD_BYTES_MAX,
     HEADER_BYTES,
     STAMP_BYTES,
+    Attribute,
     ErrorCode,
     Flag,
     FrameType,
@@ -233,6 +234,8 @@ def _decode_batch(header: Header, head: bytes | memoryview, body: bytes | memory
         )
     if stamp is not None:
         _check_stamp(stamp, batch)
+    if batch.attributes & Attribute.ROW_OFFSETS and not batch.is_state:
+        _check_row_offsets(batch, header.sequence, stamp)
     return BatchFrame(header.sequence, batch, stamp, bool(header.flags & Flag.ACK_WANTED))
 
 
@@ -244,6 +247,18 @@ def _check_stamp(stamp: Stamp, batch: Batch) -> None:
         )
     if stamp.lamport + batch.count > COUNTER_MAX:
         raise PeerError(ErrorCode.BAD_FRAME, f"Lamport number {stamp.lamport} goes beyond {COUNTER_MAX}")
+
+
+def _check_row_offsets(batch: Batch, sequence: int, stamp: Stamp | None) -> None:
+    offsets = batch.row_offsets
+    if stamp is None or offsets is None:
+        raise PeerError(ErrorCode.BAD_FRAME, "row offsets without a stamp; only a log knows them")
+    last, rising = int(offsets[-1]), bool((offsets[1:] > offsets[:-1]).all())
+    if int(offsets[0]) != sequence or not rising or max(last, stamp.lamport + last - sequence) > COUNTER_MAX:
+        raise PeerError(
+            ErrorCode.BAD_FRAME,
+            f"row offsets that do not rise from the frame's sequence {sequence} to at most {COUNTER_MAX}",
+        )
 
 
 def _batch_header(batch: Batch, sequence: int, ack_wanted: bool) -> bytes:

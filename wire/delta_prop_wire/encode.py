@@ -130,6 +130,12 @@ def columns_of(deltas: Sequence[Delta]) -> tuple[dict[Column, bytes], int, int]:
     return columns, mask, dimension
 
 
+def name_table(names: Iterable[str]) -> bytes:
+    """A table of names, as it stands in a column."""
+    encoded = [name.encode() for name in names]
+    return b"".join(NAME_LENGTH.pack(len(name)) + name for name in encoded)
+
+
 def encode_vectors(
     keys: Sequence[str],
     matrix: NDArray[np.float32],
@@ -149,7 +155,7 @@ def encode_vectors(
     columns: dict[Column, bytes] = {}
     _add_clock(columns, clock)
     _add_texts(columns, keys)
-    columns[Column.NAMESPACES] = _names([namespace])
+    columns[Column.NAMESPACES] = name_table([namespace])
     if ids is not None:
         columns[Column.IDS] = b"".join(ids)
     columns[Column.VALUES] = np.ascontiguousarray(matrix, "<f4").tobytes()
@@ -320,16 +326,11 @@ def _ends(sizes: Iterable[int]) -> bytes:
 
 def _add_namespaces(columns: dict[Column, bytes], namespaces: Sequence[str]) -> None:
     table = {name: place for place, name in enumerate(dict.fromkeys(namespaces))}
-    columns[Column.NAMESPACES] = _names(table)
+    columns[Column.NAMESPACES] = name_table(table)
     if len(table) > 1:
         columns[Column.NAMESPACE_INDEX] = struct.pack(
             f"<{len(namespaces)}H", *(table[name] for name in namespaces)
         )
-
-
-def _names(names: Iterable[str]) -> bytes:
-    encoded = [name.encode() for name in names]
-    return b"".join(NAME_LENGTH.pack(len(name)) + name for name in encoded)
 
 
 def _add_kinds(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> int:
@@ -372,7 +373,7 @@ def _add_exceptions(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> No
     if parents:
         columns[Column.PARENTS] = b"".join(parents)
     if tags:
-        columns[Column.TAG_NAMES] = _names(names)
+        columns[Column.TAG_NAMES] = name_table(names)
         columns[Column.TAGS] = b"".join(tags)
     if expects:
         columns[Column.EXPECTS] = b"".join(expects)

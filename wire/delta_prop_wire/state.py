@@ -19,7 +19,7 @@ from delta_prop_wire.frames import (
     Subscribe,
     Unsubscribe,
 )
-from delta_prop_wire.spec import ErrorCode, FrameType
+from delta_prop_wire.spec import Attribute, ErrorCode, FrameType
 
 if TYPE_CHECKING:
     from delta_prop_wire.frames import Frame
@@ -63,6 +63,7 @@ class Saying(Enum):
     BATCH = "a Batch without a stamp"
     LOGGED_DELTA = "a Delta with a Lamport number"
     LOGGED_BATCH = "a stamped Batch"
+    CUT_BATCH = "a Batch with row offsets"
     ACK = "an Ack"
     NACK = "a Nack"
     BACKPRESSURE = "a Backpressure"
@@ -81,7 +82,7 @@ _REQUESTS = {Saying.HELLO, Saying.SUBSCRIBE, Saying.UNSUBSCRIBE}
 _OPEN = {
     Speaker.CLIENT: _ALWAYS | _REQUESTS | {Saying.DELTA, Saying.BATCH},
     Speaker.FORWARDER: _ALWAYS | _REQUESTS | {Saying.LOGGED_BATCH},
-    Speaker.SERVER: _ALWAYS | {Saying.WELCOME, Saying.LOGGED_DELTA, Saying.LOGGED_BATCH},
+    Speaker.SERVER: _ALWAYS | {Saying.WELCOME, Saying.LOGGED_DELTA, Saying.LOGGED_BATCH, Saying.CUT_BATCH},
 }
 _MAY = {
     Phase.OPENING: {
@@ -125,7 +126,7 @@ TABLE = {
 
 _SAYINGS = {
     FrameType.DELTA: (Saying.DELTA, Saying.LOGGED_DELTA),
-    FrameType.BATCH: (Saying.BATCH, Saying.LOGGED_BATCH),
+    FrameType.BATCH: (Saying.BATCH, Saying.LOGGED_BATCH, Saying.CUT_BATCH),
     FrameType.ACK: (Saying.ACK, Saying.WELCOME),
     FrameType.NACK: (Saying.NACK,),
     FrameType.BACKPRESSURE: (Saying.BACKPRESSURE,),
@@ -148,6 +149,8 @@ def saying_of(frame: Frame) -> Saying:
     """What a frame says."""
     match frame:
         case BatchFrame():
+            if frame.batch.attributes & Attribute.ROW_OFFSETS:
+                return Saying.CUT_BATCH
             return Saying.BATCH if frame.stamp is None else Saying.LOGGED_BATCH
         case DeltaFrame():
             return Saying.DELTA if frame.lamport is None else Saying.LOGGED_DELTA
