@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from delta_prop.config import Settings
     from delta_prop.embedded import Propagator
     from delta_prop.producer import Producer
-    from delta_prop.published import Published, State
+    from delta_prop.published import Delivered, Published, State
     from delta_prop.receipt import Receipt
     from delta_prop.route.late import Replayed
     from delta_prop.route.quarantine import SetAside
-    from delta_prop.route.subscription import Delivered, Subscription
+    from delta_prop.route.subscription import Subscription
     from delta_prop.statistics import Statistics
     from delta_prop.synchronous import SyncPropagator
     from delta_prop_broker.log.retention import LogSettings
@@ -50,11 +50,11 @@ _HOMES = {
     "delta_prop.config": ("Settings",),
     "delta_prop.embedded": ("Propagator",),
     "delta_prop.producer": ("Producer",),
-    "delta_prop.published": ("Published", "State"),
+    "delta_prop.published": ("Delivered", "Published", "State"),
     "delta_prop.receipt": ("Receipt",),
     "delta_prop.route.late": ("Replayed",),
     "delta_prop.route.quarantine": ("SetAside",),
-    "delta_prop.route.subscription": ("Delivered", "Subscription"),
+    "delta_prop.route.subscription": ("Subscription",),
     "delta_prop.statistics": ("Statistics",),
     "delta_prop.synchronous": ("SyncPropagator",),
     "delta_prop_broker.log.retention": ("LogSettings",),

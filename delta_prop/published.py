@@ -1,4 +1,4 @@
-"""What becomes of what was published, as values: the acknowledgement, and the states on the way to it.
+"""What becomes of what was published, as values: the acknowledgement, the states on the way, the delivery.
 
 Nothing here waits: `receipt.py` does, and clients that have no event loop.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_wire.delta import AckLevel, Dot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from delta_prop_wire.delta import Delta
 
 
 @dataclass(slots=True)
@@ -61,3 +63,11 @@ class State(Enum):
     ACKNOWLEDGED = "acknowledged"
     REFUSED = "refused"
     WITHDRAWN = "withdrawn"
+
+
+class Delivered(NamedTuple):
+    """One delta as a subscriber gets it: its place, its Lamport number, what it says."""
+
+    offset: int
+    lamport: int
+    delta: Delta

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from delta_prop.backpressure.pacer import Pressure
     from delta_prop.config import Settings
     from delta_prop.producer import Producer
+    from delta_prop.published import Delivered
     from delta_prop.publishing import Named
     from delta_prop.receipt import Published
     from delta_prop.route.late import Replayed
     from delta_prop.route.quarantine import SetAside
-    from delta_prop.route.subscription import Delivered, Subscription
+    from delta_prop.route.subscription import Subscription
     from delta_prop.statistics import Statistics
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.delta import AckLevel, Delta, Dot

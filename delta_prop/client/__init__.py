@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from delta_prop.client.errors import Unreachable
     from delta_prop.client.producer import Producer
     from delta_prop.client.settings import ClientSettings
+    from delta_prop.client.subscriber import Subscriber
 
 _HOME_OF = {
     "ClientSettings": "delta_prop.client.settings",
     "Producer": "delta_prop.client.producer",
+    "Subscriber": "delta_prop.client.subscriber",
     "Unreachable": "delta_prop.client.errors",
 }
 
-__all__ = ["ClientSettings", "Producer", "Unreachable"]
+__all__ = ["ClientSettings", "Producer", "Subscriber", "Unreachable"]
 
 
 def __getattr__(name: str) -> object:

@@ -45,8 +45,8 @@ class User(Protocol):
         """A hello was answered; `same_address`: from where the one before was."""
         ...
 
-    def take(self, frame: Frame, now: float) -> bool:
-        """A frame came; whether it brought something forward."""
+    def take(self, frame: Frame, size: int, now: float) -> bool:
+        """A frame of so many bytes came; whether it brought something forward."""
         ...
 
     def to_send(self, session: Session, now: float) -> Sequence[Buffer]:
@@ -177,15 +177,15 @@ class Link:
             connection.received(count)
             now = self._now()
             for frame in session.frames(now):
-                self._take(frame, address, now)
+                self._take(frame, connection.frame_bytes, address, now)
             self.ring()
 
-    def _take(self, frame: Frame, address: Address, now: float) -> None:
+    def _take(self, frame: Frame, size: int, address: Address, now: float) -> None:
         if isinstance(frame, Ack) and frame.welcome is not None:
             self._user.welcomed(frame.welcome, same_address=self._last in (None, address))
             self._last, self._answered = address, True
             self.welcomed.set()
-        elif self._user.take(frame, now):
+        elif self._user.take(frame, size, now):
             self._got_on = True
 
     async def _write(self, stream: Stream, session: Session) -> None:

@@ -45,14 +45,14 @@ class Producing:
     def hello(self) -> Hello:
         """What opens a connection."""
         return Hello(
-            token=self._token, origins=self.out.claims(), source=self._source, client=self.out.name[:80]
+            token=self._token, origins=self.out.claims(), source=self._source, client=self.out.name[:60]
         )
 
     def welcomed(self, welcome: Welcome, *, same_address: bool) -> None:
         """A hello was answered. Raises UsageError, Refused."""
         self.out.welcomed(welcome, same_address=same_address)
 
-    def take(self, frame: Frame, now: float) -> bool:
+    def take(self, frame: Frame, size: int, now: float) -> bool:
         """A frame came. Raises Reconnect, Refused."""
         match frame:
             case Ack():

@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
     from delta_prop.demo.edge import Place
     from delta_prop.demo.published import Mark
+    from delta_prop.published import Delivered
     from delta_prop.receipt import Published
-    from delta_prop.route.subscription import Delivered, Subscription
+    from delta_prop.route.subscription import Subscription
     from delta_prop_wire.delta import Delta
 
 SINKS = ("storage", "index", "cache", "subscriber", "audit", "replica")

@@ -6,10 +6,11 @@ It keeps at most one call's deliveries in hand; while the reader is slow the fee
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import anyio
 
+from delta_prop.published import Delivered
 from delta_prop.route.status import FeedState
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
@@ -20,15 +21,6 @@ if TYPE_CHECKING:
 
     from delta_prop.route.feed import Feed
     from delta_prop_sinks.sink import Delivery, SinkContext
-    from delta_prop_wire.delta import Delta
-
-
-class Delivered(NamedTuple):
-    """One delta as a subscriber gets it: its place, its Lamport number, what it says."""
-
-    offset: int
-    lamport: int
-    delta: Delta
 
 
 class Subscription:

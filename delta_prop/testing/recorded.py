@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio.lowlevel
 
 from delta_prop.embedded import Propagator
-from delta_prop.route.subscription import Delivered
+from delta_prop.published import Delivered
 from delta_prop_sinks.sink import StopSink
 from delta_prop_wire.jsonlines import delta_from_line
 

@@ -1,0 +1,72 @@
+"""A batch as a subscriber gets it: rows with their places, decoded when they are looked at.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop.published import Delivered
+from delta_prop_wire.frames import BatchFrame
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.frames import DeltaFrame
+
+
+class DeliveredBatch:
+    """Deltas that came together, in the order of the log; iterate for each of them.
+
+    `batch` is as its producer made it, or as the service cut it; None where single deltas were asked for.
+    Rows before `first` came before.
+    """
+
+    __slots__ = ("_frame", "batch", "count", "first", "next_offset", "offset", "size")
+
+    def __init__(self, frame: BatchFrame | DeltaFrame, received: int, size: int) -> None:
+        """`received`: everything below this offset came before. `size`: bytes of the frame."""
+        self._frame = frame
+        self.batch: Batch | None = frame.batch if isinstance(frame, BatchFrame) else None
+        self.first = 0
+        rows = 1 if self.batch is None else self.batch.count
+        self.size = size
+        self.next_offset = self._place(rows - 1) + 1
+        while self.first < rows and self._place(self.first) < received:
+            self.first += 1
+        self.count = rows - self.first
+        self.offset = self._place(self.first) if self.count else self.next_offset
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[Delivered]:
+        return (self.row(row) for row in range(self.count))
+
+    def row(self, row: int) -> Delivered:
+        """One of the rows that are new."""
+        frame = self._frame
+        if not isinstance(frame, BatchFrame):
+            assert frame.lamport is not None
+            return Delivered(frame.sequence, frame.lamport, frame.delta)
+        stamp, offset = frame.stamp, self.offset_of(row)
+        assert stamp is not None
+        return Delivered(
+            offset, stamp.lamport + offset - frame.sequence, frame.batch.delta(self.first + row, stamp.source)
+        )
+
+    def offset_of(self, row: int) -> int:
+        """Where one of the rows that are new stands in the log."""
+        return self._place(self.first + row)
+
+    def skip(self, rows: int) -> None:
+        """So many rows are not wanted any more."""
+        self.first += rows
+        self.count -= rows
+        self.offset = self._place(self.first)
+
+    def _place(self, row: int) -> int:
+        offsets = None if self.batch is None else self.batch.row_offsets
+        return self._frame.sequence + row if offsets is None else int(offsets[row])

@@ -1,0 +1,360 @@
+"""What a subscriber has coming: its cursor, what came and is not taken, what it may say is dealt with.
+
+Pure. Its rules: each offset is handed out once and in order, whatever comes twice; no more is let in than was
+granted; nothing is said to be dealt with that the reader has not come back from.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from delta_prop.client.delivered import DeliveredBatch
+from delta_prop.client.errors import Reconnect
+from delta_prop.client.known_service import KnownService
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.frames import (
+    Ack,
+    Backpressure,
+    BatchFrame,
+    Credit,
+    DeltaFrame,
+    Heartbeat,
+    Level,
+    Nack,
+    Start,
+    StartAt,
+    Subscription,
+)
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from delta_prop.client.session import Session
+    from delta_prop_wire.frames import Frame, Granted, Welcome
+
+ACK_S = 0.1
+"""How long what was dealt with may stay unsaid, where a group keeps it."""
+CREDIT = Credit(20_000, 8 * 1024 * 1024)
+FAULTS_MAX = 5
+
+
+@dataclass(slots=True)
+class Answer:
+    """What became of a request to add topics, or to end some."""
+
+    done: bool = False
+    refusal: Refused | None = None
+
+
+class Incoming:
+    """One subscriber's side, over as many connections as it takes."""
+
+    def __init__(self, first: Subscription, *, credit: Credit = CREDIT) -> None:
+        if min(credit) < 1:
+            raise UsageError(
+                f"credit for {credit.deltas} deltas, {credit.bytes} bytes: give at least 1 of each"
+            )
+        self.failure: Refused | UsageError | None = None
+        """Why nothing comes any more, once what came is taken."""
+        self.warning: Backpressure | None = None
+        """How near this subscriber is to the end of what the log keeps; None: not near."""
+        self.log_end: int | None = None
+        """Where the log ended when the service answered."""
+        self.started = False
+        self.received = 0
+        self.delivered = 0
+        self._credit = credit
+        self._group = first.group
+        self._start = first.start
+        self._log: Cursor | None = None  # its id and epoch
+        self._service = KnownService()
+        self._wanted: dict[int, Subscription] = {first.subscription: first}
+        self._asked: dict[int, tuple[int, Answer]] = {}  # request to the subscription it is about
+        self._to_ask: deque[tuple[int, Answer]] = deque()
+        self._subscribed = False  # on this connection
+        self._batches: deque[DeliveredBatch] = deque()
+        self._row = 0  # of the first of them
+        self._deltas = self._bytes = 0
+        self._in_hand = 0  # the offset behind the last row that the reader was handed
+        self._handed = 0  # and behind what follows it and is none of its business
+        self._dealt_with = self._said = 0
+        self._said_at = 0.0
+        self._faults = 0
+
+    # --- the reader's side
+
+    @property
+    def waiting(self) -> int:
+        """Deltas that came and are not taken."""
+        return self._deltas
+
+    def take(self) -> DeliveredBatch | None:
+        """The next batch, what is left of it; None while there is none."""
+        if not self._batches:
+            return None
+        batch = self._batches.popleft()
+        if self._row:
+            batch.skip(self._row)
+            self._row = 0
+        self._hand(batch, batch.count, batch.next_offset, batch.next_offset)
+        return batch
+
+    def take_row(self) -> tuple[DeliveredBatch, int] | None:
+        """The next row: its batch and its place there; None while there is none."""
+        if not self._batches:
+            return None
+        batch, row = self._batches[0], self._row
+        self._row += 1
+        last = self._row == batch.count
+        if last:
+            self._batches.popleft()
+            self._row = 0
+        behind = batch.next_offset if last else batch.offset_of(row + 1)
+        self._hand(batch, 1, batch.offset_of(row) + 1, behind, whole=last)
+        return batch, row
+
+    def come_back(self) -> None:
+        """The reader is done with all that it was handed."""
+        self._done(self._handed)
+
+    def ack(self, offset: int) -> None:
+        """Everything up to this offset is done with. Raises UsageError beyond what was handed out."""
+        if offset >= self._handed:
+            raise UsageError(
+                f"offset {offset} was not delivered yet (the next one is {self._handed}): acknowledge what "
+                "came"
+            )
+        self._done(self._handed if offset + 1 >= self._in_hand else offset + 1)
+
+    @property
+    def unsaid(self) -> bool:
+        """Whether something is dealt with that the group's place is to be moved by, and is not yet."""
+        return self._group is not None and self._dealt_with > self._said
+
+    @property
+    def cursor(self) -> Cursor | None:
+        """Where to go on another time: below it everything is dealt with. None before the start is known."""
+        if self._log is None:
+            return None
+        return self._log._replace(next_offset=self._dealt_with)
+
+    def add(self, subscription: Subscription) -> Answer:
+        """Ask for more topics, from wherever the cursor is."""
+        self._wanted[subscription.subscription] = replace(
+            subscription, start=Start(StartAt.LATEST), group=None
+        )
+        return self._ask(subscription.subscription)
+
+    def remove(self, number: int) -> Answer:
+        """End some topics. Raises UsageError."""
+        if number not in self._wanted or len(self._wanted) == 1:
+            raise UsageError(f"subscription {number}: there are {sorted(self._wanted)}, and one has to stay")
+        del self._wanted[number]
+        return self._ask(number)
+
+    def fail(self, failure: Refused | UsageError) -> None:
+        """Nothing comes any more."""
+        if self.failure is None:
+            self.failure = failure
+            fenced = isinstance(failure, Refused) and failure.code is ErrorCode.FENCED
+            if fenced:  # what is left is another reader's now
+                self._batches.clear()
+            for _, answer in (*self._asked.values(), *self._to_ask):
+                answer.done = True
+                answer.refusal = failure if isinstance(failure, Refused) else None
+
+    # --- connections
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """A hello was answered. Raises UsageError where it is another log."""
+        self._service.check(welcome)
+        self.log_end = None if welcome.log is None else welcome.log.next_offset
+
+    def disconnected(self) -> None:
+        """The connection is gone. What came stays; the rest is asked for again."""
+        self._subscribed = False
+        self.warning = None
+        for _, answer in self._asked.values():
+            answer.done = True  # it is part of what is asked for at the next connection, or not any more
+        self._asked.clear()
+        for _, answer in self._to_ask:
+            answer.done = True
+        self._to_ask.clear()
+
+    def take_in(self, frame: Frame, size: int, now: float) -> bool:
+        """A frame came; whether it brought something on. Raises Reconnect, Refused."""
+        match frame:
+            case BatchFrame() | DeltaFrame():
+                self._deliver(frame, size)
+                self._faults = 0
+                return True
+            case Ack(granted=granted) if granted is not None:
+                self._granted(frame, granted)
+                return True
+            case Ack():
+                self._answered(frame.answers)
+                self._pass_to(frame.dealt_with)
+            case Heartbeat():
+                self._pass_to(frame.dealt_with)
+            case Nack():
+                self._refused(frame)
+            case Backpressure():
+                self.warning = frame if frame.level is not Level.OK else None
+        return False
+
+    def to_send(self, session: Session, now: float) -> list[bytes]:
+        """Requests, grants, and what is dealt with, as far as it is time for them."""
+        parts: list[bytes] = []
+        if not self._subscribed:
+            self._subscribed = True
+            for place, number in enumerate(self._wanted):
+                parts.append(self._subscribe(session, number, Answer(), first=place == 0))
+        while self._to_ask:
+            number, answer = self._to_ask.popleft()
+            if number in self._wanted:
+                parts.append(self._subscribe(session, number, answer, first=False))
+            else:
+                request, raw = session.unsubscribe(number, drain=True)
+                self._asked[request] = (number, answer)
+                parts.append(raw)
+        if self.started and not any(number == self._first for number, _ in self._asked.values()):
+            ack = self._ack(session, now)
+            if ack is not None:
+                parts.append(session.connection.send(ack))
+        return parts
+
+    def wait_s(self, now: float) -> float | None:
+        """When something is to be said though nobody asks."""
+        if not self.unsaid:
+            return None
+        return max(self._said_at + ACK_S - now, 0.0)
+
+    def say_now(self) -> None:
+        """Do not wait with what is dealt with."""
+        self._said_at = float("-inf")
+
+    @property
+    def dealt_with(self) -> int | None:
+        """What a heartbeat says."""
+        return self._dealt_with if self.started else None
+
+    # --- helpers
+
+    @property
+    def _first(self) -> int:
+        return next(iter(self._wanted))
+
+    def _ask(self, number: int) -> Answer:
+        answer = Answer()
+        if self._subscribed:
+            self._to_ask.append((number, answer))
+        else:
+            answer.done = True
+        return answer
+
+    def _subscribe(self, session: Session, number: int, answer: Answer, *, first: bool) -> bytes:
+        wanted = self._wanted[number]
+        if first:
+            wanted = replace(wanted, start=self._resume(), credit=self._room(), group=self._group)
+        request, raw = session.request(wanted)
+        self._asked[request] = (number, answer)
+        return raw
+
+    def _resume(self) -> Start:
+        if self._log is None:
+            return self._start
+        return Start(StartAt.CURSOR, self._log._replace(next_offset=self.received))
+
+    def _room(self) -> Credit:
+        """What may be sent besides what lies here."""
+        deltas, size = self._credit
+        return Credit(max(deltas - self._deltas, 1), max(size - self._bytes, 1))
+
+    def _granted(self, ack: Ack, granted: Granted) -> None:
+        number = self._answered(ack.answers)
+        if number != self._first:
+            return
+        start = granted.start
+        if self._log is None:
+            self.received = self._in_hand = self._handed = start.next_offset
+            self._dealt_with = self._said = start.next_offset
+        self._log = start
+        self.started = True
+        self._pass_to(start.next_offset)
+
+    def _answered(self, request: int | None) -> int | None:
+        if request is None or request not in self._asked:
+            return None
+        number, answer = self._asked.pop(request)
+        answer.done = True
+        return number
+
+    def _refused(self, nack: Nack) -> None:
+        refusal = nack.refusal()
+        asked = None if nack.answers is None else self._asked.pop(nack.answers, None)
+        if asked is not None and asked[0] != self._first and not refusal.retryable:
+            number, answer = asked
+            self._wanted.pop(number, None)
+            answer.done, answer.refusal = True, refusal
+        elif refusal.code is ErrorCode.CHECKSUM and self._faults < FAULTS_MAX:
+            self._faults += 1
+            raise Reconnect(0.0, refusal)
+        elif refusal.retryable:
+            raise Reconnect((refusal.retry_after_ms or 0) / 1000, refusal)
+        else:
+            raise refusal
+
+    def _deliver(self, frame: BatchFrame | DeltaFrame, size: int) -> None:
+        batch = DeliveredBatch(frame, self.received, size)
+        if batch.count and not (batch.batch is not None and batch.batch.is_control):
+            self._batches.append(batch)
+            self._deltas += batch.count
+            self._bytes += size
+            self.received = batch.next_offset
+        self._pass_to(batch.next_offset)
+
+    def _pass_to(self, offset: int | None) -> None:
+        """Everything below came, or is none of our business."""
+        if offset is None or offset < self.received:
+            return
+        self.received = offset
+        if not self._batches:
+            nothing_in_hand = self._dealt_with == self._handed
+            self._handed = offset
+            if nothing_in_hand:
+                self._dealt_with = offset
+
+    def _hand(
+        self, batch: DeliveredBatch, rows: int, in_hand: int, behind: int, *, whole: bool = True
+    ) -> None:
+        self.delivered += rows
+        self._deltas -= rows
+        if whole:
+            self._bytes -= batch.size
+        self._in_hand = in_hand
+        self._handed = behind if self._batches else self.received
+
+    def _done(self, offset: int) -> None:
+        self._dealt_with = max(self._dealt_with, min(offset, self._handed))
+
+    def _ack(self, session: Session, now: float) -> Ack | None:
+        credit = self._due_credit(session)
+        due = self.unsaid and (
+            credit is not None or (self._group is not None and now - self._said_at >= ACK_S)
+        )
+        if credit is None and not due:
+            return None
+        self._said, self._said_at = self._dealt_with, now
+        return Ack(dealt_with=self._dealt_with, credit=credit)
+
+    def _due_credit(self, session: Session) -> Credit | None:
+        """What to grant: when half of the window has been used and taken."""
+        left, room = session.connection.allowance.left, self._room()
+        if left is None:
+            return None
+        deltas, size = room.deltas - left.deltas, room.bytes - left.bytes
+        if 2 * deltas < self._credit.deltas and 2 * size < self._credit.bytes:
+            return None
+        return Credit(max(deltas, 0), max(size, 0))
