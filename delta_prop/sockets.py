@@ -20,7 +20,8 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from delta_prop.buffers import behind, bytes_in
-from delta_prop.tls import TlsStream, client_context, server_context
+from delta_prop.tls import TlsStream
+from delta_prop.tls_contexts import client_context, server_context
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

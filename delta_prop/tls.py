@@ -1,4 +1,4 @@
-"""TLS 1.3 over any stream, and what a side shows and asks for.
+"""TLS 1.3 over any stream.
 
 The engine works on bytes in memory. What it makes is sent by whoever is there, always in the order in which
 it was made; a plain byte counts as sent when the stream below has taken what became of it.
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer
 
-    from delta_prop.ports import Stream, Tls
+    from delta_prop.ports import Stream
     from delta_prop_broker.disk import FileRange
 
 RECORD_BYTES_MAX = 16 * 1024
@@ -31,28 +31,6 @@ RECEIVED_BYTES_MAX = 32 * 1024
 """How much is received before it is decrypted."""
 FAREWELL_S_MAX = 1.0
 """How long `aclose` tries to say that nothing was cut off."""
-
-
-def server_context(tls: Tls) -> ssl.SSLContext:
-    """What a server shows, and asks of its clients where `authorities` is given. Reads files.
-
-    Raises UsageError.
-    """
-    if tls.certificate is None:
-        raise UsageError("a server that speaks TLS shows a certificate: name its file, and its key's")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.num_tickets = 0  # nobody resumes a session
-    if tls.authorities is not None:
-        context.verify_mode = ssl.CERT_REQUIRED
-    return _loaded(context, tls)
-
-
-def client_context(tls: Tls) -> ssl.SSLContext:
-    """What a client shows and whom it trusts. Reads files. Raises UsageError."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if tls.authorities is None:
-        context.load_default_certs()
-    return _loaded(context, tls)
 
 
 class TlsStream:
@@ -248,24 +226,6 @@ class TlsStream:
             raise UsageError("what a send did not take comes next: it is encrypted already")
         self._owed = self._owed[count:]
         return behind(parts, count), count
-
-
-def _loaded(context: ssl.SSLContext, tls: Tls) -> ssl.SSLContext:
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    try:
-        if tls.authorities is not None:
-            context.load_verify_locations(tls.authorities)
-        if tls.certificate is not None:
-            context.load_cert_chain(tls.certificate, tls.key, _no_password)
-    except OSError as error:  # ssl's own are such too
-        files = " and ".join(one for one in (tls.authorities, tls.certificate, tls.key) if one is not None)
-        why = error.strerror or getattr(error, "reason", None) or error
-        raise UsageError(f"TLS cannot use {files}: {why}; certificates and keys are PEM files") from error
-    return context
-
-
-def _no_password() -> str:
-    raise UsageError("the key for TLS is encrypted, and nobody can be asked for its password: decrypt it")
 
 
 if TYPE_CHECKING:

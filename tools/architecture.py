@@ -73,12 +73,14 @@ LAZY = ("delta_prop/__init__.py", "delta_prop/client/__init__.py", "delta_prop/s
 # the same to ruff.
 EDGE = (
     "broker/delta_prop_broker/local_disk.py",
+    "delta_prop/client/blocking.py",
     "delta_prop/commands/edge.py",
     "delta_prop/commands/logs.py",
     "delta_prop/demo/edge.py",
     "delta_prop/sockets.py",
     "delta_prop/synchronous.py",
     "delta_prop/tls.py",
+    "delta_prop/tls_contexts.py",
     "delta_prop/world.py",
     "delta_prop/testing/*",
     "simulations/delta_prop_simulations/disk*.py",

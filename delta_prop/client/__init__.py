@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from delta_prop.client.blocking import SyncProducer, SyncReceipt
     from delta_prop.client.errors import Unreachable
     from delta_prop.client.producer import Producer
     from delta_prop.client.settings import ClientSettings
@@ -18,10 +19,12 @@ _HOME_OF = {
     "ClientSettings": "delta_prop.client.settings",
     "Producer": "delta_prop.client.producer",
     "Subscriber": "delta_prop.client.subscriber",
+    "SyncProducer": "delta_prop.client.blocking",
+    "SyncReceipt": "delta_prop.client.blocking",
     "Unreachable": "delta_prop.client.errors",
 }
 
-__all__ = ["ClientSettings", "Producer", "Subscriber", "Unreachable"]
+__all__ = ["ClientSettings", "Producer", "Subscriber", "SyncProducer", "SyncReceipt", "Unreachable"]
 
 
 def __getattr__(name: str) -> object:

@@ -104,9 +104,14 @@ class Outgoing:
         if self.failure is not None:
             raise self.failure.with_traceback(None)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether one more offer may come."""
+        return len(self._held) < OPEN_OFFERS_MAX and self._bytes < OPEN_BYTES_MAX
+
     def check_room(self) -> None:
         """Raise Refused (QUEUE_FULL) where too much is without an outcome."""
-        if len(self._held) >= OPEN_OFFERS_MAX or self._bytes >= OPEN_BYTES_MAX:
+        if not self.has_room:
             raise Refused(
                 ErrorCode.QUEUE_FULL,
                 f"producer {self.name!r} has {len(self._held)} of {OPEN_OFFERS_MAX} calls and {self._bytes} "
@@ -194,6 +199,11 @@ class Outgoing:
         told = failure if isinstance(failure, Refused) else Refused(ErrorCode.BAD_REQUEST, str(failure))
         for offer in list(self._held):
             self._settle(offer, told)
+
+    def close(self) -> None:
+        """The producer ends."""
+        told = f"producer {self.name!r} was closed before this was acknowledged; it may have happened"
+        self.fail(Refused(ErrorCode.SHUTTING_DOWN, told))
 
     # --- sending
 
@@ -526,4 +536,13 @@ def late(offer: Offer | None, time_s_max: float, *, gone: bool) -> Refused:
         f"no acknowledgement within {time_s_max:g} s; {told}{behind}",
         retry_after_ms=1000 if last is None else last.retry_after_ms,
         details={} if last is None else last.details,
+    )
+
+
+def left_over(name: str, count: int) -> Refused:
+    """What to say at the end where not everything has an outcome: perhaps nobody looks at the receipts."""
+    return Refused(
+        ErrorCode.SHUTTING_DOWN,
+        f"{count} calls were not acknowledged when producer {name!r} was closed, and may have happened: "
+        "flush before the end, or allow more close_s_max",
     )

@@ -14,7 +14,7 @@ from delta_prop.checks import cause_of, check_columns, check_deltas, check_level
 from delta_prop.client.addresses import parse_addresses
 from delta_prop.client.link import Link
 from delta_prop.client.offer import Columns, Offer
-from delta_prop.client.outgoing import late
+from delta_prop.client.outgoing import late, left_over
 from delta_prop.client.producing import Producing
 from delta_prop.client.settings import ClientSettings
 from delta_prop.published import Published, State
@@ -131,16 +131,14 @@ class Producer:
         except BaseException as cancelled:
             await self._leave(cancelled)
             raise
+        left = self._out.open_offers
         await self._leave(error)
+        if left and error is None:
+            raise left_over(self.name, left)
 
     async def _leave(self, error: BaseException | None) -> None:
         self._state = "closed"
-        self._out.fail(
-            Refused(
-                ErrorCode.SHUTTING_DOWN,
-                f"producer {self.name!r} was closed before this was acknowledged; it may have happened",
-            )
-        )
+        self._out.close()
         cancelled = isinstance(error, anyio.get_cancelled_exc_class())
         # The program's own exception goes on as it is; handed to the task group it would come out in a group.
         await self._exit.__aexit__(*((type(error), error, None) if cancelled else (None, None, None)))

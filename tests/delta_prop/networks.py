@@ -20,7 +20,8 @@ import uvloop
 from delta_prop.ports import Listener, Network, Stream, Tls
 from delta_prop.sockets import SocketNetwork
 from delta_prop.testing import Conditions, VirtualNetwork, run_virtual
-from delta_prop.tls import TlsStream, client_context, server_context
+from delta_prop.tls import TlsStream
+from delta_prop.tls_contexts import client_context, server_context
 
 if TYPE_CHECKING:
     import ssl

@@ -21,7 +21,8 @@ from delta_prop.buffers import behind
 from delta_prop.ports import Tls
 from delta_prop.sockets import SocketNetwork
 from delta_prop.testing import Conditions, VirtualNetwork, run_virtual
-from delta_prop.tls import TlsStream, client_context, server_context
+from delta_prop.tls import TlsStream
+from delta_prop.tls_contexts import client_context, server_context
 from delta_prop_wire.errors import UsageError
 from tests.delta_prop.networks import HOST, LOOPS, Files, files, receive, receive_all
 
