@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from delta_prop.commands import edge
 from delta_prop.configuration import make_sinks, read_configuration, to_json, to_toml
 from delta_prop.server.tokens import Usual, parse_tokens
-from delta_prop.tls import server_context
+from delta_prop.tls_contexts import server_context
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
