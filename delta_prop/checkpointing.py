@@ -30,6 +30,7 @@ from delta_prop.chain_state import (
 )
 from delta_prop.from_snapshot import take_snapshot
 from delta_prop.ingest.heads import DEAD, HeadChanges, pack_heads
+from delta_prop.turns import Bell
 from delta_prop_broker.log.checkpoints import CheckpointDamaged, PartName, part_name
 from delta_prop_wire.errors import DeltaPropError
 
@@ -87,7 +88,7 @@ class Checkpointer:
         self._chain = chain
         self._committer = committer
         self._threads = threads
-        self._moved = anyio.Event()
+        self._moved, self._wanted = Bell(), Bell()
         self.lock = anyio.Lock()
         """Who holds it has the checkpoints' files to itself."""
         self._stopped = False
@@ -145,21 +146,23 @@ class Checkpointer:
 
     def note(self) -> None:
         """The log's marks have moved, or never will again."""
-        self._moved.set()
+        self._moved.ring()
+        if self._due():
+            self._wanted.ring()
 
     def stop(self) -> None:
         """Write no more: the log was recovered, and what this knows of its checkpoints is of the past."""
         self._stopped = True
-        self._moved.set()
+        self._moved.ring()
+        self._wanted.ring()
 
     async def run(self) -> None:
         """Write a checkpoint whenever one is due, until stopped or cancelled."""
         while not self._stopped:
-            self._moved = anyio.Event()
             if self._due():
                 await self.write()
             else:
-                await self._moved.wait()
+                await self._wanted.wait()
 
     async def write(self) -> None:
         """Write a checkpoint of the log's end. Where the disk refuses that is told, and tried again later."""
@@ -230,9 +233,8 @@ class Checkpointer:
         while self._log.synced < end:
             if self._log.failure is not None or self._stopped:
                 return False
-            moved = self._moved = anyio.Event()
             self._committer.sync()
-            await moved.wait()
+            await self._moved.wait()
         return self._log.failure is None
 
     # --- copying, a slice at a time

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
+from delta_prop.turns import Bell
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delta_prop.ports import Threads
+    from delta_prop.turns import Turn
     from delta_prop_broker.log.commit import Commit
     from delta_prop_broker.log.durable import DurableLog
 
@@ -48,37 +50,44 @@ class Committer:
         *,
         on_moved: Callable[[], None],
         on_failed: Callable[[Refused, Exception], None],
+        now: Callable[[], float],
+        turn: Turn,
     ) -> None:
+        """`turn`: in which appends come, where some do; what they leave is committed at its end."""
         self._log = log
         self._on_moved = on_moved
         self._on_failed = on_failed
+        self._now = now
+        self._turn = turn
         self._sync = False
-        self._bell = anyio.Event()
-        self._idle = anyio.Event()
+        self._bell = Bell()
+        self._due = False  # at the end of the turn
+        self._idle: anyio.Event | None = None  # while somebody waits for that
         self._ended = False
         self._aside_until = -math.inf
 
     def ring(self) -> None:
         """Something was appended, or is to be removed."""
-        self._bell.set()
+        if not self._due:
+            self._due = self._turn.later(self._commit_now, first=True)
+            if not self._due:
+                self._bell.ring()
 
     def sync(self) -> None:
         """Have everything that was appended synced, though no batch asks for it."""
         self._sync = True
-        self.ring()
+        self._bell.ring()
 
     async def run(self, threads: Threads) -> None:
         """Commit until cancelled; a commit under way is finished first, as its thread is."""
         try:
             while True:
-                self._bell = anyio.Event()
                 await self._commit_all(threads)
-                self._idle.set()
+                self._note_idle()
                 await self._bell.wait()
-                self._idle = anyio.Event()
         finally:
             self._ended = True
-            self._idle.set()
+            self._note_idle()
 
     async def drain(self) -> None:
         """Commit what is left; return when everything appended is synced, or the log has failed.
@@ -87,55 +96,88 @@ class Committer:
         """
         log = self._log
         while log.failure is None and log.synced < log.next_offset and not self._ended:
-            self._sync = True
-            self.ring()
+            self.sync()
+            if self._idle is None:
+                self._idle = anyio.Event()
             await self._idle.wait()
             await anyio.lowlevel.checkpoint()
 
+    def _note_idle(self) -> None:
+        if self._idle is not None:
+            self._idle.set()
+            self._idle = None
+
     async def _commit_all(self, threads: Threads) -> None:
-        while (commit := self._log.take_commit(sync=self._sync)) is not None:
+        while True:
+            here = self._only_cached()
+            commit = self._log.take_commit(sync=self._sync)
+            if commit is None:
+                return
             self._sync = False
             try:
-                if not self._write_cached(commit):
+                if here:
+                    self._write_here(commit)
+                else:
                     await threads.run(commit.run)
             except OSError as error:
-                self._log.fail(error)
-                refusal = failed(error)
-                logger.error("%s", refusal.message)
-                self._on_failed(refusal, error)
+                self._fail(error)
                 return
-            self._log.finish_commit(commit)
-            end = self._log.next_offset
-            self._on_moved()
+            end = self._finish(commit)
             if end > commit.end:
                 await self._gather(end)
 
-    def _write_cached(self, commit: Commit) -> bool:
-        """Run a commit here, where that is a copy into the page cache; whether it was. Raises OSError."""
-        size = commit.cached_bytes
-        if size is None or size > CACHED_BYTES_MAX:
-            return False
-        began = anyio.current_time()
-        if began < self._aside_until:
-            return False
+    def _commit_now(self) -> None:
+        """At the end of a turn: commit what only goes into the page cache, leave all else to the task."""
+        self._due = False
+        commit = self._log.take_commit() if self._only_cached() else None
+        if commit is None:
+            self._bell.ring()
+            return
+        try:
+            self._write_here(commit)
+        except OSError as error:
+            self._fail(error)
+        else:
+            self._finish(commit)
+
+    def _only_cached(self) -> bool:
+        """Whether a commit would be a small copy into the page cache, and the system takes such at once."""
+        size = self._log.cached_bytes
+        small = size is not None and size <= CACHED_BYTES_MAX
+        return small and not self._sync and self._now() >= self._aside_until
+
+    def _write_here(self, commit: Commit) -> None:
+        began = self._now()
         commit.run()
-        ended = anyio.current_time()
+        ended = self._now()
         if ended - began > CACHED_S_MAX:
             self._aside_until = ended + ASIDE_S
-        return True
+
+    def _finish(self, commit: Commit) -> int:
+        """The marks move; where the log ended before callers were told of that."""
+        self._log.finish_commit(commit)
+        end = self._log.next_offset
+        self._on_moved()
+        return end
+
+    def _fail(self, error: OSError) -> None:
+        self._log.fail(error)
+        refusal = failed(error)
+        logger.error("%s", refusal.message)
+        self._on_failed(refusal, error)
 
     async def _gather(self, end: int) -> None:
         """Wait while more is appended than the log had up to `end`, its end before callers were told.
 
         Not called where nothing came during the last commit: who waits for each batch is never held up.
         """
-        began = anyio.current_time()
+        began = self._now()
         while True:
             await anyio.lowlevel.checkpoint()
             before, end = end, self._log.next_offset
             if end == before or self._sync or self._log.unwritten_bytes >= GATHER_BYTES:
                 return
-            if anyio.current_time() - began >= GATHER_S:
+            if self._now() - began >= GATHER_S:
                 return
 
 

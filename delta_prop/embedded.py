@@ -35,6 +35,7 @@ from delta_prop.route.feed import Feed
 from delta_prop.route.subscription import Subscription
 from delta_prop.service_log import ServiceLog
 from delta_prop.statistics import Statistics
+from delta_prop.turns import Turn
 from delta_prop.world import real_world
 from delta_prop_broker.log.retention import LogSettings
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Dot
@@ -86,6 +87,7 @@ class Propagator(Publishing):
         self._log_settings = log or LogSettings()
         self._given_world = world
         self._exit = AsyncExitStack()
+        self._turn = Turn()
         self._subscriptions = 0
 
     # --- life
@@ -106,6 +108,7 @@ class Propagator(Publishing):
             on_failed=self._note_failed,
             on_recovered=self._note_recovered,
             rebuild=self._rebuild,
+            turn=self._turn,
         )
         own_producer_id = self._draw_producer_id()
         await self._exit.__aenter__()
@@ -434,6 +437,7 @@ class Propagator(Publishing):
             settings=self.settings,
             disk=self._service_log.disk,
             now=self._now,
+            turn=self._turn,
         )
 
     # --- inside
@@ -514,8 +518,9 @@ class Propagator(Publishing):
 
     def _note_moved(self) -> None:
         """The log's marks have moved: sinks are shown what may be read, callers are told what is kept."""
-        self._chain.settling.settle()
-        self._sinks.note_visible()
+        with self._turn:
+            self._chain.settling.settle()
+            self._sinks.note_visible()
         self._line.ring()
         if self._chain.lanes.depth:
             self._bell.set()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from delta_prop.config import Settings
     from delta_prop.pipeline import Chain
     from delta_prop.ports import World
+    from delta_prop.turns import Turn
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.memory import MemoryLog
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """The parts. `disk` is the data directory, None beside a log in memory; `now` in monotonic seconds."""
+    """The parts. `disk` is the data directory, None beside a log in memory; `now` in monotonic seconds.
+
+    `turn`: begun by who takes what comes, so that what follows of all of it is done once, at its end.
+    """
 
     chain: Chain
     log: MemoryLog | DurableLog
@@ -31,3 +35,4 @@ class Inside:
     settings: Settings
     disk: Disk | None
     now: Callable[[], float]
+    turn: Turn

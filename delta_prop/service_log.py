@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from delta_prop.pipeline import Chain
     from delta_prop.ports import Threads, World
     from delta_prop.route.status import KeptCursor
+    from delta_prop.turns import Turn
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.recovery import RecoveryReport
     from delta_prop_broker.log.retention import LogSettings
@@ -110,6 +111,7 @@ class ServiceLog:
         on_failed: Callable[[Refused], None],
         on_recovered: Callable[[], None],
         rebuild: Callable[[], Awaitable[None]],
+        turn: Turn,
     ) -> None:
         """Get ready to commit, where there is something to; `run` does it.
 
@@ -141,7 +143,7 @@ class ServiceLog:
             rebuild=rebuild,
             quiet=self._without_checkpoints,
         )
-        self.committer = Committer(self.log, on_moved=moved, on_failed=failed)
+        self.committer = Committer(self.log, on_moved=moved, on_failed=failed, now=world.clock.now, turn=turn)
 
     def _note_moved(self) -> None:
         if self.checkpointer is not None:

@@ -21,6 +21,7 @@ from delta_prop.committing import (
     Committer,
 )
 from delta_prop.testing import VirtualLoop, run_virtual
+from delta_prop.turns import Turn
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.retention import LogSettings
 from delta_prop_broker.log.segment import Segment
@@ -49,6 +50,19 @@ class SlowThread:
         self.began.append(anyio.current_time())
         await anyio.sleep(COMMIT_S)
         return function()
+
+
+class BrokenFile:
+    """A file that nothing can be written to."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, at: int, parts: Sequence[Buffer]) -> int:
+        raise OSError(5, "broken")
 
 
 class SlowFile:
@@ -91,13 +105,18 @@ def committing(
     play: Callable[[DurableLog, Committer], Awaitable[None]],
     on_moved: Callable[[DurableLog, Committer], None] = lambda _log, _committer: None,
     level: AckLevel = AckLevel.DURABLE,
+    turn: Turn | None = None,
 ) -> list[float]:
     """When the commits of a play began, from its start on, s."""
 
     async def main() -> list[float]:
         log, thread = opened(level), SlowThread()
         committer = Committer(
-            log, on_moved=lambda: on_moved(log, committer), on_failed=lambda *_: pytest.fail("it failed")
+            log,
+            on_moved=lambda: on_moved(log, committer),
+            on_failed=lambda *_: pytest.fail("it failed"),
+            now=anyio.current_time,
+            turn=turn or Turn(),
         )
         start = anyio.current_time()
         async with anyio.create_task_group() as tasks:
@@ -172,6 +191,65 @@ def test_what_is_only_written_is_written_at_once_and_the_thread_is_not_asked() -
 
     began = committing(play, level=LOGGED)
     assert began == pytest.approx([0, 3, 5, 6])  # the file, a sync, too many bytes, the sync in the end
+
+
+def test_what_a_turn_appends_is_written_at_its_end_in_one_go() -> None:
+    turn, moved = Turn(), list[int]()
+
+    async def play(log: DurableLog, committer: Committer) -> None:
+        append(log, committer, level=LOGGED)
+        await anyio.sleep(1)
+        moved.clear()
+        with turn:
+            for _ in range(3):
+                append(log, committer, level=LOGGED)
+            assert log.written == 1
+        assert log.written == 5
+        assert moved == [4, 5]  # and what was appended when callers were told
+        await anyio.sleep(1)
+        with turn:
+            append(log, committer, level=AckLevel.DURABLE)
+        assert log.written == 5, "what waits for the disk is left to the thread"
+        await anyio.sleep(1)
+        with turn:
+            append(log, committer, level=LOGGED)
+            committer.sync()
+        assert log.written == 6
+        await anyio.sleep(1)
+        assert log.synced == 7
+
+    def answer(log: DurableLog, committer: Committer) -> None:
+        moved.append(log.written)
+        if log.next_offset == 4:
+            append(log, committer, level=LOGGED)
+
+    assert committing(play, answer, level=LOGGED, turn=turn) == pytest.approx([0, 2, 3])
+
+
+def test_a_write_that_fails_at_the_end_of_a_turn_is_told_as_any_other() -> None:
+    async def main() -> list[str]:
+        log, turn, told = opened(LOGGED), Turn(), list[str]()
+        committer = Committer(
+            log,
+            on_moved=lambda: None,
+            on_failed=lambda refusal, error: told.append(f"{refusal.code.name} {error}"),
+            now=anyio.current_time,
+            turn=turn,
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(committer.run, SlowThread())
+            append(log, committer, level=LOGGED)
+            await anyio.sleep(1)
+            segment = log._segments.last
+            assert segment is not None
+            segment.file = BrokenFile(segment.file)  # type: ignore[arg-type]
+            with turn:
+                append(log, committer, level=LOGGED)
+            assert log.failure is not None
+            tasks.cancel_scope.cancel()
+        return told
+
+    assert run_virtual(main) == ["LOG_FAILED [Errno 5] broken"]
 
 
 def test_what_is_removed_waits_for_the_thread() -> None:

@@ -14,11 +14,13 @@ from delta_prop_broker.log.segment import write_index
 from delta_prop_broker.log.writing import write_all
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from typing_extensions import Buffer
 
     from delta_prop_broker.disk import Disk, File
     from delta_prop_broker.log.marks import MarkFile
-    from delta_prop_broker.log.segment import Segment
+    from delta_prop_broker.log.segment import Segment, Segments
 
 _SMALL_BYTES = 2048
 _GATHERED = 512
@@ -62,14 +64,6 @@ class Commit:
         self._start = start
         self._sync = sync
 
-    @property
-    def cached_bytes(self) -> int | None:
-        """How many bytes it writes, where that is all it does, as nothing waits for the disk; else None."""
-        # A segment that is sealed has one behind it in the same commit, whose file is still to be made.
-        if self._sync or self.removed or any(piece.segment.file is None for piece in self.pieces):
-            return None
-        return sum(piece.position - piece.at for piece in self.pieces)
-
     def run(self) -> None:
         """Write, sync, mark, remove, in this order. Raises OSError; it is not run a second time."""
         for piece in self.pieces:
@@ -85,6 +79,24 @@ class Commit:
             self._remove(segment.path)
             self._remove(segment.index_path)
         self.free_bytes = self._disk.free_bytes()
+
+    def finish(self, segments: Segments) -> tuple[int, int]:
+        """For the log's thread, once `run` has returned: what was written can be read, what is sealed is
+        closed. How many frames and bytes that were.
+        """
+        frames = size = 0
+        for piece in self.pieces:
+            segment = piece.segment
+            segment.readable = piece.position
+            size += piece.position - piece.at
+            frames += len(piece.parts) // 2  # a head and a body each
+            if piece.seals:
+                if segment.file is not None:
+                    segment.file.close()
+                    segment.file = None
+                if segment.index is not None:
+                    segments.keep_index(segment, segment.index)
+        return frames, size
 
     def _write(self, piece: Piece) -> None:
         segment = piece.segment
@@ -112,6 +124,14 @@ class Commit:
             self._disk.remove(path)
         except FileNotFoundError:
             return
+
+
+def all_have_files(pieces: Iterable[Piece]) -> bool:
+    """Whether no file is to be made for what is to be written, which waits for the disk.
+
+    Nor is one to be sealed: a segment that is has one behind it in the same commit, whose file is to be made.
+    """
+    return all(piece.segment.file is not None for piece in pieces)
 
 
 def _gathered(parts: list[Buffer], size: int) -> list[Buffer]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_broker.log import refusals
 from delta_prop_broker.log.checkpoints import Position
-from delta_prop_broker.log.commit import Commit, Piece
+from delta_prop_broker.log.commit import Commit, Piece, all_have_files
 from delta_prop_broker.log.cover import Cover
 from delta_prop_broker.log.damage import LogBusy, LogDamaged
 from delta_prop_broker.log.holders import Holders
@@ -335,6 +335,15 @@ class DurableLog:
 
     # --- committing
 
+    @property
+    def cached_bytes(self) -> int | None:
+        """What a commit would copy into the page cache now; None if it had more to do, or nothing."""
+        if self._running is not None or self._pending_sync or self._removed or not self._pending:
+            return None
+        if self.settings.level is AckLevel.DURABLE or not all_have_files(self._pending):
+            return None
+        return self._unwritten_bytes
+
     def take_commit(self, *, sync: bool = False) -> Commit | None:
         """What the disk has to do for everything appended and not yet written, and for what is to be removed.
 
@@ -372,18 +381,10 @@ class DurableLog:
         self._commits += 1
         self._removed_segments += len(commit.removed)
         self._free_bytes = commit.free_bytes
-        for piece in commit.pieces:
-            segment = piece.segment
-            segment.readable = piece.position
-            self._unwritten_bytes -= piece.position - piece.at
-            self.committed_bytes += piece.position - piece.at
-            self.committed_frames += len(piece.parts) // 2  # a head and a body each
-            if piece.seals:
-                if segment.file is not None:
-                    segment.file.close()
-                    segment.file = None
-                if segment.index is not None:
-                    self._segments.keep_index(segment, segment.index)
+        frames, size = commit.finish(self._segments)
+        self._unwritten_bytes -= size
+        self.committed_bytes += size
+        self.committed_frames += frames
         self._move_marks(commit.end, commit.synced)
 
     def _move_marks(self, written: int, synced: int) -> None:

@@ -1,0 +1,112 @@
+"""What is left for the end of a turn is done then, once and in order; a bell wakes who waits for it."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from delta_prop.testing import run_virtual
+from delta_prop.turns import LATER_MAX, Bell, Turn
+
+
+def test_calls_wait_for_the_end_of_the_outermost_turn() -> None:
+    turn, made = Turn(), list[str]()
+    assert not turn.later(lambda: made.append("never"))
+    with turn:
+        assert turn.later(lambda: made.append("second"))
+        assert turn.later(lambda: made.append("first"), first=True)
+        with turn:
+            pass
+        assert not made
+    assert made == ["first", "second"]
+    assert not turn.later(lambda: made.append("never"))
+
+
+def test_a_call_may_leave_others_behind() -> None:
+    turn, made = Turn(), list[str]()
+
+    def call() -> None:
+        made.append("call")
+        with turn:
+            assert turn.later(lambda: made.append("left by it"))
+        assert turn.later(lambda: made.append("ahead of that"), first=True)
+        made.append("called")
+
+    with turn:
+        turn.later(call)
+        turn.later(lambda: made.append("other"))
+    assert made == ["call", "called", "ahead of that", "other", "left by it"]
+
+
+def test_a_call_that_fails_is_told_and_the_others_are_made(caplog: pytest.LogCaptureFixture) -> None:
+    turn, made = Turn(), list[str]()
+
+    def fail() -> None:
+        with turn:
+            turn.later(lambda: made.append(str(1 / 0)))
+            turn.later(lambda: made.append("after it"))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert made == ["after it"]
+    assert "a call failed" in caplog.text
+
+
+def test_a_turn_holds_so_many_calls_and_no_more() -> None:
+    turn, made = Turn(), list[int]()
+    with turn:
+        found = [turn.later(lambda: made.append(1)) for _ in range(LATER_MAX + 2)]
+    assert found == [True] * LATER_MAX + [False] * 2
+    assert len(made) == LATER_MAX
+
+
+def test_a_bell_is_heard_by_who_waits_and_by_who_comes_next() -> None:
+    async def main() -> None:
+        bell, heard = Bell(), list[str]()
+
+        async def listen() -> None:
+            while True:
+                await bell.wait()
+                heard.append("ring")
+
+        async with anyio.create_task_group() as tasks:
+            bell.ring()
+            bell.ring()
+            assert bell.awaited is False
+            tasks.start_soon(listen)
+            await anyio.sleep(1)
+            assert heard == ["ring"]  # twice before anybody came is once
+            assert bell.awaited
+            bell.ring()
+            assert not bell.awaited
+            await anyio.sleep(1)
+            assert heard == ["ring"] * 2
+            tasks.cancel_scope.cancel()
+        with anyio.move_on_after(1):
+            await bell.wait()
+        bell.ring()
+        await bell.wait()
+        with anyio.move_on_after(1) as scope:
+            await bell.wait()
+        assert scope.cancelled_caught
+
+    run_virtual(main)
+
+
+def test_who_finds_a_bell_rung_lets_others_have_their_turn() -> None:
+    async def main() -> list[str]:
+        bell, made = Bell(), list[str]()
+
+        async def other() -> None:
+            made.append("other")
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(other)
+            for _ in range(5):
+                bell.ring()
+                await bell.wait()
+            made.append("heard")
+        return made
+
+    assert run_virtual(main) == ["other", "heard"]
