@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from delta_prop import sockets
-from delta_prop.sockets import SocketNetwork
+from delta_prop.sockets import SocketNetwork, SocketStream, Turns
 from delta_prop.world import real_world
 from delta_prop_broker.disk import FileRange
 from delta_prop_broker.local_disk import LocalDisk
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from delta_prop.ports import Network, Stream
     from tests.delta_prop.networks import Place
 
+SEND_FILE = os.sendfile
 ON_LOOPS = pytest.mark.parametrize("loop", LOOPS)
 
 
@@ -198,6 +199,59 @@ def no_descriptors() -> Iterator[None]:
 
 
 @ON_LOOPS
+def test_what_the_system_takes_bit_by_bit_arrives(loop: str) -> None:
+    async def main(place: Place, network: Network) -> None:
+        body = bytes(range(256)) * 4000
+        parts = [body[at : at + 777] for at in range(0, len(body), 777)]
+        async with place.pair(network) as (client, server), anyio.create_task_group() as tasks:
+            client._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 10_000)  # type: ignore[attr-defined]
+            tasks.start_soon(client.send, parts)
+            await anyio.sleep(0.01)  # a receiver that is always ready would let all through at once
+            assert await receive(server, len(body)) == body
+
+    plain(loop).run(main)
+
+
+def test_a_break_that_sending_found_out_is_no_end_for_receiving() -> None:
+    async def main() -> None:
+        with socket.create_server((HOST, 0)) as server:
+            client = await SocketNetwork().connect(*server.getsockname())
+            accepted, _ = server.accept()
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            accepted.close()  # by a reset, which the system tells to the first call alone
+        with pytest.raises(ConnectionError, match="Connection reset by peer"):
+            await client.send([b"x"])
+        with pytest.raises(ConnectionError, match="Connection reset by peer"):
+            await client.receive_into(memoryview(bytearray(1)))
+        await client.aclose()
+
+    anyio.run(main)
+
+
+def test_of_two_addresses_that_answer_at_once_one_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        made: list[socket.socket] = []
+        all_tried = anyio.Event()
+
+        async def connected(family: int, address: Any) -> socket.socket:
+            made.append(socket.socket())
+            if len(made) == 2:
+                all_tried.set()
+            with anyio.CancelScope(shield=True):
+                await all_tried.wait()
+                return made[address]
+
+        monkeypatch.setattr(sockets, "_connected", connected)
+        monkeypatch.setattr(sockets, "_look_up", answered([(socket.AF_INET, 0), (socket.AF_INET, 1)]))
+        monkeypatch.setattr(sockets, "HEAD_START_S", 0.001)
+        stream = await SocketNetwork().connect("several", 7)
+        assert sorted(one.fileno() >= 0 for one in made) == [False, True]
+        await stream.aclose()
+
+    anyio.run(main)
+
+
+@ON_LOOPS
 def test_closing_waits_for_the_other_side_but_not_for_ever(
     loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -286,6 +340,9 @@ def test_a_file_that_the_system_cannot_send_is_read(tmp_path: Path, monkeypatch:
         async with place.pair(network) as (client, server), anyio.create_task_group() as tasks:
             tasks.start_soon(client.send_file, FileRange(file, 1, 500_000))
             assert await receive(server, 500_000) == (bytes(range(256)) * 2000)[1:500_001]
+            monkeypatch.setattr(os, "sendfile", failing(22, behind=1000))
+            tasks.start_soon(client.send_file, FileRange(file, 1, 5000))
+            assert await receive(server, 5000) == (bytes(range(256)) * 2000)[1:5001]
             monkeypatch.setattr(os, "sendfile", failing(5))
             with pytest.raises(OSError, match="Errno 5") as told:
                 await client.send_file(FileRange(file, 0, 5))
@@ -296,11 +353,30 @@ def test_a_file_that_the_system_cannot_send_is_read(tmp_path: Path, monkeypatch:
     plain("asyncio").run(main)
 
 
-def failing(code: int) -> Any:
-    def sendfile(*_: int) -> int:
+def failing(code: int, behind: int = 0) -> Any:
+    """A call that fails, the first time only behind so many bytes."""
+    left = [behind] if behind else []
+
+    def sendfile(connected: int, file: int, at: int, count: int) -> int:
+        if left:
+            return SEND_FILE(connected, file, at, min(count, left.pop()))
         raise OSError(code, os.strerror(code))
 
     return sendfile
+
+
+def test_what_follows_a_buffer_waits_until_that_is_taken_whole() -> None:
+    """The system can take part of the first buffers and have room again at once."""
+    taken: list[bytes] = []
+
+    class Short:
+        def sendmsg(self, parts: list[bytes]) -> int:
+            taken.append(b"".join(parts)[:10])
+            return 10
+
+    stream = SocketStream(Short(), Turns(), "host:1", "host")  # type: ignore[arg-type]
+    assert stream.send_now([b"%05d" % number for number in range(3000)]) == 10
+    assert taken == [b"0000000001"]
 
 
 async def end(*streams: Stream) -> None:

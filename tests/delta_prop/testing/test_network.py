@@ -74,9 +74,14 @@ async def test_a_slow_way_takes_longer_for_more() -> None:
 def test_jitter_keeps_the_order_and_repeats_with_the_seed() -> None:
     async def main(seed: int) -> list[float]:
         conditions = Conditions(jitter_s_max=1.0, chunk_bytes_max=5)
-        async with joined(VirtualNetwork(seed, conditions)) as (client, server):
+        network = VirtualNetwork(seed, conditions)
+        async with joined(network) as (client, server):
             body, found, times = bytes(range(200)), b"", []
-            await client.send([body])
+            await client.send([body[:150]])
+            await anyio.sleep(0.7)
+            network.cut(A, B)  # some of it has arrived
+            await client.send([body[150:]])
+            network.heal(A, B)
             while len(found) < len(body):
                 found += await receive(server, 1)
                 times.append(anyio.current_time())
@@ -213,6 +218,35 @@ async def test_closing_waits_for_the_other_side_but_not_for_ever() -> None:
         await server.aclose()
         assert anyio.current_time() - begin == pytest.approx(1)
         assert network.connections == []
+
+
+@in_virtual_time
+async def test_a_stream_that_closes_takes_what_comes_within_bounds() -> None:
+    async with joined(VirtualNetwork()) as (client, server), anyio.create_task_group() as tasks:
+        tasks.start_soon(server.aclose)
+        begin = anyio.current_time()
+        await client.send([bytes(1_000_000)])
+        assert anyio.current_time() - begin < 0.1
+        with pytest.raises(ConnectionError):
+            await client.send([bytes(10_000_000)])
+        assert anyio.current_time() - begin < 0.1
+
+
+@in_virtual_time
+async def test_a_connection_may_be_cut_from_its_beginning() -> None:
+    network = VirtualNetwork(conditions=SECOND)
+    async with anyio.create_task_group() as tasks:
+
+        async def cut() -> None:
+            await anyio.sleep(1.5)  # the way there is through, the way back is under way
+            network.cut(A, B)
+
+        tasks.start_soon(cut)
+        async with joined(network) as (client, server):
+            await client.send([b"x"])
+            with anyio.move_on_after(100):
+                await receive(server, 1)
+                raise AssertionError("it came through")
 
 
 @in_virtual_time
