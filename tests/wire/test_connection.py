@@ -235,6 +235,15 @@ def test_a_stranger_is_refused_by_the_header(phase: Phase) -> None:
         server.next_event()
 
 
+def test_a_frame_before_the_garbage_is_not_blamed() -> None:
+    client, server = pair()
+    server.receive(client.send(FRAMES[Saying.BATCH]) + b"GET / HTTP/1.1\r\n\r\n")
+    server.next_event()
+    with pytest.raises(PeerError) as caught:
+        server.next_event()
+    assert server.nack_of(caught.value) == Nack(0, ErrorCode.BAD_FRAME, caught.value.message)
+
+
 def test_an_error_latches_and_is_told_once_more() -> None:
     client, server = pair()
     server.receive(b"GET / HTTP/1.1\r\n\r\n" + encode(Heartbeat(1)))
@@ -334,6 +343,35 @@ def test_a_subscription_without_credit_bounds_nothing() -> None:
     tell(client, server, Subscribe(4, Subscription(2, (ALL,), credit=Credit(2, 2))))
     tell(server, client, Ack(answers=4, granted=Granted(2, START, 1, 0)))
     assert server.window.left is client.allowance.left is None
+
+
+def test_the_first_subscription_after_the_last_has_ended_bounds_anew() -> None:
+    client, server = pair()
+    tell(client, server, Unsubscribe(4, 9))
+    tell(server, client, Ack(answers=4, dealt_with=17))
+    assert server.window.left == client.allowance.left == (0, 0)
+    with pytest.raises(UsageError, match="before a subscription"):
+        client.send(Ack(credit=MUCH))
+    tell(client, server, Subscribe(5, Subscription(1, (ALL,), credit=Credit(4, 4))))
+    tell(server, client, Ack(answers=5, granted=Granted(1, START, 1, 0)))
+    assert server.window.left == client.allowance.left == (4, 4)
+    tell(client, server, Subscribe(6, Subscription(2, (ALL,))))
+    tell(server, client, Ack(answers=6, granted=Granted(2, START, 1, 0)))
+    tell(client, server, Unsubscribe(7, 1))
+    tell(server, client, Ack(answers=7))
+    assert server.window.left == client.allowance.left == (4, 4)
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_a_nack_of_the_connection_ends_its_subscriptions(code: ErrorCode) -> None:
+    client, server = pair()
+    tell(server, client, Nack(5, code, "of a frame"))
+    tell(server, client, Nack(0, code, "of a request", answers=77))
+    assert server.window.open
+    assert client.allowance.open
+    tell(server, client, Nack(0, code, "of the connection"))
+    goes_on = code is ErrorCode.BAD_REQUEST
+    assert server.window.open is client.allowance.open is goes_on
 
 
 def test_requests_without_answers_are_bounded() -> None:

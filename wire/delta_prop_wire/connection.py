@@ -11,18 +11,26 @@ from typing import TYPE_CHECKING, Literal
 from delta_prop_wire.codec import NEED_BYTES, Decoder, encode
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import PeerError, UsageError
-from delta_prop_wire.frames import Ack, BatchFrame, DeltaFrame, Hello, Nack, Subscribe, Subscription
+from delta_prop_wire.frames import (
+    Ack,
+    BatchFrame,
+    DeltaFrame,
+    Hello,
+    Nack,
+    Subscribe,
+    Unsubscribe,
+)
 from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX, HEADER_BYTES, ErrorCode, FrameType
 from delta_prop_wire.state import TABLE, TYPES, Phase, Role, Saying, Speaker, saying_of
 from delta_prop_wire.window import NOTHING, Window
 
 if TYPE_CHECKING:
     from delta_prop_wire.codec import _NeedBytes
-    from delta_prop_wire.frames import Credit, Frame
+    from delta_prop_wire.frames import Frame, Subscription
     from delta_prop_wire.header import Header
 
 REQUESTS_MAX = 256
-"""Subscribes of one connection that may wait for their answer."""
+"""Subscribes and Unsubscribes of one connection that may wait for their answer."""
 
 _TOO_MANY = f"{REQUESTS_MAX} requests wait for their answer: wait for some"
 _DATA = frozenset({FrameType.DELTA, FrameType.BATCH})
@@ -42,8 +50,8 @@ class Connection:
         self._decoder = Decoder(payload_bytes_max=payload_bytes_max, look_at=self._look_at)
         self._header: Header | None = None  # of the frame that came last, or is coming
         self._error: PeerError | None = None
-        self._asked: dict[int, Credit | None] = {}  # Subscribes without an answer: the credit of each
-        self._subscribed = False  # whether one was ever granted
+        self._asked: dict[int, Subscription | Unsubscribe] = {}  # without an answer, by sequence
+        self._subscriptions: set[int] = set()  # those that were granted and have not ended
 
     # --- receiving
 
@@ -84,7 +92,7 @@ class Connection:
                 raise PeerError(self._error.code, self._error.message)
             return NEED_BYTES
         try:
-            frame = self._decoder.next_event()
+            frame = self._decode()
             if frame is not NEED_BYTES:
                 self._note_received(frame)
         except PeerError as error:
@@ -92,6 +100,13 @@ class Connection:
             self.end()
             raise
         return frame
+
+    def _decode(self) -> Frame | Literal[_NeedBytes.NEED_BYTES]:
+        try:
+            return self._decoder.next_event()
+        except PeerError:
+            self._header = self._decoder.header  # None where it was the header that could not be read
+            raise
 
     def nack_of(self, error: PeerError) -> Nack:
         """What to tell the peer of an error that `next_event` raised."""
@@ -113,9 +128,9 @@ class Connection:
             raw = encode(frame)
             self.window.spend(frame.batch.count if isinstance(frame, BatchFrame) else 1, len(raw))
             return raw
-        if isinstance(frame, Ack) and frame.credit is not None and not (self._serves or self._subscribed):
+        if isinstance(frame, Ack) and frame.credit is not None and not self._may_grant(self._self):
             raise UsageError("credit before a subscription was granted: wait for that")
-        if isinstance(frame, Subscribe) and len(self._asked) >= REQUESTS_MAX:
+        if isinstance(frame, Subscribe | Unsubscribe) and len(self._asked) >= REQUESTS_MAX:
             raise UsageError(_TOO_MANY)
         raw = encode(frame)
         self._note_sent(frame)
@@ -158,13 +173,13 @@ class Connection:
                 if self.phase is Phase.OPENING:
                     self.phase = Phase.GREETED
                     self._peer = _speaker_of(hello)
-            case Subscribe(request=Subscription() as request):
+            case Subscribe() | Unsubscribe():
                 if len(self._asked) >= REQUESTS_MAX:
                     raise PeerError(ErrorCode.BAD_FRAME, _TOO_MANY)
-                self._asked[frame.sequence] = request.credit
+                self._note_asked(frame)
             case Ack():
                 self._note_answer(frame)
-                if frame.credit is not None and (not self._serves or self._subscribed):
+                if frame.credit is not None and self._may_grant(self._peer):
                     self.window.grant(frame.credit)
             case Nack():
                 self._note_refused(frame)
@@ -175,8 +190,8 @@ class Connection:
                 if self.phase is Phase.OPENING:
                     self.phase = Phase.GREETED
                     self._self = _speaker_of(hello)
-            case Subscribe(request=Subscription() as request):
-                self._asked[frame.sequence] = request.credit
+            case Subscribe() | Unsubscribe():
+                self._note_asked(frame)
             case Ack():
                 self._note_answer(frame)
                 if frame.credit is not None:
@@ -184,25 +199,40 @@ class Connection:
             case Nack():
                 self._note_refused(frame)
 
+    def _may_grant(self, speaker: Speaker) -> bool:
+        """A server grants to producers at any time, a client for deliveries, once there may be some."""
+        return speaker is Speaker.SERVER or bool(self._subscriptions)
+
+    def _note_asked(self, frame: Subscribe | Unsubscribe) -> None:
+        asked = frame.request if isinstance(frame, Subscribe) else frame
+        assert not isinstance(asked, Hello)
+        self._asked[frame.sequence] = asked
+
     def _note_answer(self, ack: Ack) -> None:
         """Whichever end it comes from: of an opening hello the end, of a subscription its credit."""
         if ack.welcome is not None and not ack.welcome.more:
             self.phase = Phase.OPEN
-        if ack.granted is None or ack.answers not in self._asked:
-            return
-        credit = self._asked.pop(ack.answers)
-        if self._subscribed:
-            if credit is not None:
-                (self.window if self._serves else self.allowance).grant(credit)
-            return
-        self._subscribed = True
-        (self.window if self._serves else self.allowance).begin(credit)
+        asked = None if ack.answers is None else self._asked.pop(ack.answers, None)
+        deliveries = self.window if self._serves else self.allowance
+        if isinstance(asked, Unsubscribe):
+            self._subscriptions.discard(asked.subscription)
+            if not self._subscriptions:
+                deliveries.begin(NOTHING)
+        elif asked is not None:
+            if not self._subscriptions:  # the first sets the bound, also after all others have ended
+                deliveries.begin(asked.credit)
+            elif asked.credit is not None:
+                deliveries.grant(asked.credit)
+            self._subscriptions.add(asked.subscription)
 
     def _note_refused(self, nack: Nack) -> None:
         if self.phase in (Phase.OPENING, Phase.GREETED):
             self.end()
         if nack.answers is not None:
             self._asked.pop(nack.answers, None)
+        elif not nack.sequence and nack.code is not ErrorCode.BAD_REQUEST:
+            self._subscriptions.clear()
+            (self.window if self._serves else self.allowance).begin(NOTHING)
 
     def _check_may_send(self, said: Saying) -> None:
         refusal = TABLE[self._self, self.phase][said]
