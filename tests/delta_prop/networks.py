@@ -37,7 +37,7 @@ LOOPS: dict[str, dict[str, Any]] = {
 
 
 HARSH = Conditions(
-    latency_s=0.02, jitter_s_max=0.1, bytes_per_s=2e6, chunk_bytes_max=3000, buffer_bytes=20_000
+    latency_s=0.02, jitter_s_max=0.1, bytes_per_s=2e6, chunk_bytes_max=9000, buffer_bytes=20_000
 )
 
 

@@ -207,7 +207,7 @@ def test_what_was_not_taken_must_come_next(made: Files) -> None:
     st.sampled_from([300, 5000, None]),
     st.sampled_from([2000, 20_000, 100_000]),
 )
-@settings(max_examples=15)
+@settings(max_examples=10)
 def test_however_it_is_sent_it_arrives(
     made: Files, sends: list[tuple[bool, list[int]]], chunk_bytes_max: int | None, buffer_bytes: int
 ) -> None:

@@ -194,16 +194,16 @@ async def test_connections_break_after_as_many_bytes_as_is_drawn() -> None:
             lived[-1] += client.send_now([bytes(250)])
             await receive(server, 250)
 
-    for _ in range(100):
+    for _ in range(60):
         lived.append(0)
         async with joined(network) as (client, server):
             with pytest.raises(ConnectionError):
                 await use(client, server)
         network.kill(B)
-    assert 4000 < sum(lived) / 100 < 6000
+    assert 4000 < sum(lived) / 60 < 6000
     assert min(lived) < 1000
     assert max(lived) > 10_000
-    assert network.struck["reset"] == 100
+    assert network.struck["reset"] == 60
 
 
 @in_virtual_time
