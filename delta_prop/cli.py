@@ -76,7 +76,7 @@ def make_parser() -> Parser:
     parser.set_defaults(run=_no_verb)
     _add_demo(verbs)
     add_verbs(verbs, _run)
-    add_operator_verbs(verbs)
+    add_operator_verbs(verbs, _run)
     add_server_verbs(verbs, _run)
     version = verbs.add_parser("version", help="print the version", epilog="example: delta-prop version")
     version.set_defaults(run=_version)

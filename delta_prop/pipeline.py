@@ -373,8 +373,9 @@ class Chain:
         assert state is not None
         if batch.base <= state.known_above:
             raise outcome_unknown(batch)
-        if not state.same_frame(batch):
-            raise dot_reused(batch)
+        outcome = self.outcome(batch.origin, batch.base) if batch.count == 1 else None
+        if outcome is ErrorCode.DOT_REUSED or not state.same_frame(batch):
+            raise dot_reused(batch, outcome)
         code = state.void(batch)
         if code is not None:
             raise void_before(batch, code)

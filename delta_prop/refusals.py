@@ -94,13 +94,16 @@ def void_before(batch: Batch, code: ErrorCode) -> Refused:
     )
 
 
-def dot_reused(batch: Batch) -> Refused:
-    """Known dots, other deltas."""
+def dot_reused(batch: Batch, outcome: int | ErrorCode | None = None) -> Refused:
+    """Known dots, other deltas. `outcome`: of the one that had a single delta's dot, where that is known."""
+    details: dict[str, object] = {"dot": batch.dot(0)}
+    if outcome is not None:
+        details["code" if isinstance(outcome, ErrorCode) else "offset"] = int(outcome)
     return Refused(
         ErrorCode.DOT_REUSED,
         f"counters {batch.base} to {batch.last} of origin {batch.origin:016x} were used before for other "
         "deltas: two producers share a name, or a producer numbers anew after a restart; say hello first",
-        details={"dot": batch.dot(0)},
+        details=details,
     )
 
 

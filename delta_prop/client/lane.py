@@ -208,14 +208,14 @@ class Lane:
         first = offers[0]
         rows = _rows(offers)
         clock = self._clock(offers, is_lost)
-        base, epoch, previous = self.next, self.epoch, self.previous
+        base, previous = self.next, self.previous
         question = first.counter is not None and first.counter <= self.known
         if first.counter is not None:
             base = first.counter
             if question:
-                epoch, previous = max(self.epoch - 1, 1), self.asked
+                previous = self.asked
         try:
-            batch = self._encode(offers, base, previous, epoch=epoch, clock=clock, level=level)
+            batch = self._encode(offers, base, previous, clock=clock, level=level)
         except Refused as refusal:
             self._set_aside(offers, refusal)
             return None
@@ -288,7 +288,6 @@ class Lane:
         base: int,
         previous: int,
         *,
-        epoch: int,
         clock: Sequence[Dot],
         level: AckLevel,
     ) -> Batch:
@@ -301,7 +300,7 @@ class Lane:
                 kind=columns.kind,
                 origin=self.origin,
                 base=base,
-                epoch=epoch,
+                epoch=self.epoch,
                 clock=clock,
                 ack_level=level,
                 priority=self.priority,
@@ -311,7 +310,7 @@ class Lane:
             deltas,
             origin=self.origin,
             base=base,
-            epoch=epoch,
+            epoch=self.epoch,
             clock=clock,
             previous=previous if leaps else 0,
             counters=range(base, base + len(deltas)) if leaps else None,

@@ -405,9 +405,14 @@ class Outgoing:
     def _answered(self, frame: OpenFrame, refusal: Refused) -> None:
         frame.lane.done(frame)
         unknown = refusal.code in (ErrorCode.DOT_REUSED, ErrorCode.FENCED, ErrorCode.UNKNOWN_ORIGIN)
+        offset, code = refusal.details.get("offset"), refusal.details.get("code")
+        if frame.question and refusal.code is ErrorCode.DOT_REUSED and code in set(ErrorCode):
+            refusal, unknown = _former(ErrorCode(code)), False
         for row, offer in frame.offers:
             if unknown:
                 frame.told.clear()
+                if frame.question and isinstance(offset, int):
+                    frame.told.append((0, 0, offset, True))
                 self._settle(offer, published(frame, row, offer))
             else:
                 self._settle(offer, refusal)
@@ -502,6 +507,12 @@ class Outgoing:
         else:
             frame.withdraw()
         frame.lane.put_back(again)
+
+
+def _former(code: ErrorCode) -> Refused:
+    """What became of a number in a former life of the producer."""
+    what = "left out" if code is ErrorCode.DOT_REUSED else "refused for good"
+    return Refused(code, f"this number was {what} when the producer sent before: take another one")
 
 
 def _turn(lane: Lane) -> float:

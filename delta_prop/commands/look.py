@@ -65,9 +65,11 @@ def status(data: str, *, as_json: bool) -> int:
 def shown(value: object) -> str:
     if value is None or value == {}:
         return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, dict):
         return ", ".join(f"{name} {shown(count)}" for name, count in value.items())
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 # --- sinks

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands.parsers import data_argument, directory, json_argument, verb_parser
+from delta_prop.commands.parsers import (
+    data_argument,
+    directory,
+    json_argument,
+    place_arguments,
+    verb_parser,
+)
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+    from delta_prop.commands.parsers import Runner
 
-def add_operator_verbs(verbs: Any) -> None:
-    """Add them all."""
-    _add_sinks(verbs)
+
+def add_operator_verbs(verbs: Any, run: Runner) -> None:
+    """Add them all; `run` runs a coroutine to its end."""
+    _add_sinks(verbs, run)
     _add_quarantine(verbs)
     _add_token(verbs)
 
@@ -20,16 +28,18 @@ def add_operator_verbs(verbs: Any) -> None:
 # --- sinks
 
 
-def _add_sinks(verbs: Any) -> None:
+def _add_sinks(verbs: Any, run: Runner) -> None:
     parser = verb_parser(
         verbs,
         "sinks",
         "who reads the log and how far; act on one",
-        "sinks --data facts",
-        description="Sinks and groups whose place is kept beside the log, and what their quarantines hold.",
+        "sinks --data facts | delta-prop sinks --http localhost:7374",
+        description="Sinks and groups whose place is kept beside the log, and what their quarantines hold; "
+        "of a server those that are attached, and what they do. The verbs below work on a directory, also "
+        "beside its server.",
     )
     # DIR may stand before or behind the verb below, so both parsers take it.
-    parser.add_argument("--data", metavar="DIR", type=directory, help="the data directory")
+    place_arguments(parser, "--http", "a server's HTTP port", required=False)
     json_argument(parser)
     below = parser.add_subparsers(title="verbs", metavar="VERB", dest="sinks_verb")
     _below(below, "forget", "remember nothing of a sink or group", "sinks forget audit --data facts")
@@ -45,8 +55,10 @@ def _add_sinks(verbs: Any) -> None:
         from delta_prop.commands.steer import reset, set_paused
 
         data = getattr(options, "below_data", None) or options.data
+        if options.server is not None and options.sinks_verb is None:
+            return _sinks_of_a_server(options, run)
         if data is None:
-            parser.error("the following arguments are required: --data")
+            parser.error("say where: --data DIR" + ("" if options.sinks_verb else " or --http HOST:PORT"))
         if options.sinks_verb == "forget":
             return forget(data, options.name)
         if options.sinks_verb == "reset":
@@ -56,6 +68,14 @@ def _add_sinks(verbs: Any) -> None:
         return sinks(data, as_json=options.json)
 
     parser.set_defaults(run=start)
+
+
+def _sinks_of_a_server(options: Namespace, run: Runner) -> int:
+    from delta_prop.commands.connecting import link_of
+    from delta_prop.commands.top import sinks
+
+    link = link_of(options)
+    return run(lambda: sinks(link, as_json=options.json))
 
 
 def _below(verbs: Any, name: str, help_: str, example: str) -> ArgumentParser:

@@ -21,7 +21,7 @@ def add_verbs(verbs: Any, run: Runner) -> None:
     _add_subscribe(verbs, run)
     _add_log(verbs)
     _add_get(verbs)
-    _add_status(verbs)
+    _add_status(verbs, run)
 
 
 def verb_parser(verbs: Any, name: str, help_: str, example: str, **more: Any) -> ArgumentParser:
@@ -37,11 +37,19 @@ def data_argument(parser: ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", type=directory, required=True, help="the data directory")
 
 
-def place_arguments(parser: ArgumentParser, option: str, help_: str) -> None:
+def place_arguments(parser: ArgumentParser, option: str, help_: str, *, required: bool = True) -> None:
     """A data directory, or a server reached by `option`; how to connect to it."""
-    places = parser.add_mutually_exclusive_group(required=True)
+    places = parser.add_mutually_exclusive_group(required=required)
     places.add_argument("--data", metavar="DIR", type=directory, help="the data directory")
-    places.add_argument(option, metavar="HOST:PORT", action="append", dest="server", help=help_)
+    server_arguments(parser, option, help_, beside=places)
+
+
+def server_arguments(parser: ArgumentParser, option: str, help_: str, *, beside: Any = None) -> None:
+    """A server, and how to connect to it. `beside`: the group of arguments that it is one of."""
+    server: dict[str, Any] = {"metavar": "HOST:PORT", "dest": "server", "help": help_}
+    if option != "--http":
+        server |= {"action": "append"}
+    (beside or parser).add_argument(option, **(server if beside else server | {"required": True}))
     connection_arguments(parser)
 
 
@@ -95,15 +103,15 @@ def _add_publish(verbs: Any, run: Runner) -> None:
     parser = verb_parser(
         verbs,
         "publish",
-        "put JSON lines into a log",
-        "publish changes.jsonl --data facts --producer import-7 --acks",
+        "put JSON lines into a log, or send them to a server",
+        "publish changes.jsonl --to localhost:7373 --producer import-7 --acks",
         description="Reads one delta a line, keeps it, and ends with one JSON line of totals. Exit status 1 "
         "where a line was refused; the others are kept all the same.",
     )
     parser.add_argument(
         "files", metavar="FILE", nargs="*", default=["-"], help="JSON lines; - or none: standard input"
     )
-    data_argument(parser)
+    place_arguments(parser, "--to", "a server; several times: addresses of one, tried in turn")
     parser.add_argument(
         "--producer",
         metavar="NAME",
@@ -114,15 +122,19 @@ def _add_publish(verbs: Any, run: Runner) -> None:
         "--acks", action="store_true", help="one JSON line for each delta as it is acknowledged or refused"
     )
     parser.add_argument(
-        "--ack-level", choices=ACK_LEVELS, default="durable", help="what is waited for; default: durable"
+        "--ack-level",
+        choices=ACK_LEVELS,
+        help="what is waited for; default: durable, and of a server the most that it grants",
     )
 
     def start(options: Namespace) -> int:
+        from delta_prop.commands.connecting import link_of
         from delta_prop.commands.publish import Job, publish
         from delta_prop_wire.delta import AckLevel
 
-        level = AckLevel[options.ack_level.upper()]
-        job = Job(options.files, options.data, options.producer, acks=options.acks, level=level)
+        level = None if options.ack_level is None else AckLevel[options.ack_level.upper()]
+        to = link_of(options) if options.data is None else options.data
+        job = Job(options.files, to, options.producer, acks=options.acks, level=level)
         return run(lambda: publish(job))
 
     parser.set_defaults(run=start)
@@ -290,14 +302,26 @@ def _add_get(verbs: Any) -> None:
     parser.set_defaults(run=start)
 
 
-def _add_status(verbs: Any) -> None:
-    parser = verb_parser(verbs, "status", "the state of a data directory", "status --data facts --json")
-    data_argument(parser)
+def _add_status(verbs: Any, run: Runner) -> None:
+    parser = verb_parser(
+        verbs,
+        "status",
+        "the state of a data directory, or of a server",
+        "status --data facts --json | delta-prop status --http localhost:7374",
+        description="Exit status 1 where a directory is damaged, or a server not ready.",
+    )
+    place_arguments(parser, "--http", "a server's HTTP port")
     json_argument(parser)
 
     def start(options: Namespace) -> int:
-        from delta_prop.commands.look import status
+        if options.data is not None:
+            from delta_prop.commands.look import status
 
-        return status(options.data, as_json=options.json)
+            return status(options.data, as_json=options.json)
+        from delta_prop.commands.connecting import link_of
+        from delta_prop.commands.top import status as status_of
+
+        link = link_of(options)
+        return run(lambda: status_of(link, as_json=options.json))
 
     parser.set_defaults(run=start)

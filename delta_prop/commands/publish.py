@@ -7,7 +7,7 @@ up to the watermark are answered from what the log says of them, the others are 
 from __future__ import annotations
 
 import json
-from contextlib import suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,10 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.checks import is_transform
+from delta_prop.client import Producer
 from delta_prop.commands import edge
 from delta_prop.commands.places import name_fault
+from delta_prop.commands.sending import Kept, LocalSender, RemoteSender, of_line
 from delta_prop.embedded import Propagator
 from delta_prop_wire.delta import AckLevel, Source
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
@@ -24,28 +26,29 @@ from delta_prop_wire.jsonlines import delta_from_line
 from delta_prop_wire.spec import VECTOR_ID_BYTES_MAX, ErrorCode
 
 if TYPE_CHECKING:
-    from delta_prop.producer import Producer
-    from delta_prop.receipt import Receipt
+    from collections.abc import AsyncIterator
+
+    from delta_prop.commands.connecting import Link
+    from delta_prop.commands.sending import Sender
     from delta_prop_wire.delta import Delta
 
 OK, FAILED = 0, 1
 IN_FLIGHT_MAX = 4_000
 IN_FLIGHT_BYTES_MAX = 32 * 1024 * 1024
-STUCK_S_MAX = 60.0
-"""How long the same refusals may stand in the way before the import ends; it can be repeated."""
-_AGAIN_S = 0.02
 _GIVE_WAY_LINES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to publish where. `producer` None: under a name drawn for this once."""
+    """What to publish where: into a directory, or over a link. `producer` None: under a name drawn for this
+    once; `level` None: the most that the server grants.
+    """
 
     files: list[str]
-    data: str
+    to: str | Link
     producer: str | None = None
     acks: bool = False
-    level: AckLevel = AckLevel.DURABLE
+    level: AckLevel | None = None
 
 
 @dataclass(slots=True)
@@ -69,27 +72,39 @@ async def publish(job: Job) -> int:
     source = edge.Input(job.files)
     import_: _Import | None = None
     try:
-        async with Propagator(data=job.data) as p:
-            producer = p.producer(name, ack_level=job.level)
-            import_ = _Import(producer, acks=job.acks)
+        async with _sender(job, name) as sender:
+            import_ = _Import(sender, acks=job.acks)
             await import_.run(source)
-    finally:  # what was in flight at an interruption has its answer when the propagator is closed
+    finally:  # what was in flight at an interruption has its answer when the sender is closed
         if import_ is not None:
             import_.progress.end()
             edge.put(json.dumps(import_.told()))
     return FAILED if import_.totals.refused else OK
 
 
+@asynccontextmanager
+async def _sender(job: Job, name: str) -> AsyncIterator[Sender]:
+    """Who sends. Raises UsageError, Refused, OSError."""
+    if isinstance(job.to, str):
+        async with Propagator(data=job.to) as p:
+            level = AckLevel.DURABLE if job.level is None else job.level
+            yield LocalSender(p.producer(name, ack_level=level))
+    else:
+        link = job.to
+        async with Producer(
+            link.addresses, name=name, token=link.token, tls=link.tls, ack_level=job.level
+        ) as producer:
+            yield RemoteSender(producer)
+
+
 @dataclass(slots=True)
 class _Import:
-    producer: Producer
+    sender: Sender
     acks: bool
     totals: Totals = field(default_factory=Totals)
     progress: edge.Progress = field(default_factory=edge.Progress)
     _sizes: dict[int, int] = field(default_factory=dict)  # of the lines in flight, in bytes
     _bytes: int = 0
-    _standing: dict[int, Refused] = field(default_factory=dict)  # refusals that may pass
-    _moved_at: float = 0.0
     _change: anyio.Event = field(default_factory=anyio.Event)
     _scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _failure: Exception | None = None
@@ -146,54 +161,25 @@ class _Import:
         """Send it once there is room for it. Raises Refused."""
         self._sizes[number] = size
         self._bytes += size
-        while True:
-            try:
-                sent = self.producer.offer_numbered(number, delta, lambda told: self._note(number, told))
-            except Refused as refusal:
-                if not refusal.retryable:
-                    self._done(number)
-                    raise
-                self._stands(number, refusal)
-                await anyio.sleep(_AGAIN_S)
-            else:
-                break
-        if not sent:
+        try:
+            await self.sender.send(number, delta, lambda told: self._note(number, told))
+        except Refused:
             self._done(number)
-            self._answer(number, delta)
+            raise
 
-    def _answer(self, number: int, delta: Delta) -> None:
-        """A line that was dealt with by an earlier run."""
-        outcome = self.producer.outcome(number, delta.priority)
-        if isinstance(outcome, ErrorCode):
-            what = "left out" if outcome is ErrorCode.DOT_REUSED else "refused for good"
-            cure = "publish it under another producer name, or as another line"
-            self._refused(number, Refused(outcome, f"{what} when this producer published before: {cure}"))
-        else:
-            self._acknowledged(number, outcome, duplicate=True)
-
-    def _note(self, number: int, told: Receipt) -> None:
-        refusal = told.refusal()
-        if refusal is not None and refusal.retryable:
-            self._stands(number, refusal)
-        else:
+    def _note(self, number: int, told: Kept | Refused) -> None:
+        if isinstance(told, Kept):
             self._done(number)
-            if refusal is not None:
-                self._refused(number, refusal)
-            else:
-                published = told.result()
-                first = published.duplicates.get(0, published.offset)
-                self._acknowledged(number, first, duplicate=published.duplicate)
+            self._acknowledged(number, told)
+        elif told.voids or told.code is ErrorCode.DOT_REUSED:
+            self._done(number)
+            self._refused(number, told)
+        else:  # the line is not at fault, and stays unanswered
+            self._fail(of_line(number, told))
         self._change.set()
 
     def _done(self, number: int) -> None:
         self._bytes -= self._sizes.pop(number)
-        self._standing.pop(number, None)
-        self._moved_at = edge.now()
-
-    def _stands(self, number: int, refusal: Refused) -> None:
-        if not self._standing:
-            self._moved_at = edge.now()
-        self._standing[number] = refusal
 
     # --- waiting
 
@@ -205,17 +191,10 @@ class _Import:
             self._tell()
 
     async def _keep_sending(self) -> None:
-        """Send again what was refused for now, until nothing has moved for too long."""
-        while True:
-            await anyio.sleep(_AGAIN_S)
-            if not self._standing:
-                continue
-            with suppress(Refused):  # those that stay stand there, or come again with the next line
-                self.producer.resend()
-            for number, refusal in list(self._standing.items())[:1]:
-                stuck = edge.now() - self._moved_at > STUCK_S_MAX
-                if stuck or (refusal.code is ErrorCode.LOG_FAILED and refusal.retry_after_ms is None):
-                    self._fail(Refused(refusal.code, f"line {number}: {refusal.message}"))
+        try:
+            await self.sender.run()
+        except Refused as refusal:  # a task group would wrap it
+            self._fail(refusal)
 
     def _fail(self, error: Exception) -> None:
         self._failure = self._failure or error
@@ -223,13 +202,13 @@ class _Import:
 
     # --- telling
 
-    def _acknowledged(self, number: int, offset: int | None, *, duplicate: bool) -> None:
-        totals = self.totals
+    def _acknowledged(self, number: int, told: Kept) -> None:
+        totals, offset = self.totals, told.offset
         totals.acknowledged += 1
-        totals.duplicates += duplicate
+        totals.duplicates += told.duplicate
         totals.next_offset = max(totals.next_offset, 0 if offset is None else offset + 1)
         if self.acks:
-            self._put({"line": number, "offset": offset, "duplicate": duplicate})
+            self._put({"line": number, "offset": offset, "duplicate": told.duplicate})
 
     def _refused(self, number: int, refusal: Refused) -> None:
         self.totals.refused += 1

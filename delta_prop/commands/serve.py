@@ -81,7 +81,7 @@ class _Serving:
         self._configuration = configuration
         self._world = world
         self._access = _access(configuration, world)
-        self._overview = Overview(version=version("delta-prop"))
+        self._overview = Overview(version=version("delta-prop"), now=world.clock.now)
         self._whole = anyio.CancelScope()
         self._service: Service | None = None
 
@@ -150,7 +150,7 @@ class _Serving:
                     self._service = overview.service = service
                     self._say_ready(address.port, http_port, p)
             finally:
-                overview.propagator = overview.service = None
+                overview.propagator = None
 
     def _say_ready(self, port: int, http_port: int, propagator: Propagator) -> None:
         wanted = self._configuration

@@ -1,10 +1,10 @@
-"""How the verbs around a server are called: `serve`, `config`. Loads nothing that they need."""
+"""How the verbs around a server are called: `serve`, `top`, `config`. Loads nothing that they need."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.commands.parsers import directory, verb_parser
+from delta_prop.commands.parsers import directory, server_arguments, verb_parser
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -18,6 +18,7 @@ LOG_FORMATS = ("auto", "json", "text")
 def add_server_verbs(verbs: Any, run: Runner) -> None:
     """Add them all; `run` runs a coroutine to its end."""
     _add_serve(verbs, run)
+    _add_top(verbs, run)
     _add_config(verbs)
 
 
@@ -72,6 +73,30 @@ def _add_serve(verbs: Any, run: Runner) -> None:
         }
         configuration = configured(options.config, given)
         return run(lambda: serve(configuration))
+
+    parser.set_defaults(run=start)
+
+
+# --- top
+
+
+def _add_top(verbs: Any, run: Runner) -> None:
+    parser = verb_parser(
+        verbs,
+        "top",
+        "a live view of a server: rates, queue, sinks, connections",
+        "top --http localhost:7374",
+        description="Draws anew each second until it is interrupted; once, where there is no terminal.",
+    )
+    server_arguments(parser, "--http", "the server's HTTP port")
+    parser.add_argument("--once", action="store_true", help="draw once, and end")
+
+    def start(options: Namespace) -> int:
+        from delta_prop.commands.connecting import link_of
+        from delta_prop.commands.top import top
+
+        link = link_of(options)
+        return run(lambda: top(link, once=options.once))
 
     parser.set_defaults(run=start)
 

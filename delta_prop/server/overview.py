@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from delta_prop.server.look import plain
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from delta_prop.embedded import Propagator
     from delta_prop.server.counters import Counters
     from delta_prop.statistics import Statistics
@@ -35,20 +37,25 @@ class Served(Protocol):
 
 
 class Overview:
-    """A `Look`. Whoever starts the server sets `propagator` and `service` as they open, None as they end."""
+    """A `Look`. Whoever starts the server sets `propagator` and `service` as they open; the propagator to
+    None before it ends.
+    """
 
-    def __init__(self, *, version: str) -> None:
+    def __init__(self, *, version: str, now: Callable[[], float] | None = None) -> None:
+        """`now`: monotonic seconds, for how long it is up already."""
         self.propagator: Propagator | None = None
         self.service: Served | None = None
         self._version = version
+        self._now = now
+        self._began = 0.0 if now is None else now()
 
     def ready(self) -> str | None:
         """None where deltas are taken, else why not."""
+        if self.service is not None and self.service.ending:
+            return ENDING
         statistics = self.statistics()
         if statistics is None or self.service is None:
             return STARTING
-        if self.service.ending:
-            return ENDING
         failed = statistics.reopening is not None and statistics.reopening.failed
         return LOG_FAILED if failed else None
 
@@ -56,6 +63,8 @@ class Overview:
         """The server as a whole: what it is, what it counts, its log, its connections."""
         reason, statistics = self.ready(), self.statistics()
         told: dict[str, Any] = {"version": self._version, "ready": reason is None, "reason": reason}
+        if self._now is not None:
+            told["uptime_s"] = round(self._now() - self._began, 1)
         if self.propagator is not None and statistics is not None:
             log = self.propagator.inside().log
             told |= {"log_id": log.log_id.hex(), "epoch": log.epoch}

@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.delta_prop.commands.served import served
 from tests.delta_prop.commands.support import Command
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -16,3 +18,13 @@ if TYPE_CHECKING:
 def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     """The command on a data directory of its own."""
     return Command(tmp_path, capsys)
+
+
+@pytest.fixture(params=["directory", "server"])
+def either(command: Command, request: pytest.FixtureRequest) -> Iterator[Command]:
+    """The command on a data directory, and on a server."""
+    if request.param == "directory":
+        yield command
+    else:
+        with served(command.data) as command.places:
+            yield command

@@ -13,6 +13,11 @@ from delta_prop.cli import main
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tests.delta_prop.commands.served import Places
+
+
+OVER_0XD3 = {"publish": "--to", "subscribe": "--from"}
+
 
 @dataclass
 class Done:
@@ -28,7 +33,9 @@ class Done:
 
 
 class Command:
-    """The command on one data directory."""
+    """The command on one data directory; where `places` is set, on the server that has it."""
+
+    places: Places | None = None
 
     def __init__(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.data = tmp_path / "facts"
@@ -37,7 +44,10 @@ class Command:
 
     def __call__(self, *arguments: object) -> Done:
         self._capsys.readouterr()
-        status = main([*map(str, arguments), "--data", str(self.data)])
+        place = ["--data", str(self.data)]
+        if self.places is not None and arguments[0] in OVER_0XD3:
+            place = [OVER_0XD3[str(arguments[0])], self.places.to]
+        status = main([*map(str, arguments), *place])
         shown = self._capsys.readouterr()
         return Done(status, shown.out, shown.err)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from delta_prop.commands import edge, publish
+from delta_prop.commands import edge, publish, sending
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
 from delta_prop_broker.local_disk import LocalDisk, LocalFile
@@ -36,8 +36,8 @@ def acks(done: Done) -> dict[int, dict[str, Any]]:
     return found
 
 
-def test_each_line_is_answered_and_totals_end_it(command: Command) -> None:
-    done = command.publish(many(3), "--acks")
+def test_each_line_is_answered_and_totals_end_it(either: Command) -> None:
+    done = either.publish(many(3), "--acks")
     assert done.status == 0
     assert done.lines[:-1] == [{"line": n + 1, "offset": n, "duplicate": False} for n in range(3)]
     totals = done.lines[-1]
@@ -53,25 +53,25 @@ def test_each_line_is_answered_and_totals_end_it(command: Command) -> None:
     assert done.err == ""
 
 
-def test_without_acks_only_totals_are_printed(command: Command) -> None:
-    done = command.publish(many(3))
+def test_without_acks_only_totals_are_printed(either: Command) -> None:
+    done = either.publish(many(3))
     assert [line["acknowledged"] for line in done.lines] == [3]
 
 
-def test_lines_without_a_producer_are_new_each_time(command: Command) -> None:
-    command.publish(many(2))
-    assert command.publish(many(2), "--acks").lines[0]["offset"] == 2
+def test_lines_without_a_producer_are_new_each_time(either: Command) -> None:
+    either.publish(many(2))
+    assert either.publish(many(2), "--acks").lines[0]["offset"] == 2
 
 
-def test_the_same_lines_under_the_same_name_have_one_effect(command: Command) -> None:
-    first = acks(command.publish(many(5), "--producer", "import", "--acks"))
-    again = command.publish(many(8), "--producer", "import", "--acks")
+def test_the_same_lines_under_the_same_name_have_one_effect(either: Command) -> None:
+    first = acks(either.publish(many(5), "--producer", "import", "--acks"))
+    again = either.publish(many(8), "--producer", "import", "--acks")
     told = acks(again)
     assert [told[n]["offset"] for n in range(1, 9)] == list(range(8))
     assert [told[n]["duplicate"] for n in range(1, 9)] == [True] * 5 + [False] * 3
     assert [told[n]["offset"] for n in first] == [first[n]["offset"] for n in first]
     assert again.lines[-1]["duplicates"] == 5
-    shown = command("log", "show", "--json").lines
+    shown = either("log", "show", "--json").lines
     assert [row["vector_id"] for row in shown] == [f"v{n}" for n in range(8)]
     assert {row["dot"].partition(":")[2] for row in shown} == {str(n) for n in range(1, 9)}
 
@@ -87,8 +87,8 @@ MIXED = [
 ]
 
 
-def test_a_bad_line_is_refused_alone_and_again_when_it_is_repeated(command: Command) -> None:
-    done = command.publish(MIXED, "--producer", "mixed", "--acks")
+def test_a_bad_line_is_refused_alone_and_again_when_it_is_repeated(either: Command) -> None:
+    done = either.publish(MIXED, "--producer", "mixed", "--acks")
     assert done.status == 1
     told = acks(done)
     assert {n: told[n].get("error", "") for n in told} == {
@@ -101,7 +101,7 @@ def test_a_bad_line_is_refused_alone_and_again_when_it_is_repeated(command: Comm
     }
     assert all(told[n]["message"] for n in (1, 5, 6))
     assert done.lines[-1]["refused"] == 3
-    again = command.publish(MIXED, "--producer", "mixed", "--acks")
+    again = either.publish(MIXED, "--producer", "mixed", "--acks")
     repeated = acks(again)
     assert again.status == 1
     for n, ack in told.items():
@@ -110,48 +110,48 @@ def test_a_bad_line_is_refused_alone_and_again_when_it_is_repeated(command: Comm
         assert repeated[n].get("duplicate") in (None, True)
 
 
-def test_a_line_that_was_left_out_is_not_taken_for_one_that_was_kept(command: Command) -> None:
-    command.publish(["no JSON", created("a")], "--producer", "corrected")
-    done = command.publish([created("b"), created("a")], "--producer", "corrected", "--acks")
+def test_a_line_that_was_left_out_is_not_taken_for_one_that_was_kept(either: Command) -> None:
+    either.publish(["no JSON", created("a")], "--producer", "corrected")
+    done = either.publish([created("b"), created("a")], "--producer", "corrected", "--acks")
     told = acks(done)
     assert told[1]["error"] == "DOT_REUSED"
     assert "another producer name" in told[1]["message"]
     assert told[2]["duplicate"] is True
 
 
-def test_without_acks_refused_lines_are_told_on_standard_error(command: Command) -> None:
-    done = command.publish(["no JSON", created("a")])
+def test_without_acks_refused_lines_are_told_on_standard_error(either: Command) -> None:
+    done = either.publish(["no JSON", created("a")])
     assert done.status == 1
     assert done.err.startswith("delta-prop: line 1: INVALID_DELTA")
     assert done.err.count("\n") == 1
 
 
-def test_ids_that_were_accepted_before_are_answered_with_their_first_offset(command: Command) -> None:
+def test_ids_that_were_accepted_before_are_answered_with_their_first_offset(either: Command) -> None:
     line = created("a", id="00" * 16)
-    command.publish([line])
-    done = command.publish([line], "--acks")
+    either.publish([line])
+    done = either.publish([line], "--acks")
     assert done.lines[0] == {"line": 1, "offset": 0, "duplicate": True}
 
 
-def test_more_lines_than_are_in_flight_at_once(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_lines_than_are_in_flight_at_once(either: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "IN_FLIGHT_MAX", 3)
-    assert command.publish(many(50)).lines[-1]["acknowledged"] == 50
+    assert either.publish(many(50)).lines[-1]["acknowledged"] == 50
 
 
-def test_several_files_are_one_stream_of_lines(command: Command, tmp_path: Path) -> None:
+def test_several_files_are_one_stream_of_lines(either: Command, tmp_path: Path) -> None:
     (tmp_path / "a").write_text(created("a"))  # no end of line
     (tmp_path / "b").write_text(created("b") + "\r\n" + created("c"))
-    done = command("publish", tmp_path / "a", tmp_path / "b", "--acks")
+    done = either("publish", tmp_path / "a", tmp_path / "b", "--acks")
     assert [ack["line"] for ack in done.lines[:-1]] == [1, 2, 3]
 
 
 def test_a_line_that_is_too_long_is_refused_and_passed_over(
-    command: Command, monkeypatch: pytest.MonkeyPatch
+    either: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delta_prop.commands.edge.LINE_BYTES_MAX", 200)
     monkeypatch.setattr("delta_prop_wire.jsonlines.LINE_BYTES_MAX", 200)
     monkeypatch.setattr("delta_prop.commands.edge._CHUNK_BYTES", 64)
-    done = command.publish(["x" * 1000, created("a")], "--acks")
+    done = either.publish(["x" * 1000, created("a")], "--acks")
     told = acks(done)
     assert "split" in told[1]["message"]
     assert told[2]["offset"] == 0
@@ -195,7 +195,7 @@ async def import_into_a_full_log(
     """What the log got after it had been full for a while, or for good; why the import ended early."""
     async with Propagator(Settings(log_deltas_max=10)) as p:
         p._log.hold("slow", lambda: 0)
-        running = publish._Import(p.producer("import"), acks=False)
+        running = publish._Import(sending.LocalSender(p.producer("import")), acks=False)
         seen: list[str] = []
         ended: ErrorCode | None = None
         async with anyio.create_task_group() as tasks:
@@ -236,7 +236,7 @@ def test_lines_wait_for_room_and_keep_their_order(count: int, tmp_path: Path) ->
 
 
 def test_an_import_that_gets_nowhere_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publish, "STUCK_S_MAX", 0.2)
+    monkeypatch.setattr(sending, "STUCK_S_MAX", 0.2)
     source = lines_file(tmp_path, 30)
     seen, totals, ended = anyio.run(lambda: import_into_a_full_log(source, 30, release=False))
     assert (len(seen), totals.acknowledged, totals.refused) == (10, 10, 0)

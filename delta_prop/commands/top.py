@@ -1,0 +1,99 @@
+"""`top`, and `status` and `sinks` of a running server: what its HTTP port tells, for eyes or as JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from delta_prop.commands import edge
+from delta_prop.commands.look import shown
+from delta_prop.commands.screen import Shot, screen
+from delta_prop.commands.web import NotTold, Web
+from delta_prop.world import real_world
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop.commands.connecting import Link
+
+OK, FAILED = 0, 1
+DRAW_S = 1.0
+
+
+def web_of(link: Link) -> Web:
+    """The HTTP port that somebody named. Raises UsageError."""
+    network = real_world().network
+    assert network is not None
+    return Web(network, link)
+
+
+async def status(link: Link, *, as_json: bool) -> int:
+    """The server's state; exit status 1 where it is not ready. Raises UsageError, NotTold."""
+    async with web_of(link) as web:
+        told: dict[str, Any] = await web.get("/api/status")
+    if as_json:
+        edge.put(json.dumps(told))
+    else:
+        flat = dict(_flat(told))
+        width = max(map(len, flat))
+        edge.put_all(f"{name:{width}}  {shown(value)}" for name, value in flat.items())
+    return OK if told["ready"] else FAILED
+
+
+async def sinks(link: Link, *, as_json: bool) -> int:
+    """Each attached sink, and how far it is. Raises UsageError, NotTold."""
+    async with web_of(link) as web:
+        told: list[dict[str, Any]] = await web.get("/api/sinks")
+    if as_json:
+        edge.put_all(map(json.dumps, told))
+        return OK
+    edge.put(f"{'name':24}  {'state':13}  {'offset':>12}  {'lag':>12}  {'quarantined':>11}  notes")
+    for one in told:
+        numbers = f"{one['applied']:>12,}  {one['lag']:>12,}  {one['quarantined']:>11,}"
+        edge.put(f"{one['name']:24}  {one['state']:13}  {numbers}  {one['reason'] or ''}".rstrip())
+    return OK
+
+
+async def top(link: Link, *, once: bool) -> int:
+    """Draw what happens each second, until interrupted; once where there is no terminal.
+
+    Raises UsageError; NotTold where it cannot even be asked at the start.
+    """
+    async with web_of(link) as web:
+        shot = await _look(web)
+        if once or not edge.Canvas.possible():
+            width, _ = edge.terminal_size()
+            edge.put_all(iter(screen(shot, None, name=web.name, width=width, height=1_000)))
+            return OK
+        with edge.Canvas() as canvas:
+            before: Shot | None = None
+            while True:
+                width, height = edge.terminal_size()
+                canvas.draw(screen(shot, before, name=web.name, width=width, height=height))
+                before, shot = shot, await _next_look(web, canvas)
+
+
+async def _next_look(web: Web, canvas: edge.Canvas) -> Shot:
+    """After a pause. While it cannot be had, the last one stays, with why there is no newer one."""
+    while True:
+        await anyio.sleep(DRAW_S)
+        try:
+            return await _look(web)
+        except NotTold as failure:
+            canvas.note(str(failure))
+
+
+def _flat(told: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """One value a name, `log.next_offset`; of lists how many there are."""
+    for name, value in told.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{above}{name}.")
+        else:
+            yield above + name, len(value) if isinstance(value, list) else value
+
+
+async def _look(web: Web) -> Shot:
+    status, sinks = await web.get("/api/status"), await web.get("/api/sinks")
+    return Shot(edge.now(), status, sinks)

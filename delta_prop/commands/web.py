@@ -1,0 +1,136 @@
+"""What a server tells over HTTP: one request after the other over one connection, which is made again once.
+
+It takes JSON objects and lists of bounded size alone, and waits for nothing longer than its deadline.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import h11
+
+from delta_prop.client.addresses import Address
+from delta_prop.server.settings import HTTP_PORT
+from delta_prop_wire.errors import DeltaPropError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from delta_prop.commands.connecting import Link
+    from delta_prop.ports import Network, Stream
+
+TIMEOUT_S = 10.0
+BODY_BYTES_MAX = 64 * 1024 * 1024
+_CHUNK_BYTES = 64 * 1024
+
+
+class NotTold(DeltaPropError):
+    """A server did not answer, or not with what was asked for; the message says why and what to do."""
+
+
+class Web:
+    """The HTTP port of one server. *Resources*: one connection, closed at the end of the `async with`."""
+
+    def __init__(self, network: Network, link: Link, *, timeout_s: float = TIMEOUT_S) -> None:
+        """`link` names one address. Raises UsageError where that is none."""
+        self._network = network
+        (text,) = link.addresses
+        address = Address.parse(text)
+        names_port = ":" in text.rpartition("]")[2]
+        self._address = address if names_port else address._replace(port=HTTP_PORT)
+        self._tls = link.tls
+        self.name = str(self._address)
+        self._headers = [("Host", self.name), ("Accept", "application/json")]
+        if link.token is not None:
+            self._headers.append(("Authorization", f"Bearer {link.token}"))
+        self._timeout_s = timeout_s
+        self._stream: Stream | None = None
+        self._connection = h11.Connection(h11.CLIENT)
+
+    async def __aenter__(self) -> Web:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._close()
+
+    async def get(self, path: str) -> Any:
+        """What stands at a path, as JSON. Raises NotTold."""
+        try:
+            with anyio.fail_after(self._timeout_s):
+                try:
+                    status, body = await self._asked(path)
+                except ConnectionError:
+                    if self._stream is None:  # it never was there
+                        raise
+                    await self._close()  # the server may have let it go while nothing was asked
+                    status, body = await self._asked(path)
+        except TimeoutError:
+            await self._close()
+            raise NotTold(f"{self.name} did not answer within {self._timeout_s:g} s: is it busy?") from None
+        except (OSError, h11.RemoteProtocolError) as error:
+            await self._close()
+            raise NotTold(
+                f"{self.name} cannot be asked ({error}): name the HTTP port that `serve` told as http=…"
+            ) from None
+        return _read(self.name, path, status, body)
+
+    async def _asked(self, path: str) -> tuple[int, bytes]:
+        """Ask, and take the whole answer. Raises OSError, RemoteProtocolError."""
+        if self._stream is None:
+            self._connection = h11.Connection(h11.CLIENT)
+            self._stream = await self._network.connect(
+                self._address.host, self._address.port, tls=self._tls, timeout_s=self._timeout_s
+            )
+        request = h11.Request(method="GET", target=path, headers=self._headers)
+        asked = self._connection.send(request), self._connection.send(h11.EndOfMessage())
+        await self._stream.send([part for part in asked if part])
+        status, parts, size = 0, list[bytes](), 0
+        while True:
+            event = await self._next_event(self._stream)
+            if isinstance(event, h11.Response):
+                status = event.status_code
+            elif isinstance(event, h11.Data):
+                size += len(event.data)
+                if size > BODY_BYTES_MAX:
+                    raise h11.RemoteProtocolError(f"it answers more than {BODY_BYTES_MAX} bytes")
+                parts.append(bytes(event.data))
+            elif isinstance(event, h11.EndOfMessage):
+                break
+        if self._connection.our_state is h11.DONE and self._connection.their_state is h11.DONE:
+            self._connection.start_next_cycle()
+        else:
+            await self._close()
+        return status, b"".join(parts)
+
+    async def _next_event(self, stream: Stream) -> Any:
+        while (event := self._connection.next_event()) is h11.NEED_DATA:
+            buffer = bytearray(_CHUNK_BYTES)
+            count = await stream.receive_into(memoryview(buffer))
+            if count == 0:
+                raise ConnectionError("it ended the connection")
+            self._connection.receive_data(bytes(buffer[:count]))
+        return event
+
+    async def _close(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with suppress(OSError):
+                await stream.aclose()
+
+
+def _read(name: str, path: str, status: int, body: bytes) -> Any:
+    try:
+        told = json.loads(body)
+    except ValueError:
+        told = None
+    if status in (401, 403):
+        raise NotTold(f"{name} tells {path} to who has an admin's token alone: give --token-file FILE")
+    if status != 200 or not isinstance(told, dict | list):
+        why = told.get("error") if isinstance(told, dict) else None
+        raise NotTold(f"{name} answers {path} with status {status}{f': {why}' if why else ''}")
+    return told

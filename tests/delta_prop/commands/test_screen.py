@@ -1,0 +1,129 @@
+"""What `top` draws: rates from two looks, everything within the screen, nothing that steers the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delta_prop.commands.screen import Shot, screen, shown_bytes, shown_s
+
+
+def sink(name: str, applied: int, lag: int, **more: Any) -> dict[str, Any]:
+    told = {"name": name, "state": "idle", "applied": applied, "lag": lag, "quarantined": 0, "reason": None}
+    return told | more
+
+
+def peer(client: str | None, dealt_with: int | None, **more: Any) -> dict[str, Any]:
+    told: dict[str, Any] = {"client": client, "address": "127.0.0.1:5", "token": None, "seconds": 3.2}
+    told |= {"open_frames": 1, "subscribed": dealt_with is not None, "dealt_with": dealt_with}
+    return told | {"behind": False} | more
+
+
+def shot(at_s: float, deltas: int, *, sinks: Any = (), peers: Any = (), **more: Any) -> Shot:
+    server = {"deltas_in": deltas, "deltas_out": 2 * deltas, "bytes_in": 1024 * deltas, "bytes_out": 0}
+    status: dict[str, Any] = {
+        "version": "1.2.3",
+        "reason": None,
+        "uptime_s": 7500,
+        "log": {
+            "first_offset": 0,
+            "next_offset": deltas,
+            "visible": deltas,
+            "bytes": 2048,
+            "bytes_max": 4096,
+        },
+        "queue": {"depth": 3, "capacity": 100},
+        "pending": {"pending_deltas": 0},
+        "pressure": {"level": "warn", "rate_limit": 250.0, "paced_by": "slow"},
+        "accepted": deltas,
+        "duplicates": 1,
+        "refused": 0,
+        "server": server | {"nacks": {"QUEUE_FULL": 2}},
+        "connections": list(peers),
+    }
+    return Shot(at_s, status | more, list(sinks))
+
+
+def drawn(now: Shot, before: Shot | None = None, *, width: int = 110, height: int = 40) -> list[str]:
+    return screen(now, before, name="h:1", width=width, height=height)
+
+
+def test_a_whole_screen() -> None:
+    before = shot(10, 1000, sinks=[sink("a", 900, 100)])
+    sinks = [sink("a", 1100, 400, quarantined=2, state="retrying", reason="the disk is full")]
+    peers = [peer("importer", None, token="imp"), peer(None, 1400, behind=True)]
+    assert drawn(shot(12, 1500, sinks=sinks, peers=peers), before) == [
+        "delta-prop 1.2.3 at h:1, up 2 h: ready",
+        "log      offsets 0 to 1,500, visible 1,500; 2.0 KiB of 4.0 KiB",
+        "in             250 deltas/s  250.0 KiB/s  accepted 1,500  repeated 1  refused 0",
+        "out            500 deltas/s        0 B/s  nacks: QUEUE_FULL 2",
+        "queue    3 of 100  waiting for their causes 0  pressure: warn, 250/s at most, by slow",
+        "",
+        "sink                  state                 offset          lag   deltas/s  quarantined",
+        "a                     retrying               1,100          400        100            2  "
+        "the disk is full",
+        "",
+        "2 connections, 1 subscribed, 1 behind",
+        "client                address                 token            since    open          lag",
+        "importer              127.0.0.1:5             imp                3 s       1            -",
+        "-                     127.0.0.1:5             -                  3 s       1          100",
+    ]
+
+
+def test_the_first_look_has_no_rates_and_a_restart_no_negative_ones() -> None:
+    assert "- deltas/s" in drawn(shot(1, 5))[2]
+    assert drawn(shot(2, 5), shot(1, 1000))[2].split()[1] == "0"
+
+
+@pytest.mark.parametrize("more", [{}, {"log": {}}])
+def test_a_server_that_starts_says_why_it_is_not_ready(more: dict[str, Any]) -> None:
+    status: dict[str, Any] = {"version": "1", "reason": "it is starting", "server": None, "connections": []}
+    starting = Shot(1, status | more, [])
+    assert drawn(starting) == ["delta-prop 1 at h:1: not ready: it is starting"]
+    assert drawn(shot(2, 5), starting)[0].endswith("ready")
+
+
+@settings(max_examples=25)
+@given(
+    sinks=st.integers(0, 50),
+    peers=st.integers(0, 50),
+    width=st.integers(20, 200),
+    height=st.integers(12, 60),
+    name=st.text(max_size=30),
+)
+def test_nothing_leaves_the_screen(sinks: int, peers: int, width: int, height: int, name: str) -> None:
+    now = shot(
+        2,
+        1000,
+        sinks=[sink(f"{name}{n}", 0, n) for n in range(sinks)],
+        peers=[peer(name, n) for n in range(peers)],
+    )
+    lines = drawn(now, shot(1, 0), width=width, height=height)
+    assert len(lines) <= height
+    assert all(len(line) <= width and line.isprintable() for line in lines)
+
+
+def test_of_too_many_those_that_are_furthest_behind_are_shown() -> None:
+    sinks = [sink(f"s{n}", 0, n) for n in range(30)]
+    lines = drawn(shot(2, 1000, sinks=sinks, peers=[peer(f"p{n}", n) for n in range(30)]), height=24)
+    assert any(line.startswith("s29 ") for line in lines)
+    assert not any(line.startswith("s0 ") for line in lines)
+    assert any(line.startswith("p0 ") for line in lines)
+    shown = [sum(line.startswith(f"{kind}{n} ") for line in lines for n in range(30)) for kind in "sp"]
+    assert [line for line in lines if line.startswith("and ")] == [
+        f"and {30 - count:,} more" for count in shown
+    ]
+
+
+def test_units() -> None:
+    assert [shown_bytes(size) for size in (0, 1023, 1536, 5 * 2**40, 2**60)] == [
+        "0 B",
+        "1,023 B",
+        "1.5 KiB",
+        "5.0 TiB",
+        "1,048,576.0 TiB",
+    ]
+    assert [shown_s(s) for s in (1.2, 99, 150, 7200, 400_000)] == ["1 s", "99 s", "2 min", "2 h", "5 d"]

@@ -1,0 +1,127 @@
+"""What a command asks of an HTTP port: answers as JSON, everything else in a sentence, in bounded time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from delta_prop.commands import web
+from delta_prop.commands.connecting import Link
+from delta_prop.commands.web import NotTold, Web
+from delta_prop.testing import VirtualNetwork, run_virtual
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from delta_prop.ports import Stream
+
+    Peer = Callable[[Stream, int], Awaitable[None]]
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s"
+
+
+def answer(body: bytes) -> bytes:
+    return OK % (len(body), body)
+
+
+class Scripted:
+    """An HTTP port that answers with these bytes, one connection after the other; None closes it."""
+
+    def __init__(self, *connections: list[bytes | None]) -> None:
+        self.connections = list(connections)
+        self.asked: list[bytes] = []
+
+    async def serve(self, stream: Stream) -> None:
+        buffer = bytearray(4096)
+        for one in self.connections.pop(0):
+            if one is None:
+                break
+            count = await stream.receive_into(memoryview(buffer))
+            self.asked.append(bytes(buffer[:count]))
+            await stream.send([one])
+        else:
+            await anyio.sleep_forever()
+        await stream.aclose()
+
+
+def ask(scripted: Scripted, *paths: str, token: str | None = None, host: str = "10.0.0.9:7374") -> list[Any]:
+    told: list[Any] = []
+    failures: list[Exception] = []
+
+    async def main() -> None:
+        network = VirtualNetwork(1)
+        listener = await network.listen("10.0.0.9", 7374)
+
+        async def accept() -> None:
+            while True:
+                stream = await listener.accept()
+                tasks.start_soon(scripted.serve, stream)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(accept)
+            try:
+                async with Web(network, Link((host,), token)) as one:
+                    told.extend([await one.get(path) for path in paths])
+            except (NotTold, UsageError) as failure:  # the task group would wrap it
+                failures.append(failure)
+            tasks.cancel_scope.cancel()
+
+    run_virtual(main)
+    for failure in failures:
+        raise failure
+    return told
+
+
+def test_answers_come_over_one_connection_in_pieces_too() -> None:
+    first = answer(b'{"a": 1}')
+    scripted = Scripted([first, answer(b"[2]")])
+    assert ask(scripted, "/api/status", "/api/sinks", token="t-1") == [{"a": 1}, [2]]
+    assert scripted.asked[0].startswith(b"GET /api/status HTTP/1.1\r\nHost: 10.0.0.9:7374\r\n")
+    assert b"Authorization: Bearer t-1\r\n" in scripted.asked[0]
+    assert scripted.asked[1].startswith(b"GET /api/sinks ")
+
+
+def test_the_port_is_7374_where_none_is_named() -> None:
+    assert ask(Scripted([answer(b"[]")]), "/", host="10.0.0.9") == [[]]
+
+
+def test_a_connection_that_was_let_go_is_made_again_once() -> None:
+    scripted = Scripted([answer(b"[1]"), None], [answer(b"[2]")])
+    assert ask(scripted, "/", "/") == [[1], [2]]
+    last = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 3\r\n\r\n[1]"
+    assert ask(Scripted([last], [answer(b"[2]")]), "/", "/") == [[1], [2]]
+
+
+@pytest.mark.parametrize(
+    ("connections", "said"),
+    [
+        ([[b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n"]], "an admin's token alone: give --token-file"),
+        ([[b'HTTP/1.1 503 X\r\nContent-Length: 14\r\n\r\n{"error":"no"}']], "with status 503: no"),
+        ([[answer(b"no JSON")]], "answers / with status 200"),
+        ([[b"\xd3\x01\r\n\r\n"]], "cannot be asked"),
+        ([[None], [None]], "it ended the connection"),
+        ([[]], "did not answer within 10 s"),
+        ([[answer(b"[%s]" % (b" " * 100))]], "more than 50 bytes"),
+    ],
+)
+def test_what_is_no_answer_is_told_in_a_sentence(
+    connections: list[list[bytes | None]], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web, "BODY_BYTES_MAX", 50)
+    with pytest.raises(NotTold) as told:
+        ask(Scripted(*connections), "/")
+    assert said in str(told.value)
+    assert str(told.value).startswith("10.0.0.9:7374 ")
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(NotTold, match=r"name the HTTP port that `serve` told as http=…"):
+        ask(Scripted(), "/", host="10.0.0.9:1")
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(UsageError, match="give host:port"):
+        ask(Scripted(), "/", host="http://x")
