@@ -36,9 +36,8 @@ def check_deltas(deltas: Sequence[Delta]) -> Priority:
     for row, delta in enumerate(deltas):
         if is_transform(delta):
             raise UsageError("a transform is read and resolved first: use the propagator's publish, alone")
-        for field, many in (("parents", delta.parents), ("topics", delta.topics)):
-            if not isinstance(many, tuple | list):
-                raise InvalidDelta(field, f"{many!r:.80} is a {type(many).__name__}: give a tuple", row=row)
+        if delta.parents != () or delta.topics != ():  # most deltas name neither
+            _check_tuples(delta, row)
         validate_delta(delta)
         if delta.priority != first.priority or delta.source != first.source:
             raise UsageError(
@@ -48,6 +47,12 @@ def check_deltas(deltas: Sequence[Delta]) -> Priority:
         if (delta.id is None) != (first.id is None):
             raise InvalidDelta("id", "give all deltas of one call an id, or none", row=row)
     return Priority(first.priority)
+
+
+def _check_tuples(delta: Delta, row: int) -> None:
+    for field, many in (("parents", delta.parents), ("topics", delta.topics)):
+        if not isinstance(many, tuple | list):
+            raise InvalidDelta(field, f"{many!r:.80} is a {type(many).__name__}: give a tuple", row=row)
 
 
 def is_transform(delta: Delta) -> bool:

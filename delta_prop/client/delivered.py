@@ -5,15 +5,18 @@ Pure.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from delta_prop.published import Delivered
+from delta_prop_wire.cutting import rows_of
 from delta_prop_wire.frames import BatchFrame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop_wire.batch import Batch
+    from delta_prop_wire.cutting import Row
     from delta_prop_wire.frames import DeltaFrame
 
 
@@ -24,11 +27,13 @@ class DeliveredBatch:
     Rows before `first` came before.
     """
 
-    __slots__ = ("_frame", "batch", "count", "first", "next_offset", "offset", "size")
+    __slots__ = ("_frame", "_next", "_rows", "batch", "count", "first", "next_offset", "offset", "size")
 
     def __init__(self, frame: BatchFrame | DeltaFrame, received: int, size: int) -> None:
         """`received`: everything below this offset came before. `size`: bytes of the frame."""
         self._frame = frame
+        self._rows: Iterator[Row] | None = None
+        self._next = 0  # the row that it gives next
         self.batch: Batch | None = frame.batch if isinstance(frame, BatchFrame) else None
         self.first = 0
         rows = 1 if self.batch is None else self.batch.count
@@ -43,19 +48,22 @@ class DeliveredBatch:
         return self.count
 
     def __iter__(self) -> Iterator[Delivered]:
-        return (self.row(row) for row in range(self.count))
+        frame = self._frame
+        if not isinstance(frame, BatchFrame):
+            return iter((self.row(0),) if self.count else ())
+        return (Delivered(*row) for row in islice(rows_of(frame), self.first, None))
 
     def row(self, row: int) -> Delivered:
-        """One of the rows that are new."""
-        frame = self._frame
+        """One of the rows that are new; quickest one after the other."""
+        frame, at = self._frame, self.first + row
         if not isinstance(frame, BatchFrame):
             assert frame.lamport is not None
             return Delivered(frame.sequence, frame.lamport, frame.delta)
-        stamp, offset = frame.stamp, self.offset_of(row)
-        assert stamp is not None
-        return Delivered(
-            offset, stamp.lamport + offset - frame.sequence, frame.batch.delta(self.first + row, stamp.source)
-        )
+        if self._rows is None or at < self._next:
+            self._rows, self._next = rows_of(frame), 0
+        found = next(islice(self._rows, at - self._next, None))
+        self._next = at + 1
+        return Delivered(*found)
 
     def offset_of(self, row: int) -> int:
         """Where one of the rows that are new stands in the log."""
