@@ -78,6 +78,7 @@ EDGE = (
     "delta_prop/commands/logs.py",
     "delta_prop/demo/edge.py",
     "delta_prop/sockets.py",
+    "delta_prop/streams.py",
     "delta_prop/synchronous.py",
     "delta_prop/tls.py",
     "delta_prop/tls_contexts.py",

@@ -209,6 +209,11 @@ class Subscriber:
         self._link.ring()
 
     @property
+    def manual(self) -> bool:
+        """Whether only `ack` acknowledges."""
+        return not self._auto
+
+    @property
     def cursor(self) -> Cursor | None:
         """Where to start another time: everything below it is done with."""
         return self._in.cursor
