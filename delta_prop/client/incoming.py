@@ -77,6 +77,7 @@ class Incoming:
         self._batches: deque[DeliveredBatch] = deque()
         self._row = 0  # of the first of them
         self._deltas = self._bytes = 0
+        self._left = Credit(0, 0)  # what the service may still send; below 0 where a frame was larger
         self._in_hand = 0  # the offset behind the last row that the reader was handed
         self._handed = 0  # and behind what follows it and is none of its business
         self._dealt_with = self._said = 0
@@ -220,7 +221,7 @@ class Incoming:
                 self._asked[request] = (number, answer)
                 parts.append(raw)
         if self.started and not any(number == self._first for number, _ in self._asked.values()):
-            ack = self._ack(session, now)
+            ack = self._ack(now)
             if ack is not None:
                 parts.append(session.connection.send(ack))
         return parts
@@ -257,7 +258,8 @@ class Incoming:
     def _subscribe(self, session: Session, number: int, answer: Answer, *, first: bool) -> bytes:
         wanted = self._wanted[number]
         if first:
-            wanted = replace(wanted, start=self._resume(), credit=self._room(), group=self._group)
+            self._left = self._room()
+            wanted = replace(wanted, start=self._resume(), credit=self._left, group=self._group)
         request, raw = session.request(wanted)
         self._asked[request] = (number, answer)
         return raw
@@ -308,6 +310,7 @@ class Incoming:
 
     def _deliver(self, frame: BatchFrame | DeltaFrame, size: int) -> None:
         batch = DeliveredBatch(frame, self.received, size)
+        self._left = Credit(self._left.deltas - batch.first - batch.count, self._left.bytes - size)
         if batch.count and not (batch.batch is not None and batch.batch.is_control):
             self._batches.append(batch)
             self._deltas += batch.count
@@ -339,8 +342,8 @@ class Incoming:
     def _done(self, offset: int) -> None:
         self._dealt_with = max(self._dealt_with, min(offset, self._handed))
 
-    def _ack(self, session: Session, now: float) -> Ack | None:
-        credit = self._due_credit(session)
+    def _ack(self, now: float) -> Ack | None:
+        credit = self._due_credit()
         due = self.unsaid and (
             credit is not None or (self._group is not None and now - self._said_at >= ACK_S)
         )
@@ -349,12 +352,11 @@ class Incoming:
         self._said, self._said_at = self._dealt_with, now
         return Ack(dealt_with=self._dealt_with, credit=credit)
 
-    def _due_credit(self, session: Session) -> Credit | None:
+    def _due_credit(self) -> Credit | None:
         """What to grant: when half of the window has been used and taken."""
-        left, room = session.connection.allowance.left, self._room()
-        if left is None:
-            return None
-        deltas, size = room.deltas - left.deltas, room.bytes - left.bytes
+        room, left = self._room(), self._left
+        deltas, size = max(room.deltas - left.deltas, 0), max(room.bytes - left.bytes, 0)
         if 2 * deltas < self._credit.deltas and 2 * size < self._credit.bytes:
             return None
-        return Credit(max(deltas, 0), max(size, 0))
+        self._left = Credit(left.deltas + deltas, left.bytes + size)
+        return Credit(deltas, size)

@@ -53,6 +53,10 @@ class User(Protocol):
         """What is to be sent now, within bounds; nothing: ask again when rung."""
         ...
 
+    def sent(self) -> None:
+        """What `to_send` gave is on its way."""
+        ...
+
     def wait_s(self, now: float) -> float | None:
         """When `to_send` may have something though nobody rings."""
         ...
@@ -201,6 +205,7 @@ class Link:
             if parts:
                 await stream.send(parts)
                 session.said(self._now())
+                user.sent()
                 continue
             self._bell = anyio.Event()
             wait_s, asked = session.beat_wait_s(now), user.wait_s(now) if session.open else None

@@ -80,6 +80,9 @@ class Producing:
             size += len(parts[-1])
         return parts
 
+    def sent(self) -> None:
+        """Nobody waits for that: an outcome is waited for."""
+
     def wait_s(self, now: float) -> float | None:
         """When something is to be sent though nobody asks for it."""
         return self.out.wait_s(now)

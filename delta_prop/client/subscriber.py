@@ -106,6 +106,7 @@ class Subscriber:
             deltas=deltas,
         )
         self._numbers = 1
+        self._sending = False
         self._in = Incoming(self._template, credit=Credit(*credit))
         self._exit = AsyncExitStack()
         self._state = "not open yet"
@@ -162,7 +163,7 @@ class Subscriber:
         await self._exit.__aexit__(*((type(error), error, None) if cancelled else (None, None, None)))
 
     async def _say_all(self) -> None:
-        while self._in.unsaid and self._in.failure is None:
+        while (self._in.unsaid or self._sending) and self._in.failure is None:
             self._in.say_now()
             self._link.ring()
             await self._change()
@@ -284,9 +285,13 @@ class Subscriber:
     def to_send(self, session: Session, now: float) -> list[bytes]:
         """Requests, grants, acknowledgements."""
         parts = self._in.to_send(session, now)
-        if parts:
-            self._changed.set()
+        self._sending = bool(parts)
         return parts
+
+    def sent(self) -> None:
+        """What was said is on its way."""
+        self._sending = False
+        self._changed.set()
 
     def wait_s(self, now: float) -> float | None:
         """When an acknowledgement is due."""
@@ -298,6 +303,7 @@ class Subscriber:
 
     def disconnected(self) -> None:
         """The connection is gone."""
+        self._sending = False
         self._in.disconnected()
         self._changed.set()
 

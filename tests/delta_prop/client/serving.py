@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
+from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
@@ -23,11 +24,18 @@ ADDRESS = "server:7373"
 class Site:
     """The server's host and the client's."""
 
-    def __init__(self, seed: int, conditions: Conditions | None, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        conditions: Conditions | None,
+        settings: dict[str, Any],
+        service: Settings | None = None,
+    ) -> None:
         self.network = VirtualNetwork(seed, conditions, host="server")
         self.world: World = virtual_world(seed, network=self.network.at("client"))
         self._own_world = virtual_world(seed + 1, network=self.network)
         self._settings = ServerSettings(host="server", allow_anonymous=True, **settings)
+        self._service_settings = service
         self.propagator: Propagator
         self.service: Service
         self._scope = anyio.CancelScope()
@@ -37,7 +45,7 @@ class Site:
         """Serve until `stop` or `kill`."""
         self._gone = anyio.Event()
         with anyio.CancelScope() as self._scope:
-            async with Propagator(world=self._own_world) as self.propagator:
+            async with Propagator(self._service_settings, world=self._own_world) as self.propagator:
                 self.service = Service(self.propagator, self._settings)
                 async with anyio.create_task_group() as tasks:
                     await tasks.start(self.service.run)
@@ -62,12 +70,13 @@ def with_service(
     seed: int = 1,
     conditions: Conditions | None = None,
     backend: Literal["asyncio", "trio"] = "asyncio",
+    log_deltas_max: int = 1_000_000,
     **settings: Any,
 ) -> None:
     """Run a story against a service."""
 
     async def run() -> None:
-        site = Site(seed, conditions, settings)
+        site = Site(seed, conditions, settings, Settings(log_deltas_max=log_deltas_max))
         async with anyio.create_task_group() as tasks:
             await tasks.start(site.run)
             with anyio.fail_after(3_600):
