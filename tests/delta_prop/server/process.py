@@ -1,0 +1,78 @@
+"""A server in a process of its own, as operators run it, and what the system says of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+START_S_MAX = 60.0
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(slots=True)
+class Served:
+    """One that runs."""
+
+    process: subprocess.Popen[str]
+    port: int
+    http_port: int
+
+    def cpu_s(self) -> float:
+        """Seconds of processor time so far."""
+        told = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(told[11]) + int(told[12])) / _TICKS
+
+    def rss_bytes(self) -> int:
+        """Resident memory."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1]) * 1024
+
+    def files(self) -> int:
+        """Open file descriptors."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@contextmanager
+def served(
+    data: Path, *options: str, env: Mapping[str, str] | None = None, errors: Path | None = None, port: int = 0
+) -> Iterator[Served]:
+    """`delta-prop serve`, ended by a signal at the end. `errors`: where its log goes."""
+    command = [sys.executable, "-m", "delta_prop", "serve", "--data", str(data), "--port", str(port)]
+    with open(errors or os.devnull, "a") as log:
+        process = subprocess.Popen(
+            [*command, "--http-port", "0", *options],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, **(env or {})},
+        )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("ready "), f"{line!r}; exit status {process.poll()}"
+        told = dict(part.split("=") for part in line.split()[1:])
+        yield Served(process, int(told["port"]), int(told["http"]))
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(START_S_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        assert process.stdout is not None
+        process.stdout.close()

@@ -1,0 +1,93 @@
+"""One subscriber stops reading; twenty others, at half of what goes, must not notice. In real time.
+
+Runs with and without it alternate. Neighbours on the machine disturb both alike, so what counts is the median
+of the ratios; where it is above its bound more pairs are run, and all are counted.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from delta_prop_wire.delta import AckLevel, make_origin
+from delta_prop_wire.frames import BatchFrame, Start, StartAt
+from tests.delta_prop.server.open_loop import ROWS, Client, Load, Run, median_ratio
+from tests.delta_prop.server.process import served
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.delta_prop.server.process import Served
+
+SUBSCRIBERS = 20
+PAIRS, TRIES = 5, 3
+P99_RATIO_MAX = 1.5
+CPU_RATIO_MAX = 1.2
+MEMORY_BYTES_MAX = 64 * 1024 * 1024
+SAMPLES_MIN_FULL = 10_000
+
+
+class Side(NamedTuple):
+    run: Run
+    cpu_us: float
+
+
+def test_one_that_stops_reading_disturbs_nobody_and_gets_everything(tmp_path: Path, full: bool) -> None:
+    seconds = 6.0 if full else 0.7
+    with served(tmp_path / "data", "--level", "logged") as server:
+        load = Load(server.port, make_origin(41, 2), SUBSCRIBERS, AckLevel.LOGGED)
+        peak = load.run(1.0, None)
+        rate = peak.frames / peak.seconds / 2
+        measured(server, load, seconds, rate)
+        before = server.rss_bytes()
+        pairs: list[tuple[Side, Side]] = []
+        while len(pairs) < PAIRS * TRIES:
+            pairs += [one_pair(server, load, seconds, rate) for _ in range(PAIRS)]
+            if within(pairs):
+                break
+        grown = server.rss_bytes() - before
+        print(told(pairs, rate, grown))
+        assert within(pairs), told(pairs, rate, grown)
+        assert grown <= MEMORY_BYTES_MAX
+        assert sum(len(one.run.latencies_s) for pair in pairs for one in pair) >= SAMPLES_MIN_FULL
+        load.close()
+
+
+def one_pair(server: Served, load: Load, seconds: float, rate: float) -> tuple[Side, Side]:
+    without = measured(server, load, seconds, rate)
+    stalled = Client(server.port)
+    stalled.subscribe(Start(StartAt.LATEST))
+    beside = measured(server, load, seconds, rate)
+    offsets: list[int] = []
+    while len(offsets) < beside.run.frames:
+        frame = stalled.next()
+        if isinstance(frame, BatchFrame):
+            offsets.append(frame.sequence)
+    assert offsets == list(range(offsets[0], offsets[0] + ROWS * beside.run.frames, ROWS))
+    stalled.close()
+    return without, beside
+
+
+def measured(server: Served, load: Load, seconds: float, rate: float) -> Side:
+    before = server.cpu_s()
+    run = load.run(seconds, rate)
+    return Side(run, (server.cpu_s() - before) * 1e6 / (run.frames * ROWS))
+
+
+def within(pairs: list[tuple[Side, Side]]) -> bool:
+    p99, cpu = ratios(pairs)
+    return p99 <= P99_RATIO_MAX and cpu <= CPU_RATIO_MAX
+
+
+def ratios(pairs: list[tuple[Side, Side]]) -> tuple[float, float]:
+    p99 = median_ratio([(a.run.p99_s, b.run.p99_s) for a, b in pairs])
+    return p99, median_ratio([(a.cpu_us, b.cpu_us) for a, b in pairs])
+
+
+def told(pairs: list[tuple[Side, Side]], rate: float, grown: int) -> str:
+    p99, cpu = ratios(pairs)
+    rows = [
+        f"p99 {a.run.p99_s * 1e3:.1f} / {b.run.p99_s * 1e3:.1f} ms, CPU {a.cpu_us:.2f} / {b.cpu_us:.2f} us"
+        for a, b in pairs
+    ]
+    title = f"{SUBSCRIBERS} subscribers, {rate * ROWS:,.0f} deltas/s: p99 x {p99:.2f}, CPU x {cpu:.2f}"
+    return "\n".join([f"{title}, memory + {grown / 2**20:.0f} MiB", *rows])
