@@ -18,10 +18,10 @@ from delta_prop_wire.delta import Delta, Dot, Source, opaque
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.frames import Ack, AckRange, Credit, Nack, OriginGrant
-from delta_prop_wire.spec import COUNTER_MAX
+from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from delta_prop.inside import Inside
     from delta_prop.receipt import Published
@@ -68,9 +68,9 @@ class Intake:
         rates: Rates,
         counters: Counters,
         ring: Callable[[], None],
-        audit: Callable[[Unauthorized, str], None],
+        audit: Callable[[Refused], None],
     ) -> None:
-        """`audit` is told of each refusal by the token, with the frame's type."""
+        """`audit` is told of each refusal."""
         self._chain = inside.chain
         self._now = inside.now
         self._level = inside.log.level
@@ -88,6 +88,8 @@ class Intake:
         self._nacks: deque[Nack] = deque()
         self._owed_deltas = self._owed_bytes = 0
         self._closed = False
+        self.unauthorized = False
+        """Whether something came that the token does not allow: once that is told the connection ends."""
 
     @property
     def open_frames(self) -> int:
@@ -123,9 +125,12 @@ class Intake:
                 self._done(entry, refused, None)
                 return
             void = refused
+        lamport = frame.stamp.lamport if frame.stamp is not None and self.forwards else None
+        if lamport is not None and (leap := self._leap(lamport)) is not None:
+            self._done(entry, leap, None)
+            return
         receipt = Receipt()
         receipt.when_done(lambda told: self._settled(entry, told))
-        lamport = frame.stamp.lamport if frame.stamp is not None and self.forwards else None
         self._chain.offer(Sequenced(batch, self._session, receipt, lamport, void), self._now())
 
     def delta(self, frame: DeltaFrame, size: int) -> None:
@@ -175,16 +180,29 @@ class Intake:
     # --- what may come
 
     def _check(self, batch: Batch) -> None:
-        """What the token and the server's bounds say. Raises Refused."""
+        """What the token and the server's bounds say. Raises Refused. The rate comes first: what the scope
+        refuses is logged as void, and that must not go faster than the rest.
+        """
+        self._rates.take(self._grant, batch, self._now())
         if not self.forwards:
-            self._check_scope(batch.namespace_names, batch.kinds_mask, "BATCH")
+            self._grant.check_publish(batch.namespace_names, batch.kinds_mask)
             if not batch.plain and len(batch.clock) > self._settings.clock_entries_max:
                 raise InvalidDelta(
                     "clock",
                     f"has {len(batch.clock)} entries, allowed are {self._settings.clock_entries_max}: name "
                     "only what has changed",
                 )
-        self._rates.take(self._grant, batch, self._now())
+
+    def _leap(self, lamport: int) -> Refused | None:
+        """Why a forwarded Lamport number is not believed: one far ahead would use up all there are."""
+        here, ahead = self._chain.appender.lamport, self._settings.lamport_jump_max
+        if lamport <= here + ahead:
+            return None
+        return Refused(
+            ErrorCode.BAD_REQUEST,
+            f"Lamport number {lamport} is more than {ahead} (lamport_jump_max) above {here}, the highest "
+            "here: look at the service that gave it",
+        )
 
     def _check_delta(self, delta: Delta) -> None:
         if is_transform(delta):
@@ -195,14 +213,7 @@ class Intake:
             check_deltas([delta])
         except UsageError as error:
             raise InvalidDelta("delta", str(error)) from None
-        self._check_scope([delta.namespace], 1 << delta.operation.kind, "DELTA")
-
-    def _check_scope(self, namespaces: Iterable[str], kinds_mask: int, frame: str) -> None:
-        try:
-            self._grant.check_publish(namespaces, kinds_mask)
-        except Unauthorized as refused:
-            self._audit(refused, frame)
-            raise
+        self._grant.check_publish([delta.namespace], 1 << delta.operation.kind)
 
     # --- what became of it
 
@@ -216,8 +227,12 @@ class Intake:
     def _done(self, entry: _Open, refusal: Refused | None, published: Published | None) -> None:
         entry.done = True
         if refusal is not None:
+            if refusal.code is ErrorCode.UNAUTHORIZED and not isinstance(refusal, Unauthorized):
+                refusal = Unauthorized(refusal.message)  # the same words whatever the cause
+            self.unauthorized = self.unauthorized or isinstance(refusal, Unauthorized)
             self._nacks.append(Nack.of(entry.first, refusal))
             self._counters.nack(refusal.code)
+            self._audit(refusal)
         elif published is not None and entry.wanted:
             self._add_ranges(entry, published)
         self._owed_deltas += entry.count

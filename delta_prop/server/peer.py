@@ -194,8 +194,7 @@ class Peer:
         self._room_bytes = FREE_BYTES
 
     def _end_for(self, error: PeerError) -> None:
-        if self.grant is None:
-            self._hub.audit.refused(self.address, None, "HELLO", error)
+        self._hub.audit.refused(self.address, self.grant, "FRAME", error)
         self.end(self._connection.nack_of(error))
 
     def _take(self, frame: Frame) -> None:
@@ -261,7 +260,11 @@ class Peer:
         except Unauthorized as refused:
             self._unauthorized(refused, type(request).__name__, answers=sequence)
         except Refused as refused:
-            self._refuse(0, refused, answers=sequence)
+            if refused.code is ErrorCode.UNAUTHORIZED:  # the same words whatever the cause
+                unauthorized = Unauthorized(refused.message)
+                self._unauthorized(unauthorized, type(request).__name__, answers=sequence)
+            else:
+                self._refuse(0, refused, answers=sequence)
 
     def _hello(self, sequence: int, hello: Hello) -> None:
         first = self.grant is None
@@ -287,7 +290,7 @@ class Peer:
             rates=hub.rates,
             counters=hub.counters,
             ring=self.ring,
-            audit=lambda refused, what: self._hub.audit.refused(self.address, self.grant, what, refused),
+            audit=lambda refused: hub.audit.refused(self.address, grant, "DATA", refused),
         )
 
     def _welcome(self, sequence: int, hello: Hello, granted: list[OriginGrant], *, first: bool) -> None:
@@ -351,6 +354,7 @@ class Peer:
 
     def _refuse(self, sequence: int, refused: Refused, answers: int | None = None) -> None:
         self._hub.counters.nack(refused.code)
+        self._hub.audit.refused(self.address, self.grant, "REQUEST", refused)
         self._tell(Nack.of(sequence, refused, answers=answers))
 
     def _unauthorized(
@@ -382,7 +386,13 @@ class Peer:
 
     def answers(self) -> Sequence[Frame]:
         """What has become of what came in, not told yet."""
-        return () if self.intake is None else self.intake.answers(pressed=self._hub.pressed)
+        intake = self.intake
+        if intake is None:
+            return ()
+        told = intake.answers(pressed=self._hub.pressed)
+        if intake.unauthorized:
+            self._outbox.ending = True
+        return told
 
     def next_sending(self, now: float) -> Sending | None:
         """What is to be delivered next; None: nothing at the moment."""

@@ -135,6 +135,7 @@ class Service:
             self._connections.enter(stream.peer_host)
         except Refused as refused:
             hub.counters.connections_refused += 1
+            hub.audit.refused(stream.peer, None, "CONNECTION", refused)
             await _turn_away(stream, refused)
             return
         self._numbers += 1

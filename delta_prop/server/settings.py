@@ -52,6 +52,7 @@ class ServerSettings:
     token_burst: int = 100
     vector_rate: float = 0.0
     clock_entries_max: int = CLOCK_ENTRIES_MAX
+    lamport_jump_max: int = 1 << 32
 
     def __post_init__(self) -> None:
         for one in fields(self):

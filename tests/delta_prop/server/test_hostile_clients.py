@@ -1,4 +1,4 @@
-"""Mutated frames, lengths that lie, connections that say nothing or next to nothing: the server does not mind.
+"""Mutated frames, lengths that lie, connections that say nothing or next to nothing: nobody else minds.
 
 A server in a process of its own, honest clients beside it all the time.
 """

@@ -1,0 +1,91 @@
+"""A forwarder by frames alone: what its hello gets, what it may send, what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from delta_prop import Delta, opaque
+from delta_prop.embedded import Propagator
+from delta_prop_wire.delta import Source
+from delta_prop_wire.encode import encode_void
+from delta_prop_wire.frames import Ack, AckRange, BatchFrame, Nack
+from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.stamp import Stamp
+from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def stamped(frame: BatchFrame, lamport: int) -> BatchFrame:
+    return BatchFrame(frame.sequence, frame.batch, Stamp(lamport, Source.REPLICA), ack_wanted=True)
+
+
+async def test_a_forwarder_is_told_all_watermarks_in_pages() -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
+        origins = [ORIGIN + (number << 20) for number in range(1, 1_101)]
+        await producer.hello(*origins[:1_000])
+        await producer.hello(*origins[1_000:])
+        for number, origin in enumerate(origins):
+            await producer.send(opaque_batch(1, 2, origin=origin))
+            if number % 200 == 0:
+                await producer.until(Ack)
+        while p.statistics().accepted < 2 * len(origins):
+            await producer.next()
+        async with connected(address) as forwarder:
+            first = await forwarder.hello(source=Source.REPLICA, log_id=b"x" * 16)
+            second = await forwarder.until(Ack)
+            assert first.welcome is not None
+            assert second.welcome is not None
+            assert (first.welcome.more, second.welcome.more) == (True, False)
+            told = {one.origin: one.watermark for one in (*first.welcome.origins, *second.welcome.origins)}
+            assert {origin: told[origin] for origin in origins} == dict.fromkeys(origins, 2)
+            assert second.credit is not None
+
+
+async def test_what_it_forwards_keeps_its_lamport_number_and_control_rows_too() -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as forwarder:
+        await forwarder.hello(source=Source.REPLICA)
+        void = encode_void(origin=ORIGIN, base=4, count=1, code=ErrorCode.INVALID_DELTA)
+        await forwarder.send(
+            stamped(opaque_batch(1, 3, epoch=9), 100), BatchFrame(4, void, Stamp(103, Source.REPLICA), True)
+        )
+        await forwarder.told(4)
+        (first, second) = p.inside().log.read(0, rows_max=10, bytes_max=1_000_000)
+        assert (first.lamport, first.source, second.batch.is_control) == (100, Source.REPLICA, True)
+        await p.publish(Delta("a", opaque(b"x")))
+        (_, _, own) = p.inside().log.read(0, rows_max=10, bytes_max=1_000_000)
+        assert own.lamport == 104
+
+
+async def test_a_repeat_is_told_as_one() -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as forwarder:
+        await forwarder.hello(source=Source.REPLICA)
+        for _ in range(2):
+            await forwarder.send(stamped(opaque_batch(1, 3), 100))
+            ack = await forwarder.told(3)
+        assert ack.ranges == (AckRange(1, 3, 0, True),)
+        assert p.statistics().accepted == 3
+
+
+async def test_a_lamport_number_far_ahead_is_refused() -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as forwarder:
+        await forwarder.hello(source=Source.REPLICA)
+        await forwarder.send(stamped(opaque_batch(1, 3), 1 << 40))
+        nack = await forwarder.until(Nack)
+        assert nack.code is ErrorCode.BAD_REQUEST
+        assert p.statistics().accepted == 0
+
+
+async def test_only_a_forwarder_stamps_and_it_sends_nothing_else() -> None:
+    for source, frame in ((Source.LOCAL, stamped(opaque_batch(1), 1)), (Source.REPLICA, opaque_batch(1))):
+        async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
+            await client.hello(*([ORIGIN] if source is Source.LOCAL else []), source=source)
+            await client.send(frame)
+            nack = await client.until(Nack)
+            assert nack.code is ErrorCode.BAD_FRAME
+            assert await client.next() is None
