@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from delta_prop.server.limits import Rates
     from delta_prop.server.room import Room
     from delta_prop.server.settings import ServerSettings
+    from delta_prop_wire.compression import Compression
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +34,7 @@ class Hub:
     groups: Groups
     room: Room
     now: Callable[[], float]
+    codecs: tuple[Compression, ...] = field(default_factory=available)
     counters: Counters = field(default_factory=Counters)
     level: Level = Level.OK
     _numbers: int = 0
@@ -45,7 +47,7 @@ class Hub:
     @property
     def features(self) -> tuple[str, ...]:
         """What this server reads and writes beyond the basics."""
-        return tuple(codec.name.lower() for codec in available())
+        return tuple(codec.name.lower() for codec in self.codecs)
 
     def running_number(self) -> int:
         """The next number of a frame that has none of its own."""

@@ -18,7 +18,6 @@ from delta_prop.server.outbox import Outbox
 from delta_prop.server.outlet import Outlet
 from delta_prop.server.room import FREE_BYTES
 from delta_prop_wire.codec import NEED_BYTES
-from delta_prop_wire.compression import available
 from delta_prop_wire.connection import Connection
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Source
@@ -40,7 +39,7 @@ from delta_prop_wire.frames import (
     Welcome,
 )
 from delta_prop_wire.spec import VERSION, ErrorCode
-from delta_prop_wire.state import Role
+from delta_prop_wire.state import Phase, Role
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -312,7 +311,7 @@ class Peer:
                 log.level,
             )
             self._tell(Ack(0, credit=None if more else credit, answers=sequence, welcome=welcome))
-        self.codecs = frozenset(codec for codec in available() if codec.name.lower() in hello.features)
+        self.codecs = frozenset(one for one in self._hub.codecs if one.name.lower() in hello.features)
 
     def _subscribe(self, sequence: int, request: Subscription) -> None:
         grant = self.grant
@@ -387,7 +386,7 @@ class Peer:
     def answers(self) -> Sequence[Frame]:
         """What has become of what came in, not told yet."""
         intake = self.intake
-        if intake is None:
+        if intake is None or self._connection.phase is Phase.ENDED:  # after unsound bytes
             return ()
         told = intake.answers(pressed=self._hub.pressed)
         if intake.unauthorized:
@@ -418,11 +417,14 @@ class Peer:
 
     # --- what time brings
 
-    def tick(self, now: float) -> None:
-        """Once a second or so: heartbeats, silence, deadlines, how far it is, warnings."""
+    def tick(self, now: float, late_s: float) -> None:
+        """Now and then: heartbeats, silence, deadlines, how far it is, warnings. `late_s`: how long this
+        server was held up itself, which is not the client's silence.
+        """
         if self._outbox.ending:
             return
         settings = self._hub.settings
+        self._heard_at += late_s
         fault = self._fault(now)
         if fault is not None:
             logger.info("connection %d of %s ends: %s", self.number, self.address, fault)

@@ -171,11 +171,13 @@ class Service:
     async def _tick(self) -> None:
         hub = self._hub
         assert hub is not None
+        now = hub.now()
         while True:
+            due = now + TICK_S
             await anyio.sleep(TICK_S)
             now = hub.now()
             for peer in list(self._peers.values()):
-                peer.tick(now)
+                peer.tick(now, late_s=max(now - due, 0.0))
 
     async def _pass_on_pressure(self) -> None:
         hub = self._hub

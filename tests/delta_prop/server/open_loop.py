@@ -84,12 +84,18 @@ class Frames:
         self._rest = b""
         self.rows = 0
 
-    def receive(self, take: object = None) -> list[int]:
+    def beat(self) -> None:
+        """Say that it is there."""
+        self.socket.send(encode(Heartbeat(1)))
+
+    def receive(self) -> list[int]:
         """The offsets of the batches that have come."""
         try:
-            raw = self._rest + self.socket.recv(1 << 20)
+            came = self.socket.recv(1 << 20)
         except BlockingIOError:
             return []
+        assert came, "the server has ended a subscriber's connection"
+        raw = self._rest + came
         offsets, at = [], 0
         while at + 16 <= len(raw):
             _, _, kind, _, sequence, length = _HEADER.unpack_from(raw, at)
@@ -135,6 +141,7 @@ class Load:
         self._selector.register(self.publisher.socket, selectors.EVENT_READ, None)
         for one in self.subscribers:
             self._selector.register(one.socket, selectors.EVENT_READ, one)
+        self._prepared: list[tuple[int, bytes]] = []
         self._unsent = b""
         self._sent_at: dict[int, float] = {}
         self._offset: int | None = None
@@ -145,7 +152,7 @@ class Load:
         """Publish for so long, at this rate or as fast as credit lets; return when all is delivered."""
         run, began = Run(), time.perf_counter()
         due, outstanding = 0, 0
-        prepared = self._prepare(64)
+        prepared = self._prepared
         while True:
             now = time.perf_counter()
             left = now - began < seconds
@@ -159,7 +166,7 @@ class Load:
                     if at > now:
                         break
                 if not prepared:
-                    prepared = self._prepare(64)
+                    prepared += self._prepare(64)
                 self._publish(prepared.pop(0), at)
                 due += 1
                 outstanding += len(self.subscribers)
@@ -204,9 +211,8 @@ class Load:
         now = time.perf_counter()
         if now - self._beat_at > 3:
             self._beat_at = now
-            beat = encode(Heartbeat(1))
             for one in self.subscribers:
-                one.socket.send(beat)
+                one.beat()
         came = 0
         for key, _ in self._selector.select(0 if self._unsent else wait_s):
             if key.data is None:
