@@ -1,4 +1,4 @@
-"""A program that sends a server frames nobody should send: PORT COUNT PER_SECOND SEED.
+"""A program that sends a server frames nobody should send: PORT COUNT PER_SECOND SEED, and a line to begin.
 
 Most come behind a sound hello. A process of its own: what it costs is not taken for what it does.
 """
@@ -63,4 +63,6 @@ def _mutate(chance: random.Random, raw: bytearray, golden: list[bytes]) -> None:
 
 
 if __name__ == "__main__":
+    print("ready", flush=True)
+    sys.stdin.readline()
     attack(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
