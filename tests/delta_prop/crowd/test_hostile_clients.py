@@ -18,7 +18,7 @@ import numpy as np
 from delta_prop_wire.codec import encode
 from delta_prop_wire.delta import AckLevel, make_origin
 from delta_prop_wire.frames import Ack, Hello, Nack, Subscribe
-from tests.delta_prop.server.open_loop import Client, Frames, median_ratio
+from tests.delta_prop.crowd.open_loop import Client, Frames, median_ratio
 from tests.delta_prop.server.process import served
 from tests.delta_prop.server.raw import opaque_batch
 

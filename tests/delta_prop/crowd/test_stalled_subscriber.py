@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_wire.delta import AckLevel, make_origin
 from delta_prop_wire.frames import BatchFrame, Start, StartAt
-from tests.delta_prop.server.open_loop import ROWS, Client, Load, Run, median_ratio
+from tests.delta_prop.crowd.open_loop import ROWS, Client, Load, Run, median_ratio
 from tests.delta_prop.server.process import served
 
 if TYPE_CHECKING:
