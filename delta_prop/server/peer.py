@@ -228,7 +228,10 @@ class Peer:
             intake.delta(frame, self._connection.frame_bytes)
 
     def _take_ack(self, ack: Ack) -> None:
-        outlet = self.outlet
+        outlet, grant = self.outlet, self.grant
+        assert grant is not None
+        if not grant.subscribe:
+            self._unauthorized(Unauthorized("the token may not subscribe"), "Ack")
         if outlet is None:
             return
         try:
@@ -297,6 +300,8 @@ class Peer:
         credit = None
         if first and self.intake is not None:
             credit = Credit(settings.producer_deltas_credit, settings.producer_bytes_credit)
+        elif first:  # untold: what it sends all the same is refused for its token, and not for want of credit
+            self._connection.allowance.grant(Credit(1, 1))
         if hello.source is Source.REPLICA:
             granted = self._hub.watermarks()
         pages = [granted[at : at + WATERMARKS_A_PAGE] for at in range(0, len(granted), WATERMARKS_A_PAGE)]
@@ -340,12 +345,17 @@ class Peer:
     """Codecs of stored frames that the client has said it reads."""
 
     def _unsubscribe(self, frame: Unsubscribe) -> None:
+        grant = self.grant
+        assert grant is not None
         try:
+            grant.check_subscribe(())
             if self.outlet is None:
                 raise Refused(
                     ErrorCode.BAD_REQUEST, f"no subscription {frame.subscription} is open on this connection"
                 )
             self.outlet.unsubscribe(frame.subscription)
+        except Unauthorized as refused:
+            self._unauthorized(refused, "Unsubscribe", answers=frame.sequence)
         except Refused as refused:
             self._refuse(0, refused, answers=frame.sequence)
         else:

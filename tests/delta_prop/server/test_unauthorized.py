@@ -1,0 +1,313 @@
+"""Every type of frame by everyone who may not send it: one answer, one line of audit, and the end.
+
+What differs is in the audit alone. A frame that needs no right, such as a heartbeat, is told nothing wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from delta_prop.embedded import Propagator
+from delta_prop.ports import Tls
+from delta_prop.server.access import Access
+from delta_prop.server.settings import ServerSettings
+from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
+from delta_prop.world import real_world
+from delta_prop_wire.delta import Delta, Dot, Source, create, opaque
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.frames import (
+    Ack,
+    Backpressure,
+    BatchFrame,
+    Credit,
+    DeltaFrame,
+    Frame,
+    Heartbeat,
+    Hello,
+    Level,
+    Nack,
+    OriginClaim,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+)
+from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.state import UNAUTHORIZED_TEXT
+from delta_prop_wire.topics import Topic
+from tests.delta_prop.networks import files
+from tests.delta_prop.server.raw import EARLIEST, ORIGIN, Raw, connected, serving
+from tests.delta_prop.server.tokens import File, table
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from delta_prop.ports import Network
+    from delta_prop.server.service import Address
+
+DOCS = '["docs"]'
+SOON = "2020-09-13T12:26:50Z"  # 10 s after virtual time begins
+TOKENS = (
+    table("writer", "s-writer", publish=True, namespaces=DOCS, operations='["opaque"]'),
+    table("reader", "s-reader", subscribe=True, namespaces=DOCS),
+    table("operator", "s-operator", admin=True),
+    table("old", "s-old", publish=True, subscribe=True, namespaces='["*"]', expires="2020-01-01T00:00:00Z"),
+    table("brief", "s-brief", publish=True, subscribe=True, namespaces='["*"]', expires=SOON),
+    table("both", "s-both", publish=True, subscribe=True, namespaces='["*"]'),
+)
+
+
+def batch(namespace: str = "docs", *, kind: str = "opaque") -> BatchFrame:
+    operation = opaque(b"x") if kind == "opaque" else create([1.0])
+    rows = [Delta(f"v{number}", operation, namespace) for number in range(2)]
+    return BatchFrame(1, encode_batch(rows, origin=ORIGIN, base=1, epoch=1), ack_wanted=True)
+
+
+def delta(namespace: str = "docs", *, dot: bool = False, kind: str = "opaque") -> DeltaFrame:
+    operation = opaque(b"x") if kind == "opaque" else create([1.0])
+    return DeltaFrame(1, Delta("v", operation, namespace, dot=Dot(ORIGIN, 1) if dot else None), True)
+
+
+def hello(**more: Any) -> Subscribe:
+    return Subscribe(9, Hello(**more))
+
+
+def subscribe(topic: str = "ns:docs", **more: Any) -> Subscribe:
+    return Subscribe(9, Subscription(1, (Topic.parse(topic),), EARLIEST, **more))
+
+
+FRAMES: dict[str, Frame] = {
+    "batch": batch(),
+    "delta": delta(),
+    "delta with a dot": delta(dot=True),
+    "hello": hello(),
+    "hello with origins": hello(origins=(OriginClaim(ORIGIN),)),
+    "subscribe": subscribe(),
+    "subscribe in a group": subscribe(group="g"),
+    "unsubscribe": Unsubscribe(9, 1),
+    "ack": Ack(0, dealt_with=1, credit=Credit(1, 1)),
+    "nack": Nack(0, ErrorCode.PROCESSING_FAILED, "no"),
+    "backpressure": Backpressure(1, Level.OK),
+    "heartbeat": Heartbeat(1),
+}
+
+
+AT_THE_DOOR = (
+    ("no token", None, "no token was given"),
+    ("unknown token", "s-nobody", "the token is unknown"),
+    ("expired", "s-old", "token 'old' has expired"),
+)
+SCOPES: dict[str, tuple[Frame, str, str]] = {  # the frame, whose token, what the audit says
+    "batch into another namespace": (batch("mail"), "writer", "may not publish to namespace 'mail'"),
+    "delta into another namespace": (delta("mail"), "writer", "may not publish to namespace 'mail'"),
+    "delta with a dot into another": (
+        delta("mail", dot=True),
+        "writer",
+        "may not publish to namespace 'mail'",
+    ),
+    "batch of another operation": (batch(kind="create"), "writer", "may not publish operation 'create'"),
+    "delta of another operation": (delta(kind="create"), "writer", "may not publish operation 'create'"),
+    "topic of another namespace": (subscribe("ns:mail"), "reader", "may not read namespace 'mail'"),
+    "hello of a forwarder": (hello(source=Source.REPLICA), "writer", "may not forward"),
+    "batch by a reader": (batch(), "reader", "may not publish"),
+    "delta by a reader": (delta(), "reader", "may not publish"),
+    "delta with a dot by a reader": (delta(dot=True), "reader", "may not publish"),
+    "hello with origins by a reader": (FRAMES["hello with origins"], "reader", "may not publish"),
+    "subscribe by a writer": (subscribe(), "writer", "may not subscribe"),
+    "subscribe in a group by a writer": (subscribe(group="g"), "writer", "may not subscribe"),
+    "unsubscribe by a writer": (Unsubscribe(9, 1), "writer", "may not subscribe"),
+    "ack by a writer": (FRAMES["ack"], "writer", "may not subscribe"),
+    "batch by an operator": (batch(), "operator", "may not publish"),
+    "delta by an operator": (delta(), "operator", "may not publish"),
+    "subscribe by an operator": (subscribe(), "operator", "may not subscribe"),
+}
+
+
+class Scene:
+    """A server with tokens, and how its refusals are looked at."""
+
+    def __init__(
+        self, p: Propagator, address: Address, network: Network, file: File, audit: pytest.LogCaptureFixture
+    ) -> None:
+        self.p = p
+        self.address = address
+        self.network = network
+        self.file = file
+        self._audit = audit
+
+    def audited(self) -> list[tuple[str, str, str]]:
+        """Token, code and cause of each refusal since the last look."""
+        records = [one for one in self._audit.records if one.name == "delta_prop.audit"]
+        found = [(vars(one)["token"], vars(one)["code"], vars(one)["what"]) for one in records]
+        assert not any("s-" in str(vars(one)) for one in records), "a secret was written"
+        self._audit.clear()
+        return found
+
+    async def refused(self, client: Raw, token: str, cause: str) -> None:
+        """The one answer, and nothing behind it."""
+        last, told = None, []
+        while (frame := await client.next()) is not None:
+            last = frame
+            told.append(frame)
+        nacks = [one for one in told if isinstance(one, Nack)]
+        assert len(nacks) == 1
+        (nack,) = nacks
+        assert nack is last or (isinstance(last, Ack) and last.sequence in (1, 2)), "something came behind it"
+        assert (nack.code, nack.text) == (ErrorCode.UNAUTHORIZED, UNAUTHORIZED_TEXT)
+        assert (nack.retry_after_ms, nack.row, nack.field, nack.details) == (None, None, None, {})
+        assert not any(isinstance(one, BatchFrame | DeltaFrame) for one in told)
+        assert not any(one.ranges or one.granted for one in told if isinstance(one, Ack))
+        ((name, code, what),) = self.audited()
+        assert (name, code) == (token, "UNAUTHORIZED")
+        assert cause in what
+        assert self.p.statistics().accepted == 1, "it had an effect"
+
+
+def at_the_server(story: Callable[[Scene], Awaitable[None]], audit: pytest.LogCaptureFixture) -> None:
+    """One delta lies in the log, which a reader could be sent."""
+    audit.set_level(logging.WARNING, "delta_prop.audit")
+
+    async def run() -> None:
+        network = VirtualNetwork(1)
+        world, file = virtual_world(1, network=network), File("".join(TOKENS))
+        settings = ServerSettings(port=0)
+        async with (
+            Propagator(world=world) as p,
+            serving(p, settings, access=Access(world, file)) as (_, address),
+        ):
+            await p.publish(Delta("first", opaque(b"1"), "docs"))
+            await story(Scene(p, address, network, file, audit))
+
+    run_virtual(run)
+
+
+@pytest.mark.parametrize(("case", "token", "cause"), AT_THE_DOOR, ids=[case for case, _, _ in AT_THE_DOOR])
+@pytest.mark.parametrize("frame", FRAMES)
+def test_at_the_door(
+    frame: str, case: str, token: str | None, cause: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(scene: Scene) -> None:
+        async with connected(scene.address, scene.network) as client:
+            await client.send(hello(token=token), FRAMES[frame])
+            await scene.refused(client, "-", cause)
+
+    at_the_server(story, caplog)
+
+
+@pytest.mark.parametrize("frame", [name for name in FRAMES if not name.startswith("hello")])
+def test_without_a_hello(frame: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(scene: Scene) -> None:
+        async with connected(scene.address, scene.network) as client:
+            await client.send(FRAMES[frame])
+            await scene.refused(client, "-", "")
+
+    at_the_server(story, caplog)
+
+
+@pytest.mark.parametrize("case", SCOPES)
+def test_beyond_the_scope(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    frame, token, cause = SCOPES[case]
+
+    async def story(scene: Scene) -> None:
+        async with connected(scene.address, scene.network) as client:
+            await client.hello(*([ORIGIN] if token == "writer" else []), token=f"s-{token}")
+            await client.send(frame, Heartbeat(1))
+            await scene.refused(client, token, cause)
+
+    at_the_server(story, caplog)
+
+
+@pytest.mark.parametrize("how", ["expired", "revoked", "changed"])
+@pytest.mark.parametrize("frame", ["", *FRAMES])
+def test_once_the_token_holds_no_more(frame: str, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(scene: Scene) -> None:
+        token = "brief" if how == "expired" else "both"
+        async with connected(scene.address, scene.network) as client:
+            await client.hello(ORIGIN, token=f"s-{token}")
+            if how != "expired":
+                narrower = table("both", "s-both", admin=True)
+                scene.file.holds = "".join(TOKENS[:-1]) + (narrower if how == "changed" else "")
+            await anyio.sleep(10.6)
+            if frame:  # too late: nobody reads it
+                with suppress(ConnectionError):
+                    await client.send(FRAMES[frame])
+            await scene.refused(client, token, "has expired or was taken back")
+
+    at_the_server(story, caplog)
+
+
+def test_others_go_on_when_a_token_is_taken_back(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(scene: Scene) -> None:
+        async with (
+            connected(scene.address, scene.network) as one,
+            connected(scene.address, scene.network) as other,
+        ):
+            await one.hello(token="s-both")
+            await other.hello(token="s-reader")
+            scene.file.holds = "".join(TOKENS[:-1])
+            await scene.refused(one, "both", "has expired or was taken back")
+            await other.send(FRAMES["hello"])
+            assert (await other.until(Ack)).answers == 9
+
+    at_the_server(story, caplog)
+
+
+@pytest.mark.parametrize("token", ["writer", "reader", "operator", "both"])
+def test_what_needs_no_right_is_taken_from_every_token(token: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(scene: Scene) -> None:
+        async with connected(scene.address, scene.network) as client:
+            await client.hello(token=f"s-{token}")
+            await client.send(*(FRAMES[name] for name in ("hello", "nack", "backpressure", "heartbeat")))
+            assert (await client.until(Ack)).answers == 9
+            assert (await client.until(Heartbeat)).echo_us is None
+            assert scene.audited() == []
+
+    at_the_server(story, caplog)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("mutual", [False, True], ids=["tls", "mutual tls"])
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_over_tls(mutual: bool, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "delta_prop.audit")
+    made, world, file = files(), real_world(), File("".join(TOKENS))
+    network = world.network
+    assert network is not None
+    at_server = Tls(made.server, made.server_key, made.authority if mutual else None)
+    own = (made.client, made.client_key) if mutual else (None, None)
+    at_client = Tls(*own, authorities=made.authority)
+
+    async with (
+        Propagator(world=world) as p,
+        serving(p, ServerSettings(port=0), access=Access(world, file), tls=at_server) as (_, address),
+    ):
+        await p.publish(Delta("first", opaque(b"1"), "docs"))
+        scene = Scene(p, address, network, file, caplog)
+
+        async def told(token: str | None, frame: Frame, name: str, cause: str) -> None:
+            stream = await network.connect(address.host, address.port, tls=at_client)
+            client = Raw(stream)
+            await client.send(hello(token=token), frame)
+            await scene.refused(client, name, cause)
+            await stream.aclose()
+
+        for _, token, cause in AT_THE_DOOR:
+            await told(token, subscribe(), "-", cause)
+        for frame, name, cause in (SCOPES["batch by a reader"], SCOPES["topic of another namespace"]):
+            await told(f"s-{name}", frame, name, cause)
+        if mutual:  # without a certificate not even a token that holds is heard
+            bare = Tls(authorities=made.authority)
+            heard: list[Frame] = []
+            with suppress(ConnectionError):
+                stream = await network.connect(address.host, address.port, tls=bare)
+                client = Raw(stream)
+                await client.send(hello(token="s-both"))
+                while (frame := await client.next()) is not None:
+                    heard.append(frame)
+                await stream.aclose()
+            assert heard == []
+            assert scene.audited() == []
