@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from delta_prop.ports import Stream
+    from delta_prop.server.hot import Sending
     from delta_prop.server.hub import Hub
-    from delta_prop.server.outlet import Sending
     from delta_prop_wire.connection import Connection
     from delta_prop_wire.frames import Frame
 

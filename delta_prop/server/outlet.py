@@ -1,47 +1,69 @@
-"""A connection's way out of the log: everything of its topics from its cursor on, read from the log.
+"""A connection's way out of the log: one cursor, from which all that its subscriptions match is sent.
 
-No task of its own, and it never waits: whoever writes the connection asks it for what comes next.
+Push while hot, pull when behind: batches come from the chain as long as there is room for them, else they are
+read from the log, whole stretches of its files where nothing has to be left out. It has no task of its own
+and never waits: whoever writes the connection asks it for what comes next.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from enum import Enum
+from math import inf
 from typing import TYPE_CHECKING
 
-from delta_prop.route.table import Nothing
-from delta_prop_wire.codec import encode_head
+import numpy as np
+
+from delta_prop.route.table import NOTHING, Nothing
+from delta_prop.server.hot import HotQueue, Sending
+from delta_prop.server.starts import check_cursor, check_held, check_place, offset_of
+from delta_prop.server.wanted import Wanted
+from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.stretch import Bounds
 from delta_prop_wire.cursor import Cursor
-from delta_prop_wire.errors import Refused
-from delta_prop_wire.frames import Granted, StartAt
+from delta_prop_wire.errors import DeltaPropError, Refused
+from delta_prop_wire.frames import Backpressure, Granted, Level, StartAt
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.stamp import Stamp
+from delta_prop_wire.window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from typing_extensions import Buffer
 
     from delta_prop.inside import Inside
     from delta_prop.route.table import Rows
     from delta_prop.server.groups import Groups
     from delta_prop.server.settings import ServerSettings
-    from delta_prop_broker.disk import FileRange
+    from delta_prop_broker.log.stretch import Stretch, StretchReader
     from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.frames import Backpressure, Credit, Subscription
+    from delta_prop_wire.frames import Credit, Subscription
+
+READ_ROWS_MAX, READ_BYTES_MAX = 500, 4 * 1024 * 1024
+"""What is read at a time: of small frames so few that others on the loop hardly notice."""
+READ_AGAIN_S = 0.5
+"""When it is tried again to read the log, whose disk has failed."""
+BATCH_DELTAS_MAX = 10_000
+WARN_FROM, THROTTLE_FROM = 0.8, 0.95
+"""Of what the log keeps: where a subscriber that lags is told."""
+_UNBOUNDED = 1 << 62
+
+logger = logging.getLogger("delta_prop.server")
 
 
-@dataclass(slots=True)
-class Sending:
-    """What is to be written next."""
+class _State(Enum):
+    """What the last `take` came to, and so what is worth ringing for."""
 
-    parts: list[Buffer] | FileRange
-    deltas: int
-    bytes: int
-    next_offset: int
+    GOES_ON = "goes on"
+    IDLE = "idle"  # everything is sent
+    GATHERS = "gathers"
+    NO_CREDIT = "no credit"
+    DISK_FAILS = "disk fails"
 
 
 class Outlet:
-    """One cursor."""
+    """One connection's. `take` gives what comes next, `wait_s` says when to ask again where that is nothing;
+    `ring` is called when it is to be asked before. Once `take` has raised, the outlet is closed.
+    """
 
     def __init__(
         self,
@@ -53,77 +75,361 @@ class Outlet:
         ring: Callable[[], None],
         groups: Groups,
     ) -> None:
-        self.dealt_with = 0
+        """`codecs`: of compressed frames that the client reads. `may_read`: which namespaces; None: all."""
         self.behind = False
-        self.warning: Backpressure | None = None
-        self._inside = inside
+        """Whether it reads the log, and is not pushed."""
+        self._log = inside.log
+        self._sinks = inside.sinks
+        self._clock = inside.world.clock
+        self._now = inside.now
+        self._settings = settings
+        self._codecs = codecs
         self._ring = ring
-        self._numbers: set[int] = set()
+        self._groups = groups
+        self._wanted = Wanted(may_read)
+        self._first: Subscription | None = None  # which set the cursor, the group, the credit and the form
+        self._group: str | None = None
+        self._window = Window(None)
+        self._batch_deltas_max, self._linger_s = 1, 0.0
+        self._queue = HotQueue()
+        self._end = 0  # everything below is sent, in the queue, or none of its business
+        self._state = _State.GOES_ON
+        self._busy = False  # something was sent just now: what comes next may gather
+        self._oldest_at = 0.0  # when the first of what waits came
+        self._stretches: StretchReader | None = None
+        if isinstance(inside.log, DurableLog):
+            self._stretches = inside.log.stretches.reader()
+        self._read_once = False
+        self._again_at = -inf  # when the log is read again, whose disk has failed
+        self._refused: Refused | None = None
+        self._warnings = 0
+
+    # --- what the client asks for
 
     def subscribe(self, request: Subscription) -> Granted:
-        """Begin."""
-        log = self._inside.log
-        if not self._numbers:
-            earliest = request.start.at is StartAt.EARLIEST
-            self.dealt_with = log.first_offset if earliest else log.visible
-        self._numbers.add(request.subscription)
-        self._inside.sinks.add_outlet(self, request.topics)
+        """Add topics. The first one says where the cursor begins, further ones count from wherever it is.
+
+        Raises Refused (BAD_REQUEST, CURSOR_TOO_OLD, LOG_FAILED) and changes nothing.
+        """
+        if self._first is None:
+            self._begin(request)
+        else:
+            self._check_further(request, self._first)
+            self._wanted.add(request)
+            self._look_again()
+            if request.credit is not None:
+                self.grant(request.credit)
+        assert self._first is not None
+        self._sinks.add_outlet(self, self._wanted.topics)
         return Granted(
             request.subscription,
-            Cursor(log.log_id, log.epoch, self.dealt_with),
-            request.batch_deltas_max,
-            request.wait_ms_max,
+            Cursor(self._log.log_id, self._log.epoch, self._end),
+            self._batch_deltas_max,
+            self._first.wait_ms_max,
         )
 
     def unsubscribe(self, subscription: int) -> None:
-        """End one."""
-        if subscription not in self._numbers:
-            raise Refused(ErrorCode.BAD_REQUEST, f"no subscription {subscription} is open here")
-        self._numbers.remove(subscription)
-        self._inside.sinks.add_outlet(self, ())
+        """Take topics away: nothing is sent for them alone any more. Raises Refused (BAD_REQUEST)."""
+        self._wanted.remove(subscription)
+        if len(self._wanted):
+            self._look_again()
+            self._sinks.add_outlet(self, self._wanted.topics)
+        else:
+            self.close()
 
     def grant(self, credit: Credit) -> None:
-        """More may be delivered."""
+        """So much more may be sent."""
+        self._window.grant(credit)
+        if self._state is _State.NO_CREDIT and self._window.open:
+            self._wake()
 
     def note_dealt_with(self, offset: int) -> None:
-        """The client has done with this."""
+        """The client has done with everything below: its group goes on there. No further than was sent."""
+        if self._group is not None:
+            self._groups.commit(self._group, min(offset, self.dealt_with), self)
 
     def commit(self, cursor: Cursor) -> None:
-        """The client has done with this."""
+        """The same, said with the log that is meant. Raises Refused (BAD_REQUEST)."""
+        if self._group is None:
+            raise Refused(
+                ErrorCode.BAD_REQUEST,
+                "a cursor is committed for a group, and this connection has none: name one in its first "
+                "Subscribe",
+            )
+        self.note_dealt_with(check_cursor(cursor, self._log))
+
+    # --- how far it is
+
+    @property
+    def dealt_with(self) -> int:
+        """Everything below is delivered, or none of its business."""
+        if self._queue:
+            return self._queue.first_offset
+        return self._end if self.behind else max(self._end, self._log.visible)
+
+    @property
+    def warning(self) -> Backpressure | None:
+        """What to tell a client that lags so far that the log may soon let go of what it needs."""
+        log, at = self._log, self.dealt_with
+        lag = log.visible - at
+        if lag <= 0 or self._first is None:
+            return None
+        share = log.kept_share(at, self._clock.wall_us())
+        if share < WARN_FROM:
+            return None
+        self._warnings += 1
+        level = Level.WARN if share < THROTTLE_FROM else Level.THROTTLE
+        return Backpressure(self._warnings, level, depth=lag, capacity=log.next_offset - log.first_offset)
+
+    # --- what the service says
 
     def offer(self, logged: LoggedBatch, rows: Rows) -> None:
-        """More is visible."""
-        self._ring()
+        """Take a batch that has become visible; where there is no room it will be read from the log."""
+        if self.behind:
+            return
+        wanted = self._wanted.narrow(logged, rows)
+        if logged.offset < self._end:
+            wanted = _behind(wanted, logged, self._end)
+        if isinstance(wanted, Nothing):
+            return
+        queue = self._queue
+        if queue and queue.bytes + logged.batch.size > self._settings.outlet_bytes_max:
+            self.behind = True
+        else:
+            if self._busy and not queue:
+                self._oldest_at = self._now()
+            queue.put(logged, wanted)
+            self._end = logged.next_offset
+        if self._state is _State.IDLE or (self._state is _State.GATHERS and self._has_gathered()):
+            self._wake()
 
     def note_visible(self) -> None:
-        """More is visible."""
-        self._ring()
+        """What matched was offered; `dealt_with` moves by itself."""
 
     def note_recovered(self) -> None:
-        """The log was recovered."""
-        self._ring()
+        """The log was recovered in place, in another epoch: cursors that this connection gave count no more.
+
+        The client comes back with the one that it has, and learns whether what it got is still there.
+        """
+        self.fence(
+            Refused(
+                ErrorCode.SHUTTING_DOWN,
+                f"the log was recovered after a failure of its disk, and is in epoch {self._log.epoch} now: "
+                "connect again, and go on from your cursor",
+                retry_after_ms=50,
+            )
+        )
+
+    def fence(self, refused: Refused) -> None:
+        """Send nothing more; the client is told why by the next `take`."""
+        self._refused = self._refused or refused
+        self._queue.clear()
+        self.behind = True
+        self._leave_group()
+        self._wake()
+
+    # --- what is sent
 
     def take(self, now: float, bytes_max: int) -> Sending | None:
-        """What comes next."""
-        log = self._inside.log
-        if self.dealt_with >= log.visible:
+        """What to send next, about so many bytes; None: nothing now. The one before it must have been sent.
+
+        Raises Refused: CURSOR_TOO_OLD, FENCED, PROCESSING_FAILED (what comes next is damaged), SHUTTING_DOWN.
+        """
+        try:
+            if self._refused is not None:
+                raise self._refused
+            sending = self._take(now, bytes_max)
+        except (Refused, DeltaPropError) as error:
+            self.close()
+            raise _told(error) from None
+        except OSError as error:
+            if self._again_at == -inf:
+                logger.warning("the log cannot be read for a subscriber, which is tried again: %s", error)
+            self._state, self._again_at = _State.DISK_FAILS, now + READ_AGAIN_S
             return None
-        parts: list[Buffer] = []
-        deltas = size = 0
-        for one in log.read(self.dealt_with, rows_max=100_000, bytes_max=bytes_max):
-            self.dealt_with = one.next_offset
-            if isinstance(self._inside.sinks.rows_for(self, one.batch), Nothing):
-                continue
-            stamp = Stamp(one.lamport, one.source, body_crc=one.batch.crc)
-            parts += [one.head or encode_head(one.batch, one.offset, stamp), one.batch.raw]
-            deltas += one.count
-            size += one.batch.size
-        return Sending(parts, deltas, size, self.dealt_with) if parts else None
+        if sending is not None:
+            self._busy, self._state, self._oldest_at = True, _State.GOES_ON, now
+        return sending
 
     def wait_s(self, now: float) -> float | None:
-        """When to ask again."""
-        return None
+        """How long until there may be something to send, in seconds; None: until `ring`."""
+        if self._state is _State.GOES_ON:
+            return 0.0
+        if self._state is _State.GATHERS:
+            return max(0.0, self._oldest_at + self._linger_s - now)
+        return max(0.0, self._again_at - now) if self._state is _State.DISK_FAILS else None
 
     def close(self) -> None:
-        """The connection has gone."""
-        self._inside.sinks.remove_outlet(self)
+        """The connection has gone, or wants nothing more: nothing is held for it."""
+        self._sinks.remove_outlet(self)
+        self._leave_group()
+        self._wanted.clear()
+        self._queue.clear()
+        self._first, self.behind = None, False
+        if self._stretches is not None:
+            self._stretches.close()
+
+    # --- helpers: subscribing
+
+    def _begin(self, request: Subscription) -> None:
+        self._wanted.add(request)
+        try:
+            begin = self._begin_at(request)
+        except BaseException as error:
+            self._wanted.clear()
+            self._leave_group()
+            if isinstance(error, OSError | DeltaPropError):
+                raise _told(error) from None
+            raise
+        self._first, self._end = request, begin
+        self._batch_deltas_max = min(max(request.batch_deltas_max, 1), BATCH_DELTAS_MAX)
+        self._linger_s = request.wait_ms_max / 1000
+        self._window.begin(request.credit)
+        self._queue.clear()
+        self.behind = begin < self._log.visible
+        self._state, self._busy, self._read_once = _State.GOES_ON, False, False
+
+    def _begin_at(self, request: Subscription) -> int:
+        start, log = request.start, self._log
+        if start.at is not StartAt.GROUP:
+            begin = offset_of(start, log)
+        elif request.group is None:
+            raise Refused(ErrorCode.BAD_REQUEST, "start at group, but no group is named: name one")
+        if request.group is not None:
+            place = self._groups.join(request.group, self)
+            self._group = request.group
+            if start.at is StartAt.GROUP:
+                begin = log.first_offset if place is None else check_place(place, log)
+        return begin
+
+    def _check_further(self, request: Subscription, first: Subscription) -> None:
+        named = {
+            "start": request.start.at is not StartAt.LATEST,
+            "group": request.group not in (None, first.group),
+            "deltas": request.deltas != first.deltas,
+            "credit": request.credit is not None and first.credit is None,
+        }
+        other = [name for name, differs in named.items() if differs]
+        if other:
+            raise Refused(
+                ErrorCode.BAD_REQUEST,
+                f"a connection has one cursor, and its first Subscribe ({first.subscription}) has set its "
+                f"start, group, credit and form: leave out {', '.join(other)}, or use another connection",
+                field=other[0],
+            )
+
+    def _look_again(self) -> None:
+        """The topics change: what waits was chosen for others, so it is read again from the log."""
+        self._end = self.dealt_with
+        self._queue.clear()
+        self.behind = self._end < self._log.visible
+        self._wake()
+
+    def _leave_group(self) -> None:
+        if self._group is not None:
+            self._groups.leave(self._group, self)
+            self._group = None
+
+    # --- helpers: sending
+
+    def _wake(self) -> None:
+        self._state = _State.GOES_ON
+        self._ring()
+
+    def _has_gathered(self) -> bool:
+        queue = self._queue
+        return (
+            self.behind
+            or queue.deltas >= self._batch_deltas_max
+            or queue.bytes >= self._settings.send_bytes_max
+        )
+
+    def _take(self, now: float, bytes_max: int) -> Sending | None:
+        first, queue = self._first, self._queue
+        if not self.behind and self._stretches is not None:
+            self._stretches.close()
+        if first is None or not (queue or self.behind):
+            self._state, self._busy = _State.IDLE, False
+            return None
+        if not self._window.open:
+            self._state = _State.NO_CREDIT
+            return None
+        if queue and self._busy and not self._has_gathered() and now < self._oldest_at + self._linger_s:
+            self._state = _State.GATHERS
+            return None
+        self._state = _State.GOES_ON
+        if not queue:
+            stretch = self._stretch(bytes_max)
+            if stretch is not None:
+                return self._send_stretch(stretch)
+            self._read()
+        return queue.take(self._window, bytes_max, as_deltas=first.deltas) if queue else None
+
+    def _read(self) -> None:
+        """Queue what comes next in the log; once the log's end is reached, batches are pushed again."""
+        log, begin = self._log, check_held(self._end, self._log)
+        size = min(READ_BYTES_MAX, self._settings.outlet_bytes_max)
+        read = log.read(begin, rows_max=READ_ROWS_MAX, bytes_max=size)
+        for logged in read:
+            rows = self._wanted.rows(logged)
+            if logged.offset < begin:
+                rows = _behind(rows, logged, begin)
+            if not isinstance(rows, Nothing):
+                self._queue.put(logged, rows)
+        if read:
+            self._end = read[-1].next_offset
+        self._read_once, self._again_at = True, -inf
+        # No await between this comparison and the flag: what is appended next is offered.
+        self.behind = self._end < log.visible
+
+    def _stretch(self, bytes_max: int) -> Stretch | None:
+        """Whole frames as they lie in the log's files, where all is wanted as it is.
+
+        What comes first is read, and so checked: a client that found damage in a stretch comes back there.
+        """
+        first = self._first
+        if self._stretches is None or not self._read_once or not self._wanted.everything:
+            return None
+        assert first is not None
+        if first.deltas:
+            return None
+        left = self._window.left
+        bounds = Bounds(_UNBOUNDED, bytes_max)
+        if left is not None:
+            bounds = Bounds(left.deltas, min(left.bytes, bytes_max))
+        try:
+            return self._stretches.next(self._end, bounds, codecs=self._codecs)
+        except (LogDamaged, OSError):
+            return None  # reading tells what is wrong, if it is where this subscriber is
+
+    def _send_stretch(self, stretch: Stretch) -> Sending:
+        what, deltas, size, self._end = stretch
+        self._window.spend(deltas, size)
+        self.behind = self._end < self._log.visible
+        return Sending(what, deltas, size, self._end)
+
+
+def _behind(rows: Rows | Nothing, logged: LoggedBatch, offset: int) -> Rows | Nothing:
+    """Of the rows of a batch those from an offset on."""
+    if isinstance(rows, Nothing) or offset >= logged.next_offset:
+        return NOTHING
+    rows = np.arange(logged.count) if rows is None else rows
+    rows = rows[rows >= offset - logged.offset]
+    return rows if len(rows) else NOTHING
+
+
+def _told(error: OSError | DeltaPropError) -> Refused:
+    """What a subscriber is told of why the log cannot be read."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, OSError) and not isinstance(error, DeltaPropError):
+        return Refused(
+            ErrorCode.LOG_FAILED,
+            f"the log cannot be read, as its disk fails with {error}: try again",
+            retry_after_ms=1_000,
+        )
+    logger.error("a subscriber cannot be sent what comes next: %s", error)
+    return Refused(
+        ErrorCode.PROCESSING_FAILED,
+        f"what comes next cannot be sent: {error}: tell the operator, or start behind it",
+    )

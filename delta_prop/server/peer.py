@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from delta_prop.ports import Stream
     from delta_prop.server.grants import Grant
+    from delta_prop.server.hot import Sending
     from delta_prop.server.hub import Hub
-    from delta_prop.server.outlet import Sending
     from delta_prop_wire.frames import Frame
 
 logger = logging.getLogger("delta_prop.server")

@@ -21,6 +21,8 @@ from delta_prop_wire.spec import CRC_BYTES, HEADER_BYTES, STAMP_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from typing_extensions import Buffer
+
     from delta_prop_broker.disk import Disk, File
     from delta_prop_broker.log.frames import Head
     from delta_prop_broker.log.segment import Segment, Segments
@@ -45,7 +47,7 @@ class Bounds(NamedTuple):
 class Stretch(NamedTuple):
     """Frames from one offset up to `next_offset`, without a hole or control rows, all of them visible."""
 
-    what: FileRange | list[memoryview]
+    what: FileRange | list[Buffer]
     deltas: int
     bytes: int
     next_offset: int
@@ -160,7 +162,9 @@ class _OpenFile:
         if not index.codecs:
             return Stretch(FileRange(file, begin, size), deltas, size, next_offset)
         parts = _unsealed(memoryview(file.read(begin, size)), size)
-        return None if parts is None else Stretch(parts, deltas, sum(map(len, parts)), next_offset)
+        if parts is None:
+            return None
+        return Stretch(parts, deltas, sum(memoryview(part).nbytes for part in parts), next_offset)
 
     def release(self) -> None:
         """One user less."""
@@ -216,9 +220,9 @@ def _head(raw: memoryview) -> Head | None:
         return None
 
 
-def _unsealed(raw: memoryview, size: int) -> list[memoryview] | None:
+def _unsealed(raw: memoryview, size: int) -> list[Buffer] | None:
     """The frames of a compressed segment as they travel, without the seals that it has; None if unsound."""
-    parts: list[memoryview] = []
+    parts: list[Buffer] = []
     at = 0
     while at < size:
         head = _head(raw[at : at + PEEK_BYTES])

@@ -1,0 +1,149 @@
+"""What waits to be sent on one connection: batches with their rows, made into frames when their turn comes.
+
+Whole batches go as the bytes that the log keeps; rows of one as a cut frame, or each as a Delta frame. It
+waits for nobody, and does a bounded part of the work at a time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from delta_prop_wire.codec import encode
+from delta_prop_wire.cutting import cut
+from delta_prop_wire.frames import DeltaFrame
+from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX
+from delta_prop_wire.stamp import pack_logged_head
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from delta_prop.route.table import Rows
+    from delta_prop_broker.disk import FileRange
+    from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.window import Window
+
+MADE_MAX = 64
+"""Frames that are cut, or made of single deltas, at a time: each takes as long as a hundred whole ones."""
+BATCH_OVERHEAD_BYTES = 256
+"""What a batch that waits costs beside its bytes, which the log may hold as well."""
+_ROW_BYTES_MAX = 16
+"""What a row of a cut frame says beyond what the whole one says of it: its offset, its counter."""
+
+
+@dataclass(slots=True)
+class Sending:
+    """What is to be written next: buffers, or a part of a file that stays until the next one is asked for."""
+
+    parts: list[Buffer] | FileRange
+    deltas: int
+    bytes: int
+    next_offset: int
+
+
+class HotQueue:
+    """First in, first out. `rows`: None for all of a batch."""
+
+    def __init__(self) -> None:
+        self.deltas = self.bytes = 0
+        self._waiting: deque[tuple[LoggedBatch, Rows]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def first_offset(self) -> int:
+        """Of the first row that waits."""
+        logged, rows = self._waiting[0]
+        return logged.offset if rows is None else logged.offset + int(rows[0])
+
+    def put(self, logged: LoggedBatch, rows: Rows) -> None:
+        """Have these sent behind all that waits."""
+        self._waiting.append((logged, rows))
+        self.deltas += logged.batch.count if rows is None else len(rows)
+        self.bytes += logged.batch.size + BATCH_OVERHEAD_BYTES
+
+    def clear(self) -> None:
+        """Let everything go."""
+        self._waiting.clear()
+        self.deltas = self.bytes = 0
+
+    def take(self, window: Window, bytes_max: int, *, as_deltas: bool) -> Sending:
+        """The next frames, of about so many bytes, as far as the window allows; at least one must wait."""
+        parts: list[Buffer] = []
+        sent = Sending(parts, 0, 0, 0)
+        made = 0
+        while self._waiting and sent.bytes < bytes_max and made < MADE_MAX and window.open:
+            logged, rows = self._waiting.popleft()
+            batch = logged.batch
+            self.bytes -= batch.size + BATCH_OVERHEAD_BYTES
+            if rows is None and not as_deltas:
+                parts += (logged.head or _make_head(logged), batch.raw)
+                deltas, size, rest = batch.count, batch.size, None
+                window.spend(deltas, size)
+            elif as_deltas:
+                deltas, size, rest = _add_deltas(parts, logged, rows, window, bytes_max - sent.bytes)
+                made += deltas
+            else:
+                assert rows is not None
+                deltas, size, rest = _add_cut(parts, logged, rows)
+                window.spend(deltas, size)
+                made += 1
+            sent.deltas += deltas
+            sent.bytes += size
+            self.deltas -= deltas
+            sent.next_offset = logged.next_offset
+            if rest is not None:
+                self._waiting.appendleft((logged, rest))
+                self.bytes += batch.size + BATCH_OVERHEAD_BYTES
+                sent.next_offset = self.first_offset
+        return sent
+
+
+def _make_head(logged: LoggedBatch) -> bytes:
+    """What a log in memory has no use for itself; made once, for all who are sent this batch."""
+    logged.head, _ = pack_logged_head(
+        logged.batch,
+        logged.offset,
+        lamport=logged.lamport,
+        source=logged.source,
+        time=0,
+        previous_crc=0,
+        synced=0,
+    )
+    return logged.head
+
+
+def _add_cut(parts: list[Buffer], logged: LoggedBatch, rows: Rows) -> tuple[int, int, Rows]:
+    """One cut frame of these rows, or of the first of them where all would be too large."""
+    assert rows is not None
+    rest = None
+    while logged.batch.size + _ROW_BYTES_MAX * len(rows) > FRAME_PAYLOAD_BYTES_MAX and len(rows) > 1:
+        half = len(rows) // 2
+        rest = rows[half:] if rest is None else np.concatenate((rows[half:], rest))
+        rows = rows[:half]
+    frame = cut(logged, rows)
+    parts += frame
+    return len(rows), sum(map(len, frame)), rest
+
+
+def _add_deltas(
+    parts: list[Buffer], logged: LoggedBatch, rows: Rows, window: Window, bytes_max: int
+) -> tuple[int, int, Rows]:
+    """A frame for each row, as many as may go now."""
+    count = logged.count if rows is None else len(rows)
+    done = size = 0
+    while done < min(count, MADE_MAX) and size < bytes_max and window.open:
+        row = done if rows is None else int(rows[done])
+        delta = logged.batch.delta(row, logged.source)
+        frame = encode(DeltaFrame(logged.offset + row, delta, lamport=logged.lamport + row))
+        window.spend(1, len(frame))
+        parts.append(frame)
+        size += len(frame)
+        done += 1
+    if done == count:
+        return done, size, None
+    return done, size, np.arange(done, count) if rows is None else rows[done:]

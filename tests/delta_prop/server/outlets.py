@@ -1,0 +1,313 @@
+"""An outlet between a real log and a writer that asks only when it was rung for, or told when to come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delta_prop.route.table import Table, Taker
+from delta_prop.server.groups import Groups
+from delta_prop.server.outlet import Outlet
+from delta_prop.server.settings import ServerSettings
+from delta_prop.testing import virtual_world
+from delta_prop_broker.disk import FileRange
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.memory import MemoryLog
+from delta_prop_broker.log.retention import LogSettings
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.codec import NEED_BYTES, Decoder, encode
+from delta_prop_wire.cutting import rows_of
+from delta_prop_wire.delta import AckLevel, Delta, Priority, Source, create, opaque
+from delta_prop_wire.delta_map import pack_delta
+from delta_prop_wire.encode import encode_batch, encode_void
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.frames import BatchFrame, Credit, DeltaFrame, Start, StartAt, Subscription
+from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.topics import Topic
+from delta_prop_wire.window import Window
+from tests.broker.durable import LOG_ID, Clock, commit, open_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from delta_prop.server.hot import Sending
+    from delta_prop_wire.batch import Batch, LoggedBatch
+
+ROOMY = LogSettings(
+    segment_bytes_max=300_000,
+    bytes_max=4_000_000,
+    keep_bytes_max=4_000_000,
+    tail_bytes_max=1,
+    free_bytes_min=0,
+    reserve_bytes=0,
+    compact=False,
+)
+SETTINGS = ServerSettings(outlet_bytes_max=20_000, send_bytes_max=4_000)
+EARLIEST = Start(StartAt.EARLIEST)
+LATEST = Start(StartAt.LATEST)
+ALL = (Topic.parse("*"),)
+
+
+def wanting(number: int = 1, *topics: str, **more: Any) -> Subscription:
+    return Subscription(number, tuple(map(Topic.parse, topics or ("*",))), **more)
+
+
+def rows_batch(rows: int, base: int, *, data: bytes = b"x" * 20, **more: Any) -> Batch:
+    deltas = [Delta(f"v{(base + row) % 7}", opaque(data), namespace="rows") for row in range(rows)]
+    return batch_of(deltas, base, **more)
+
+
+def batch_of(deltas: list[Delta], base: int, priority: Priority = Priority.NORMAL) -> Batch:
+    return encode_batch(deltas, origin=16, base=base, priority=priority, ack_level=AckLevel.MEMORY)
+
+
+class Sinks:
+    """The part of the attached sinks that outlets know."""
+
+    def __init__(self) -> None:
+        self.table: Table[Taker] = Table()
+        self.outlets: dict[Taker, None] = {}
+
+    def add_outlet(self, outlet: Taker, topics: Iterable[Topic]) -> None:
+        self.outlets[outlet] = None
+        self.table.subscribe(outlet, topics)
+
+    def remove_outlet(self, outlet: Taker) -> None:
+        self.outlets.pop(outlet, None)
+        self.table.unsubscribe(outlet)
+
+
+@dataclass
+class House:
+    """A log and who is told what becomes visible, as a service does it."""
+
+    log: DurableLog | MemoryLog
+    disk: SimDisk | None = None
+    settings: ServerSettings = SETTINGS
+    now: float = 100.0
+    counter: int = 1
+    wall: Clock = field(default_factory=lambda: Clock(step_us=0))
+    sinks: Sinks = field(default_factory=Sinks)
+    appended: list[LoggedBatch] = field(default_factory=list)
+    _unseen: list[LoggedBatch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.groups = Groups(self.disk, self.log, virtual_world())
+        self.inside: Any = SimpleNamespace(
+            log=self.log,
+            sinks=self.sinks,
+            world=SimpleNamespace(clock=SimpleNamespace(wall_us=self.wall)),
+            now=lambda: self.now,
+        )
+
+    @classmethod
+    def on_disk(cls, log_settings: LogSettings = ROOMY, **more: Any) -> House:
+        disk = SimDisk()
+        wall = Clock(step_us=1_000_000)
+        return cls(open_log(disk, log_settings, clock=wall)[0], disk, wall=wall, **more)
+
+    @classmethod
+    def in_memory(cls, **more: Any) -> House:
+        return cls(MemoryLog(LOG_ID), **more)
+
+    def append(self, batch: Batch, source: Source = Source.LOCAL) -> LoggedBatch:
+        logged = self.log.append(batch, lamport=3 * self.log.next_offset + 5, source=source)
+        self.counter += batch.count
+        self.appended.append(logged)
+        self._unseen.append(logged)
+        if isinstance(self.log, MemoryLog):
+            self.show()
+        return logged
+
+    def rows(self, count: int, **more: Any) -> LoggedBatch:
+        return self.append(rows_batch(count, self.counter, **more))
+
+    def void(self, count: int = 1) -> LoggedBatch:
+        return self.append(
+            encode_void(code=ErrorCode.INVALID_DELTA, origin=16, base=self.counter, count=count)
+        )
+
+    def commit(self) -> None:
+        if isinstance(self.log, DurableLog):
+            commit(self.log)
+        self.show()
+
+    def show(self) -> None:
+        while self._unseen and self._unseen[0].next_offset <= self.log.visible:
+            logged = self._unseen.pop(0)
+            for taker, rows in self.sinks.table.plan(logged.batch):
+                taker.offer(logged, rows)
+        for outlet in self.sinks.outlets:
+            outlet.note_visible()
+
+    def fail(self) -> None:
+        """The disk fails, and is well again: what was not synced is gone."""
+        assert isinstance(self.log, DurableLog)
+        self.log.fail(OSError("the disk"))
+        self._unseen.clear()
+        self.log.go_on(self.log.recover_anew())
+        self.appended = [one for one in self.appended if one.next_offset <= self.log.next_offset]
+        for outlet in list(self.sinks.outlets):
+            outlet.note_recovered()
+
+
+class Line:
+    """A client's side: what it was sent, in the order of the bytes, and whether the credit allowed it."""
+
+    def __init__(
+        self,
+        house: House,
+        *,
+        codecs: frozenset[int] = frozenset(),
+        may_read: Callable[[str], bool] | None = None,
+        bytes_max: int | None = None,
+    ) -> None:
+        self.house = house
+        self.got: list[tuple[int, int, bytes]] = []
+        self.kinds: list[str] = []
+        self.frames: list[BatchFrame | DeltaFrame] = []
+        self.rung = True
+        self.rings = 0
+        self.window = Window(None)
+        self.wake_at: float | None = None
+        self.bytes_max = bytes_max or house.settings.send_bytes_max
+        self.outlet = Outlet(
+            house.inside,
+            settings=house.settings,
+            codecs=codecs,
+            may_read=may_read,
+            ring=self._ring,
+            groups=house.groups,
+        )
+
+    def _ring(self) -> None:
+        self.rung = True
+        self.rings += 1
+
+    def subscribe(self, request: Subscription) -> int:
+        if request.credit is not None:
+            self.window = Window(request.credit)
+        granted = self.outlet.subscribe(request)
+        self.rung = True
+        return granted.start.next_offset
+
+    def grant(self, deltas: int, size: int = 1 << 40) -> None:
+        self.window.grant(Credit(deltas, size))
+        self.outlet.grant(Credit(deltas, size))
+
+    def write(self, times: int = 1 << 30) -> int:
+        """Take as a writer does: when rung, or when it was said to be worth it; how often it took."""
+        taken = 0
+        while times and (self.rung or (self.wake_at is not None and self.wake_at <= self.house.now)):
+            times -= 1
+            self.rung, self.wake_at = False, None
+            sending = self.outlet.take(self.house.now, self.bytes_max)
+            if sending is not None:
+                taken += 1
+                self._take_in(sending)
+                self.rung = True
+                continue
+            wait_s = self.outlet.wait_s(self.house.now)
+            self.wake_at = None if wait_s is None else self.house.now + wait_s
+        return taken
+
+    def write_all(self, seconds: float = 5.0) -> None:
+        """Let time go by, and write whenever it is time to."""
+        end = self.house.now + seconds
+        self.write()
+        while self.wake_at is not None and self.wake_at <= end:
+            self.house.now = max(self.house.now, self.wake_at)
+            self.write()
+        self.house.now = end
+
+    def offsets(self) -> list[int]:
+        return [offset for offset, _, _ in self.got]
+
+    def _take_in(self, sending: Sending) -> None:
+        if isinstance(sending.parts, FileRange):
+            self.kinds.append("range")
+            raw = sending.parts.file.read(sending.parts.at, sending.parts.size)
+        else:
+            self.kinds.append("parts")
+            raw = b"".join(sending.parts)
+        assert len(raw) == sending.bytes
+        visible = self.house.log.visible
+        decoder, deltas = Decoder(), 0
+        for start in range(0, len(raw), 1 << 22):
+            decoder.receive(raw[start : start + (1 << 22)])
+            while (frame := decoder.next_event()) is not NEED_BYTES:
+                assert isinstance(frame, BatchFrame | DeltaFrame)
+                deltas += self._take_frame(frame)
+        assert decoder.buffered_bytes == 0
+        assert deltas == sending.deltas
+        assert sending.next_offset <= self.outlet.dealt_with <= visible
+        assert self.got[-1][0] < sending.next_offset
+
+    def _take_frame(self, frame: BatchFrame | DeltaFrame) -> int:
+        assert self.window.open, "a frame is sent while both balances are above 0"
+        self.frames.append(frame)
+        if isinstance(frame, DeltaFrame):
+            assert frame.lamport is not None
+            rows = [(frame.sequence, frame.lamport, pack_delta(frame.delta))]
+            size = len(encode(frame))
+        else:
+            assert frame.stamp is not None
+            assert not frame.batch.is_control
+            rows = [(row.offset, row.lamport, pack_delta(row.delta)) for row in rows_of(frame)]
+            size = frame.batch.size
+        assert rows[-1][0] < self.house.log.visible
+        self.window.spend(len(rows), size)
+        self.got += rows
+        return len(rows)
+
+
+def told(logged: LoggedBatch, row: int) -> tuple[int, int, bytes]:
+    """What a subscriber is to get of a row."""
+    delta = logged.batch.delta(row, logged.source)
+    return logged.offset + row, logged.lamport + row, pack_delta(delta)
+
+
+def everything(house: House, first: int = 0) -> list[tuple[int, int, bytes]]:
+    """All rows from an offset on, those of control rows left out."""
+    return [
+        told(logged, row)
+        for logged in house.appended
+        for row in range(0 if logged.batch.is_control else logged.count)
+        if logged.offset + row >= first
+    ]
+
+
+def refused(call: Callable[[], object]) -> Refused:
+    with pytest.raises(Refused) as caught:
+        call()
+    return caught.value
+
+
+def mixed(house: House) -> None:
+    """A batch of two namespaces and two kinds."""
+    deltas = [
+        Delta(f"{name}{number}", operation, name)
+        for number in range(3)
+        for name, operation in (("a", create([1.0])), ("b", opaque(b"y")))
+    ]
+    house.append(batch_of(deltas, house.counter))
+
+
+def roomy() -> House:
+    """A log of several segments, with control rows here and there."""
+    log_settings = replace(ROOMY, segment_bytes_max=80_000)
+    house = House.on_disk(log_settings, settings=ServerSettings(outlet_bytes_max=20_000))
+    for number in range(250):
+        house.rows(2, data=bytes(400))
+        if number % 150 == 149:
+            house.void(2)
+        if number % 10 == 0:
+            house.commit()
+    house.commit()
+    return house
+
+
+HOUSES = pytest.mark.parametrize("make", [House.in_memory, House.on_disk], ids=["in memory", "on disk"])
