@@ -365,6 +365,8 @@ class Peer:
         self._hub.counters.nack(refused.code)
         self._hub.audit.refused(self.address, self.grant, "REQUEST", refused)
         self._tell(Nack.of(sequence, refused, answers=answers))
+        if self._connection.phase is Phase.ENDED:  # it was the hello that opens the connection
+            self.end()
 
     def _unauthorized(
         self, refused: Unauthorized, what: str, sequence: int = 0, answers: int | None = None

@@ -177,7 +177,11 @@ class Service:
             await anyio.sleep(TICK_S)
             now = hub.now()
             for peer in list(self._peers.values()):
-                peer.tick(now, late_s=max(now - due, 0.0))
+                try:
+                    peer.tick(now, late_s=max(now - due, 0.0))
+                except Exception:  # a defect here, too
+                    logger.exception("connection %d of %s failed", peer.number, peer.address)
+                    peer.break_off()
 
     async def _pass_on_pressure(self) -> None:
         hub = self._hub

@@ -73,7 +73,7 @@ BATCH          ! . + .  ! . . .    . . . .
 LOGGED_DELTA   ! . . .  ! . . .    . . + .
 LOGGED_BATCH   ! . . .  ! . + .    . . + .
 CUT_BATCH      ! . . .  ! . . .    . . + .
-ACK            ! . + .  ! . + .    . . + .
+ACK            ! . + .  ! . + .    . . + +
 NACK           ! . + +  ! . + +    + + + +
 BACKPRESSURE   ! . + .  ! . + .    . . + .
 HEARTBEAT      ! . + .  ! . + .    . . + .

@@ -143,7 +143,7 @@ class Connection:
         self.window.spend(deltas, size)
 
     def end(self) -> None:
-        """Nothing more is read, and nothing said but a Nack."""
+        """Nothing more is read, and nothing said but a Nack, and what became of what had come."""
         self.phase = Phase.ENDED
 
     # --- helpers

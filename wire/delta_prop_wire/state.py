@@ -96,7 +96,11 @@ _MAY = {
         Speaker.SERVER: {Saying.WELCOME, Saying.NACK},
     },
     Phase.OPEN: _OPEN,
-    Phase.ENDED: {speaker: {Saying.NACK} for speaker in Speaker},
+    Phase.ENDED: {  # nothing is read any more; of what had come a server still tells the outcome
+        Speaker.CLIENT: {Saying.NACK},
+        Speaker.FORWARDER: {Saying.NACK},
+        Speaker.SERVER: {Saying.NACK, Saying.ACK},
+    },
 }
 _NOT_NOW = {
     Phase.OPENING: "before a hello was said",
