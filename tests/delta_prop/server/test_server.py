@@ -141,6 +141,22 @@ async def test_credits_come_back() -> None:
         assert back == Credit(10, frame.batch.size)
 
 
+async def test_a_second_subscription_adds_topics_and_an_end_takes_them_away() -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as subscriber:
+        await subscriber.hello()
+        await subscriber.subscribe("ns:rows")
+        await p.publish(Delta("a", opaque(b"1"), "rows"), Delta("b", opaque(b"2"), "other"))
+        frame = await subscriber.until(BatchFrame)
+        assert frame.batch.keys == ["a"]
+        assert frame.batch.row_offsets is not None
+        assert list(frame.batch.row_offsets) == [0]
+        await subscriber.send(Unsubscribe(3, 1))
+        ended = await subscriber.until(Ack)
+        assert (ended.answers, ended.dealt_with) == (3, 2)
+        await subscriber.send(Unsubscribe(4, 1))
+        assert (await subscriber.until(Nack)).code is ErrorCode.BAD_REQUEST
+
+
 async def test_the_end_tells_everybody_and_loses_nothing() -> None:
     async with Propagator() as p:
         async with (
