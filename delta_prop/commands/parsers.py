@@ -145,11 +145,11 @@ def _add_subscribe(verbs: Any, run: Runner) -> None:
         verbs,
         "subscribe",
         "write a log's deltas as JSON lines, and what comes as it comes",
-        "subscribe --data facts --topic ns:docs --start earliest --count 10",
-        description="Writes each delta with its offset as a JSON line. Reads beside the process that writes "
-        "the directory, until it is interrupted.",
+        "subscribe --from localhost:7373 --topic ns:docs --start earliest --count 10",
+        description="Writes each delta with its offset as a JSON line, until it is interrupted. Asks a "
+        "server, or reads a directory beside the process that writes it.",
     )
-    data_argument(parser)
+    place_arguments(parser, "--from", "a server; several times: addresses of one, tried in turn")
     parser.add_argument(
         "--topic",
         metavar="T",
@@ -160,17 +160,19 @@ def _add_subscribe(verbs: Any, run: Runner) -> None:
     _start(parser, "where the group stopped; a new group begins at earliest; without a group latest")
     _count(parser, "lines")
     parser.add_argument(
-        "--group", metavar="G", help="go on where this group stopped; its place is kept in the data directory"
+        "--group", metavar="G", help="go on where this group stopped; its place is kept beside the log"
     )
     parser.add_argument(
         "--no-follow", dest="follow", action="store_false", help="end where the log ends at present"
     )
 
     def start(options: Namespace) -> int:
+        from delta_prop.commands.connecting import link_of
         from delta_prop.commands.subscribe import Wanted, subscribe
 
+        place = link_of(options) if options.data is None else options.data
         wanted = Wanted(
-            options.data, tuple(options.topic), options.start, options.count, options.group, options.follow
+            place, tuple(options.topic), options.start, options.count, options.group, options.follow
         )
         return run(lambda: subscribe(wanted))
 

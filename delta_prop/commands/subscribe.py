@@ -1,30 +1,38 @@
 """`subscribe`: a log's deltas as JSON lines, from some place on, and what comes after as it comes.
 
-It reads beside the process that writes. A group's place is kept once its lines were written, so after a kill
-some lines come again and none is missing.
+It reads a directory beside the process that writes, or asks a server. A group's place is kept once its lines
+were written, so after a kill some lines come again and none is missing.
 """
 
 from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 
 from delta_prop.checks import parse_topics
+from delta_prop.client import Subscriber
 from delta_prop.commands import edge
 from delta_prop.commands.opened import open_log
 from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at
 from delta_prop.group_places import Group
 from delta_prop_broker.log.follow import Follower
-from delta_prop_wire.errors import UsageError
+from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import to_line
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from delta_prop.client.delivered import DeliveredBatch
+    from delta_prop.client.subscriber import Place
+    from delta_prop.commands.connecting import Link
+    from delta_prop.commands.places import At
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.topics import Topic
@@ -37,10 +45,11 @@ KEEP_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What to read. `start` None: where the group stopped; a new group begins at earliest, nobody's
-    subscription at latest. `count` None: all. `follow`: go on where the log ends."""
+    """What to read where: a directory, or over a link. `start` None: where the group stopped; a new group
+    begins at earliest, nobody's subscription at latest. `count` None: all. `follow`: go on where the log
+    ends."""
 
-    data: str
+    place: str | Link
     topics: tuple[str, ...] = ()
     start: str | None = None
     count: int | None = None
@@ -49,12 +58,15 @@ class Wanted:
 
 
 async def subscribe(wanted: Wanted) -> int:
-    """Write the lines. Raises UsageError, Refused (CURSOR_TOO_OLD), LogDamaged, OSError."""
+    """Write the lines. Raises UsageError, Refused (CURSOR_TOO_OLD, FENCED), LogDamaged, OSError."""
     if wanted.count is not None and wanted.count < 1:
         raise UsageError(f"--count {wanted.count}: give 1 or more")
     topics = parse_topics(wanted.topics or "*")
     at = None if wanted.start is None else parse_at("--start", wanted.start)
-    disk, log, _ = open_log(wanted.data)
+    if not isinstance(wanted.place, str):
+        await _subscribe_from(wanted.place, wanted, at)
+        return OK
+    disk, log, _ = open_log(wanted.place)
     group = None if wanted.group is None else Group(disk, wanted.group, log.log_id)
     try:
         if at is not None or group is None or group.next_offset is None:
@@ -69,6 +81,56 @@ async def subscribe(wanted: Wanted) -> int:
         if group is not None:
             group.close()
     return OK
+
+
+async def _subscribe_from(link: Link, wanted: Wanted, at: At | None) -> None:
+    """The same of a server."""
+    try:
+        async with Subscriber(
+            link.addresses,
+            *(wanted.topics or ("*",)),
+            start=None if at is None else _place_of(at),
+            group=wanted.group,
+            ack="manual",
+            name="delta-prop subscribe",
+            token=link.token,
+            tls=link.tls,
+        ) as subscriber:
+            await _write_from(subscriber, wanted)
+    except Refused as refused:
+        if refused.code is not ErrorCode.BAD_REQUEST:
+            raise
+        raise UsageError(refused.message) from None
+
+
+async def _write_from(subscriber: Subscriber, wanted: Wanted) -> None:
+    left, end = wanted.count, subscriber.log_end
+    while True:
+        batch: DeliveredBatch | None = None
+        with anyio.move_on_after(inf if wanted.follow else POLL_S):
+            batch = await subscriber.next_batch()
+        if batch is None:  # nothing lies here unread
+            if end is None or subscriber.received >= end:
+                return
+            continue
+        for offset, _, delta in batch:
+            if not wanted.follow and end is not None and offset >= end:
+                return
+            edge.put(to_line(delta, offset))
+            subscriber.ack(offset)
+            left = None if left is None else left - 1
+            if left == 0:
+                return
+        await anyio.lowlevel.checkpoint()
+
+
+def _place_of(at: At) -> Place:
+    """Where that is, as a subscriber says it."""
+    if at.time_us is not None:
+        return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=at.time_us)
+    if at.offset is not None:
+        return at.offset
+    return "earliest" if at.earliest else "latest"
 
 
 def _check(begin: int, log: DurableLog) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from argparse import ArgumentParser, _SubParsersAction
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +82,12 @@ def test_a_reader_who_goes_away_gets_no_traceback() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == FAILED
+
+
+@pytest.mark.parametrize("verb", sorted(verbs().keys() - {"demo", "version"}))
+def test_every_verb_has_its_place_in_the_readme(verb: str) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    assert re.search(rf"`… {verb} ", readme), f"say in README.md what {verb} does"
 
 
 def test_what_can_be_spoiled_are_the_demos_sinks() -> None:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
+from delta_prop.cli import main
+from delta_prop.client import Subscriber, SyncProducer
 from delta_prop.embedded import Propagator
 from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_wire.delta import Delta, create
+from tests.delta_prop.commands.served import served
 from tests.delta_prop.commands.support import Command, created, many
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ALL = ("--start", "earliest", "--no-follow")
 
@@ -22,9 +31,9 @@ def offsets(command: Command, *arguments: object) -> list[int]:
     return [line["offset"] for line in done.lines]
 
 
-def test_lines_come_back_as_they_were_published(command: Command) -> None:
-    command.publish([created("a", 1.5, topics=["t"], metadata={"k": [1]}), created("b", 2.0)])
-    lines = command("subscribe", *ALL).lines
+def test_lines_come_back_as_they_were_published(either: Command) -> None:
+    either.publish([created("a", 1.5, topics=["t"], metadata={"k": [1]}), created("b", 2.0)])
+    lines = either("subscribe", *ALL).lines
     assert lines[0] == {
         "offset": 0,
         "vector_id": "a",
@@ -35,27 +44,27 @@ def test_lines_come_back_as_they_were_published(command: Command) -> None:
         "topics": ["t"],
         "dot": lines[0]["dot"],
     }
-    again = Command(command.data.parent / "other", command._capsys)
+    again = Command(either.data.parent / "other", either._capsys)
     again._input.parent.mkdir()
     again.publish([json.dumps(line) for line in lines])
     assert [line["vector"] for line in again("subscribe", *ALL).lines] == [[1.5], [2.0]]
 
 
-def test_topics_choose_lines(command: Command) -> None:
-    command.publish([*many(3), created("x", namespace="docs"), created("y", topics=["hot"])])
-    assert offsets(command, *ALL, "--topic", "v:v1") == [1]
-    assert offsets(command, *ALL, "--topic", "ns:docs", "--topic", "c:hot") == [3, 4]
-    assert offsets(command, *ALL, "--topic", "op:delete") == []
+def test_topics_choose_lines(either: Command) -> None:
+    either.publish([*many(3), created("x", namespace="docs"), created("y", topics=["hot"])])
+    assert offsets(either, *ALL, "--topic", "v:v1") == [1]
+    assert offsets(either, *ALL, "--topic", "ns:docs", "--topic", "c:hot") == [3, 4]
+    assert offsets(either, *ALL, "--topic", "op:delete") == []
 
 
-def test_places_to_start_and_how_many(command: Command) -> None:
-    command.publish(many(5))
-    assert offsets(command, "--start", "3", "--no-follow") == [3, 4]
-    assert offsets(command, "--start", "1", "--count", "2") == [1, 2]
-    assert offsets(command, "--start", "latest", "--no-follow") == []
-    assert offsets(command, "--no-follow") == []
-    assert offsets(command, "--start", "2020-01-01", "--no-follow") == [0, 1, 2, 3, 4]
-    assert offsets(command, "--start", "2999-01-01T00:00:00+01:00", "--no-follow") == []
+def test_places_to_start_and_how_many(either: Command) -> None:
+    either.publish(many(5))
+    assert offsets(either, "--start", "3", "--no-follow") == [3, 4]
+    assert offsets(either, "--start", "1", "--count", "2") == [1, 2]
+    assert offsets(either, "--start", "latest", "--no-follow") == []
+    assert offsets(either, "--no-follow") == []
+    assert offsets(either, "--start", "2020-01-01", "--no-follow") == [0, 1, 2, 3, 4]
+    assert offsets(either, "--start", "2999-01-01T00:00:00+01:00", "--no-follow") == []
 
 
 @pytest.mark.parametrize("lost", ["missing", "empty"])
@@ -85,10 +94,10 @@ def test_a_batch_may_be_read_in_parts(command: Command) -> None:
     assert offsets(command, "--group", "g", "--no-follow") == [3, 4, 5]
 
 
-def test_voids_are_passed_over(command: Command) -> None:
+def test_voids_are_passed_over(either: Command) -> None:
     wrong = json.dumps({"vector_id": "a", "op": "sparse", "indices": [9], "values": [1]})
-    command.publish([created("a"), wrong, created("b")])
-    assert offsets(command, *ALL) == [0, 2]
+    either.publish([created("a"), wrong, created("b")])
+    assert offsets(either, *ALL) == [0, 2]
 
 
 def test_a_group_goes_on_where_it_stopped(command: Command) -> None:
@@ -105,6 +114,20 @@ def test_a_group_goes_on_where_it_stopped(command: Command) -> None:
     assert offsets(command, *group, "--start", "4") == [4, 5]
     assert command("sinks", "forget", "a/.. b").status == 0
     assert offsets(command, *group) == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_group_of_a_server_goes_on_where_it_stopped(either: Command) -> None:
+    either.publish(many(5))
+    group = ("--group", "a/.. b", "--no-follow")
+    assert offsets(either, *group, "--count", "2") == [0, 1]
+    assert offsets(either, *group, "--count", "1") == [2]
+    assert offsets(either, *group, "--topic", "v:v3") == [3]
+    assert offsets(either, *group) == []
+    either.publish(many(1))
+    assert offsets(either, *group) == [5]
+    assert offsets(either, *group, "--start", "4") == [4, 5]
+    assert offsets(either, *group, "--start", "earliest", "--count", "1") == [0]
+    assert offsets(either, *group) == [1, 2, 3, 4, 5]
 
 
 def test_a_group_of_another_log_begins_anew(command: Command) -> None:
@@ -149,9 +172,9 @@ def test_a_damaged_place_is_not_guessed(command: Command) -> None:
         (["--group", "x" * 65], "group: 65 bytes"),
     ],
 )
-def test_a_mistake_gets_one_line(arguments: list[str], said: str, command: Command) -> None:
-    command.publish(many(1))
-    done = command("subscribe", *arguments)
+def test_a_mistake_gets_one_line(arguments: list[str], said: str, either: Command) -> None:
+    either.publish(many(1))
+    done = either("subscribe", *arguments)
     assert done.status == 2
     assert said in done.err
     assert done.err.count("\n") == 1
@@ -182,3 +205,34 @@ def test_lines_come_as_they_are_published_by_others(command: Command) -> None:
         process.wait(10)
     assert process.returncode == 130
     assert offsets(command, "--group", "g", "--no-follow") == []
+
+
+def test_lines_of_a_server_come_as_they_are_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(tmp_path / "facts") as places, SyncProducer(places.to, name="others") as others:
+        others.publish(Delta("v0", create([1.0])))
+        later = threading.Timer(0.2, lambda: others.publish(Delta("v1", create([1.0]))))
+        later.start()
+        assert main(["subscribe", "--from", places.to, "--start", "earliest", "--count", "2"]) == 0
+        later.join()
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["offset"], one["vector_id"]) for one in told] == [(0, "v0"), (1, "v1")]
+
+
+def test_a_second_reader_of_a_group_ends_the_first_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def join(to: str) -> None:
+        async with Subscriber(to, "*", group="g"):
+            pass
+
+    with served(tmp_path / "facts") as places, SyncProducer(places.to, name="others") as others:
+        others.publish(Delta("v0", create([1.0])))
+        other = threading.Timer(0.3, anyio.run, [join, places.to])
+        other.start()
+        assert main(["subscribe", "--from", places.to, "--group", "g"]) == 1
+        other.join()
+    shown = capsys.readouterr()
+    assert (shown.out.count("\n"), shown.err.count("\n")) == (1, 1)
+    assert "FENCED" in shown.err

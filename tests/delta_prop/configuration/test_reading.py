@@ -8,7 +8,7 @@ import tomllib
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delta_prop.config import Settings
@@ -224,6 +224,7 @@ def test_what_is_shown_reads_back_as_the_same() -> None:
         assert json.loads(to_json(read))["server"] == tomllib.loads(shown)["server"]
 
 
+@settings(max_examples=40)
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1))
 def test_any_text_reads_back(text: str) -> None:
     read = Configuration(data=text)
