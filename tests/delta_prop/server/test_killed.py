@@ -1,0 +1,167 @@
+"""A server killed under load, again and again: what was acknowledged is delivered, each delta once.
+
+Clients know nothing of it but lost connections. Producers stand behind a proxy, which keeps the last answers
+from them: what they send again was taken before.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from delta_prop import Delta, opaque
+from delta_prop.client import ClientSettings, Producer, Subscriber
+from tests.delta_prop.server.process import Served, served
+from tests.net.proxy import proxy_to
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from delta_prop.published import Published
+
+PRODUCERS = 2
+LANES = 32
+WAIT_S_MAX = 60.0
+LOAD_S_MAX = 0.3
+UNHEARD_S_MAX = 0.1
+PATIENT = ClientSettings(publish_s_max=WAIT_S_MAX)
+
+
+class Delivery:
+    """What subscribers got, over their lives: each offset holds one delta."""
+
+    def __init__(self) -> None:
+        self.keys: dict[int, str] = {}
+        self.rows = 0
+
+    async def follow(self, address: str) -> None:
+        """Read from where the log begins."""
+        async with Subscriber(address, "*", start="earliest", settings=PATIENT) as subscriber:
+            await self._read(subscriber)
+
+    async def resume(self, address: str, chance: random.Random) -> None:
+        """The same, by one reader after the other: each goes on where the last one stopped."""
+        cursor = None
+        while True:
+            async with Subscriber(address, "*", start=cursor or "earliest", settings=PATIENT) as subscriber:
+                with anyio.move_on_after(chance.uniform(0.05, 0.5)):
+                    await self._read(subscriber)
+                cursor = subscriber.cursor
+
+    async def _read(self, subscriber: Subscriber) -> None:
+        async for offset, _, delta in subscriber:
+            assert offset not in self.keys, f"offset {offset} came twice"
+            assert not self.keys or offset > next(reversed(self.keys)), "offsets went back"
+            self.keys[offset] = delta.vector_id
+            self.rows += 1
+
+
+class Load:
+    """What producers were told: where each delta stands."""
+
+    def __init__(self) -> None:
+        self.offsets: dict[str, int] = {}
+        self.enough = False
+        self.reconnects = self.resent = self.lost = 0
+
+    async def publish(self, address: str, name: str) -> None:
+        async with Producer(address, name=name, settings=PATIENT) as producer:
+            async with anyio.create_task_group() as tasks:
+                for lane in range(LANES):
+                    tasks.start_soon(self._lane, producer, f"{name}-{lane}")
+            self.reconnects += producer.reconnects
+            self.resent += producer.statistics().resent
+            self.lost += producer.statistics().lost
+
+    async def _lane(self, producer: Producer, name: str) -> None:
+        number = 0
+        while not self.enough:
+            keys = [f"{name}-{number}-{row}" for row in range(1 + number % 5)]
+            told = await producer.publish(*(Delta(key, opaque(b"x" * 100)) for key in keys))
+            self._note(keys, told)
+            number += 1
+
+    def _note(self, keys: list[str], told: Published) -> None:
+        assert told.offset is not None
+        assert not told.duplicates
+        self.offsets.update((key, told.offset + row) for row, key in enumerate(keys))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.anyio
+async def test_acknowledged_is_delivered_exactly_once(tmp_path: Path, full: bool) -> None:
+    kills = 20 if full else 2
+    levels = ["logged"] * (kills // 2) + ["durable"] * (kills - kills // 2 + 1)  # kill -9 spares the system
+    chance = random.Random("kills")
+    load, whole, resumed = Load(), Delivery(), Delivery()
+    with ExitStack() as life:
+
+        async def start(port: int) -> Served:
+            level = levels.pop(0)
+
+            def enter() -> Served:
+                return life.enter_context(served(tmp_path / "data", "--level", level, port=port))
+
+            return await anyio.to_thread.run_sync(enter)
+
+        server = await start(0)
+        address = f"127.0.0.1:{server.port}"
+        async with (
+            proxy_to(("127.0.0.1", server.port)) as proxy,
+            anyio.create_task_group() as readers,
+        ):
+            readers.start_soon(whole.follow, address)
+            readers.start_soon(resumed.resume, address, chance)
+            async with anyio.create_task_group() as writers:
+                for number in range(PRODUCERS):
+                    writers.start_soon(load.publish, "{}:{}".format(*proxy.address), f"p{number}")
+                for _ in range(kills):
+                    await more(load)
+                    await anyio.sleep(chance.uniform(0, LOAD_S_MAX))
+                    proxy.stall("back")  # what is acknowledged from now on nobody hears
+                    await anyio.sleep(chance.uniform(0, UNHEARD_S_MAX))
+                    server.kill()
+                    proxy.cut()
+                    proxy.resume("back")
+                    server = await start(server.port)
+                await more(load)
+                load.enough = True
+            await until(lambda: min(len(whole.keys), len(resumed.keys)) >= len(load.offsets))
+            await anyio.sleep(0.1)  # nothing may come behind it
+            readers.cancel_scope.cancel()
+    print(
+        f"{kills} kills, {load.reconnects} reconnects of producers, {len(load.offsets)} deltas "
+        f"acknowledged, {load.resent} batches sent again, {whole.rows} deltas delivered"
+    )
+    assert load.reconnects >= kills
+    assert load.resent
+    assert load.lost == 0
+    for delivered in (whole, resumed):
+        places = {key: offset for offset, key in delivered.keys.items()}
+        assert len(places) == len(delivered.keys), "a delta was delivered twice"
+        assert places == load.offsets
+
+
+async def more(load: Load) -> None:
+    """Wait until more was acknowledged: clients are back, and at work."""
+    enough = len(load.offsets) + 500
+    await until(lambda: len(load.offsets) >= enough)
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    """Wait for others' work, under a deadline."""
+    with anyio.fail_after(WAIT_S_MAX):
+        while True:
+            if reached():
+                return
+            await anyio.sleep(0.01)
