@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from delta_prop.client import ClientSettings
 from delta_prop.config import Settings
 from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.client.test_blocking import served
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "LICENSES.md", *(ROOT / "docs").rglob("*.md")])
@@ -35,21 +37,41 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(other), f"{page.name}: {target}"
 
 
+def programs(page: Path) -> list[tuple[str, str]]:
+    """The programs of a page that are followed by what they print."""
+    found = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", page.read_text(), re.DOTALL)
+    assert found
+    return found
+
+
+def check_program(program: str, printed: str, directory: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=directory,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == printed
+
+
 def test_the_programs_of_the_readme_run_and_print_what_it_says(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text()
-    programs = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.DOTALL)
-    assert programs
-    for program, printed in programs:
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            check=False,
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            timeout=60,
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout == printed
+    for program, printed in programs(ROOT / "README.md"):
+        check_program(program, printed, tmp_path)
+
+
+def test_the_programs_of_the_page_on_clients_do(tmp_path: Path) -> None:
+    for program, printed in programs(ROOT / "docs" / "client.md"):
+        with served() as service:
+            check_program(program.replace("127.0.0.1:7373", service.address), printed, tmp_path)
+
+
+def test_every_setting_of_a_client_is_described() -> None:
+    text = (ROOT / "docs" / "client.md").read_text()
+    names = [field.name for field in dataclasses.fields(ClientSettings)]
+    assert [name for name in names if f"`{name}`" not in text] == []
 
 
 def test_every_verb_of_run_that_the_readme_names_exists() -> None:

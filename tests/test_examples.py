@@ -24,6 +24,14 @@ PRINTED = {
         "on disk: 3 deltas",
     ],
     "notebook": ["nearest: point-7", "length: 1.0", "refused: CONFLICT", "accepted: 1002"],
+    "streaming": [
+        "docs-2: 2 bytes",
+        "docs-4: 4 bytes",
+        "docs-5: 5 bytes",
+        "mail-0: 0 bytes",
+        "mail-3: 3 bytes",
+        "docs done with below 6",
+    ],
     "own_sink": ["the sink keeps the contract", "{'fruit': 2, 'trees': 1}"],
 }
 

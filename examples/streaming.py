@@ -1,0 +1,52 @@
+"""Deltas from a service, worked on eight at a time and acknowledged when what was made of them is done.
+
+python examples/streaming.py (needs the extra `streams`)
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import anyio
+
+from delta_prop import Delta, Propagator, opaque, streams
+from delta_prop.client import Producer, Subscriber
+from delta_prop.server.service import Service
+from delta_prop.server.settings import ServerSettings
+
+
+async def summarised(one: streams.Delivered) -> str:
+    await asyncio.sleep(0.01)  # a call to somewhere else
+    return f"{one.delta.vector_id}: {len(one.delta.operation.data)} bytes"
+
+
+async def main() -> None:
+    async with Propagator() as p, anyio.create_task_group() as tasks:
+        service = Service(p, ServerSettings(port=0))  # elsewhere this is `delta-prop serve`
+        address = await tasks.start(service.run)
+        where = f"{address.host}:{address.port}"
+
+        async with (
+            Producer(where, name="writer") as producer,
+            Subscriber(where, "ns:docs", group="summaries", start="earliest", ack="manual") as docs,
+            Subscriber(where, "ns:mail", group="summaries of mail", start="earliest", ack="manual") as mail,
+        ):
+            for number in range(6):
+                namespace = "mail" if number % 3 == 0 else "docs"
+                producer.offer(Delta(f"{namespace}-{number}", opaque(bytes(number)), namespace))
+
+            both = streams.merge(streams.items(docs), streams.items(mail))
+            short = streams.keep(both, lambda one: one.delta.vector_id != "docs-1")
+            chunks = streams.chunk(streams.map(short, summarised), 3, within_s=0.5)
+            summaries: list[str] = []
+            async for chunk in streams.values(chunks):
+                summaries += chunk
+                if len(summaries) == 5:
+                    break
+            print(*sorted(summaries), sep="\n")
+            print("docs done with below", docs.cursor and docs.cursor.next_offset)
+        service.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
