@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,8 @@ from delta_prop_wire.delta import (
     Dot,
     Kind,
     Operation,
+    Priority,
+    Source,
     create,
     delete,
     dense,
@@ -35,6 +38,8 @@ from delta_prop_wire.layout import Column
 from delta_prop_wire.soundness import parse_batch
 from delta_prop_wire.spec import COUNTER_MAX, DELTA_BYTES_MAX, DIMENSION_MAX, METADATA_BYTES_MAX, ErrorCode
 from delta_prop_wire.validate import (
+    _check,
+    is_simple,
     plain_is_sound,
     validate_batch,
     validate_batch_dimensions,
@@ -390,6 +395,30 @@ def test_a_batch_is_judged_as_its_deltas_are(deltas: list[Delta], before: list[D
         assert refusal(rows) is None
     except InvalidDelta as error:
         assert refusal(rows) == (error.row, error.field)  # noqa: PT017
+
+
+ODD = st.sampled_from(
+    [None, "", (), [], 0, 2, True, 8.0, b"x", Priority.LOW, Source.IMPORT, Dot(1, 1), 1 << 64]
+)
+
+
+@given(
+    DELTAS, st.dictionaries(st.sampled_from([one.name for one in dataclasses.fields(Delta)]), ODD, max_size=2)
+)
+def test_the_short_way_passes_nothing_that_the_long_way_refuses(delta: Delta, odd: dict[str, Any]) -> None:
+    delta = replace(delta, **odd)
+    try:
+        simple = is_simple(delta)
+    except AttributeError:  # an operation that is none, which callers have looked for before
+        assert not isinstance(delta.operation, Operation)
+        return
+    if simple:
+        _check(delta)
+
+
+@pytest.mark.parametrize("data", [bytes(DELTA_BYTES_MAX), bytes(DELTA_BYTES_MAX + 1)])
+def test_the_short_way_knows_the_bound_of_bytes(data: bytes) -> None:
+    assert is_simple(Delta("a", opaque(data))) is (len(data) <= DELTA_BYTES_MAX)
 
 
 ALIKE = st.sampled_from(
