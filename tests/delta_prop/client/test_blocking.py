@@ -15,10 +15,12 @@ from anyio.from_thread import start_blocking_portal
 
 from delta_prop.client import ClientSettings, SyncProducer, Unreachable
 from delta_prop.embedded import Propagator
+from delta_prop.ports import Tls
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.delta import AckLevel, Delta, Priority, create, opaque
 from delta_prop_wire.errors import Refused, UsageError
+from tests.delta_prop.networks import files
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -47,9 +49,9 @@ class Served:
 
 
 @asynccontextmanager
-async def running(**settings: Any) -> AsyncIterator[tuple[Propagator, Service]]:
+async def running(tls: Tls | None = None, **settings: Any) -> AsyncIterator[tuple[Propagator, Service]]:
     async with Propagator() as p, anyio.create_task_group() as tasks:
-        service = Service(p, ServerSettings(port=0, **settings))
+        service = Service(p, ServerSettings(port=0, **settings), tls=tls)
         await tasks.start(service.run)
         try:
             yield p, service
@@ -58,10 +60,10 @@ async def running(**settings: Any) -> AsyncIterator[tuple[Propagator, Service]]:
 
 
 @contextmanager
-def served(**settings: Any) -> Iterator[Served]:
+def served(tls: Tls | None = None, **settings: Any) -> Iterator[Served]:
     with (
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(running(**settings)) as (propagator, service),
+        portal.wrap_async_context_manager(running(tls, **settings)) as (propagator, service),
     ):
         yield Served(portal, propagator, service)
 
@@ -148,6 +150,25 @@ def test_numbered_deltas_are_answered_again() -> None:
                 p.flush()
         assert [one.result().duplicates for one in told] == [{0: at} for at in range(49)]
         assert len(service.keys()) == 49
+
+
+def test_it_speaks_tls_and_shows_a_certificate() -> None:
+    made_files = files()
+    server = Tls(made_files.server, made_files.server_key, made_files.authority)
+    client = Tls(made_files.client, made_files.client_key, made_files.authority)
+    with served(server) as service:
+        with SyncProducer(service.address, name="job", tls=client) as p:
+            for at in range(300):
+                p.offer(Delta(f"k{at}", opaque(bytes(2_000))))
+            assert p.publish(made("last")).offset == 300
+        quickly = ClientSettings(open_s_max=0.3)
+        stranger = SyncProducer(
+            service.address, name="x", tls=Tls(authorities=made_files.authority), settings=quickly
+        )
+        with pytest.raises(Unreachable), stranger:
+            pass
+        with pytest.raises(Unreachable), SyncProducer(service.address, name="x", settings=quickly):
+            pass
 
 
 def test_it_imports_no_event_loop() -> None:

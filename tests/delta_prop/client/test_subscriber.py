@@ -1,0 +1,275 @@
+"""The subscriber over a false network, against the real server: each delta once and in order."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import anyio
+import pytest
+
+from delta_prop.client.settings import ClientSettings
+from delta_prop.client.subscriber import Subscriber
+from delta_prop.testing.link import Conditions
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import Delta, Priority, opaque
+from delta_prop_wire.errors import Refused, UsageError
+from tests.delta_prop.client.serving import ADDRESS, Site, with_service
+
+
+def subscriber(site: Site, *topics: str, **more: Any) -> Subscriber:
+    return Subscriber(ADDRESS, *(topics or ("*",)), world=site.world, **more)
+
+
+async def publish(site: Site, count: int, first: int = 0, namespace: str = "default", size: int = 8) -> None:
+    for at in range(first, first + count):
+        await site.propagator.publish(Delta(f"k{at}", opaque(bytes(size)), namespace))
+
+
+async def read(s: Subscriber, count: int) -> list[tuple[int, str]]:
+    return [(one.offset, one.delta.vector_id) for one in [await anext(s) for _ in range(count)]]
+
+
+def keys(count: int, first: int = 0) -> list[tuple[int, str]]:
+    return [(at, f"k{at}") for at in range(first, first + count)]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_what_is_published_comes_in_order(backend: Literal["asyncio", "trio"]) -> None:
+    async def story(site: Site) -> None:
+        await publish(site, 3)
+        async with subscriber(site, start="earliest") as early, subscriber(site) as late:
+            await publish(site, 3, first=3)
+            assert await read(early, 6) == keys(6)
+            assert await read(late, 3) == keys(3, first=3)
+            one = early.cursor
+        assert one is not None
+        assert one.next_offset == 5, "what is in hand is not done with"
+
+    with_service(story, backend=backend)
+
+
+def test_batches_come_as_their_producer_made_them() -> None:
+    async def story(site: Site) -> None:
+        await site.propagator.publish(*(Delta(f"k{at}", opaque(b"x")) for at in range(5)))
+        await publish(site, 1, first=5)
+        async with subscriber(site, start="earliest") as s:
+            assert (await anext(s)).offset == 0
+            rest = await s.next_batch()
+            assert (rest.offset, rest.next_offset, len(rest)) == (1, 5, 4)
+            assert [one.offset for one in rest] == [1, 2, 3, 4]
+            assert rest.batch is not None
+            assert rest.batch.count == 5
+            async for batch in s.batches():
+                assert [one.delta.vector_id for one in batch] == ["k5"]
+                assert batch.row(0).lamport == 6
+                break
+
+    with_service(story)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_connections_that_break_lose_and_double_nothing(seed: int) -> None:
+    conditions = Conditions(latency_s=0.002, jitter_s_max=0.003, chunk_bytes_max=900, reset_bytes_mean=5_000)
+
+    async def story(site: Site) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(publish, site, 200)
+            # What is under way when a connection breaks is lost: more than that at once would never arrive.
+            async with subscriber(site, start=0, credit=(20, 4_000)) as s:
+                assert await read(s, 200) == keys(200)
+                assert s.reconnects
+
+    with_service(story, seed=seed, conditions=conditions)
+
+
+def test_a_reader_that_rests_holds_no_more_than_its_credit() -> None:
+    async def story(site: Site) -> None:
+        await publish(site, 400, size=1_000)
+        async with subscriber(site, start="earliest", credit=(50, 1 << 20)) as s:
+            await anyio.sleep(30)
+            assert 40 <= s._in.waiting <= 50
+            assert await read(s, 400) == keys(400)
+        async with subscriber(site, start="earliest", credit=(1_000_000, 20_000)) as s:
+            await anyio.sleep(30)
+            assert 10 <= s._in.waiting <= 20
+            assert await read(s, 400) == keys(400)
+        async with subscriber(site, start="earliest", credit=(1, 1)) as s:
+            assert await read(s, 20) == keys(20)
+
+    with_service(story)
+
+
+def test_a_service_that_ends_and_comes_back_with_another_log_is_told_apart() -> None:
+    async def story(site: Site) -> None:
+        await publish(site, 3)
+        async with anyio.create_task_group() as tasks, subscriber(site, start="earliest") as s:
+            assert await read(s, 2) == keys(2)
+            await site.stop()
+            await tasks.start(site.run)
+            assert await read(s, 1) == keys(1, first=2)
+            with pytest.raises(UsageError, match="another log"):
+                await anext(s)
+            tasks.cancel_scope.cancel()
+
+    with_service(story)
+
+
+def test_a_cursor_goes_on_where_it_stopped_and_another_logs_is_refused() -> None:
+    async def story(site: Site) -> None:
+        await publish(site, 5)
+        async with subscriber(site, start="earliest") as s:
+            await read(s, 3)
+            s.ack(2)
+            cursor = s.cursor
+        assert cursor is not None
+        async with subscriber(site, start=cursor) as s:
+            assert await read(s, 2) == keys(2, first=3)
+        with pytest.raises(Refused):
+            async with subscriber(site, start=Cursor(bytes(16), 0, 3)):
+                pass
+
+    with_service(story)
+
+
+def test_a_group_goes_on_where_its_reader_stopped() -> None:
+    async def story(site: Site) -> None:
+        await publish(site, 6)
+        async with subscriber(site, group="g") as s:
+            assert await read(s, 3) == keys(3), "a new group begins at the beginning"
+        async with subscriber(site, group="g", ack="manual") as s:
+            assert await read(s, 3) == keys(3, first=2), "what was in hand comes again"
+            s.ack(3)
+        async with subscriber(site, group="g") as s:
+            assert await read(s, 2) == keys(2, first=4)
+
+    with_service(story)
+
+
+def test_a_second_reader_of_a_group_fences_the_first() -> None:
+    async def story(site: Site) -> None:
+        await publish(site, 2)
+        async with subscriber(site, group="g") as first:
+            assert await read(first, 1) == keys(1)
+            async with subscriber(site, group="g") as second:
+                assert await read(second, 2) == keys(2)
+                await anyio.sleep(1)
+                with pytest.raises(Refused, match="FENCED"):
+                    await anext(first)
+
+    with_service(story)
+
+
+def test_a_filter_that_matches_nothing_still_moves_the_group() -> None:
+    async def story(site: Site) -> None:
+        async with subscriber(site, "ns:none", group="g") as s:
+            await publish(site, 10)
+            await anyio.sleep(5)
+            assert s.received == 10
+        async with subscriber(site, group="g") as s:
+            await publish(site, 1, first=10)
+            assert await read(s, 1) == keys(1, first=10)
+
+    with_service(story)
+
+
+def test_filters_topics_and_single_deltas() -> None:
+    async def story(site: Site) -> None:
+        p = site.propagator
+        await p.publish(Delta("a", opaque(b"1"), "docs"), Delta("b", opaque(b"2"), "mail"))
+        await p.publish(Delta("c", opaque(b"3"), "docs", priority=Priority.HIGH))
+        async with (
+            subscriber(site, "ns:docs", start="earliest") as docs,
+            subscriber(site, start="earliest", priorities=[Priority.HIGH]) as urgent,
+            subscriber(site, "ns:docs", start="earliest", deltas=True) as single,
+        ):
+            assert await read(docs, 2) == [(0, "a"), (2, "c")]
+            assert await read(urgent, 1) == [(2, "c")]
+            batch = await single.next_batch()
+            assert batch.batch is None
+            assert [(one.offset, one.lamport, one.delta.vector_id) for one in batch] == [(0, 1, "a")]
+            number = await docs.add("ns:mail")
+            await p.publish(Delta("d", opaque(b"4"), "mail"))
+            assert await read(docs, 1) == [(3, "d")]
+            await docs.remove(number)
+            await p.publish(Delta("e", opaque(b"5"), "mail"))
+            await p.publish(Delta("f", opaque(b"6"), "docs"))
+            assert await read(docs, 1) == [(5, "f")]
+            with pytest.raises(UsageError, match="one has to stay"):
+                await docs.remove(1)
+
+    with_service(story)
+
+
+def test_an_offset_that_is_gone_is_told() -> None:
+    async def story(site: Site) -> None:
+        await publish(site, 30)
+        with pytest.raises(Refused, match="CURSOR_TOO_OLD"):
+            async with subscriber(site, start=1):
+                pass
+
+    with_service(story, log_deltas_max=20)
+
+
+def test_only_what_was_delivered_can_be_acknowledged() -> None:
+    async def story(site: Site) -> None:
+        await publish(site, 2)
+        async with subscriber(site, start="earliest", ack="manual") as s:
+            await read(s, 1)
+            with pytest.raises(UsageError, match="was not delivered yet"):
+                s.ack(1)
+            s.ack(0)
+            await read(s, 1)
+            assert s.cursor is not None
+            assert s.cursor.next_offset == 1, "nothing is acknowledged by itself"
+
+    with_service(story)
+
+
+def test_heartbeats_keep_an_idle_connection() -> None:
+    async def story(site: Site) -> None:
+        async with subscriber(site) as s:
+            await anyio.sleep(300)
+            assert s.reconnects == 0
+            await publish(site, 1)
+            assert await read(s, 1) == keys(1)
+
+    with_service(story)
+
+
+def test_a_silent_service_is_left_after_its_time() -> None:
+    async def story(site: Site) -> None:
+        async with subscriber(site) as s:
+            site.network.cut("server", "client")
+            site.network.cut("client", "server")
+            await anyio.sleep(60)
+            site.network.heal("server", "client")
+            site.network.heal("client", "server")
+            await publish(site, 1)
+            assert await read(s, 1) == keys(1)
+            assert s.reconnects >= 1
+
+    with_service(story)
+
+
+def test_a_reader_can_be_cancelled_and_go_on() -> None:
+    async def story(site: Site) -> None:
+        async with subscriber(site) as s:
+            with anyio.move_on_after(5):
+                await anext(s)
+            await publish(site, 1)
+            assert await read(s, 1) == keys(1)
+        with pytest.raises(UsageError, match="closed"):
+            await anext(s)
+
+    with_service(story)
+
+
+def test_what_is_given_wrongly_is_told_at_once() -> None:
+    for wrong in ({"ack": "later"}, {"start": "somewhere"}, {"start": -1}, {"credit": (0, 1)}):
+        with pytest.raises(UsageError):
+            Subscriber("localhost", "*", **wrong)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="no topics"):
+        Subscriber("localhost")
+    with pytest.raises(Refused, match="group"):
+        Subscriber("localhost", "*", group="")
+    assert ClientSettings().heartbeat_s == 5
