@@ -255,8 +255,9 @@ def test_credit_is_granted_as_the_reader_takes() -> None:
         talk.exchange()
     assert talk.incoming.waiting == 8
     assert taken(talk) == list(range(8))
-    talk.exchange()
-    assert talk.server.window.left == CREDIT
+    for _ in range(3):
+        talk.exchange()
+        assert talk.server.window.left == CREDIT, "once"
 
 
 def test_what_is_added_is_asked_for_and_asked_for_again_after_a_break() -> None:

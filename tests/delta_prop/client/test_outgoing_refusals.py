@@ -83,6 +83,21 @@ def test_a_refusal_that_names_no_row_is_tried_call_by_call() -> None:
     assert set(wire.outcomes) == {1}
 
 
+def test_what_names_a_call_whose_dots_became_void_waits_for_its_new_ones() -> None:
+    wire = Wire()
+    wire.offer(made("first", priority=Priority.CRITICAL))  # so that its lane is asked first
+    wire.settle()
+    cause = wire.offer(made("cause", priority=Priority.LOW))
+    wire.offer(made("bad", priority=Priority.LOW))
+    wire.send()
+    wire.between.clear()
+    wire.out.refused(Nack(2, ErrorCode.INVALID_DELTA, "no", row=1), 0.0)
+    wire.offer(made("effect", priority=Priority.CRITICAL), after=[cause.place])
+    wire.send()
+    assert [frame.batch.keys for frame in wire.between] == [["cause"], ["effect"]]
+    assert wire.between[1].batch.parents == ((0, Dot(cause.place.origin, 3)),)
+
+
 def test_what_is_refused_for_now_comes_again_in_order_as_the_same_bytes_after_its_time() -> None:
     wire = Wire()
     wire.offer(made("a"))
@@ -332,6 +347,21 @@ def test_what_was_lost_holds_nobody_up_who_had_named_it() -> None:
     assert len(wire.logged()) == 4
 
 
+def test_what_the_lost_ones_had_said_of_other_lanes_is_said_wire() -> None:
+    wire = Wire()
+    wire.service.forgiving = True
+    low = wire.offer(made("x", priority=Priority.LOW))
+    wire.offer(made("x"))
+    wire.settle()
+    kept = wire.service.bench.log.next_offset - 1
+    wire.offer(made("z"))
+    wire.send()
+    wire.service.lose_tail(kept)
+    wire.connect()
+    wire.send()
+    assert wire.between[0].batch.clock == (Dot(low.place.origin, 1),)
+
+
 def test_another_log_at_another_address_is_another_service() -> None:
     wire = Wire()
     welcome = Welcome(log=Cursor(bytes(16), 0, 0), level=AckLevel.MEMORY)
@@ -400,6 +430,20 @@ def test_lanes_share_what_may_be_sent() -> None:
     lanes = [frame.batch.priority for frame in wire.between]
     assert lanes.count(Priority.CRITICAL) == 16
     assert lanes.count(Priority.LOW) == 2
+
+
+def test_a_lane_that_rested_takes_no_more_than_its_share() -> None:
+    wire = Wire()
+    for at in range(50):
+        wire.offer(made(f"low-{at}", priority=Priority.LOW))
+        wire.offers[-1].alone = True
+    wire.send(40)
+    for at in range(40):
+        wire.offer(made(f"critical-{at}", priority=Priority.CRITICAL))
+        wire.offers[-1].alone = True
+    wire.between.clear()
+    wire.send(18)
+    assert [frame.batch.priority for frame in wire.between].count(Priority.LOW) == 2
 
 
 def test_what_may_be_open_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,6 +86,17 @@ def test_connections_that_break_lose_and_double_nothing(seed: int) -> None:
     with_service(story, seed=seed, conditions=conditions)
 
 
+def test_a_connection_that_got_on_is_made_anew_soon() -> None:
+    async def story(site: Site) -> None:
+        async with producer(site) as p:
+            for at in range(12):
+                await p.publish(made(f"k{at}"))
+                site.network.reset()
+        assert anyio.current_time() < 2
+
+    with_service(story)
+
+
 def test_a_cut_that_heals_is_waited_out() -> None:
     async def story(site: Site) -> None:
         async with producer(site) as p:
