@@ -217,7 +217,7 @@ class Incoming:
             if number in self._wanted:
                 parts.append(self._subscribe(session, number, answer, first=False))
             else:
-                request, raw = session.unsubscribe(number, drain=True)
+                request, raw = session.unsubscribe(number, drain=False)
                 self._asked[request] = (number, answer)
                 parts.append(raw)
         if self.started and not any(number == self._first for number, _ in self._asked.values()):

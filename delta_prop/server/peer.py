@@ -7,6 +7,7 @@ it holds is bounded by its credit, its outlet, and what it leaves unread.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -83,6 +84,7 @@ class Peer:
         self._beats = 0
         self._progress_told = (0, 0.0)
         self._warned = Level.OK
+        self._leaving: deque[tuple[int, Unsubscribe]] = deque()  # once all below an offset is delivered
         self._scope = anyio.CancelScope()
 
     # --- life
@@ -349,17 +351,33 @@ class Peer:
         assert grant is not None
         try:
             grant.check_subscribe(())
+        except Unauthorized as refused:
+            self._unauthorized(refused, "Unsubscribe", answers=frame.sequence)
+            return
+        visible = self._hub.inside.log.visible
+        if frame.drain and self.outlet is not None and self.outlet.dealt_with < visible:
+            self._leaving.append((visible, frame))
+        else:
+            self._leave(frame)
+
+    def _leave(self, frame: Unsubscribe) -> None:
+        try:
             if self.outlet is None:
                 raise Refused(
                     ErrorCode.BAD_REQUEST, f"no subscription {frame.subscription} is open on this connection"
                 )
+            dealt_with = self.outlet.dealt_with  # of what it was subscribed to until now
             self.outlet.unsubscribe(frame.subscription)
-        except Unauthorized as refused:
-            self._unauthorized(refused, "Unsubscribe", answers=frame.sequence)
         except Refused as refused:
             self._refuse(0, refused, answers=frame.sequence)
         else:
-            self._tell(Ack(0, answers=frame.sequence, dealt_with=self.outlet.dealt_with))
+            self._tell(Ack(0, answers=frame.sequence, dealt_with=dealt_with))
+
+    def _let_leave(self) -> None:
+        """End the subscriptions whose last delivery is written."""
+        outlet, leaving = self.outlet, self._leaving
+        while leaving and (outlet is None or outlet.dealt_with >= leaving[0][0]):
+            self._leave(leaving.popleft()[1])
 
     def _refuse(self, sequence: int, refused: Refused, answers: int | None = None) -> None:
         self._hub.counters.nack(refused.code)
@@ -407,6 +425,8 @@ class Peer:
 
     def next_sending(self, now: float) -> Sending | None:
         """What is to be delivered next; None: nothing at the moment."""
+        if self._leaving:
+            self._let_leave()
         outlet = self.outlet
         if outlet is None or now < self._not_before:
             return None
@@ -416,6 +436,7 @@ class Peer:
             self._refuse(0, refused)
             outlet.close()
             self.outlet = None
+            self._let_leave()
             return None
         if sending is not None and self._pace is not None:
             self._not_before = now + sending.deltas / self._pace

@@ -8,7 +8,19 @@ import pytest
 from delta_prop.embedded import Propagator
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.codec import encode
-from delta_prop_wire.frames import Ack, Heartbeat, Hello, Nack, OriginClaim, Subscribe
+from delta_prop_wire.frames import (
+    Ack,
+    BatchFrame,
+    Credit,
+    Heartbeat,
+    Hello,
+    Nack,
+    OriginClaim,
+    Start,
+    StartAt,
+    Subscribe,
+    Unsubscribe,
+)
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
 
@@ -32,6 +44,39 @@ async def test_a_first_hello_that_is_refused_ends_its_connection_alone() -> None
         assert isinstance(await honest.next(), Heartbeat)
         await honest.send(Heartbeat(1))
         assert isinstance(await honest.next(), Heartbeat)
+
+
+@pytest.mark.parametrize("drain", [True, False])
+async def test_a_subscription_ends_at_once_or_behind_what_was_there(drain: bool) -> None:
+    async with (
+        Propagator() as p,
+        serving(p) as (_, address),
+        connected(address) as producer,
+        connected(address) as subscriber,
+    ):
+        await producer.hello(ORIGIN)
+        await producer.send(*(opaque_batch(base, 2) for base in (1, 3, 5)))
+        await producer.told(6)
+        await subscriber.hello()
+        await subscriber.subscribe(credit=Credit(1, 1_000_000))
+        assert (await subscriber.until(BatchFrame)).sequence == 0
+        await subscriber.send(Unsubscribe(7, 1, drain=drain), Unsubscribe(8, 3, drain=drain))
+        if drain:
+            with anyio.move_on_after(0.3):
+                assert isinstance(await subscriber.until(BatchFrame), Ack)
+            await subscriber.send(Ack(credit=Credit(100, 1_000_000)))
+            assert (await subscriber.until(BatchFrame)).sequence == 2
+            assert (await subscriber.until(BatchFrame)).sequence == 4
+        ack = await subscriber.next()
+        assert isinstance(ack, Ack)
+        assert (ack.answers, ack.dealt_with) == (7, 6 if drain else 2)
+        nack = await subscriber.next()
+        assert isinstance(nack, Nack)
+        assert (nack.answers, nack.code) == (8, ErrorCode.BAD_REQUEST)
+        await producer.send(opaque_batch(7, 2))
+        await producer.told(8)
+        await subscriber.subscribe(start=Start(StartAt.OFFSET, 7))
+        assert (await subscriber.until(BatchFrame)).sequence in (6, 7)
 
 
 async def test_what_came_before_garbage_is_taken_and_the_garbage_is_refused(
