@@ -24,7 +24,7 @@ from delta_prop.route.status import FeedLimits, KeptCursor
 from delta_prop.route.subscription import Subscription
 from delta_prop.route.table import Nothing, Table, Taker
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_sinks.sink import HoldsVectors, Rebuilds
+from delta_prop_sinks.sink import HoldsVectors, Rebuilds, TakesControlRows
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
@@ -164,7 +164,7 @@ class Attachments:
             on_progress=on_progress or self._on_progress,
         )
         self.attached[name] = attached
-        self._table.subscribe(feed, terms.topics)
+        self._table.subscribe(feed, terms.topics, control_rows=isinstance(sink, TakesControlRows))
         attached.required = terms.required
         attached.gives_way = gives_way = self._gives_way(terms, rebuilds=rebuilds)
         if isinstance(sink, Rebuilds) and rebuilds:

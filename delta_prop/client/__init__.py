@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from delta_prop.client.blocking import SyncProducer, SyncReceipt
     from delta_prop.client.errors import Unreachable
+    from delta_prop.client.forwarding import ForwardLink
     from delta_prop.client.producer import Producer
     from delta_prop.client.settings import ClientSettings
     from delta_prop.client.subscriber import Subscriber
 
 _HOME_OF = {
     "ClientSettings": "delta_prop.client.settings",
+    "ForwardLink": "delta_prop.client.forwarding",
     "Producer": "delta_prop.client.producer",
     "Subscriber": "delta_prop.client.subscriber",
     "SyncProducer": "delta_prop.client.blocking",
@@ -24,7 +26,15 @@ _HOME_OF = {
     "Unreachable": "delta_prop.client.errors",
 }
 
-__all__ = ["ClientSettings", "Producer", "Subscriber", "SyncProducer", "SyncReceipt", "Unreachable"]
+__all__ = [
+    "ClientSettings",
+    "ForwardLink",
+    "Producer",
+    "Subscriber",
+    "SyncProducer",
+    "SyncReceipt",
+    "Unreachable",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from delta_prop.client.forwarding import ForwardLink
 from delta_prop.configuration.sinks import (
     CacheTerms,
+    ForwardTerms,
     IndexTerms,
     JsonLinesTerms,
     SinkTerms,
     StorageTerms,
 )
-from delta_prop_sinks import CacheSink, IndexSink, JsonLinesSink, Resident, StorageSink
+from delta_prop.ports import Tls
+from delta_prop_sinks import CacheSink, ForwardSink, IndexSink, JsonLinesSink, Resident, StorageSink
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,5 +75,10 @@ def _made(terms: SinkTerms, residents: dict[str, Resident]) -> Sink:
         return IndexSink(resident=shared or Resident(resident_bytes_max=bytes_max), **own)
     if isinstance(terms, CacheTerms):
         return CacheSink(**own)
-    assert isinstance(terms, JsonLinesTerms)
-    return JsonLinesSink(own.pop("path"), **own)
+    if isinstance(terms, JsonLinesTerms):
+        return JsonLinesSink(own.pop("path"), **own)
+    assert isinstance(terms, ForwardTerms)
+    tls = None
+    if terms.authorities is not None:
+        tls = Tls(authorities=terms.authorities, server_name=terms.server_name)
+    return ForwardSink(ForwardLink(terms.to, token=terms.token, tls=tls, name=terms.name), name=terms.name)

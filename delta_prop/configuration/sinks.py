@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from delta_prop.attachments import OnLogFull
 from delta_prop.checks import parse_topics
+from delta_prop.client.addresses import parse_addresses
 from delta_prop.configuration.values import File, fault, shown
 from delta_prop_sinks.linking import Linked
 from delta_prop_wire.errors import UsageError
@@ -106,8 +107,23 @@ class JsonLinesTerms(SinkTerms):
     fsync: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardTerms(SinkTerms):
+    """Another delta-prop, which gets the whole log. `to`: its addresses. `token`: better in the environment
+    than in a file. `authorities`: who signed its certificate; without it, no TLS; `server_name`: the name in
+    that, if not the address's.
+    """
+
+    kind: ClassVar[str] = "forward"
+    name: str = "forward"
+    to: tuple[str, ...]
+    token: str | None = None
+    authorities: File | None = None
+    server_name: str | None = None
+
+
 KINDS: dict[str, type[SinkTerms]] = {
-    one.kind: one for one in (StorageTerms, IndexTerms, CacheTerms, JsonLinesTerms)
+    one.kind: one for one in (StorageTerms, IndexTerms, CacheTerms, JsonLinesTerms, ForwardTerms)
 }
 
 
@@ -125,6 +141,8 @@ def check_together(sinks: tuple[SinkTerms, ...]) -> None:
             parse_topics(one.topics)
         except UsageError as error:
             raise UsageError(f"{path}.topics: {error}") from None
+        if isinstance(one, ForwardTerms):
+            _check_forward(one, path)
         file = getattr(one, "path", None)
         if file in files and file is not None:
             raise UsageError(f"{path}.path: sinks[{files[file]}] writes {file!r} too: name another file")
@@ -147,3 +165,12 @@ def _check_shared(before: tuple[SinkTerms, ...], index: IndexTerms, path: str) -
             f"{path}.topics: it shares the vectors of {store.name!r}, whose topics are others: give both the "
             "same"
         )
+
+
+def _check_forward(forward: ForwardTerms, path: str) -> None:
+    try:
+        parse_addresses(forward.to)
+    except UsageError as error:
+        raise UsageError(f"{path}.to: {error}") from None
+    if tuple(forward.topics) != ("*",):
+        raise UsageError(f"{path}.topics: a log is forwarded whole: leave topics out")

@@ -62,12 +62,15 @@ class Table(Generic[Target]):
         self._by_vector_id: dict[str, dict[Target, None]] = {}
         self._by_namespace: dict[str, dict[Target, None]] = {}
         self._by_tag: dict[str, dict[Target, None]] = {}
+        self._with_control_rows: dict[Target, None] = {}
         self._plans: dict[Hashable, _Plan[Target]] = {}
 
-    def subscribe(self, target: Target, topics: Iterable[Topic]) -> None:
-        """Give a target these topics, in place of those it had."""
+    def subscribe(self, target: Target, topics: Iterable[Topic], *, control_rows: bool = False) -> None:
+        """Give a target these topics, in place of those it had; `control_rows`: those rows as well."""
         self.unsubscribe(target)
         wants = self._wants[target] = _Wants(topics)
+        if control_rows:
+            self._with_control_rows[target] = None
         for index, names in self._indexes(wants):
             for name in names:
                 index.setdefault(name, {})[target] = None
@@ -75,6 +78,7 @@ class Table(Generic[Target]):
     def unsubscribe(self, target: Target) -> None:
         """Forget a target, if it is known."""
         self._plans.clear()
+        self._with_control_rows.pop(target, None)
         wants = self._wants.pop(target, None)
         for index, names in () if wants is None else self._indexes(wants):
             for name in names:
@@ -85,7 +89,7 @@ class Table(Generic[Target]):
     def plan(self, batch: Batch) -> Sequence[tuple[Target, Rows]]:
         """Each target that gets something of a batch, once, with its rows (None: all of them)."""
         if batch.is_control:
-            return ()
+            return tuple(self._with_control_rows.items())
         plan = self._plan(batch)
         named = self._by_vector_id and not self._by_vector_id.keys().isdisjoint(batch.keys)
         if not named and not plan.partly:
@@ -102,7 +106,9 @@ class Table(Generic[Target]):
     def rows_for(self, target: Target, batch: Batch) -> Rows | Nothing:
         """The rows of a batch that a target gets: an index array, None for all, or NOTHING."""
         wants = self._wants.get(target)
-        if wants is None or batch.is_control:
+        if batch.is_control:
+            return None if target in self._with_control_rows else NOTHING
+        if wants is None:
             return NOTHING
         return wants.rows(batch, wants.rows_by_id(batch))
 

@@ -3,6 +3,7 @@
 from delta_prop_sinks.cache import CacheSink, CacheStatistics
 from delta_prop_sinks.callback import CallbackSink, CallbackStatistics
 from delta_prop_sinks.conformance import Applied, NotConforming, check_sink
+from delta_prop_sinks.forwarding import ForwardSink, ForwardStatistics
 from delta_prop_sinks.index import Hit, IndexSink, IndexStatistics
 from delta_prop_sinks.jsonlines import JsonLinesSink, JsonLinesStatistics
 from delta_prop_sinks.linking import Linked, LinkedStatistics
@@ -32,6 +33,8 @@ __all__ = [
     "CallbackSink",
     "CallbackStatistics",
     "Delivery",
+    "ForwardSink",
+    "ForwardStatistics",
     "HasBackground",
     "HasBacklog",
     "Hit",

@@ -1,4 +1,4 @@
-"""What sinks need of the world, as structural types: a clock, and a thread for calls that block.
+"""What sinks need of the world, as structural types: a clock, a thread for calls that block, another service.
 
 Nothing is implemented here; the program hands the real ones in, a test false ones.
 """
@@ -8,7 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.errors import Refused
 
 T = TypeVar("T")
 
@@ -30,4 +33,28 @@ class Threads(Protocol):
 
     async def run(self, function: Callable[[], T]) -> T:
         """Run `function` on the thread and return what it returns."""
+        ...
+
+
+class ForwardLink(Protocol):
+    """A connection to another service that takes a log's batches as they are."""
+
+    def begin(self, log_id: bytes) -> None:
+        """Whose batches they will be. Called once, before anything else."""
+        ...
+
+    async def run(self) -> None:
+        """Keep the connection up, until cancelled. What stands in the way is told by `forward`."""
+        ...
+
+    async def forward(self, batches: Sequence[LoggedBatch]) -> list[Refused | None]:
+        """Have the other service take these, in order; return what became of each, None where it has it.
+
+        What it has already is not sent. Raises ConnectionError where the connection broke, or there is none:
+        all come again. Raises Refused where the service takes nothing from here at all.
+        """
+        ...
+
+    def statistics(self) -> object:
+        """A frozen snapshot of its numbers."""
         ...

@@ -218,6 +218,13 @@ class HasBacklog(Protocol):
 
 
 @runtime_checkable
+class TakesControlRows(Protocol):
+    """A sink that is delivered a log's control rows too, which only fill places: all of it, as it lies."""
+
+    control_rows: bool
+
+
+@runtime_checkable
 class HoldsVectors(Protocol):
     """A sink whose vectors outlive the log: what it holds counts as known when deltas are admitted."""
 

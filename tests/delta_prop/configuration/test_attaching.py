@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from delta_prop.client.forwarding import ForwardLink
 from delta_prop.configuration import make_sinks, read_configuration
 from delta_prop.configuration.sinks import KINDS, SinkTerms
 from delta_prop.embedded import Propagator
 from delta_prop.testing import run_virtual, virtual_world
-from delta_prop_sinks import CacheSink, IndexSink, JsonLinesSink, Resident, StorageSink
+from delta_prop_sinks import CacheSink, ForwardSink, IndexSink, JsonLinesSink, Resident, StorageSink
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import UsageError
 
@@ -22,6 +23,7 @@ SINKS: dict[str, type[Any]] = {
     "index": IndexSink,
     "cache": CacheSink,
     "jsonlines": JsonLinesSink,
+    "forward": ForwardLink,
 }
 
 
@@ -32,7 +34,7 @@ def test_the_defaults_are_the_sinks_own(kind: str) -> None:
     attach = inspect.signature(Propagator.attach).parameters
     common = {one.name for one in dataclasses.fields(SinkTerms)}
     for one in dataclasses.fields(terms):
-        if one.name in ("path", "topics", "vectors"):
+        if one.name in ("path", "topics", "vectors", "to", "authorities", "server_name"):
             continue
         known = attach if one.name in common - {"name"} else sink if one.name in sink else resident
         assert one.default == known[one.name].default, one.name
@@ -58,8 +60,13 @@ def test_every_sink_is_made_with_what_its_terms_say(tmp_path: Path) -> None:
         kind = "jsonlines"
         path = "{tmp_path}/lines"
         fsync = true
+        [[sinks]]
+        kind = "forward"
+        to = ["127.0.0.1:7373"]
     """
-    storage, index, alone, cache, lines = (one.sink for one in make_sinks(read_configuration(text).sinks))
+    made = [one.sink for one in make_sinks(read_configuration(text).sinks)]
+    storage, index, alone, cache, lines, forward = made
+    assert isinstance(forward, ForwardSink)
     assert isinstance(storage, StorageSink)
     assert storage.flush_s == 0.5
     assert isinstance(index, IndexSink)

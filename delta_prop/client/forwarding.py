@@ -1,0 +1,266 @@
+"""The link of a replication sink: hands another service batches of a log, and hears what became of them.
+
+It never re-encodes a body: a frame's head is made anew, with the Lamport number and the forwarder's sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.errors import Reconnect
+from delta_prop.client.link import Link
+from delta_prop.client.settings import ClientSettings
+from delta_prop_wire.delta import Source
+from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
+from delta_prop_wire.frames import Ack, BatchFrame, Hello, Nack
+from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.stamp import Stamp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from typing_extensions import Buffer
+
+    from delta_prop.client.session import Session
+    from delta_prop.ports import Tls, World
+    from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.frames import Frame, Welcome
+
+SEND_BYTES_MAX = 256 * 1024
+FORWARD_S_MAX = 120.0
+"""How long a call may wait for its outcomes before the connection is given up."""
+_AGAIN_S = 1.0
+_NOT_FOR_NOW = frozenset({ErrorCode.SHUTTING_DOWN})
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardLinkStatistics:
+    """`sent`: rows that went over the wire; `covered`: rows that the other service had already."""
+
+    connected: bool
+    reconnects: int
+    sent: int
+    covered: int
+
+
+class _Call:
+    """One `forward`: its batches, what became of each, and how many are not told yet."""
+
+    def __init__(self, batches: Sequence[LoggedBatch]) -> None:
+        self.batches = batches
+        self.outcomes: list[Refused | None] = [None] * len(batches)
+        self.open: dict[int, int] = {}
+        """Sequence to place, of what was sent and is not told."""
+        self.next = 0
+        self.failure: Exception | None = None
+        self.done = anyio.Event()
+
+
+class ForwardLink:
+    """Implements what `ForwardSink` is handed. One call at a time.
+
+    *Resources*: `run` owns a connection and its tasks. *Errors*: `forward` raises them.
+    """
+
+    def __init__(
+        self,
+        addresses: str | Iterable[str],
+        *,
+        token: str | None = None,
+        tls: Tls | None = None,
+        name: str = "forward",
+        settings: ClientSettings | None = None,
+        world: World | None = None,
+    ) -> None:
+        self._addresses = parse_addresses(addresses)
+        self._given_world = world
+        self._token, self._tls, self._name = token, tls, name
+        self._settings = settings or ClientSettings()
+        self._log_id: bytes | None = None
+        self._link: Link | None = None
+        self._call: _Call | None = None
+        self._has: dict[
+            int, int
+        ] = {}  # what the other service has, by its watermarks and its acknowledgements
+        self._pages: dict[int, int] = {}
+        self._connected = False
+        self._ended: Exception | None = None
+        self._reconnects = self._sent = self._covered = 0
+
+    # --- for the sink
+
+    def begin(self, log_id: bytes) -> None:
+        """Whose batches they will be."""
+        self._log_id = log_id
+
+    async def run(self) -> None:
+        """Keep the connection up until cancelled. What stands in the way is told by `forward`."""
+        world = self._given_world or _real_world()
+        network = world.network
+        if network is None:
+            raise UsageError("this world has no network to forward over")
+        while True:
+            self._link = Link(
+                self._addresses,
+                self,
+                world=world,
+                network=network,
+                tls=self._tls,
+                settings=self._settings,
+            )
+            try:
+                await self._link.run()
+            except DeltaPropError as error:
+                self._ended = error
+                self._fail(error if isinstance(error, Refused) else ConnectionError(str(error)))
+            finally:
+                self._reconnects += self._link.reconnects
+            await anyio.sleep(_AGAIN_S)
+
+    async def forward(self, batches: Sequence[LoggedBatch]) -> list[Refused | None]:
+        """Have these taken; what became of each. Raises ConnectionError, Refused."""
+        if not self._connected:
+            self._raise_why()
+        call = self._call = _Call(batches)
+        try:
+            self._pass_covered(call)
+            if self._link is not None:
+                self._link.ring()
+            with anyio.move_on_after(FORWARD_S_MAX):
+                await call.done.wait()
+        finally:
+            self._call = None
+        if call.failure is not None:
+            raise call.failure
+        if not call.done.is_set():
+            raise ConnectionError(f"not all was answered within {FORWARD_S_MAX:g} s")
+        return call.outcomes
+
+    def _raise_why(self) -> None:
+        if isinstance(self._ended, Refused) and not self._ended.retryable:
+            raise self._ended
+        raise ConnectionError(str(self._ended or f"{self._addresses[0]} has not answered yet"))
+
+    def statistics(self) -> ForwardLinkStatistics:
+        """A snapshot."""
+        reconnects = self._reconnects + (0 if self._link is None else self._link.reconnects)
+        return ForwardLinkStatistics(self._connected, reconnects, self._sent, self._covered)
+
+    # --- for the link
+
+    def hello(self) -> Hello:
+        """What opens a connection."""
+        self._pages = {}
+        return Hello(token=self._token, source=Source.REPLICA, client=self._name, log_id=self._log_id)
+
+    def welcomed(self, welcome: Welcome, *, same_address: bool) -> None:
+        """Another page of what the other service has; after the last one it takes batches."""
+        if welcome.log is not None and welcome.log.log_id == self._log_id:
+            raise UsageError("it would forward to itself: name another service")
+        self._pages.update((one.origin, one.watermark) for one in welcome.origins)
+        if not welcome.more:
+            self._has, self._pages = self._pages, {}
+            self._connected, self._ended = True, None
+
+    def take(self, frame: Frame, size: int, now: float) -> bool:
+        """What became of some batches."""
+        if isinstance(frame, Ack):
+            return self._take_ack(frame)
+        if isinstance(frame, Nack):
+            self._take_nack(frame)
+        return False
+
+    def to_send(self, session: Session, now: float) -> Sequence[Buffer]:
+        """The next batches, as credits allow."""
+        call, parts, size = self._call, [], 0
+        while call is not None and call.next < len(call.batches) and size < SEND_BYTES_MAX:
+            if not session.connection.window.open:
+                break
+            logged = call.batches[call.next]
+            if not self._covers(logged):
+                call.open[logged.offset + logged.count - 1] = call.next
+                stamp = Stamp(logged.lamport, Source.REPLICA)
+                frame = BatchFrame(logged.offset, logged.batch, stamp, ack_wanted=True)
+                raw = session.connection.send(frame)
+                parts.append(raw)
+                size += len(raw)
+                self._sent += logged.count
+            call.next += 1
+        return parts
+
+    def sent(self) -> None:
+        """Nothing is remembered of it."""
+
+    def wait_s(self, now: float) -> float | None:
+        """It is rung."""
+        return None
+
+    def dealt_with(self) -> int | None:
+        """Nothing is delivered here."""
+        return None
+
+    def disconnected(self) -> None:
+        """What was under way comes again."""
+        self._connected = False
+        self._fail(ConnectionError("the connection broke"))
+
+    # --- what came
+
+    def _take_ack(self, ack: Ack) -> bool:
+        call = self._call
+        if call is None:
+            return False
+        told = [sequence for sequence in call.open if sequence <= ack.sequence]
+        for sequence in told:
+            self._note_has(call.batches[call.open.pop(sequence)])
+        self._finish(call)
+        return bool(told)
+
+    def _take_nack(self, nack: Nack) -> None:
+        refusal = nack.refusal()
+        call = self._call
+        if nack.answers is not None or nack.sequence == 0:
+            if nack.code in _NOT_FOR_NOW:
+                raise Reconnect((nack.retry_after_ms or 1_000) / 1_000, refusal)
+            raise refusal
+        if call is None:
+            return
+        for last, place in list(call.open.items()):
+            if call.batches[place].offset == nack.sequence:
+                del call.open[last]
+                call.outcomes[place] = refusal
+        self._finish(call)
+
+    def _finish(self, call: _Call) -> None:
+        if call.next == len(call.batches) and not call.open:
+            call.done.set()
+
+    def _pass_covered(self, call: _Call) -> None:
+        """Count what the other service has; where it has all, nothing is left to do."""
+        self._covered += sum(logged.count for logged in call.batches if self._covers(logged))
+        if all(map(self._covers, call.batches)):
+            call.next = len(call.batches)
+            self._finish(call)
+
+    def _covers(self, logged: LoggedBatch) -> bool:
+        return logged.batch.last <= self._has.get(logged.batch.origin, 0)
+
+    def _note_has(self, logged: LoggedBatch) -> None:
+        batch = logged.batch
+        self._has[batch.origin] = max(self._has.get(batch.origin, 0), batch.last)
+
+    def _fail(self, failure: Exception) -> None:
+        call = self._call
+        if call is not None and not call.done.is_set():
+            call.failure = failure
+            call.done.set()
+
+
+def _real_world() -> World:
+    from delta_prop.world import real_world
+
+    return real_world()
