@@ -87,7 +87,6 @@ class Propagator(Publishing):
         self._log_settings = log or LogSettings()
         self._given_world = world
         self._exit = AsyncExitStack()
-        self._turn = Turn()
         self._subscriptions = 0
 
     # --- life
@@ -96,6 +95,7 @@ class Propagator(Publishing):
         if self._open:
             raise UsageError("this propagator is open already: make another one")
         self._world = self._given_world or real_world()
+        self._turn = Turn(self._world.clock.now)
         settings = self.settings
         if self._data is None:
             self._service_log = ServiceLog.in_memory(settings, self._world)
@@ -139,6 +139,7 @@ class Propagator(Publishing):
         self._bell, self._stepped, self._armed = anyio.Event(), anyio.Event(), False
         self._open = True
         self._tasks.start_soon(self._tick)
+        self._tasks.start_soon(self._turn.run)
         self._tasks.start_soon(self._pace)
         self._tasks.start_soon(self._service_log.run, self._world)
         self._tasks.start_soon(self._service_log.write_checkpoints)

@@ -7,6 +7,7 @@ between; what each of them rings is done when the last is taken, by plain calls 
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -19,45 +20,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop")
 
+CLOSE_S = 0.0005
+"""A turn that ends so soon after the last one's calls leaves its own to the task."""
 LATER_MAX = 32
 """Calls that one turn holds; who finds no room wakes its own task, so that no turn becomes long."""
-
-
-class Turn:
-    """Begun with `with`, and within itself too. Nobody awaits inside."""
-
-    __slots__ = ("_depth", "_later")
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._later: deque[Callable[[], None]] = deque()
-
-    def __enter__(self) -> None:
-        self._depth += 1
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._depth == 1:
-            while self._later:
-                try:
-                    self._later.popleft()()
-                except Exception:  # of one; the others have their turn all the same
-                    logger.exception("a call failed that was left for the end of a turn")
-        self._depth -= 1
-
-    def later(self, call: Callable[[], None], *, first: bool = False) -> bool:
-        """Have this called when the turn ends; `first`: before what waits already.
-
-        False where no turn has begun, or it has enough to do: it is not called then.
-        """
-        if not self._depth or len(self._later) >= LATER_MAX:
-            return False
-        if first:
-            self._later.appendleft(call)
-        else:
-            self._later.append(call)
-        return True
 
 
 class Bell:
@@ -94,3 +60,67 @@ class Bell:
             finally:
                 self._event = None
         self._rung = False
+
+
+class Turn:
+    """Begun with `with`, and within itself too. Nobody awaits inside.
+
+    Where turns come close upon each other, one connection's behind another's, the task that does `run` makes
+    the calls, once for all: a commit and calls of the system after each would cost more than they bring.
+    """
+
+    __slots__ = ("_bell", "_depth", "_later", "_not_before", "_now", "_runs")
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._depth = 0
+        self._later: deque[Callable[[], None]] = deque()
+        self._not_before = -math.inf
+        self._bell = Bell()
+        self._runs = False
+
+    def __enter__(self) -> None:
+        self._depth += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._depth == 1 and self._later:
+            if self._runs and self._now() < self._not_before:
+                self._bell.ring()
+            else:
+                self._make_calls()
+        self._depth -= 1
+
+    async def run(self) -> None:
+        """Make the calls that a turn has left, behind all that the event loop has to do already."""
+        self._runs = True
+        try:
+            while True:
+                await self._bell.wait()
+                self._depth += 1
+                self._make_calls()
+                self._depth -= 1
+        finally:
+            self._runs = False
+
+    def _make_calls(self) -> None:
+        while self._later:
+            try:
+                self._later.popleft()()
+            except Exception:  # of one; the others have their turn all the same
+                logger.exception("a call failed that was left for the end of a turn")
+        self._not_before = self._now() + CLOSE_S
+
+    def later(self, call: Callable[[], None], *, first: bool = False) -> bool:
+        """Have this called when the turn ends; `first`: before what waits already.
+
+        False where no turn has begun, or it has enough to do: it is not called then.
+        """
+        if not self._depth or len(self._later) >= LATER_MAX:
+            return False
+        if first:
+            self._later.appendleft(call)
+        else:
+            self._later.append(call)
+        return True

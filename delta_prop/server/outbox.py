@@ -5,15 +5,18 @@ One task writes. Who does not read is waited for under a deadline, and what it m
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Protocol
 
 import anyio
 import anyio.lowlevel
 
+from delta_prop.buffers import behind, bytes_in
+from delta_prop.turns import Bell
 from delta_prop_broker.disk import FileRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from typing_extensions import Buffer
 
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from delta_prop_wire.connection import Connection
     from delta_prop_wire.frames import Frame
 
+WRITES_A_TURN = 4
+"""Calls of the system for one connection at the end of a turn; what is left then is for its own loop."""
 CONTROL_BYTES_MAX = 8 * 1024 * 1024
 """What may wait for a client that does not read its answers; above that the connection ends."""
 
@@ -44,18 +49,29 @@ class Outgoing(Protocol):
 
 
 class Outbox:
-    """Frames to be told, and the loop that writes. `spoke_at`: when something was written last."""
+    """Frames to be told, and the loop that writes. `spoke_at`: when something was written last.
 
-    def __init__(self, stream: Stream, connection: Connection, hub: Hub) -> None:
+    What a turn has to tell is written at its end, as far as the system takes it at once; the loop does the
+    rest, and what comes at its own time.
+    """
+
+    def __init__(self, stream: Stream, connection: Connection, hub: Hub, outgoing: Outgoing) -> None:
         self.spoke_at = hub.now()
         self.ending = False
         """Nothing is delivered any more; what is told goes out, then the loop ends."""
         self._stream = stream
         self._connection = connection
         self._hub = hub
-        self._bell = anyio.Event()
+        self._outgoing = outgoing
+        self._turn = hub.inside.turn
+        self._bell = Bell()
+        self._due = False  # at the end of the turn
+        self._looks_at = math.inf  # when the loop, waiting for the bell, looks again all the same
         self._told: list[Buffer] = []
         self._told_bytes = 0
+        self._left: Sequence[Buffer] = ()  # that the system has not taken yet
+        self._file: FileRange | None = None  # behind that
+        self._failure: ConnectionError | None = None
 
     @property
     def overfull(self) -> bool:
@@ -67,75 +83,98 @@ class Outbox:
         raw = self._connection.send(frame)
         self._told.append(raw)
         self._told_bytes += len(raw)
-        self._bell.set()
+        self.ring()
 
     def ring(self) -> None:
         """There may be something to write."""
-        self._bell.set()
+        if not self._due:
+            self._due = self._turn.later(self._write_now)
+            if not self._due:
+                self._bell.ring()
 
-    async def run(self, outgoing: Outgoing) -> None:
+    async def run(self) -> None:
         """Write until all is told after `ending`. Raises ConnectionError, TimeoutError."""
         while True:
-            self._bell = bell = anyio.Event()
-            now = self._hub.now()
-            for frame in outgoing.answers():
-                self._told.append(self._connection.send(frame))
-            sending = None if self.ending else outgoing.next_sending(now)
-            if self._told or sending is not None:
-                await self._write(sending)
-            elif self.ending or outgoing.finished():
+            if self._left or self._file is not None:
+                await self._write_rest()
+            elif self._failure is not None:
+                raise self._failure
+            elif self._write():
+                await (
+                    anyio.lowlevel.checkpoint()
+                )  # a client that takes all at once must not keep others waiting
+            elif self.ending or self._outgoing.finished():
                 return
             else:
-                await _wait(bell, outgoing.wait_s(now))
+                await self._wait()
 
-    async def _write(self, sending: Sending | None) -> None:
+    async def _wait(self) -> None:
+        now = self._hub.now()
+        wait_s = self._outgoing.wait_s(now)
+        if wait_s is None:
+            await self._bell.wait()
+            return
+        self._looks_at = now + wait_s
+        with anyio.move_on_after(wait_s):
+            await self._bell.wait()
+        self._looks_at = math.inf
+
+    def _write_now(self) -> None:
+        """At the end of a turn: write what there is, while the system takes all of it."""
+        self._due = False
+        if self._bell.awaited:
+            try:
+                for _ in range(WRITES_A_TURN):
+                    if not self._write():
+                        if self._is_done():
+                            return
+                        break
+                    if self._left or self._file is not None:
+                        break
+            except ConnectionError as failure:
+                self._failure = failure
+        self._bell.ring()
+
+    def _is_done(self) -> bool:
+        """Whether the loop, which waits, has nothing to look at before its time."""
+        if self.ending or self._outgoing.finished():
+            return False
+        now = self._hub.now()
+        wait_s = self._outgoing.wait_s(now)
+        return wait_s is None or now + wait_s >= self._looks_at
+
+    def _write(self) -> bool:
+        """Write what there is, as far as the system takes it; False where there is nothing."""
+        now, counters = self._hub.now(), self._hub.counters
+        for frame in self._outgoing.answers():
+            self._told.append(self._connection.send(frame))
+        sending = None if self.ending else self._outgoing.next_sending(now)
         parts, self._told, self._told_bytes = self._told, [], 0
-        counters, file = self._hub.counters, None
         if sending is not None:
             if isinstance(sending.parts, FileRange):
-                file = sending.parts
+                self._file = sending.parts
             else:
                 parts += sending.parts
             counters.deltas_out += sending.deltas
+        elif not parts:
+            return False
         counters.frames_out += len(parts)
-        self.spoke_at = self._hub.now()
+        self.spoke_at = now
         if parts:
-            counters.bytes_out += await self._send(parts)
-        if file is not None:
-            counters.bytes_out += file.size
-            with anyio.fail_after(self._hub.settings.send_s_max):
+            sent, size = self._stream.send_now(parts), bytes_in(parts)
+            counters.bytes_out += size
+            if sent < size:
+                self._left = behind(parts, sent)
+        return True
+
+    async def _write_rest(self) -> None:
+        """Wait until the system has taken what it left. Raises ConnectionError, TimeoutError."""
+        parts, self._left = self._left, ()
+        file, self._file = self._file, None
+        with anyio.fail_after(self._hub.settings.send_s_max):
+            if parts:
+                await self._stream.send(parts)
+            if file is not None:
+                self._hub.counters.bytes_out += file.size
                 await self._stream.send_file(file)
-        if sending is not None:
-            await anyio.lowlevel.checkpoint()  # whose client takes all at once must not keep others waiting
-
-    async def _send(self, parts: list[Buffer]) -> int:
-        sent, size = self._stream.send_now(parts), sum(map(_size, parts))
-        if sent < size:
-            with anyio.fail_after(self._hub.settings.send_s_max):
-                await self._stream.send(list(_rest(parts, sent)))
-        return size
-
-
-async def _wait(bell: anyio.Event, wait_s: float | None) -> None:
-    if wait_s is None:
-        await bell.wait()
-    else:
-        with anyio.move_on_after(wait_s):
-            await bell.wait()
-
-
-def _size(part: Buffer) -> int:
-    return memoryview(part).nbytes
-
-
-def _rest(parts: Sequence[Buffer], sent: int) -> Iterator[Buffer]:
-    """What is left of the parts behind so many bytes."""
-    for part in parts:
-        size = _size(part)
-        if sent >= size:
-            sent -= size
-        elif sent:
-            yield memoryview(part).cast("B")[sent:]
-            sent = 0
-        else:
-            yield part
+        await anyio.lowlevel.checkpoint()

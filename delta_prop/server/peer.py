@@ -72,7 +72,7 @@ class Peer:
         self._stream = stream
         self._hub = hub
         self._connection = Connection(Role.SERVER, payload_bytes_max=hub.settings.frame_bytes_max)
-        self._outbox = Outbox(stream, self._connection, hub)
+        self._outbox = Outbox(stream, self._connection, hub, self)
         self._draining = self._finishing = False
         self._since = self._heard_at = hub.now()
         self._frame_since: float | None = None  # a frame has begun to come and is not whole
@@ -166,22 +166,29 @@ class Peer:
 
     async def _take_frames(self) -> None:
         """All that came whole; now and then others have their turn."""
-        connection, hub = self._connection, self._hub
-        began = hub.now()
-        while (frame := connection.next_event()) is not NEED_BYTES:
-            hub.counters.frames_in += 1
-            self._take(frame)
-            self._frame_since = None
-            now = self._heard_at = hub.now()
-            if self._outbox.ending:
-                return
-            if now - began > _TURN_S_MAX:
-                await anyio.lowlevel.checkpoint()
-                began = hub.now()
+        connection = self._connection
+        while not self._take_some():
+            await anyio.lowlevel.checkpoint()
         if self._room_bytes > FREE_BYTES and not connection.under_way_bytes:
             self._give_room_back()
         if self._frame_since is None and connection.buffered_bytes:
-            self._frame_since = hub.now()
+            self._frame_since = self._hub.now()
+
+    def _take_some(self) -> bool:
+        """Frames that came whole, in one turn: what follows is done at its end. Whether that was all."""
+        connection, hub = self._connection, self._hub
+        began = hub.now()
+        with hub.inside.turn:
+            while (frame := connection.next_event()) is not NEED_BYTES:
+                hub.counters.frames_in += 1
+                self._take(frame)
+                self._frame_since = None
+                now = self._heard_at = hub.now()
+                if self._outbox.ending:
+                    return True
+                if now - began > _TURN_S_MAX:
+                    return False
+        return True
 
     async def _make_room(self, size: int) -> None:
         """Read on once there is room for a large frame; the time until then is not the client's."""
@@ -408,7 +415,7 @@ class Peer:
 
     async def _write_all(self) -> None:
         try:
-            await self._outbox.run(self)
+            await self._outbox.run()
         except (ConnectionError, TimeoutError) as error:
             logger.info("connection %d of %s ends: %r", self.number, self.address, error)
         self._scope.cancel()

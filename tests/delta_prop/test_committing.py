@@ -116,7 +116,7 @@ def committing(
             on_moved=lambda: on_moved(log, committer),
             on_failed=lambda *_: pytest.fail("it failed"),
             now=anyio.current_time,
-            turn=turn or Turn(),
+            turn=turn or Turn(anyio.current_time),
         )
         start = anyio.current_time()
         async with anyio.create_task_group() as tasks:
@@ -194,7 +194,7 @@ def test_what_is_only_written_is_written_at_once_and_the_thread_is_not_asked() -
 
 
 def test_what_a_turn_appends_is_written_at_its_end_in_one_go() -> None:
-    turn, moved = Turn(), list[int]()
+    turn, moved = Turn(lambda: 0.0), list[int]()
 
     async def play(log: DurableLog, committer: Committer) -> None:
         append(log, committer, level=LOGGED)
@@ -228,7 +228,7 @@ def test_what_a_turn_appends_is_written_at_its_end_in_one_go() -> None:
 
 def test_a_write_that_fails_at_the_end_of_a_turn_is_told_as_any_other() -> None:
     async def main() -> list[str]:
-        log, turn, told = opened(LOGGED), Turn(), list[str]()
+        log, turn, told = opened(LOGGED), Turn(anyio.current_time), list[str]()
         committer = Committer(
             log,
             on_moved=lambda: None,

@@ -6,11 +6,11 @@ import anyio
 import pytest
 
 from delta_prop.testing import run_virtual
-from delta_prop.turns import LATER_MAX, Bell, Turn
+from delta_prop.turns import CLOSE_S, LATER_MAX, Bell, Turn
 
 
 def test_calls_wait_for_the_end_of_the_outermost_turn() -> None:
-    turn, made = Turn(), list[str]()
+    turn, made = Turn(lambda: 0.0), list[str]()
     assert not turn.later(lambda: made.append("never"))
     with turn:
         assert turn.later(lambda: made.append("second"))
@@ -23,7 +23,7 @@ def test_calls_wait_for_the_end_of_the_outermost_turn() -> None:
 
 
 def test_a_call_may_leave_others_behind() -> None:
-    turn, made = Turn(), list[str]()
+    turn, made = Turn(lambda: 0.0), list[str]()
 
     def call() -> None:
         made.append("call")
@@ -39,7 +39,7 @@ def test_a_call_may_leave_others_behind() -> None:
 
 
 def test_a_call_that_fails_is_told_and_the_others_are_made(caplog: pytest.LogCaptureFixture) -> None:
-    turn, made = Turn(), list[str]()
+    turn, made = Turn(lambda: 0.0), list[str]()
 
     def fail() -> None:
         with turn:
@@ -54,11 +54,43 @@ def test_a_call_that_fails_is_told_and_the_others_are_made(caplog: pytest.LogCap
 
 
 def test_a_turn_holds_so_many_calls_and_no_more() -> None:
-    turn, made = Turn(), list[int]()
+    turn, made = Turn(lambda: 0.0), list[int]()
     with turn:
         found = [turn.later(lambda: made.append(1)) for _ in range(LATER_MAX + 2)]
     assert found == [True] * LATER_MAX + [False] * 2
     assert len(made) == LATER_MAX
+
+
+def test_turns_close_upon_each_other_leave_their_calls_to_the_task() -> None:
+    async def main() -> list[tuple[float, str]]:
+        turn, made = Turn(anyio.current_time), list[tuple[float, str]]()
+
+        def end(name: str) -> None:
+            with turn:
+                turn.later(lambda: made.append((anyio.current_time() - began, name)))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(turn.run)
+            await anyio.sleep(1)
+            began = anyio.current_time()
+            for name in "abc":
+                end(name)
+            assert made == [(0, "a")]
+            await anyio.sleep(CLOSE_S / 2)
+            assert made == [(0, "a"), (0, "b"), (0, "c")]
+            end("d")
+            assert len(made) == 3
+            await anyio.sleep(CLOSE_S)
+            assert made[3] == (pytest.approx(CLOSE_S / 2), "d")
+            await anyio.sleep(CLOSE_S)
+            end("e")
+            assert len(made) == 5, "long after the last one: at its own end"
+            tasks.cancel_scope.cancel()
+        end("f")
+        assert len(made) == 6, "without its task at once, whenever"
+        return made
+
+    run_virtual(main)
 
 
 def test_a_bell_is_heard_by_who_waits_and_by_who_comes_next() -> None:
