@@ -8,6 +8,7 @@ import anyio
 
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
+from delta_prop.server.access import Access
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from delta_prop.ports import World
     from delta_prop.testing.link import Conditions
+    from tests.delta_prop.server.tokens import File
 
 ADDRESS = "server:7373"
 
@@ -30,12 +32,14 @@ class Site:
         conditions: Conditions | None,
         settings: dict[str, Any],
         service: Settings | None = None,
+        tokens: File | None = None,
     ) -> None:
         self.network = VirtualNetwork(seed, conditions, host="server")
         self.world: World = virtual_world(seed, network=self.network.at("client"))
         self._own_world = virtual_world(seed + 1, network=self.network)
         self._settings = ServerSettings(host="server", allow_anonymous=True, **settings)
         self._service_settings = service
+        self._tokens = tokens
         self.propagator: Propagator
         self.service: Service
         self._scope = anyio.CancelScope()
@@ -46,7 +50,8 @@ class Site:
         self._gone = anyio.Event()
         with anyio.CancelScope() as self._scope:
             async with Propagator(self._service_settings, world=self._own_world) as self.propagator:
-                self.service = Service(self.propagator, self._settings)
+                access = None if self._tokens is None else Access(self._own_world, self._tokens)
+                self.service = Service(self.propagator, self._settings, access=access)
                 async with anyio.create_task_group() as tasks:
                     await tasks.start(self.service.run)
                     task_status.started()
@@ -71,12 +76,13 @@ def with_service(
     conditions: Conditions | None = None,
     backend: Literal["asyncio", "trio"] = "asyncio",
     log_deltas_max: int = 1_000_000,
+    tokens: File | None = None,
     **settings: Any,
 ) -> None:
     """Run a story against a service."""
 
     async def run() -> None:
-        site = Site(seed, conditions, settings, Settings(log_deltas_max=log_deltas_max))
+        site = Site(seed, conditions, settings, Settings(log_deltas_max=log_deltas_max), tokens)
         async with anyio.create_task_group() as tasks:
             await tasks.start(site.run)
             with anyio.fail_after(3_600):

@@ -67,7 +67,7 @@ def test_batches_come_as_their_producer_made_them() -> None:
     with_service(story)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_connections_that_break_lose_and_double_nothing(seed: int) -> None:
     conditions = Conditions(latency_s=0.002, jitter_s_max=0.003, chunk_bytes_max=900, reset_bytes_mean=5_000)
 
