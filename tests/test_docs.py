@@ -12,6 +12,7 @@ import pytest
 
 from delta_prop.client import ClientSettings
 from delta_prop.config import Settings
+from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.client.test_blocking import served
 
@@ -90,6 +91,12 @@ def test_every_error_code_is_described(page: str) -> None:
 def test_every_setting_is_described() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
     names = [field.name for field in dataclasses.fields(Settings)]
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_every_setting_of_the_server_is_described() -> None:
+    text = (ROOT / "docs" / "operating.md").read_text()
+    names = [field.name for field in dataclasses.fields(ServerSettings)]
     assert [name for name in names if f"`{name}`" not in text] == []
 
 

@@ -18,6 +18,7 @@ import pytest
 from delta_prop.cli import main
 from delta_prop.commands import edge, serve
 from delta_prop.configuration import Configuration, read_configuration
+from delta_prop.embedded import Propagator
 from delta_prop.server.service import Address
 from delta_prop.server.tokens import digest_of
 from delta_prop_wire.frames import Ack, BatchFrame, Nack
@@ -120,6 +121,28 @@ def test_what_is_published_reaches_the_sinks_and_is_there_after_a_restart(
     anyio.run(test, backend=backend)
     lines = (tmp_path / "lines").read_text().splitlines()
     assert [json.loads(line)["offset"] for line in lines] == [0, 1, 2, 3]
+
+
+def test_until_the_log_is_closed_http_says_that_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[int, Any]] = []
+
+    class Closing(Propagator):
+        async def __aexit__(self, *error: Any) -> bool | None:
+            told.extend([await asked(served[0], path) for path in ("/readyz", "/api/status", "/api/sinks")])
+            return await super().__aexit__(*error)
+
+    served: list[Server] = []
+    monkeypatch.setattr(serve, "Propagator", Closing)
+
+    async def test() -> None:
+        async with serving(configured(tmp_path), monkeypatch) as server:
+            served.append(server)
+
+    anyio.run(test)
+    assert [status for status, _ in told] == [503, 200, 200]
+    assert told[0][1]["reason"] == told[1][1]["reason"] == "it is ending"
 
 
 def test_an_end_tells_clients_and_a_second_signal_does_not_wait(

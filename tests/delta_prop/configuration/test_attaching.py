@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -84,6 +84,39 @@ def test_what_a_sink_refuses_is_told_with_its_place() -> None:
     terms = read_configuration("[[sinks]]\nkind = 'cache'\nentries_max = 0").sinks
     with pytest.raises(UsageError, match=r"^sinks\[0\]: entries_max 0"):
         make_sinks(terms)
+
+
+def test_everything_that_the_terms_say_is_handed_on() -> None:
+    text = """
+        [[sinks]]
+        kind = "cache"
+        name = "hot"
+        topics = ["ns:a", "v:b"]
+        start = "latest"
+        required = false
+        pacing = true
+        on_log_full = "needs_snapshot"
+        batch_deltas = 7
+        linger_ms_max = 2.5
+    """
+    told: dict[str, Any] = {}
+
+    class Attaching:
+        async def attach(self, sink: object, **terms: Any) -> None:
+            told.update(terms)
+
+    (attachment,) = make_sinks(read_configuration(text).sinks)
+    run_virtual(lambda: attachment.attach(cast("Any", Attaching()), ()))
+    assert told == {
+        "name": "hot",
+        "topics": ("ns:a", "v:b"),
+        "start": "latest",
+        "required": False,
+        "pacing": True,
+        "on_log_full": "needs_snapshot",
+        "batch_deltas": 7,
+        "linger_ms_max": 2.5,
+    }
 
 
 @pytest.mark.parametrize(("remembered", "lines"), [(set[str](), 1), ({"jsonlines"}, 3)])

@@ -152,6 +152,18 @@ def test_a_mistake_is_told_with_the_path_of_its_key(text: str, said: str) -> Non
     assert "\n" not in str(told.value)
 
 
+def test_the_worst_case_of_memory_counts_every_part() -> None:
+    plain = Configuration()
+    for text, more in (
+        ("server.receiving_bytes_max = 1_268_435_456", 1_000_000_000),
+        ("settings.queue_bytes_max = 1_268_435_456", 1_000_000_000),
+        ("log.tail_bytes_max = 167_108_864", 100_000_000),
+        ("log.unwritten_bytes_max = 167_108_864", 100_000_000),
+        ("log.compact_memory_bytes_max = 167_108_864", 100_000_000),
+    ):
+        assert read_configuration(text).memory_bytes_max() - plain.memory_bytes_max() == more, text
+
+
 # --- the environment
 
 

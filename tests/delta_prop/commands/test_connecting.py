@@ -1,0 +1,85 @@
+"""How verbs connect: what options and the environment say; what is sent when, and until when is read."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from delta_prop.commands import edge
+from delta_prop.commands.connecting import Link, link_of
+from delta_prop.commands.parsers import server_arguments
+from delta_prop.commands.sending import Kept, RemoteSender
+from delta_prop.commands.subscribe import Wanted, _write_from
+from delta_prop.ports import Tls
+from delta_prop.published import Published
+from delta_prop.receipt import Receipt
+from delta_prop.testing import run_virtual
+from delta_prop_wire.delta import AckLevel, Delta, Dot, create
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+
+
+def linked(*arguments: str) -> Link:
+    parser = ArgumentParser()
+    server_arguments(parser, "--to", "a server")
+    return link_of(parser.parse_args(["--to", "h:1", *arguments]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "tls"),
+    [
+        ([], None),
+        (["--tls"], Tls()),
+        (["--tls-ca", "a"], Tls(authorities="a")),
+        (["--tls-name", "n"], Tls(server_name="n")),
+        (["--tls-certificate", "c", "--tls-key", "k"], Tls("c", "k")),
+    ],
+)
+def test_any_option_of_tls_means_tls(arguments: list[str], tls: Tls | None) -> None:
+    assert linked(*arguments).tls == tls
+    assert linked("--to", "h:2", *arguments).addresses == ("h:1", "h:2")
+
+
+def test_a_line_waits_for_room_and_other_refusals_end_it() -> None:
+    refusals = [Refused(ErrorCode.QUEUE_FULL, "full")] * 3
+    told: list[Kept | Refused] = []
+
+    class Producer:
+        def offer_numbered(self, counter: int, delta: Delta, then: Any) -> None:
+            if refusals:
+                raise refusals.pop()
+            receipt = Receipt()
+            receipt.acknowledge(Published(17, Dot(1, counter), 1, AckLevel.DURABLE))
+            then(receipt)
+
+    async def main() -> None:
+        sender = RemoteSender(cast("Any", Producer()))
+        await sender.send(1, Delta("v", create([1.0])), told.append)
+        refusals.append(Refused(ErrorCode.FENCED, "another one"))
+        with pytest.raises(Refused, match="FENCED"):
+            await sender.send(2, Delta("v", create([1.0])), told.append)
+
+    run_virtual(main)
+    assert told == [Kept(17, False)]
+
+
+def test_without_follow_it_ends_where_the_log_ended_whatever_comes_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(edge, "put", lines.append)
+    delta, acked = Delta("v", create([1.0])), list[int]()
+    batches = [[(3, 1, delta), (4, 2, delta)], [(5, 3, delta), (6, 4, delta)]]
+
+    async def next_batch() -> Any:
+        if not batches:
+            await anyio.sleep_forever()
+        return batches.pop(0)
+
+    subscriber = SimpleNamespace(log_end=6, received=7, next_batch=next_batch, ack=acked.append)
+    run_virtual(lambda: _write_from(cast("Any", subscriber), Wanted(Link(("h:1",)), follow=False)))
+    assert (acked, len(lines), batches) == ([3, 4, 5], 3, [])
