@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 import numpy as np
@@ -38,7 +38,11 @@ from delta_prop_wire.spec import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
+
+T = TypeVar("T")
 
 SPARSE_KINDS = frozenset({Kind.SPARSE, Kind.SPARSE_ADD})
 PRINTABLE = bytes(range(0x20, 0x7F))
@@ -427,17 +431,30 @@ class Batch:
             namespace=self.namespaces[row],
             id=None if self.ids is None else self.ids[row],
             dot=self.dot(row),
-            parents=tuple(parent for at, parent in self.parents if at == row),
+            parents=self._parents_of.get(row, ()),
             clock=self.clock,
             timestamp=self.timestamp(row),
             priority=self.priority,
             source=source,
             metadata=self.metadata(row),
-            topics=tuple(tag for at, tag in self.tags if at == row),
-            expect=next((dot for at, dot in self.expects if at == row), None),
+            topics=self._tags_of.get(row, ()),
+            expect=self._expect_of.get(row),
         )
 
     # --- helpers
+
+    @lazy
+    def _parents_of(self) -> dict[int, tuple[Dot | bytes, ...]]:
+        """As `parents`, by row: whoever goes through all rows must not go through all parents for each."""
+        return _by_row(self.parents)
+
+    @lazy
+    def _tags_of(self) -> dict[int, tuple[str, ...]]:
+        return _by_row(self.tags)
+
+    @lazy
+    def _expect_of(self) -> dict[int, Dot]:
+        return dict(reversed(self.expects))  # of several the first
 
     def _row_values_of(self, row: int) -> NDArray[np.float32]:
         width = self.row_values
@@ -557,6 +574,13 @@ def _directory_of(mask: int) -> tuple[dict[int, int], struct.Struct, int]:
 def _stops_of(count: int) -> struct.Struct:
     """How to read where each of so many texts ends."""
     return struct.Struct(f"<{count}I")
+
+
+def _by_row(entries: Iterable[tuple[int, T]]) -> dict[int, tuple[T, ...]]:
+    found: dict[int, list[T]] = {}
+    for row, entry in entries:
+        found.setdefault(row, []).append(entry)
+    return {row: tuple(those) for row, those in found.items()}
 
 
 def _names_in(raw: bytes) -> tuple[str, ...]:

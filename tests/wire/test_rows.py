@@ -1,0 +1,48 @@
+"""Reading a batch row by row costs what its rows say, however many of them there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from delta_prop_wire.delta import Delta, Dot, opaque
+from delta_prop_wire.encode import encode_batch
+
+ROWS = 300
+
+
+class Counted(tuple[Any, ...]):
+    """Entries that count how often somebody goes through them."""
+
+    times = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.times += 1
+        return super().__iter__()
+
+    def __reversed__(self) -> Iterator[Any]:
+        self.times += 1
+        return iter(self[::-1])
+
+
+@pytest.mark.parametrize("column", ["parents", "tags", "expects"])
+def test_what_few_rows_have_is_gone_through_once_for_all_rows(column: str) -> None:
+    deltas = [
+        Delta(
+            f"v{row}",
+            opaque(b"x"),
+            parents=(Dot(1, row + 1), bytes([row % 256] * 16)) if row % 2 else (),
+            topics=("a", f"t{row}") if row % 3 else (),
+            expect=Dot(2, row + 1) if row % 5 else None,
+        )
+        for row in range(ROWS)
+    ]
+    batch = encode_batch(deltas, origin=16, base=1)
+    entries = Counted(getattr(batch, column))
+    setattr(batch, column, entries)
+    for row, delta in enumerate(deltas):
+        found = batch.delta(row)
+        assert (found.parents, found.topics, found.expect) == (delta.parents, delta.topics, delta.expect)
+    assert entries.times == 1
