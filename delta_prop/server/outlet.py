@@ -38,8 +38,9 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.frames import Credit, Subscription
 
-READ_ROWS_MAX, READ_BYTES_MAX = 500, 4 * 1024 * 1024
-"""What is read at a time: of small frames so few that others on the loop hardly notice."""
+READ_FRAMES_MAX, READ_BYTES_MAX = 64, 1024 * 1024
+"""What is read at a time, or little more: so few frames that others on the loop hardly notice."""
+_READ_ROWS_MAX = 100
 READ_AGAIN_S = 0.5
 """When it is tried again to read the log, whose disk has failed."""
 BATCH_DELTAS_MAX = 10_000
@@ -368,16 +369,25 @@ class Outlet:
     def _read(self) -> None:
         """Queue what comes next in the log; once the log's end is reached, batches are pushed again."""
         log, begin = self._log, check_held(self._end, self._log)
-        size = min(READ_BYTES_MAX, self._settings.outlet_bytes_max)
-        read = log.read(begin, rows_max=READ_ROWS_MAX, bytes_max=size)
-        for logged in read:
-            rows = self._wanted.rows(logged)
-            if logged.offset < begin:
-                rows = _behind(rows, logged, begin)
-            if not isinstance(rows, Nothing):
-                self._queue.put(logged, rows)
-        if read:
-            self._end = read[-1].next_offset
+        frames, left = 0, min(READ_BYTES_MAX, self._settings.outlet_bytes_max)
+        while frames < READ_FRAMES_MAX and left > 0:
+            try:
+                read = log.read(begin, rows_max=_READ_ROWS_MAX, bytes_max=left)
+            except (DeltaPropError, OSError):
+                if frames:  # what lies before it is sent first
+                    break
+                raise
+            for logged in read:
+                rows = self._wanted.rows(logged)
+                if logged.offset < begin:
+                    rows = _behind(rows, logged, begin)
+                if not isinstance(rows, Nothing):
+                    self._queue.put(logged, rows)
+                left -= logged.batch.size
+            if not read:
+                break
+            frames += len(read)
+            begin = self._end = read[-1].next_offset
         self._read_once, self._again_at = True, -inf
         # No await between this comparison and the flag: what is appended next is offered.
         self.behind = self._end < log.visible

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delta_prop.server import outlet as module
+from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.log import stretch as stretches
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import PeerError
@@ -115,8 +116,14 @@ def test_damage_is_told_where_it_lies_and_at_the_next_connection_at_the_latest()
         line.write_all()
     line.outlet.close()
     again = Line(house)
+    house.settings = ServerSettings()
+    reading = Line(house)
     again.subscribe(wanting(start=Start(StartAt.OFFSET, line.offsets()[-1] + 1)))
     refusal = refused(again.write_all)
+    assert again.got == []
+    reading.subscribe(wanting(1, "ns:rows", start=EARLIEST))
+    assert refused(reading.write_all).message == refusal.message
+    assert reading.got == line.got, "all that lies before it is sent"
     assert refusal.code is ErrorCode.PROCESSING_FAILED
     assert segment.path in refusal.message
     assert not house.sinks.outlets
