@@ -79,6 +79,8 @@ class Outlet:
         """`codecs`: of compressed frames that the client reads. `may_read`: which namespaces; None: all."""
         self.behind = False
         """Whether it reads the log, and is not pushed."""
+        self.group: str | None = None
+        """The group that it reads for."""
         self._log = inside.log
         self._sinks = inside.sinks
         self._clock = inside.world.clock
@@ -89,7 +91,6 @@ class Outlet:
         self._groups = groups
         self._wanted = Wanted(may_read)
         self._first: Subscription | None = None  # which set the cursor, the group, the credit and the form
-        self._group: str | None = None
         self._window = Window(None)
         self._batch_deltas_max, self._linger_s = 1, 0.0
         self._queue = HotQueue()
@@ -146,12 +147,12 @@ class Outlet:
 
     def note_dealt_with(self, offset: int) -> None:
         """The client has done with everything below: its group goes on there. No further than was sent."""
-        if self._group is not None:
-            self._groups.commit(self._group, min(offset, self.dealt_with), self)
+        if self.group is not None:
+            self._groups.commit(self.group, min(offset, self.dealt_with), self)
 
     def commit(self, cursor: Cursor) -> None:
         """The same, said with the log that is meant. Raises Refused (BAD_REQUEST)."""
-        if self._group is None:
+        if self.group is None:
             raise Refused(
                 ErrorCode.BAD_REQUEST,
                 "a cursor is committed for a group, and this connection has none: name one in its first "
@@ -298,7 +299,7 @@ class Outlet:
             raise Refused(ErrorCode.BAD_REQUEST, "start at group, but no group is named: name one")
         if request.group is not None:
             place = self._groups.join(request.group, self)
-            self._group = request.group
+            self.group = request.group
             if start.at is StartAt.GROUP:
                 begin = log.first_offset if place is None else check_place(place, log)
         return begin
@@ -327,9 +328,9 @@ class Outlet:
         self._wake()
 
     def _leave_group(self) -> None:
-        if self._group is not None:
-            self._groups.leave(self._group, self)
-            self._group = None
+        if self.group is not None:
+            self._groups.leave(self.group, self)
+            self.group = None
 
     # --- helpers: sending
 

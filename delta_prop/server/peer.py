@@ -539,6 +539,7 @@ class Peer:
             "subscribed": outlet is not None,
             "dealt_with": None if outlet is None else outlet.dealt_with,
             "behind": outlet is not None and outlet.behind,
+            "group": None if outlet is None else outlet.group,
         }
 
 
