@@ -12,7 +12,7 @@ from delta_prop.chain_state import Small
 from delta_prop.ingest.origins import OWN
 from delta_prop.order.clock import OriginClocks
 from delta_prop.receipt import Published
-from delta_prop_wire.delta import AckLevel, Dot, Source
+from delta_prop_wire.delta import AckLevel, Dot, KnownIds, Source
 from delta_prop_wire.encode import encode_void, read_void
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode
@@ -71,6 +71,7 @@ class Appender:
         if work.void is not None or batch.is_control:
             return self._sequenced_void(work, work.void, now)
         repeated: dict[int, int | None] = {}
+        known = self._known_ids(batch) if work.session.forwards else KnownIds.NONE
         if not work.session.forwards:
             try:
                 self._origins.require(batch, work.session.owner)  # it may have been fenced while it waited
@@ -83,14 +84,15 @@ class Appender:
                     raise
                 return self._sequenced_void(work, refusal, now)
         try:
-            logged = self._append(batch, work.lamport, source)
+            logged = self._append(batch, work.lamport, source, known)
         except Refused as refusal:
             if not refusal.voids or work.session.forwards:  # another service accepted it: never void here
                 raise
             return self._sequenced_void(work, refusal, now)
         self._count_conflicts(batch)
         self._commit(logged, now)
-        return logged, Published(logged.offset, batch.dot(0), batch.count, self._kept_as(batch.ack_level))
+        level = self.log.level if work.session.forwards else self._kept_as(batch.ack_level)
+        return logged, Published(logged.offset, batch.dot(0), batch.count, level)
 
     def plain(
         self, work: Sequenced, state: OriginState, now: float
@@ -161,7 +163,8 @@ class Appender:
         if known:
             return
         state = self._origins.restore(batch.origin, batch.epoch, now)
-        refused = read_void(batch) if batch.is_control else None
+        # What another service refused it also told, of its own log: here these dots are done with, no more.
+        refused = read_void(batch) if batch.is_control and logged.source is not Source.REPLICA else None
         self._origins.appended(state, batch, logged.offset, now, None if refused is None else refused.firsts)
         self._clocks.appended(batch.origin, batch.clock)
         if refused is not None:
@@ -233,9 +236,11 @@ class Appender:
         """What an acknowledgement may say: what was asked, as far as this log can promise it."""
         return min(level, self.log.level)
 
-    def _append(self, batch: Batch, lamport: int | None, source: Source) -> LoggedBatch:
+    def _append(
+        self, batch: Batch, lamport: int | None, source: Source, known_ids: KnownIds = KnownIds.NONE
+    ) -> LoggedBatch:
         number = self.lamport + 1 if lamport is None else lamport
-        return self.log.append(batch, lamport=number, source=source)
+        return self.log.append(batch, lamport=number, source=source, known_ids=known_ids)
 
     def _commit(
         self, logged: LoggedBatch, now: float, firsts: Mapping[int, int | None] | None = None
@@ -305,6 +310,13 @@ class Appender:
                 row=row,
             )
         return _offsets(repeats, None) if repeats else {}
+
+    def _known_ids(self, batch: Batch) -> KnownIds:
+        """Whether ids of a forwarded batch were accepted here before: who folds it has to look then."""
+        repeats = self._repeated_rows(batch.ids)
+        if not repeats:
+            return KnownIds.NONE
+        return KnownIds.ALL if len(repeats) == batch.count else KnownIds.SOME
 
     def _repeat_under_new_dots(
         self, work: Sequenced, firsts: dict[int, int | None], now: float

@@ -20,7 +20,7 @@ from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import BATCH_ROWS_MAX, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractAsyncContextManager
 
     from delta_prop.ports import Clock, Threads, World
@@ -44,8 +44,16 @@ class Attached:
     """A sink with its feed; also the `SinkContext` that the sink is lent."""
 
     def __init__(
-        self, name: str, sink: Sink, log: Log, world: World, topics: frozenset[str] = frozenset("*")
+        self,
+        name: str,
+        sink: Sink,
+        log: Log,
+        world: World,
+        topics: frozenset[str] = frozenset("*"),
+        *,
+        dimension: Callable[[str], int] = lambda _: 0,
     ) -> None:
+        """`dimension` of a namespace, 0 while it has none."""
         self.name = name
         self.topics = topics
         self.sink = sink
@@ -59,6 +67,7 @@ class Attached:
         self.rebuild: str | None = None  # why it has to be rebuilt before it gets deltas
         self._log = log
         self._world = world
+        self._dimension = dimension
         self._threads: Threads | None = None
         self._scope = anyio.CancelScope()
         self._ended = anyio.Event()
@@ -100,6 +109,10 @@ class Attached:
         """The sink is durable up to here."""
         if self.feed is not None:
             self.feed.note_committed(next_offset)
+
+    def dimension(self, namespace: str) -> int | None:
+        """How many numbers the vectors of a namespace have; None while it has none."""
+        return self._dimension(namespace) or None
 
     def history(self, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
         """One vector's deltas that the log still holds, in log order, as (batch, row).

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from delta_prop.append import Appender
+from delta_prop.forwarded import check_numbers, covered, cut_at
 from delta_prop.gate import OpenGate
 from delta_prop.ingest.lanes import Item, Lanes
 from delta_prop.ingest.origins import OWN, Grant, Origins
@@ -46,9 +47,6 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import AckLevel
     from delta_prop_wire.frames import OriginClaim
-
-LAMPORT_GIVEN_MAX = 1 << 62
-"""Lamport numbers that forwarders may give, so that the service's own have room above them."""
 
 Work: TypeAlias = Sequenced | Draft | MatrixDraft
 Waiting = TypeVar("Waiting", Item, Entry)
@@ -312,7 +310,7 @@ class Chain:
         """
         batch, session = work.batch, work.session
         first, last = batch.base, batch.base + batch.count - 1
-        if work.void is not None or work.lamport is not None or session.forwards or not batch.plain:
+        if work.void is not None or work.lamport is not None or work.forwards or not batch.plain:
             return False
         if first != self.orderer.have.get(batch.origin, 0) + 1 or last > COUNTER_MAX:
             return False
@@ -336,29 +334,32 @@ class Chain:
 
     def _run_sequenced(self, work: Sequenced) -> None:
         """The long way."""
-        batch, have = work.batch, self.orderer.have.get(work.batch.origin, 0)
+        batch, have, forwards = work.batch, self.orderer.have.get(work.batch.origin, 0), work.forwards
         try:
             self._admit(work)
             if batch.last <= have:
-                self._tell(work, batch.ack_level, self._repeat(batch))
+                self._tell(work, self._level(work), self._covered(batch) if forwards else self._repeat(batch))
                 return
-            if batch.base <= have or (batch.leaps and batch.previous < have):
+            if not forwards and (batch.base <= have or (batch.leaps and batch.previous < have)):
                 raise overlap(batch, have)
         except Refused as refusal:
             self._refuse(work, refusal)
             return
-        if work.void is None and not work.session.forwards:
+        if forwards:
+            cut_at(work, have)
+        elif work.void is None:
             work.void = _invalid(batch)
-        self._order(_entry(work))
+        self._order(_entry(work, have))
 
     def _admit(self, work: Sequenced) -> None:
         batch = work.batch
-        _check_numbers(work)
-        if work.session.forwards:
+        check_numbers(work)
+        if work.forwards:
             if self.origins.get(batch.origin) is None:
                 self.origins.check_room([batch.origin], work.session.owner, bounded=False)
                 have = self.orderer.have.get(batch.origin, 0)
-                self.origins.hello(batch.origin, work.session.owner, self._now, have)
+                state = self.origins.hello(batch.origin, work.session.owner, self._now, have)
+                state.epoch = max(state.epoch, batch.epoch)
             return
         repeat = batch.last <= self.orderer.have.get(batch.origin, 0)
         self.origins.require(batch, work.session.owner, repeat=repeat)
@@ -379,9 +380,19 @@ class Chain:
         code = state.void(batch)
         if code is not None:
             raise void_before(batch, code)
-        firsts = {row: state.first_offset(batch.counter(row)) for row in range(batch.count)}
-        self.appender.counters.duplicates += batch.count
+        firsts = self._firsts(batch)
         return Published(firsts[0], batch.dot(0), batch.count, min(batch.ack_level, self.log.level), firsts)
+
+    def _covered(self, batch: Batch) -> Published:
+        """The answer to a forwarder for what is here already. What lies in the log may not be kept yet."""
+        return covered(batch, self._firsts(batch), self.log)
+
+    def _firsts(self, batch: Batch) -> dict[int, int | None]:
+        """Where the rows of a repeat stand."""
+        state = self.origins.get(batch.origin)
+        assert state is not None
+        self.appender.counters.duplicates += batch.count
+        return {row: state.first_offset(batch.counter(row)) for row in range(batch.count)}
 
     def _run_draft(self, draft: Draft | MatrixDraft) -> None:
         """A draft has no order of its own; it waits for its parents and behind drafts on its vectors."""
@@ -422,12 +433,13 @@ class Chain:
 
     def _append_released(self) -> None:
         while (entry := self.orderer.next_ready()) is not None:
+            work: Work = entry.item  # type: ignore[assignment]
             if entry.verdict is Verdict.APPEND:
                 self._append(entry)
-            elif entry.verdict is Verdict.OVERLAP:
-                self._refuse(entry.item, self.orderer.overlap(entry))  # type: ignore[arg-type]
+            elif entry.verdict is Verdict.OVERLAP and not work.forwards:
+                self._refuse(work, self.orderer.overlap(entry))
             else:
-                self._run_sequenced(entry.item)  # type: ignore[arg-type]  # answered as a repeat
+                self._run_sequenced(work)  # type: ignore[arg-type]  # answered as a repeat, or cut
 
     def _park(self, entry: Entry) -> None:
         work: Work = entry.item  # type: ignore[assignment]
@@ -468,7 +480,16 @@ class Chain:
             first.receipt.withdraw()
 
     def _withdraw(self, entry: Entry) -> bool:
-        """A pending delta whose caller gave up: a draft goes, a dot stays and becomes void in its turn."""
+        """A pending delta whose caller gave up: a draft goes, a dot stays and becomes void in its turn.
+
+        One that was forwarded goes: it comes again. It stays where another forwarder waits for it too.
+        """
+        work = entry.item
+        if isinstance(work, Sequenced) and work.forwards:
+            if work.repeats or not self.orderer.holds(entry):
+                return False
+            self._refuse_all(self.orderer.refuse(entry, withdrawn()))
+            return True
         if not self.orderer.withdraw(entry, self._now):
             return False
         _void(entry.item)
@@ -492,7 +513,7 @@ class Chain:
             return
         self.orderer.delivered(entry.origin, entry.last, work.batch.ids or ())
         self.settling.placed(logged)
-        self._tell(work, work.batch.ack_level, outcome, logged.next_offset)
+        self._tell(work, self._level(work), outcome, logged.next_offset)
 
     def _append_draft(self, draft: Draft | MatrixDraft, entry: Entry | None) -> None:
         origin = self._own_origins[draft.priority]
@@ -536,6 +557,10 @@ class Chain:
 
     # --- telling
 
+    def _level(self, work: Sequenced) -> AckLevel:
+        """How well a batch has to be kept before its sender is told; a forwarder sends it only once."""
+        return self.log.level if work.forwards else work.batch.ack_level
+
     def _tell(
         self, work: Work, level: AckLevel, outcome: Published | Refused, next_offset: int | None = None
     ) -> None:
@@ -565,14 +590,20 @@ class Chain:
                 self._unstand(work, entry)
 
 
-def _entry(work: Sequenced) -> Entry:
-    """What the orderer has to know of a batch."""
+def _entry(work: Sequenced, have: int = 0) -> Entry:
+    """What the orderer has to know of a batch; `have` is the watermark of its origin.
+
+    A forwarded one may leap from below it: what it leaps over was lost where it comes from.
+    """
     batch = work.batch
+    previous = batch.previous if batch.leaps else batch.base - 1
+    if work.forwards:
+        previous = max(previous, min(have, batch.base - 1))
     return Entry(
         origin=batch.origin,
         first=batch.base,
         last=batch.last,
-        previous=batch.previous if batch.leaps else batch.base - 1,
+        previous=previous,
         clock=batch.clock,
         # A void takes its place as soon as what its clock names is there: nothing depends on its rows.
         parents=() if work.void else tuple(dict.fromkeys(parent for _, parent in batch.parents)),
@@ -604,8 +635,10 @@ def _pass_on(told: Receipt, receipt: Receipt) -> None:
 
 
 def _void(work: object) -> bool:
-    """Let a batch go on as a void, since its dots must be filled; False for drafts, which have none."""
-    if isinstance(work, Sequenced):
+    """Let a batch go on as a void, since its dots must be filled; False for drafts, which have none, and for
+    what was forwarded, which comes again.
+    """
+    if isinstance(work, Sequenced) and not work.forwards:
         work.void = withdrawn()
         return True
     return False
@@ -617,14 +650,3 @@ def _invalid(batch: Batch) -> Refused | None:
     except InvalidDelta as refusal:
         return refusal
     return None
-
-
-def _check_numbers(work: Sequenced) -> None:
-    """Counters and Lamport numbers that a store could not keep are refused before they mean anything."""
-    last, lamport = work.batch.last, work.lamport or 0
-    if last > COUNTER_MAX or not 0 <= lamport <= LAMPORT_GIVEN_MAX:
-        raise Refused(
-            ErrorCode.TOO_LARGE,
-            f"counter {last} or Lamport number {lamport} is above its bound "
-            f"({COUNTER_MAX}, {LAMPORT_GIVEN_MAX}): a producer counts from 1, a service from its log",
-        )

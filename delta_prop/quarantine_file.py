@@ -269,5 +269,7 @@ def _sound_behind(raw: bytes, at: int, number: int) -> bool:
 
 def _logged(raw: bytes) -> LoggedBatch:
     head = read_head(memoryview(raw))
-    batch = Batch(raw[_HEAD_BYTES:])
-    return LoggedBatch(batch, head.offset, head.stamp.lamport, head.stamp.source, raw[:_HEAD_BYTES])
+    batch, stamp = Batch(raw[_HEAD_BYTES:]), head.stamp
+    return LoggedBatch(
+        batch, head.offset, stamp.lamport, stamp.source, raw[:_HEAD_BYTES], stamp.known_ids
+    )  # fmt: skip

@@ -15,6 +15,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.jsonlines import delta_to_json
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.states import state_of
+from delta_prop_wire.twins import Identified, without_effect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from delta_prop.commands.places import At
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.snapshot import Snapshot
-    from delta_prop_wire.algebra import Key, Patch
+    from delta_prop_wire.batch import LoggedBatch
 
 OK, FAILED = 0, 1
 
@@ -46,11 +47,10 @@ def get(data: str, vector_id: str, *, namespace: str | None, at: str | None) -> 
     if end_at.time_us is not None:
         end = log.offset_at(end_at.time_us + 1)
     state, last = _kept(snapshot, namespace, vector_id)
-    offsets: list[int] = []
-    rows = list(_rows(log, namespace, vector_id, (begin, begin if end_at.earliest else end), offsets))
-    late = [row for row in rows if state.key is not None and row[0] < state.key]  # it has no effect any more
-    state = fold([row for row in rows if state.key is None or row[0] > state.key], state)
-    state = replace(state, ignored=state.ignored + len(late))
+    span = (begin, begin if end_at.earliest else end)
+    places = list(_places(log, namespace, vector_id, span))
+    offsets = [logged.offset + row for logged, row in places]
+    state = _folded(places, state, whole=begin == 0)
     told: dict[str, Any] = {"vector_id": vector_id, "namespace": namespace}
     if state.alive:
         told |= delta_to_json(Delta(vector_id, _whole(state), namespace, metadata=state.metadata))
@@ -88,10 +88,22 @@ def _kept(snapshot: Snapshot | None, namespace: str, vector_id: str) -> tuple[St
     )
 
 
-def _rows(
-    log: DurableLog, namespace: str, vector_id: str, span: tuple[int, int], offsets: list[int]
-) -> Iterator[tuple[Key, Operation, Patch]]:
-    """What the log says of a vector from the one offset to the other; the offsets go to `offsets`."""
+def _folded(places: list[tuple[LoggedBatch, int]], onto: State, *, whole: bool) -> State:
+    """A vector's deltas folded onto the state before them."""
+    after = [(logged, row) for logged, row in places if onto.key is None or logged.key(row) > onto.key]
+    late = len(places) - len(after)  # sorts before the state, so that it has no effect any more
+    twins = without_effect((Identified.of(*place) for place in after), whole=whole or onto.key is None)
+    rows = [
+        (logged.key(row), logged.batch.operation(row), logged.batch.metadata(row)) for logged, row in after
+    ]
+    state = fold(rows, onto, without_effect=twins)
+    return replace(state, ignored=state.ignored + late)
+
+
+def _places(
+    log: DurableLog, namespace: str, vector_id: str, span: tuple[int, int]
+) -> Iterator[tuple[LoggedBatch, int]]:
+    """Where the log tells of a vector, from the one offset to the other."""
     begin, end = span
     for place in log.frames(begin):
         logged, batch = place.logged, place.logged.batch
@@ -101,8 +113,7 @@ def _rows(
             continue
         for row, key in enumerate(batch.keys):
             if key == vector_id and batch.namespaces[row] == namespace and begin <= logged.offset + row < end:
-                offsets.append(logged.offset + row)
-                yield logged.key(row), batch.operation(row), batch.metadata(row)
+                yield logged, row
 
 
 def _whole(state: State) -> Operation:

@@ -26,12 +26,13 @@ _VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
 
 
 class _Namespace:
-    __slots__ = ("complete", "dead", "dimension", "heads")
+    __slots__ = ("complete", "dead", "dimension", "heads", "widths")
 
     def __init__(self, *, complete: bool) -> None:
         self.heads: dict[str, int] = {}  # vector id -> place of the origin << 64 | counter
         self.dead: set[str] = set()
         self.dimension = 0
+        self.widths: dict[int, int] = {}  # of the states it began with: how many have so many numbers
         self.complete = complete  # False once a head was dropped: absence then proves nothing
 
 
@@ -219,7 +220,7 @@ class Vectors:
             self._drop_oldest()
 
     def take_states(self, batch: Batch) -> None:
-        """Begin with state rows of a snapshot: heads, tombstones, dimensions."""
+        """Begin with state rows of a snapshot: heads, tombstones, dimensions: that of most vectors."""
         for row, (_, origin, counter) in enumerate(batch.state_keys):
             place = self._origins.setdefault(origin, len(self._by_place))
             if place == len(self._by_place):
@@ -229,8 +230,10 @@ class Vectors:
             known.heads[vector_id] = place << _ORIGIN_SHIFT | counter
             if kind == Kind.DELETE:
                 known.dead.add(vector_id)
-            elif not known.dimension and kind in _VECTOR_KINDS:
-                known.dimension = int(batch.value_bounds[row + 1] - batch.value_bounds[row])
+            elif kind in _VECTOR_KINDS:
+                width = int(batch.value_bounds[row + 1] - batch.value_bounds[row])
+                known.widths[width] = known.widths.get(width, 0) + 1
+                known.dimension = max(known.widths, key=known.widths.__getitem__)
         if self._count > self._heads_max:
             self._drop_oldest()
 

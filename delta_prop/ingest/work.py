@@ -6,7 +6,7 @@ Values only; `pipeline.py` decides.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from delta_prop_wire.delta import AckLevel, Kind, Priority, Source
 from delta_prop_wire.encode import encode_batch, encode_vectors
@@ -55,6 +55,11 @@ class Sequenced:
     repeats: int = 0  # how many repeats wait for its outcome
 
     @property
+    def forwards(self) -> bool:
+        """Whether it comes from another service's log."""
+        return self.session.forwards
+
+    @property
     def priority(self) -> Priority:
         """Its lane."""
         return self.batch.priority
@@ -86,6 +91,7 @@ class Draft:
     ack_level: AckLevel
     source: Source = Source.LOCAL
     after: tuple[Receipt, ...] = ()  # receipts of work that must come before
+    forwards: ClassVar[bool] = False
 
     @property
     def count(self) -> int:
@@ -154,6 +160,7 @@ class MatrixDraft:
     source: Source = Source.LOCAL
     after: tuple[Receipt, ...] = ()
     ids: list[bytes] | None = None
+    forwards: ClassVar[bool] = False
 
     @property
     def count(self) -> int:

@@ -111,6 +111,10 @@ class Orderer:
                 return False
         return not entry.parents or self._has_parents(entry)
 
+    def holds(self, entry: Entry) -> bool:
+        """Whether this entry itself is parked."""
+        return entry in self._pending
+
     def parked(self, entry: Entry) -> Entry | None:
         """What is parked already at this place of this origin: the same run, or another cut of it."""
         return self._waiters.run(entry.origin, entry.previous)

@@ -27,7 +27,7 @@ from delta_prop_sinks.table import (
 )
 from delta_prop_wire.algebra import State
 from delta_prop_wire.cursor import Cursor
-from delta_prop_wire.delta import Kind, Source
+from delta_prop_wire.delta import Kind, KnownIds, Source
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -319,6 +319,9 @@ class CacheSink:
         key, forwarded = logged.key(row), logged.source == Source.REPLICA
         self._tell_load(ref, key, forwarded)
         cached = ref in self._order
+        if cached and logged.known_ids is not KnownIds.NONE:
+            self._drop(ref)  # whether it has an effect only the vector's whole past tells
+            return
         if not cached and (kind not in _COMPLETE_KINDS or forwarded):
             return  # a forwarded create may sort before deltas that are not known here
         if kind not in _KNOWN_KINDS:
@@ -383,11 +386,6 @@ class CacheSink:
         if state.key is None:
             return  # nobody could tell which deltas are in it
         table = self._table(ref[0])
-        if state.vector is not None:
-            if table.dimension is None:
-                table.reserve(len(state.vector))
-            elif table.dimension != len(state.vector):
-                return
         slot = table.slot_of(ref[1])
         restore(table, slot, state)
         table.set_head(slot, *state.key, VOID_OFFSET)

@@ -13,6 +13,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from delta_prop_wire.delta import KnownIds
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -30,11 +32,18 @@ _ENTRY_BYTES = 150
 
 @dataclass(slots=True)
 class Entry:
-    """One delta of a chain."""
+    """One delta of a chain. `without_effect`: one that comes before it has its id."""
 
     key: Key
     logged: LoggedBatch
     row: int
+    without_effect: bool = False
+
+    @property
+    def id(self) -> bytes | None:
+        """Its id, where it has one."""
+        ids = self.logged.batch.ids
+        return None if ids is None else ids[self.row]
 
 
 @dataclass(slots=True)
@@ -61,11 +70,35 @@ class Chain:
     checkpoint: Checkpoint
     entries: list[Entry] = field(default_factory=list)
 
+    def knows(self, entry: Entry) -> bool:
+        """Whether it reaches back far enough to put a delta in its place: before it, and before one with its
+        id where there may be one.
+        """
+        if entry.key <= self.checkpoint.key:
+            return False
+        return entry.logged.known_ids is KnownIds.NONE or bool(self._twins(entry))
+
+    def _twins(self, entry: Entry) -> list[Entry]:
+        """The deltas that have this one's id."""
+        wanted = entry.id
+        found = [] if wanted is None else [one for one in self.entries if one.id == wanted]
+        oldest = min(found, key=_entry_offset, default=None)
+        return [one for one in found if one is oldest or one.logged.known_ids is not KnownIds.NONE]
+
     def add(self, entry: Entry) -> bool:
-        """Put a delta in its place; False where the chain has it already."""
+        """Put a delta in its place; False where the chain has it already.
+
+        Of those with its id, which `knows` has found, the first has an effect; none has where that is in the
+        checkpoint.
+        """
         at = bisect_left(self.entries, entry.key, key=_entry_key)
         if at < len(self.entries) and self.entries[at].key == entry.key:
             return False
+        if entry.logged.known_ids is not KnownIds.NONE:
+            effective = [one for one in self._twins(entry) if not one.without_effect]
+            entry.without_effect = all(one.key < entry.key for one in effective)
+            for one in effective:
+                one.without_effect = not entry.without_effect
         self.entries.insert(at, entry)
         return True
 
@@ -148,3 +181,7 @@ class Chains:
 
 def _entry_key(entry: Entry) -> Key:
     return entry.key
+
+
+def _entry_offset(entry: Entry) -> int:
+    return entry.logged.offset + entry.row

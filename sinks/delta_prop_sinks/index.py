@@ -19,7 +19,7 @@ from delta_prop_sinks.linking import Linked, LinkedStatistics, Linker
 from delta_prop_sinks.resident import Resident
 from delta_prop_sinks.scoring import Metric, Scorer, checked_query, median_norm, refresh_norms
 from delta_prop_sinks.sink import Backlog, Delivery, ResumePoint, TryAgain
-from delta_prop_sinks.table import VECTOR
+from delta_prop_sinks.table import ODD, VECTOR
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Dot
 from delta_prop_wire.errors import UsageError
@@ -51,10 +51,15 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class IndexStatistics:
-    """How far the index is, and what it was asked. `linked`: None where it searches exactly."""
+    """How far the index is, and what it was asked. `linked`: None where it searches exactly.
+
+    `left_out`: vectors of another dimension than their namespace has here, which no search finds: another
+    service made them while the two could not see each other. Delete them, or give them the others' dimension.
+    """
 
     applied_offset: int
     vectors: int
+    left_out: int
     bytes: int
     searches: int
     linked: LinkedStatistics | None = None
@@ -277,8 +282,14 @@ class IndexSink:
         """A snapshot of the index's numbers."""
         resident = self.resident.statistics()
         linked = None if self._linker is None else self._linker.statistics()
+        tables = self.resident.tables.values()
         return IndexStatistics(
-            self.resident.next_offset, resident.vectors, resident.bytes, self._searches, linked
+            applied_offset=self.resident.next_offset,
+            vectors=resident.vectors,
+            left_out=sum(int(np.count_nonzero(table.forms[: table.used] == ODD)) for table in tables),
+            bytes=resident.bytes,
+            searches=self._searches,
+            linked=linked,
         )
 
     # --- for readers

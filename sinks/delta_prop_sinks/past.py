@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop_sinks.chain import Checkpoint, Entry
-from delta_prop_sinks.table import ABSENT, OPAQUE, VECTOR, Misfit, restore, vector_of
-from delta_prop_wire.delta import Kind, Source
+from delta_prop_sinks.table import ABSENT, ODD, OPAQUE, VECTOR, Misfit, restore, vector_of
+from delta_prop_wire.delta import Kind, KnownIds, Source
 from delta_prop_wire.states import state_of
+from delta_prop_wire.twins import Identified, without_effect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,13 +40,14 @@ class Past:
     beneath: bool = False
 
 
-def past_of(history: Iterable[tuple[LoggedBatch, int]], late: Entry, offset: int) -> Past:
+def past_of(history: Iterable[tuple[LoggedBatch, int]], late: Entry, offset: int, *, whole: bool) -> Past:
     """A vector's history up to `offset`, where the delta in hand stands, that one among it.
 
     Deltas beneath a state have no effect and count as ignored, as they do where a log is compacted.
+    `whole`: the log still tells of all deltas, one by one or by a state.
     """
     past = Past([], Checkpoint())
-    known = {late.key: late}
+    known, repeats = {late.key: late}, late.logged.known_ids is not KnownIds.NONE
     for logged, row in history:
         if logged.batch.is_state:
             past.checkpoint, past.from_state = _checkpoint_of(state_of(logged.batch, row)), True
@@ -53,9 +55,15 @@ def past_of(history: Iterable[tuple[LoggedBatch, int]], late: Entry, offset: int
                 past.beyond = logged.row_offset(row)
                 return past
         elif logged.offset + row <= offset:
-            known[logged.key(row)] = Entry(logged.key(row), logged, row)
+            known.setdefault(logged.key(row), Entry(logged.key(row), logged, row))
+            repeats |= logged.known_ids is not KnownIds.NONE
     base = past.checkpoint.key
     past.entries = [known[key] for key in sorted(known) if key > base]
+    if repeats:
+        rows = (Identified.of(entry.logged, entry.row) for entry in past.entries)
+        none = without_effect(rows, whole=whole and not past.from_state)
+        for entry in past.entries:
+            entry.without_effect = entry.key in none
     if past.from_state:
         past.beneath = late.key < base
         past.checkpoint.ignored += sum(key < base for key in known)
@@ -79,11 +87,19 @@ def checkpoint_at(table: Table, slot: int) -> Checkpoint:
     return Checkpoint(
         table.head(slot)[:3],
         form,
-        vector_of(table, slot) if form == VECTOR else None,
-        table.data.get(slot),
+        vector_of(table, slot) if form in (VECTOR, ODD) else None,
+        table.data.get(slot) if form == OPAQUE else None,
         table.metadata.get(slot),
         table.ignored.get(slot, 0),
     )
+
+
+def fold_entry(table: Table, slot: int, entry: Entry) -> None:
+    """Fold one delta, or count it where it has no effect. Raises Misfit, with nothing changed."""
+    if entry.without_effect:
+        table.ignore(slot)
+    else:
+        table.fold_row(entry.logged.batch, entry.row, slot)
 
 
 def replay(table: Table, slot: int, chain: Chain, new: Entry) -> Misfit | None:
@@ -92,7 +108,7 @@ def replay(table: Table, slot: int, chain: Chain, new: Entry) -> Misfit | None:
     misfit = None
     for entry in chain.entries:
         try:
-            table.fold_row(entry.logged.batch, entry.row, slot)
+            fold_entry(table, slot, entry)
         except Misfit as error:  # an old one was set aside when it came
             if entry.key == new.key:
                 misfit = error

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from delta_prop_sinks.chain import Chain, Chains, Checkpoint, Entry
-from delta_prop_sinks.past import checkpoint_at, is_own_reset, past_of, replay
+from delta_prop_sinks.past import checkpoint_at, fold_entry, is_own_reset, past_of, replay
 from delta_prop_sinks.runs import Run, runs
 from delta_prop_sinks.sink import RejectDelta, StopSink
+from delta_prop_sinks.storage_image import add_block
 from delta_prop_sinks.table import (
     BLOCK_KINDS,
     BLOCK_ROWS_MIN,
@@ -35,7 +36,7 @@ from delta_prop_sinks.table import (
     state_of,
 )
 from delta_prop_wire.algebra import State
-from delta_prop_wire.delta import Dot, Kind, Source
+from delta_prop_wire.delta import Dot, Kind, KnownIds, Source
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Resident:
         )
         self.tables: dict[str, Table] = {}
         self._topics: frozenset[str] = frozenset()
+        self._dimension: Callable[[str], int | None] = lambda _: None
         self.lamport = 0
         self.complete = True
         self.next_offset = 0
@@ -133,6 +135,7 @@ class Resident:
         Raises UsageError where sinks that share these vectors ask for different topics: one would skip
         what the other has not brought.
         """
+        self._dimension = context.dimension
         if self._log_id == context.log_id:
             if self._topics != context.topics:
                 raise UsageError(
@@ -279,6 +282,7 @@ class Resident:
             count >= BLOCK_ROWS_MIN
             and kind in BLOCK_KINDS
             and namespace is not None
+            and logged.known_ids is KnownIds.NONE
             and self._deliver_block(logged, rows, self._table(namespace), context)
         ):
             return
@@ -291,12 +295,22 @@ class Resident:
 
     def _table(self, namespace: str) -> Table:
         if self._incoming is not None:
-            return self._incoming.setdefault(namespace, Table(namespace))
+            return self._incoming.get(namespace) or self._incoming.setdefault(
+                namespace, self._made(namespace)
+            )
         table = self.tables.get(namespace)
         if table is None:
-            table = self.tables[namespace] = Table(namespace)
+            table = self.tables[namespace] = self._made(namespace)
         self._unsized.add(table)
         self.touched[table] = None
+        return table
+
+    def _made(self, namespace: str) -> Table:
+        """A new table, of the dimension that the service has fixed, where it has."""
+        table = Table(namespace)
+        dimension = self._dimension(namespace)
+        if dimension is not None:
+            table.reserve(dimension)
         return table
 
     def _deliver_run(self, run: Run) -> bool:
@@ -390,16 +404,22 @@ class Resident:
         if lamport >= key[0] and (lamport, origin, counter) >= key:
             self._fold_late(Entry(key, logged, row), offset, table, slot, context)
             return
-        ref, chains = (table.namespace, vector_id), self.chains
+        ref, chains, entry = (table.namespace, vector_id), self.chains, Entry(key, logged, row)
+        if logged.known_ids is not KnownIds.NONE and lamport != NO_LAMPORT:
+            past = self._past(ref, entry, offset, context)
+            if past is not None and past.beyond is not None:
+                self._jump(table, slot, past.checkpoint, past.beyond)
+                return
+            entry.without_effect |= past is None  # then its chain has one with its id
         checkpoint = checkpoint_at(table, slot) if chains.active and chains.get(ref) is None else None
         try:
-            table.fold_row(logged.batch, row, slot)
+            fold_entry(table, slot, entry)
         except Misfit as error:
             if lamport == NO_LAMPORT:
                 table.release(slot)
             raise RejectDelta(offset, f"{vector_id!r}: {error}") from None
         if chains.active:
-            chains.note(ref, Entry(key, logged, row), checkpoint, context.clock.now())
+            chains.note(ref, entry, checkpoint, context.clock.now())
         self._done(table, slot, key, offset)
 
     def _done(self, table: Table, slot: int, key: Key, offset: int) -> None:
@@ -418,12 +438,12 @@ class Resident:
             return
         started = context.clock.now()
         ref = (table.namespace, str(table.ids[slot]))
-        chain = self.chains.get(ref)
-        if chain is None or entry.key <= chain.checkpoint.key:
-            past = past_of(context.history(*ref), entry, offset)
-            if past.beyond is not None:
-                self._jump(table, slot, past.checkpoint, past.beyond)
-                return
+        past, chain = self._past(ref, entry, offset, context), self.chains.get(ref)
+        if past is not None and past.beyond is not None:
+            self._jump(table, slot, past.checkpoint, past.beyond)
+            return
+        if past is not None or chain is None:
+            assert past is not None
             chain = self._chain_from_log(ref, past, offset, context)
         elif not chain.add(entry):
             self._repeats += 1
@@ -439,13 +459,22 @@ class Resident:
         if misfit is not None:
             raise RejectDelta(offset, f"{ref[1]!r}: {misfit}")
 
+    def _past(self, ref: Ref, entry: Entry, offset: int, context: SinkContext) -> Past | None:
+        """What the log tells of a vector up to a delta; None where its chain says enough."""
+        chain = self.chains.get(ref)
+        if chain is not None and chain.knows(entry):
+            return None
+        return past_of(context.history(*ref), entry, offset, whole=self._is_whole(context))
+
+    def _is_whole(self, context: SinkContext) -> bool:
+        """Whether the log tells of every delta that was folded."""
+        return context.log_start == 0 and self._lamport_before_log == 0
+
     def _jump(self, table: Table, slot: int, state: Checkpoint, offset: int) -> None:
         """The log's past begins with a state that has this delta, and others that are still to come: take it.
 
         Those come as repeats then.
         """
-        if state.vector is not None and table.dimension is None:
-            table.reserve(len(state.vector))
         restore(table, slot, state)
         self._late += 1
         self._done(table, slot, state.key, offset)
@@ -458,7 +487,7 @@ class Resident:
         """
         entries = past.entries
         resets = [at for at, entry in enumerate(entries) if is_own_reset(entry)]
-        whole = context.log_start == 0 and self._lamport_before_log == 0
+        whole = self._is_whole(context)
         if past.from_state:
             whole, resets = True, []
             self._beneath += past.beneath
@@ -508,18 +537,10 @@ class Resident:
             self.complete = not self.stored  # what a store has can be read there meanwhile
 
     def take_states(self, rows: Iterable[StateRow]) -> None:
-        """Set vectors to these states, whatever they are. Raises StopSink where they do not fit together."""
+        """Set vectors to these states, whatever they are."""
         for row in rows:
             table, state = self._table(row.namespace), row.state
             assert state.key is not None, "the state of a vector names its last delta"
-            if state.vector is not None:
-                if table.dimension is None:
-                    table.reserve(len(state.vector))
-                elif table.dimension != len(state.vector):
-                    raise StopSink(
-                        f"{row.vector_id!r} has {len(state.vector)} values, but namespace {row.namespace!r} "
-                        f"has dimension {table.dimension}: the states are not of one log, which is a defect"
-                    )
             slot = table.slot_of(row.vector_id)
             restore(table, slot, state)
             table.set_head(slot, *state.key, row.offset)
@@ -583,21 +604,8 @@ class Resident:
 
     def load_block(self, block: Block) -> None:
         """Take many rows from the store; those that are resident already are left as they are."""
-        table = self._table(block.namespace)
-        rows = [row for row, key in enumerate(block.keys) if key not in table.slots]
-        if not rows:
-            return
-        at = slice(None) if len(rows) == len(block.keys) else rows
-        keys = block.keys if len(rows) == len(block.keys) else [block.keys[row] for row in rows]
-        vectors = None if block.vectors is None else block.vectors[at]
-        table.extend(keys, block.heads[at], block.forms[at], vectors)
-        self.lamport = max(self.lamport, int(block.heads[at, LAMPORT].max()))
-        for row, (data, metadata, ignored) in block.extras.items():
-            slot = table.slots[block.keys[row]]
-            if slot >= table.used - len(rows):
-                table.set_extra(slot, data, metadata)
-                if ignored:
-                    table.ignored[slot] = ignored
+        add_block(self._table(block.namespace), block)
+        self.lamport = max(self.lamport, int(block.heads[:, LAMPORT].max()))
 
     def load(self, namespace: str, vector_id: str, stored: Checkpoint, offset: int) -> None:
         """Take a row from the store; one that is resident already is left as it is: it is newer."""

@@ -151,6 +151,12 @@ class SinkContext(Protocol):
         """Tell that everything below `next_offset` is durable in the sink, its own cursor with it."""
         ...
 
+    def dimension(self, namespace: str) -> int | None:
+        """How many numbers the vectors of a namespace have, as its first one in the log fixed it; None where
+        none has. One that was forwarded may have another number of them.
+        """
+        ...
+
     def history(self, namespace: str, vector_id: str) -> Iterable[tuple[LoggedBatch, int]]:
         """One vector's deltas that the log still holds, in log order, as (batch, row).
 

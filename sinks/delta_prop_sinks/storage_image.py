@@ -15,13 +15,13 @@ import json
 import os
 import struct
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from delta_prop_sinks.cold_slots import hashes_of
-from delta_prop_sinks.table import LAMPORT, NO_LAMPORT, OFFSET, STALE, VOID_OFFSET, Table
+from delta_prop_sinks.table import LAMPORT, NO_LAMPORT, ODD, OFFSET, STALE, VECTOR, VOID_OFFSET, Table
 from delta_prop_wire.crc import crc32c
 
 if TYPE_CHECKING:
@@ -57,6 +57,26 @@ class Block:
     vectors: NDArray[np.float32] | None
     extras: dict[int, tuple[bytes | None, dict[str, Any] | None, int]] = field(default_factory=dict)
     hashes: NDArray[np.uint32] | None = None
+
+    def fitted(self, dimension: int | None) -> Block:
+        """The same rows as a table of that dimension takes them (None: one that has none yet)."""
+        vectors = self.vectors
+        odd = (self.forms == ODD).nonzero()[0].tolist()
+        if dimension is None or dimension == self.dimension or (vectors is None and not odd):
+            return self
+        forms, extras = self.forms.copy(), dict(self.extras)
+        fitting = np.zeros((len(self.keys), dimension), np.float32)
+        for row in odd:
+            data, metadata, ignored = extras[row]
+            if data is not None and len(data) == 4 * dimension:
+                fitting[row] = np.frombuffer(data, "<f4")
+                forms[row], extras[row] = VECTOR, (None, metadata, ignored)
+        if vectors is not None:
+            for row in (self.forms == VECTOR).nonzero()[0].tolist():
+                _, metadata, ignored = extras.get(row, (None, None, 0))
+                forms[row] = ODD
+                extras[row] = (vectors[row].astype("<f4", copy=False).tobytes(), metadata, ignored)
+        return replace(self, dimension=dimension, forms=forms, vectors=fitting, extras=extras)
 
 
 class Columns:
@@ -282,6 +302,7 @@ class ImageLoad:
 
 def put_block(table: Table, block: Block) -> None:
     """Set vectors, there already or not, to what a store holds of them."""
+    block = block.fitted(table.dimension)
     if block.vectors is not None and table.dimension is None:
         table.reserve(block.vectors.shape[1])
     slots = table.slots_of(block.keys)
@@ -299,6 +320,24 @@ def put_block(table: Table, block: Block) -> None:
         table.set_extra(slot, data, metadata)
         if ignored:
             table.ignored[slot] = ignored
+
+
+def add_block(table: Table, block: Block) -> None:
+    """Take in those vectors of a store that are not there yet."""
+    block = block.fitted(table.dimension)
+    rows = [row for row, key in enumerate(block.keys) if key not in table.slots]
+    if not rows:
+        return
+    at = slice(None) if len(rows) == len(block.keys) else rows
+    keys = block.keys if len(rows) == len(block.keys) else [block.keys[row] for row in rows]
+    vectors = None if block.vectors is None else block.vectors[at]
+    table.extend(keys, block.heads[at], block.forms[at], vectors)
+    for row, (data, metadata, ignored) in block.extras.items():
+        slot = table.slots[block.keys[row]]
+        if slot >= table.used - len(rows):
+            table.set_extra(slot, data, metadata)
+            if ignored:
+                table.ignored[slot] = ignored
 
 
 def _get(file: BinaryIO, left: int) -> tuple[dict[str, Any], memoryview, int]:

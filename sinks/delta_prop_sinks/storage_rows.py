@@ -20,6 +20,7 @@ from delta_prop_sinks.table import (
     DIRTY,
     FLYING,
     LAMPORT,
+    ODD,
     OFFSET,
     OPAQUE,
     ORIGIN,
@@ -93,7 +94,11 @@ class Gathered:
                 vector if form == VECTOR else other
                 for form, vector, other in zip(forms, values, data, strict=True)
             ]
-            dimensions = [width if form == VECTOR else None for form in forms]
+            dimensions = [
+                width if form == VECTOR else len(value or b"") // 4 if form == ODD else None
+                for form, value in zip(forms, values, strict=True)
+            ]
+            forms = [VECTOR if form == ODD else form for form in forms]  # a file's rows have their own each
         return zip(
             repeat(self._table.namespace, len(forms)),
             self._ids,
@@ -187,14 +192,18 @@ def _record_of(row: StateRow, log: int, written: int) -> Record:
 
 
 def blocks_of(records: Sequence[Record], log: int | None) -> Iterator[Block]:
-    """Rows in the file's order as blocks, one a namespace, beside the log of that number."""
+    """Rows in the file's order as blocks, one a namespace, beside the log of that number.
+
+    A block has the dimension of its first vector; others are odd in it, which whoever takes it may see anew.
+    """
     for namespace, group in groupby(records, itemgetter(0)):
         columns: list[tuple[Any, ...]] = list(zip(*group, strict=True))
         _, keys, forms, dimensions, _, values, metadata, ignored, *numbers, logs, offsets = columns
+        dimension = next((d for form, d in zip(forms, dimensions, strict=True) if form == VECTOR), None)
+        odd = [form == VECTOR and d != dimension for form, d in zip(forms, dimensions, strict=True)]
         form = np.array(forms, np.uint8)
-        is_vector = form == VECTOR
-        at = is_vector.nonzero()[0]
-        dimension = dimensions[at[0]] if len(at) else None
+        form[odd] = ODD
+        at = (form == VECTOR).nonzero()[0]
         vectors = None
         if dimension is not None:
             vectors = np.zeros((len(keys), dimension), np.float32)
@@ -205,12 +214,12 @@ def blocks_of(records: Sequence[Record], log: int | None) -> Iterator[Block]:
         heads[~own, OFFSET] = VOID_OFFSET
         extras = {
             row: (
-                values[row] if forms[row] == OPAQUE else None,
+                values[row] if form[row] in (OPAQUE, ODD) else None,
                 None if metadata[row] is None else json.loads(metadata[row]),
                 ignored[row],
             )
             for row in range(len(keys))
-            if forms[row] == OPAQUE or metadata[row] is not None or ignored[row]
+            if form[row] in (OPAQUE, ODD) or metadata[row] is not None or ignored[row]
         }
         yield Block(namespace, dimension, list(keys), heads, form, vectors, extras)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from delta_prop_sinks.cold_slots import ColdSlots
 from delta_prop_wire.algebra import State, change, saturate
-from delta_prop_wire.delta import PARTIAL_KINDS, Kind
+from delta_prop_wire.delta import PARTIAL_KINDS, Kind, Operation
 from delta_prop_wire.metadata import merge
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from delta_prop_sinks.chain import Checkpoint
     from delta_prop_sinks.runs import Run
     from delta_prop_wire.batch import Batch, LoggedBatch
-    from delta_prop_wire.delta import Operation
 
-ABSENT, VECTOR, OPAQUE = 0, 1, 2
-"""What a slot holds: nothing (unknown or deleted), a vector, bytes."""
+ABSENT, VECTOR, OPAQUE, ODD = 0, 1, 2, 3
+"""What a slot holds: nothing (unknown or deleted), a vector, bytes, a vector of another dimension than the
+namespace has here, whose numbers stand among the bytes."""
 
 DIRTY, STALE, FLYING = 1, 2, 4
 """Marks of a slot: changed since it was last gathered for the store; its norm is out of date; gathered,
@@ -243,12 +243,16 @@ class Table:
             # The commonest delta, without the detour over an Operation.
             part = slice(row * width, (row + 1) * width)
             if not self._set_sparse(slot, batch.indices[part], batch.values[part]):
-                self.ignored[slot] = self.ignored.get(slot, 0) + 1
+                self.ignore(slot)
                 return
         elif not self._fold_operation(slot, batch.operation(row)):
             return
         if batch.has_metadata and (patch := batch.metadata(row)):
             self.patch(slot, patch)
+
+    def ignore(self, slot: int) -> None:
+        """Count a delta without effect."""
+        self.ignored[slot] = self.ignored.get(slot, 0) + 1
 
     def patch(self, slot: int, patch: dict[str, Any]) -> None:
         """Change the metadata of what lives."""
@@ -261,23 +265,22 @@ class Table:
             return False
         if kind in PARTIAL_KINDS:
             if not self._change(slot, operation):
-                self.ignored[slot] = self.ignored.get(slot, 0) + 1
+                self.ignore(slot)
                 return False
         elif kind == Kind.OPAQUE:
             self.set_extra(slot, operation.data, self.metadata.get(slot))
             self.forms[slot] = OPAQUE
         elif operation.values is not None:
-            self._check_dimension(len(operation.values))
             if kind == Kind.CREATE:
                 self._drop_extras(slot)
-            self._set_vector(slot, operation.values)
+            self.set_vector(slot, operation.values)
         else:
             raise Misfit(f"operation kind {kind} is unknown here: upgrade, then replay it")
         return True
 
     def _set_sparse(self, slot: int, indices: NDArray[np.uint32], values: NDArray[np.float32]) -> bool:
         if self.forms[slot] != VECTOR or self.matrix is None:
-            return False
+            return self._change(slot, Operation(Kind.SPARSE, values, indices))
         try:
             self.matrix[slot][indices] = values
         except IndexError:  # raised before anything is set
@@ -289,20 +292,26 @@ class Table:
         form = self.forms[slot]
         if operation.kind == Kind.METADATA:
             return bool(form != ABSENT)
-        return bool(form == VECTOR and self.matrix is not None and change(self.matrix[slot], operation))
+        if form != ODD:
+            return bool(form == VECTOR and self.matrix is not None and change(self.matrix[slot], operation))
+        vector = vector_of(self, slot)
+        if not change(vector, operation):
+            return False
+        self.data[slot] = vector.astype("<f4", copy=False).tobytes()
+        return True
 
-    def _set_vector(self, slot: int, values: NDArray[np.float32]) -> None:
-        assert self.matrix is not None
-        self.matrix[slot] = values
-        if self.forms[slot] == OPAQUE:
-            self.set_extra(slot, None, self.metadata.get(slot))
-        self.forms[slot] = VECTOR
-
-    def _check_dimension(self, width: int) -> None:
+    def set_vector(self, slot: int, values: NDArray[np.float32]) -> None:
+        """Set a slot to a vector; the first one fixes the dimension."""
         if self.dimension is None:
-            self.reserve(width)
-        elif width != self.dimension:
-            raise Misfit(f"{width} values, but namespace {self.namespace!r} has dimension {self.dimension}")
+            self.reserve(len(values))
+        odd = len(values) != self.dimension
+        if odd or slot in self.data:
+            data = values.astype("<f4", copy=False).tobytes() if odd else None
+            self.set_extra(slot, data, self.metadata.get(slot))
+        if not odd:
+            assert self.matrix is not None
+            self.matrix[slot] = values
+        self.forms[slot] = ODD if odd else VECTOR
 
     def set_extra(self, slot: int, data: bytes | None, metadata: dict[str, Any] | None) -> None:
         """Set what a slot holds beside numbers, and weigh it. Metadata is never changed in place."""
@@ -437,7 +446,7 @@ def state_of(table: Table, slot: int) -> State:
     form = int(table.forms[slot])
     return State(
         alive=form != ABSENT,
-        vector=vector_of(table, slot) if form == VECTOR else None,
+        vector=vector_of(table, slot) if form in (VECTOR, ODD) else None,
         data=table.data[slot] if form == OPAQUE else None,
         metadata=table.metadata.get(slot, {}),
         ignored=table.ignored.get(slot, 0),
@@ -447,18 +456,18 @@ def state_of(table: Table, slot: int) -> State:
 
 def vector_of(table: Table, slot: int) -> NDArray[np.float32]:
     """A copy of a slot's vector."""
+    if table.forms[slot] == ODD:
+        return np.frombuffer(table.data[slot], "<f4").astype(np.float32)
     assert table.matrix is not None
     return np.array(table.matrix[slot])
 
 
 def restore(table: Table, slot: int, state: State | Checkpoint) -> None:
-    """Set all that a slot holds, its head aside; the table has the vector's dimension already."""
-    form = OPAQUE if state.data is not None else VECTOR if state.vector is not None else ABSENT
+    """Set all that a slot holds, its head aside."""
     table.set_extra(slot, state.data, dict(state.metadata) if state.metadata else None)
+    table.forms[slot] = ABSENT if state.data is None else OPAQUE
     if state.vector is not None:
-        assert table.matrix is not None
-        table.matrix[slot] = state.vector
-    table.forms[slot] = form
+        table.set_vector(slot, state.vector)
     table.ignored.pop(slot, None)
     if state.ignored:
         table.ignored[slot] = state.ignored
@@ -466,8 +475,6 @@ def restore(table: Table, slot: int, state: State | Checkpoint) -> None:
 
 def put(table: Table, vector_id: str, stored: Checkpoint, offset: int) -> None:
     """Set a vector, there already or not, to what a store holds of it."""
-    if table.dimension is None and stored.vector is not None:
-        table.reserve(len(stored.vector))
     slot = table.slot_of(vector_id)
     restore(table, slot, stored)
     table.set_head(slot, *stored.key, offset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
@@ -87,18 +88,34 @@ def uniform(draw: st.DrawFn) -> list[Delta]:
 
 
 batches = st.one_of(st.lists(deltas, min_size=1, max_size=4), uniform())
+wide = st.lists(numbers, min_size=DIMENSION + 1, max_size=DIMENSION + 1)
+IDS = [bytes([number]) * 16 for number in range(9)]
 
 
 @st.composite
 def logs(draw: st.DrawFn, *, forwarded: bool = True) -> FakeLog:
-    """A log of up to 6 batches; forwarded ones come with any Lamport number."""
+    """A log of up to 6 batches; forwarded ones come with any Lamport number, with ids that are there already,
+    with vectors of another dimension.
+    """
     log = FakeLog()
     for content in draw(st.lists(batches, min_size=1, max_size=6)):
         if forwarded and draw(st.booleans()):
-            log.forward(_remote(log, draw(st.sampled_from(REMOTE)), content), draw(st.integers(1, 60)))
+            rows = _with_ids(draw, content)
+            if draw(st.integers(0, 3)) == 0:
+                rows[0] = replace(rows[0], operation=draw(wide.map(create) | wide.map(dense)))
+            log.forward(_remote(log, draw(st.sampled_from(REMOTE)), rows), draw(st.integers(1, 60)))
         else:
-            log.append(*content)
+            rows = _with_ids(draw, content) if forwarded else content
+            known = any(row.id in log.ids for row in rows)  # then the service makes them void
+            log.append(*(content if known else rows))
     return log
+
+
+def _with_ids(draw: st.DrawFn, rows: list[Delta]) -> list[Delta]:
+    if draw(st.booleans()):
+        return list(rows)
+    ids = draw(st.permutations(IDS))
+    return [replace(row, id=one) for row, one in zip(rows, ids, strict=False)]
 
 
 def _remote(log: FakeLog, origin: int, content: list[Delta]) -> Batch:

@@ -13,7 +13,7 @@ import numpy as np
 from delta_prop_sinks.sink import Delivery
 from delta_prop_wire.algebra import State, fold
 from delta_prop_wire.batch import Batch, LoggedBatch
-from delta_prop_wire.delta import Source
+from delta_prop_wire.delta import Kind, KnownIds, Source
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.states import StateRow
 
@@ -66,6 +66,7 @@ class FakeLog:
         self.next_offset = 0
         self.lamport = lamport
         self.commits: list[int] = []
+        self.ids: set[bytes] = set()
         self.counters: dict[int, int] = {}
 
     def background_thread(self) -> AbstractAsyncContextManager[InlineThreads]:
@@ -73,6 +74,13 @@ class FakeLog:
 
     def committed(self, next_offset: int) -> None:
         self.commits.append(next_offset)
+
+    def dimension(self, namespace: str) -> int | None:
+        for logged in self.batches:
+            for row, name in enumerate(logged.batch.namespaces):
+                if name == namespace and logged.batch.kinds[row] in (Kind.CREATE, Kind.DENSE):
+                    return len(logged.batch.operation(row).values)  # type: ignore[arg-type]
+        return None
 
     def history(self, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
         for logged in self.batches:
@@ -90,7 +98,11 @@ class FakeLog:
         self, batch: Batch, *, lamport: int | None = None, source: Source = Source.LOCAL
     ) -> LoggedBatch:
         lamport = self.lamport + 1 if lamport is None else lamport
-        logged = LoggedBatch(batch, self.next_offset, lamport, source)
+        ids = batch.ids or []
+        known = sum(one in self.ids for one in ids)
+        mark = KnownIds.NONE if not known else KnownIds.ALL if known == len(ids) else KnownIds.SOME
+        self.ids.update(ids)
+        logged = LoggedBatch(batch, self.next_offset, lamport, source, known_ids=mark)
         self.lamport = max(self.lamport, lamport + batch.count - 1)
         self.next_offset = logged.next_offset
         self.batches.append(logged)
@@ -104,14 +116,30 @@ class FakeLog:
 
 
 def oracle(batches: Sequence[LoggedBatch]) -> dict[tuple[str, str], State]:
-    """What every vector must be after these batches, whatever order they came in."""
+    """What every vector must be after these batches, whatever order they came in.
+
+    Of those with one id the first has an effect.
+    """
     rows: dict[tuple[str, str], list[Any]] = {}
+    ids: dict[tuple[str, str], dict[Any, bytes]] = {}
     for logged in batches:
         batch = logged.batch
         for row in range(batch.count):
             ref = (batch.namespaces[row], batch.keys[row])
             rows.setdefault(ref, []).append((logged.key(row), batch.operation(row), batch.metadata(row)))
-    return {ref: fold(changes) for ref, changes in rows.items()}
+            if batch.ids is not None:
+                ids.setdefault(ref, {})[logged.key(row)] = batch.ids[row]
+    return {ref: fold(changes, without_effect=_later(ids.get(ref, {}))) for ref, changes in rows.items()}
+
+
+def _later(ids: dict[Any, bytes]) -> set[Any]:
+    seen: set[bytes] = set()
+    later = set()
+    for key in sorted(ids):
+        if ids[key] in seen:
+            later.add(key)
+        seen.add(ids[key])
+    return later
 
 
 def states_at(log: FakeLog, end: int) -> list[StateRow]:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from delta_prop_sinks import Delivery, Resident
 from delta_prop_sinks.runs import ROWS_MAX, Run, runs
-from delta_prop_sinks.sink import RejectDelta
 from delta_prop_wire.delta import Delta, create, delete, dense, scale, sparse
 from delta_prop_wire.encode import encode_batch
 from tests.sinks.support import FakeLog, check_state, oracle
@@ -98,7 +97,7 @@ def test_neighbours_of_one_kind_are_put_together_within_the_bound() -> None:
     assert not any(isinstance(one, Run) for one in runs(whole.deliveries()))
 
 
-def test_what_does_not_fit_is_rejected_by_its_offset_and_what_lies_before_it_is_applied() -> None:
+def test_vectors_of_another_dimension_than_their_namespace_are_folded_one_by_one() -> None:
     log = FakeLog()
     log.append(Delta("a", create([1, 2])), Delta("b", create([3, 4])))
     log.append(Delta("a", dense([5, 6])), Delta("c", create([7, 8])))
@@ -106,13 +105,9 @@ def test_what_does_not_fit_is_rejected_by_its_offset_and_what_lies_before_it_is_
     log.append(Delta("b", dense([2, 3, 4])))
     resident = Resident()
     resident.enter(log)
-    with pytest.raises(RejectDelta) as rejected:
-        resident.apply(log.deliveries(), log)
-    assert rejected.value.offset == 4
-    state = resident.state("default", "a")
-    assert state is not None
-    assert state.vector is not None
-    assert state.vector.tolist() == [5, 6]
+    resident.apply(log.deliveries(), log)
+    for (namespace, vector_id), state in oracle(log.batches).items():
+        check_state(resident.state(namespace, vector_id), state, context=vector_id)
 
 
 @pytest.mark.parametrize("kinds", [("create", "dense"), ("dense", "create")])

@@ -9,7 +9,7 @@ import pytest
 
 from delta_prop.testing import run_virtual
 from delta_prop_sinks import RejectDelta, Resident, StopSink, StorageSink, TryAgain
-from delta_prop_wire.delta import Delta, create, sparse_add
+from delta_prop_wire.delta import Delta, Operation, create, sparse_add
 from tests.sinks.support import FakeLog, vectors
 
 if TYPE_CHECKING:
@@ -146,14 +146,14 @@ def test_damage_that_is_met_when_rows_are_read_back_stops_the_sink(tmp_path: Pat
 @pytest.mark.parametrize("mode", ["behind", "through"])
 def test_what_stands_before_a_rejected_delta_is_written(tmp_path: Path, mode: Any) -> None:
     async def main() -> None:
-        log = FakeLog()
-        log.append(Delta("a", create([1, 2])), Delta("b", create([3, 4])), Delta("wide", create([1, 2, 3])))
+        log, unknown = FakeLog(), Operation(40, data=b"new")
+        log.append(Delta("a", create([1, 2])), Delta("b", create([3, 4])), Delta("new", unknown))
         sink = StorageSink(tmp_path / "v.db", mode=mode)
         await sink.open(log)
         async with anyio.create_task_group() as tasks:
             if mode == "behind":
                 tasks.start_soon(sink.background)
-            with pytest.raises(RejectDelta, match="3 values") as caught:
+            with pytest.raises(RejectDelta, match="kind 40") as caught:
                 await sink.apply(log.deliveries())
             assert caught.value.offset == 2
             await anyio.sleep(1)
@@ -163,7 +163,7 @@ def test_what_stands_before_a_rejected_delta_is_written(tmp_path: Path, mode: An
         again = StorageSink(tmp_path / "v.db")
         assert (await again.open(log)).cursor.next_offset == 2
         assert await again.get("default", "b") is not None
-        assert await again.get("default", "wide") is None
+        assert await again.get("default", "new") is None
         await again.aclose()
 
     run_virtual(main)

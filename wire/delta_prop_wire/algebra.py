@@ -18,7 +18,7 @@ from delta_prop_wire.delta import PARTIAL_KINDS, WHOLE_KINDS, Dot, Kind, Operati
 from delta_prop_wire.spec import DELTA_BYTES_MAX, METADATA_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -80,7 +80,7 @@ def apply(state: State, operation: Operation, metadata: Patch = None, key: Key |
         vector = vector.copy()
         effective = change(vector, operation)
     if not effective:
-        return State(state.alive, state.vector, state.data, state.metadata, state.ignored + 1, key)
+        return ignoring(state, 1, key)
     if metadata is not None:
         kept = patches.merge(kept, metadata)
     return State(True, vector, data, kept, state.ignored, key)
@@ -114,17 +114,29 @@ def saturate(numbers: NDArray[np.float32]) -> None:
     np.maximum(numbers, -FLOAT32_MAX, out=numbers)
 
 
-def fold(rows: Iterable[tuple[Key, Operation, Patch]], onto: State | None = None) -> State:
+def ignoring(state: State, count: int, key: Key | None) -> State:
+    """The state after so many deltas without effect, of which the last has that key."""
+    return State(state.alive, state.vector, state.data, state.metadata, state.ignored + count, key)
+
+
+def fold(
+    rows: Iterable[tuple[Key, Operation, Patch]],
+    onto: State | None = None,
+    *,
+    without_effect: Container[Key] = (),
+) -> State:
     """The state that deltas give, in whatever order they come; repeats (equal keys) have one effect.
 
     `onto` is a state to go on from: then every row sorts behind its key. A row that sorts before it
     cannot be added any more; the vector is folded again, from its first row.
+    `without_effect`: rows that only count, since an earlier one has their id (`twins.py`).
     """
     state = State() if onto is None else onto
     for key, operation, metadata in sorted(rows, key=itemgetter(0)):
         if state.key != key:
             assert state.key is None or state.key < key, "a row sorts before the state it is folded onto"
-            state = apply(state, operation, metadata, key)
+            none = key in without_effect
+            state = ignoring(state, 1, key) if none else apply(state, operation, metadata, key)
     return state
 
 

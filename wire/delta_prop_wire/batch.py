@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgpack
 import numpy as np
 
-from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, KnownIds, Operation, Priority, Source
 from delta_prop_wire.layout import (
     CLOCK_ENTRY,
     COLUMN_MASK,
@@ -508,6 +508,7 @@ class LoggedBatch:
     and `row_offset` tell of each row's last delta.
 
     `head` is the 64 bytes of frame header and stamp, where the log keeps frames; a frame is head, then body.
+    `known_ids`: a forwarded batch may repeat ids that stood in this log before (`twins.py`).
     """
 
     batch: Batch
@@ -515,6 +516,7 @@ class LoggedBatch:
     lamport: int
     source: Source
     head: bytes = b""
+    known_ids: KnownIds = KnownIds.NONE
 
     @property
     def count(self) -> int:

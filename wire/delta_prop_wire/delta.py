@@ -62,6 +62,14 @@ class Source(IntEnum):
     TRANSFORM = 3
 
 
+class KnownIds(IntEnum):
+    """Of how many rows of a batch the id had been accepted before the batch was logged."""
+
+    NONE = 0
+    SOME = 1
+    ALL = 2
+
+
 class AckLevel(IntEnum):
     """What an acknowledgement promises to survive."""
 

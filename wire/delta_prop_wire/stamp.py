@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.delta import Priority, Source
+from delta_prop_wire.delta import KnownIds, Priority, Source
 from delta_prop_wire.errors import PeerError
 from delta_prop_wire.spec import (
     COUNTER_MAX,
@@ -35,7 +35,7 @@ NO_STAMP = bytes(STAMP_BYTES)
 """What a producer sends: all zero."""
 
 _REST = struct.Struct("<IIHBBQQIIQ")
-"""leader epoch, stream, partition, source, 0, append time, Lamport number, previous stamp's CRC,
+"""leader epoch, stream, partition, source, known ids, append time, Lamport number, previous stamp's CRC,
 body CRC, synced offset: 44 bytes, behind the stamp's own CRC (u32)."""
 
 _CRC = struct.Struct("<I")
@@ -50,6 +50,8 @@ _FLAGS_OF = tuple(int(Flag.BATCHED | (lane <= Priority.HIGH and Flag.HIGH_PRIORI
 _BATCH = int(FrameType.BATCH)
 _SOURCES = tuple(Source)
 assert [*map(int, _SOURCES)] == [*range(len(_SOURCES))]
+_KNOWN_IDS = tuple(KnownIds)
+assert [*map(int, _KNOWN_IDS)] == [*range(len(_KNOWN_IDS))]
 
 
 @dataclass(slots=True)
@@ -58,6 +60,7 @@ class Stamp:
 
     `lamport` is row 0's, row i has `lamport + i`. `append_time` in microseconds since 1970, information only.
     `previous_crc` is the `crc` of the partition's stamp before, `body_crc` the batch's own (0: not said).
+    `known_ids`: whether ids of the batch had been accepted before it was logged here; only a forwarded one's.
     `crc` is computed by `pack` and found by `unpack`; two stamps that say the same are equal without it.
     """
 
@@ -70,6 +73,7 @@ class Stamp:
     leader_epoch: int = 0
     stream: int = 0
     partition: int = 0
+    known_ids: KnownIds = KnownIds.NONE
     crc: int = field(default=0, compare=False)
 
 
@@ -80,7 +84,7 @@ def pack_stamp(stamp: Stamp, header: Buffer) -> bytes:
         stamp.stream,
         stamp.partition,
         stamp.source,
-        0,
+        stamp.known_ids,
         stamp.append_time,
         stamp.lamport,
         stamp.previous_crc,
@@ -99,25 +103,32 @@ def unpack_stamp(raw: Buffer, header: Buffer) -> Stamp | None:
     found = crc32c(view[_CRC.size :], crc32c(header))
     if told != found:
         raise PeerError(ErrorCode.CHECKSUM, f"stamp checksum is {found:#010x}, the frame says {told:#010x}")
-    epoch, stream, partition, source, zero, time, lamport, previous, body, synced = _REST.unpack_from(
+    epoch, stream, partition, source, known, time, lamport, previous, body, synced = _REST.unpack_from(
         view, _CRC.size
     )
-    if zero or source not in Source._value2member_map_:
+    if source >= len(_SOURCES) or known >= len(_KNOWN_IDS):
         raise PeerError(
-            ErrorCode.BAD_FRAME, f"stamp: source {source} and reserved byte {zero}; known: 0 to 3, 0"
+            ErrorCode.BAD_FRAME, f"stamp: source {source} and known ids {known}; there are 0 to 3, 0 to 2"
         )
     if lamport > COUNTER_MAX or synced > COUNTER_MAX:
         raise PeerError(
             ErrorCode.BAD_FRAME,
             f"stamp: Lamport number {lamport} or synced offset {synced} above {COUNTER_MAX}",
         )
-    return Stamp(
-        lamport, Source(source), time, previous, body, synced, epoch, stream, partition, crc=told
-    )  # fmt: skip
+    marks = (epoch, stream, partition, _KNOWN_IDS[known])
+    return Stamp(lamport, _SOURCES[source], time, previous, body, synced, *marks, crc=told)
 
 
 def pack_logged_head(
-    batch: Batch, offset: int, *, lamport: int, source: Source, time: int, previous_crc: int, synced: int
+    batch: Batch,
+    offset: int,
+    *,
+    lamport: int,
+    source: Source,
+    time: int,
+    previous_crc: int,
+    synced: int,
+    known_ids: KnownIds = KnownIds.NONE,
 ) -> tuple[bytes, int]:
     """The 64 bytes that a log writes in front of a batch, and the stamp's checksum.
 
@@ -125,7 +136,7 @@ def pack_logged_head(
     """
     flags = _FLAGS_OF[batch.attributes >> PRIORITY_SHIFT & 3]
     header = _HEADER.pack(MAGIC, VERSION, _BATCH, flags, offset, STAMP_BYTES + len(batch.raw))
-    rest = _REST.pack(0, 0, 0, source, 0, time, lamport, previous_crc, batch.crc, synced)
+    rest = _REST.pack(0, 0, 0, source, known_ids, time, lamport, previous_crc, batch.crc, synced)
     crc = crc32c(rest, crc32c(header))
     return header + _CRC.pack(crc) + rest, crc
 
@@ -138,7 +149,7 @@ def unpack_logged_head(raw: Buffer) -> tuple[int, int, Stamp] | None:
     """
     view = memoryview(raw)
     magic, version, kind, flags, sequence, length = _HEADER.unpack_from(view)
-    told, epoch, stream, partition, source, zero, time, lamport, previous, body, synced = _STAMP.unpack_from(
+    told, epoch, stream, partition, source, known, time, lamport, previous, body, synced = _STAMP.unpack_from(
         view, HEADER_BYTES
     )
     if told != crc32c(
@@ -149,9 +160,10 @@ def unpack_logged_head(raw: Buffer) -> tuple[int, int, Stamp] | None:
         return None
     if length > FRAME_PAYLOAD_BYTES_MAX or length < STAMP_BYTES:
         return None
-    if zero or source >= len(_SOURCES) or lamport > COUNTER_MAX or synced > COUNTER_MAX:
+    if source >= len(_SOURCES) or known >= len(_KNOWN_IDS) or lamport > COUNTER_MAX or synced > COUNTER_MAX:
         return None
-    stamp = Stamp(lamport, _SOURCES[source], time, previous, body, synced, epoch, stream, partition, told)
+    marks = (epoch, stream, partition, _KNOWN_IDS[known], told)
+    stamp = Stamp(lamport, _SOURCES[source], time, previous, body, synced, *marks)
     return sequence, length, stamp
 
 

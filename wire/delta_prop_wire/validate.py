@@ -140,6 +140,8 @@ def validate_batch(batch: Batch) -> None:
     if plain_is_sound(batch):
         return
     columns = batch.columns_mask
+    if columns >> Column.ROW_OFFSETS & 1:
+        refuse("batch", "it names offsets, which a log gives: leave them out")
     sound = _names_are_sound(batch) and _numbers_are_sound(batch, columns)
     if not sound or not _extras_are_sound(batch, columns):
         _raise_first_fault(batch)

@@ -26,7 +26,7 @@ from delta_prop_broker.log.snapshot import (
     snapshot_offsets,
     snapshot_path,
 )
-from delta_prop_wire.delta import Dot
+from delta_prop_wire.delta import Dot, KnownIds
 from delta_prop_wire.spec import CLOCK_ENTRIES_MAX
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ class Compaction:
             try:
                 yield from self._gather(gathered, runs, folding, in_order=in_order)
                 break
-            except _OutOfOrder:  # a forwarded delta sorts before one that was taken in: keep all rows
+            except _OutOfOrder:  # a forwarded delta may sort before one that was taken in, or be its twin
                 self._drop_runs()
                 gathered, runs, folding, in_order = _Gathered(base, self._parts), [], Folding(), False
         facts = SnapshotFacts(
@@ -247,7 +247,7 @@ class Compaction:
 
 
 class _OutOfOrder(Exception):
-    """A frame's Lamport numbers are not above all before."""
+    """A frame's Lamport numbers are not above all before, or it repeats ids."""
 
 
 class _Gathered:
@@ -284,7 +284,7 @@ class _Gathered:
         logged, batch = place.logged, place.logged.batch
         self.marks.note(batch.origin, batch.epoch, batch.last, batch.clock)
         self.time_us = max(self.time_us, place.stamp.append_time)
-        self.rises = logged.lamport > self.lamport
+        self.rises = logged.lamport > self.lamport and logged.known_ids is KnownIds.NONE
         self.lamport = max(self.lamport, logged.lamport + batch.count - 1)
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from delta_prop_wire.delta import KnownIds
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -64,8 +66,13 @@ class Log(Protocol):
         Says nothing of one that is larger than the whole log: that never gets room.
         """
 
-    def append(self, batch: Batch, *, lamport: int, source: Source) -> LoggedBatch:
-        """Give the batch its place. Raises Refused (LOG_FULL, LEVEL_UNAVAILABLE) and changes nothing."""
+    def append(
+        self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE
+    ) -> LoggedBatch:
+        """Give the batch its place. Raises Refused (LOG_FULL, LEVEL_UNAVAILABLE) and changes nothing.
+
+        `known_ids`: whether ids of it stand in the log already, for those who read it.
+        """
 
     def read(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
         """Batches from the one that holds `offset` on, at least one unless `offset` is at `visible`.

@@ -28,7 +28,7 @@ from delta_prop_broker.log.statistics import DurableLogStatistics
 from delta_prop_broker.log.stretch import Stretches
 from delta_prop_broker.log.tail import Tail
 from delta_prop_wire.batch import LoggedBatch
-from delta_prop_wire.delta import AckLevel, Source
+from delta_prop_wire.delta import AckLevel, KnownIds, Source
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import ACK_LEVEL_SHIFT, ErrorCode
 from delta_prop_wire.stamp import pack_logged_head
@@ -217,7 +217,9 @@ class DurableLog:
         """Why a batch of about so many deltas and bytes would find no room now, None if it would."""
         return None if size > self._batch_bytes_max else self._refusal(size)
 
-    def append(self, batch: Batch, *, lamport: int, source: Source) -> LoggedBatch:
+    def append(
+        self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE
+    ) -> LoggedBatch:
         """Give the batch its place, in memory. Raises Refused and changes nothing."""
         if self._mark is None or self._closed:
             raise UsageError("the log is open read-only, or closed: open it for writing")
@@ -232,9 +234,10 @@ class DurableLog:
         now = self._wall_us()
         offset, previous = self.next_offset, self._chain
         head, crc = pack_logged_head(
-            batch, offset, lamport=lamport, source=source, time=now, previous_crc=previous, synced=self.synced
-        )
-        logged = LoggedBatch(batch, offset, lamport, source, head)
+            batch, offset, lamport=lamport, source=source, known_ids=known_ids,
+            time=now, previous_crc=previous, synced=self.synced,
+        )  # fmt: skip
+        logged = LoggedBatch(batch, offset, lamport, source, head, known_ids)
         piece = self._piece(size, now)
         segment = piece.segment
         piece.parts += (head, batch.raw)
@@ -247,7 +250,7 @@ class DurableLog:
         segment.latest_time = segment.index.latest_time
         self._room.bytes += size
         self._unwritten_bytes += size
-        self._pending_sync |= asked >= _DURABLE
+        self._pending_sync |= asked >= _DURABLE or source is Source.REPLICA  # its forwarder sends it once
         self._tail.append(logged)
         return logged
 

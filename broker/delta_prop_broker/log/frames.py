@@ -155,7 +155,9 @@ class Walk:
             raw_head, codec = bytes(frame[:HEAD_BYTES]), 0
         else:
             raw_head, codec = head.plain + bytes(frame[HEADER_BYTES:HEAD_BYTES]), codec_of(frame)
-        logged = LoggedBatch(batch, head.offset, stamp.lamport, stamp.source, raw_head)
+        logged = LoggedBatch(
+            batch, head.offset, stamp.lamport, stamp.source, raw_head, stamp.known_ids
+        )  # fmt: skip
         self.position = at + head.size
         self.offset = logged.next_offset
         self.crc = stamp.crc

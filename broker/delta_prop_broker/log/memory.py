@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.holders import Holders
 from delta_prop_wire.batch import LoggedBatch
-from delta_prop_wire.delta import AckLevel, Source
+from delta_prop_wire.delta import AckLevel, KnownIds, Source
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -104,7 +104,9 @@ class MemoryLog:
         too_large = count > self._deltas_max or size > self._bytes_max
         return None if too_large or self._find_room(count, size) else self._full()
 
-    def append(self, batch: Batch, *, lamport: int, source: Source) -> LoggedBatch:
+    def append(
+        self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE
+    ) -> LoggedBatch:
         """Give the batch its place. Raises Refused and changes nothing."""
         # A forwarded batch asked the service where it entered for its level, not this one.
         refusal = self._level_refusal(batch) if source is not Source.REPLICA else None
@@ -112,7 +114,7 @@ class MemoryLog:
         if refusal is not None:
             self._refused += 1
             raise refusal
-        logged = LoggedBatch(batch, self.next_offset, lamport, source)
+        logged = LoggedBatch(batch, self.next_offset, lamport, source, known_ids=known_ids)
         self._batches.append(logged)
         self._starts.append(logged.offset)
         self._bytes += weight(batch)

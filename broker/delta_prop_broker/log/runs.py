@@ -16,12 +16,13 @@ from delta_prop_broker.log.cells import AS_CREATE, ROW_BITS, ROW_MASK, Cells, Fr
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
 from delta_prop_broker.log.frames import Walk
 from delta_prop_broker.log.snapshot import StateFile
-from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.algebra import State, apply, ignoring
 from delta_prop_wire.batch import Batch, LoggedBatch
-from delta_prop_wire.delta import PARTIAL_KINDS, WHOLE_KINDS, Delta, Kind, Operation, Source
+from delta_prop_wire.delta import PARTIAL_KINDS, WHOLE_KINDS, Delta, Kind, KnownIds, Operation, Source
 from delta_prop_wire.encode import columns_of
 from delta_prop_wire.layout import Column
 from delta_prop_wire.states import assemble_states
+from delta_prop_wire.twins import Identified, without_effect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -39,10 +40,13 @@ _FOLDED_KINDS = WHOLE_KINDS | PARTIAL_KINDS | {Kind.DELETE}
 _SORTED_AT_ONCE = 4096
 _CHANGES_A_FRAME = 256
 _NIL = b"\xc0"
+_HAS_ID, _KNOWN_SHIFT = 1 << 61, 62
 
 
 class Change(NamedTuple):
-    """One change of a vector. `ignored`: deltas without effect that it stands for beside its own."""
+    """One change of a vector. `ignored`: deltas without effect that it stands for beside its own; `id`: where
+    it may have twins.
+    """
 
     key: str
     at: Key
@@ -50,6 +54,7 @@ class Change(NamedTuple):
     ignored: int
     operation: Operation
     patch: Patch
+    id: Identified | None = None
 
 
 @dataclass(slots=True)
@@ -64,23 +69,25 @@ class Folding:
 
     def fold(self, changes: Iterable[Change], onto: State, offset: int) -> tuple[State, int]:
         """The state behind changes that come in canonical order, and the offset of its last delta."""
-        state = onto
+        state, changes = onto, list(changes)
+        known = [change.id for change in changes if onto.key is None or change.at > onto.key]
+        twins = without_effect(known, whole=onto.key is None) if any(known) else ()
         for change in changes:
             if state.key is not None and change.at <= state.key:
                 if change.at != state.key:
                     self.late += 1
-                    state = _ignoring(state, 1)
+                    state = ignoring(state, 1, state.key)
+                continue
+            offset = change.offset
+            if change.at in twins:
+                state = ignoring(state, 1, change.at)
                 continue
             kind = change.operation.kind
             self.unfolded += kind not in _FOLDED_KINDS
-            state, offset = apply(state, change.operation, change.patch, change.at), change.offset
+            state = apply(state, change.operation, change.patch, change.at)
             if change.ignored:
-                state = _ignoring(state, change.ignored)
+                state = ignoring(state, change.ignored, state.key)
         return state, offset
-
-
-def _ignoring(state: State, more: int) -> State:
-    return State(state.alive, state.vector, state.data, state.metadata, state.ignored + more, state.key)
 
 
 @dataclass(slots=True)
@@ -135,8 +142,9 @@ class Frameset:
 class RunBuilder:
     """Takes the frames of a stretch in the order of the log. `bytes` is about what it holds in memory.
 
-    `in_order`: Lamport numbers rise from frame to frame, so the order of the log is the canonical one. Only
-    then may a row be left out, or rows be folded, before all changes of its vector are known.
+    `in_order`: Lamport numbers rise from frame to frame, so the order of the log is the canonical one, and no
+    frame repeats an id. Only then may a row be left out, or rows be folded, before all changes of its vector
+    are known.
     """
 
     in_order: bool
@@ -252,7 +260,9 @@ class RunBuilder:
         if as_create:
             operation = Operation(Kind.CREATE, operation.values)
         logged = one.logged
-        return Change(key, logged.key(row), logged.row_offset(row), 0, operation, one.batch.metadata(row))
+        known = None if self.in_order else Identified.of(logged, row)
+        at, offset = logged.key(row), logged.row_offset(row)
+        return Change(key, at, offset, 0, operation, one.batch.metadata(row), known)
 
 
 class ChangeFrames:
@@ -281,13 +291,18 @@ class ChangeFrames:
 
 
 def encode_changes(changes: list[Change]) -> Batch:
-    """Changes as rows that look like states but for their kinds; they never leave a compaction."""
+    """Changes as rows that look like states but for their kinds; they never leave a compaction.
+
+    Where some have ids, the count of ignored deltas has two marks above it.
+    """
     deltas = []
     for change in changes:
         namespace, _, vector_id = change.key.partition("\0")
         deltas.append(Delta(vector_id, change.operation, namespace, metadata=change.patch))
     columns, mask, dimension = columns_of(deltas)
-    numbers = [(*change.at, change.offset, change.ignored) for change in changes]
+    numbers = [(*change.at, change.offset, change.ignored | _id_marks(change.id)) for change in changes]
+    if any(change.id for change in changes):
+        columns[Column.IDS] = b"".join(bytes(16) if one.id is None else one.id.id for one in changes)
     lamports, origins, counters, offsets, ignored = zip(*numbers, strict=True)
     for column, words in (
         (Column.STATE_LAMPORTS, lamports),
@@ -303,11 +318,19 @@ def encode_changes(changes: list[Change]) -> Batch:
 def decode_changes(logged: LoggedBatch) -> Iterator[Change]:
     """The changes of such a frame."""
     one = Cells(logged)
-    batch, ignored = logged.batch, logged.batch.state_ignored
+    batch, ignored, ids = logged.batch, logged.batch.state_ignored, logged.batch.ids
     assert ignored is not None
     for row, key in enumerate(one.keys):
-        at, offset = logged.key(row), logged.row_offset(row)
-        yield Change(key, at, offset, int(ignored[row]), batch.operation(row), batch.metadata(row))
+        at, offset, count = logged.key(row), logged.row_offset(row), int(ignored[row])
+        found = None
+        if ids is not None and count & _HAS_ID:
+            found = Identified(ids[row], at, offset, KnownIds(count >> _KNOWN_SHIFT))
+        count &= _HAS_ID - 1
+        yield Change(key, at, offset, count, batch.operation(row), batch.metadata(row), found)
+
+
+def _id_marks(known: Identified | None) -> int:
+    return 0 if known is None else _HAS_ID | known.known << _KNOWN_SHIFT
 
 
 def sorted_keys(keys: list[str]) -> Iterator[list[str]]:

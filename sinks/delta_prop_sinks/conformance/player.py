@@ -480,11 +480,16 @@ class Player:
                 raise NotConforming(
                     "vectors", f"{when}, head({ref[0]!r}, {ref[1]!r}) gave {head}, but the last dot is {due}"
                 )
-            width, vector = dimensions.get(ref[0]), state.vector
-            if width is not None and vector is not None and width != len(vector):
+        widths: dict[str, set[int]] = {}
+        for (namespace, _), state in self.shadow.states.items():
+            if state.vector is not None:  # one may have another width than most of its namespace
+                widths.setdefault(namespace, set()).add(len(state.vector))
+        for namespace, found in widths.items():
+            width = dimensions.get(namespace)
+            if width is not None and width not in found:
                 raise NotConforming(
                     "vectors",
-                    f"{when}, dimensions() gave {width} for {ref[0]!r}, whose vectors have {len(vector)}",
+                    f"{when}, dimensions() gave {width} for {namespace!r}, whose vectors have {min(found)}",
                 )
 
     def _check_backlog(self) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from delta_prop_sinks.sink import Delivery
 from delta_prop_wire.algebra import State, apply
 from delta_prop_wire.batch import LoggedBatch
-from delta_prop_wire.delta import Source
+from delta_prop_wire.delta import Kind, Source
 from delta_prop_wire.encode import encode_batch, encode_void
 from delta_prop_wire.spec import ErrorCode
 
@@ -153,6 +153,13 @@ class FalseLog:
     async def background_thread(self) -> AsyncIterator[FalseThreads]:
         """A second thread, which fails and waits as the first does."""
         yield FalseThreads(self.fault)
+
+    def dimension(self, namespace: str) -> int | None:
+        """That of the first vector."""
+        for row in self.rows():
+            if row.delta.namespace == namespace and row.delta.operation.kind in (Kind.CREATE, Kind.DENSE):
+                return len(row.delta.operation.values)  # type: ignore[arg-type]
+        return None
 
     def history(self, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
         """One vector's deltas, in log order."""

@@ -1,0 +1,92 @@
+"""What is other for batches that come from another service's log.
+
+That service accepted them, so here nothing of them is refused for good, and no dot of theirs becomes void.
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop.receipt import Published
+from delta_prop_wire.encode import encode_batch, encode_void, read_void
+from delta_prop_wire.errors import InvalidDelta, Refused
+from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from delta_prop.ingest.work import Sequenced
+    from delta_prop_broker.log.contract import Log
+    from delta_prop_wire.batch import Batch
+
+
+LAMPORT_GIVEN_MAX = 1 << 62
+"""Lamport numbers that forwarders may give, so that the service's own have room above them."""
+
+
+def check_numbers(work: Sequenced) -> None:
+    """Counters and Lamport numbers that a store could not keep are refused before they mean anything.
+
+    So are states that a forwarder brings. Of its deltas nothing else is judged: their service did that.
+    """
+    if work.forwards and (work.batch.is_state or work.batch.row_offsets is not None):
+        raise InvalidDelta("batch", "holds states, or offsets of rows: forward frames as a log has them")
+    last, lamport = work.batch.last, work.lamport or 0
+    if last > COUNTER_MAX or not 0 <= lamport <= LAMPORT_GIVEN_MAX:
+        raise Refused(
+            ErrorCode.TOO_LARGE,
+            f"counter {last} or Lamport number {lamport} is above its bound "
+            f"({COUNTER_MAX}, {LAMPORT_GIVEN_MAX}): a producer counts from 1, a service from its log",
+        )
+
+
+def covered(batch: Batch, firsts: Mapping[int, int | None], log: Log) -> Published:
+    """The answer to a batch whose dots all lie below the watermark, whoever brought them."""
+    return Published(firsts[0], batch.dot(0), batch.count, log.level, firsts)
+
+
+def cut_at(work: Sequenced, have: int) -> None:
+    """Leave out the rows up to the watermark, which are here already, under another cut.
+
+    Another service's log may have lost its tail, and its producer have gone on with other batches.
+    """
+    batch = work.batch
+    if batch.base > have:
+        return
+    rows = [row for row in range(batch.count) if batch.counter(row) > have]
+    work.batch = _void_rest(batch, rows, have) if batch.is_control else _rest(batch, rows, have)
+    if work.lamport is not None:
+        work.lamport += rows[0]
+
+
+def _rest(batch: Batch, rows: list[int], have: int) -> Batch:
+    counters = [batch.counter(row) for row in rows]
+    return encode_batch(
+        [batch.delta(row) for row in rows],
+        origin=batch.origin,
+        base=counters[0],
+        epoch=batch.epoch,
+        clock=batch.clock,
+        previous=have if batch.leaps else 0,
+        counters=counters if batch.leaps else None,
+        ack_level=batch.ack_level,
+        priority=batch.priority,
+        hybrid_time=batch.hybrid_time,
+    )
+
+
+def _void_rest(batch: Batch, rows: list[int], have: int) -> Batch:
+    counters = [batch.counter(row) for row in rows]
+    return encode_void(
+        origin=batch.origin,
+        base=counters[0],
+        count=len(rows),
+        code=read_void(batch).code,
+        epoch=batch.epoch,
+        clock=batch.clock,
+        previous=have if batch.leaps else 0,
+        counters=counters if batch.leaps else None,
+        priority=batch.priority,
+        hybrid_time=batch.hybrid_time,
+    )
