@@ -123,6 +123,38 @@ def test_a_cache_that_loads_from_storage_never_tells_anything_else(log: FakeLog,
     anyio.run(main)
 
 
+def test_a_twin_that_comes_late_takes_the_effect_from_the_one_in_the_chain() -> None:
+    log = FakeLog()
+    remote(log, 1, Delta("v", create([1, 1])))
+    remote(log, 8, Delta("v", offset(1)))
+    remote(log, 10, change(1, 0))
+    log.log_start = 1  # the chain has all, the log is not asked
+    remote(log, 5, change(1, 0), origin=ORIGINS[1])
+    remote(log, 20, change(1, 0), origin=ORIGINS[2])
+    resident = Resident()
+    resident.enter(log)
+    resident.apply(log.deliveries(), log)
+    check(states(resident), log.batches)
+    state = resident.state("default", "v")
+    assert state is not None
+    assert state.vector is not None
+    assert (state.vector.tolist(), state.ignored) == ([3, 3], 2)
+
+
+def test_a_block_of_twins_is_looked_at_row_by_row() -> None:
+    log = FakeLog()
+    ids = [bytes([number]) * 16 for number in range(8)]
+    rows = [Delta(f"v{number}", scale(2), id=ids[number]) for number in range(8)]
+    log.append(*(Delta(f"v{number}", create([1, number])) for number in range(8)))
+    log.append(*rows[:6])
+    remote(log, 50, *rows)
+    remote(log, 60, *rows[:6], origin=ORIGINS[1])
+    resident = Resident()
+    resident.enter(log)
+    resident.apply(log.deliveries(), log)
+    check(states(resident), log.batches)
+
+
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_twin_in_a_state_that_the_log_begins_with(alone: bool) -> None:
     """Where all ids of its frame were known, what is not there any more has had the effect."""
