@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import strategies as st
 
 from delta_prop_wire import delta as d
-from delta_prop_wire.algebra import State, apply
-from delta_prop_wire.delta import Delta, Operation, Source
+from delta_prop_wire.algebra import State, apply, ignoring
+from delta_prop_wire.delta import Delta, KnownIds, Operation, Source
 from delta_prop_wire.encode import encode_batch, encode_void
 from delta_prop_wire.spec import ErrorCode
 
@@ -64,11 +64,15 @@ def plain_deltas(draw: st.DrawFn, kind: str) -> list[Delta]:
 
 @dataclass
 class Step:
-    """What is appended next, by which origin; `back`: how much its Lamport number is behind."""
+    """What is appended next, by which origin; `back`: how much its Lamport number is behind.
+
+    `ids` of the rows, of which some may be those of rows before.
+    """
 
     rows: list[Delta] | None  # None: a void
     origin: int
     back: int
+    ids: tuple[int, ...] | None = None
 
 
 steps = st.builds(
@@ -79,6 +83,7 @@ steps = st.builds(
     st.integers(1, 3),
     st.just(0) | st.just(0) | st.just(0) | st.integers(0, 6),
 )
+steps_with_ids = st.builds(replace, steps, ids=st.none() | st.permutations(range(6)).map(tuple))
 
 
 @dataclass
@@ -89,12 +94,16 @@ class Writer:
     lamport: int = 0
     counters: dict[int, int] = field(default_factory=dict)
     batches: list[LoggedBatch] = field(default_factory=list)
+    ids: set[bytes] = field(default_factory=set)
 
     def append(self, step: Step) -> None:
         counter = self.counters.get(step.origin, 0)
         batch = self._batch(step, counter + 1)
         lamport = max(self.lamport + 1 - step.back, 1)
-        self.batches.append(self.log.append(batch, lamport=lamport, source=Source.LOCAL))
+        known = sum(one in self.ids for one in batch.ids or ())
+        self.ids.update(batch.ids or ())
+        mark = KnownIds.NONE if not known else KnownIds.ALL if known == batch.count else KnownIds.SOME
+        self.batches.append(self.log.append(batch, lamport=lamport, source=Source.LOCAL, known_ids=mark))
         self.counters[step.origin] = counter + batch.count
         self.lamport = max(self.lamport, lamport + batch.count - 1)
 
@@ -104,7 +113,11 @@ class Writer:
             return encode_void(
                 origin=step.origin, base=base, count=2, code=ErrorCode.CONFLICT, clock=clock[:1]
             )
-        return encode_batch(step.rows, origin=step.origin, base=base, clock=clock[:1])
+        ids = None if step.ids is None else [bytes([number]) * 16 for number in step.ids]
+        rows = step.rows
+        if ids is not None:
+            rows = [replace(row, id=one) for row, one in zip(rows, ids, strict=False)]
+        return encode_batch(rows, origin=step.origin, base=base, clock=clock[:1])
 
 
 @dataclass
@@ -112,6 +125,7 @@ class Rows:
     """The changes of each vector, in the order of the log."""
 
     of: dict[Name, list[tuple[tuple[int, int, int], int, Operation, Any]]] = field(default_factory=dict)
+    ids: dict[int, bytes] = field(default_factory=dict)  # by offset
 
     @classmethod
     def below(cls, batches: list[LoggedBatch], end: int, begin: int = 0) -> Rows:
@@ -119,15 +133,20 @@ class Rows:
         for name, change in changes(batches):
             if begin <= change[1] < end:
                 rows.of.setdefault(name, []).append(change)
+        for logged in batches:
+            for row, one in enumerate(logged.batch.ids or ()):
+                rows.ids[logged.offset + row] = one
         return rows
 
     def fold(self) -> dict[Name, State]:
         """Every state in canonical order."""
         found = {}
         for name, rows in self.of.items():
-            state = State()
-            for key, _, operation, patch in sorted(rows, key=lambda row: row[0]):
-                state = apply(state, operation, patch, key)
+            state, met = State(), set()
+            for key, offset, operation, patch in sorted(rows, key=lambda row: row[0]):
+                one = self.ids.get(offset)
+                state = ignoring(state, 1, key) if one in met else apply(state, operation, patch, key)
+                met |= set() if one is None else {one}
             found[name] = state
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,11 +15,11 @@ from delta_prop_broker.log.durable import DIRECTORY, DurableLog
 from delta_prop_broker.log.snapshot import Snapshot, open_snapshot, sort_key
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.algebra import State, apply
-from delta_prop_wire.delta import Source
-from delta_prop_wire.encode import encode_vectors
+from delta_prop_wire.delta import Delta, KnownIds, Source, create, scale
+from delta_prop_wire.encode import encode_batch, encode_vectors
 from delta_prop_wire.states import state_of
 from tests.broker.durable import LOG_ID, SMALL, commit, open_log
-from tests.broker.histories import Name, Rows, Step, Writer, seen, steps
+from tests.broker.histories import Name, Rows, Step, Writer, seen, steps, steps_with_ids
 
 TINY = replace(SMALL, segment_bytes_max=900, bytes_max=1 << 22, keep_bytes_max=1 << 22)
 
@@ -78,7 +79,7 @@ def written(disk: Disk, history: list[Step]) -> tuple[DurableLog, Writer]:
     return log, writer
 
 
-@given(st.lists(steps, min_size=8, max_size=30), st.sampled_from([300, 3_000, 1 << 20]))
+@given(st.lists(steps_with_ids, min_size=8, max_size=30), st.sampled_from([300, 3_000, 1 << 20]))
 def test_a_snapshot_is_the_fold_of_everything_before_it(history: list[Step], run_bytes_max: int) -> None:
     disk = SimDisk()
     log, writer = written(disk, history)
@@ -148,3 +149,26 @@ def test_a_delta_that_sorts_before_its_state_has_no_effect_and_is_counted() -> N
         np.float32([2.0]).tobytes(), 1, (9, 1, 2), 1,
     )  # fmt: skip
     assert snapshot.facts.late == 1
+
+
+@pytest.mark.parametrize("known", KnownIds)
+def test_a_twin_of_what_is_in_the_snapshot_before_has_no_effect_where_its_frame_says_so(
+    known: KnownIds,
+) -> None:
+    disk = SimDisk()
+    log, _ = open_log(disk, TINY)
+    operations = [create([1.0]), scale(2), scale(2), create([7.0])]
+    ids = [None, b"1" * 16, b"1" * 16, None]
+    for base, (operation, id_) in enumerate(zip(operations, ids, strict=True), start=1):
+        batch = encode_batch([Delta("v", operation, "n", id=id_)], origin=1, base=base)
+        mark = known if base == 3 else KnownIds.NONE
+        log.append(batch, lamport=base, source=Source.REPLICA, known_ids=mark)
+        log._segments.last.size = 1 << 20
+    commit(log)
+    first, second, third = parts_of(log)
+    snapshot = compacted(disk, [first, second])
+    snapshot = compacted(disk, [third], snapshot.offset)
+    ((state, offset),) = states(snapshot).values()
+    gone = known is KnownIds.ALL
+    assert (state.content[1], state.ignored) == (np.float32([2 if gone else 4]).tobytes(), int(gone))
+    assert (state.key, offset) == ((3, 1, 3), 2)
