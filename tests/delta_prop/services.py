@@ -1,0 +1,218 @@
+"""Services in one process, each with all kinds of sinks; what one logs is handed to the others by hand.
+
+The oracle knows nothing of logs and sinks: it folds what was accepted, of equal ids on a vector the first.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio.lowlevel
+
+from delta_prop import LogSettings, Propagator, Settings
+from delta_prop.ingest.work import Sequenced, Session
+from delta_prop.receipt import Receipt
+from delta_prop.testing import virtual_world
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_sinks import CacheSink, IndexSink, StorageSink
+from delta_prop_wire.algebra import State, fold
+from delta_prop_wire.delta import (
+    Delta,
+    Dot,
+    Source,
+    create,
+    delete,
+    dense,
+    metadata_only,
+    offset,
+    opaque,
+    scale,
+    sparse,
+    sparse_add,
+)
+from delta_prop_wire.errors import Refused
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from random import Random
+
+    from delta_prop_wire.batch import LoggedBatch
+
+Name = tuple[str, str]
+VECTORS = ("a", "b", "c")
+FORWARDER = Session("forwarder", Source.REPLICA)
+
+
+class Service:
+    """One service, and how far it has handed its log to each of the others."""
+
+    def __init__(self, number: int, folder: Path, random: Random, *, durable: bool) -> None:
+        self.number = number
+        self.random = random
+        self.sent: dict[int, int] = {}
+        path = folder / f"{number}.db"
+        self.storage = StorageSink(path, flush_s=0.5)
+        self.shared = IndexSink(name="shared", resident=self.storage.resident)
+        self.index = IndexSink(name="index")
+        self.cache = CacheSink(loader=self._load, loader_offset=self._loaded)
+        disk = SimDisk(number) if durable else None
+        log = (
+            LogSettings(segment_bytes_max=4096, bytes_max=1 << 24, keep_bytes_max=1 << 24)
+            if durable
+            else None
+        )
+        world = virtual_world(random.getrandbits(32), disk=disk)
+        self.p = Propagator(Settings(close_timeout_s=5), data="x" if durable else None, log=log, world=world)
+        self._stack = AsyncExitStack()
+
+    async def _load(self, namespace: str, vector_id: str) -> State | None:
+        return await self.storage.get(namespace, vector_id)
+
+    def _loaded(self) -> int:
+        return self.storage.statistics().applied_offset
+
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self.p)
+        for sink in (self.storage, self.shared, self.index, self.cache):
+            await self.p.attach(sink)
+        return self
+
+    async def __aexit__(self, *failure: Any) -> None:
+        await self._stack.aclose()
+
+    def batches(self, begin: int = 0) -> list[LoggedBatch]:
+        """Its log from an offset on."""
+        return self.p._log.read(begin, rows_max=1 << 20, bytes_max=1 << 30)
+
+    async def hand_to(self, other: Service, batches_max: int) -> int:
+        """Forward some batches: those that the other has not from elsewhere. How many were sent."""
+        have, sent = other.p._chain.orderer.have, 0
+        receipts = []
+        for logged in self.batches(self.sent.get(other.number, 0))[:batches_max]:
+            self.sent[other.number] = logged.next_offset
+            if logged.batch.last > have.get(logged.batch.origin, 0) or self.random.random() < 0.1:
+                work = Sequenced(logged.batch, FORWARDER, Receipt(), logged.lamport)
+                receipts.append(other.p._chain.offer(work, other.p._now()))
+                sent += 1
+        for receipt in receipts:
+            await receipt
+        return sent
+
+    async def settled(self) -> None:
+        """Every sink has dealt with the log."""
+        await self.p.wait_visible(self.p.statistics().log.next_offset)
+
+    async def contents(self, names: set[Name]) -> dict[str, dict[Name, Any]]:
+        """What each sink says of these vectors."""
+        await self.settled()
+        await self.storage.flush()
+        file = {(space, name): told(state) async for space, name, state in self.storage.rows()}
+        return {
+            "file": file,
+            "storage": {name: told(await self.storage.get(*name)) for name in names},
+            "cache": {name: told(await self.cache.get(*name), counts=False) for name in names},
+            "shared": {(space, name): told(state) for space, name, state in self.shared.rows()},
+            "index": {(space, name): told(state) for space, name, state in self.index.rows()},
+        }
+
+    def dots(self) -> list[Dot]:
+        """Every dot in its log, in its order."""
+        return [one.batch.dot(row) for one in self.batches() for row in range(one.count)]
+
+
+def told(state: State | None, *, counts: bool = True) -> Any:
+    """All of a state that services have in common; a cache counts only what it has seen."""
+    assert state is not None
+    return (*state.content, state.key, state.ignored if counts else None)
+
+
+def expected(services: list[Service]) -> dict[Name, State]:
+    """The fold of all that any of them has accepted."""
+    rows: dict[Name, dict[Any, Any]] = {}
+    ids: dict[Name, dict[Any, bytes]] = {}
+    for logged in (one for service in services for one in service.batches()):
+        batch = logged.batch
+        for row in () if batch.is_control else range(batch.count):
+            name, key = (batch.namespaces[row], batch.keys[row]), logged.key(row)
+            rows.setdefault(name, {})[key] = (key, batch.operation(row), batch.metadata(row))
+            if batch.ids is not None:
+                ids.setdefault(name, {})[key] = batch.ids[row]
+    return {
+        name: fold(changes.values(), without_effect=_later(ids.get(name, {})))
+        for name, changes in rows.items()
+    }
+
+
+def _later(ids: dict[Any, bytes]) -> set[Any]:
+    first: dict[bytes, Any] = {}
+    for key in sorted(ids):
+        first.setdefault(ids[key], key)
+    return ids.keys() - first.values()
+
+
+@dataclass
+class Writer:
+    """Publishes to any service, some of it to several of them under one id."""
+
+    random: Random
+    ids: int = 0
+    known: list[Delta] = field(default_factory=list)
+
+    async def write(self, service: Service) -> None:
+        """One call of somebody; what is refused has not happened."""
+        random = self.random
+        if self.known and random.random() < 0.3:  # a client that failed over sends the same again
+            deltas = [random.choice(self.known)]
+        else:
+            deltas = [self._delta(service) for _ in range(random.choice((1, 1, 2, 6)))]
+            if random.random() < 0.5:
+                deltas = [self._identified(delta) for delta in deltas]
+        with suppress(Refused):
+            if random.random() < 0.5:
+                await service.p.publish(*deltas)
+            else:
+                name = f"{random.choice('xy')}{service.number}"
+                await service.p.producer(name).publish(*deltas)
+
+    def _identified(self, delta: Delta) -> Delta:
+        self.ids += 1
+        one = Delta(
+            delta.vector_id,
+            delta.operation,
+            delta.namespace,
+            id=self.ids.to_bytes(16, "big"),
+            metadata=delta.metadata,
+        )
+        self.known = [*self.known, one][-6:]
+        return one
+
+    def _delta(self, service: Service) -> Delta:
+        random = self.random
+        namespace = random.choice(("n", "n", "odd"))
+        width = 2 + service.number if namespace == "odd" else 2  # each service its own dimension there
+        numbers = [random.choice((0.0, 1.0, -1.5, 3e38)) for _ in range(width)]
+        operation = random.choice(
+            (
+                lambda: create(numbers),
+                lambda: dense(numbers),
+                lambda: sparse([1], numbers[:1]),
+                lambda: sparse_add([0, 1], numbers[:2]),
+                lambda: sparse_add([0], [1.0]),
+                lambda: scale(-2.0),
+                lambda: offset(1.0),
+                delete,
+                lambda: opaque(bytes([service.number])),
+                metadata_only,
+            )
+        )()
+        patch = {random.choice("pq"): random.choice((None, 1, service.number))}
+        patched = random.random() < 0.3 or operation.kind == metadata_only().kind
+        return Delta(random.choice(VECTORS), operation, namespace, metadata=patch if patched else None)
+
+
+async def heal(services: list[Service], links: list[tuple[int, int]]) -> None:
+    """Hand everything over until nobody has anything new to send."""
+    while sum([await services[a].hand_to(services[b], 1 << 20) for a, b in links]):
+        await anyio.lowlevel.checkpoint()
