@@ -338,7 +338,8 @@ class Chain:
         try:
             self._admit(work)
             if batch.last <= have:
-                self._tell(work, self._level(work), self._covered(batch) if forwards else self._repeat(batch))
+                told = covered(batch, self._firsts(batch), self.log) if forwards else self._repeat(batch)
+                self._tell(work, self._level(work), told)
                 return
             if not forwards and (batch.base <= have or (batch.leaps and batch.previous < have)):
                 raise overlap(batch, have)
@@ -382,10 +383,6 @@ class Chain:
             raise void_before(batch, code)
         firsts = self._firsts(batch)
         return Published(firsts[0], batch.dot(0), batch.count, min(batch.ack_level, self.log.level), firsts)
-
-    def _covered(self, batch: Batch) -> Published:
-        """The answer to a forwarder for what is here already. What lies in the log may not be kept yet."""
-        return covered(batch, self._firsts(batch), self.log)
 
     def _firsts(self, batch: Batch) -> dict[int, int | None]:
         """Where the rows of a repeat stand."""
