@@ -10,9 +10,9 @@ Applying one twice must have the effect of applying it once: a row at or below t
 vector holds, of the same log, is a repeat; so is a row whose dot the vector already has.
 
 *Forwarded rows.* What another service accepted (`logged.source` is replica) may sort, by `logged.key(row)`,
-before a row of its vector that came earlier; and where `logged.known_ids` is not none, it may be a row's twin,
+before a row of its vector that came earlier; and where `logged.known_ids` is not none, it may be its twin,
 which has the same id under another dot. A sink that keeps states folds such a vector again, from
-`SinkContext.history`: in canonical order, of twins the first. A sink of changes gets each row once, as it came.
+`SinkContext.history`: in canonical order, of twins the first. A sink of changes gets each row once.
 
 *Replays.* A row that was set aside after a `RejectDelta` may be delivered again later, when an operator says
 so, in a delivery marked `late`: behind rows of other vectors with higher offsets, but of its own vector
