@@ -82,6 +82,10 @@ class Service:
     async def __aexit__(self, *failure: Any) -> None:
         await self._stack.aclose()
 
+    def own(self) -> Delta:
+        """A vector of the dimension that this service gives a namespace which the others have too."""
+        return Delta(f"own-{self.number}", create([1.0] * (2 + self.number)), "odd")
+
     def batches(self, begin: int = 0) -> list[LoggedBatch]:
         """Its log from an offset on."""
         return self.p._log.read(begin, rows_max=1 << 20, bytes_max=1 << 30)

@@ -43,6 +43,7 @@ async def live(
     async with AsyncExitStack() as stack:
         for service in services:
             await stack.enter_async_context(service)
+            await service.p.publish(service.own())
         for _ in range(4):
             open_links = random.sample(links, random.randint(0, len(links)))
             for _ in range(random.randint(4, 12)):
@@ -80,7 +81,7 @@ def test_after_a_cut_all_services_hold_the_same(
 ) -> None:
     counters = Counters()
 
-    @settings(max_examples=60 if full else 2 if durable else 4)
+    @settings(max_examples=60 if full else 2 if durable else 5)
     @given(seed=st.integers(0, 2**32 - 1))
     def check(seed: int) -> None:
         run_virtual(live, seed, links, tmp_path_factory.mktemp("run"), durable, counters, seed=seed)
