@@ -8,14 +8,19 @@ import json
 import re
 from pathlib import Path
 
+import msgpack
 import pytest
 
-from delta_prop_wire import control, header, spec
+from delta_prop.server.settings import PORT, ServerSettings
+from delta_prop.server.wanted import SUBSCRIPTIONS_MAX
+from delta_prop.server.wanted import TOPICS_MAX as TOPICS_OF_A_CONNECTION_MAX
+from delta_prop_wire import connection, control, header, spec
 from delta_prop_wire.codec import decode
 from delta_prop_wire.compression import BODY_BYTES_MIN
-from delta_prop_wire.delta import Kind
+from delta_prop_wire.delta import Kind, make_origin, producer_id_of
 from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import RETRYABLE, VOIDING, ErrorCode, FrameType
+from delta_prop_wire.state import TABLE, Phase, Saying, Speaker
 from delta_prop_wire.topics import Topic
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -138,6 +143,87 @@ def test_the_topics_on_the_page_are_topics() -> None:
     assert len(forms) == 5
     for text, tag in forms:
         assert Topic.parse(text).to_bytes()[:1] == bytes.fromhex(tag)
+
+
+SAID = {
+    "hello": ["HELLO"],
+    "Subscribe, Unsubscribe": ["SUBSCRIBE", "UNSUBSCRIBE"],
+    "Delta or Batch, without": ["DELTA", "BATCH"],
+    "stamped Batch": ["LOGGED_BATCH"],
+    "Delta with a Lamport": ["LOGGED_DELTA", "CUT_BATCH"],
+    "Ack with `welcome`": ["WELCOME"],
+    "other Ack": ["ACK", "BACKPRESSURE", "HEARTBEAT"],
+    "Nack": ["NACK"],
+}
+CLIENT_PHASES = (Phase.OPENING, Phase.GREETED, Phase.OPEN)
+
+
+def test_the_table_of_who_may_say_what() -> None:
+    section = PAGE[PAGE.index("### Who may say what") : PAGE.index("### Credits")]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \| (.+?) \| (.+?) \|$", section, re.MULTILINE)[1:]
+    assert len(rows) == len(SAID)
+    told = []
+    for label, *cells in rows:
+        (names,) = (names for start, names in SAID.items() if label.startswith(start))
+        for said in (Saying[name] for name in names):
+            told.append(said)
+            for cell, phase in zip(cells[:3], CLIENT_PHASES, strict=True):
+                client, forwarder = (
+                    TABLE[one, phase][said] is None for one in (Speaker.CLIENT, Speaker.FORWARDER)
+                )
+                assert client == cell.startswith("yes"), (label, cell)
+                assert cell != "–" or not forwarder
+                assert cell.startswith("only a [forwarder]") == (forwarder and not client)
+            allowed = [phase for phase in Phase if TABLE[Speaker.SERVER, phase][said] is None]
+            assert (cells[3] == "–") == (not allowed)
+            assert (cells[3] == "at any time") == (allowed == [*Phase])
+    assert sorted(told, key=str) == sorted(Saying, key=str)
+
+
+def test_the_times_are_the_servers_defaults() -> None:
+    s = ServerSettings()
+    section = PAGE[PAGE.index("### Times") : PAGE.index("### Pressure")]
+    for row, wanted in (
+        ("from connecting to a hello", f"{s.handshake_s_max:g} s"),
+        ("saying nothing", f"{s.heartbeat_s:g} s"),
+        ("receiving no whole frame", f"{s.silence_s_max:g} s"),
+        ("a frame that has begun", f"{s.receive_rate_min // 1024} KiB a second; slower than that, 15 s"),
+        ("a client that takes nothing", f"{s.send_s_max:g} s"),
+    ):
+        (line,) = (line for line in section.splitlines() if line.startswith(f"| {row}"))
+        assert wanted in line
+    assert f"port {PORT}" in PAGE
+    assert f"credit [{s.producer_deltas_credit}, {s.producer_bytes_credit}]" in PAGE
+
+
+def test_the_bounds_of_a_connection() -> None:
+    assert f"At most {SUBSCRIPTIONS_MAX} subscriptions and {TOPICS_OF_A_CONNECTION_MAX:,} topics" in PAGE
+    assert f"at most {connection.REQUESTS_MAX} may wait" in PAGE
+    assert f"pages of up to {control.ORIGINS_MAX:,}" in PAGE
+
+
+def test_the_producer_id_of_a_name() -> None:
+    assert f"id `{producer_id_of('importer'):#x}`" in PAGE
+    assert f"origin `{make_origin(producer_id_of('importer'), 2):#x}`" in PAGE
+
+
+def test_the_keys_stand_in_the_tables_order() -> None:
+    """So that an encoder that goes by the tables gives the golden bytes."""
+    for entry in GOLDEN:
+        raw = bytes.fromhex(entry["hex"])
+        section = entry["type"].capitalize()
+        if section == "Batch" or len(raw) == header.HEADER_BYTES:
+            continue
+        text = re.search(rf"^## {section}\n(.*?)(?=^## )", PAGE, re.DOTALL | re.MULTILINE)
+        assert text
+        told = [
+            key
+            for cell in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text[1], re.MULTILINE)
+            for key in re.findall(r"`(\w+)`", cell)
+        ]
+        keys = list(msgpack.unpackb(raw[header.HEADER_BYTES : len(raw) - 4 * (section == "Delta")]))
+        places = [told.index(key) for key in keys]
+        assert places == sorted(places), entry["name"]
 
 
 def test_links_lead_somewhere() -> None:
