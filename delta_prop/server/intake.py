@@ -88,6 +88,8 @@ class Intake:
         self._nacks: deque[Nack] = deque()
         self._owed_deltas = self._owed_bytes = 0
         self._closed = False
+        self.in_use = False
+        """Whether the client has claimed an origin or sent something: one that only may is no producer."""
         self.unauthorized = False
         """Whether something came that the token does not allow: once that is told the connection ends."""
 
@@ -103,6 +105,7 @@ class Intake:
 
     def claim(self, claims: Sequence[OriginClaim]) -> list[OriginGrant]:
         """Let this connection write as these origins. Raises Refused."""
+        self.in_use = True
         owner = self._session.owner
         grants = self._chain.claim(claims, owner, self._now(), bounded=owner != ANONYMOUS)
         for grant in grants:
@@ -111,10 +114,11 @@ class Intake:
 
     # --- what comes
 
-    def batch(self, frame: BatchFrame) -> None:
-        """Send a batch down the chain."""
+    def batch(self, frame: BatchFrame, size: int) -> None:
+        """Send a batch down the chain. `size`: of the frame as it came, and as its credit was charged."""
         batch = frame.batch
-        entry = _Open(frame.sequence, batch.count, batch.size, frame.ack_wanted)
+        self.in_use = True
+        entry = _Open(frame.sequence, batch.count, size, frame.ack_wanted)
         self._open.append(entry)
         self._counters.deltas_in += batch.count
         void: Refused | None = None
@@ -135,6 +139,7 @@ class Intake:
 
     def delta(self, frame: DeltaFrame, size: int) -> None:
         """Send one delta down the chain: under its dot, or under one that it is given there."""
+        self.in_use = True
         entry = _Open(frame.sequence, 1, size, frame.ack_wanted)
         self._open.append(entry)
         self._counters.deltas_in += 1

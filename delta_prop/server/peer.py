@@ -232,7 +232,7 @@ class Peer:
             refused = Unauthorized("the token may not publish")
             self._unauthorized(refused, type(frame).__name__, frame.sequence)
         elif isinstance(frame, BatchFrame):
-            intake.batch(frame)
+            intake.batch(frame, self._connection.frame_bytes)
         else:
             intake.delta(frame, self._connection.frame_bytes)
 
@@ -410,7 +410,7 @@ class Peer:
 
     def tell_pressure(self, pressure: Backpressure) -> None:
         """Advise a producer."""
-        if self.intake is not None and not self._outbox.ending:
+        if self.intake is not None and self.intake.in_use and not self._outbox.ending:
             self._tell(pressure)
 
     async def _write_all(self) -> None:

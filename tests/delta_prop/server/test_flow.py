@@ -1,0 +1,41 @@
+"""What flows back to a client: its credit, as it was charged, and advice to those whom it concerns."""
+
+from __future__ import annotations
+
+import pytest
+
+from delta_prop.embedded import Propagator
+from delta_prop.server.settings import ServerSettings
+from delta_prop_wire.codec import encode
+from delta_prop_wire.compression import Compression
+from delta_prop_wire.frames import Ack, Backpressure, Credit, Heartbeat, Level
+from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_compressed_batch_gives_back_what_it_cost() -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
+        await producer.hello(ORIGIN)
+        frame = opaque_batch(1, 500)
+        raw = encode(frame, compression=Compression.ZSTD)
+        assert len(raw) < frame.batch.size / 2
+        await producer.stream.send([raw])
+        assert (await producer.until(Ack)).credit == Credit(500, len(raw))
+
+
+async def test_producers_alone_are_told_of_the_producers_pressure() -> None:
+    quick = ServerSettings(port=0, heartbeat_s=0.2)
+    async with (
+        Propagator() as p,
+        serving(p, quick) as (service, address),
+        connected(address) as producer,
+        connected(address) as subscriber,
+    ):
+        await producer.hello(ORIGIN)
+        await subscriber.hello()
+        await subscriber.subscribe()
+        for peer in service._peers.values():
+            peer.tell_pressure(Backpressure(1, Level.WARN))
+        assert await producer.next() == Backpressure(1, Level.WARN)
+        assert isinstance(await subscriber.next(), Heartbeat)
