@@ -113,6 +113,7 @@ def _make_head(logged: LoggedBatch) -> bytes:
         time=0,
         previous_crc=0,
         synced=0,
+        known_ids=logged.known_ids,
     )
     return logged.head
 

@@ -14,7 +14,7 @@ from delta_prop_wire import delta as d
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.codec import decode, encode, encode_head
 from delta_prop_wire.cutting import FEW_ROWS, cut, rows_of
-from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, Source
+from delta_prop_wire.delta import AckLevel, Delta, Dot, KnownIds, Priority, Source
 from delta_prop_wire.encode import encode_batch, encode_void
 from delta_prop_wire.errors import PeerError
 from delta_prop_wire.frames import BatchFrame
@@ -221,9 +221,10 @@ def test_the_stamp_is_the_servers() -> None:
     assert (batch.base, batch.previous, batch.last) == (8, 4, 13)
     assert batch.row_offsets is not None
     assert batch.row_offsets.tolist() == [1003, 1008]
-    without_head = replace(one, head=b"")
+    without_head = replace(one, head=b"", known_ids=KnownIds.SOME)
     (frame,) = frames(without_head, [3])
     assert frame.stamp is not None
+    assert frame.stamp.known_ids is KnownIds.SOME
     assert frame.stamp.append_time == 0
 
 

@@ -77,6 +77,7 @@ def cut(logged: LoggedBatch, rows: NDArray[np.intp]) -> list[bytes]:
         time=time,
         previous_crc=0,
         synced=0,
+        known_ids=logged.known_ids,
     )
     return [head, bytes(body.raw)]
 
