@@ -1,0 +1,116 @@
+"""Delivery over sockets: catching up by parts of the log's files, groups that change hands, Delta frames."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop import Delta, LogSettings, opaque
+from delta_prop.embedded import Propagator
+from delta_prop.server.outlet import Outlet
+from delta_prop_broker.disk import FileRange
+from delta_prop_wire.frames import Ack, BatchFrame, Credit, DeltaFrame, Nack, Start, StartAt, Unsubscribe
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.server.raw import Raw, connected, serving
+
+if TYPE_CHECKING:
+    from delta_prop.server.hot import Sending
+
+
+@pytest.fixture(params=["asyncio", "asyncio+uvloop", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    name, _, uvloop = request.param.partition("+")
+    return (name, {"use_uvloop": True}) if uvloop else name
+
+
+pytestmark = pytest.mark.anyio
+LOG = LogSettings(tail_bytes_max=1, compact=False, reserve_bytes=0, free_bytes_min=0)
+GROUP = Start(StartAt.GROUP)
+
+
+async def published(p: Propagator, batches: int, rows: int = 10) -> None:
+    for number in range(batches):
+        data = bytes([number % 251]) * 300
+        receipt = p.offer(*(Delta(f"v{row}", opaque(data), "rows") for row in range(rows)))
+    await receipt.wait()
+
+
+async def offsets(client: Raw, count: int) -> list[int]:
+    """The offsets of the next rows."""
+    found: list[int] = []
+    while len(found) < count:
+        frame = await client.until(BatchFrame)
+        found += range(frame.sequence, frame.sequence + frame.batch.count)
+    return found
+
+
+async def dealt_with(client: Raw, offset: int) -> None:
+    """Say so, and wait until the server has heard it: frames are taken in order, and this one is refused."""
+    await client.send(Ack(0, dealt_with=offset), Unsubscribe(9, 77, drain=False))
+    assert (await client.until(Nack)).answers == 9
+
+
+async def test_who_was_away_is_sent_parts_of_the_files_and_then_what_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranges: list[FileRange] = []
+
+    def watched(self: Outlet, now: float, bytes_max: int) -> Sending | None:
+        sending = take(self, now, bytes_max)
+        if sending is not None and isinstance(sending.parts, FileRange):
+            ranges.append(sending.parts)
+        return sending
+
+    take = Outlet.take
+    monkeypatch.setattr(Outlet, "take", watched)
+    async with Propagator(data=tmp_path, log=LOG) as p:
+        await published(p, 300)
+        async with serving(p) as (_, address), connected(address) as client:
+            await client.hello()
+            await client.subscribe()
+            assert await offsets(client, 3_000) == list(range(3_000))
+            assert sum(one.size for one in ranges) > 400_000
+            await published(p, 3)
+            assert await offsets(client, 30) == list(range(3_000, 3_030))
+
+
+async def test_a_group_changes_hands_and_loses_nothing(tmp_path: Path) -> None:
+    async with Propagator(data=tmp_path, log=LOG) as p, serving(p) as (_, address):
+        await published(p, 20, rows=2)
+        async with connected(address) as first, connected(address) as second:
+            for client in (first, second):
+                await client.hello()
+            await first.subscribe(start=GROUP, group="g", credit=Credit(5, 1 << 30))
+            assert await offsets(first, 6) == list(range(6))
+            await dealt_with(first, 4)
+            granted = (await second.subscribe(start=GROUP, group="g")).granted
+            assert granted is not None
+            assert granted.start.next_offset == 4
+            nack = await first.until(Nack)
+            assert (nack.sequence, nack.answers, nack.code) == (0, None, ErrorCode.FENCED)
+            assert await offsets(second, 36) == list(range(4, 40))
+
+
+async def test_a_place_outlives_the_server(tmp_path: Path) -> None:
+    for begin in (0, 10):
+        async with Propagator(data=tmp_path, log=LOG) as p:
+            if not begin:
+                await published(p, 2)
+            async with serving(p) as (_, address), connected(address) as client:
+                await client.hello()
+                granted = (await client.subscribe(start=GROUP, group="g")).granted
+                assert granted is not None
+                assert granted.start.next_offset == begin
+                await offsets(client, 20 - begin)
+                await dealt_with(client, 10)
+
+
+async def test_deltas_one_a_frame_carry_their_lamport_numbers() -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
+        await published(p, 2, rows=3)
+        await client.hello()
+        await client.subscribe("ns:rows", deltas=True)
+        found = [await client.until(DeltaFrame) for _ in range(6)]
+        assert [(one.sequence, one.lamport) for one in found] == [(row, row + 1) for row in range(6)]
