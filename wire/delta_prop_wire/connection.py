@@ -154,6 +154,12 @@ class Connection:
         refusal = TYPES[self._peer, self.phase][header.type]
         if refusal is not None:
             raise PeerError(*refusal)
+        if header.type in _DATA and self._serves and not header.sequence:
+            raise PeerError(
+                ErrorCode.BAD_FRAME,
+                f"a {header.type.name} frame with sequence 0, by which answers mean the connection: number "
+                "frames from 1",
+            )
         if header.type in _DATA and not self.allowance.open:
             raise PeerError(
                 ErrorCode.BAD_FRAME,

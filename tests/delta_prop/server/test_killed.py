@@ -39,6 +39,7 @@ class Delivery:
     def __init__(self) -> None:
         self.keys: dict[int, str] = {}
         self.rows = 0
+        self.epochs: set[int] = set()  # of the log: each kill begins another one
 
     async def follow(self, address: str) -> None:
         """Read from where the log begins."""
@@ -50,6 +51,8 @@ class Delivery:
         cursor = None
         while True:
             async with Subscriber(address, "*", start=cursor or "earliest", settings=PATIENT) as subscriber:
+                assert subscriber.cursor is not None
+                self.epochs.add(subscriber.cursor.epoch)
                 with anyio.move_on_after(chance.uniform(0.05, 0.5)):
                     await self._read(subscriber)
                 cursor = subscriber.cursor
@@ -146,6 +149,7 @@ async def test_acknowledged_is_delivered_exactly_once(tmp_path: Path, full: bool
     assert load.reconnects >= kills
     assert load.resent
     assert load.lost == 0
+    assert max(resumed.epochs) == kills + 1
     for delivered in (whole, resumed):
         places = {key: offset for offset, key in delivered.keys.items()}
         assert len(places) == len(delivered.keys), "a delta was delivered twice"

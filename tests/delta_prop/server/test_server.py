@@ -194,3 +194,14 @@ async def test_level_that_the_log_cannot_grant_is_refused() -> None:
         await producer.hello(ORIGIN)
         await producer.send(opaque_batch(1, level=AckLevel.DURABLE))
         assert (await producer.until(Nack)).code is ErrorCode.LEVEL_UNAVAILABLE
+
+
+async def test_data_with_sequence_0_breaks_the_protocol() -> None:
+    """Its refusal could not be told from one of the connection."""
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
+        await producer.hello(ORIGIN)
+        await producer.send(DeltaFrame(0, Delta("a", opaque(b"x")), True))
+        nack = await producer.until(Nack)
+        assert (nack.code, "from 1" in nack.text) == (ErrorCode.BAD_FRAME, True)
+        assert await producer.next() is None
+        assert p.statistics().accepted == 0

@@ -1,0 +1,112 @@
+"""A token for one namespace sees nothing else, however it subscribes and wherever its rows come from."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delta_prop import Delta, opaque, sparse_add
+from delta_prop.embedded import Propagator
+from delta_prop.server.access import Access
+from delta_prop.server.settings import ServerSettings
+from delta_prop.world import real_world
+from delta_prop_wire.cutting import rows_of
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.frames import BatchFrame, DeltaFrame
+from tests.delta_prop.server.raw import ORIGIN, Raw, connected, serving
+from tests.delta_prop.server.tokens import File, table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+NAMESPACES = ("docs", "docs-2", "mail", "doc", "img-a", "img-b")
+MINE = {"docs", "img-a", "img-b"}
+TOKENS = table("reader", "s-reader", subscribe=True, namespaces='["docs", "img-*"]') + table(
+    "writer", "s-writer", publish=True, namespaces='["*"]', rate="inf"
+)
+BATCHES, ROWS = 60, 12
+TOPICS = {
+    "everything": ["*"],
+    "an operation": ["op:opaque", "op:sparse_add"],
+    "vectors of all namespaces": [f"v:same-{number}" for number in range(3)],
+    "all of it twice": ["*", "ns:docs", "v:same-0", "c:tag"],
+}
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def batches(chance: random.Random) -> list[BatchFrame]:
+    """Namespaces mixed row by row, some batches of one alone; the same vector ids in each; some refused."""
+    made = []
+    for number in range(BATCHES):
+        names = NAMESPACES if chance.random() < 0.7 else [chance.choice(NAMESPACES)]
+        rows = [
+            Delta(f"same-{chance.randrange(3)}", opaque(b"x" * 90), chance.choice(names), topics=("tag",))
+            for _ in range(ROWS)
+        ]
+        if chance.random() < 0.1:  # void: a control row in the log, which is nobody's
+            rows[chance.randrange(ROWS)] = Delta("unknown", sparse_add([1], [1.0]), "docs")
+        base = 1 + number * ROWS
+        made.append(BatchFrame(base, encode_batch(rows, origin=ORIGIN, base=base, epoch=1), ack_wanted=True))
+    return made
+
+
+async def read(client: Raw, count: int) -> list[tuple[int, Delta]]:
+    """So many deltas, in whatever frames they come."""
+    found: list[tuple[int, Delta]] = []
+    while len(found) < count:
+        frame = await client.next()
+        assert frame is not None
+        if isinstance(frame, BatchFrame):
+            found += [(offset, delta) for offset, _, delta in rows_of(frame)]
+            assert set(frame.batch.namespace_names) <= MINE, "names of others are in the frame"
+        elif isinstance(frame, DeltaFrame):
+            found.append((frame.sequence, frame.delta))
+    return found
+
+
+@pytest.mark.parametrize("form", ["batches", "deltas"])
+@pytest.mark.parametrize("log", ["memory", "files"])
+async def test_only_its_own_rows(log: str, form: str, tmp_path: Path) -> None:
+    world, more = real_world(), {"data": tmp_path / "data"} if log == "files" else {}
+    access = Access(world, File(TOKENS))
+    async with (
+        Propagator(**more) as p,
+        serving(p, ServerSettings(port=0), access=access) as (_, address),
+        connected(address) as producer,
+        connected(address) as live,
+    ):
+        await subscribe(live, ["*"], deltas=form == "deltas")
+        await producer.hello(ORIGIN, token="s-writer")
+        await producer.send(*batches(random.Random(5)))
+        await producer.told(BATCHES * ROWS)
+        expected = {
+            one.offset + row: delta
+            for one in p.inside().log.read(0, rows_max=100_000, bytes_max=1 << 30)
+            if not one.batch.is_control
+            for row in range(one.count)
+            if (delta := one.batch.delta(row)).namespace in MINE
+        }
+        assert 100 < len(expected) < BATCHES * ROWS / 2
+        check(await read(live, len(expected)), expected)
+        for topics in TOPICS.values():
+            async with connected(address) as late:
+                await subscribe(late, topics, deltas=form == "deltas")
+                check(await read(late, len(expected)), expected)
+
+
+def check(found: list[tuple[int, Delta]], expected: dict[int, Delta]) -> None:
+    assert [offset for offset, _ in found] == sorted(expected)
+    assert {delta.namespace for _, delta in found} == MINE
+    assert all(delta.vector_id == expected[offset].vector_id for offset, delta in found)
+
+
+async def subscribe(client: Raw, topics: list[str], **more: Any) -> None:
+    await client.hello(token="s-reader", features=("lz4", "zstd"))
+    await client.subscribe(*topics, **more)

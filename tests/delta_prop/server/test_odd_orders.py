@@ -1,0 +1,338 @@
+"""Sound frames in orders that make no sense, by clients that know no rule: each ends at worst its own.
+
+Drawn from a seed, in virtual time. What is looked at: nothing fails inside, each request has one answer, the
+server keeps to its own rules and to the credit it has, others notice nothing, nothing is left in the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from delta_prop import Delta, opaque, sparse_add
+from delta_prop.embedded import Propagator
+from delta_prop.server.settings import ServerSettings
+from delta_prop.testing import Conditions, VirtualNetwork, run_virtual, virtual_world
+from delta_prop_wire.codec import NEED_BYTES, Decoder, encode
+from delta_prop_wire.connection import Connection
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.cutting import rows_of
+from delta_prop_wire.delta import AckLevel, Dot, Source
+from delta_prop_wire.errors import UsageError
+from delta_prop_wire.frames import (
+    Ack,
+    Backpressure,
+    BatchFrame,
+    Credit,
+    DeltaFrame,
+    Filter,
+    Frame,
+    Heartbeat,
+    Hello,
+    Level,
+    Nack,
+    OriginClaim,
+    Start,
+    StartAt,
+    Subscribe,
+    Subscription,
+    Unsubscribe,
+)
+from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.state import Role
+from delta_prop_wire.topics import Topic
+from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
+
+if TYPE_CHECKING:
+    from delta_prop.ports import Stream
+    from delta_prop.server.service import Address, Service
+
+U64 = (1 << 64) - 1
+OFFSET = (1 << 63) - 1
+TOPICS = ("*", "v:v1", "ns:rows", "ns:nobody", "op:opaque", "op:63", "c:news")
+
+
+class Odd:
+    """A client that says whatever comes to its mind."""
+
+    def __init__(self, stream: Stream, chance: random.Random, log_id: bytes) -> None:
+        self._stream = stream
+        self._rules = Connection(Role.CLIENT) if chance.random() < 0.7 else None
+        """What the server says is held against these; then what they forbid is not said either."""
+        self._decoder = Decoder()
+        self._chance = chance
+        self._log_id = log_id
+        self._sequence = 1
+        self._next = 1
+        self.asked: set[int] = set()
+        self.answered: Counter[int] = Counter()
+        self.owed: set[int] = set()
+        """Requests that are answered at once, where the connection goes on."""
+        self.ended = False
+        self.delivered = 0
+        self._at_least = 0  # the offset behind the last delivery, or where a subscription began
+        self.said: Counter[str] = Counter()
+        self.codes: Counter[ErrorCode] = Counter()
+        self.origin = ORIGIN + (chance.randrange(4) << 20)
+
+    async def live(self, steps: int) -> None:
+        """Talk and listen until the connection is gone, or so much was said."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._listen)
+            with suppress(ConnectionError):
+                if self._chance.random() < 0.95:
+                    await self._say(self._hello(origins=(OriginClaim(self.origin),)))
+                for _ in range(steps):
+                    await self._say(*(self._anything() for _ in range(self._chance.choice((1, 1, 2, 5)))))
+                    await anyio.sleep(self._chance.choice((0, 0, 0.001, 0.1, 1.0)))
+                await anyio.sleep(2)
+                assert self.ended or self.owed <= self.answered.keys(), "a request has no answer"
+                if self._chance.random() < 0.3:  # gone in the middle of a frame
+                    await self._stream.send([encode(opaque_batch(1, 50))[:200]])
+            tasks.cancel_scope.cancel()
+
+    async def _say(self, *frames: Frame) -> None:
+        parts: list[bytes] = []
+        for frame in frames:
+            if self._rules and isinstance(frame, Ack) and self.asked - self.answered.keys():
+                continue  # whether its credit is for what ends or for what begins, both sides see otherwise
+            with suppress(UsageError):
+                parts.append(encode(frame) if self._rules is None else self._rules.send(frame))
+                self.said[type(frame).__name__] += 1
+                if isinstance(frame, Subscribe | Unsubscribe):
+                    self.asked.add(frame.sequence)
+                    if not (isinstance(frame, Unsubscribe) and frame.drain):
+                        self.owed.add(frame.sequence)
+        await self._stream.send(parts)
+
+    async def _listen(self) -> None:
+        buffer = memoryview(bytearray(65_536))
+        source = self._rules or self._decoder
+        with suppress(ConnectionError):
+            while count := await self._stream.receive_into(buffer):
+                source.receive(buffer[:count])
+                while (frame := source.next_event()) is not NEED_BYTES:
+                    self._hear(frame)
+        self.ended = True
+
+    def _hear(self, frame: Frame) -> None:
+        if isinstance(frame, BatchFrame):
+            self._delivered([row.offset for row in rows_of(frame)])
+        elif isinstance(frame, DeltaFrame):
+            self._delivered([frame.sequence])
+        elif isinstance(frame, Ack | Nack) and frame.answers is not None:
+            self.answered[frame.answers] += not _goes_on(frame)
+            if isinstance(frame, Ack) and frame.granted is not None:
+                self._at_least = frame.granted.start.next_offset
+        if isinstance(frame, Nack):
+            self.codes[frame.code] += 1
+
+    def _delivered(self, offsets: list[int]) -> None:
+        for offset in offsets:
+            assert offset >= self._at_least, "offsets went back"
+            self._at_least = offset + 1
+            self.delivered += 1
+
+    # --- what it says
+
+    def _anything(self) -> Frame:
+        draw = self._chance.choices(
+            (
+                self._batch,
+                self._delta,
+                self._hello,
+                self._subscribe,
+                self._unsubscribe,
+                self._ack,
+                self._nothing_much,
+            ),
+            (3, 2, 1, 4, 2, 4, 2),
+        )[0]
+        return draw()
+
+    def _request(self) -> int:
+        self._sequence += 1
+        return self._sequence
+
+    def _hello(self, **more: Any) -> Subscribe:
+        chance = self._chance
+        if not more:
+            more = {
+                "origins": tuple(
+                    OriginClaim(
+                        self.origin + (chance.randrange(2) << 20), chance.choice((0, 0, 1, 5, 2**32 - 1))
+                    )
+                    for _ in range(chance.randrange(3))
+                ),
+                "features": chance.choice(((), ("lz4",), ("zstd", "what"))),
+                "token": chance.choice((None, "anything")),
+                "source": chance.choice(list(Source)),
+            }
+        return Subscribe(self._request(), Hello(**more))
+
+    def _subscribe(self) -> Subscribe:
+        chance = self._chance
+        topics = tuple(Topic.parse(topic) for topic in chance.sample(TOPICS, chance.randint(1, 3)))
+        group = chance.choice((None, None, None, "g", "h"))
+        request = Subscription(
+            chance.randrange(4),
+            topics,
+            self._start(),
+            credit=chance.choice((None, Credit(0, 0), Credit(1, 1), Credit(5, 10_000), Credit(U64, U64))),
+            group=group,
+            batch_deltas_max=chance.choice((1, 100, 65_536)),
+            wait_ms_max=chance.choice((0, 10, 60_000)),
+            filter=chance.choice(
+                (None, None, Filter((Source.LOCAL,)), Filter((), ()), Filter((Source.IMPORT,)))
+            ),
+            deltas=chance.random() < 0.3,
+        )
+        return Subscribe(self._request(), request)
+
+    def _start(self) -> Start:
+        return self._chance.choice(
+            (
+                Start(StartAt.LATEST),
+                Start(StartAt.LATEST),
+                Start(StartAt.EARLIEST),
+                Start(StartAt.OFFSET, self._chance.choice((0, 3, OFFSET))),
+                Start(StartAt.TIME, self._chance.choice((0, OFFSET))),
+                Start(StartAt.CURSOR, self._cursor()),
+                Start(StartAt.GROUP),
+            )
+        )
+
+    def _cursor(self) -> Cursor:
+        log_id = self._log_id if self._chance.random() < 0.7 else b"another log's id"
+        return Cursor(log_id, self._chance.choice((0, 0, 1, 99)), self._chance.choice((0, 5, 50, OFFSET)))
+
+    def _unsubscribe(self) -> Unsubscribe:
+        return Unsubscribe(self._request(), self._chance.randrange(4), drain=self._chance.random() < 0.5)
+
+    def _ack(self) -> Ack:
+        chance = self._chance
+        return Ack(
+            chance.choice((0, 7, OFFSET)),
+            dealt_with=chance.choice((None, 0, 10, OFFSET)),
+            credit=chance.choice((None, Credit(0, 0), Credit(3, 3_000), Credit(U64, U64))),
+            cursor=self._cursor() if chance.random() < 0.2 else None,
+            answers=chance.choice((None, 1, 2)) if self._rules is None else None,
+        )
+
+    def _nothing_much(self) -> Frame:
+        chance = self._chance
+        return chance.choice(
+            (
+                Heartbeat(chance.choice((0, OFFSET)), dealt_with=chance.choice((None, 0, OFFSET))),
+                Nack(3, ErrorCode.PROCESSING_FAILED, "never"),
+                Backpressure(1, Level.STOP, rate=chance.choice((None, 1e-300, 1e300)), retry_after_ms=200),
+                Backpressure(1, Level.WARN, rate=chance.choice((0.5, 1e-300, 1e6))),
+                Backpressure(2, Level.OK),
+            )
+        )
+
+    def _batch(self) -> BatchFrame:
+        chance = self._chance
+        base = chance.choice((self._next, self._next, self._next, 1, self._next + 3))
+        rows = chance.choice((1, 2, 40))
+        frame = opaque_batch(
+            base,
+            rows,
+            epoch=chance.choice((1, 1, 1, 2, 3, 0)),
+            origin=chance.choice((self.origin, self.origin, self.origin + 1)),
+            level=chance.choice((AckLevel.MEMORY, AckLevel.MEMORY, AckLevel.QUORUM)),
+        )
+        self._next = base + rows
+        return frame
+
+    def _delta(self) -> DeltaFrame:
+        chance = self._chance
+        dot = chance.choice((None, Dot(self.origin, self._next), Dot(self.origin, 1)))
+        operation = chance.choice((opaque(b"x"), sparse_add([1], [1.0])))
+        name = chance.choice((None, b"the same id, ever"[:16]))
+        level = chance.choice((None, *AckLevel))
+        delta = Delta("v1", operation, chance.choice(("rows", "other")), id=name, dot=dot)
+        return DeltaFrame(
+            chance.choice((self._next, 5, 5 if self._rules else 0)), delta, True, ack_level=level
+        )
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_whatever_is_said_and_when(backend: Any, full: bool, caplog: pytest.LogCaptureFixture) -> None:
+    said: Counter[str] = Counter()
+    codes: Counter[ErrorCode] = Counter()
+    for seed in range(200 if full else 2 if backend == "asyncio" else 1):
+        run_virtual(lambda seed=seed: one_run(seed, said, codes), backend=backend)
+        bad = [one for one in caplog.records if one.levelno >= logging.ERROR]
+        assert not bad, f"seed {seed}: {bad[0].getMessage()} {bad[0].exc_text}"
+        caplog.clear()
+    print(dict(said), {code.name: count for code, count in codes.items()})
+    assert len(said) == 8
+    assert len(codes) >= 6
+
+
+async def one_run(seed: int, said: Counter[str], codes: Counter[ErrorCode]) -> None:
+    chance = random.Random(f"odd {seed}")
+    conditions = Conditions(
+        latency_s=0.001, jitter_s_max=0.01, chunk_bytes_max=chance.choice((7, 300, 60_000))
+    )
+    network = VirtualNetwork(seed, conditions)
+    async with (
+        Propagator(world=virtual_world(seed, network=network)) as p,
+        serving(p, ServerSettings(port=0)) as (service, address),
+    ):
+        odd: list[Odd] = []
+
+        async def one(number: int) -> None:
+            async with connected(address, network) as raw:
+                own = random.Random(f"{seed} {number}")
+                client = Odd(raw.stream, own, p.inside().log.log_id)
+                odd.append(client)
+                await client.live(chance.randint(1, 40))
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(5):
+                tasks.start_soon(one, number)
+            await honest(address, network, p)
+        for client in odd:
+            said.update(client.said)
+            codes.update(client.codes)
+            assert all(count == 1 for count in client.answered.values()), f"seed {seed}: {client.answered}"
+            assert client.answered.keys() <= client.asked
+        await all_gone(service, p)
+
+
+def _goes_on(frame: Ack | Nack) -> bool:
+    return isinstance(frame, Ack) and frame.welcome is not None and frame.welcome.more
+
+
+async def honest(address: Address, network: VirtualNetwork, p: Propagator) -> None:
+    """A producer and a subscriber beside them."""
+    own = ORIGIN + (99 << 20)
+    async with connected(address, network) as producer, connected(address, network) as subscriber:
+        await subscriber.hello()
+        await subscriber.subscribe("ns:honest")
+        await producer.hello(own)
+        for number in range(1, 31):
+            delta = Delta(f"h{number}", opaque(b"x"), "honest", dot=Dot(own, number))
+            await producer.send(DeltaFrame(number, delta, True))
+            await producer.told(number)
+            frame = await subscriber.until(BatchFrame)
+            assert frame.batch.keys == [f"h{number}"]
+            await anyio.sleep(0.3)
+
+
+async def all_gone(service: Service, p: Propagator) -> None:
+    """Nothing is left of those who went."""
+    await anyio.sleep(20)
+    assert service.peers() == []
+    hub = service._hub
+    assert hub is not None
+    assert hub.room.left == service.settings.receiving_bytes_max
+    assert not any(one.has_member for one in hub.groups.statistics().values())
