@@ -150,7 +150,8 @@ class Peer:
         connection, stream, hub = self._connection, self._stream, self._hub
         try:
             while not self._outbox.ending:
-                if connection.under_way_bytes > self._room_bytes:
+                # Room is for what really comes, not for what a header announces.
+                if connection.under_way_bytes > self._room_bytes <= connection.buffered_bytes:
                     await self._make_room(connection.under_way_bytes)
                 count = await stream.receive_into(connection.buffer())
                 if not count:
