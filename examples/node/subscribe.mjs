@@ -1,0 +1,67 @@
+// Prints deltas as JSON lines, and goes on where it stopped: the cursor lies in a file beside what is printed.
+// Rule: the cursor is written behind the line that it counts as done, never before.
+//
+//     node subscribe.mjs --port 7373 --topic ns:docs --cursor place.json --count 10
+
+import { readFileSync, renameSync, writeFileSync } from "node:fs";
+import { parseArgs } from "node:util";
+import { Subscriber } from "./delta_prop.mjs";
+import { OPERATIONS } from "./frames.mjs";
+
+const { values: options } = parseArgs({
+  options: {
+    host: { type: "string", default: "127.0.0.1" },
+    port: { type: "string", default: "7373" },
+    topic: { type: "string", multiple: true, default: ["*"] },
+    count: { type: "string", default: "Infinity" }, // ends after so many
+    cursor: { type: "string" }, // a file; the log's beginning where it is not there
+    credit: { type: "string", default: "1000" }, // deltas on their way at most
+    form: { type: "string", default: "batch" }, // or "delta"
+  },
+});
+
+const subscriber = new Subscriber({
+  host: options.host,
+  port: Number(options.port),
+  token: process.env.DELTA_PROP_TOKEN,
+  client: "subscribe.mjs",
+  topics: options.topic,
+  start: stored() ?? ["earliest"],
+  credit: [Number(options.credit), 4 << 20],
+  deltas: options.form === "delta",
+});
+
+let count = 0;
+for await (const delta of subscriber) {
+  console.log(JSON.stringify({
+    offset: Number(delta.offset),
+    lamport: Number(delta.lamport),
+    vector_id: delta.vectorId,
+    namespace: delta.namespace,
+    op: OPERATIONS[delta.op] ?? delta.op,
+    dot: [String(delta.origin), Number(delta.counter)],
+    ...(delta.values && { values: [...delta.values] }),
+    ...(delta.indices && { indices: [...delta.indices] }),
+    ...(delta.data && { data: Buffer.from(delta.data).toString() }),
+    ...(delta.topics && { topics: delta.topics }),
+  }));
+  store(subscriber.after(delta));
+  if (++count >= Number(options.count)) break;
+}
+console.error(JSON.stringify({ connections: subscriber.connections, ...subscriber.counts }));
+
+function stored() {
+  try {
+    const [log, epoch, offset] = JSON.parse(readFileSync(options.cursor, "utf8"));
+    return ["cursor", [Buffer.from(log, "hex"), epoch, offset]];
+  } catch (error) {
+    if (!options.cursor || error.code === "ENOENT") return null;
+    throw error;
+  }
+}
+
+function store([log, epoch, offset]) {
+  if (!options.cursor) return;
+  writeFileSync(`${options.cursor}.new`, JSON.stringify([Buffer.from(log).toString("hex"), epoch, Number(offset)]));
+  renameSync(`${options.cursor}.new`, options.cursor);
+}

@@ -1,0 +1,329 @@
+"""The client in Node that was written from the protocol page alone: golden frames, cuts, credit, pressure.
+
+Rule: it meets a real server, through a wire that is cut, and a peer of a few lines that sees each frame.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.delta_prop.server.process import Served, served
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+NODE = Path(__file__).parent.parent / "examples" / "node"
+GOLDEN = NODE.parent.parent / "docs" / "protocol-golden.json"
+CONFIGURATION = """
+[settings]
+queue_deltas_max = 200
+
+[server]
+producer_deltas_credit = 100
+"""
+
+pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+
+
+def node(*arguments: str | int, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    command = ["node", *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=NODE, input=text, capture_output=True, text=True, check=False, timeout=50
+    )
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_each_golden_frame_is_read_and_written_to_equal_bytes(tmp_path: Path) -> None:
+    done = node("golden.mjs", GOLDEN)
+    count = len(json.loads(GOLDEN.read_text())["frames"])
+    assert done.stdout == f"{count} of {count} golden frames read and written\n", done.stderr
+    bent = tmp_path / "bent.json"
+    bent.write_text(GOLDEN.read_text().replace('"lamport": 900', '"lamport": 901', 1))
+    assert node("golden.mjs", bent).returncode == 1
+
+
+# --- a real server, behind a wire that is cut
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("node")
+    (folder / "server.toml").write_text(CONFIGURATION)
+    with served(folder / "facts", "--config", str(folder / "server.toml")) as running:
+        yield running
+
+
+@contextmanager
+def cut_wire(port: int, budgets: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """A port before that one. The first connections are cut after so many bytes up, or so many down."""
+    ends: list[socket.socket] = []
+
+    def carry(source: socket.socket, target: socket.socket, left: float) -> None:
+        try:
+            while left > 0 and (data := source.recv(65_536)):
+                target.sendall(data[: int(min(left, len(data)))])
+                left -= len(data)
+        except OSError:
+            pass
+        for one in (source, target):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        for number in range(100):
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            behind = socket.create_connection(("127.0.0.1", port))
+            ends.extend((client, behind))
+            up, down = budgets[number] if number < len(budgets) else (1e9, 1e9)
+            for arguments in ((client, behind, up), (behind, client, down)):
+                threads.append(threading.Thread(target=carry, args=arguments))
+                threads[-1].start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threads = [threading.Thread(target=accept)]
+        threads[0].start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            for thread in threads:
+                thread.join(10)
+            for one in ends:
+                one.close()
+
+
+def facts(namespace: str, count: int) -> list[dict[str, Any]]:
+    made = []
+    for n in range(count):
+        fact: dict[str, Any] = {"vector_id": f"doc-{n}", "namespace": namespace}
+        kinds: list[dict[str, Any]] = [
+            {"op": "create", "values": [n, n + 0.5]},
+            {"op": "opaque", "data": f"text {n}"},
+            {"op": "create", "values": [1, n], "topics": ["news"], "metadata": {"n": n, "gone": None}},
+            {"op": "delete"},
+        ]
+        made.append(fact | kinds[n % 4])
+    return made
+
+
+@pytest.mark.parametrize(("form", "origin"), [("batch", 0x1002), ("delta", 0x2002)])
+def test_each_line_has_one_effect_and_arrives_once_through_cuts(
+    server: Served, tmp_path: Path, form: str, origin: int
+) -> None:
+    sent = facts(form, 200)
+    file = tmp_path / "facts.jsonl"
+    file.write_text("".join(json.dumps(fact) + "\n" for fact in sent))
+    publish = ("publish.mjs", "--origin", origin, "--batch", 10, "--form", form, file)
+    with cut_wire(server.port, [(3_000, 9_999_999), (9_999_999, 250), (9_000, 200)]) as port:
+        published = node(*publish, "--port", port)
+    assert [line["counter"] for line in lines(published)][:2] == [1, 11]
+    counts = json.loads(published.stderr)
+    assert counts["connections"] == 4
+    assert counts["resent"] > 0
+    assert lines(node(*publish, "--port", server.port)) == [], "all of it is done with"
+
+    place = ("--topic", f"ns:{form}", "--form", form, "--cursor", tmp_path / "place.json", "--credit", 30)
+    with cut_wire(server.port, [(9_999_999, 2_000), (9_999_999, 3_001), (9_999_999, 100)]) as port:
+        first = node("subscribe.mjs", "--port", port, *place, "--count", 85)
+    heard = lines(first) + lines(node("subscribe.mjs", "--port", server.port, *place, "--count", 115))
+    assert json.loads(first.stderr)["connections"] == 3
+    assert [line["dot"] for line in heard] == [[str(origin), n + 1] for n in range(200)]
+    for fact, line in zip(sent, heard, strict=True):
+        fact.pop("metadata", None)
+        assert fact == {key: line[key] for key in fact}
+    offsets = [line["offset"] for line in heard]
+    assert offsets == sorted(set(offsets))
+    assert [line["lamport"] for line in heard] == [
+        offset + heard[0]["lamport"] - offsets[0] for offset in offsets
+    ]
+
+
+def test_a_delta_that_is_refused_for_good_costs_itself_alone(server: Served) -> None:
+    script = """
+        import { Producer } from "./delta_prop.mjs";
+        const producer = await Producer.open({ port: PORT });
+        const publish = (...values) => producer.publish([
+          { vectorId: "one", namespace: "refused", op: 0, values: Float32Array.from(values) },
+        ]);
+        const told = await Promise.allSettled([publish(1), publish(NaN), publish(3)]);
+        const codes = told.map(({ reason }) => [reason?.code, reason?.field, reason?.row]);
+        console.log(JSON.stringify({ codes, counter: Number(told[2].value.counter) }));
+        producer.close();
+    """
+    done = node("--input-type=module", "--eval", script.replace("PORT", str(server.port)))
+    assert lines(done) == [{"codes": [[None] * 3, ["INVALID_DELTA", "vector", 0], [None] * 3], "counter": 3}]
+
+
+# --- a peer of a few lines, that sees what the client sends and when
+
+
+def packed(value: Any) -> bytes:
+    """As much msgpack as its answers need."""
+    if isinstance(value, dict):
+        return bytes([0x80 | len(value)]) + b"".join(
+            packed(key) + packed(item) for key, item in value.items()
+        )
+    if isinstance(value, list):
+        return bytes([0x90 | len(value)]) + b"".join(map(packed, value))
+    if isinstance(value, str):
+        return bytes([0xA0 | len(value)]) + value.encode()
+    if isinstance(value, bytes):
+        return bytes([0xC4, len(value)]) + value
+    return b"\xcf" + struct.pack(">Q", value)
+
+
+class Peer:
+    """A server's side of one connection after another, by hand."""
+
+    def __init__(self, listener: socket.socket, welcome: dict[str, Any], credit: list[int]) -> None:
+        self._socket, _ = listener.accept()
+        self._socket.settimeout(10)
+        assert self.frame()[0] == 6, "a hello"
+        self.answer(
+            2, {"credit": credit, "answers": 1, "welcome": {"version": 1, "log": [bytes(16), 1, 0]} | welcome}
+        )
+
+    def answer(self, kind: int, fields: dict[str, Any], sequence: int = 0) -> None:
+        payload = packed(fields)
+        self.send(struct.pack(">BBBBQI", 0xD3, 1, kind, 0, sequence, len(payload)) + payload)
+
+    def send(self, frame: bytes) -> None:
+        self._socket.sendall(frame)
+
+    def frame(self) -> tuple[int, int, bytes]:
+        """The next frame: type, sequence, payload."""
+        _, _, kind, _, sequence, size = struct.unpack(">BBBBQI", self._exactly(16))
+        return kind, sequence, self._exactly(size)
+
+    def silent(self, seconds: float) -> bool:
+        """Whether nothing comes for so long."""
+        self._socket.settimeout(seconds)
+        try:
+            self._socket.recv(1, socket.MSG_PEEK)
+        except TimeoutError:
+            return True
+        finally:
+            self._socket.settimeout(10)
+        return False
+
+    def _exactly(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = self._socket.recv(size - len(data))
+            assert part, "the client has gone"
+            data += part
+        return data
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@contextmanager
+def client(script: str) -> Iterator[tuple[socket.socket, subprocess.Popen[str]]]:
+    """The script against a port of ours."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        code = script.replace("PORT", str(listener.getsockname()[1]))
+        command = ["node", "--input-type=module", "--eval", code]
+        with subprocess.Popen(command, cwd=NODE, stdout=subprocess.PIPE, text=True) as process:
+            try:
+                yield listener, process
+            finally:
+                process.kill()
+
+
+PUBLISHES = """
+    import { Producer } from "./delta_prop.mjs";
+    const producer = await Producer.open({ port: PORT, origin: 18n, heartbeatMs: 400 });
+    for (let n = 0; n < 12; n++) producer.publish([{ vectorId: `doc-${n}`, op: 6 }]).catch(() => {});
+"""
+
+
+def test_a_producer_keeps_to_credit_backpressure_and_heartbeats() -> None:
+    with client(PUBLISHES) as (listener, _process):
+        peer = Peer(listener, {"origins": [[18, 1, 0]]}, [3, 1_000_000])
+        try:
+            assert [peer.frame()[:2] for _ in range(3)] == [(1, 1), (1, 2), (1, 3)]
+            assert peer.silent(0.2), "the credit is used up"
+            peer.answer(2, {"ranges": [[1, 3, 0, 0]], "credit": [2, 1_000]}, 3)
+            assert [peer.frame()[:2] for _ in range(2)] == [(1, 4), (1, 5)]
+            peer.answer(4, {"level": 3, "retry_after_ms": 300}, 1)
+            asked = time.monotonic()
+            peer.answer(2, {"credit": [1, 1_000_000]}, 3)
+            assert peer.frame()[:2] == (1, 6)
+            assert time.monotonic() - asked > 0.25, "nothing before the time that Backpressure said"
+
+            peer.answer(4, {"level": 2, "rate": 10}, 2)
+            peer.answer(2, {"credit": [3, 1_000_000]}, 3)
+            assert peer.frame()[:2] == (1, 7)
+            asked = time.monotonic()
+            assert [peer.frame()[:2] for _ in range(2)] == [(1, 8), (1, 9)]
+            assert time.monotonic() - asked > 0.15, "ten a second"
+
+            peer.answer(3, {"code": 8, "text": "full", "retry_after_ms": 150}, 8)
+            peer.answer(4, {"level": 0}, 3)
+            peer.answer(2, {"credit": [9, 1_000_000]}, 3)
+            asked = time.monotonic()
+            again = [peer.frame() for _ in range(5)]
+            assert time.monotonic() - asked > 0.1, "nothing before the time that the refusal said"
+            assert [sequence for _, sequence, _ in again] == [10, 11, 12, 13, 14]
+            base = 88 - 16  # of a batch's body, without the header
+            counters = [struct.unpack_from("<Q", payload, base)[0] for _, _, payload in again]
+            assert counters == [8, 9, 10, 11, 12], "what was refused, and all behind it"
+            assert peer.frame()[:2] == (5, 1), "a heartbeat after silence"
+        finally:
+            peer.close()
+
+
+SUBSCRIBES = """
+    import { Subscriber } from "./delta_prop.mjs";
+    const subscriber = new Subscriber({ port: PORT, start: ["earliest"], credit: [10, 99999] });
+    for await (const { offset, lamport, counter } of subscriber) {
+      console.log(JSON.stringify([offset, lamport, counter].map(Number)));
+    }
+"""
+
+
+def test_a_subscriber_reads_cut_frames_passes_over_control_rows_and_goes_on_behind_them() -> None:
+    golden = {
+        frame["name"]: bytes.fromhex(frame["hex"]) for frame in json.loads(GOLDEN.read_text())["frames"]
+    }
+    granted = {"subscription": 1, "batch_deltas_max": 100, "wait_ms_max": 10}
+    with client(SUBSCRIBES) as (listener, process):
+        assert process.stdout is not None
+        peer = Peer(listener, {}, [1, 1])
+        kind, sequence, request = peer.frame()
+        assert (kind, packed("earliest") in request) == (6, True)
+        peer.answer(2, {"answers": sequence, "granted": granted | {"start": [bytes(16), 1, 0]}})
+        cut, void = golden["batch cut by a filter"], golden["batch of void dots"]
+        peer.send(cut + void)
+        assert [json.loads(process.stdout.readline()) for _ in range(2)] == [[17, 900, 5], [19, 902, 7]]
+        for end, frame in ((20, cut), (22, void)):
+            kind, _, payload = peer.frame()
+            assert kind == 2
+            assert b"\xaadealt_with" + bytes([end]) in payload
+            assert payload.endswith(bytes([len(frame) & 0xFF])), "credit for as many bytes"
+            assert b"\xa6credit\x92\x02" in payload
+        peer.close()
+
+        peer = Peer(listener, {}, [1, 1])  # the same client, come back
+        assert b"\xa6cursor\x93\xc4\x10" + bytes(16) + b"\x01\x16" in peer.frame()[2], "from offset 22 on"
+        peer.close()
