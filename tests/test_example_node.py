@@ -282,12 +282,12 @@ def test_a_producer_keeps_to_credit_backpressure_and_heartbeats() -> None:
             peer.answer(4, {"level": 0}, 3)
             peer.answer(2, {"credit": [9, 1_000_000]}, 3)
             asked = time.monotonic()
-            again = [peer.frame() for _ in range(5)]
+            again = [peer.frame() for _ in range(4)]
             assert time.monotonic() - asked > 0.1, "nothing before the time that the refusal said"
-            assert [sequence for _, sequence, _ in again] == [10, 11, 12, 13, 14]
+            assert [sequence for _, sequence, _ in again] == [10, 11, 12, 13]
             base = 88 - 16  # of a batch's body, without the header
             counters = [struct.unpack_from("<Q", payload, base)[0] for _, _, payload in again]
-            assert counters == [8, 9, 10, 11, 12], "what was refused, and all behind it"
+            assert counters == [8, 10, 11, 12], "what was refused, before what is new"
             assert peer.frame()[:2] == (5, 1), "a heartbeat after silence"
         finally:
             peer.close()

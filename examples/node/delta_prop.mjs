@@ -25,7 +25,7 @@ const CODES = [
 // The same delta is sent again under the same dot.
 const OPEN = new Set(["QUEUE_FULL", "RATE_LIMITED", "DEP_TIMEOUT", "SHUTTING_DOWN", "PENDING_FULL", "LOG_FULL", "LOG_FAILED"]);
 // The connection is of no use any more, but another one may be.
-const CONNECT_AGAIN = new Set(["SHUTTING_DOWN", "CHECKSUM", "UNKNOWN_ORIGIN", "RATE_LIMITED"]);
+const CONNECT_AGAIN = new Set(["SHUTTING_DOWN", "LOG_FAILED", "CHECKSUM", "UNKNOWN_ORIGIN", "RATE_LIMITED"]);
 
 /** A Nack, as an error. `code` is its name; `retryAfterMs` is undefined where waiting does not help. */
 export class Refused extends Error {
@@ -231,8 +231,7 @@ export class Producer extends Connected {
     this.counter = 0n; // of the next delta; known from the first welcome
     this.queue = []; // entries to be sent, in order
     this.flight = []; // entries that are sent and have no outcome yet, in order
-    this.sent = new Map(); // first sequence of each time that an entry was sent -> entry
-    this.nextSequence = 1n; // 0 would be the connection
+    this.nextSequence = 1n; // on this connection; 0 would be the connection itself
     this.refusedUntil = 0; // nothing is sent before: of an open refusal,
     this.advisedUntil = 0; // of Backpressure,
     this.pacedUntil = 0; // of the rate in it
@@ -253,7 +252,7 @@ export class Producer extends Connected {
   }
 
   enter(rows, clock) {
-    const entry = { rows, clock, base: this.counter, count: rows.length, sequences: [], since: performance.now() };
+    const entry = { rows, clock, base: this.counter, count: rows.length, since: performance.now() };
     entry.bytes = this.encoded(entry);
     this.counter += BigInt(rows.length);
     this.queue.push(entry);
@@ -275,24 +274,21 @@ export class Producer extends Connected {
 
   onWelcome(link) {
     const [, epoch, watermark] = link.welcome.origins[0];
+    const other = this.epoch && epoch !== this.epoch; // the server has lost its memory of this origin
     this.epoch = epoch;
     this.ackLevel ??= this.options.ackLevel ?? link.welcome.level ?? 0;
     this.counter ||= BigInt(watermark) + 1n;
     this.credit = link.credit.map(Number);
     this.refusedUntil = this.advisedUntil = this.pacedUntil = 0;
     this.rate = Infinity;
-    this.again(0);
-    if (BigInt(watermark) + 1n < (this.queue.find(({ done }) => !done)?.base ?? this.counter)) {
+    this.nextSequence = 1n;
+    this.counts.resent += this.flight.length;
+    this.queue.unshift(...this.flight.splice(0)); // what has no outcome is sent again, before all else
+    for (const entry of this.queue) if (other && entry.base > BigInt(watermark)) entry.bytes = this.encoded(entry);
+    if (BigInt(watermark) + 1n < (this.queue[0]?.base ?? this.counter)) {
       throw this.fail(new Error(`the log has this origin up to counter ${watermark}: it has lost what it acknowledged`));
     }
     this.pump(link).catch((error) => link.end(error));
-  }
-
-  /** All in flight from an index on goes back to the head of the queue, in order. */
-  again(from) {
-    this.counts.resent += this.flight.length - from;
-    this.queue.unshift(...this.flight.splice(from));
-    this.wake();
   }
 
   async pump(link) {
@@ -300,11 +296,10 @@ export class Producer extends Connected {
       const waitMs = Math.max(this.refusedUntil, this.advisedUntil, this.pacedUntil) - performance.now();
       const entry = this.queue[0];
       if (!entry) await this.woken();
-      else if (entry.done) this.queue.shift();
       else if (waitMs > 0) {
         this.counts.slowed += 1;
         await this.woken(waitMs);
-      } else if (!this.fits(entry)) {
+      } else if (this.credit[0] <= 0 || this.credit[1] <= 0) {
         this.counts.waitedForCredit += 1;
         await this.woken();
       } else {
@@ -314,17 +309,11 @@ export class Producer extends Connected {
     }
   }
 
-  /** Whether credit is left for it. What is larger than all the credit there is goes alone. */
-  fits({ count, bytes }) {
-    return (this.credit[0] >= count && this.credit[1] >= bytes.length) || this.flight.length === 0;
-  }
-
   dispatch(link, entry) {
-    entry.sequences.push(this.nextSequence);
-    this.sent.set(this.nextSequence, entry);
-    link.send(renumbered(entry.bytes, this.nextSequence));
+    Object.assign(entry, { sequence: this.nextSequence, untold: entry.count });
+    link.send(renumbered(entry.bytes, entry.sequence));
     this.nextSequence += BigInt(entry.count);
-    this.credit[0] -= entry.count;
+    this.credit[0] -= entry.count; // below 0, it may be: nothing more is sent until grants have brought it above
     this.credit[1] -= entry.bytes.length;
     this.counts.frames += 1;
     this.flight.push(entry);
@@ -346,61 +335,65 @@ export class Producer extends Connected {
       for (const [first, last, offset, duplicate] of frame.ranges ?? []) {
         this.told(BigInt(first), BigInt(last), BigInt(offset), duplicate);
       }
-      this.flight = this.flight.filter(({ done }) => !done);
+      this.flight = this.flight.filter(({ untold }) => untold > 0);
       if (frame.credit) this.credit = this.credit.map((left, i) => left + Number(frame.credit[i]));
     } else if (frame.type === "nack") {
       this.refused(frame);
     } else if (frame.type === "backpressure") {
-      const throttled = frame.level >= 2;
-      this.rate = throttled && frame.rate ? Number(frame.rate) : Infinity;
-      this.advisedUntil = throttled ? performance.now() + (frame.retry_after_ms ?? 0) : 0;
-      if (!throttled) this.pacedUntil = 0;
+      this.rate = (frame.level > 0 && Number(frame.rate)) || Infinity;
+      this.advisedUntil = frame.level === 3 ? performance.now() + (frame.retry_after_ms ?? 0) : 0;
+      if (frame.level === 0) this.pacedUntil = 0;
     }
     this.wake();
   }
 
-  /** Sequences `first` to `last` are whole entries: a frame is logged as one, or not at all. */
+  /** Sequences `first` to `last` lie in the log from `offset` on. A frame with repeats needs several such ranges. */
   told(first, last, offset, duplicate) {
-    for (let sequence = first; sequence <= last && sequence < this.nextSequence; ) {
-      const entry = this.sent.get(sequence);
-      if (entry) this.settle(entry, () => entry.resolve({ counter: entry.base, offset: offset + (sequence - first), duplicate }));
-      sequence += BigInt(entry?.count ?? 1);
+    for (const entry of this.flight) {
+      const end = entry.sequence + BigInt(entry.count) - 1n;
+      if (entry.sequence > last) break;
+      if (end < first) continue;
+      const from = first > entry.sequence ? first : entry.sequence;
+      if (from === entry.sequence) entry.outcome = { counter: entry.base, offset: offset + (from - first), duplicate };
+      entry.untold -= Number((last < end ? last : end) - from) + 1;
+      if (entry.untold === 0) entry.resolve(entry.outcome);
     }
-  }
-
-  settle(entry, how) {
-    for (const sequence of entry.sequences) this.sent.delete(sequence);
-    entry.done = true; // it is passed over where it waits to be sent again
-    how();
   }
 
   refused(nack) {
     this.counts.nacks += 1;
     const error = new Refused(nack);
-    const index = this.flight.findIndex(({ sequences }) => sequences.at(-1) === nack.sequence);
-    if (index < 0) return; // of a frame that has been sent again since
-    const entry = this.flight[index];
+    const index = this.flight.findIndex(({ sequence }) => sequence === nack.sequence);
+    if (index < 0) return;
+    const [entry] = this.flight.splice(index, 1);
     if (OPEN.has(error.code)) {
       const now = performance.now();
-      if (now - entry.since > this.giveUpMs) return this.fail(error);
+      if (now - entry.since > this.giveUpMs) this.fail(error);
       this.refusedUntil = now + (error.retryAfterMs ?? RETRY_MS_FIRST);
-      this.again(index);
-    } else if (error.code === "OVERLAP") this.cut(entry, index, BigInt(error.details.watermark));
-    else if (error.code === "UNKNOWN_ORIGIN") this.link.end(error);
-    else if (error.code === "FENCED") this.fail(error);
-    else {
-      this.flight.splice(index, 1);
-      this.settle(entry, () => entry.reject(error));
+      this.again(entry);
+    } else if (error.code === "OVERLAP") this.again(this.cut(entry, BigInt(error.details.watermark)));
+    else if (error.code === "UNKNOWN_ORIGIN") {
+      this.again(entry);
+      this.link.end(error);
+    } else {
+      if (error.code === "FENCED") this.fail(error);
+      entry.reject(error);
     }
   }
 
+  /** Back into the queue, before all that comes after it. What is in flight behind it waits in the server for it. */
+  again(entry) {
+    if (this.closed) return entry.reject(this.closed);
+    this.counts.resent += 1;
+    const behind = this.queue.findIndex(({ base }) => base > entry.base);
+    this.queue.splice(behind < 0 ? this.queue.length : behind, 0, entry);
+  }
+
   /** The rows up to the watermark are done with: the rest is a batch of its own. */
-  cut(entry, index, watermark) {
-    for (const sequence of entry.sequences) this.sent.delete(sequence);
+  cut(entry, watermark) {
     const rows = entry.rows.slice(Number(watermark + 1n - entry.base));
-    Object.assign(entry, { rows, count: rows.length, base: watermark + 1n, sequences: [] });
-    entry.bytes = this.encoded(entry);
-    this.again(index);
+    Object.assign(entry, { rows, count: rows.length, base: watermark + 1n });
+    return Object.assign(entry, { bytes: this.encoded(entry) });
   }
 
   fail(error) {

@@ -156,6 +156,7 @@ const ATTRIBUTES = { ids: 2, parents: 3, clock: 4, kinds: 5, namespaceIndex: 6, 
 function encodeBatch(sequence, ackWanted, batch) {
   const { rows } = batch;
   if (!(rows?.length >= 1 && rows.length <= ROWS_MAX)) throw new RangeError(`rows: 1 to ${ROWS_MAX} of them`);
+  if (new Set(rows.map(({ id }) => id?.length)).size > 1) throw new RangeError("id: all rows of a batch have one, or none");
   const columns = columnsOf(batch);
   const present = COLUMNS.map((name, bit) => ({ name, bit, bytes: columns[name] })).filter(({ bytes }) => bytes);
   const table = Buffer.alloc(upTo8(8 + 4 * present.length));
@@ -218,7 +219,7 @@ function columnsOf({ rows, base, clock, control, timestamp = 0n }) {
     namespaces: column(!control, () => names(spaces)),
     namespaceIndex: column(spaces.length > 1, () => Buffer.concat(rows.map((row) => u16(spaces.indexOf(namespaceOf(row)))))),
     kinds: column(differ(({ op }) => op), () => Buffer.from(rows.map(({ op }) => op))),
-    ids: column(any("id"), () => all(({ id }) => id ?? Buffer.alloc(16))),
+    ids: column(any("id"), () => all(({ id }) => id)),
     counters: column(rows.some(({ counter }, i) => counter !== undefined && counter !== base + BigInt(i)),
       () => numbers64(rows.map(({ counter }) => counter))),
     parents: column(any("parents"), () => Buffer.concat(rows.flatMap(({ parents = [] }, i) =>
@@ -344,7 +345,7 @@ function* entries(column, size) {
 // --- the stamp
 
 const STAMP_FIELDS = [ // name, offset in the frame, size
-  ["crc", 16, 4], ["leaderEpoch", 20, 4], ["stream", 24, 4], ["partition", 28, 2], ["source", 30, 1],
+  ["crc", 16, 4], ["leaderEpoch", 20, 4], ["stream", 24, 4], ["partition", 28, 2], ["source", 30, 1], ["knownIds", 31, 1],
   ["appendTime", 32, 8], ["lamport", 40, 8], ["previousCrc", 48, 4], ["bodyCrc", 52, 4], ["syncedOffset", 56, 8],
 ];
 

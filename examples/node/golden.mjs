@@ -11,6 +11,7 @@ const CODES = { 8: "QUEUE_FULL", 14: "INVALID_DELTA", 15: "SHUTTING_DOWN", 23: "
 const PRIORITIES = ["CRITICAL", "HIGH", "NORMAL", "LOW"];
 const SOURCES = ["LOCAL", "REPLICA", "IMPORT", "TRANSFORM"];
 const LEVELS = ["MEMORY", "LOGGED", "DURABLE", "QUORUM"];
+const KNOWN_IDS = ["NONE", "SOME", "ALL"];
 const PRESSURES = ["OK", "WARN", "THROTTLE", "STOP"];
 const OPERATIONS = ["create", "sparse", "dense", "scale", "offset", "transform", "delete"];
 
@@ -55,10 +56,12 @@ function batchMeaning(sequence, { rows, ackWanted, ...batch }) {
     const common = { timestamp: batch.timestamp, priority: batch.priority };
     return { ...change({ ...common, ...own, origin, counter }), offset };
   });
-  const { crc, leaderEpoch, stream, partition, source, appendTime, lamport, previousCrc, bodyCrc, syncedOffset } = batch.stamp ?? {};
+  const { crc, leaderEpoch, stream, partition, source, knownIds, ...stamped } = batch.stamp ?? {};
+  const { appendTime, lamport, previousCrc, bodyCrc, syncedOffset } = stamped;
   const stamp = batch.stamp && {
     lamport, source: SOURCES[source], append_time: appendTime, previous_crc: previousCrc, body_crc: bodyCrc,
     synced_offset: syncedOffset, leader_epoch: leaderEpoch, stream, partition, crc,
+    known_ids: KNOWN_IDS[knownIds],
   };
   return { sequence, batch: told, stamp, ack_wanted: ackWanted };
 }
