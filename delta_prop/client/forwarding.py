@@ -182,9 +182,9 @@ class ForwardLink:
                 break
             logged = call.batches[call.next]
             if not self._covers(logged):
-                call.open[logged.offset + logged.count - 1] = call.next
+                call.open[_sequence(logged) + logged.count - 1] = call.next
                 stamp = Stamp(logged.lamport, Source.REPLICA)
-                frame = BatchFrame(logged.offset, logged.batch, stamp, ack_wanted=True)
+                frame = BatchFrame(_sequence(logged), logged.batch, stamp, ack_wanted=True)
                 raw = session.connection.send(frame)
                 parts.append(raw)
                 size += len(raw)
@@ -230,7 +230,7 @@ class ForwardLink:
         if call is None:
             return
         for last, place in list(call.open.items()):
-            if call.batches[place].offset == nack.sequence:
+            if _sequence(call.batches[place]) == nack.sequence:
                 del call.open[last]
                 call.outcomes[place] = refusal
         self._finish(call)
@@ -258,6 +258,11 @@ class ForwardLink:
         if call is not None and not call.done.is_set():
             call.failure = failure
             call.done.set()
+
+
+def _sequence(logged: LoggedBatch) -> int:
+    """The number of its first row on a connection: those begin at 1, offsets at 0."""
+    return logged.offset + 1
 
 
 def _real_world() -> World:
