@@ -29,6 +29,7 @@ from delta_prop_wire.frames import (
     Subscription,
 )
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.window import NOTHING
 
 if TYPE_CHECKING:
     from delta_prop.client.session import Session
@@ -74,6 +75,7 @@ class Incoming:
         self._asked: dict[int, tuple[int, Answer]] = {}  # request to the subscription it is about
         self._to_ask: deque[tuple[int, Answer]] = deque()
         self._subscribed = False  # on this connection
+        self._brings_credit: int | None = None  # which request of this connection
         self._batches: deque[DeliveredBatch] = deque()
         self._row = 0  # of the first of them
         self._deltas = self._bytes = 0
@@ -210,12 +212,11 @@ class Incoming:
         parts: list[bytes] = []
         if not self._subscribed:
             self._subscribed = True
-            for place, number in enumerate(self._wanted):
-                parts.append(self._subscribe(session, number, Answer(), first=place == 0))
+            parts += self._subscribe_all(session)
         while self._to_ask:
             number, answer = self._to_ask.popleft()
             if number in self._wanted:
-                parts.append(self._subscribe(session, number, answer, first=False))
+                parts.append(self._request(session, self._wanted[number], answer))
             else:
                 request, raw = session.unsubscribe(number, drain=False)
                 self._asked[request] = (number, answer)
@@ -255,13 +256,26 @@ class Incoming:
             answer.done = True
         return answer
 
-    def _subscribe(self, session: Session, number: int, answer: Answer, *, first: bool) -> bytes:
-        wanted = self._wanted[number]
-        if first:
-            self._left = self._room()
-            wanted = replace(wanted, start=self._resume(), credit=self._left, group=self._group)
+    def _subscribe_all(self, session: Session) -> list[bytes]:
+        """The first one says where the cursor starts, the last one brings the credit: without any the cursor
+        stays, so that from there on all comes that any of them asks for.
+        """
+        self._left = self._room()
+        first, last = self._first, next(reversed(self._wanted))
+        parts = []
+        for number, wanted in self._wanted.items():
+            asked = wanted
+            if number == first:
+                asked = replace(wanted, start=self._resume(), group=self._group, credit=NOTHING)
+            if number == last:
+                asked = replace(asked, credit=self._left)
+            parts.append(self._request(session, asked, Answer()))
+        self._brings_credit = next(reversed(self._asked))
+        return parts
+
+    def _request(self, session: Session, wanted: Subscription, answer: Answer) -> bytes:
         request, raw = session.request(wanted)
-        self._asked[request] = (number, answer)
+        self._asked[request] = (wanted.subscription, answer)
         return raw
 
     def _resume(self) -> Start:
@@ -300,6 +314,8 @@ class Incoming:
             number, answer = asked
             self._wanted.pop(number, None)
             answer.done, answer.refusal = True, refusal
+            if nack.answers == self._brings_credit:
+                raise Reconnect(0.0, refusal)
         elif refusal.code is ErrorCode.CHECKSUM and self._faults < FAULTS_MAX:
             self._faults += 1
             raise Reconnect(0.0, refusal)

@@ -288,7 +288,7 @@ class Outlet:
         self._linger_s = request.wait_ms_max / 1000
         self._window.begin(request.credit)
         self._queue.clear()
-        self.behind = begin < self._log.visible
+        self.behind = self._lags()
         self._state, self._busy, self._read_once = _State.GOES_ON, False, False
 
     def _begin_at(self, request: Subscription) -> int:
@@ -324,8 +324,12 @@ class Outlet:
         """The topics change: what waits was chosen for others, so it is read again from the log."""
         self._end = self.dealt_with
         self._queue.clear()
-        self.behind = self._end < self._log.visible
+        self.behind = self._lags()
         self._wake()
+
+    def _lags(self) -> bool:
+        """Whether it reads the log. Without credit the cursor stays, for topics that are still to come."""
+        return self._end < self._log.visible or not self._window.open
 
     def _leave_group(self) -> None:
         if self.group is not None:

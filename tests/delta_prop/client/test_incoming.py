@@ -271,7 +271,8 @@ def test_what_is_added_is_asked_for_and_asked_for_again_after_a_break() -> None:
     assert [one.subscription for one in talk.requests] == [1, 2]
     talk.connect()
     assert [one.subscription for one in talk.requests] == [1, 2]
-    assert talk.requests[1].credit is None
+    assert [one.credit for one in talk.requests] == [Credit(0, 0), CREDIT], "nothing before all are there"
+    assert talk.server.window.left == CREDIT
     talk.incoming.remove(1)
     talk.connect()
     assert [one.subscription for one in talk.requests] == [2]
@@ -288,6 +289,19 @@ def test_what_is_added_and_refused_is_forgotten() -> None:
     assert answer.refusal is not None
     talk.connect()
     assert [one.subscription for one in talk.requests] == [1]
+
+
+def test_what_is_refused_after_a_break_takes_the_credit_with_it_so_the_connection_is_made_again() -> None:
+    talk = Talk([WANTED] * 3)
+    talk.incoming.add(Subscription(2, (ALL,)))
+    talk.exchange()
+    talk.refuse[2] = Refused(ErrorCode.BAD_REQUEST, "no")
+    with pytest.raises(Reconnect):
+        talk.connect()
+    talk.connect()
+    assert [(one.subscription, one.credit) for one in talk.requests] == [(1, CREDIT)]
+    talk.deliver(3)
+    assert taken(talk) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("code", [ErrorCode.CURSOR_TOO_OLD, ErrorCode.FENCED, ErrorCode.BAD_REQUEST])

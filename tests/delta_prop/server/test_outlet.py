@@ -342,6 +342,29 @@ def test_a_subscription_that_comes_in_the_middle_of_a_cut_batch_repeats_nothing(
     assert line.offsets() == [0, 2, 3, 4, 5]
 
 
+@HOUSES
+def test_without_credit_the_cursor_stays_for_topics_that_are_still_to_come(make: Callable[[], House]) -> None:
+    house = make()
+    mixed(house)
+    house.commit()
+    line = Line(house)
+    line.subscribe(wanting(1, "ns:a", credit=Credit(0, 0), start=Start(StartAt.OFFSET, 6)))
+    mixed(house)
+    house.commit()
+    line.write_all()
+    assert (line.got, line.outlet.dealt_with) == ([], 6)
+    assert line.subscribe(wanting(2, "v:b0")) == 6
+    mixed(house)
+    house.commit()
+    line.write_all()
+    line.window.grant(Credit(100, 1 << 40))
+    assert line.outlet.subscribe(wanting(3, "v:b1", credit=Credit(100, 1 << 40))).start.next_offset == 6
+    line.rung = True
+    line.write_all()
+    assert line.offsets() == [6, 7, 8, 9, 10, 12, 13, 14, 15, 16]
+    assert not line.outlet.behind
+
+
 @pytest.mark.parametrize(
     ("request_", "field"),
     [

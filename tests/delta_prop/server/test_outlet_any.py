@@ -128,7 +128,7 @@ class Story:
             may_read=None if scope is None else scope.__contains__,
             bytes_max=self.chance.choice([1, 500, 30_000]),
         )
-        credit = Credit(5, 3_000) if self.chance.random() < 0.5 else None
+        credit = self.chance.choice([None, None, Credit(5, 3_000), Credit(0, 0)])
         wait_ms_max = self.chance.choice([0, 10])
         first = replace(self.subscription(), start=start, credit=credit, wait_ms_max=wait_ms_max)
         at = self.line.subscribe(first)
