@@ -1,4 +1,4 @@
-"""Services in one process, each with all kinds of sinks; what one logs is handed to the others by hand.
+"""Services in one process, each with all kinds of sinks; what one logs is handed to the others.
 
 The oracle knows nothing of logs and sinks: it folds what was accepted, of equal ids on a vector the first.
 """
@@ -46,9 +46,20 @@ FORWARDER = Session("forwarder", Source.REPLICA)
 
 
 class Service:
-    """One service, and how far it has handed its log to each of the others."""
+    """One service, and how far it has handed its log to each of the others.
 
-    def __init__(self, number: int, folder: Path, random: Random, *, durable: bool) -> None:
+    On a disk or in memory, in virtual time; with `propagator`, as that one is.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        folder: Path,
+        random: Random,
+        *,
+        durable: bool = False,
+        propagator: Propagator | None = None,
+    ) -> None:
         self.number = number
         self.random = random
         self.sent: dict[int, int] = {}
@@ -64,7 +75,9 @@ class Service:
             else None
         )
         world = virtual_world(random.getrandbits(32), disk=disk)
-        self.p = Propagator(Settings(close_timeout_s=5), data="x" if durable else None, log=log, world=world)
+        self.p = propagator or Propagator(
+            Settings(close_timeout_s=5), data="x" if durable else None, log=log, world=world
+        )
         self._stack = AsyncExitStack()
 
     async def _load(self, namespace: str, vector_id: str) -> State | None:

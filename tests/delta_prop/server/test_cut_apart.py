@@ -1,0 +1,136 @@
+"""Services that forward to each other over sockets: cut apart, written to on all sides, healed."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from random import Random
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop import LogSettings, Propagator, Settings
+from delta_prop.client import ClientSettings, ForwardLink
+from delta_prop.server.service import Service as Server
+from delta_prop.server.settings import ServerSettings
+from delta_prop.sinks import ForwardSink
+from tests.delta_prop.services import Service, Writer, expected, told
+from tests.net.proxy import Proxy, proxy_to
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.anyio
+PAIR, RING = [(0, 1), (1, 0)], [(0, 1), (1, 2), (2, 0)]
+HEARTBEAT_S = 0.2
+CLIENT = ClientSettings(heartbeat_s=HEARTBEAT_S, silence_s_max=4.0, offline_s_max=60.0)
+SERVER = ServerSettings(port=0, heartbeat_s=HEARTBEAT_S, silence_s_max=4.0)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+class Party:
+    """Services, the links between them, and a proxy in each."""
+
+    def __init__(self, services: list[Service]) -> None:
+        self.services = services
+        self.servers: list[Server] = []
+        self.links: list[ForwardLink] = []
+        self.proxies: list[Proxy] = []
+
+    async def open(self, exits: AsyncExitStack, ways: list[tuple[int, int]]) -> None:
+        for service in self.services:
+            await exits.enter_async_context(service)
+            tasks = await exits.enter_async_context(anyio.create_task_group())
+            server = Server(service.p, SERVER)
+            await tasks.start(server.run)
+            exits.callback(tasks.cancel_scope.cancel)
+            self.servers.append(server)
+        for here, there in ways:
+            address = self.servers[there].address
+            assert address is not None
+            proxy = await exits.enter_async_context(proxy_to(address))
+            link = ForwardLink("{}:{}".format(*proxy.address), settings=CLIENT)
+            await self.services[here].p.attach(ForwardSink(link, name=f"to-{there}"))
+            self.proxies.append(proxy)
+            self.links.append(link)
+
+    def cut(self) -> None:
+        """Nobody sees anybody."""
+        for proxy in self.proxies:
+            proxy.refusing = True
+            proxy.cut()
+
+    def heal(self) -> None:
+        """All see each other again."""
+        for proxy in self.proxies:
+            proxy.refusing = False
+
+    async def agree(self) -> None:
+        """Wait until all hold the same, and all sinks have it."""
+        with anyio.fail_after(60):
+            while not self._agree():  # noqa: ASYNC110 - nobody tells when several services agree
+                await anyio.sleep(0.05)
+
+    def _agree(self) -> bool:
+        same = len({frozenset(service.dots()) for service in self.services}) == 1
+        return same and not any(
+            sink.lag for service in self.services for sink in service.p.statistics().sinks.values()
+        )
+
+    def passed(self) -> list[int]:
+        """Deltas that were sent so far, over each link."""
+        return [link.statistics().sent for link in self.links]
+
+
+async def check(services: list[Service]) -> None:
+    truth = expected(services)
+    assert len(truth) >= 3
+    for service in services:
+        dots = service.dots()
+        assert len(dots) == len(set(dots))  # each once
+        assert service.p.statistics().pending.pending_runs == 0
+        for sink, content in (await service.contents(set(truth))).items():
+            wanted = {name: told(state, counts=sink != "cache") for name, state in truth.items()}
+            assert content == wanted, (service.number, sink)
+
+
+@pytest.mark.parametrize(("ways", "durable"), [(PAIR, True), (RING, False)], ids=["pair", "ring"])
+async def test_after_a_cut_all_hold_the_same_and_then_are_quiet(
+    ways: list[tuple[int, int]], durable: bool, tmp_path: Path
+) -> None:
+    random = Random(7)
+    log = LogSettings(segment_bytes_max=1 << 20, bytes_max=1 << 24, keep_bytes_max=1 << 24, reserve_bytes=0)
+    services = []
+    for number in range(len({here for here, _ in ways})):
+        data = tmp_path / f"log-{number}" if durable else None
+        p = Propagator(Settings(close_timeout_s=5), data=data, log=log if durable else None)
+        services.append(Service(number, tmp_path, random, propagator=p))
+    writer, party = Writer(random), Party(services)
+    async with AsyncExitStack() as exits:
+        await party.open(exits, ways)
+        for service in services:
+            await service.p.publish(service.own())
+        await party.agree()
+        for _ in range(2):
+            party.cut()
+            for _ in range(40):
+                await writer.write(random.choice(services))
+            assert len({frozenset(service.dots()) for service in services}) > 1
+            party.heal()
+            await party.agree()
+        await check(services)
+        assert any(batch.known_ids for service in services for batch in service.batches())
+        before, bytes_before = party.passed(), [sum(proxy.bytes.values()) for proxy in party.proxies]
+        taken = [server.counters.deltas_in for server in party.servers if server.counters is not None]
+        await anyio.sleep(3 * HEARTBEAT_S + 0.5)
+        assert party.passed() == before
+        assert [server.counters.deltas_in for server in party.servers if server.counters] == taken
+        heartbeats = [
+            sum(proxy.bytes.values()) - was for proxy, was in zip(party.proxies, bytes_before, strict=True)
+        ]
+        assert all(0 < size < 4_000 for size in heartbeats)
+        print(len(services[0].dots()), "dots,", before, "sent")
