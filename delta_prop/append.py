@@ -223,6 +223,20 @@ class Appender:
         self.counters.voided += 1
         return logged
 
+    def first_missing(self, watermarks: Mapping[int, int]) -> int | None:
+        """Where the first delta stands that a log lacks which has each origin's up to this counter.
+
+        None where it lacks none, as far as first offsets are remembered.
+        """
+        found: int | None = None
+        for origin, have in self._watermarks.items():
+            known = watermarks.get(origin, 0)
+            state = self._origins.get(origin) if have > known else None
+            offset = None if state is None else state.first_offset_above(known)
+            if offset is not None:
+                found = offset if found is None else min(found, offset)
+        return found
+
     def go_on_from(self, before: Appender) -> None:
         """Count on, and number above, what this service gave before its log failed."""
         self.counters = before.counters

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 
+from delta_prop.route.late import ReplayRequest
 from delta_prop.route.reasons import cannot_be_rebuilt
 from delta_prop.route.rebuild import has_snapshot, newest_snapshot, told_from
 from delta_prop.route.status import FeedState, text_of
@@ -20,9 +21,10 @@ from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import BATCH_ROWS_MAX, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
 
+    from delta_prop.append import Appender
     from delta_prop.ports import Clock, Threads, World
     from delta_prop.route.feed import Feed
     from delta_prop.route.quarantine import Quarantine
@@ -51,9 +53,9 @@ class Attached:
         world: World,
         topics: frozenset[str] = frozenset("*"),
         *,
-        dimension: Callable[[str], int] = lambda _: 0,
+        appender: Callable[[], Appender] | None = None,
     ) -> None:
-        """`dimension` of a namespace, 0 while it has none."""
+        """`appender`: of the chain, None where there is none."""
         self.name = name
         self.topics = topics
         self.sink = sink
@@ -67,7 +69,7 @@ class Attached:
         self.rebuild: str | None = None  # why it has to be rebuilt before it gets deltas
         self._log = log
         self._world = world
-        self._dimension = dimension
+        self._appender = appender
         self._threads: Threads | None = None
         self._scope = anyio.CancelScope()
         self._ended = anyio.Event()
@@ -112,7 +114,17 @@ class Attached:
 
     def dimension(self, namespace: str) -> int | None:
         """How many numbers the vectors of a namespace have; None while it has none."""
-        return self._dimension(namespace) or None
+        return None if self._appender is None else self._appender().vectors.dimension(namespace) or None
+
+    def first_missing(self, watermarks: Mapping[int, int]) -> int | None:
+        """Where the first delta stands that a log with these watermarks lacks; None: none, or not known."""
+        return None if self._appender is None else self._appender().first_missing(watermarks)
+
+    def go_back(self, offset: int) -> None:
+        """Have deliveries go on from an offset. Raises Refused."""
+        if offset < self._log.first_offset:
+            raise Refused(ErrorCode.CURSOR_TOO_OLD, f"the log starts at offset {self._log.first_offset}")
+        self.require_feed().request(ReplayRequest(None, drop=False, reset_to=offset))
 
     def history(self, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
         """One vector's deltas that the log still holds, in log order, as (batch, row).

@@ -137,7 +137,7 @@ class Attachments:
         if not isinstance(sink, Subscription):  # whose name never comes back
             quarantine, keeper = await self.quarantines.open(name, terms.limits)
         topics = frozenset(map(str, terms.topics))
-        attached = Attached(name, sink, self._log, self._world, topics, dimension=self._dimension)
+        attached = Attached(name, sink, self._log, self._world, topics, appender=self._appender)
         attached.quarantine = quarantine
         rebuilds, kept = can_be_rebuilt(sink, terms.topics), self._cursors.get(name, KeptCursor(0, 0))
         begin, keeps_cursor = await attached.open(terms.start, kept, rebuilds=rebuilds, forced=terms.rebuild)
@@ -359,9 +359,6 @@ class Attachments:
         for attached in self.attached.values():
             if attached.has_past and isinstance(attached.sink, HoldsVectors):
                 self._appender().vectors.note_past(attached.sink.dimensions())
-
-    def _dimension(self, namespace: str) -> int:
-        return self._appender().vectors.dimension(namespace)
 
     def load_head(self, namespace: str, vector_id: str) -> Dot | None:
         """The last dot of a vector that the table of heads does not hold: from the log, else from a sink."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.link import Link
 from delta_prop.client.settings import ClientSettings
@@ -21,7 +22,7 @@ from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.stamp import Stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from typing_extensions import Buffer
 
@@ -33,7 +34,8 @@ if TYPE_CHECKING:
 SEND_BYTES_MAX = 256 * 1024
 FORWARD_S_MAX = 120.0
 """How long a call may wait for its outcomes before the connection is given up."""
-_AGAIN_S = 1.0
+GREETED_S_MAX = 10.0
+"""How long a call waits for the connection: as soon as it is back things go on."""
 _NOT_FOR_NOW = frozenset({ErrorCode.SHUTTING_DOWN})
 
 
@@ -87,8 +89,9 @@ class ForwardLink:
             int, int
         ] = {}  # what the other service has, by its watermarks and its acknowledgements
         self._pages: dict[int, int] = {}
-        self._connected = False
-        self._ended: Exception | None = None
+        self._connected = anyio.Event()
+        self._told = False  # what it has, since it is connected
+        self._ended: DeltaPropError | None = None
         self._reconnects = self._sent = self._covered = 0
 
     # --- for the sink
@@ -103,6 +106,7 @@ class ForwardLink:
         network = world.network
         if network is None:
             raise UsageError("this world has no network to forward over")
+        backoff = Backoff(first_s=1.0, max_s=30.0)
         while True:
             self._link = Link(
                 self._addresses,
@@ -115,16 +119,17 @@ class ForwardLink:
             try:
                 await self._link.run()
             except DeltaPropError as error:
+                if self._link.welcomed.is_set():
+                    backoff.reset()
                 self._ended = error
-                self._fail(error if isinstance(error, Refused) else ConnectionError(str(error)))
+                self._fail(_as_failure(error))
             finally:
                 self._reconnects += self._link.reconnects
-            await anyio.sleep(_AGAIN_S)
+            await anyio.sleep(backoff.next_s(world.randomness.random()))
 
     async def forward(self, batches: Sequence[LoggedBatch]) -> list[Refused | None]:
         """Have these taken; what became of each. Raises ConnectionError, Refused."""
-        if not self._connected:
-            self._raise_why()
+        await self._wait_connected()
         call = self._call = _Call(batches)
         try:
             self._pass_covered(call)
@@ -140,15 +145,25 @@ class ForwardLink:
             raise ConnectionError(f"not all was answered within {FORWARD_S_MAX:g} s")
         return call.outcomes
 
-    def _raise_why(self) -> None:
-        if isinstance(self._ended, Refused) and not self._ended.retryable:
-            raise self._ended
-        raise ConnectionError(str(self._ended or f"{self._addresses[0]} has not answered yet"))
+    async def greeted(self) -> Mapping[int, int] | None:
+        """Wait for the connection; what the other service has, once for each. Raises as `forward` does."""
+        await self._wait_connected()
+        if self._told:
+            return None
+        self._told = True
+        return self._has
+
+    async def _wait_connected(self) -> None:
+        with anyio.move_on_after(GREETED_S_MAX):
+            await self._connected.wait()
+        if not self._connected.is_set():
+            failure = None if self._ended is None else _as_failure(self._ended)
+            raise failure or ConnectionError(f"{self._addresses[0]} has not answered yet")
 
     def statistics(self) -> ForwardLinkStatistics:
         """A snapshot."""
         reconnects = self._reconnects + (0 if self._link is None else self._link.reconnects)
-        return ForwardLinkStatistics(self._connected, reconnects, self._sent, self._covered)
+        return ForwardLinkStatistics(self._connected.is_set(), reconnects, self._sent, self._covered)
 
     # --- for the link
 
@@ -164,7 +179,8 @@ class ForwardLink:
         self._pages.update((one.origin, one.watermark) for one in welcome.origins)
         if not welcome.more:
             self._has, self._pages = self._pages, {}
-            self._connected, self._ended = True, None
+            self._told, self._ended = False, None
+            self._connected.set()
 
     def take(self, frame: Frame, size: int, now: float) -> bool:
         """What became of some batches."""
@@ -205,7 +221,8 @@ class ForwardLink:
 
     def disconnected(self) -> None:
         """What was under way comes again."""
-        self._connected = False
+        if self._connected.is_set():
+            self._connected = anyio.Event()
         self._fail(ConnectionError("the connection broke"))
 
     # --- what came
@@ -263,6 +280,13 @@ class ForwardLink:
 def _sequence(logged: LoggedBatch) -> int:
     """The number of its first row on a connection: those begin at 1, offsets at 0."""
     return logged.offset + 1
+
+
+def _as_failure(error: DeltaPropError) -> Exception:
+    """What a call raises: a refusal that lasts ends the sink, all else passes."""
+    if isinstance(error, UsageError):
+        return Refused(ErrorCode.BAD_REQUEST, str(error))
+    return error if isinstance(error, Refused) and not error.retryable else ConnectionError(str(error))
 
 
 def _real_world() -> World:

@@ -159,6 +159,18 @@ class OriginState:
             return None
         return self._run_offsets[place] + counter - self._run_bases[place]
 
+    def first_offset_above(self, counter: int) -> int | None:
+        """Where the first delta behind a counter stands, or one before it; None where that is not kept."""
+        place = bisect_right(self._run_lasts, counter)
+        bases, lasts, offsets = self._run_bases, self._run_lasts, self._run_offsets
+        if place == len(lasts) or counter < self.known_above or (place == 0 and self._forgot):
+            return None
+        offset = offsets[place] + max(counter + 1 - bases[place], 0)
+        if place == 0:
+            return offset
+        # Of a repeat under a new dot the first copy is remembered, which stands further back.
+        return max(offset, offsets[place - 1] + lasts[place - 1] - bases[place - 1] + 1)
+
     def same_frame(self, batch: Batch) -> bool:
         """Whether this repeat is a frame that was sent, as far as the last 64 batches tell.
 

@@ -125,7 +125,7 @@ class Intake:
         try:
             self._check(batch)
         except Refused as refused:
-            if not refused.voids:
+            if not refused.voids or self.forwards:  # another service accepted it: never void here
                 self._done(entry, refused, None)
                 return
             void = refused

@@ -40,6 +40,7 @@ class ForwardSink:
     def __init__(self, link: ForwardLink, *, name: str = "forward") -> None:
         self.name = name
         self._link = link
+        self._context: SinkContext | None = None
         self._forwarded = 0
 
     async def open(self, context: SinkContext) -> None:
@@ -49,6 +50,7 @@ class ForwardSink:
                 f"sink {self.name!r} forwards a whole log, so attach it with all topics; a part of it is "
                 "brought by a subscriber that publishes again"
             )
+        self._context = context
         self._link.begin(context.log_id)
 
     async def background(self) -> None:
@@ -58,6 +60,7 @@ class ForwardSink:
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Return once the other service has all of it."""
         try:
+            await self._check_has_what_came_before(deliveries[0].first_offset)
             outcomes = await self._link.forward([delivery.logged for delivery in deliveries])
         except ConnectionError as error:
             raise TryAgain(f"no connection: {error}") from None
@@ -67,6 +70,22 @@ class ForwardSink:
             if outcome is not None:
                 self._give_up(outcome, delivery.logged.offset)
             self._forwarded += delivery.logged.count
+
+    async def _check_has_what_came_before(self, offset: int) -> None:
+        """Who answers now may have less than was brought: a new log, a copy, a disk that lost its tail."""
+        has, context = await self._link.greeted(), self._context
+        assert context is not None, "a sink that gets deliveries is open"
+        missing = None if has is None else context.first_missing(has)
+        if missing is None or missing >= offset:
+            return
+        try:
+            context.go_back(missing)
+        except Refused:
+            raise StopSink(
+                f"the other service lacks deltas from offset {missing} on, which this log no longer holds: "
+                "restore a copy of this log there, and start it with that"
+            ) from None
+        raise TryAgain(f"the other service lacks deltas from offset {missing} on, though it had them")
 
     def _give_up(self, refused: Refused, offset: int) -> None:
         if refused.retryable:

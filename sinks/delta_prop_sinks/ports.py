@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.errors import Refused
@@ -45,6 +45,14 @@ class ForwardLink(Protocol):
 
     async def run(self) -> None:
         """Keep the connection up, until cancelled. What stands in the way is told by `forward`."""
+        ...
+
+    async def greeted(self) -> Mapping[int, int] | None:
+        """Wait for the connection. What the other service has, as it says on each new one: of each origin the
+        counter up to which nothing is missing. None: that was told already.
+
+        Raises ConnectionError, Refused as `forward` does.
+        """
         ...
 
     async def forward(self, batches: Sequence[LoggedBatch]) -> list[Refused | None]:

@@ -156,6 +156,19 @@ class SinkContext(Protocol):
         """Tell that everything below `next_offset` is durable in the sink, its own cursor with it."""
         ...
 
+    def first_missing(self, watermarks: Mapping[int, int]) -> int | None:
+        """Where the first delta stands that a log lacks which has each origin's up to this counter.
+
+        None where it lacks nothing, as far as is known here.
+        """
+        ...
+
+    def go_back(self, offset: int) -> None:
+        """Have deliveries go on from an offset once the present call has raised TryAgain. Only for a sink
+        whose cursor the service keeps. Raises Refused where the log no longer has it.
+        """
+        ...
+
     def dimension(self, namespace: str) -> int | None:
         """How many numbers the vectors of a namespace have, as its first one in the log fixed it; None where
         none has. One that was forwarded may have another number of them.

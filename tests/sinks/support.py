@@ -18,7 +18,7 @@ from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.states import StateRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     from delta_prop_wire.delta import Delta
@@ -74,6 +74,12 @@ class FakeLog:
 
     def committed(self, next_offset: int) -> None:
         self.commits.append(next_offset)
+
+    def first_missing(self, watermarks: Mapping[int, int]) -> int | None:
+        return None
+
+    def go_back(self, offset: int) -> None:
+        raise AssertionError(f"nobody goes back to {offset}")
 
     def dimension(self, namespace: str) -> int | None:
         for logged in self.batches:

@@ -21,7 +21,7 @@ from delta_prop_wire.encode import encode_batch, encode_void
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
     from delta_prop_wire.algebra import Key
     from delta_prop_wire.batch import Batch
@@ -153,6 +153,13 @@ class FalseLog:
     async def background_thread(self) -> AsyncIterator[FalseThreads]:
         """A second thread, which fails and waits as the first does."""
         yield FalseThreads(self.fault)
+
+    def first_missing(self, watermarks: Mapping[int, int]) -> int | None:
+        """Nobody lacks anything."""
+        return None
+
+    def go_back(self, offset: int) -> None:
+        """Nothing is asked of it by what nobody lacks."""
 
     def dimension(self, namespace: str) -> int | None:
         """That of the first vector."""

@@ -187,3 +187,25 @@ class TestClaims:
         assert origins.set_idle_aside(1e9) == 1
         assert origins.claim(1, epoch, "a", 1e9, 9).epoch == epoch
         assert len(origins) == 1
+
+
+def test_where_the_first_delta_behind_a_counter_stands() -> None:
+    state = OriginState("p", 1, 0.0)
+    for base, offset in ((1, 10), (3, 20)):
+        state.appended(batch(base, 2), offset)
+    assert [state.first_offset_above(counter) for counter in range(5)] == [10, 11, 20, 21, None]
+    # Ids that had been accepted before: what is remembered is where their first copies stand.
+    state.appended(batch(5, 2), 30, {0: 3, 1: None})
+    assert state.first_offset_above(4) == 22
+    state.appended(batch(7, 2), 40)
+    assert state.first_offset_above(6) == 40
+    state.forget_half_of_runs()
+    assert state.first_offset_above(0) is None
+    assert state.first_offset_above(7) == 41
+
+
+def test_what_became_of_an_idle_origin_is_not_guessed() -> None:
+    state = OriginState("p", 1, 0.0, known_above=5)
+    state.appended(batch(6, 2), 10)
+    assert state.first_offset_above(3) is None
+    assert state.first_offset_above(5) == 10

@@ -1,4 +1,7 @@
-"""Services that forward to one another: pairs and rings, cuts between them, and nothing that circles."""
+"""Services that forward to one another: pairs and rings, cuts between them, and nothing that circles.
+
+And what stands in a forwarder's way: nobody there, nobody who may, somebody who has less than before.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,20 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop import Delta, create, opaque, sparse_add
+from delta_prop import Delta, Settings, create, opaque, sparse_add
 from delta_prop.client.forwarding import ForwardLink
 from delta_prop.embedded import Propagator
+from delta_prop.server.access import Access
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop.sinks import ForwardSink, IndexSink, Resident
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
+from tests.delta_prop.server.tokens import File, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from delta_prop.route.status import FeedStatistics
 
 PORT = 7373
 
@@ -24,10 +31,18 @@ PORT = 7373
 class Node:
     """One service on a host of its own."""
 
-    def __init__(self, name: str, network: VirtualNetwork) -> None:
+    def __init__(
+        self,
+        name: str,
+        network: VirtualNetwork,
+        *,
+        tokens: File | None = None,
+        settings: Settings | None = None,
+    ) -> None:
         self.host = f"10.0.0.{name}"
         self.world = virtual_world(int(name), network=network.at(self.host))
-        self.p = Propagator(world=self.world)
+        self.p = Propagator(settings, world=self.world)
+        self.access = None if tokens is None else Access(self.world, tokens)
         self.resident = Resident()
         self.links: list[ForwardLink] = []
 
@@ -35,14 +50,24 @@ class Node:
         await exits.enter_async_context(self.p)
         await self.p.attach(IndexSink(resident=self.resident))
         tasks = await exits.enter_async_context(anyio.create_task_group())
-        service = Service(self.p, ServerSettings(host=self.host, port=PORT, allow_anonymous=True))
-        await tasks.start(service.run)
+        settings = ServerSettings(host=self.host, port=PORT, allow_anonymous=True)
+        self.service = Service(self.p, settings, access=self.access)
+        await tasks.start(self.service.run)
         exits.callback(tasks.cancel_scope.cancel)
 
-    async def forward_to(self, other: Node) -> None:
-        link = ForwardLink(f"{other.host}:{PORT}", world=self.world)
+    async def forward_to(self, other: Node, token: str | None = None) -> None:
+        link = ForwardLink(f"{other.host}:{PORT}", world=self.world, token=token)
         self.links.append(link)
         await self.p.attach(ForwardSink(link, name=f"to-{other.host}"))
+
+    def sink_to(self, other: Node) -> FeedStatistics:
+        """How its forwarder is."""
+        return self.p.statistics().sinks[f"to-{other.host}"]
+
+    async def write(self, count: int, name: str = "v") -> None:
+        """Some deltas."""
+        for number in range(count):
+            await self.p.publish(Delta(f"{name}{number % 5}", opaque(b"%d" % number), "rows"))
 
     def deltas(self) -> list[tuple[object, ...]]:
         """What its log holds, in no order."""
@@ -121,5 +146,131 @@ def test_a_ring_of_three_ends_its_circles() -> None:
             sent = [link.statistics().sent for node in nodes for link in node.links]
             await anyio.sleep(60)
             assert [link.statistics().sent for node in nodes for link in node.links] == sent
+
+    run_virtual(main)
+
+
+def test_after_a_long_cut_it_goes_on_within_seconds() -> None:
+    async def main() -> None:
+        network = VirtualNetwork(5)
+        async with AsyncExitStack() as exits:
+            a, b = (Node(name, network) for name in ("1", "2"))
+            for node in (a, b):
+                await node.open(exits)
+            await a.forward_to(b)
+            network.cut(a.host, b.host)
+            await a.write(10)
+            await anyio.sleep(300)
+            assert a.sink_to(b).lag == 10
+            assert a.sink_to(b).breaker == "closed"
+            network.heal(a.host, b.host)
+            await settle((a, b), 25)
+
+    run_virtual(main)
+
+
+def test_whoever_has_less_than_was_brought_gets_it_again() -> None:
+    async def main() -> None:
+        network = VirtualNetwork(6)
+        async with AsyncExitStack() as exits:
+            a, b = (Node(name, network) for name in ("1", "2"))
+            await a.open(exits)
+            async with AsyncExitStack() as life:
+                await b.open(life)
+                await a.forward_to(b)
+                await a.write(20)
+                await settle((a, b))
+            again = Node("2", network)  # its log was in memory
+            await again.open(exits)
+            await a.write(1, "more")
+            await settle((a, again))
+            assert len(again.deltas()) == 21
+            assert a.sink_to(b).rebuilds == 0
+
+    run_virtual(main)
+
+
+def test_it_stops_where_the_log_no_longer_has_what_is_lacking_there() -> None:
+    async def main() -> None:
+        network = VirtualNetwork(7)
+        async with AsyncExitStack() as exits:
+            a, b = Node("1", network, settings=Settings(log_deltas_max=10)), Node("2", network)
+            await a.open(exits)
+            async with AsyncExitStack() as life:
+                await b.open(life)
+                await a.forward_to(b)
+                for _ in range(4):
+                    await a.write(5)
+                    await a.p.wait_visible(a.p.statistics().log.next_offset)
+            again = Node("2", network)
+            await again.open(exits)
+            await a.write(1, "more")
+            await anyio.sleep(60)
+            told = a.sink_to(b)
+            assert told.state == "stopped"
+            assert told.reason is not None
+            assert "lacks deltas from offset 0 on, which this log no longer holds" in told.reason
+            assert again.deltas() == []
+
+    run_virtual(main)
+
+
+def test_it_stops_where_it_may_not_and_goes_on_when_it_may() -> None:
+    async def main() -> None:
+        network = VirtualNetwork(8)
+        file = File(table("other", "t" * 32, publish=True, subscribe=True, namespaces='["*"]'))
+        async with AsyncExitStack() as exits:
+            a, b = Node("1", network), Node("2", network, tokens=file)
+            for node in (a, b):
+                await node.open(exits)
+            await a.forward_to(b, token="t" * 32)
+            await a.write(3)
+            await anyio.sleep(300)
+            told = a.sink_to(b)
+            assert told.state == "stopped"
+            assert told.reason is not None
+            assert "the other service refuses" in told.reason
+            assert b.service.counters is not None
+            assert b.service.counters.connections < 40
+            file.holds = table(
+                "other", "t" * 32, publish=True, subscribe=True, forward=True, namespaces='["*"]'
+            )
+            await anyio.sleep(60)
+            a.p.restart(f"to-{b.host}")
+            await settle((a, b))
+
+    run_virtual(main)
+
+
+def test_it_stops_where_it_would_forward_to_itself() -> None:
+    async def main() -> None:
+        async with AsyncExitStack() as exits:
+            a = Node("1", VirtualNetwork(9))
+            await a.open(exits)
+            await a.forward_to(a)
+            await a.write(1)
+            await anyio.sleep(30)
+            told = a.sink_to(a)
+            assert told.state == "stopped"
+            assert "forward to itself" in (told.reason or "")
+
+    run_virtual(main)
+
+
+def test_what_is_refused_for_now_comes_again() -> None:
+    """At the other service's rate; and nothing of it is void there."""
+
+    async def main() -> None:
+        network = VirtualNetwork(10)
+        rights = {"publish": True, "forward": True, "namespaces": '["*"]', "rate": 20, "burst": 5}
+        async with AsyncExitStack() as exits:
+            a = Node("1", network)
+            b = Node("2", network, tokens=File(table("other", "t" * 32, **rights)))
+            for node in (a, b):
+                await node.open(exits)
+            await a.forward_to(b, token="t" * 32)
+            await a.write(100)
+            await settle((a, b), 600)
+            assert b.p.statistics().voided == 0
 
     run_virtual(main)
