@@ -37,6 +37,9 @@ class ForwardSink:
     control_rows = True
     """It is delivered the rows too that only fill places."""
 
+    deltas_a_call = 20_000
+    """A call waits for the way there and back, however far that is."""
+
     def __init__(self, link: ForwardLink, *, name: str = "forward") -> None:
         self.name = name
         self._link = link

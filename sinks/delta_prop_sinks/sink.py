@@ -249,6 +249,13 @@ class TakesControlRows(Protocol):
 
 
 @runtime_checkable
+class TakesManyAtOnce(Protocol):
+    """A sink whose calls take long whatever they bring: behind, it gets up to so many deltas in one."""
+
+    deltas_a_call: int
+
+
+@runtime_checkable
 class HoldsVectors(Protocol):
     """A sink whose vectors outlive the log: what it holds counts as known when deltas are admitted."""
 
