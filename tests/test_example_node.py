@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 NODE = Path(__file__).parent.parent / "examples" / "node"
 GOLDEN = NODE.parent.parent / "docs" / "protocol-golden.json"
+STAMPED = "d301010a000000000000001100000188282656c00000000000000000"  # a header, and where its stamp begins
 CONFIGURATION = """
 [settings]
 queue_deltas_max = 200
@@ -55,6 +56,8 @@ def test_each_golden_frame_is_read_and_written_to_equal_bytes(tmp_path: Path) ->
     bent = tmp_path / "bent.json"
     bent.write_text(GOLDEN.read_text().replace('"lamport": 900', '"lamport": 901', 1))
     assert node("golden.mjs", bent).returncode == 1
+    bent.write_text(GOLDEN.read_text().replace(STAMPED, STAMPED[:-1] + "1", 1))
+    assert "the stamp's checksum is another" in node("golden.mjs", bent).stderr
 
 
 # --- a real server, behind a wire that is cut
@@ -327,3 +330,5 @@ def test_a_subscriber_reads_cut_frames_passes_over_control_rows_and_goes_on_behi
         peer = Peer(listener, {}, [1, 1])  # the same client, come back
         assert b"\xa6cursor\x93\xc4\x10" + bytes(16) + b"\x01\x16" in peer.frame()[2], "from offset 22 on"
         peer.close()
+        process.kill()
+        assert process.stdout.read() == "", "no row that only fills a place"
