@@ -47,6 +47,8 @@ KEYS = 1_000
 """Vectors of a topic."""
 TEMPLATES = 50
 """Different choices of them, taken in turn."""
+ACK_DELTAS, ACK_S = 1_000, 0.005
+"""A consumer acknowledges so many at once, as a read of Redis has; the rest when so long has passed."""
 REPEATED = 10
 """Frames that are sent once more in the end: none may reach a consumer again."""
 
@@ -231,13 +233,16 @@ class _Consumer:
         self._wire = Wire(connect(port))
         self._topic, self._group = topic, group
         self._log = Cursor(bytes(16), 0, 0)
+        self._unacked, self._acked_at = 0, 0.0
 
     def begin(self) -> None:
         self._wire.send(encode(Subscribe(1, Hello(client=self._group))))
         welcomed = _next_frame(self._wire)
         topic = Topic(TopicKind.NAMESPACE, self._topic)
         start = Start(StartAt.LATEST)
-        self._wire.send(encode(Subscribe(2, Subscription(1, (topic,), start, group=self._group))))
+        # What is there is sent at once, as the others do it: nothing is gathered.
+        asked = Subscription(1, (topic,), start, group=self._group, wait_ms_max=0)
+        self._wire.send(encode(Subscribe(2, asked)))
         granted = _next_frame(self._wire)
         if not isinstance(welcomed, Ack) or not isinstance(granted, Ack) or granted.granted is None:
             raise RuntimeError(f"delta-prop: {welcomed}, {granted}")
@@ -260,8 +265,10 @@ class _Consumer:
                 raise RuntimeError(f"delta-prop: {msgpack.unpackb(data[at + HEADER_BYTES : end])}")
             at = end
         self._wire.rest = data[at:]
-        if offset:
+        self._unacked += len(found)
+        if offset and (self._unacked >= ACK_DELTAS or time.monotonic() - self._acked_at >= ACK_S):
             self._wire.send(encode(Ack(0, cursor=Cursor(self._log.log_id, self._log.epoch, offset))))
+            self._unacked, self._acked_at = 0, time.monotonic()
         return found
 
     def close(self) -> None:

@@ -437,7 +437,7 @@ class Propagator(Publishing):
             world=self._world,
             settings=self.settings,
             disk=self._service_log.disk,
-            now=self._now,
+            now=self._world.clock.now,
             turn=self._turn,
         )
 

@@ -7,9 +7,10 @@ beside it nothing ever waits here. Pure.
 
 from __future__ import annotations
 
-import heapq
 import logging
+from bisect import bisect_right
 from collections import deque
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from delta_prop_wire.delta import AckLevel
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop")
 
+_LEVELS = tuple(AckLevel)
+assert [*map(int, _LEVELS)] == [*range(len(_LEVELS))]
+_first = itemgetter(0)
+
 
 class Settling:
     """What waits for the log's marks, each in order of offset."""
@@ -38,13 +43,13 @@ class Settling:
         self._show = show
         self._on_wait = on_wait
         self._unseen: deque[LoggedBatch] = deque()
-        self._untold: dict[AckLevel, list[tuple[int, int, Tell]]] = {level: [] for level in AckLevel}
-        self._order = 0
+        self._untold: tuple[deque[tuple[int, Tell]], ...] = tuple(deque() for _ in AckLevel)
+        """By level, each in order of offset."""
 
     @property
     def untold(self) -> int:
         """How many outcomes wait for a mark."""
-        return sum(map(len, self._untold.values()))
+        return sum(map(len, self._untold))
 
     def placed(self, logged: LoggedBatch) -> None:
         """A batch has its place: show it to the sinks, now or as soon as it may be read."""
@@ -62,25 +67,30 @@ class Settling:
         if next_offset <= self._log.reached(level):
             tell(None)
             return False
-        self._order += 1
-        heapq.heappush(self._untold[level], (next_offset, self._order, tell))
+        waiting = self._untold[level]
+        if waiting and next_offset < waiting[-1][0]:  # a repeat, which waits for its first copy
+            waiting.insert(bisect_right(waiting, next_offset, key=_first), (next_offset, tell))
+        else:
+            waiting.append((next_offset, tell))
         return True
 
     def settle(self) -> None:
         """The marks have moved: show and tell what they have passed, sinks first."""
-        while self._unseen and self._unseen[0].next_offset <= self._log.visible:
-            self._show(self._unseen.popleft())
-        for level, waiting in self._untold.items():
-            mark = self._log.reached(level) if waiting else 0
-            while waiting and waiting[0][0] <= mark:
-                _call(heapq.heappop(waiting)[2], None)
+        unseen, log = self._unseen, self._log
+        while unseen and unseen[0].next_offset <= log.visible:
+            self._show(unseen.popleft())
+        for level, waiting in zip(_LEVELS, self._untold, strict=True):
+            if waiting:
+                mark = log.reached(level)
+                while waiting and waiting[0][0] <= mark:
+                    _call(waiting.popleft()[1], None)
 
     def fail(self, refusal: Refused) -> None:
         """The marks move no more: nothing that waits is shown, everybody is told."""
         self._unseen.clear()
-        for level in list(self._untold):
-            waiting, self._untold[level] = self._untold[level], []
-            for _, _, tell in sorted(waiting, key=lambda one: one[:2]):
+        untold, self._untold = self._untold, tuple(deque() for _ in AckLevel)
+        for waiting in untold:
+            for _, tell in waiting:
                 _call(tell, refusal)
 
 

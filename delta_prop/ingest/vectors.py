@@ -22,18 +22,25 @@ if TYPE_CHECKING:
 HEADS_MAX = 2_000_000
 _ORIGIN_SHIFT = 64
 _COUNTER_MASK = (1 << _ORIGIN_SHIFT) - 1
+_SEVERAL = -2  # no place, and not that of an origin that has not written
 _VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
 
 
 class _Namespace:
-    __slots__ = ("complete", "dead", "dimension", "heads", "widths")
+    __slots__ = ("complete", "dead", "dimension", "heads", "widths", "writer")
 
     def __init__(self, *, complete: bool) -> None:
         self.heads: dict[str, int] = {}  # vector id -> place of the origin << 64 | counter
+        self.writer: int | None = None  # the place of the one origin that all heads are of, or _SEVERAL
         self.dead: set[str] = set()
         self.dimension = 0
         self.widths: dict[int, int] = {}  # of the states it began with: how many have so many numbers
         self.complete = complete  # False once a head was dropped: absence then proves nothing
+
+    def note_writer(self, place: int) -> None:
+        """Heads of an origin are put in."""
+        if self.writer != place:
+            self.writer = place if self.writer is None else _SEVERAL
 
 
 class SavedVectors(NamedTuple):
@@ -124,7 +131,9 @@ class Vectors:
             else iter([place << _ORIGIN_SHIFT | int(counter) for counter in counters])
         )
         if batch.namespace is not None and batch.kind is not None:
-            self._append_alike(batch, batch.namespace, batch.kind, codes, source)
+            known = self._namespace(batch.namespace)
+            self._append_alike(known, batch, batch.kind, codes, source)
+            known.note_writer(place)
         else:
             self._append_rows(batch, codes, source)
         if self._count > self._heads_max:
@@ -144,7 +153,12 @@ class Vectors:
 
         `seen`: up to which counter of an origin it has. Ask before the batch is appended.
         """
-        lowest = self._origins.get(batch.origin, -1) << _ORIGIN_SHIFT  # of the codes of its own dots
+        place = self._origins.get(batch.origin, -1)
+        if batch.namespace is not None:
+            known = self._namespaces.get(batch.namespace)
+            if known is None or known.writer in (None, place):
+                return
+        lowest = place << _ORIGIN_SHIFT  # of the codes of its own dots
         highest = lowest | _COUNTER_MASK
         codes = self._codes(batch)
         try:
@@ -215,6 +229,7 @@ class Vectors:
             known = self._namespaces[name] = _Namespace(complete=complete)
             known.dimension = dimension
             known.heads, known.dead = heads.get(name, ({}, set()))
+            known.writer = _SEVERAL if known.heads else None  # or one, which would take long to find out
         self._count = sum(len(known.heads) for known in self._namespaces.values())
         if self._count > self._heads_max:
             self._drop_oldest()
@@ -227,6 +242,7 @@ class Vectors:
                 self._by_place.append(origin)
             known, vector_id, kind = self._namespace(batch.namespaces[row]), batch.keys[row], batch.kinds[row]
             self._count += vector_id not in known.heads
+            known.note_writer(place)
             known.heads[vector_id] = place << _ORIGIN_SHIFT | counter
             if kind == Kind.DELETE:
                 known.dead.add(vector_id)
@@ -326,9 +342,8 @@ class Vectors:
             )
 
     def _append_alike(
-        self, batch: Batch, namespace: str, kind: int, codes: Iterator[int], source: Source
+        self, known: _Namespace, batch: Batch, kind: int, codes: Iterator[int], source: Source
     ) -> None:
-        known = self._namespace(namespace)
         keys = batch.keys
         before = len(known.heads)
         known.heads.update(zip(keys, codes, strict=False))
@@ -346,6 +361,7 @@ class Vectors:
         ):
             known = self._namespace(namespace)
             self._count += vector_id not in known.heads
+            known.note_writer(code >> _ORIGIN_SHIFT)
             known.heads[vector_id] = code
             if kind == Kind.DELETE and source is not Source.REPLICA:
                 known.dead.add(vector_id)

@@ -39,20 +39,26 @@ UNKNOWN_OFFSET = COUNTER_MAX
 """What stands for the first offset of a repeat where that is not remembered."""
 _NOTHING = opaque(b"")
 _NO_DOT = Dot(0, 1)
+_NO_ANSWERS: tuple[Ack | Nack, ...] = ()
 
 
-class _Open:
-    """A frame whose outcome is not told yet."""
+class _Open(Receipt):
+    """A frame whose outcome is not told yet, which the chain settles."""
 
-    __slots__ = ("count", "done", "first", "last", "size", "wanted")
+    __slots__ = ("_tell", "count", "first", "last", "size", "wanted")
 
-    def __init__(self, first: int, count: int, size: int, wanted: bool) -> None:
-        self.first = first
-        self.last = first + count - 1
+    def __init__(self, frame: BatchFrame | DeltaFrame, count: int, size: int, tell: Callable[[_Open], None]):
+        super().__init__()
+        self.first = frame.sequence
+        self.last = frame.sequence + count - 1
         self.count = count
         self.size = size
-        self.wanted = wanted
-        self.done = False
+        self.wanted = frame.ack_wanted
+        self._tell = tell
+
+    def _finish(self) -> None:
+        super()._finish()
+        self._tell(self)
 
 
 class Intake:
@@ -90,6 +96,7 @@ class Intake:
         self._closed = False
         self.in_use = False
         """Whether the client has claimed an origin or sent something: one that only may is no producer."""
+        self._news = False  # there is something to tell
         self.unauthorized = False
         """Whether something came that the token does not allow: once that is told the connection ends."""
 
@@ -118,7 +125,7 @@ class Intake:
         """Send a batch down the chain. `size`: of the frame as it came, and as its credit was charged."""
         batch = frame.batch
         self.in_use = True
-        entry = _Open(frame.sequence, batch.count, size, frame.ack_wanted)
+        entry = _Open(frame, batch.count, size, self._settled)
         self._open.append(entry)
         self._counters.deltas_in += batch.count
         void: Refused | None = None
@@ -126,32 +133,28 @@ class Intake:
             self._check(batch)
         except Refused as refused:
             if not refused.voids or self.forwards:  # another service accepted it: never void here
-                self._done(entry, refused, None)
+                entry.refuse(refused)
                 return
             void = refused
         lamport = frame.stamp.lamport if frame.stamp is not None and self.forwards else None
         if lamport is not None and (leap := self._leap(lamport)) is not None:
-            self._done(entry, leap, None)
+            entry.refuse(leap)
             return
-        receipt = Receipt()
-        receipt.when_done(lambda told: self._settled(entry, told))
-        self._chain.offer(Sequenced(batch, self._session, receipt, lamport, void), self._now())
+        self._chain.offer(Sequenced(batch, self._session, entry, lamport, void), self._now())
 
     def delta(self, frame: DeltaFrame, size: int) -> None:
         """Send one delta down the chain: under its dot, or under one that it is given there."""
         self.in_use = True
-        entry = _Open(frame.sequence, 1, size, frame.ack_wanted)
+        entry = _Open(frame, 1, size, self._settled)
         self._open.append(entry)
         self._counters.deltas_in += 1
         level = self._level if frame.ack_level is None else frame.ack_level
         delta = replace(frame.delta, source=self._session.source)
-        receipt = Receipt()
         try:
-            work = self._work_of(delta, level, receipt)
+            work = self._work_of(delta, level, entry)
         except Refused as refused:
-            self._done(entry, refused, None)
+            entry.refuse(refused)
             return
-        receipt.when_done(lambda told: self._settled(entry, told))
         self._chain.offer(work, self._now())
 
     def _work_of(self, delta: Delta, level: AckLevel, receipt: Receipt) -> Sequenced | Draft:
@@ -222,28 +225,25 @@ class Intake:
 
     # --- what became of it
 
-    def _settled(self, entry: _Open, told: Receipt) -> None:
-        refusal = told.refusal()
+    def _settled(self, entry: _Open) -> None:
+        refusal = entry.refusal()
         if refusal is not None:
-            self._done(entry, refusal, None)
-        elif told.acknowledged:
-            self._done(entry, None, told.result())
-
-    def _done(self, entry: _Open, refusal: Refused | None, published: Published | None) -> None:
-        entry.done = True
-        if refusal is not None:
-            if refusal.code is ErrorCode.UNAUTHORIZED and not isinstance(refusal, Unauthorized):
-                refusal = Unauthorized(refusal.message)  # the same words whatever the cause
-            self.unauthorized = self.unauthorized or isinstance(refusal, Unauthorized)
-            self._nacks.append(Nack.of(entry.first, refusal))
-            self._counters.nack(refusal.code)
-            self._audit(refusal)
-        elif published is not None and entry.wanted:
-            self._add_ranges(entry, published)
+            self._refused(entry, refusal)
+        elif entry.wanted and entry.acknowledged:
+            self._add_ranges(entry, entry.result())
         self._owed_deltas += entry.count
         self._owed_bytes += entry.size
+        self._news = True
         if not self._closed:
             self._ring()
+
+    def _refused(self, entry: _Open, refusal: Refused) -> None:
+        if refusal.code is ErrorCode.UNAUTHORIZED and not isinstance(refusal, Unauthorized):
+            refusal = Unauthorized(refusal.message)  # the same words whatever the cause
+        self.unauthorized = self.unauthorized or isinstance(refusal, Unauthorized)
+        self._nacks.append(Nack.of(entry.first, refusal))
+        self._counters.nack(refusal.code)
+        self._audit(refusal)
 
     def _add_ranges(self, entry: _Open, published: Published) -> None:
         if not published.duplicates:
@@ -275,8 +275,11 @@ class Intake:
 
     # --- what is told
 
-    def answers(self, *, pressed: bool) -> list[Ack | Nack]:
+    def answers(self, *, pressed: bool) -> Sequence[Ack | Nack]:
         """What there is to tell now, refusals first. `pressed`: credit that is owed is kept back."""
+        if not self._news:
+            return _NO_ANSWERS
+        self._news = pressed
         told: list[Ack | Nack] = [*self._nacks]
         self._nacks.clear()
         moved = False

@@ -52,6 +52,7 @@ def redis(wire: Wire) -> Consumer:
 def ours(wire: Wire) -> Consumer:
     consumer = _Consumer.__new__(_Consumer)
     consumer._wire, consumer._log = wire, Cursor(bytes(16), 1, 0)
+    consumer._unacked, consumer._acked_at = 0, 0.0
     return consumer
 
 

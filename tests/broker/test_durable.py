@@ -11,6 +11,7 @@ import pytest
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.damage import LogBusy
 from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.free_space import ASKED_US
 from delta_prop_broker.log.retention import LogSettings
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Delta, Source, create
@@ -455,3 +456,29 @@ def test_commits_run_on_a_thread_while_the_log_is_appended_to_and_read(tmp_path:
     log, _ = open_log(disk, settings)
     assert contents(log) == held
     log.close()
+
+
+def test_what_the_disk_has_left_is_asked_now_and_then_and_reckoned_between() -> None:
+    disk, clock, asked = SimDisk(1), Clock(step_us=0), 0
+    log, _ = open_log(disk, LOGGED, clock=clock)
+    writer, real = Writer(log), disk.free_bytes
+    writer.append(level=AckLevel.LOGGED)
+    commit(log)
+
+    def ask() -> int:
+        nonlocal asked
+        asked += 1
+        return real() - 7  # so that it is seen who has told it
+
+    disk.free_bytes = ask  # type: ignore[method-assign]
+    for wait_us, questions in ((10, 0), (10, 0), (ASKED_US, 1), (10, 1), (-2 * ASKED_US, 2)):
+        clock.us += wait_us
+        writer.append(level=AckLevel.LOGGED)
+        before, written = log._free.bytes, log.committed_bytes
+        commit(log)
+        reckoned = before - (log.committed_bytes - written)
+        assert log._free.bytes == (reckoned if wait_us == 10 else real() - 7)
+        assert asked == questions
+    writer.append()
+    commit(log)
+    assert asked == 3, "who waits for the disk asks it too"

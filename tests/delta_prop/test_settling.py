@@ -84,6 +84,17 @@ def test_a_repeat_is_told_only_when_its_first_copy_is_kept_as_asked() -> None:
     assert bench.keys() == ["a"]
 
 
+def test_a_repeat_of_what_lies_below_others_is_told_in_the_order_of_offsets() -> None:
+    bench, told = SlowBench(), list[str]()
+    batches = {key: at_level(bench, key, AckLevel.DURABLE) for key in "abc"}
+    for name in ("a", "b", "c", "a again", "b again", "a once more"):
+        bench.send(batches[name[0]]).when_done(lambda _, name=name: told.append(name))  # type: ignore[misc]
+    bench.move(3, 1)
+    assert told == ["a", "a again", "a once more"]
+    bench.move(3, 3)
+    assert told[3:] == ["b", "b again", "c"]
+
+
 def test_a_refusal_for_good_is_told_when_the_void_that_fills_its_dots_is_kept() -> None:
     bench = SlowBench()
     origin = bench.hello("p")

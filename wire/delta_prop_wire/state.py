@@ -38,6 +38,8 @@ class Role(Enum):
 class Speaker(Enum):
     """Whose frame it is. A forwarder is a client whose hello said that its deltas are replicas."""
 
+    __hash__ = object.__hash__  # an enumeration's own is a Python function, and each frame asks for four
+
     CLIENT = "a client"
     FORWARDER = "a forwarder"
     SERVER = "a server"
@@ -45,6 +47,8 @@ class Speaker(Enum):
 
 class Phase(Enum):
     """How far a connection is: nothing was said, a hello waits for its answer, open, ended."""
+
+    __hash__ = object.__hash__
 
     OPENING = auto()
     GREETED = auto()
@@ -54,6 +58,8 @@ class Phase(Enum):
 
 class Saying(Enum):
     """What a frame says, as far as the table tells frames apart."""
+
+    __hash__ = object.__hash__
 
     HELLO = "a hello"
     WELCOME = "the answer to a hello"

@@ -52,12 +52,15 @@ class Commit:
         end: int,
         synced: int,
         sync: bool,
+        asks_free: bool,
     ) -> None:
         self.pieces = pieces
         self.removed = removed
         self.end = end
         self.synced = synced
-        self.free_bytes = 0
+        self.free_bytes: int | None = None
+        """What the disk has left, if that was to be asked."""
+        self._asks_free = asks_free
         self._disk = disk
         self._directory = directory
         self._mark = mark
@@ -78,7 +81,8 @@ class Commit:
         for segment in self.removed:
             self._remove(segment.path)
             self._remove(segment.index_path)
-        self.free_bytes = self._disk.free_bytes()
+        if self._asks_free:
+            self.free_bytes = self._disk.free_bytes()
 
     def finish(self, segments: Segments) -> tuple[int, int]:
         """For the log's thread, once `run` has returned: what was written can be read, what is sealed is

@@ -15,6 +15,7 @@ from delta_prop_broker.log.checkpoints import Position
 from delta_prop_broker.log.commit import Commit, Piece, all_have_files
 from delta_prop_broker.log.cover import Cover
 from delta_prop_broker.log.damage import LogBusy, LogDamaged
+from delta_prop_broker.log.free_space import FreeSpace
 from delta_prop_broker.log.holders import Holders
 from delta_prop_broker.log.identity import LOCK_PATH, STREAMS
 from delta_prop_broker.log.recovery import recover
@@ -79,7 +80,7 @@ class DurableLog:
         """From where on a start would read it, if it were now: that stays, whoever needs it no more."""
         self._closed = False
         self._commits = self._syncs_skipped = self._removed_segments = self._refused = self._reopened = 0
-        self._free_bytes = disk.free_bytes() if recovered.mark is not None else 0
+        self._free = FreeSpace(disk, wall_us, read_only=recovered.mark is None)
         self._cover = Cover(disk, DIRECTORY, settings=settings, holders=self._holders)
         self._cover.open(
             recovered.identity.log_id,
@@ -289,10 +290,9 @@ class DurableLog:
         settings, unwritten = self.settings, self._unwritten_bytes + size
         return (
             self.failure is None
-            and not self.reserve.missing
             and size <= self._batch_bytes_max
             and unwritten <= settings.unwritten_bytes_max
-            and settings.free_bytes_min + unwritten <= self._free_bytes
+            and settings.free_bytes_min + unwritten <= self._free.bytes
             and not self.reserve.missing
             and self._room.bytes + size <= settings.bytes_max
         )
@@ -309,12 +309,11 @@ class DurableLog:
     def _disk_full(self, size: int) -> Refused | None:
         kept = self.settings.free_bytes_min + self.reserve.missing
         needed = kept + self._unwritten_bytes + size
-        if self._free_bytes >= needed and not self.reserve.missing:
+        if self._free.bytes >= needed and not self.reserve.missing:
             return None
-        self._free_bytes = self._disk.free_bytes()  # asked while it is short, so that it goes on by itself
-        if self._free_bytes >= needed:
+        if self._free.ask() >= needed:  # while it is short, so that it goes on by itself
             return None
-        return refusals.disk_full(self._free_bytes, kept)
+        return refusals.disk_full(self._free.bytes, kept)
 
     def _no_room(self, size: int) -> Refused | None:
         found = self._room.find(size, readable=self._readable(), end=self.next_offset)
@@ -370,6 +369,7 @@ class DurableLog:
             end=self.next_offset,
             synced=self.next_offset if sync else max(self.synced, sealed),
             sync=sync and bool(self._pending),
+            asks_free=self._free.is_due() or sync or bool(self._removed),
         )
         self._syncs_skipped += not sync
         self._pending, self._removed, self._pending_sync = [], [], False
@@ -383,8 +383,8 @@ class DurableLog:
             return
         self._commits += 1
         self._removed_segments += len(commit.removed)
-        self._free_bytes = commit.free_bytes
         frames, size = commit.finish(self._segments)
+        self._free.written(size, commit.free_bytes)
         self._unwritten_bytes -= size
         self.committed_bytes += size
         self.committed_frames += frames
@@ -434,7 +434,7 @@ class DurableLog:
         if self._mark is not None:
             self._mark.close()
         self._take_over(recovered)
-        self._free_bytes = 0  # asked at the next append
+        self._free.forget()
         self._reopened += 1
 
     def close(self) -> None:

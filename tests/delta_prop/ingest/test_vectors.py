@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delta_prop.ingest.vectors import Vectors
@@ -249,3 +249,44 @@ def test_heads_are_bounded_over_namespaces_of_one_vector_each() -> None:
         known = sum(vectors.head(f"namespace-{n}", "k") is not None for n in range(1, number + 1))
         assert known <= 100
     assert vectors.head("namespace-1000", "k") == Dot(16, 1000)
+
+
+WRITTEN = st.tuples(
+    st.sampled_from([3, 3, 3, 4, 5]),  # the origin
+    st.lists(st.tuples(st.sampled_from(["one", "two"]), st.sampled_from("abc")), min_size=1, max_size=3),
+)
+
+
+@given(st.lists(WRITTEN, max_size=20), st.integers(0, 30), st.integers(0, 20))
+@example([(3, [("one", "a")]), (4, [("one", "b")]), (4, [("one", "a")])], 0, 9)
+def test_conflicts_are_counted_as_they_would_be_row_by_row(
+    story: list[tuple[int, list[tuple[str, str]]]], seen: int, saved_after: int
+) -> None:
+    edge, heads, conflicts = Edge(), dict[tuple[str, str], Dot](), 0
+    for number, (origin, named) in enumerate(story):
+        rows = [Delta(key, opaque(b"x"), namespace) for namespace, key in named]
+        batch = edge.batch(*rows, origin=origin)
+        for name in named:
+            head = heads.get(name, Dot(origin, 0))
+            conflicts += head.origin != origin and head.counter > seen
+        edge.vectors.count_conflicts(batch, lambda _: seen)
+        assert edge.vectors.conflicts == conflicts
+        edge.send(*rows, origin=origin)
+        for row, name in enumerate(named):
+            heads[name] = batch.dot(row)
+        if number == saved_after:
+            edge.vectors = restored(edge.vectors)
+
+
+def restored(vectors: Vectors) -> Vectors:
+    """What a start makes of a checkpoint."""
+    saved, again = vectors.saved(), Vectors()
+    heads = {}
+    for name in saved.namespaces:
+        keys = vectors.keys(name)
+        codes, dead = vectors.heads(name, keys)
+        found = {key: code for key, code in zip(keys, codes, strict=True) if code is not None}
+        heads[name] = (found, {key for key, is_dead in zip(keys, dead, strict=True) if is_dead})
+    again.restore(saved, heads)
+    again.conflicts = vectors.conflicts
+    return again
