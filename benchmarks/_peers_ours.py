@@ -132,7 +132,7 @@ class OursDurable(Ours):
     level = AckLevel.DURABLE
 
 
-class _Frames:
+class Frames:
     """Frames of one producer, made from templates: names are chosen before, what a batch says is put in."""
 
     def __init__(self, topic: str, grant: OriginGrant, level: AckLevel, shape: tuple[int, int]) -> None:
@@ -173,21 +173,21 @@ class _Publisher:
         self._topic, self._level = topic, level
         origin = make_origin(random.getrandbits(44), Priority.NORMAL)
         self._wire = Wire(connect(port))
-        self._wire.send(encode(Subscribe(1, Hello(origins=(OriginClaim(origin),), client=topic))))
+        self._wire.send(hello_of(topic, origin))
         welcomed = _next_frame(self._wire)
         if not isinstance(welcomed, Ack) or welcomed.welcome is None or welcomed.credit is None:
             raise RuntimeError(f"delta-prop: {welcomed}")
         (self._grant,) = welcomed.welcome.origins
         self._credit = welcomed.credit
         self._sent = 0
-        self._frames: dict[tuple[int, int], _Frames] = {}
+        self._frames: dict[tuple[int, int], Frames] = {}
         self._last: list[bytes] = []
 
     def send(self, payloads: Sequence[bytes]) -> None:
         shape = (len(payloads), len(payloads[0]))
         frames = self._frames.get(shape)
         if frames is None:
-            frames = self._frames[shape] = _Frames(self._topic, self._grant, self._level, shape)
+            frames = self._frames[shape] = Frames(self._topic, self._grant, self._level, shape)
         while min(self._credit) <= 0:
             self.take_acks(wait=True)
         frame = frames.frame(self._sent + 1, payloads)
@@ -236,13 +236,9 @@ class _Consumer:
         self._unacked, self._acked_at = 0, 0.0
 
     def begin(self) -> None:
-        self._wire.send(encode(Subscribe(1, Hello(client=self._group))))
+        self._wire.send(hello_of(self._group))
         welcomed = _next_frame(self._wire)
-        topic = Topic(TopicKind.NAMESPACE, self._topic)
-        start = Start(StartAt.LATEST)
-        # What is there is sent at once, as the others do it: nothing is gathered.
-        asked = Subscription(1, (topic,), start, group=self._group, wait_ms_max=0)
-        self._wire.send(encode(Subscribe(2, asked)))
+        self._wire.send(subscription_of(self._topic, self._group))
         granted = _next_frame(self._wire)
         if not isinstance(welcomed, Ack) or not isinstance(granted, Ack) or granted.granted is None:
             raise RuntimeError(f"delta-prop: {welcomed}, {granted}")
@@ -259,7 +255,7 @@ class _Consumer:
                 break
             if kind == _BATCH:
                 batch = Batch(data[at + _BODY_AT : end])
-                found += _payloads(batch)
+                found += payloads_of(batch)
                 offset = sequence + batch.count
             elif kind == _NACK:
                 raise RuntimeError(f"delta-prop: {msgpack.unpackb(data[at + HEADER_BYTES : end])}")
@@ -267,7 +263,7 @@ class _Consumer:
         self._wire.rest = data[at:]
         self._unacked += len(found)
         if offset and (self._unacked >= ACK_DELTAS or time.monotonic() - self._acked_at >= ACK_S):
-            self._wire.send(encode(Ack(0, cursor=Cursor(self._log.log_id, self._log.epoch, offset))))
+            self._wire.send(commit_of(self._log, offset))
             self._unacked, self._acked_at = 0, time.monotonic()
         return found
 
@@ -275,7 +271,24 @@ class _Consumer:
         self._wire.socket.close()
 
 
-def _payloads(batch: Batch) -> list[bytes]:
+def hello_of(client: str, *origins: int) -> bytes:
+    """What opens a connection; a producer claims its origin."""
+    claims = tuple(OriginClaim(origin) for origin in origins)
+    return encode(Subscribe(1, Hello(origins=claims, client=client)))
+
+
+def subscription_of(topic: str, group: str) -> bytes:
+    """Everything of a topic from now on, sent as soon as it is there: nothing is gathered."""
+    topics = (Topic(TopicKind.NAMESPACE, topic),)
+    return encode(Subscribe(2, Subscription(1, topics, Start(StartAt.LATEST), group=group, wait_ms_max=0)))
+
+
+def commit_of(log: Cursor, offset: int) -> bytes:
+    """Everything below was dealt with."""
+    return encode(Ack(0, cursor=Cursor(log.log_id, log.epoch, offset)))
+
+
+def payloads_of(batch: Batch) -> list[bytes]:
     """The bytes of each row, as the other clients give them out."""
     bounds = batch._bounds_in(Column.BLOBS)
     ends = batch._bounds_in(Column.BLOB_ENDS)

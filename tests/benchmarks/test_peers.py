@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import _peers_nats, _peers_redis, peers
 from benchmarks._peers_contract import Wire
-from benchmarks._peers_ours import KEYS, _Consumer, _Frames, _payloads
+from benchmarks._peers_ours import KEYS, Frames, _Consumer, payloads_of
 from benchmarks._peers_scenes import Measured, Scene
 from benchmarks.peers import FAN_OUT, FLOW, IDLE, Floor, Rounds, ratios, report
 from delta_prop_wire.codec import decode, encode
@@ -107,7 +107,7 @@ def test_a_consumer_finds_the_payloads_wherever_the_bytes_are_cut(
 
 def test_our_raw_frames_are_sound_and_say_what_was_given() -> None:
     origin = make_origin(7, 2)
-    frames = _Frames("topic", OriginGrant(origin, 3, 0), AckLevel.LOGGED, (5, len(PAYLOADS[0])))
+    frames = Frames("topic", OriginGrant(origin, 3, 0), AckLevel.LOGGED, (5, len(PAYLOADS[0])))
     keys = set()
     for counter in (1, 6, 1_000_001):
         frame = decode(bytes(frames.frame(counter, PAYLOADS)))
@@ -117,7 +117,7 @@ def test_our_raw_frames_are_sound_and_say_what_was_given() -> None:
         assert (batch.count, batch.ack_level, batch.namespace) == (5, AckLevel.LOGGED, "topic")
         assert frame.ack_wanted
         assert plain_is_sound(batch)
-        assert _payloads(batch) == PAYLOADS
+        assert payloads_of(batch) == PAYLOADS
         keys.update(batch.keys)
     assert 5 < len(keys) <= KEYS
 
