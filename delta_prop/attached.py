@@ -114,7 +114,9 @@ class Attached:
 
     def dimension(self, namespace: str) -> int | None:
         """How many numbers the vectors of a namespace have; None while it has none."""
-        return None if self._appender is None else self._appender().vectors.dimension(namespace) or None
+        if self._appender is None or (self.feed is None and self._log.level is AckLevel.MEMORY):
+            return None  # what a sink brings to a log in memory is of a past one, whose dimensions are told
+        return self._appender().vectors.dimension(namespace) or None
 
     def first_missing(self, watermarks: Mapping[int, int]) -> int | None:
         """Where the first delta stands that a log with these watermarks lacks; None: none, or not known."""

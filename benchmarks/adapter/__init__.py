@@ -1,1 +1,1 @@
-"""delta-prop for harnesses that are not of this checkout: a folder of its own, which such a harness looks into first."""
+"""delta-prop for harnesses of others: a folder of its own, which such a harness looks into first."""
