@@ -38,12 +38,13 @@ class Advice:
         """Follow this from now on."""
         self._fill(now)
         self.level = advice.level
-        rate = advice.rate
+        # At `ok` nothing binds, and only `stop` is a pause: below it, it is the time to an empty queue.
+        rate = None if advice.level is Level.OK else advice.rate
         self.rate = None if rate is None or not math.isfinite(rate) else max(rate, RATE_MIN)
         self._at = now
-        pause_s = (advice.retry_after_ms or 0) / 1000
-        if advice.level is Level.STOP and not pause_s:
-            pause_s = STOP_S
+        pause_s = 0.0
+        if advice.level is Level.STOP:
+            pause_s = (advice.retry_after_ms or 0) / 1000 or STOP_S
         self._until = now + min(pause_s, PAUSE_S_MAX)
 
     def rest(self, seconds: float, now: float) -> None:
