@@ -206,6 +206,8 @@ class ForwardLink:
                 size += len(raw)
                 self._sent += logged.count
             call.next += 1
+        if call is not None:
+            self._finish(call)  # what was left may have been there already
         return parts
 
     def sent(self) -> None:

@@ -404,6 +404,7 @@ def test_addresses_of_one_service_are_tried_in_turn() -> None:
             await p.publish(made("a"))
             site.network.reset()
             await p.publish(made("b"))
+        assert site.keys() == ["a", "b"]
 
     with_service(story)
 

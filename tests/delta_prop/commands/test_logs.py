@@ -92,12 +92,14 @@ def test_nobody_waits_for_a_log_that_is_not_read_and_what_is_lost_is_counted() -
 
 
 def test_a_reader_that_went_away_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    out = io.StringIO()
-    monkeypatch.setattr(out, "write", _broken)
+    out, tried = io.StringIO(), []
+
+    def broken(text: str) -> int:
+        tried.append(text)
+        raise BrokenPipeError
+
+    monkeypatch.setattr(out, "write", broken)
     with logging_to(out, level="info", format_="json"):
         LOGGER.warning("one")
         LOGGER.warning("two")
-
-
-def _broken(_: str) -> int:
-    raise BrokenPipeError
+    assert tried

@@ -1,0 +1,65 @@
+"""A forwarder's link, without a network: a call ends once the other service has all of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from delta_prop import Delta, opaque
+from delta_prop.client.forwarding import ForwardLink
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.delta import Source
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.frames import Ack, OriginGrant, Welcome
+
+if TYPE_CHECKING:
+    from delta_prop_wire.frames import BatchFrame
+
+HAS, LACKS = 1 << 20, 2 << 20
+
+
+class Session:
+    """A connection whose credit is spent by each frame."""
+
+    def __init__(self) -> None:
+        self.sent: list[BatchFrame] = []
+        self.connection: Any = SimpleNamespace(window=SimpleNamespace(open=True), send=self._send)
+
+    def _send(self, frame: BatchFrame) -> bytes:
+        self.sent.append(frame)
+        self.connection.window.open = False
+        return b"frame"
+
+
+def logged(origin: int, offset: int) -> LoggedBatch:
+    return LoggedBatch(
+        encode_batch([Delta("v", opaque(b"x"))], origin=origin, base=1), offset, 1 + offset, Source.LOCAL
+    )
+
+
+def test_what_is_left_of_a_call_when_credit_comes_may_be_there_already() -> None:
+    async def main() -> None:
+        link, session = ForwardLink("service:7373", world=virtual_world(1)), Session()
+        link.welcomed(Welcome(origins=(OriginGrant(HAS, 1, 9),)), same_address=True)
+        outcomes: list[object] = []
+
+        async def forward() -> None:
+            outcomes.extend(await link.forward([logged(LACKS, 0), logged(HAS, 1)]))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(forward)
+            await anyio.sleep(0.1)
+            assert link.to_send(session, 0.0)  # type: ignore[arg-type]
+            link.take(Ack(session.sent[0].sequence), 0, 0.0)
+            session.connection.window.open = True
+            assert not link.to_send(session, 0.0)  # type: ignore[arg-type]
+            with anyio.fail_after(1):
+                while not outcomes:  # noqa: ASYNC110 - a call tells by returning
+                    await anyio.sleep(0.01)
+        assert outcomes == [None, None]
+        assert len(session.sent) == 1
+
+    run_virtual(main)
