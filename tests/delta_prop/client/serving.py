@@ -12,6 +12,7 @@ from delta_prop.server.access import Access
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
+from tests.whole_log import whole
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -65,7 +66,7 @@ class Site:
     def keys(self) -> list[str]:
         """The vector ids in the log, in order."""
         log = self.propagator.inside().log
-        batches = log.read(0, rows_max=100_000, bytes_max=1 << 30)
+        batches = whole(log)
         return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
 
 

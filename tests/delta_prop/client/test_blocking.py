@@ -21,6 +21,7 @@ from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.delta import AckLevel, Delta, Priority, create, opaque
 from delta_prop_wire.errors import Refused, UsageError
 from tests.delta_prop.networks import files
+from tests.whole_log import whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -39,7 +40,7 @@ class Served:
     def keys(self) -> list[str]:
         def read() -> list[str]:
             log = self._propagator.inside().log
-            batches = log.read(0, rows_max=1_000_000, bytes_max=1 << 30)
+            batches = whole(log)
             return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
 
         return self._portal.call(read)  # type: ignore[no-any-return]

@@ -19,6 +19,7 @@ from delta_prop.server.settings import ServerSettings
 from delta_prop.sinks import ForwardSink, IndexSink, Resident
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from tests.delta_prop.server.tokens import File, table
+from tests.whole_log import whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,7 +73,7 @@ class Node:
     def deltas(self) -> list[tuple[object, ...]]:
         """What its log holds, in no order."""
         log = self.p.inside().log
-        read = log.read(0, rows_max=1_000_000, bytes_max=1 << 30)
+        read = whole(log)
         return sorted(
             (logged.batch.origin, logged.batch.counter(row), logged.lamport + row)
             for logged in read

@@ -38,6 +38,7 @@ from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import Topic
 from tests.delta_prop.server.raw import EARLIEST, ORIGIN, Raw, connected, serving
 from tests.net.proxy import Proxy, proxy_to, rough, smooth
+from tests.whole_log import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -213,7 +214,7 @@ async def test_each_delta_has_one_effect_and_one_offset(seed: int, full: bool) -
         await sender.send_all(epochs, wanted)
         logged = {
             one.offset + row: one.batch.keys[row]
-            for one in p.inside().log.read(0, rows_max=1_000_000, bytes_max=1 << 30)
+            for one in whole(p.inside().log)
             if not one.batch.is_control
             for row in range(one.count)
         }
@@ -305,12 +306,7 @@ async def test_a_producer_that_asks_in_each_of_its_lives(full: bool) -> None:
                 assert offset is not None
                 assert first.setdefault(counter, offset) == offset
         (log,) = (p.inside().log,)
-        logged = [
-            key
-            for one in log.read(0, rows_max=1_000_000, bytes_max=1 << 30)
-            if not one.batch.is_control
-            for key in one.batch.keys
-        ]
+        logged = [key for one in whole(log) if not one.batch.is_control for key in one.batch.keys]
     print(f"{lives} lives, {proxy.struck['connection']} connections, {len(logged)} effects")
     assert logged == [f"v{counter}" for counter in range(1, count + 1)]
     assert {logged[offset]: offset for offset in first.values()} == {f"v{c}": o for c, o in first.items()}

@@ -1,0 +1,19 @@
+"""All that a log holds. One `read` may end anywhere behind its first batch: where memory begins, for one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from delta_prop_broker.log.contract import Log
+    from delta_prop_broker.log.frames import LoggedBatch
+
+
+def whole(log: Log) -> list[LoggedBatch]:
+    """Every batch up to `visible`, in order."""
+    found: list[LoggedBatch] = []
+    offset = log.first_offset
+    while offset < log.visible:
+        found += log.read(offset, rows_max=1_000_000, bytes_max=1 << 30)
+        offset = found[-1].offset + found[-1].count
+    return found
