@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+VERBS_GROUP = "delta_prop.verbs"
 SPOILABLE = ("storage", "index", "cache", "subscriber", "audit", "replica")
 
 
@@ -78,12 +79,21 @@ def make_parser() -> Parser:
     add_verbs(verbs, _run)
     add_operator_verbs(verbs, _run)
     add_server_verbs(verbs, _run)
+    _add_joined_verbs(verbs)
     version = verbs.add_parser("version", help="print the version", epilog="example: delta-prop version")
     version.set_defaults(run=_version)
     return parser
 
 
 # --- verbs
+
+
+def _add_joined_verbs(verbs: Any) -> None:
+    """Verbs of packages that stand above this one, or beside it: each entry point adds its own."""
+    from importlib.metadata import entry_points
+
+    for entry in sorted(entry_points(group=VERBS_GROUP), key=lambda one: one.name):
+        entry.load()(verbs)
 
 
 def _add_demo(verbs: Any) -> None:

@@ -32,6 +32,7 @@ HORIZON_S = 86_400.0
 """The time at which a run that still goes on is taken for one that waits for ever."""
 
 _TASKS_TOLD_MAX = 20
+_THREAD_S_MAX = 5.0
 _SHIELDS_LIFTED_MAX = 10_000
 
 
@@ -75,7 +76,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._numbers: WeakKeyDictionary[asyncio.Task[Any], int] = WeakKeyDictionary()
         self._tasks_made = 0
         self._thread = threading.get_ident()
-        self._disturbed = False
+        self._disturbed = threading.Event()  # by a thread
+        self._stuck = False
         self._selector = self  # asyncio asks it for events once a turn: there time moves
 
     def time(self) -> float:
@@ -85,21 +87,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def select(self, timeout: float | None) -> list[Any]:
         """Between two turns: put what is runnable in order or, if nothing is, go to the next timer."""
         self._turns += 1
-        if self._disturbed:
-            self._disturbed = False
-            raise Stuck("a thread has called the loop, at a time that no run repeats: use `virtual_world()`")
+        if self._disturbed.is_set() and not self._stuck:
+            raise self._stuck_as(
+                "a thread has called the loop, at a time that no run repeats: use `virtual_world()`"
+            )
         if timeout is None or timeout > 0:
             when = self._scheduled[0].when() if self._scheduled else math.inf
+            if when == math.inf and self._stuck and self._disturbed.wait(_THREAD_S_MAX):
+                self._disturbed.clear()  # what was cancelled has waited for its thread, which has come
+                return []
             if when == math.inf:
-                raise Stuck(f"nothing is runnable and no timer is set at {self._now} s: {self._told()}")
+                raise self._stuck_as(f"nothing is runnable and no timer is set at {self._now} s")
             if when > self._horizon_s:
                 self._horizon_s = math.inf  # what is left can still be cancelled
-                raise Stuck(f"still running at {self._now} s, near the horizon: {self._told()}")
+                raise self._stuck_as(f"still running at {self._now} s, near the horizon")
             self._now = when
             self._turns = 0
         elif self._turns > TURNS_AT_ONE_INSTANT_MAX:
             self._turns = 0  # what is left can still be cancelled
-            raise Stuck(f"{TURNS_AT_ONE_INSTANT_MAX} turns and still {self._now} s: {self._told()}")
+            raise self._stuck_as(f"{TURNS_AT_ONE_INSTANT_MAX} turns and still {self._now} s")
         elif len(self._ready) > 1:
             self._order_tasks()
         return []
@@ -124,6 +130,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         for place, handle in zip(places, handles, strict=True):
             self._ready[place] = handle
 
+    def _stuck_as(self, why: str) -> Stuck:
+        """The error; from then on all that is left is cancelled, and may wait for threads."""
+        self._stuck = True
+        return Stuck(f"{why}: {self._told()}")
+
     def _told(self) -> str:
         tasks = sorted(asyncio.all_tasks(self), key=lambda task: self._numbers.get(task, 0))
         told = [f"{task.get_name()} waits at {_place(task)}" for task in tasks[:_TASKS_TOLD_MAX]]
@@ -134,7 +145,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """Called to wake the loop, which never sleeps; from elsewhere it spoils the run."""
-        self._disturbed = self._disturbed or threading.get_ident() != self._thread
+        if threading.get_ident() != self._thread:
+            self._disturbed.set()
 
 
 def _task_of(handle: asyncio.Handle) -> asyncio.Task[Any] | None:

@@ -171,9 +171,10 @@ def test_tasks_that_wake_each_other_for_ever_are_told(monkeypatch: pytest.Monkey
         run_virtual(main)
 
 
-def test_a_thread_is_told() -> None:
+@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.05])
+def test_a_thread_is_told(seconds: float) -> None:
     async def main() -> None:
-        await anyio.to_thread.run_sync(partial(time.sleep, 0.001))
+        await anyio.to_thread.run_sync(partial(time.sleep, seconds))
 
     with pytest.raises(Stuck):
         run_virtual(main)

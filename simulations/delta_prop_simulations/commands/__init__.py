@@ -1,0 +1,58 @@
+"""The verb `simulate`, which joins the command by its entry point. Loads nothing that a run needs.
+
+What comes behind `simulate` is one of `KINDS`, or else a scenario: a shipped name or a TOML file.
+"""
+
+from __future__ import annotations
+
+from argparse import REMAINDER
+from typing import TYPE_CHECKING, Any
+
+from delta_prop.cli import Help, Parser
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+
+KINDS: dict[str, str] = {}
+"""What can stand behind `simulate` beside a scenario, and what it does in a few words. Each is a module here
+with `add_arguments(parser)` and `run(options)`, which returns the exit status.
+"""
+
+
+def add_verbs(verbs: Any) -> None:
+    """Add `simulate`."""
+    parser = verbs.add_parser(
+        "simulate",
+        help="try a topology, or thousands of disasters, in virtual time",
+        description="Runs the production code in virtual time on a false disk and a false network. WHAT is a "
+        "scenario (a shipped name or a TOML file)"
+        + "".join(f", or `{kind}` ({KINDS[kind]})" for kind in KINDS),
+        epilog="each kind has its own --help: delta-prop simulate WHAT --help",
+        allow_abbrev=False,
+        formatter_class=Help,
+    )
+    parser.add_argument("what", metavar="WHAT", help="what to run")
+    parser.add_argument("rest", metavar="…", nargs=REMAINDER, help="its options")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: Namespace) -> int:
+    return dispatch(options.what, options.rest)
+
+
+def dispatch(what: str, rest: Sequence[str]) -> int:
+    """Run one kind with its own options; its exit status."""
+    module = _module(what)
+    parser = Parser(prog=f"delta-prop simulate {what}", allow_abbrev=False, formatter_class=Help)
+    module.add_arguments(parser)
+    chosen = parser.parse_args(rest)
+    chosen.what = what
+    status: int = module.run(chosen)
+    return status
+
+
+def _module(what: str) -> Any:
+    """Imported here, and by its name, so that help comes at once and imports can be followed."""
+    raise UsageError(f"{what}: there is no such scenario, and no file of that name")
