@@ -1,0 +1,1 @@
+"""The laboratory: scenarios of traffic, limits and sinks, run with the production code in virtual time."""

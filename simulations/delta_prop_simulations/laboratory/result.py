@@ -1,0 +1,112 @@
+"""What a run of a scenario has shown, as plain data: reports are made of this and of nothing else.
+
+Values only. Times are virtual seconds; everything can be written as JSON and read back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Series:
+    """One number as it was at points of time."""
+
+    name: str
+    unit: str
+    times_s: list[float]
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class Latency:
+    """How long something took. `quantiles`: "p50", "p90", "p99", "p999", "max", in seconds.
+
+    `buckets`: upper bound in seconds and how many were in it, bounds a constant factor apart; empty buckets
+    are left out.
+    """
+
+    count: int
+    quantiles: dict[str, float]
+    buckets: list[tuple[float, int]]
+
+
+@dataclass(frozen=True)
+class SinkResult:
+    """What one sink did. `lag`: from a delta's offset to its application.
+
+    `within_1s_per_s`: deltas applied within a second of their offset, per second of the scenario.
+    """
+
+    name: str
+    applied: int
+    failures: int
+    within_1s_per_s: float
+    lag: Latency
+    series: list[Series] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a promise was kept. `ok`: None where the scenario never put it to the test."""
+
+    promise: str
+    ok: bool | None
+    what: str
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One way to set things up, and how it fared. `trace`: the same for the same seed, always.
+
+    `cpu_s`: what the run itself took, the one number that differs from run to run.
+    """
+
+    name: str
+    what: str
+    sinks: list[SinkResult]
+    series: list[Series]
+    totals: dict[str, float]
+    verdicts: list[Verdict]
+    trace: str
+    virtual_s: float
+    cpu_s: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """A scenario's alternatives, run with one seed."""
+
+    scenario: str
+    about: str
+    seed: int
+    duration_s: float
+    alternatives: list[Alternative]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON knows it: dictionaries, lists, texts and numbers."""
+        return asdict(self)
+
+
+def result_from_json(data: dict[str, Any]) -> Result:
+    """The inverse of `Result.to_json`."""
+    return Result(**{**data, "alternatives": [_alternative(one) for one in data["alternatives"]]})
+
+
+def _alternative(data: dict[str, Any]) -> Alternative:
+    return Alternative(
+        **{
+            **data,
+            "sinks": [_sink(one) for one in data["sinks"]],
+            "series": [Series(**one) for one in data["series"]],
+            "verdicts": [Verdict(**one) for one in data["verdicts"]],
+        }
+    )
+
+
+def _sink(data: dict[str, Any]) -> SinkResult:
+    lag = data["lag"]
+    buckets = [(float(bound), int(count)) for bound, count in lag["buckets"]]
+    series = [Series(**one) for one in data["series"]]
+    return SinkResult(**{**data, "lag": Latency(**{**lag, "buckets": buckets}), "series": series})
