@@ -84,6 +84,7 @@ EDGE = (
     "delta_prop/tls_contexts.py",
     "delta_prop/world.py",
     "delta_prop/testing/*",
+    "simulations/delta_prop_simulations/chance.py",
     "simulations/delta_prop_simulations/disk*.py",
     "sinks/delta_prop_sinks/graph_file.py",
     "sinks/delta_prop_sinks/jsonlines.py",

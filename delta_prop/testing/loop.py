@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import anyio
 
-from delta_prop_wire.errors import DeltaPropError
+from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
     from collections import deque
@@ -45,6 +45,7 @@ def run_virtual(
     *args: Any,
     seed: int | None = None,
     horizon_s: float = HORIZON_S,
+    on_turn: Callable[[float, int], object] | None = None,
     backend: Literal["asyncio", "trio"] = "asyncio",
 ) -> T:
     """`anyio.run(main, *args)` in virtual time, the same at each run. Raises Stuck.
@@ -53,10 +54,14 @@ def run_virtual(
     of their creation. On trio the order is trio's own, which changes from run to run.
     `horizon_s`: a run that lasts longer waits for something that never comes, beside a timer that
     always does.
+    `on_turn`: called at every turn of the loop with the time and the number of callbacks that are runnable;
+    what it raises ends the run. On asyncio alone.
     """
     if backend == "trio":
+        if on_turn is not None:
+            raise UsageError("on_turn: on trio nobody is told of turns; run it on asyncio")
         return _run_on_trio(main, *args, horizon_s=horizon_s)
-    options = {"loop_factory": partial(VirtualLoop, seed, horizon_s)}
+    options = {"loop_factory": partial(VirtualLoop, seed, horizon_s, on_turn)}
     return anyio.run(main, *args, backend="asyncio", backend_options=options)
 
 
@@ -67,8 +72,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
     _scheduled: list[asyncio.TimerHandle]
     _selector: VirtualLoop
 
-    def __init__(self, seed: int | None = None, horizon_s: float = HORIZON_S) -> None:
+    def __init__(
+        self,
+        seed: int | None = None,
+        horizon_s: float = HORIZON_S,
+        on_turn: Callable[[float, int], object] | None = None,
+    ) -> None:
         super().__init__()
+        self._on_turn = on_turn
         self._horizon_s = horizon_s
         self._now = 0.0
         self._turns = 0
@@ -87,6 +98,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def select(self, timeout: float | None) -> list[Any]:
         """Between two turns: put what is runnable in order or, if nothing is, go to the next timer."""
         self._turns += 1
+        if (on_turn := self._on_turn) is not None:
+            self._on_turn = None  # it is not asked again about a run that it has ended
+            on_turn(self._now, len(self._ready))
+            self._on_turn = on_turn
         if self._disturbed.is_set() and not self._stuck:
             raise self._stuck_as(
                 "a thread has called the loop, at a time that no run repeats: use `virtual_world()`"

@@ -15,6 +15,7 @@ import pytest
 
 from delta_prop.testing import Stuck, VirtualLoop, run_virtual
 from delta_prop.testing import loop as loop_module
+from delta_prop_wire.errors import UsageError
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
@@ -232,3 +233,24 @@ async def _wait_for_nobody() -> None:
 async def _tick_for_ever() -> None:
     while True:  # noqa: ASYNC110 - a service's ticker
         await anyio.sleep(1)
+
+
+def test_each_turn_can_be_looked_at_and_ended() -> None:
+    seen: list[float] = []
+
+    def look(now: float, runnable: int) -> None:
+        assert runnable >= 0
+        seen.append(now)
+        if now >= 2:
+            raise ZeroDivisionError
+
+    async def main() -> None:
+        for _ in range(10):
+            await anyio.sleep(1)
+
+    with pytest.raises(ZeroDivisionError):
+        run_virtual(main, on_turn=look)
+    assert sorted(set(seen)) == [0, 1, 2]
+    assert seen.count(2) == 1
+    with pytest.raises(UsageError, match="asyncio"):
+        run_virtual(main, on_turn=look, backend="trio")

@@ -1,0 +1,61 @@
+"""Clocks of machines: the wall clock jumps and drifts, elapsed time goes on as the loop's does.
+
+What a wall clock shows is a function of elapsed time, so it needs nobody to move it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta_prop.testing.world import EPOCH_US
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import Callable
+
+    from delta_prop.ports import Clock
+
+_US = 1_000_000
+_DRIFT_MAX = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ClockFaults:
+    """`drift`: seconds gained in each second, below 0 lost. `jumps`: at which elapsed second the wall clock
+    goes by how many seconds, back where that is below 0.
+    """
+
+    drift: float = 0.0
+    jumps: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not -_DRIFT_MAX <= self.drift <= _DRIFT_MAX:
+            raise UsageError(f"drift {self.drift}: it is from -{_DRIFT_MAX} to {_DRIFT_MAX} seconds a second")
+
+
+class FaultyClock:
+    """The clock of one machine. `struck` counts the jumps that somebody saw, and readings that were off."""
+
+    def __init__(self, now: Callable[[], float], faults: ClockFaults, struck: Counter[str]) -> None:
+        self.now = now
+        self._faults = faults
+        self._struck = struck
+        self._jumps_seen = 0
+
+    def wall_us(self) -> int:
+        """Microseconds since 1970, as this machine believes."""
+        now = self.now()
+        gone = [by_s for at_s, by_s in self._faults.jumps if at_s <= now]
+        self._struck["clock jumped"] += max(0, len(gone) - self._jumps_seen)
+        self._jumps_seen = len(gone)
+        if self._faults.drift:
+            self._struck["clock read while it drifts"] += 1
+        return EPOCH_US + round((now * (1 + self._faults.drift) + sum(gone)) * _US)
+
+
+if TYPE_CHECKING:
+
+    def _conforms(clock: FaultyClock) -> Clock:
+        return clock

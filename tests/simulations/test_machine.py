@@ -1,0 +1,290 @@
+"""A machine: its processes die as real ones do, and what is left of them has no effect."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from delta_prop import Propagator, Settings
+from delta_prop.testing import VirtualNetwork, run_virtual
+from delta_prop_simulations.chance import Seed
+from delta_prop_simulations.clock import ClockFaults, FaultyClock
+from delta_prop_simulations.machine import Ending, Machine
+from delta_prop_simulations.threads import SimThreads, ThreadFaults
+from delta_prop_simulations.trace import Trace
+from delta_prop_wire.delta import Delta, create
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from delta_prop.ports import World
+
+STILL = ThreadFaults(delay_s_max=0)
+
+
+def a_machine(name: str = "m", *, network: VirtualNetwork | None = None, seed: int = 1) -> Machine:
+    return Machine(
+        name, Seed(seed), network or VirtualNetwork(seed), Trace(), clock=ClockFaults(), threads=STILL
+    )
+
+
+def with_machine(story: Callable[[Machine], Awaitable[None]], seed: int = 1) -> None:
+    async def main() -> None:
+        await story(a_machine(seed=seed))
+
+    run_virtual(main, seed=seed)
+
+
+def test_sources_depend_on_their_name_alone_in_every_process() -> None:
+    program = (
+        "from delta_prop_simulations.chance import Seed; "
+        "print(Seed(7).child('a').child('b').stream('c').getrandbits(64))"
+    )
+    told = set()
+    for hash_seed in ("1", "2"):
+        environment = {"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": hash_seed}
+        run = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, check=True
+        )
+        told.add(run.stdout.decode().strip())
+    seed = Seed(7).child("a").child("b")
+    assert told == {str(seed.stream("c").getrandbits(64))}
+    assert seed.stream("c").random() != seed.stream("d").random()
+    assert Seed(7).stream("c").random() != Seed(8).stream("c").random()
+
+
+def test_a_trace_tells_runs_apart_by_what_happened_and_when() -> None:
+    now = [0.0]
+
+    def told(*notes: tuple[float, str]) -> str:
+        trace = Trace(lambda: now[0])
+        for at, what in notes:
+            now[0] = at
+            trace.note(what, 1, b"x", None)
+        return trace.digest()
+
+    assert told((0, "a"), (1, "b")) == told((0, "a"), (1, "b"))
+    assert len({told((0, "a"), (1, "b")), told((0, "b"), (1, "a")), told((0, "a"), (2, "b"))}) == 3
+    trace = Trace(lambda: 0.0)
+    before = trace.digest()
+    trace.turn(1.0, 3)
+    assert trace.digest() != before
+    with pytest.raises(UsageError, match="object in a trace"):
+        trace.note(object())
+    for number in range(300):
+        trace.note(number)
+    assert trace.lines[-1] == "0.000000 299"
+    assert len(trace.lines) == 200
+
+
+def test_a_wall_clock_jumps_and_drifts_and_elapsed_time_does_not() -> None:
+    async def main() -> None:
+        machine = a_machine()
+        now = machine.world().clock.now
+        clock = FaultyClock(now, ClockFaults(drift=0.1, jumps=((10.0, -3600.0),)), machine.struck)
+        start_us = clock.wall_us()
+        await anyio.sleep(5)
+        assert clock.wall_us() - start_us == 5_500_000
+        assert not machine.struck["clock jumped"]
+        await anyio.sleep(5)
+        assert clock.wall_us() - start_us == 11_000_000 - 3_600_000_000
+        assert machine.struck["clock jumped"] == 1
+        assert clock.now() == anyio.current_time()
+
+    run_virtual(main)
+    with pytest.raises(UsageError, match="drift 2"):
+        ClockFaults(drift=2)
+
+
+@pytest.mark.parametrize(("early", "seen_at"), [(1.0, 0.0), (0.0, 4.0)])
+def test_a_call_has_its_effect_early_or_late_and_calls_come_one_at_a_time(
+    early: float, seen_at: float
+) -> None:
+    async def main() -> None:
+        machine = a_machine()
+        faults = ThreadFaults(delay_s_max=0, early=early, stalls=1.0, stall_s=4.0)
+        thread = SimThreads(Seed(1).stream("x"), faults, machine.struck).new_thread()
+        effects: list[float] = []
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(thread.run, lambda: effects.append(anyio.current_time()))
+        assert effects == [seen_at, seen_at + 4.0]
+        assert anyio.current_time() == 8.0
+        assert machine.struck["thread stalled"] == 2
+
+    run_virtual(main)
+
+
+def test_a_killed_process_leaves_its_page_cache_and_none_of_its_cleanup() -> None:
+    async def story(machine: Machine) -> None:
+        async def process(world: World) -> None:
+            file = world.open_disk("x").open("file", create=True)
+            file.write(0, [b"written"])
+            try:
+                await anyio.sleep(60)
+            finally:
+                file.write(0, [b"too late"])
+
+        async with anyio.create_task_group() as tasks:
+            endings: list[Ending] = []
+
+            async def live() -> None:
+                endings.append(await machine.run(process))
+
+            tasks.start_soon(live)
+            await anyio.sleep(1)
+            life = machine.life
+            machine.kill()
+            assert life is not None
+            assert life.over
+        assert endings == [Ending.KILLED]
+        assert machine.disk.peek("file") == b"written"
+        assert anyio.current_time() == 1
+        assert machine.struck["killed"] == 1
+
+    with_machine(story)
+
+
+def test_a_power_cut_takes_what_was_not_synced_and_nobody_answers_until_it_is_back() -> None:
+    async def story(machine: Machine) -> None:
+        async def process(world: World) -> None:
+            disk = world.open_disk("x")
+            synced, unsynced = disk.open("synced", create=True), disk.open("unsynced", create=True)
+            synced.write(0, [b"kept"])
+            synced.sync()
+            disk.sync_directory("")
+            unsynced.write(0, [b"x" * 100_000])
+            await anyio.sleep(60)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(machine.run, process)
+            await anyio.sleep(1)
+            machine.cut_power()
+        assert machine.disk.peek("synced") == b"kept"
+        assert machine.disk.peek("unsynced") != b"x" * 100_000
+        with pytest.raises(AssertionError, match="no power"):
+            await machine.run(process)
+        machine.restore()
+
+        async def nothing(_world: World) -> None:
+            await anyio.lowlevel.checkpoint()
+
+        assert await machine.run(nothing) is Ending.ENDED
+        assert machine.lives == 2
+
+    with_machine(story)
+
+
+def test_a_call_of_the_disk_that_is_the_last_one_ends_the_process() -> None:
+    async def story(machine: Machine) -> None:
+        machine.disk.crash_at(lambda call: call.name == "write")
+
+        async def process(world: World) -> None:
+            world.open_disk("x").open("file", create=True).write(0, [b"x"])
+            await anyio.sleep(60)
+
+        assert await machine.run(process) is Ending.CRASHED
+        assert not machine.disk.is_off
+
+    with_machine(story)
+
+
+def test_what_falls_out_of_a_living_process_is_not_swallowed() -> None:
+    async def story(machine: Machine) -> None:
+        async def process(_world: World) -> None:
+            await anyio.sleep(1)
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            await machine.run(process)
+        assert not machine.is_up
+
+    with_machine(story)
+
+
+def test_a_dead_process_gets_no_stream_and_no_listener() -> None:
+    async def main() -> None:
+        network = VirtualNetwork(1)
+        there, here = a_machine("there", network=network), a_machine("here", network=network)
+        failures: list[str] = []
+
+        async def serve(world: World) -> None:
+            assert world.network is not None
+            await world.network.listen("there", 7)
+            await anyio.sleep(60)
+
+        async def haunt(world: World) -> None:
+            assert world.network is not None
+            try:
+                await anyio.sleep(60)
+            finally:
+                with anyio.CancelScope(shield=True):
+                    for attempt in (world.network.connect("there", 7), world.network.listen("here", 8)):
+                        try:
+                            await attempt
+                        except ConnectionError as error:
+                            failures.append(str(error))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(there.run, serve)
+            tasks.start_soon(here.run, haunt)
+            await anyio.sleep(1)
+            here.kill()
+            await anyio.sleep(1)
+            there.kill()
+        assert failures == ["the process is over"] * 2
+        assert not network.connections
+
+    run_virtual(main)
+
+
+def test_an_ailment_of_the_disk_outlasts_the_process_until_it_is_cured() -> None:
+    async def story(machine: Machine) -> None:
+        machine.afflict("sick", lambda disk: disk.fail(lambda call: call.name == "write", times=None))
+
+        async def process(world: World) -> None:
+            file = world.open_disk("x").open("file", create=True)
+            with pytest.raises(OSError, match="Input/output error"):
+                file.write(0, [b"x"])
+            await anyio.sleep(60)
+
+        for _ in range(2):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(machine.run, process)
+                await anyio.sleep(1)
+                machine.kill()
+        machine.cure("sick")
+        machine.disk.open("file", create=True).write(0, [b"x"])
+
+    with_machine(story)
+
+
+def test_a_service_on_a_machine_keeps_what_it_acknowledged_through_a_power_cut() -> None:
+    async def story(machine: Machine) -> None:
+        told: list[str] = []
+
+        async def serve(world: World) -> None:
+            async with Propagator(Settings(), data="data", world=world) as propagator:
+                watermark = propagator.producer("p").watermark()
+                for number in range(watermark, watermark + 20):
+                    await propagator.producer("p").publish(Delta(f"{number}", create([1.0])))
+                    told.append(f"{number}")
+                if machine.lives == 1:
+                    await anyio.sleep(60)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(machine.run, serve)
+            await anyio.sleep(0.02)
+            machine.cut_power()
+        before = len(told)
+        machine.restore()
+        assert await machine.run(serve) is Ending.ENDED
+        assert told[before:][0] in {f"{before}", f"{before + 1}"}
+
+    with_machine(story)
