@@ -61,6 +61,7 @@ PURE = (
     "delta_prop/ingest/*",
     "delta_prop/order/*",
     "delta_prop/published.py",
+    "delta_prop/recorded_traffic.py",
     "delta_prop/route/table.py",
     "delta_prop/server/wanted.py",
 )
