@@ -1,0 +1,173 @@
+"""Mutants of the chain: repeats, causal order, refusals, and what a start has to remember.
+
+Each line of text is the code's own; where that changes, the table's test says which mutant to write anew.
+"""
+
+from __future__ import annotations
+
+from delta_prop.append import Appender
+from delta_prop.ingest.origins import Origins
+from delta_prop.ingest.vectors import Vectors
+from delta_prop.order.orderer import Orderer
+from delta_prop.pipeline import Chain
+from delta_prop.reopening import Reopening
+from delta_prop.settling import Settling
+from delta_prop_simulations.disasters.mutants.mutant import Mutant, edit
+
+CHAIN = (
+    Mutant(
+        "watermarks-forgotten",
+        "a start does not take in how far each origin had come",
+        "a repeat has one effect, across a restart too",
+        (
+            edit(
+                Chain.restore,
+                ("self.orderer.delivered(batch.origin, batch.last, batch.ids or ())", "pass"),
+            ),
+        ),
+    ),
+    Mutant(
+        "ids-forgotten",
+        "a start does not take in the ids of the log's deltas",
+        "an id has one effect, across a restart too",
+        (edit(Appender.restore, ("self.ids.add(batch.ids, logged.offset)", "pass")),),
+    ),
+    Mutant(
+        "ids-not-looked-up",
+        "an id that was accepted before is accepted again",
+        "an id has one effect",
+        (edit(Appender._repeated_rows, ("return repeats", "return {}")),),
+    ),
+    Mutant(
+        "repeat-told-a-new-offset",
+        "a repeat is told the end of the log for its offset",
+        "a repeat is told what its first copy was told",
+        (
+            edit(
+                Chain._repeat,
+                (
+                    "firsts = self._firsts(batch)",
+                    "firsts = {row: self.log.next_offset - batch.count + row for row in range(batch.count)}",
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "repeat-told-too-early",
+        "a repeat is acknowledged though its first copy is not kept yet",
+        "an acknowledgement says that it is kept as asked",
+        (edit(Chain._tell, ("next_offset = outcome.next_offset", "next_offset = 0")),),
+    ),
+    Mutant(
+        "state-moves-without-the-log",
+        "watermarks move though the log has refused the batch",
+        "what is acknowledged is in the log",
+        (
+            edit(
+                Chain._append,
+                (
+                    "        self._refuse_all(self.orderer.refuse(entry, refusal))",
+                    "        self.orderer.delivered(entry.origin, entry.last)\n"
+                    "        self._refuse_all(self.orderer.refuse(entry, refusal))",
+                ),
+            ),
+            edit(
+                Chain._run_plain,
+                (
+                    "        self._refuse_all(self.orderer.refuse(_entry(work), refusal))",
+                    "        self.orderer.delivered(batch.origin, last)\n"
+                    "        self._refuse_all(self.orderer.refuse(_entry(work), refusal))",
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "clocks-ignored",
+        "a delta does not wait for what its clock names",
+        "the log's order is causal",
+        (edit(Orderer.check, ("for other, counter in entry.clock:", "for other, counter in ():")),),
+    ),
+    Mutant(
+        "parents-ignored",
+        "a delta does not wait for its parents",
+        "the log's order is causal",
+        (edit(Orderer.check, ("return not entry.parents or self._has_parents(entry)", "return True")),),
+    ),
+    Mutant(
+        "own-order-ignored",
+        "a delta does not wait for those that its producer numbered before it",
+        "each origin's counters are in the log without a gap",
+        (
+            edit(
+                Orderer.check,
+                ("if have.get(origin, 0) != entry.previous:", "if have.get(origin, 0) > entry.previous:"),
+            ),
+        ),
+    ),
+    Mutant(
+        "void-not-logged",
+        "the dot of a delta that is refused for good stays open",
+        "what follows a refused delta goes on",
+        (
+            edit(
+                Appender.sequenced,
+                (
+                    "if not refusal.voids or refusal.code is ErrorCode.UNAUTHORIZED:\n                raise",
+                    "raise",
+                ),
+            ),
+        ),
+    ),
+    Mutant(
+        "expect-ignored",
+        "a delta is taken though its vector's head is not the one that it expects",
+        "of two writers that expect the same head one is refused",
+        (edit(Vectors.check, ("for row, expected in batch.expects:", "for row, expected in ():")),),
+    ),
+    Mutant(
+        "stale-epoch-accepted",
+        "a producer that was fenced may still write",
+        "of two producers of one name the later one alone writes",
+        (
+            edit(
+                Origins.require,
+                ("batch.epoch < state.epoch and not (repeat and state.same_frame(batch))", "False"),
+            ),
+            edit(Origins.writer, ("state.epoch != batch.epoch or owner", "owner")),
+        ),
+    ),
+    Mutant(
+        "lamport-forgotten",
+        "a start does not take in the highest Lamport number",
+        "in one service Lamport numbers rise with the log",
+        (
+            edit(
+                Appender.restore,
+                ("self.lamport = max(self.lamport, logged.lamport + batch.count - 1)", "pass"),
+            ),
+        ),
+    ),
+    Mutant(
+        "failure-told-as-success",
+        "whoever waits for a commit that fails is told that it is done",
+        "nothing is acknowledged that the disk refused",
+        (edit(Settling.fail, ("_call(tell, refusal)", "_call(tell, None)")),),
+    ),
+    Mutant(
+        "delivered-before-the-commit",
+        "sinks are pushed a batch as soon as it has its place",
+        "nothing is shown that the log may still lose",
+        (
+            edit(
+                Settling.placed,
+                ("not self._unseen and logged.next_offset <= self._log.visible", "True"),
+            ),
+        ),
+    ),
+    Mutant(
+        "state-kept-after-a-failure",
+        "a log that was recovered in place goes on with the state of before",
+        "the chain's state is what its log says",
+        (edit(Reopening._try, ("await self._rebuild()", "pass")),),
+    ),
+)
