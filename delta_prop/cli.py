@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from delta_prop.commands.operators import add_operator_verbs
 from delta_prop.commands.parsers import add_verbs
 from delta_prop.commands.serving import add_server_verbs
+from delta_prop.commands.tracing import add_trace_verbs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -79,6 +80,7 @@ def make_parser() -> Parser:
     add_verbs(verbs, _run)
     add_operator_verbs(verbs, _run)
     add_server_verbs(verbs, _run)
+    add_trace_verbs(verbs, _run)
     _add_joined_verbs(verbs)
     version = verbs.add_parser("version", help="print the version", epilog="example: delta-prop version")
     version.set_defaults(run=_version)

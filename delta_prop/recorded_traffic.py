@@ -43,7 +43,6 @@ CRC32C of all that: 28 bytes. A block without batches is the last one: its time 
 _CRC_BYTES = 4
 _COUNT_BYTES, _BATCH_BYTES, _ROW_BYTES = 4, 21, 21
 """What a block's columns have: the number of namespaces (8 bytes each), and so much a batch and a row."""
-_NAMES_KNOWN = 65_536
 _COMPRESSION = 1  # of hashes hardly a byte could be spared
 
 
@@ -145,8 +144,9 @@ class TrafficWriter:
     def __init__(self, salt: bytes) -> None:
         """`salt`: SALT_BYTES drawn for this file alone."""
         assert len(salt) == SALT_BYTES
-        self._salt = salt
-        self._known: dict[str, int] = {}
+        self._origin, self._namespace, self._vector = (
+            blake2b(digest_size=8, key=salt, person=what) for what in (b"origin", b"namespace", b"vector")
+        )
         self._batches: list[tuple[int, int, int]] = []  # origin, rows, marks
         self._times: list[int] = []
         self._rows: list[_Rows] = []
@@ -167,7 +167,7 @@ class TrafficWriter:
         if batch.is_control or rows < 1:
             return b""
         marks = batch.priority | batch.ack_level << 2 | source << 4
-        self._batches.append((self._hash(str(batch.origin), b"origin"), rows, marks))
+        self._batches.append((_hash(self._origin, str(batch.origin)), rows, marks))
         self._times.append(time_us)
         self._rows.append(self._look_at(batch, first))
         self.waiting += rows
@@ -206,8 +206,10 @@ class TrafficWriter:
 
     def _look_at(self, batch: Batch, first: int) -> _Rows:
         namespaces, names = batch.namespaces[first:], batch.keys[first:]
-        spaces = {name: self._hash(name, b"namespace") for name in set(namespaces)}
-        keys = [self._key(*both) for both in zip(namespaces, names, strict=True)]
+        spaces = {name: _hash(self._namespace, name) for name in set(namespaces)}
+        keys = [
+            _hash(self._vector, f"{space}\0{name}") for space, name in zip(namespaces, names, strict=True)
+        ]
         values = np.diff(batch.value_bounds)
         sizes = 4 * (values + np.diff(batch.index_bounds)) + np.diff(batch.blob_bounds)
         for ends in (Column.KEY_ENDS, Column.METADATA_ENDS):
@@ -221,20 +223,6 @@ class TrafficWriter:
             values[first:].astype(np.uint32),
             sizes[first:].astype(np.uint32),
         )
-
-    def _key(self, namespace: str, name: str) -> int:
-        """Of a vector, remembered while it comes often."""
-        whole = f"{namespace}\0{name}"
-        found = self._known.get(whole)
-        if found is None:
-            if len(self._known) >= _NAMES_KNOWN:
-                self._known.clear()
-            found = self._known[whole] = self._hash(whole, b"vector")
-        return found
-
-    def _hash(self, name: str, what: bytes) -> int:
-        digest = blake2b(name.encode(), digest_size=8, key=self._salt, person=what).digest()
-        return int.from_bytes(digest, "little")
 
 
 # --- blocks
@@ -363,6 +351,12 @@ def _batches_of(block: _Block, last_us: int) -> Iterator[RecordedBatch]:
             rows.sizes[at:end],
         )
         at = end
+
+
+def _hash(salted: blake2b, name: str) -> int:
+    hashing = salted.copy()
+    hashing.update(name.encode())
+    return int.from_bytes(hashing.digest(), "little")
 
 
 def _planes(numbers: NDArray[np.generic]) -> bytes:

@@ -18,23 +18,39 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.cutting import Row
     from delta_prop_wire.frames import DeltaFrame
+    from delta_prop_wire.stamp import Stamp
 
 
 class DeliveredBatch:
     """Deltas that came together, in the order of the log; iterate for each of them.
 
-    `batch` is as its producer made it, or as the service cut it; None where single deltas were asked for.
+    `batch` is as its producer made it, or as the service cut it, and `stamp` is what the log says of it; None
+    where single deltas were asked for.
     Rows before `first` came before.
     """
 
-    __slots__ = ("_frame", "_next", "_rows", "batch", "count", "first", "next_offset", "offset", "size")
+    __slots__ = (
+        "_frame",
+        "_next",
+        "_rows",
+        "batch",
+        "count",
+        "first",
+        "next_offset",
+        "offset",
+        "size",
+        "stamp",
+    )
 
     def __init__(self, frame: BatchFrame | DeltaFrame, received: int, size: int) -> None:
         """`received`: everything below this offset came before. `size`: bytes of the frame."""
         self._frame = frame
         self._rows: Iterator[Row] | None = None
         self._next = 0  # the row that it gives next
-        self.batch: Batch | None = frame.batch if isinstance(frame, BatchFrame) else None
+        self.batch: Batch | None = None
+        self.stamp: Stamp | None = None
+        if isinstance(frame, BatchFrame):
+            self.batch, self.stamp = frame.batch, frame.stamp
         self.first = 0
         rows = 1 if self.batch is None else self.batch.count
         self.size = size

@@ -107,6 +107,16 @@ def file_bytes(path: str) -> bytes:
     return Path(path).read_bytes()
 
 
+def file_pieces(path: str) -> Iterator[bytes]:
+    """All that a file holds, piece by piece. Raises UsageError."""
+    try:
+        with open(path, "rb") as file:
+            while piece := file.read(_CHUNK_BYTES):
+                yield piece
+    except OSError as error:
+        raise UsageError(f"{path!r} cannot be read ({error.strerror}): name a file") from None
+
+
 def standard_error() -> TextIO:
     """Where people look for what happens."""
     return sys.stderr
@@ -268,11 +278,11 @@ async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
 
 
 @contextmanager
-def output(name: str | None) -> Iterator[_Output]:
+def output(name: str | None) -> Iterator[Output]:
     """A new file of that name, or standard output. Raises UsageError where the file is there already."""
     if name is None or name == "-":
         sys.stdout.flush()
-        yield _Output(sys.stdout.fileno())
+        yield Output(sys.stdout.fileno())
         return
     try:
         descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -281,13 +291,13 @@ def output(name: str | None) -> Iterator[_Output]:
     except OSError as error:
         raise UsageError(f"{name!r} cannot be made ({error.strerror}): name another file") from None
     try:
-        yield _Output(descriptor)
+        yield Output(descriptor)
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
 
-class _Output:
+class Output:
     """Where bytes go, through a buffer."""
 
     def __init__(self, descriptor: int) -> None:
@@ -301,6 +311,12 @@ class _Output:
         self._bytes += sum(map(len, parts))
         if self._bytes >= _CHUNK_BYTES:
             self.flush()
+
+    def sync(self) -> None:
+        """Hand on everything, and return when it is on stable storage. Raises OSError."""
+        self.flush()
+        if stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            os.fsync(self._descriptor)
 
     def flush(self) -> None:
         """Hand on everything. Raises OSError."""

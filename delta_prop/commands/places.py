@@ -9,10 +9,12 @@ from delta_prop_wire.bounds import check_name
 from delta_prop_wire.errors import InvalidDelta, UsageError
 
 if TYPE_CHECKING:
+    from delta_prop.client.subscriber import Place
     from delta_prop_broker.log.durable import DurableLog
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)
+_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DIGITS_MAX = 20
 """Of the highest offset that there can be."""
 
@@ -62,6 +64,24 @@ def offset_of(at: At, log: DurableLog) -> int:
     if at.time_us is not None:
         return log.offset_at(at.time_us)
     return log.first_offset if at.earliest else log.visible
+
+
+def place_of(at: At) -> Place:
+    """Where that is, as a subscriber says it."""
+    if at.time_us is not None:
+        return _EPOCH + at.time_us * _US
+    if at.offset is not None:
+        return at.offset
+    return "earliest" if at.earliest else "latest"
+
+
+def parse_span_s(option: str, text: str) -> float:
+    """How long somebody wants: 90s, 10m, 2h, 1d. Raises UsageError."""
+    number, unit = text[:-1], _UNITS_S.get(text[-1:])
+    digits = number.replace(".", "", 1)
+    if unit is None or not (digits.isascii() and digits.isdigit()) or len(digits) > _DIGITS_MAX:
+        raise UsageError(f"{option} {text!r:.60}: give a time like 90s, 10m, 2h or 1d")
+    return float(number) * unit
 
 
 def printable(text: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from delta_prop.checks import parse_topics
 from delta_prop.client import Subscriber
 from delta_prop.commands import edge
 from delta_prop.commands.opened import open_log
-from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at
+from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at, place_of
 from delta_prop.group_places import Group
 from delta_prop_broker.log.follow import Follower
 from delta_prop_wire.errors import Refused, UsageError
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop.client.delivered import DeliveredBatch
-    from delta_prop.client.subscriber import Place
     from delta_prop.commands.connecting import Link
     from delta_prop.commands.places import At
     from delta_prop_broker.log.durable import DurableLog
@@ -89,7 +87,7 @@ async def _subscribe_from(link: Link, wanted: Wanted, at: At | None) -> None:
         async with Subscriber(
             link.addresses,
             *(wanted.topics or ("*",)),
-            start=None if at is None else _place_of(at),
+            start=None if at is None else place_of(at),
             group=wanted.group,
             ack="manual",
             name="delta-prop subscribe",
@@ -122,15 +120,6 @@ async def _write_from(subscriber: Subscriber, wanted: Wanted) -> None:
             if left == 0:
                 return
         await anyio.lowlevel.checkpoint()
-
-
-def _place_of(at: At) -> Place:
-    """Where that is, as a subscriber says it."""
-    if at.time_us is not None:
-        return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=at.time_us)
-    if at.offset is not None:
-        return at.offset
-    return "earliest" if at.earliest else "latest"
 
 
 def _check(begin: int, log: DurableLog) -> None:
