@@ -87,6 +87,7 @@ EDGE = (
     "delta_prop/testing/*",
     "simulations/delta_prop_simulations/chance.py",
     "simulations/delta_prop_simulations/disk*.py",
+    "simulations/delta_prop_simulations/processes.py",
     "sinks/delta_prop_sinks/graph_file.py",
     "sinks/delta_prop_sinks/jsonlines.py",
     "sinks/delta_prop_sinks/storage_file.py",

@@ -1,0 +1,41 @@
+"""Work on all cores: everything is done once, comes as it ends, and ends with who asks for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+
+import pytest
+
+from delta_prop_simulations.processes import cores, in_processes
+
+SQUARES = [partial(pow, one, 2) for one in range(5)]
+
+
+def test_one_job_is_done_here_in_order() -> None:
+    assert list(in_processes(SQUARES, 1)) == [0, 1, 4, 9, 16]
+    assert list(in_processes([os.getpid], 1)) == [os.getpid()]
+
+
+def test_everything_is_done_once_in_other_processes() -> None:
+    told = list(in_processes(iter([*SQUARES, os.getpid]), 2))
+    assert sorted(told)[:5] == [0, 1, 4, 9, 16]
+    assert len(told) == 6
+    assert os.getpid() not in told
+    assert cores() >= 1
+
+
+def test_who_stops_asking_ends_what_is_under_way() -> None:
+    works = in_processes([os.getpid, partial(time.sleep, 60.0)], 2)
+    began = time.monotonic()
+    worker = next(works)
+    works.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - began < 30
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
+
+
+def test_what_a_work_raises_is_raised_here() -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        list(in_processes([partial(int, "many"), *SQUARES], 2))
