@@ -1,7 +1,7 @@
 """What a source sends: deltas drawn from its mix, over its keys, ready to be offered.
 
 Whole vectors of one kind are drawn as columns; all else as deltas that are made once and drawn again, since
-what a value is makes no difference to anybody here.
+what a value is makes no difference to anybody here. What was recorded comes as bytes of the recorded sizes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from delta_prop.recorded_traffic import RecordedBatch
     from delta_prop_simulations.laboratory.scenario import SourceSpec
+    from delta_prop_simulations.laboratory.sources import Arrival
     from delta_prop_wire.delta import Operation
 
 POOL = 10_000
@@ -67,8 +69,11 @@ class Maker:
         if self._matrix is None and self._alive is None:
             self._ready = [self._delta(name) for name in self._names]
 
-    def make(self, count: int) -> Rows:
-        """So many deltas."""
+    def make(self, arrival: Arrival) -> Rows:
+        """What comes with an arrival."""
+        if arrival.recorded is not None:
+            return self._recorded(arrival.recorded)
+        count = arrival.count
         if self._matrix is not None:
             first = self._random.randrange(POOL - count)
             ids = self._random.choices(self._names, k=count)
@@ -76,6 +81,13 @@ class Maker:
         if self._ready:
             return self._random.choices(self._ready, k=count)
         return [self._delta(name) for name in self._random.choices(self._names, k=count)]
+
+    def _recorded(self, batch: RecordedBatch) -> list[Delta]:
+        keys, spaces, sizes = batch.keys.tolist(), batch.namespaces.tolist(), batch.sizes.tolist()
+        return [
+            Delta(f"{key:016x}", opaque(bytes(size)), f"{space:016x}", priority=batch.priority)
+            for key, space, size in zip(keys, spaces, sizes, strict=True)
+        ]
 
     def _name(self) -> str:
         deltas, random = self._spec.deltas, self._random

@@ -94,10 +94,12 @@ def _service(table: Any) -> Service:
     log = table.pop("log", "memory")
     if not isinstance(log, dict) and log != "memory":
         raise fault("service.log", log, f'{shown(log)}: give "memory", or a table of a log on disk')
-    check_keys(table, [*(one.name for one in fields(Settings)), "log"], "service")
+    own = {"disk_ms_max": table.pop("disk_ms_max")} if "disk_ms_max" in table else {}
+    check_keys(table, [*(one.name for one in fields(Settings)), "log", "disk_ms_max"], "service")
     return Service(
         made_of(Settings, table, "service"),
         made_of(LogSettings, log, "service.log") if isinstance(log, dict) else None,
+        **{key: converted(value, float, f"service.{key}") for key, value in own.items()},
     )
 
 

@@ -225,10 +225,14 @@ class AlternativeSpec:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """The service's limits; `log` None is a log in memory."""
+    """The service's limits; `log` None is a log in memory. A call of the disk takes up to `disk_ms_max`."""
 
     settings: Settings = field(default_factory=Settings)
     log: LogSettings | None = None
+    disk_ms_max: float = 2.0
+
+    def __post_init__(self) -> None:
+        _within("service.disk_ms_max", self.disk_ms_max, 0.0, 60_000.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Pure: an iterator of times, without end where the pattern has none. Nothing here
 
 from __future__ import annotations
 
+from itertools import takewhile
 from math import pi, sin
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,25 +15,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from random import Random
 
+    from delta_prop.recorded_traffic import RecordedBatch, RecordedTraffic
     from delta_prop_simulations.laboratory.scenario import SourceSpec
-
-CALLS_PER_S_MIN = 1e-6
 
 
 class Arrival(NamedTuple):
-    """So many deltas come at once, at this second of the run."""
+    """So many deltas come at once, at this second of the run; `recorded`: what they were."""
 
     at_s: float
     count: int
+    recorded: RecordedBatch | None = None
 
 
-def arrivals(spec: SourceSpec, random: Random, duration_s: float) -> Iterator[Arrival]:
-    """Every arrival of a source within the run, in order."""
+def arrivals(
+    spec: SourceSpec, random: Random, duration_s: float, traffic: RecordedTraffic | None = None
+) -> Iterator[Arrival]:
+    """Every arrival of a source within the run, in order. `traffic`: what a replay replays."""
     end_s = duration_s if spec.stop is None else min(spec.stop, duration_s)
-    for at_s in _times(spec, random):
-        if at_s >= end_s:
-            return
-        yield Arrival(at_s, _count(spec.batch, random))
+    if traffic is None:
+        drawn = (Arrival(at_s, _count(spec.batch, random)) for at_s in _times(spec, random))
+    else:
+        drawn = (
+            Arrival(spec.start + at_s, batch.count, batch) for at_s, batch in traffic.arrivals(spec.speed)
+        )
+    return takewhile(lambda one: one.at_s < end_s, drawn)
 
 
 def mean_batch(batch: int | Between) -> float:
