@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from importlib.resources.abc import Traversable
 
 processor_s = time.process_time
 """Seconds of processor time that this process has used."""
 
+_PIECE_BYTES = 1 << 20
 _SHIPPED = "delta_prop_simulations.laboratory"
 
 
@@ -33,6 +35,16 @@ def read_bytes(path: str) -> bytes:
     """A file. Raises UsageError."""
     try:
         return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: it cannot be read: {error.strerror}") from None
+
+
+def read_pieces(path: str) -> Iterator[bytes]:
+    """A file, piece by piece. Raises UsageError."""
+    try:
+        with Path(path).open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                yield piece
     except OSError as error:
         raise UsageError(f"{path}: it cannot be read: {error.strerror}") from None
 

@@ -27,11 +27,10 @@ from delta_prop_wire.delta import (
 )
 
 if TYPE_CHECKING:
-    from random import Random
-
     from numpy.typing import NDArray
 
     from delta_prop.recorded_traffic import RecordedBatch
+    from delta_prop_simulations.chance import Random
     from delta_prop_simulations.laboratory.scenario import SourceSpec
     from delta_prop_simulations.laboratory.sources import Arrival
     from delta_prop_wire.delta import Operation
@@ -73,7 +72,7 @@ class Maker:
         """What comes with an arrival."""
         if arrival.recorded is not None:
             return self._recorded(arrival.recorded)
-        count = arrival.count
+        count = arrival.deltas
         if self._matrix is not None:
             first = self._random.randrange(POOL - count)
             ids = self._random.choices(self._names, k=count)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from random import Random
 
+    from delta_prop_simulations.chance import Random
     from delta_prop_simulations.laboratory.scenario import SinkSpec
 
 

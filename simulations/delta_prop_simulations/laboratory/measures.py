@@ -38,8 +38,7 @@ class Histogram:
         """So many took so long."""
         self.count += count
         self.sum_s += seconds * count
-        if seconds > self.max_s:
-            self.max_s = seconds
+        self.max_s = max(self.max_s, seconds)
         bucket = int(log2(seconds / LEAST_S) * BUCKETS_AN_OCTAVE) + 1 if seconds > LEAST_S else 0
         self._buckets[bucket] = self._buckets.get(bucket, 0) + count
 

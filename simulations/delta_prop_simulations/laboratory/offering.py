@@ -97,9 +97,9 @@ class Source:
                 await anyio.sleep_until(self._again_s)
                 self._offer_again(ack_level)
             await anyio.sleep_until(arrival.at_s)
-            self._outcomes.offered += arrival.count
+            self._outcomes.offered += arrival.deltas
             priority = self._spec.priority if arrival.recorded is None else arrival.recorded.priority
-            self._take(self._maker.make(arrival), arrival.count, priority, ack_level)
+            self._take(self._maker.make(arrival), arrival.deltas, priority, ack_level)
         while self._again:
             await anyio.sleep_until(self._again_s)
             self._offer_again(ack_level)
@@ -172,12 +172,12 @@ class Writers:
         async with anyio.create_task_group() as calls:
             for arrival in arrivals:
                 await anyio.sleep_until(arrival.at_s)
-                self._outcomes.offered += arrival.count
+                self._outcomes.offered += arrival.deltas
                 self._take(calls, next(turns), arrival)
 
     def _take(self, calls: TaskGroup, producer: Producer, arrival: Arrival) -> None:
         if self.open_calls >= CALLS_OPEN_MAX:
-            self._outcomes.given_up += arrival.count
+            self._outcomes.given_up += arrival.deltas
             return
         rows = self._maker.make(arrival)
         assert isinstance(rows, list)

@@ -10,10 +10,10 @@ from copy import deepcopy
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from delta_prop.configuration.values import check_keys, converted, fault, join, made_of, shown, suggested
-from delta_prop_simulations.laboratory.scenario import AlternativeSpec, Event, Scenario, Service
-from delta_prop_broker.log.retention import LogSettings
 from delta_prop.config import Settings
+from delta_prop.configuration.values import check_keys, converted, fault, join, made_of, shown, suggested
+from delta_prop_broker.log.retention import LogSettings
+from delta_prop_simulations.laboratory.scenario import AlternativeSpec, Event, Scenario, Service
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,14 +35,22 @@ class Setup:
     scenario: Scenario
 
 
-def read_setups(text: str, *, seed: int | None = None, duration: float | None = None) -> list[Setup]:
-    """The scenario as written and its alternatives, in order; `seed` and `duration` in place of its own."""
+def read_setups(
+    text: str, *, seed: int | None = None, duration: float | None = None, trace: str | None = None
+) -> list[Setup]:
+    """The scenario as written and its alternatives, in order; `seed` and `duration` in place of its own.
+
+    `trace`: recorded traffic that every source replays, in place of what it draws.
+    """
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"this is no TOML: {error}") from None
     given = {"seed": seed, "duration": duration}
-    table |= {key: value for key, value in given.items() if value is not None}
+    given = {key: value for key, value in given.items() if value is not None}
+    table |= given
+    if trace is not None:
+        _replay(table, trace)
     alternatives = _alternatives(table.pop("alternative", []))
     base = _scenario(table)
     setups = [Setup(base.base, base.about, base)]
@@ -50,7 +58,7 @@ def read_setups(text: str, *, seed: int | None = None, duration: float | None = 
         path = f"alternative[{place}]"
         if one.name in {setup.name for setup in setups}:
             raise UsageError(f"{path}.name: there is one named {one.name!r} already: rename it")
-        changed = _changed(table, one, path) | {key: value for key, value in given.items() if value is not None}
+        changed = _changed(table, one, path) | given
         try:
             setups.append(Setup(one.name, one.about, _scenario(changed)))
         except UsageError as error:
@@ -67,7 +75,16 @@ def parse_duration(value: object, path: str) -> float:
     try:
         return float(text.removesuffix(unit)) * UNITS_S[unit or "s"]
     except ValueError:
-        raise fault(path, value, f'{shown(value)} is no time: give seconds, or "200ms", "90s", "5m", "1h"') from None
+        raise fault(
+            path, value, f'{shown(value)} is no time: give seconds, or "200ms", "90s", "5m", "1h"'
+        ) from None
+
+
+def _replay(table: dict[str, Any], trace: str) -> None:
+    sources = table.get("source")
+    for one in sources if isinstance(sources, list) else []:
+        if isinstance(one, dict):
+            one |= {"pattern": "replay", "trace": trace}
 
 
 # --- the tables
@@ -113,7 +130,9 @@ def _events_of(table: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 def _list(table: dict[str, Any], path: str) -> list[Any]:
     at = table["at"]
     if not isinstance(at, list):
-        raise fault(f"{path}.at", at, f'{shown(at)}: give a list, as [{{from = "1s", for = "2s", what = "fails"}}]')
+        raise fault(
+            f"{path}.at", at, f'{shown(at)}: give a list, as [{{from = "1s", for = "2s", what = "fails"}}]'
+        )
     return at
 
 
@@ -153,7 +172,9 @@ def _alternatives(tables: Any) -> list[AlternativeSpec]:
         path = f"alternative[{place}]"
         changes = table.pop("set", {}) if isinstance(table, dict) else {}
         if not isinstance(changes, dict):
-            raise fault(f"{path}.set", changes, f'{shown(changes)}: give a table, as {{"sink.index.pacing" = true}}')
+            raise fault(
+                f"{path}.set", changes, f'{shown(changes)}: give a table, as {{"sink.index.pacing" = true}}'
+            )
         spec: AlternativeSpec = converted(table, AlternativeSpec, path)
         made.append(replace(spec, set=changes))
     return made
@@ -189,7 +210,9 @@ def _leave_out(table: dict[str, Any], name: str, path: str) -> None:
     """Drop the table of that path, such as `sink.index`."""
     kind, _, own = name.partition(".")
     found = table.get(kind)
-    names = [str(one.get("name")) for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    names = (
+        [str(one.get("name")) for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    )
     if own not in names:
         raise UsageError(f"{path}: there is no {name!r}{suggested(own, names)}; give one as sink.NAME")
     assert isinstance(found, list)

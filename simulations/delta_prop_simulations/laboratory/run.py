@@ -159,7 +159,9 @@ class Run:
     async def _rest(self, p: Propagator) -> None:
         """Until every sink has come to the end of the log, or stands still for good."""
         with anyio.move_on_after(REST_S_MAX):
-            while not all(feed.lag == 0 or feed.state == LOST_PLACE for feed in p.statistics().sinks.values()):
+            while not all(
+                feed.lag == 0 or feed.state == LOST_PLACE for feed in p.statistics().sinks.values()
+            ):
                 await anyio.sleep(_LOOK_S)
                 self._forget(p.statistics())
             self._settled = True
@@ -178,7 +180,9 @@ class Run:
         line.note("", "log", "bytes", now, told.log.bytes)
         mailboxes = sum(feed.mailbox_bytes for feed in told.sinks.values())
         held = told.queue.depth_bytes + told.pending.pending_bytes + mailboxes
-        line.note("", "memory", "bytes", now, held + (told.log.bytes if self.scenario.service.log is None else 0))
+        line.note(
+            "", "memory", "bytes", now, held + (told.log.bytes if self.scenario.service.log is None else 0)
+        )
         for sink in self.sinks:
             self._look_at(sink, told, now)
         self.trace.note(told.accepted, told.queue.depth, outcomes.acks.sum_s, outcomes.codes.total())
@@ -236,14 +240,14 @@ class Run:
         return {
             "offered": outcomes.offered,
             "acknowledged": outcomes.acknowledged,
-            "refused for good": outcomes.refused,
-            "given up": outcomes.given_up,
-            "offered again": outcomes.retried,
-            **{f"refused: {code}": count for code, count in sorted(outcomes.codes.items())},
-            "queue, most": self.timeline.peak("queue"),
-            "memory, most": self.timeline.peak("memory"),
-            "memory, bound": self._statistics.memory_bytes_max,
-            "log, most": self.timeline.peak("log"),
+            "refused": outcomes.refused,
+            "given_up": outcomes.given_up,
+            "offered_again": outcomes.retried,
+            **{f"refusals: {code}": count for code, count in sorted(outcomes.codes.items())},
+            "queue_peak_deltas": self.timeline.peak("queue"),
+            "log_peak_bytes": self.timeline.peak("log"),
+            "memory_peak_bytes": self.timeline.peak("memory"),
+            "memory_bound_bytes": self._statistics.memory_bytes_max,
         }
 
     def _sink_result(self, sink: SimulatedSink) -> SinkResult:

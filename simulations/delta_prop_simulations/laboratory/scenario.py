@@ -267,5 +267,3 @@ def _named(name: str) -> None:
 def _within(key: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
         raise UsageError(f"{key} = {value}: give {least} to {most}")
-
-

@@ -16,8 +16,8 @@ from delta_prop_sinks.sink import RejectDelta, TryAgain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from random import Random
 
+    from delta_prop_simulations.chance import Random
     from delta_prop_simulations.laboratory.laws import Law
     from delta_prop_simulations.laboratory.measures import Stamps
     from delta_prop_simulations.laboratory.scenario import Event, SinkSpec, What
@@ -85,7 +85,9 @@ class SimulatedSink:
 
     def _note(self, delivery: Delivery, count: int, now: float) -> None:
         """So many rows of a delivery, from its first on, are applied."""
-        first = delivery.first_offset if delivery.rows is None else delivery.first_offset + int(delivery.rows[0])
+        first = (
+            delivery.first_offset if delivery.rows is None else delivery.first_offset + int(delivery.rows[0])
+        )
         if first < self.next_offset:
             self._note_again(first, delivery.next_offset)
         self.next_offset = max(self.next_offset, delivery.next_offset)

@@ -13,9 +13,9 @@ from delta_prop_simulations.laboratory.scenario import Between
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from random import Random
 
     from delta_prop.recorded_traffic import RecordedBatch, RecordedTraffic
+    from delta_prop_simulations.chance import Random
     from delta_prop_simulations.laboratory.scenario import SourceSpec
 
 
@@ -23,7 +23,7 @@ class Arrival(NamedTuple):
     """So many deltas come at once, at this second of the run; `recorded`: what they were."""
 
     at_s: float
-    count: int
+    deltas: int
     recorded: RecordedBatch | None = None
 
 

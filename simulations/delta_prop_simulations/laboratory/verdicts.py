@@ -88,7 +88,9 @@ def _once(seen: Seen) -> Verdict:
 
 
 def _isolation(seen: Seen) -> Verdict:
-    over = [f"{name}: {most:,.0f} of {bound:,.0f}" for name, (most, bound) in seen.peaks.items() if most > bound]
+    over = [
+        f"{name}: {most:,.0f} of {bound:,.0f}" for name, (most, bound) in seen.peaks.items() if most > bound
+    ]
     if over:
         return Verdict("P4", False, f"above its bound: {'; '.join(over)}")
     feeds = seen.statistics.sinks
@@ -104,7 +106,9 @@ def _isolation(seen: Seen) -> Verdict:
 def _refusals(seen: Seen) -> Verdict:
     outcomes = seen.outcomes
     if outcomes.unexplained:
-        return Verdict("P5", False, f"refused without a reason or a time: {', '.join(outcomes.unexplained[:5])}")
+        return Verdict(
+            "P5", False, f"refused without a reason or a time: {', '.join(outcomes.unexplained[:5])}"
+        )
     if outcomes.unsettled:
         return Verdict("P5", False, f"{outcomes.unsettled:,} deltas were never answered")
     if not seen.settled:
