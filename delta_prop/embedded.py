@@ -154,16 +154,12 @@ class Propagator(Publishing):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
         self._open, self._closing = False, True
-        self._chain.close(self._now())
-        with anyio.CancelScope(shield=True):
-            await self._service_log.drain(self.settings.close_timeout_s)
-        failures = await self._sinks.close_all()
         try:
-            with anyio.CancelScope(shield=True):
-                await self._sinks.quarantines.tidy()
-                await self._service_log.write_cursors(self._sinks.cursors, self._world.new_threads())
-        except OSError as failure:  # told at the end: all else is to end well
-            failures.append(failure)
+            failures = await self._finish()
+        except BaseException as broken_off:  # the interpreter's own: no task stays, and none of its scopes
+            self._tasks.cancel_scope.cancel()
+            await self._exit.__aexit__(type(broken_off), broken_off, broken_off.__traceback__)
+            raise
         self._closing = False
         self._stepped.set()
         self._tasks.cancel_scope.cancel()
@@ -178,6 +174,20 @@ class Propagator(Publishing):
         if error is None and failures:
             raise failures[0] if len(failures) == 1 else ExceptionGroup("sinks failed to close", failures)
         return None
+
+    async def _finish(self) -> list[Exception]:
+        """Bring what is on its way to where it is kept, and end the sinks; what failed in that."""
+        self._chain.close(self._now())
+        with anyio.CancelScope(shield=True):
+            await self._service_log.drain(self.settings.close_timeout_s)
+        failures = await self._sinks.close_all()
+        try:
+            with anyio.CancelScope(shield=True):
+                await self._sinks.quarantines.tidy()
+                await self._service_log.write_cursors(self._sinks.cursors, self._world.new_threads())
+        except OSError as failure:  # told at the end: all else is to end well
+            failures.append(failure)
+        return failures
 
     async def _close_log(self) -> None:
         """Commit what is left, and tell those who still wait what became of theirs. Raises OSError."""

@@ -85,7 +85,10 @@ class Machine:
         self._network = network.at(name)
         self._trace = trace
         self._clock = FaultyClock(LoopClock().now, clock, self.struck)
-        self._thread_faults = threads
+        self.thread_faults = threads
+        self.on_end: Callable[[Life], object] = lambda _life: None
+        """Told at once when a life is over."""
+        self._capacity_bytes = capacity_bytes
         self._chance = seed.stream("machine")
         self._ailments: dict[str, Callable[[SimDisk], None]] = {}
         self._away = False
@@ -95,14 +98,14 @@ class Machine:
     @property
     def is_up(self) -> bool:
         """Whether a process runs here."""
-        return self.life is not None and not self.life.over
+        return self._present() is not None
 
     def world(self) -> World:
         """The world of the process that starts now."""
         self.lives += 1
         life = self.life = Life(self.name, self.lives)
         seed = self._seed.child(f"life {life.number}")
-        threads = SimThreads(seed.stream("threads"), self._thread_faults, self.struck)
+        threads = SimThreads(seed.stream("threads"), lambda: self.thread_faults, self.struck)
         disk = self.disk
         return World(
             clock=self._clock,
@@ -130,8 +133,7 @@ class Machine:
             except BaseException as error:
                 self.look()
                 if not _is_of_dead(error, life):
-                    life.end(Ending.ENDED)
-                    self._network.kill(self.name)
+                    self._finish(life)
                     raise
         if life.ending is None:
             self._finish(life)
@@ -140,22 +142,19 @@ class Machine:
 
     def _finish(self, life: Life) -> None:
         """The process has come to its end; what it did not sync is in the page cache."""
-        life.end(Ending.ENDED)
-        self._network.kill(self.name)
-        self._succeed(self.disk.kill())
-        self._trace.note(self.name, "ended", life.number)
+        self._end(life, Ending.ENDED, self.disk.kill())
 
     # --- disasters
 
     def kill(self) -> None:
         """Kill -9, now."""
-        if self.is_up:
-            self._end(Ending.KILLED, self.disk.kill())
+        if (life := self._present()) is not None:
+            self._end(life, Ending.KILLED, self.disk.kill())
 
     def cut_power(self) -> None:
         """The power is off: nobody is told, and what was not synced may be gone. Until `restore`."""
-        if self.is_up:
-            self._end(Ending.POWER_CUT, self.disk.crash())
+        if (life := self._present()) is not None:
+            self._end(life, Ending.POWER_CUT, self.disk.crash())
         elif not self._away:
             self._succeed(self.disk.crash())
             self._network.crash(self.name)
@@ -170,11 +169,9 @@ class Machine:
 
     def look(self) -> None:
         """Once a turn: a call of the disk may have been the last one, of the process or of the machine."""
-        if self.disk.is_off and self.is_up:
-            if self._chance.random() < 0.5:
-                self._end(Ending.CRASHED, self.disk.kill())
-            else:
-                self._end(Ending.CRASHED, self.disk.crash())
+        if self.disk.is_off and (life := self._present()) is not None:
+            found = self.disk.kill() if self._chance.random() < 0.5 else self.disk.crash()
+            self._end(life, Ending.CRASHED, found)
 
     def afflict(self, name: str, ailment: Callable[[SimDisk], None]) -> None:
         """Let something be wrong with the disk until `cure(name)`, whoever works on it meanwhile."""
@@ -188,14 +185,16 @@ class Machine:
         else:
             self._ailments.pop(name, None)
         self.disk.heal()
+        self.disk.capacity_bytes = self._capacity_bytes
         for ailment in self._ailments.values():
             ailment(self.disk)
 
     # --- within
 
-    def _end(self, ending: Ending, found: SimDisk) -> None:
-        life = self.life
-        assert life is not None
+    def _present(self) -> Life | None:
+        return None if self.life is None or self.life.over else self.life
+
+    def _end(self, life: Life, ending: Ending, found: SimDisk) -> None:
         self._trace.note(self.name, ending.value, life.number, self.disk.calls)
         self.struck[ending.value] += 1
         life.end(ending)
@@ -204,6 +203,7 @@ class Machine:
         else:
             self._network.kill(self.name)
         self._succeed(found)
+        self.on_end(life)
 
     def _succeed(self, found: SimDisk) -> None:
         self.disk.is_off = True

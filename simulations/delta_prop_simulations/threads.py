@@ -44,9 +44,9 @@ class ThreadFaults:
 
 
 class SimThreads:
-    """The executor of one process."""
+    """The executor of one process. `faults`: those of the moment."""
 
-    def __init__(self, chance: Random, faults: ThreadFaults, struck: Counter[str]) -> None:
+    def __init__(self, chance: Random, faults: Callable[[], ThreadFaults], struck: Counter[str]) -> None:
         self._chance = chance
         self._faults = faults
         self._struck = struck
@@ -62,7 +62,7 @@ class SimThreads:
 
     def draw_call(self) -> tuple[float, bool]:
         """How long a call takes, and whether its effect comes before that."""
-        chance, faults = self._chance, self._faults
+        chance, faults = self._chance, self._faults()
         delay_s = chance.uniform(0, faults.delay_s_max)
         if chance.random() < faults.stalls:
             delay_s += faults.stall_s

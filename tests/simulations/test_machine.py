@@ -109,7 +109,7 @@ def test_a_call_has_its_effect_early_or_late_and_calls_come_one_at_a_time(
     async def main() -> None:
         machine = a_machine()
         faults = ThreadFaults(delay_s_max=0, early=early, stalls=1.0, stall_s=4.0)
-        thread = SimThreads(Seed(1).stream("x"), faults, machine.struck).new_thread()
+        thread = SimThreads(Seed(1).stream("x"), lambda: faults, machine.struck).new_thread()
         effects: list[float] = []
         async with anyio.create_task_group() as tasks:
             for _ in range(2):

@@ -23,21 +23,26 @@ if TYPE_CHECKING:
     from delta_prop_simulations.chance import Random
     from delta_prop_simulations.disasters.plan import Knobs
 
-DURATION_S = 30.0
+DURATION_S = 20.0
 
+_STAYING = ("transactional", "plain")
 _MODELS = ("transactional", "plain", "volatile", "rebuildable")
 _STRIKES_MAX = 9
-_DELTAS = (120, 260)
+_DELTAS = (80, 160)
+_ROOMY_BYTES = 1 << 24
+_WRITING_S = DURATION_S * 0.8
 
 
 def draw(number: int) -> Plan:
     """The plan of this seed."""
     seed = Seed(number).child("plan")
     shape = seed.stream("shape")
-    count = shape.choice((1, 1, 1, 2, 2, 3))
-    in_memory = shape.random() < 0.15
+    in_memory = shape.random() < 0.12
+    count = 1 if in_memory else shape.choice((1, 1, 1, 2, 2, 3))
+    lossy = shape.random() < 0.7  # whether a disk may lose what it was not told to sync
     nodes = tuple(
-        _draw_node(seed.child(f"node-{place}"), place, count, in_memory=in_memory) for place in range(count)
+        _draw_node(seed.child(f"node-{place}"), place, count, in_memory=in_memory, lossy=lossy)
+        for place in range(count)
     )
     writers = _draw_writers(seed.stream("writers"), nodes)
     readers = _draw_readers(seed.stream("readers"), nodes)
@@ -46,24 +51,25 @@ def draw(number: int) -> Plan:
         nodes=nodes,
         writers=writers,
         readers=readers,
-        strikes=_draw_strikes(seed.stream("strikes"), nodes, writers, readers),
+        strikes=_draw_strikes(seed.stream("strikes"), nodes, writers, readers, lossy=lossy),
         network=_draw_network(seed.stream("network")),
         duration_s=DURATION_S,
-        power_cut_at_end=not in_memory and shape.random() < 0.7,
+        power_cut_at_end=not in_memory and lossy and shape.random() < 0.7,
     )
 
 
 # --- nodes
 
 
-def _draw_node(seed: Seed, place: int, count: int, *, in_memory: bool) -> NodePlan:
+def _draw_node(seed: Seed, place: int, count: int, *, in_memory: bool, lossy: bool) -> NodePlan:
     names = [f"node-{number}" for number in range(count)]
     threads, clock = seed.stream("threads"), seed.stream("clock")
+    log = None if in_memory else _draw_log(seed.stream("log"), alone=count == 1, lossy=lossy)
     return NodePlan(
         name=names[place],
-        log=None if in_memory else _draw_log(seed.stream("log"), alone=count == 1),
+        log=log,
         settings=_draw_settings(seed.stream("settings")),
-        sinks=_draw_sinks(seed.stream("sinks")),
+        sinks=_draw_sinks(seed.stream("sinks"), log),
         forward_to=tuple(name for name in names if name != names[place]),
         threads={
             "delay_s_max": threads.choice((0.0, 0.001, 0.01)),
@@ -78,22 +84,27 @@ def _draw_node(seed: Seed, place: int, count: int, *, in_memory: bool) -> NodePl
     )
 
 
-def _draw_log(chance: Random, *, alone: bool) -> Knobs:
+def _draw_log(chance: Random, *, alone: bool, lossy: bool) -> Knobs:
     segment = chance.choice((2_000, 8_000, 64_000))
-    squeezed = alone and chance.random() < 0.5
-    bytes_max = 12 * segment if squeezed else 1 << 24
+    tight = alone and chance.random() < 0.5
+    bytes_max = 12 * segment if tight else _ROOMY_BYTES
     return {
-        "level": chance.choice(("durable", "durable", "logged")),
+        "level": "durable" if lossy else chance.choice(("durable", "logged")),
         "segment_bytes_max": segment,
         "segment_s_max": chance.choice((5.0, 3600.0)),
         "bytes_max": bytes_max,
         "keep_bytes_max": bytes_max // 2,
-        "keep_s": chance.choice((10.0, 3600.0)) if squeezed else 3600.0,
+        "keep_s": chance.choice((10.0, 3600.0)) if tight else 3600.0,
         "compact": chance.random() < 0.7,
         "checkpoint_frames": chance.choice((7, 40, 20_000)),
         "reserve_bytes": chance.choice((0, 64_000)),
         "free_bytes_min": 0,
     }
+
+
+def squeezed(log: Knobs) -> bool:
+    """Whether it lets go of what somebody might still want."""
+    return float(log["bytes_max"]) < _ROOMY_BYTES
 
 
 def _draw_settings(chance: Random) -> Knobs:
@@ -110,16 +121,19 @@ def _draw_settings(chance: Random) -> Knobs:
     }
 
 
-def _draw_sinks(chance: Random) -> tuple[SinkPlan, ...]:
-    kinds = [chance.choice(_MODELS) for _ in range(chance.choice((1, 1, 2, 3)))]
-    kinds += [kind for kind in ("cache", "index") if chance.random() < 0.3]
+def _draw_sinks(chance: Random, log: Knobs | None) -> tuple[SinkPlan, ...]:
+    """Sinks that can live beside this log: what it lets go is gone for those that cannot be rebuilt."""
+    rebuilt = log is None or log["compact"] or not squeezed(log)
+    models = ("volatile",) if log is None else _MODELS if rebuilt else ("transactional", "plain")
+    kinds = [chance.choice(models) for _ in range(chance.choice((1, 1, 2, 3)))]
+    kinds += [kind for kind in ("cache", "index") if rebuilt and chance.random() < 0.3]
     failing = chance.random() < 0.6
     return tuple(
         SinkPlan(
             name=f"{kind}-{place}",
             kind=kind,
             topics=chance.choice(("*", "*", "*", "ns:a")) if kind in _MODELS else "*",
-            required=chance.random() < 0.8,
+            required=chance.random() < 0.8 or (kind in _STAYING and log is not None and squeezed(log)),
             pacing=chance.random() < 0.15,
             faults=_draw_sink_faults(chance) if failing and kind in _MODELS else {},
         )
@@ -140,30 +154,34 @@ def _draw_sink_faults(chance: Random) -> dict[str, float]:
 def _draw_writers(chance: Random, nodes: Sequence[NodePlan]) -> tuple[WriterPlan, ...]:
     count = chance.choice((2, 3, 4))
     deltas = chance.randint(*_DELTAS) // count
+    poison = chance.choice((0.0, 0.0, 0.02))
+    levels = ("memory", None) if nodes[0].log is None else (None, None, "durable", "logged", "memory")
     return tuple(
         WriterPlan(
             name=f"writer-{number}",
             node=chance.choice(nodes).name,
             embedded=chance.random() < 0.4,
             deltas=deltas,
-            burst=chance.choice((1, 3, 8)),
-            gap_s=chance.choice((0.05, 0.3, 1.0)),
-            level=chance.choice((None, None, "durable", "logged", "memory")),
+            burst=(burst := chance.choice((1, 3, 8))),
+            gap_s=round(_WRITING_S * burst / deltas * chance.choice((0.3, 0.7, 1.0)), 3),
+            level=chance.choice(levels),
+            poison=poison,
         )
         for number in range(count)
     )
 
 
 def _draw_readers(chance: Random, nodes: Sequence[NodePlan]) -> tuple[ReaderPlan, ...]:
+    kept = [node.name for node in nodes if node.log is None or not squeezed(node.log)]
     return tuple(
         ReaderPlan(
             name=f"reader-{number}",
-            node=chance.choice(nodes).name,
+            node=chance.choice(kept),
             topics=chance.choice(("*", "*", "ns:a")),
             group=chance.random() < 0.6,
             batches=chance.random() < 0.5,
         )
-        for number in range(chance.choice((0, 1, 1, 2)))
+        for number in range(chance.choice((0, 1, 1, 2)) if kept else 0)
     )
 
 
@@ -175,11 +193,15 @@ def _draw_strikes(
     nodes: Sequence[NodePlan],
     writers: Sequence[WriterPlan],
     readers: Sequence[ReaderPlan],
+    *,
+    lossy: bool,
 ) -> tuple[StrikePlan, ...]:
     kinds = [
         kind
         for kind in _DRAWN
-        if (kind not in _ON_DISK or nodes[0].log is not None)
+        if (lossy or kind not in _LOSING)
+        and (kind not in _ON_DISK or nodes[0].log is not None)
+        and (kind != "detach" or any(node.log is None or not squeezed(node.log) for node in nodes))
         and (kind not in _ON_WRITERS or any(not one.embedded for one in writers))
         and (kind not in _ON_READERS or readers)
         and (kind not in _ON_WAYS or readers or len(nodes) > 1 or any(not one.embedded for one in writers))
@@ -207,6 +229,8 @@ def _on_node(chance: Random, kind: str, nodes: Sequence[NodePlan], *_others: obj
 
 
 def _on_sink(chance: Random, kind: str, nodes: Sequence[NodePlan], *_others: object) -> StrikePlan:
+    if kind == "detach":  # for one that is detached nothing is kept
+        nodes = [node for node in nodes if node.log is None or not squeezed(node.log)]
     node = chance.choice(nodes)
     return StrikePlan(_when(chance), kind, f"{node.name}/{chance.choice(node.sinks).name}", _how_long(chance))
 
@@ -241,6 +265,7 @@ def _on_reader(
 
 
 _ON_DISK = {"last call", "write error", "sync error", "read error", "disk full"}
+_LOSING = {"power", "last call", "sync error"}
 _ON_WRITERS = {"kill writer"}
 _ON_READERS = {"kill reader", "stall reader"}
 _ON_WAYS = {"cut", "cut both", "slow link"}
@@ -257,6 +282,6 @@ def _draw_network(chance: Random) -> dict[str, float | None]:
     return {
         "latency_s": chance.choice((0.0005, 0.02, 0.15)),
         "jitter_s_max": chance.choice((0.0, 0.01)),
-        "chunk_bytes_max": chance.choice((None, None, 40, 1000)),
+        "chunk_bytes_max": chance.choice((None, None, 100, 1000)),
         "reset_bytes_mean": chance.choice((None, None, 20_000.0)),
     }

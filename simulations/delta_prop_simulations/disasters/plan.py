@@ -72,7 +72,8 @@ class NodePlan:
 @dataclass(frozen=True, slots=True)
 class WriterPlan:
     """A producer. `embedded`: it lives in the node's process, else in one of its own. `burst`: deltas at
-    once, `gap_s`: the mean time between. `level`: what it asks for; None: the default.
+    once, `gap_s`: the mean time between. `level`: what it asks for; None: the default. `poison`: the share of
+    what sinks reject.
     """
 
     name: str
@@ -82,6 +83,7 @@ class WriterPlan:
     burst: int
     gap_s: float
     level: str | None = None
+    poison: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,3 +132,19 @@ def test_an_append_that_the_disk_refuses_is_not_acknowledged() -> None:
             disk.heal()
 
     run_virtual(main)
+
+
+def test_a_crash_while_closing_leaves_no_task_and_no_scope_behind() -> None:
+    async def live(disk: SimDisk) -> None:
+        async with Propagator(data="x", world=virtual_world(1, disk=disk)) as p:
+            await p.attach(CallbackSink(lambda _offset, _delta: None))
+            await p.publish(made("a"))
+            await p.wait_visible(1)
+            disk.crash_at(lambda call: "cursors" in call.path)
+
+    async def main() -> None:
+        with pytest.raises(BaseException) as caught:
+            await live(SimDisk(1))
+        assert crashed(caught.value)
+
+    run_virtual(main)

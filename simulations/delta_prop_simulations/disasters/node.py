@@ -1,0 +1,199 @@
+"""A service of the run: the production code, on a machine of the false world, with its sinks and links."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from delta_prop import LogSettings, Propagator, Settings
+from delta_prop.client import ClientSettings, ForwardLink
+from delta_prop.server.service import Service
+from delta_prop.server.settings import ServerSettings
+from delta_prop.sinks import ForwardSink
+from delta_prop_simulations.disasters.host import Host
+from delta_prop_simulations.disasters.sinks import KINDS, ModelSink, SinkFaults
+from delta_prop_simulations.machine import Ending
+from delta_prop_sinks import CacheSink, IndexSink
+from delta_prop_wire.delta import AckLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+    from delta_prop.ports import World
+    from delta_prop_simulations.chance import Seed
+    from delta_prop_simulations.disasters.plan import NodePlan, SinkPlan
+    from delta_prop_simulations.machine import Life, Machine
+    from delta_prop_sinks.sink import Sink
+
+    Embedded = Callable[[Propagator, Life], Coroutine[None, None, None]]
+
+PORT = 7373
+CLIENT = ClientSettings(
+    connect_s_max=3.0, handshake_s_max=3.0, heartbeat_s=1.0, silence_s_max=4.0, delivery_s_max=20.0
+)
+"""As clients here are set: sooner than the default to see that somebody is gone."""
+
+
+class Node(Host):
+    """A service and what is attached to it. `propagator` and `service` are those of the present life."""
+
+    def __init__(self, plan: NodePlan, machine: Machine, seed: Seed, embedded: Sequence[Embedded]) -> None:
+        super().__init__(machine)
+        self.plan = plan
+        self.paused: set[str] = set()
+        self.propagator: Propagator | None = None
+        self.service: Service | None = None
+        self.models = {
+            sink.name: ModelSink(
+                sink.name,
+                sink.kind,
+                seed.stream(f"sink {sink.name}"),
+                SinkFaults(**sink.faults),  # type: ignore[arg-type]
+                topics=sink.topics,
+            )
+            for sink in plan.sinks
+            if sink.kind in KINDS
+        }
+        self._embedded = embedded
+        self._stop = anyio.Event()
+
+    # --- one life
+
+    async def process(self, world: World, life: Life) -> None:
+        """Serve until `stop`."""
+        self._stop = anyio.Event()
+        async with Propagator(
+            Settings(**self.plan.settings),  # type: ignore[arg-type]
+            data=None if self.plan.log is None else "data",
+            log=_log_settings(self.plan),
+            world=world,
+        ) as propagator:
+            self.propagator = propagator
+            for sink in self.plan.sinks:
+                await self.attach(sink, life)
+            for other in self.plan.forward_to:
+                await self._forward(other, world)
+            await self._serve(propagator, life)
+            self.propagator = None
+
+    async def _serve(self, propagator: Propagator, life: Life) -> None:
+        service = Service(propagator, _server_settings(self.name))
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(service.run)
+            self.service = service
+            async with anyio.create_task_group() as writers:
+                for embedded in self._embedded:
+                    writers.start_soon(embedded, propagator, life)
+                await self._stop.wait()
+                writers.cancel_scope.cancel()
+            self.service = None
+            service.stop()
+
+    async def attach(self, plan: SinkPlan, life: Life) -> None:
+        """Attach a sink to the service of this life. Raises what `Propagator.attach` does."""
+        assert self.propagator is not None
+        sink: Sink
+        if plan.kind in KINDS:
+            sink = self.models[plan.name].for_life(life)
+        else:
+            sink = CacheSink(name=plan.name) if plan.kind == "cache" else IndexSink(name=plan.name)
+        await self.propagator.attach(
+            sink, topics=plan.topics, required=plan.required, pacing=plan.pacing, start="resume"
+        )
+
+    async def _forward(self, other: str, world: World) -> None:
+        assert self.propagator is not None
+        link = ForwardLink(f"{other}:{PORT}", name=self.name, settings=CLIENT, world=world)
+        await self.propagator.attach(ForwardSink(link, name=f"to-{other}"))
+
+    def has_done_all(self) -> bool:
+        """A service never has."""
+        return False
+
+    def over(self, life: Life) -> None:
+        """What is not committed anywhere is gone."""
+        self.propagator = self.service = None
+        for sink in self.models.values():
+            if life.ending is Ending.POWER_CUT:
+                sink.power_cut()
+            else:
+                sink.kill()
+
+    # --- how far it is
+
+    def waits_for(self) -> list[str]:
+        """What is not dealt with yet."""
+        propagator = self.propagator
+        if propagator is None or self.service is None:
+            return [f"{self.name} does not serve"]
+        now = propagator.statistics()
+        waits = [
+            f"{self.name}'s sink {name} is {sink.state}, {sink.lag} behind: {sink.reason}"
+            for name, sink in now.sinks.items()
+            if sink.lag or sink.state != "idle"
+        ]
+        if now.reopening is not None and now.reopening.failed:
+            waits.append(f"{self.name} has a log that failed: {now.reopening.last_error}")
+        if now.queue.depth or now.pending.pending_runs:
+            waits.append(f"{self.name} has {now.queue.depth} queued, {now.pending.pending_runs} pending")
+        return waits
+
+    def holds(self) -> dict[int, int]:
+        """Up to which counter it has each origin's deltas."""
+        return {} if self.propagator is None else dict(self.propagator.inside().chain.orderer.have)
+
+    def end(self) -> int:
+        """Where its log ends."""
+        return 0 if self.propagator is None else self.propagator.statistics().log.next_offset
+
+    # --- what befalls it
+
+    async def attach_again(self, sink: str) -> None:
+        """Attach a sink that was detached in this life."""
+        assert self.machine.life is not None
+        plan = next(one for one in self.plan.sinks if one.name == sink)
+        await self.attach(plan, self.machine.life)
+
+    def resume_paused(self) -> None:
+        """End all pauses, where the service runs."""
+        if self.propagator is None:
+            return
+        for sink in sorted(self.paused & self.propagator.statistics().sinks.keys()):
+            self.propagator.resume(sink)
+            self.paused.discard(sink)
+
+    def heal(self) -> None:
+        """Its sinks are well, and go on."""
+        for model in self.models.values():
+            model.heal()
+        self.resume_paused()
+
+    def stop(self, for_s: float) -> bool:
+        """Stop it as it should be; whether there was a service."""
+        if self.service is None:
+            return False
+        self.rest(for_s)
+        self._stop.set()
+        return True
+
+
+def _log_settings(plan: NodePlan) -> LogSettings | None:
+    if plan.log is None:
+        return None
+    given: dict[str, Any] = dict(plan.log)
+    given["level"] = AckLevel[str(given.get("level", "durable")).upper()]
+    return LogSettings(**given)
+
+
+def _server_settings(host: str) -> ServerSettings:
+    return ServerSettings(
+        host=host,
+        port=PORT,
+        allow_anonymous=True,
+        handshake_s_max=3.0,
+        heartbeat_s=1.0,
+        silence_s_max=4.0,
+        send_s_max=10.0,
+        drain_s_max=3.0,
+    )
