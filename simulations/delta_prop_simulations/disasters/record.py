@@ -44,11 +44,12 @@ class Cut:
 
 @dataclass(slots=True)
 class Record:
-    """What one service's log held. `level`: the highest that it promises."""
+    """What one service's log held. `level`: the highest it promises, `visible_level`: what readers see."""
 
     node: str
     log_id: bytes = b""
     level: AckLevel = AckLevel.MEMORY
+    visible_level: AckLevel = AckLevel.MEMORY
     batches: list[LoggedBatch] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
     recoveries: int = 0
@@ -74,6 +75,7 @@ class Record:
             self._cut(0, NOTHING_SURVIVES)
         self._cut(log.next_offset, survives)
         self.log_id, self.level, self._failed = log.log_id, log.level, False
+        self.visible_level = getattr(getattr(log, "settings", None), "level", log.level)
         self._catch_up(log)
         self._tap(log)
 

@@ -1,0 +1,160 @@
+"""What sinks and readers must have got: all that was theirs, in order, and nothing else.
+
+Pure: a recorded log and what somebody got in, a Violation out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from delta_prop_simulations.disasters.history import canonical, told_of
+from delta_prop_simulations.disasters.sinks import POISON
+from delta_prop_simulations.disasters.violation import demand
+from delta_prop_wire.delta import Source
+from delta_prop_wire.topics import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from delta_prop.route.quarantine import SetAside
+    from delta_prop_simulations.disasters.readers import Reader, Reading
+    from delta_prop_simulations.disasters.record import Record
+    from delta_prop_simulations.disasters.sinks import ModelSink
+    from delta_prop_simulations.disasters.store import Ref
+    from delta_prop_wire.algebra import State
+    from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_wire.delta import Dot
+
+_SHOWN_MAX = 5
+
+
+class Wanted(NamedTuple):
+    """What one sink should hold: rows of its topics below `end`, but those `without` (quarantine, dropped).
+
+    `forgiven`: vectors of which nobody can say, as a late delta met a state in the place of others.
+    """
+
+    topics: str
+    end: int
+    without: Collection[int] = ()
+    forgiven: Collection[Ref] = ()
+
+
+def rows_for(record: Record, wanted: Wanted) -> Iterator[tuple[int, LoggedBatch, int]]:
+    """The rows that are this sink's."""
+    topic = Topic.parse(wanted.topics)
+    for offset, logged, row in record.rows():
+        if offset >= wanted.end or offset in wanted.without:
+            continue
+        if wanted.topics == "*" or topic.matches(logged.batch.delta(row, logged.source)):
+            yield offset, logged, row
+
+
+def check_states(record: Record, wanted: Wanted, states: Mapping[Ref, State], who: str) -> None:
+    """The states are the canonical fold of the rows."""
+    should = canonical((logged, row) for _, logged, row in rows_for(record, wanted))
+    for ref in sorted(should.keys() | states.keys()):
+        if ref in wanted.forgiven:
+            continue
+        expected, found = should.get(ref), states.get(ref)
+        demand(
+            expected is not None and found is not None and told_of(expected) == told_of(found),
+            "state",
+            f"{who}: {ref} is {found}, and the fold of the log {expected}",
+        )
+
+
+def check_rows(record: Record, wanted: Wanted, model: ModelSink) -> None:
+    """It has every row that is its own, by itself or within a state."""
+    who = f"{record.node}, sink {model.name!r}"
+    for offset, logged, row in rows_for(record, wanted):
+        ref = (logged.batch.namespaces[row], logged.batch.keys[row])
+        facts = model.present.vectors.get(ref)
+        there = facts is not None and (logged.key(row) in facts.rows or offset <= facts.base_offset)
+        demand(there or ref in wanted.forgiven, "gap", f"{who} misses offset {offset} of {ref}")
+
+
+def check_brought(record: Record, model: ModelSink) -> None:
+    """It was brought what the log holds, or held until a crash that its level does not survive."""
+    there = {offset: logged.batch.dot(row) for offset, logged, row in record.rows()}
+    lost: set[tuple[int, Dot]] = set()
+    for offset, logged, row, survives in record.lost():
+        if survives > record.visible_level:
+            lost.add((offset, logged.batch.dot(row)))
+    for one in model.brought:
+        right = there.get(one.offset) == one.dot or (one.offset, one.dot) in lost
+        demand(right, "foreign", f"{record.node}, {model.name!r}: {one}; there is {there.get(one.offset)}")
+
+
+def check_quarantine(held: Sequence[SetAside], sink: str, who: str) -> None:
+    """What is set aside is poison, or stands behind something that is."""
+    names: set[object] = set()
+    vectors: set[Ref] = set()
+    for one in held:
+        delta = one.delta
+        poison = (delta.metadata or {}).get(POISON) in (sink, "all")
+        behind = one.vector in vectors or not names.isdisjoint(delta.parents)
+        demand(poison or behind, "quarantine", f"{who}: offset {one.offset} is no poison, nor behind any")
+        vectors.add(one.vector)
+        names.update(one.names())
+
+
+def forgiven(record: Record) -> set[Ref]:
+    """Vectors with a forwarded row that sorts before one that came earlier.
+
+    Where a snapshot has taken the earlier ones' place it has no effect, so no fold says what is held.
+    """
+    highest: dict[Ref, tuple[int, int, int]] = {}
+    found: set[Ref] = set()
+    for _, logged, row in record.rows():
+        ref, key = (logged.batch.namespaces[row], logged.batch.keys[row]), logged.key(row)
+        if key < highest.get(ref, key):
+            assert logged.source is Source.REPLICA
+            found.add(ref)
+        highest[ref] = max(highest.get(ref, key), key)
+    return found
+
+
+def check_reader(record: Record, reader: Reader) -> int:
+    """It got each delta of its topics in order, went on where it was, and got none again that it had kept.
+
+    How many deltas were looked at.
+    """
+    there = {offset: logged.batch.dot(row) for offset, logged, row in record.rows()}
+    gone = {(offset, logged.batch.dot(row)) for offset, logged, row, _ in record.lost()}
+    before: Reading | None = None
+    looked = 0
+    for reading in reader.readings:
+        who = f"{record.node}, reader {reader.name!r}"
+        offsets = [offset for offset, _ in reading.rows]
+        demand(offsets == sorted(set(offsets)), "subscriber", f"{who}: out of order: {_shown(offsets)}")
+        if reading.log_id != record.log_id or reading.first is None:
+            continue
+        for offset, dot in reading.rows:
+            right = there.get(offset) == dot or (offset, dot) in gone
+            demand(
+                right, "foreign", f"{who}: {dot} at offset {offset}, where the log has {there.get(offset)}"
+            )
+        _check_goes_on(reading, before, who)
+        wanted = Wanted(reader.topics, reading.kept)
+        own = [offset for offset, _, _ in rows_for(record, wanted) if offset >= reading.first]
+        missed = set(own) - set(offsets)
+        demand(not missed, "subscriber", f"{who}: misses {_shown(missed)} of {reading.first}…{reading.kept}")
+        looked += len(own)
+        before = reading
+    return looked
+
+
+def _check_goes_on(reading: Reading, before: Reading | None, who: str) -> None:
+    first = reading.first
+    assert first is not None
+    if reading.begin is not None and reading.begin.log_id == reading.log_id:
+        right = first == reading.begin.next_offset and all(offset >= first for offset, _ in reading.rows)
+        demand(right, "subscriber", f"{who}: went on at {first}, and had kept {reading.begin.next_offset}")
+    elif before is not None and not reading.anew:
+        demand(first <= before.kept, "subscriber", f"{who}: went on at {first}, and had {before.kept}")
+
+
+def _shown(offsets: Sequence[int] | set[int]) -> str:
+    some = sorted(offsets)[:_SHOWN_MAX] if isinstance(offsets, set) else list(offsets)
+    return f"{some} ({len(offsets)} of them)"
