@@ -124,7 +124,10 @@ LOG = (
         (
             edit(
                 Checkpointer._write,
-                ("if not await self._synced(log.next_offset):\n            return", "pass"),
+                (
+                    "if not await self._synced(log.next_offset)",
+                    "if not whole and not await self._synced(log.next_offset)",
+                ),
                 ("_Copied(position, log.synced,", "_Copied(position, log.next_offset,"),
             ),
         ),
