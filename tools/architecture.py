@@ -88,6 +88,7 @@ EDGE = (
     "simulations/delta_prop_simulations/chance.py",
     "simulations/delta_prop_simulations/disk*.py",
     "simulations/delta_prop_simulations/processes.py",
+    "simulations/delta_prop_simulations/files.py",
     "sinks/delta_prop_sinks/graph_file.py",
     "sinks/delta_prop_sinks/jsonlines.py",
     "sinks/delta_prop_sinks/storage_file.py",

@@ -9,13 +9,14 @@ from argparse import REMAINDER
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.cli import Help, Parser
-from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
     from collections.abc import Sequence
 
-KINDS: dict[str, str] = {}
+KINDS: dict[str, str] = {
+    "list": "the scenarios that come with it",
+}
 """What can stand behind `simulate` beside a scenario, and what it does in a few words. Each is a module here
 with `add_arguments(parser)` and `run(options)`, which returns the exit status.
 """
@@ -29,7 +30,8 @@ def add_verbs(verbs: Any) -> None:
         description="Runs the production code in virtual time on a false disk and a false network. WHAT is a "
         "scenario (a shipped name or a TOML file)"
         + "".join(f", or `{kind}` ({KINDS[kind]})" for kind in KINDS),
-        epilog="each kind has its own --help: delta-prop simulate WHAT --help",
+        epilog="example: delta-prop simulate storm --report storm.html; each kind has its own --help: "
+        "delta-prop simulate WHAT --help",
         allow_abbrev=False,
         formatter_class=Help,
     )
@@ -55,4 +57,10 @@ def dispatch(what: str, rest: Sequence[str]) -> int:
 
 def _module(what: str) -> Any:
     """Imported here, and by its name, so that help comes at once and imports can be followed."""
-    raise UsageError(f"{what}: there is no such scenario, and no file of that name")
+    if what == "list":
+        from delta_prop_simulations.commands import listing
+
+        return listing
+    from delta_prop_simulations.commands import scenario
+
+    return scenario

@@ -27,9 +27,9 @@ class Latency:
     are left out.
     """
 
-    count: int
-    quantiles: dict[str, float]
-    buckets: list[tuple[float, int]]
+    count: int = 0
+    quantiles: dict[str, float] = field(default_factory=dict)
+    buckets: list[tuple[float, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ class Verdict:
 class Alternative:
     """One way to set things up, and how it fared. `trace`: the same for the same seed, always.
 
-    `cpu_s`: what the run itself took, the one number that differs from run to run.
+    `cpu_s`: what the run itself took, the one number that differs from run to run. `acks`: from when a delta
+    was offered first to its acknowledgement.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Alternative:
     trace: str
     virtual_s: float
     cpu_s: float
+    acks: Latency = field(default_factory=Latency)
 
 
 @dataclass(frozen=True)
@@ -101,12 +103,16 @@ def _alternative(data: dict[str, Any]) -> Alternative:
             "sinks": [_sink(one) for one in data["sinks"]],
             "series": [Series(**one) for one in data["series"]],
             "verdicts": [Verdict(**one) for one in data["verdicts"]],
+            "acks": _latency(data["acks"]),
         }
     )
 
 
 def _sink(data: dict[str, Any]) -> SinkResult:
-    lag = data["lag"]
-    buckets = [(float(bound), int(count)) for bound, count in lag["buckets"]]
     series = [Series(**one) for one in data["series"]]
-    return SinkResult(**{**data, "lag": Latency(**{**lag, "buckets": buckets}), "series": series})
+    return SinkResult(**{**data, "lag": _latency(data["lag"]), "series": series})
+
+
+def _latency(data: dict[str, Any]) -> Latency:
+    buckets = [(float(bound), int(count)) for bound, count in data["buckets"]]
+    return Latency(**{**data, "buckets": buckets})

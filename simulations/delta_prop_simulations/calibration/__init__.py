@@ -1,0 +1,1 @@
+"""What the shipped sinks take on this machine, as laws to draw from; and predictions beside measurements."""

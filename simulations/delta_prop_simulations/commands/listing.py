@@ -1,0 +1,35 @@
+"""`delta-prop simulate list`: the scenarios that come with the package, each with what it asks."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from delta_prop_simulations import files
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("--json", action="store_true", help="names and texts as JSON")
+
+
+def run(options: Namespace) -> int:
+    """Print them."""
+    from delta_prop_simulations.laboratory.reading import read_setups
+
+    told = {}
+    for name, text in files.shipped().items():
+        setups = read_setups(text)
+        told[name] = {"about": setups[0].about, "alternatives": [one.name for one in setups]}
+    if options.json:
+        print(json.dumps(told, indent=1))
+        return 0
+    width = max(map(len, told))
+    for name, one in told.items():
+        print(f"{name:{width}}  {one['about']}")
+        if len(one["alternatives"]) > 1:
+            print(f"{'':{width}}  compares: {', '.join(one['alternatives'])}")
+    return 0

@@ -1,0 +1,115 @@
+"""`delta-prop simulate SCENARIO`: run a scenario and its alternatives, and tell how they fared."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+from delta_prop.commands import edge
+from delta_prop_simulations.files import read_text, shipped, shipped_names
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from delta_prop_simulations.laboratory.reading import Setup
+    from delta_prop_simulations.laboratory.result import Alternative, Result
+
+_BAR_CELLS = 24
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options."""
+    parser.epilog = "example: delta-prop simulate slow_sink --duration 10m --report slow_sink.html"
+    parser.add_argument("--seed", type=int, help="what all chance is drawn from, in place of the scenario's")
+    parser.add_argument("--duration", metavar="TIME", help='how long deltas come, such as "90s", "10m", "1h"')
+    parser.add_argument("--trace", metavar="FILE", help="recorded traffic that all sources replay")
+    parser.add_argument("--only", metavar="NAME", help="this alternative alone")
+    parser.add_argument("--report", metavar="FILE", help="write a page with plots to this file")
+    parser.add_argument("--json", action="store_true", help="print the whole result as JSON")
+
+
+def run(options: Namespace) -> int:
+    """Run it; 1 where a promise was broken."""
+    from delta_prop_simulations.laboratory.result import Result
+
+    logging.getLogger("delta_prop").addHandler(logging.NullHandler())  # the result tells
+    path, setups = _read(options)
+    result = Result(
+        scenario=setups[0].scenario.name,
+        about=setups[0].scenario.about,
+        seed=setups[0].scenario.seed,
+        duration_s=setups[0].scenario.duration,
+        alternatives=[_run_one(setup, path) for setup in setups],
+    )
+    print(json.dumps(result.to_json()) if options.json else "\n".join(_lines(result)))
+    return int(any(one.ok is False for each in result.alternatives for one in each.verdicts))
+
+
+def _read(options: Namespace) -> tuple[str, list[Setup]]:
+    """The file, and what is to be run. Raises UsageError."""
+    from delta_prop_simulations.laboratory.reading import parse_duration, read_setups
+
+    duration = None if options.duration is None else parse_duration(options.duration, "--duration")
+    path, text = _text(options.what)
+    try:
+        setups = read_setups(text, seed=options.seed, duration=duration, trace=options.trace)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    if options.only is None:
+        return path, setups
+    chosen = [one for one in setups if one.name == options.only]
+    if not chosen:
+        names = ", ".join(repr(one.name) for one in setups)
+        raise UsageError(f"--only {options.only!r}: {path} has {names}")
+    return path, chosen
+
+
+def _text(what: str) -> tuple[str, str]:
+    names = shipped_names()
+    if what in names:
+        return what, shipped()[what]
+    if "/" not in what and not what.endswith(".toml"):
+        raise UsageError(f"{what}: there is no such scenario; name a TOML file, or one of {', '.join(names)}")
+    return what, read_text(what)
+
+
+def _run_one(setup: Setup, path: str) -> Alternative:
+    from delta_prop_simulations.laboratory.run import Needs
+    from delta_prop_simulations.laboratory.run import run as run_setup
+    from delta_prop_simulations.laboratory.traffic import traffic_of
+
+    bar, began_s, whole_s = edge.Progress(), edge.now(), setup.scenario.duration
+
+    def tell(now_s: float) -> None:
+        real_s = max(edge.now() - began_s, 1e-9)
+        cells = round(_BAR_CELLS * now_s / whole_s)
+        shown = "█" * cells + "·" * (_BAR_CELLS - cells)
+        bar.tell(f"{setup.name} {shown} {now_s:,.0f} of {whole_s:,.0f} s, {now_s / real_s:,.0f} × real time")
+
+    needs = Needs(on_progress=tell, traffic=lambda source: traffic_of(source, path))
+    try:
+        return run_setup(setup, needs)
+    finally:
+        bar.end()
+
+
+def _lines(result: Result) -> list[str]:
+    """The result for the terminal."""
+    lines = [f"{result.scenario}: {result.about}", f"seed {result.seed}, {result.duration_s:g} s"]
+    for one in result.alternatives:
+        lines += [
+            "",
+            f"{one.name}: {one.virtual_s / max(one.cpu_s, 1e-9):.0f} × real time, trace {one.trace}",
+        ]
+        lines += [f"  {name}: {value:,.0f}" for name, value in one.totals.items()]
+        for sink in one.sinks:
+            told = ", ".join(f"{name} {value:.3g} s" for name, value in sink.lag.quantiles.items())
+            lines.append(f"  {sink.name}: applied {sink.applied:,}, lag {told}")
+        lines += [f"  {each.promise} {_told(each.ok)}: {each.what}" for each in one.verdicts]
+    return lines
+
+
+def _told(ok: bool | None) -> str:
+    return "–" if ok is None else "kept" if ok else "BROKEN"

@@ -1,0 +1,278 @@
+"""One run of a scenario: its services on their machines in virtual time, with sources and simulated sinks.
+
+The service is the production code. The run has a time of load, then one in which all come to rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop import AckLevel, Propagator
+from delta_prop.checks import parse_topics
+from delta_prop.testing import VirtualNetwork, run_virtual
+from delta_prop_simulations.chance import Seed
+from delta_prop_simulations.clock import ClockFaults
+from delta_prop_simulations.files import processor_s
+from delta_prop_simulations.laboratory.deltas import Maker
+from delta_prop_simulations.laboratory.laws import SpokenLaw
+from delta_prop_simulations.laboratory.measures import Stamps, Timeline
+from delta_prop_simulations.laboratory.offering import Outcomes, Source, Writers
+from delta_prop_simulations.laboratory.result import Alternative, SinkResult
+from delta_prop_simulations.laboratory.sinks import SimulatedSink
+from delta_prop_simulations.laboratory.sources import arrivals
+from delta_prop_simulations.laboratory.verdicts import LOST_PLACE, Seen, verdicts
+from delta_prop_simulations.machine import Machine
+from delta_prop_simulations.threads import ThreadFaults
+from delta_prop_simulations.trace import Trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from delta_prop.ports import World
+    from delta_prop.recorded_traffic import RecordedTraffic
+    from delta_prop.statistics import Statistics
+    from delta_prop_simulations.laboratory.laws import Law
+    from delta_prop_simulations.laboratory.reading import Setup
+    from delta_prop_simulations.laboratory.scenario import Scenario, SinkSpec, SourceSpec
+    from delta_prop_wire.batch import LoggedBatch
+
+REST_S_MAX = 86_400.0
+"""Virtual time after the load in which all have to come to rest."""
+_LOOK_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a run is handed from outside. `law` of a sink that is calibrated; `traffic` of a source."""
+
+    law: Callable[[SinkSpec], Law] = SpokenLaw
+    traffic: Callable[[SourceSpec], RecordedTraffic | None] = lambda _spec: None
+    on_progress: Callable[[float], None] = lambda _now_s: None
+
+
+def run(setup: Setup, needs: Needs | None = None) -> Alternative:
+    """Run one alternative from its start until all have come to rest."""
+    began = processor_s()
+    scenario, needs = setup.scenario, needs or Needs()
+    horizon_s = scenario.duration + 2 * REST_S_MAX
+    one: Run = run_virtual(_main, scenario, needs, horizon_s=horizon_s)
+    return one.result(setup, processor_s() - began)
+
+
+async def _main(scenario: Scenario, needs: Needs) -> Run:
+    one = Run(scenario, needs)
+    await one.machine.run(one.serve)
+    return one
+
+
+class Run:
+    """A service with its sources and sinks, and what is measured of them."""
+
+    def __init__(self, scenario: Scenario, needs: Needs) -> None:
+        seed = Seed(scenario.seed)
+        self.scenario, self._needs = scenario, needs
+        self._seed = seed
+        self.trace = Trace()
+        self.stamps = Stamps()
+        self.outcomes = Outcomes()
+        self.timeline = Timeline(scenario.duration)
+        threads = ThreadFaults(delay_s_max=scenario.service.disk_ms_max / 1000)
+        self.machine = Machine(
+            "service",
+            seed.child("machine"),
+            VirtualNetwork(seed.stream("network").getrandbits(32)),
+            self.trace,
+            clock=ClockFaults(),
+            threads=threads,
+        )
+        self.sinks = [
+            SimulatedSink(spec, needs.law(spec), seed.stream(f"sink {spec.name}"), self.stamps)
+            for spec in scenario.sink
+        ]
+        self._settled = False
+        self._statistics: Statistics
+        self._log_bytes_max = (
+            scenario.service.settings.log_bytes_max
+            if scenario.service.log is None
+            else scenario.service.log.bytes_max
+        )
+
+    async def serve(self, world: World) -> None:
+        """The life of the service: all of the load, then rest."""
+        service = self.scenario.service
+        data = None if service.log is None else "log"
+        async with Propagator(service.settings, data=data, log=service.log, world=world) as p:
+            tap = Tap(self.stamps)
+            p.inside().sinks.add_outlet(tap, parse_topics("*"))
+            for spec, sink in zip(self.scenario.sink, self.sinks, strict=True):
+                await p.attach(
+                    sink,
+                    topics=spec.topics,
+                    required=spec.required,
+                    pacing=spec.pacing,
+                    on_log_full=spec.on_log_full,
+                    batch_deltas=spec.batch_deltas,
+                    linger_ms_max=spec.linger_ms_max,
+                )
+            async with anyio.create_task_group() as tasks:
+                for source in self.scenario.source:
+                    tasks.start_soon(self._offer, p, source)
+                for spec in self.scenario.sink:
+                    tasks.start_soon(self._steer, p, spec)
+                await self._watch(p)
+            await self._rest(p)
+            self._statistics = p.statistics()
+            for sink in self.sinks:
+                self.trace.note(sink.name, sink.lag.count, sink.lag.sum_s, sink.failures, sink.rejected)
+            p.inside().sinks.remove_outlet(tap)
+
+    # --- what goes on at once
+
+    async def _offer(self, p: Propagator, spec: SourceSpec) -> None:
+        seed = self._seed.child(f"source {spec.name}")
+        maker = Maker(spec, seed.stream("deltas"))
+        drawn = arrivals(spec, seed.stream("arrivals"), self.scenario.duration, self._needs.traffic(spec))
+        level = AckLevel.MEMORY if self.scenario.service.log is None else AckLevel.DURABLE
+        source = (Writers if spec.writers else Source)(spec, maker, self.outcomes)
+        await source.run(p, drawn, level if spec.ack_level is None else spec.ack_level)
+
+    async def _steer(self, p: Propagator, spec: SinkSpec) -> None:
+        """Pause and resume a sink as an operator would."""
+        for event in sorted((one for one in spec.at if one.what == "pauses"), key=lambda one: one.begin):
+            await anyio.sleep_until(event.begin)
+            p.pause(spec.name)
+            await anyio.sleep_until(event.begin + event.lasts)
+            p.resume(spec.name)
+
+    async def _watch(self, p: Propagator) -> None:
+        for at_s in self.timeline.times():
+            await anyio.sleep_until(at_s)
+            self._look(p, at_s)
+            self._needs.on_progress(at_s)
+
+    async def _rest(self, p: Propagator) -> None:
+        """Until every sink has come to the end of the log, or stands still for good."""
+        with anyio.move_on_after(REST_S_MAX):
+            while not all(
+                feed.lag == 0 or feed.state == LOST_PLACE for feed in p.statistics().sinks.values()
+            ):
+                await anyio.sleep(_LOOK_S)
+                self._forget(p.statistics())
+            self._settled = True
+
+    # --- measuring
+
+    def _look(self, p: Propagator, now: float) -> None:
+        told, line, outcomes = p.statistics(), self.timeline, self.outcomes
+        line.note_rate("", "offered", "deltas/s", now, outcomes.offered)
+        line.note_rate("", "acknowledged", "deltas/s", now, outcomes.acknowledged)
+        line.note_rate("", "refused", "deltas/s", now, outcomes.codes.total())
+        line.note("", "queue", "deltas", now, told.queue.depth)
+        if told.pressure.rate_limit is not None:
+            line.note("", "rate limit", "deltas/s", now, told.pressure.rate_limit)
+        line.note("", "pressure", "level", now, told.pressure.level)
+        line.note("", "log", "bytes", now, told.log.bytes)
+        mailboxes = sum(feed.mailbox_bytes for feed in told.sinks.values())
+        held = told.queue.depth_bytes + told.pending.pending_bytes + mailboxes
+        line.note(
+            "", "memory", "bytes", now, held + (told.log.bytes if self.scenario.service.log is None else 0)
+        )
+        for sink in self.sinks:
+            self._look_at(sink, told, now)
+        self.trace.note(told.accepted, told.queue.depth, outcomes.acks.sum_s, outcomes.codes.total())
+        self._forget(told)
+
+    def _look_at(self, sink: SimulatedSink, told: Statistics, now: float) -> None:
+        feed, line = told.sinks[sink.name], self.timeline
+        given = self.stamps.at(feed.applied) if feed.lag else None
+        line.note(sink.name, "lag", "s", now, 0.0 if given is None else now - given)
+        line.note(sink.name, "behind", "deltas", now, feed.lag)
+        line.note_rate(sink.name, "applied", "deltas/s", now, sink.applied)
+        line.note(sink.name, "mailbox", "deltas", now, feed.mailbox_deltas)
+        if feed.pacing:
+            room = self.scenario.service.settings.mailbox_deltas_max
+            line.note(sink.name, "credits", "deltas", now, max(room - feed.mailbox_deltas - feed.in_hand, 0))
+        self.trace.note(sink.name, sink.applied, sink.lag.sum_s, feed.state)
+
+    def _forget(self, told: Statistics) -> None:
+        self.stamps.forget(min(feed.applied for feed in told.sinks.values()))
+
+    def _peaks(self) -> dict[str, tuple[float, float]]:
+        settings, peak = self.scenario.service.settings, self.timeline.peak
+        mailboxes = {
+            f"the mailbox of {one.name}": (peak("mailbox", one.name), float(settings.mailbox_deltas_max))
+            for one in self.sinks
+        }
+        return {
+            "the queue": (peak("queue"), float(settings.queue_deltas_max)),
+            "the log": (peak("log"), float(self._log_bytes_max)),
+            "memory": (peak("memory"), float(settings.memory_bytes_max(len(self.sinks)))),
+            **mailboxes,
+        }
+
+    # --- the result
+
+    def result(self, setup: Setup, cpu_s: float) -> Alternative:
+        """What this run has shown."""
+        outcomes = self.outcomes
+        seen = Seen(self.sinks, outcomes, self._statistics, self._peaks(), self._settled)
+        return Alternative(
+            name=setup.name,
+            what=setup.about,
+            sinks=[self._sink_result(sink) for sink in self.sinks],
+            series=self.timeline.series(),
+            totals=self._totals(),
+            verdicts=verdicts(seen),
+            trace=self.trace.digest(),
+            virtual_s=self.scenario.duration,
+            cpu_s=cpu_s,
+            acks=outcomes.acks.latency(),
+        )
+
+    def _totals(self) -> dict[str, float]:
+        outcomes = self.outcomes
+        return {
+            "offered": outcomes.offered,
+            "acknowledged": outcomes.acknowledged,
+            "refused": outcomes.refused,
+            "given_up": outcomes.given_up,
+            "offered_again": outcomes.retried,
+            **{f"refusals: {code}": count for code, count in sorted(outcomes.codes.items())},
+            "queue_peak_deltas": self.timeline.peak("queue"),
+            "log_peak_bytes": self.timeline.peak("log"),
+            "memory_peak_bytes": self.timeline.peak("memory"),
+            "memory_bound_bytes": self._statistics.memory_bytes_max,
+        }
+
+    def _sink_result(self, sink: SimulatedSink) -> SinkResult:
+        return SinkResult(
+            name=sink.name,
+            applied=sink.applied,
+            failures=sink.failures,
+            within_1s_per_s=sink.soon / self.scenario.duration,
+            lag=sink.lag.latency(),
+            series=self.timeline.series(sink.name),
+        )
+
+
+class Tap:
+    """Notes when each batch may be read; an outlet that keeps nothing."""
+
+    def __init__(self, stamps: Stamps) -> None:
+        self._stamps = stamps
+
+    def offer(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> None:
+        """A batch has become visible."""
+        self._stamps.note(logged.offset, anyio.current_time())
+
+    def note_visible(self) -> None:
+        """Told in `offer`."""
+
+    def note_recovered(self) -> None:
+        """What came before keeps its time."""

@@ -1,0 +1,141 @@
+"""Laws of service times: what is drawn is what was measured; the file holds it; errors say what to do."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delta_prop_simulations.calibration.laws import KEPT_MAX, Law, Samples
+from delta_prop_simulations.calibration.record import Calibration
+from delta_prop_simulations.chance import Seed
+from delta_prop_wire.errors import UsageError
+
+seconds = st.floats(0, 10, allow_subnormal=False)
+measured = st.dictionaries(
+    st.integers(1, 10_000), st.lists(seconds, min_size=1, max_size=50), min_size=1, max_size=6
+)
+
+
+@settings(max_examples=40)
+@given(measured, st.floats(0, 1))
+def test_at_a_measured_size_nothing_is_drawn_that_was_not_seen(
+    samples: dict[int, list[float]], share: float
+) -> None:
+    law = Law.of(samples)
+    for size, times in samples.items():
+        assert min(times) <= law.quantile(share, size) <= max(times)
+
+
+@settings(max_examples=40)
+@given(measured, st.integers(1, 20_000))
+def test_between_two_sizes_it_is_between_their_times(samples: dict[int, list[float]], deltas: int) -> None:
+    law = Law.of(samples)
+    low = max((size for size in samples if size <= deltas), default=min(samples))
+    high = min((size for size in samples if size >= deltas), default=None)
+    median = law.quantile(0.5, deltas)
+    if high is None:
+        assert median >= law.quantile(0.5, low)
+    else:
+        ends = sorted((law.quantile(0.5, low), law.quantile(0.5, high)))
+        assert ends[0] <= median * 1.000001 + 1e-12
+        assert median <= ends[1] * 1.000001 + 1e-12
+
+
+def test_draws_have_the_quantiles_of_what_was_measured() -> None:
+    chance = Seed(1).stream("service times")
+    times = [chance.lognormvariate(0, 1) for _ in range(5_000)]
+    law = Law.of({10: times})
+    drawn = sorted(law.draw(chance, 10) for _ in range(20_000))
+    times.sort()
+    for share in (0.1, 0.5, 0.9, 0.99):
+        assert drawn[int(share * len(drawn))] == pytest.approx(times[int(share * len(times))], rel=0.06)
+    assert len(law.times_s[0]) == KEPT_MAX
+    assert law.times_s[0][-1] == times[-1]
+    assert law.mean(10) == pytest.approx(sum(times) / len(times), rel=0.05)
+
+
+def test_larger_calls_than_any_that_was_measured_go_on_as_the_last_ones_did() -> None:
+    law = Law.of({100: [1.0], 200: [1.5]})
+    assert law.quantile(0.5, 400) == pytest.approx(2.5)
+    assert Law.of({100: [1.0]}).quantile(0.5, 300) == pytest.approx(3.0)
+
+
+def test_bytes_beyond_those_of_the_deltas_measured_cost_what_a_byte_costs() -> None:
+    law = Law.of({10: [0.001]}, delta_bytes=100, byte_s=1e-6)
+    assert law.quantile(0.5, 10, 1_000) == pytest.approx(0.001)
+    assert law.quantile(0.5, 10, 3_000) == pytest.approx(0.003)
+    assert law.quantile(0.5, 10, 0) == pytest.approx(0.0)
+
+
+@settings(max_examples=20)
+@given(measured)
+def test_the_file_holds_the_laws_to_a_tenth_of_a_microsecond(samples: dict[int, list[float]]) -> None:
+    law = Law.of(samples, delta_bytes=64, byte_s=2e-9)
+    written = Calibration({"system": "here"}, {"storage": {"call": law}}).to_text()
+    read = Calibration.from_text(written)
+    assert read.machine == {"system": "here"}
+    back = read.law("storage")
+    assert back.sizes == law.sizes
+    assert back.delta_bytes == law.delta_bytes
+    assert back.byte_s == pytest.approx(law.byte_s)
+    for times, others in zip(back.times_s, law.times_s, strict=True):
+        assert times == pytest.approx(others, abs=1e-7)
+
+
+def test_samples_become_a_law_each() -> None:
+    samples = Samples(delta_bytes=8)
+    samples.add("call", 10, 0.2, 0.1)
+    samples.add("call", 1, -1e-9)
+    samples.add("late", 1, 0.3)
+    laws = samples.laws()
+    assert laws["call"] == Law((1, 10), ((0.0,), (0.1, 0.2)), delta_bytes=8)
+    assert laws["late"].quantile(1, 1) == 0.3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "times", "told"),
+    [
+        ((), (), "1 to"),
+        ((1, 2), ((0.1,),), "times for each"),
+        ((2, 1), ((0.1,), (0.1,)), "above the one before"),
+        ((0,), ((0.1,),), "from 1 on"),
+        ((1,), ((),), "size 1 has 0 times"),
+        ((1,), ((0.2, 0.1),), "the shortest first"),
+        ((1,), ((-0.1,),), "from 0 on"),
+        ((1,), ((float("nan"),),), "size 1"),
+    ],
+)
+def test_a_law_that_makes_no_sense_says_what_would(
+    sizes: tuple[int, ...], times: tuple[tuple[float, ...], ...], told: str
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        Law(sizes, times)
+
+
+def test_another_sink_or_law_is_asked_for_by_the_nearest_name() -> None:
+    calibration = Calibration({}, {"storage": {"call": Law.of({1: [0.1]})}})
+    with pytest.raises(UsageError, match="did you mean 'storage'"):
+        calibration.law("storge")
+    with pytest.raises(UsageError, match="no law 'loop': there is call"):
+        calibration.law("storage", "loop")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        "{}",
+        json.dumps({"format": "delta-prop calibration 1"}),
+        json.dumps({"format": "delta-prop calibration 1", "machine": {}, "sinks": {"a": {"call": {}}}}),
+        json.dumps({"format": "delta-prop calibration 1", "machine": [], "sinks": {}}),
+    ],
+)
+def test_a_file_that_is_no_calibration_says_how_to_make_one(text: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"mine\.json is no calibration: .*simulate calibrate --to mine\.json"
+    ):
+        Calibration.from_text(text, "mine.json")

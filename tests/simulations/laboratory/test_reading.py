@@ -1,0 +1,79 @@
+"""Scenarios are read, alternatives made of them, and mistakes told with their place and cure."""
+
+from __future__ import annotations
+
+import pytest
+
+from delta_prop_simulations.laboratory.reading import parse_duration, read_setups
+from delta_prop_simulations.laboratory.scenario import Between, Event
+from delta_prop_wire.errors import UsageError
+from tests.simulations.laboratory.scenes import TWO_SINKS, setup
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("200ms", 0.2), ("90s", 90.0), ("1.5m", 90.0), ("1h", 3600.0), (3, 3.0), ("7", 7.0)]
+)
+def test_times_have_units(text: object, seconds: float) -> None:
+    assert parse_duration(text, "duration") == pytest.approx(seconds)
+
+
+def test_a_scenario_is_read_with_its_defaults() -> None:
+    text = TWO_SINKS.replace("batch = 20", "batch = {min = 1, max = 9}").replace(
+        "noise = 0.3", 'at = [{from = "1s", for = "500ms", what = "fails"}]'
+    )
+    scenario = setup(text).scenario
+    assert scenario.duration == 5.0
+    assert scenario.source[0].batch == Between(1, 9)
+    assert scenario.sink[1].at == (Event(1.0, 0.5, "fails"),)
+    assert scenario.service.log is None
+
+
+def test_an_alternative_changes_what_it_names_and_nothing_else() -> None:
+    text = TWO_SINKS + (
+        '[[alternative]]\nname = "other"\nset = {"sink.slow.per_call_ms" = 9, "service.rate_law" = '
+        '"specification", "source.web.deltas.keys" = 7, "duration" = "9s"}\n'
+        '[[alternative]]\nname = "without"\nwithout = ["sink.slow"]\n'
+    )
+    base, other, without = (one.scenario for one in read_setups(text))
+    assert (base.sink[1].per_call_ms, other.sink[1].per_call_ms) == (5.0, 9.0)
+    assert other.service.settings.rate_law == "specification"
+    assert other.source[0].deltas.keys == 7
+    assert other.duration == 9.0
+    assert other.sink[0] == base.sink[0]
+    assert [one.name for one in without.sink] == ["quick"]
+    assert [one.scenario.duration for one in read_setups(text, duration=2.0)] == [2.0, 2.0, 2.0]
+
+
+MISTAKES = {
+    ("rate = 1000", "rats = 1000"): r"source\[0\].rats: there is no such key: did you mean rate?",
+    ("rate = 1000", "rate = 0"): r"source\[0\].rate = 0.*give 0.001 to",
+    ("rate = 1000", 'rate = "fast"'): r"source\[0\].rate: \"fast\" is no number",
+    ("batch = 20", "batch = 2000"): r"source\[0\].batch = 2000: give 1 to 1000",
+    ('duration = "5s"', 'duration = "5 days"'): "duration: .* is no time: give seconds",
+    ('duration = "5s"', "durations = 5"): "durations: there is no such key: did you mean duration?",
+    ("noise = 0.3", 'law = "gamma"'): r"sink\[1\].law: \"gamma\": give one of constant, normal",
+    ("noise = 0.3", 'law = "calibrated"'): r"sink\[1\].file: .* give both, or neither",
+    ("noise = 0.3", 'at = [{from = 1, what = "fails"}]'): r"sink\[1\].at\[0\].for: it is missing",
+    (
+        "noise = 0.3",
+        'at = [{from = 1, for = 1, what = "fail"}]',
+    ): r"what: \"fail\": give one of fails",
+    ("noise = 0.3", "at = [{froms = 1}]"): r"at\[0\].froms: there is no such key: did you mean from",
+    ("noise = 0.3", 'topics = ["x"]'): "topic 'x' is none of",
+    ('name = "slow"', 'name = "quick"'): "sink: two are named 'quick'",
+    ("noise = 0.3", "[service]\nqueue_deltas = 5"): "service.queue_deltas: .* did you mean queue_deltas_max",
+    ("noise = 0.3", "[service]\nlog = 5"): 'service.log: 5: give "memory"',
+    (
+        "noise = 0.3",
+        '[[alternative]]\nname="x"\nset={"sink.slwo.noise"=1}',
+    ): "no 'slwo': did you mean slow",
+    ("noise = 0.3", '[[alternative]]\nname="x"\nset={"sink.slow.nose"=1}'): "alternative.*did you mean noise",
+    ("noise = 0.3", '[[alternative]]\nname="x"\nwithout=["sink.x"]'): "there is no 'sink.x'.*quick, slow",
+    ("[[source]]", "[[["): "this is no TOML",
+}
+
+
+@pytest.mark.parametrize(("change", "told"), MISTAKES.items(), ids=lambda one: str(one)[:40])
+def test_a_mistake_is_told_with_its_place_and_cure(change: tuple[str, str], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        read_setups(TWO_SINKS.replace(*change))
