@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 KINDS: dict[str, str] = {
     "list": "the scenarios that come with it",
+    "mutants": "whether the checks find mistakes that are made on purpose",
 }
 """What can stand behind `simulate` beside a scenario, and what it does in a few words. Each is a module here
 with `add_arguments(parser)` and `run(options)`, which returns the exit status.
@@ -61,6 +62,10 @@ def _module(what: str) -> Any:
         from delta_prop_simulations.commands import listing
 
         return listing
+    if what == "mutants":
+        from delta_prop_simulations.commands import mutants
+
+        return mutants
     from delta_prop_simulations.commands import scenario
 
     return scenario
