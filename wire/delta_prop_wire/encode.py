@@ -61,6 +61,7 @@ _REFUSED = struct.Struct("<HI")
 _FIRST = struct.Struct("<Q")
 _NO_FIRST = (1 << 64) - 1
 _CODES = frozenset(map(int, ErrorCode))
+_TEXT = {str}
 
 
 def encode_batch(
@@ -159,7 +160,7 @@ def encode_vectors(
     if ids is not None:
         columns[Column.IDS] = b"".join(ids)
     columns[Column.VALUES] = np.ascontiguousarray(matrix, "<f4").tobytes()
-    return assemble(
+    batch = assemble(
         columns,
         attributes=ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT,
         count=len(keys),
@@ -170,6 +171,9 @@ def encode_vectors(
         kinds_mask=1 << kind,
         dimension=matrix.shape[1],
     )
+    if set(map(type, keys)) == _TEXT:
+        batch.keys = list(keys)  # else they would be decoded; and names that come often are kept once
+    return batch
 
 
 def encode_void(

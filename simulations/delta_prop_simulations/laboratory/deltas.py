@@ -1,16 +1,15 @@
 """What a source sends: deltas drawn from its mix, over its keys, ready to be offered.
 
-Whole vectors of one kind are drawn as columns; all else as deltas that are made once and drawn again, since
-what a value is makes no difference to anybody here. What was recorded comes as bytes of the recorded sizes.
+What a value is makes no difference to anybody here, so most calls are drawn from some that are made once.
+What was recorded comes as bytes of the recorded sizes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-
+from delta_prop_simulations.laboratory.ready import Template
+from delta_prop_simulations.laboratory.scenario import Between
 from delta_prop_wire.delta import (
     PARTIAL_KINDS,
     Delta,
@@ -27,59 +26,55 @@ from delta_prop_wire.delta import (
 )
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from delta_prop.recorded_traffic import RecordedBatch
     from delta_prop_simulations.chance import Random
     from delta_prop_simulations.laboratory.scenario import SourceSpec
     from delta_prop_simulations.laboratory.sources import Arrival
-    from delta_prop_wire.delta import Operation
+    from delta_prop_wire.delta import AckLevel, Operation
 
 POOL = 10_000
-"""Names, and whole deltas, that are drawn at first and then drawn from."""
+"""Names that are drawn at first and then drawn from."""
+TEMPLATES_MAX = 100
+TEMPLATES_A_COUNT_MIN = 2
+"""Calls that are made once: of each number of deltas as many, two at least."""
+OPERATIONS = 32
+"""Operations of each kind that are made once."""
 SPARSE_SHARE = 8
 """One number of so many is changed by a sparse delta."""
 
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """Whole vectors of one kind."""
-
-    ids: list[str]
-    matrix: NDArray[np.float32]
-    kind: Kind
-
-
-Rows: TypeAlias = Columns | list[Delta]
+Rows: TypeAlias = Template | list[Delta]
 
 
 class Maker:
-    """Draws what one source sends."""
+    """Draws what one source sends. Names are in no order, so a run of them is drawn as well as each."""
 
-    def __init__(self, spec: SourceSpec, random: Random) -> None:
-        self._spec, self._random = spec, random
+    def __init__(self, spec: SourceSpec, random: Random, ack_level: AckLevel) -> None:
+        self._spec, self._random, self._ack_level = spec, random, ack_level
         shares = spec.deltas.mix.shares
         self._kinds, self._weights = list(shares), list(shares.values())
         self._names = [self._name() for _ in range(POOL)]
-        self._columns = spec.writers == 0 and self._kinds in ([Kind.CREATE], [Kind.DENSE])
-        self._matrix = self._numbers(POOL) if self._columns else None
+        self._operations: dict[Kind, list[Operation]] = {}
         self._alive: set[str] | None = set() if PARTIAL_KINDS & shares.keys() else None
-        self._ready: list[Delta] = []
-        if self._matrix is None and self._alive is None:
-            self._ready = [self._delta(name) for name in self._names]
+        counts = spec.batch.max - spec.batch.min + 1 if isinstance(spec.batch, Between) else 1
+        self._templates_a_count = max(TEMPLATES_MAX // counts, TEMPLATES_A_COUNT_MIN)
+        self._templates: dict[int, list[Template]] = {}
 
     def make(self, arrival: Arrival) -> Rows:
         """What comes with an arrival."""
         if arrival.recorded is not None:
             return self._recorded(arrival.recorded)
-        count = arrival.deltas
-        if self._matrix is not None:
-            first = self._random.randrange(POOL - count)
-            ids = self._random.choices(self._names, k=count)
-            return Columns(ids, self._matrix[first : first + count], self._kinds[0])
-        if self._ready:
-            return self._random.choices(self._ready, k=count)
-        return [self._delta(name) for name in self._random.choices(self._names, k=count)]
+        if self._alive is not None or self._spec.writers:
+            return self._deltas(arrival.deltas)
+        made = self._templates.setdefault(arrival.deltas, [])
+        place = int(self._random.random() * self._templates_a_count)
+        if place >= len(made):
+            made.append(Template(self._deltas(arrival.deltas), self._spec.priority, self._ack_level))
+            return made[-1]
+        return made[place]
+
+    def _deltas(self, count: int) -> list[Delta]:
+        first = int(self._random.random() * (POOL - count))
+        return [self._delta(name) for name in self._names[first : first + count]]
 
     def _recorded(self, batch: RecordedBatch) -> list[Delta]:
         keys, spaces, sizes = batch.keys.tolist(), batch.namespaces.tolist(), batch.sizes.tolist()
@@ -95,20 +90,19 @@ class Maker:
             return f"v{random.randrange(hot)}"
         return f"v{random.randrange(min(hot, deltas.keys - 1), deltas.keys)}"
 
-    def _numbers(self, rows: int) -> NDArray[np.float32]:
-        drawn = [self._random.random() for _ in range(1_000)]
-        return np.resize(np.array(drawn, np.float32), (rows, self._spec.deltas.dimension))
-
     def _delta(self, name: str) -> Delta:
-        (kind,) = self._random.choices(self._kinds, self._weights)
+        (kind,) = self._kinds if len(self._kinds) == 1 else self._random.choices(self._kinds, self._weights)
         if self._alive is not None:
             # A change of what is not there would be refused: who has no vector yet gets one.
             if kind in PARTIAL_KINDS and name not in self._alive:
                 kind = Kind.CREATE
             (self._alive.discard if kind is Kind.DELETE else self._alive.add)(name)
+        made = self._operations.setdefault(kind, [])
+        if len(made) < OPERATIONS:
+            made.append(self._operation(kind))
         return Delta(
             name,
-            self._operation(kind),
+            made[int(self._random.random() * len(made))],
             self._spec.namespace,
             priority=self._spec.priority,
             metadata={"changed": self._random.randrange(100)} if kind is Kind.METADATA else None,
@@ -119,7 +113,8 @@ class Maker:
         if kind is Kind.OPAQUE:
             return opaque(random.randbytes(deltas.size_bytes))
         if kind in (Kind.CREATE, Kind.DENSE):
-            return (create if kind is Kind.CREATE else dense)(self._numbers(1)[0])
+            vector = [random.random() for _ in range(deltas.dimension)]
+            return create(vector) if kind is Kind.CREATE else dense(vector)
         if kind in (Kind.SPARSE, Kind.SPARSE_ADD):
             count = max(deltas.dimension // SPARSE_SHARE, 1)
             places = sorted(random.sample(range(deltas.dimension), count))

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.ingest.work import Draft, MatrixDraft
+from delta_prop.ingest.work import Draft
 from delta_prop.receipt import Receipt
-from delta_prop_simulations.laboratory.deltas import Columns
 from delta_prop_simulations.laboratory.measures import Histogram
+from delta_prop_simulations.laboratory.ready import Ready, Template
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from anyio.abc import TaskGroup
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 CALLS_OPEN_MAX = 10_000
 """Calls of one source that wait to be offered again, or for their outcome; more are given up."""
 RETRY_S_MIN = 0.001
+_LOOK_S = 0.1
 
 
 class Outcomes:
@@ -67,12 +68,13 @@ class Outcomes:
 
 
 class Offer(Receipt):
-    """The receipt of one call, with what it was."""
+    """The receipt of one call, with what it was and when it was offered first."""
 
-    __slots__ = ("count", "offered_s", "rows")
-    rows: Rows
-    count: int
-    offered_s: float
+    __slots__ = ("count", "offered_s", "priority", "rows")
+
+    def __init__(self, rows: Rows, count: int, priority: Priority, offered_s: float) -> None:
+        super().__init__()
+        self.rows, self.count, self.priority, self.offered_s = rows, count, priority, offered_s
 
 
 class Source:
@@ -82,65 +84,65 @@ class Source:
         self._spec, self._maker, self._outcomes = spec, maker, outcomes
         self._again: deque[Offer] = deque()
         self._again_s = inf
+        self._open = 0
         self._chain: Chain
-
-    @property
-    def open_calls(self) -> int:
-        """Calls that wait to be offered again."""
-        return len(self._again)
+        self._now: Callable[[], float]
 
     async def run(self, p: Propagator, arrivals: Iterable[Arrival], ack_level: AckLevel) -> None:
-        """Offer every arrival in its time, and what was refused again until it is settled."""
-        self._chain = p.inside().chain
+        """Offer every arrival in its time, and what was refused again until all is settled."""
+        inside = p.inside()
+        self._chain, self._now = inside.chain, inside.now
         for arrival in arrivals:
             while self._again_s < arrival.at_s:
                 await anyio.sleep_until(self._again_s)
                 self._offer_again(ack_level)
-            await anyio.sleep_until(arrival.at_s)
-            self._outcomes.offered += arrival.deltas
-            priority = self._spec.priority if arrival.recorded is None else arrival.recorded.priority
-            self._take(self._maker.make(arrival), arrival.deltas, priority, ack_level)
-        while self._again:
-            await anyio.sleep_until(self._again_s)
-            self._offer_again(ack_level)
+            if arrival.at_s > self._now():
+                await anyio.sleep_until(arrival.at_s)
+            self._take(arrival, ack_level)
+        while self._open:
+            await anyio.sleep_until(min(self._again_s, self._now() + _LOOK_S))
+            if self._again_s <= self._now():
+                self._offer_again(ack_level)
 
     # --- within
 
-    def _take(self, rows: Rows, count: int, priority: Priority, ack_level: AckLevel) -> None:
-        offer = Offer()
-        offer.rows, offer.count, offer.offered_s = rows, count, anyio.current_time()
+    def _take(self, arrival: Arrival, ack_level: AckLevel) -> None:
+        priority = self._spec.priority if arrival.recorded is None else arrival.recorded.priority
+        offer = Offer(self._maker.make(arrival), arrival.deltas, priority, self._now())
+        self._outcomes.offered += arrival.deltas
+        self._open += 1
         if self._again:  # behind what came before it
             self._wait(offer, self._again_s)
         else:
-            self._offer(offer, priority, ack_level)
+            self._offer(offer, ack_level)
 
-    def _offer(self, offer: Offer, priority: Priority, ack_level: AckLevel) -> None:
+    def _offer(self, offer: Offer, ack_level: AckLevel) -> None:
         rows = offer.rows
-        work: Draft | MatrixDraft
-        if isinstance(rows, Columns):
-            work = MatrixDraft(
-                rows.ids, rows.matrix, self._spec.namespace, rows.kind, offer, priority, ack_level
-            )
+        work: Ready | Draft
+        if isinstance(rows, Template):
+            work = Ready(rows, offer, offer.priority, ack_level)
         else:
-            work = Draft(rows, offer, rows[0].priority, ack_level)
-        self._chain.offer(work, anyio.current_time())
+            work = Draft(rows, offer, offer.priority, ack_level)
+        self._chain.offer(work, self._now())
         offer.when_done(self._settled)
 
-    def _settled(self, receipt: Receipt) -> None:
-        assert isinstance(receipt, Offer)
-        now = anyio.current_time()
-        refusal = receipt.refusal()
+    def _settled(self, offer: Receipt) -> None:
+        assert isinstance(offer, Offer)
+        now, refusal, outcomes = self._now(), offer.refusal(), self._outcomes
         if refusal is None:
-            self._outcomes.note_acknowledged(receipt.count, now - receipt.offered_s, self._spec.priority)
+            self._open -= 1
+            outcomes.note_acknowledged(offer.count, now - offer.offered_s, offer.priority)
             return
-        self._outcomes.note_refusal(receipt.count, refusal)
+        outcomes.note_refusal(offer.count, refusal)
         if self._spec.retry and refusal.retry_after_ms is not None:
-            self._wait(receipt, now + max(refusal.retry_after_ms / 1000, RETRY_S_MIN))
+            self._wait(offer, now + max(refusal.retry_after_ms / 1000, RETRY_S_MIN))
         else:
-            self._outcomes.refused += receipt.count
+            self._open -= 1
+            outcomes.refused += offer.count
 
     def _wait(self, offer: Offer, until_s: float) -> None:
         if len(self._again) >= CALLS_OPEN_MAX:
+            self._open -= 1
             self._outcomes.given_up += offer.count
             return
         self._again.append(offer)
@@ -150,11 +152,9 @@ class Source:
         """In their order, until one is refused."""
         waiting, self._again, self._again_s = self._again, deque(), inf
         while waiting and not self._again:
-            before = waiting.popleft()
-            offer = Offer()
-            offer.rows, offer.count, offer.offered_s = before.rows, before.count, before.offered_s
-            self._outcomes.retried += offer.count
-            self._offer(offer, self._spec.priority, ack_level)
+            one = waiting.popleft()
+            self._outcomes.retried += one.count
+            self._offer(Offer(one.rows, one.count, one.priority, one.offered_s), ack_level)
         self._again.extend(waiting)
 
 
@@ -163,7 +163,7 @@ class Writers:
 
     def __init__(self, spec: SourceSpec, maker: Maker, outcomes: Outcomes) -> None:
         self._spec, self._maker, self._outcomes = spec, maker, outcomes
-        self.open_calls = 0
+        self._open = 0
 
     async def run(self, p: Propagator, arrivals: Iterable[Arrival], ack_level: AckLevel) -> None:
         """Give every arrival in its time to the next producer; end when all have their outcome."""
@@ -176,12 +176,12 @@ class Writers:
                 self._take(calls, next(turns), arrival)
 
     def _take(self, calls: TaskGroup, producer: Producer, arrival: Arrival) -> None:
-        if self.open_calls >= CALLS_OPEN_MAX:
+        if self._open >= CALLS_OPEN_MAX:
             self._outcomes.given_up += arrival.deltas
             return
         rows = self._maker.make(arrival)
         assert isinstance(rows, list)
-        self.open_calls += 1
+        self._open += 1
         calls.start_soon(self._publish, producer, rows)
 
     async def _publish(self, producer: Producer, rows: list[Delta]) -> None:
@@ -195,4 +195,4 @@ class Writers:
             took_s = anyio.current_time() - offered_s
             outcomes.note_acknowledged(len(rows), took_s, self._spec.priority)
         finally:
-            self.open_calls -= 1
+            self._open -= 1

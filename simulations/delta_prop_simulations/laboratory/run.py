@@ -5,6 +5,7 @@ The service is the production code. The run has a time of load, then one in whic
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,14 @@ def run(setup: Setup, needs: Needs | None = None) -> Alternative:
     began = processor_s()
     scenario, needs = setup.scenario, needs or Needs()
     horizon_s = scenario.duration + 2 * REST_S_MAX
-    one: Run = run_virtual(_main, scenario, needs, horizon_s=horizon_s)
+    collects = gc.isenabled()
+    gc.collect()
+    gc.disable()  # it would look through the whole log again and again; `_look` collects what is young
+    try:
+        one: Run = run_virtual(_main, scenario, needs, horizon_s=horizon_s)
+    finally:
+        if collects:
+            gc.enable()
     return one.result(setup, processor_s() - began)
 
 
@@ -136,11 +144,12 @@ class Run:
 
     async def _offer(self, p: Propagator, spec: SourceSpec) -> None:
         seed = self._seed.child(f"source {spec.name}")
-        maker = Maker(spec, seed.stream("deltas"))
-        drawn = arrivals(spec, seed.stream("arrivals"), self.scenario.duration, self._needs.traffic(spec))
         level = AckLevel.MEMORY if self.scenario.service.log is None else AckLevel.DURABLE
+        level = level if spec.ack_level is None else spec.ack_level
+        maker = Maker(spec, seed.stream("deltas"), level)
+        drawn = arrivals(spec, seed.stream("arrivals"), self.scenario.duration, self._needs.traffic(spec))
         source = (Writers if spec.writers else Source)(spec, maker, self.outcomes)
-        await source.run(p, drawn, level if spec.ack_level is None else spec.ack_level)
+        await source.run(p, drawn, level)
 
     async def _steer(self, p: Propagator, spec: SinkSpec) -> None:
         """Pause and resume a sink as an operator would."""
@@ -163,12 +172,14 @@ class Run:
                 feed.lag == 0 or feed.state == LOST_PLACE for feed in p.statistics().sinks.values()
             ):
                 await anyio.sleep(_LOOK_S)
+                gc.collect(0)
                 self._forget(p.statistics())
             self._settled = True
 
     # --- measuring
 
     def _look(self, p: Propagator, now: float) -> None:
+        gc.collect(0)
         told, line, outcomes = p.statistics(), self.timeline, self.outcomes
         line.note_rate("", "offered", "deltas/s", now, outcomes.offered)
         line.note_rate("", "acknowledged", "deltas/s", now, outcomes.acknowledged)

@@ -15,12 +15,12 @@ from delta_prop_simulations.laboratory.measures import Histogram
 from delta_prop_sinks.sink import RejectDelta, TryAgain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from delta_prop_simulations.chance import Random
     from delta_prop_simulations.laboratory.laws import Law
     from delta_prop_simulations.laboratory.measures import Stamps
-    from delta_prop_simulations.laboratory.scenario import Event, SinkSpec, What
+    from delta_prop_simulations.laboratory.scenario import Event, SinkSpec
     from delta_prop_sinks.sink import Delivery, Sink, SinkContext
 
 SOON_S = 1.0
@@ -37,39 +37,34 @@ class SimulatedSink:
         self.next_offset = 0
         """Behind the last row that was applied."""
         self.out_of_order = self.twice = 0
-        self.slept_s = 0.0
         self._law, self._random, self._stamps = law, random, stamps
         self._at = spec.at
         self._sound = 0  # rows to come before the next one that is rejected
         self._share = 0.0
         self._reopened = False
+        self._now: Callable[[], float]
 
     async def open(self, context: SinkContext) -> None:
         """Nothing to open. Opened again, it may be brought again what it had at last."""
         self._reopened = self.next_offset > 0
+        self._now = context.clock.now
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Take the time that the law says, then count."""
-        began = anyio.current_time()
-        slow, fails = self._during("slows", began), self._during("fails", began)
-        count, size = 0, 0
-        for delivery in deliveries:
-            count += delivery.count
-            size += delivery.logged.batch.size
-        seconds = self._law.draw(self._random, count, size) * (1.0 if slow is None else slow.factor)
-        self.slept_s += seconds
+        began = self._now()
+        events = [one for one in self._at if one.covers(began)] if self._at else ()
+        counts = [delivery.count for delivery in deliveries]
+        size = sum([delivery.logged.batch.size for delivery in deliveries])
+        seconds = self._law.draw(self._random, sum(counts), size)
+        for event in events:
+            if event.what == "slows":
+                seconds *= event.factor
         await anyio.sleep(seconds)
         now = began + seconds
-        if fails is not None:
-            self.failures += 1
-            raise TryAgain("it fails for a while, as the scenario has it")
-        rejects = self._during("rejects", began) if self._at else None
-        if rejects is not None and (offset := self._first_rejected(deliveries, rejects)) is not None:
-            self._note_below(deliveries, offset, now)
-            self.rejected += 1
-            raise RejectDelta(offset, "rejected, as the scenario has it")
-        for delivery in deliveries:
-            self._note(delivery, delivery.count, now)
+        for event in events:
+            self._befall(event, deliveries, now)
+        for delivery, count in zip(deliveries, counts, strict=True):
+            self._note(delivery, count, now)
 
     async def aclose(self) -> None:
         """Nothing to close."""
@@ -80,8 +75,15 @@ class SimulatedSink:
 
     # --- within
 
-    def _during(self, what: What, now: float) -> Event | None:
-        return next((event for event in self._at if event.what == what and event.covers(now)), None)
+    def _befall(self, event: Event, deliveries: Sequence[Delivery], now: float) -> None:
+        """Fail, or reject a delta, where the scenario has it so."""
+        if event.what == "fails":
+            self.failures += 1
+            raise TryAgain("it fails for a while, as the scenario has it")
+        if event.what == "rejects" and (offset := self._first_rejected(deliveries, event)) is not None:
+            self._note_below(deliveries, offset, now)
+            self.rejected += 1
+            raise RejectDelta(offset, "rejected, as the scenario has it")
 
     def _note(self, delivery: Delivery, count: int, now: float) -> None:
         """So many rows of a delivery, from its first on, are applied."""

@@ -12,11 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_simulations.chance import Seed
-from delta_prop_simulations.laboratory.deltas import Columns, Maker
+from delta_prop_simulations.laboratory.deltas import Maker
 from delta_prop_simulations.laboratory.laws import SpokenLaw
 from delta_prop_simulations.laboratory.measures import Histogram, Stamps, Timeline
+from delta_prop_simulations.laboratory.ready import Template
 from delta_prop_simulations.laboratory.scenario import Burst, Day, Deltas, Hot, Mix, SinkSpec, SourceSpec
 from delta_prop_simulations.laboratory.sources import Arrival, arrivals
+from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.soundness import parse_batch
 
 RANDOM = Seed(1).stream
 
@@ -47,19 +51,23 @@ def test_a_source_starts_and_stops() -> None:
 
 def test_hot_keys_get_their_share() -> None:
     spec = SourceSpec("web", deltas=Deltas(keys=1000, hot=Hot(0.01, 0.5)))
-    maker = Maker(spec, RANDOM("hot"))
+    maker = Maker(spec, RANDOM("hot"), AckLevel.MEMORY)
     rows = maker.make(Arrival(0.0, 1000))
-    assert not isinstance(rows, Columns)
-    hot = sum(int(delta.vector_id[1:]) < 10 for delta in rows)
+    assert isinstance(rows, Template)
+    hot = sum(int(delta.vector_id[1:]) < 10 for delta in rows.deltas)
     assert 400 < hot < 600
 
 
-def test_whole_vectors_of_one_kind_come_as_columns() -> None:
-    spec = SourceSpec("web", deltas=Deltas(dimension=8, mix=Mix(dense=1.0)))
-    rows = Maker(spec, RANDOM("columns")).make(Arrival(0.0, 50))
-    assert isinstance(rows, Columns)
-    assert rows.matrix.shape == (50, 8)
-    assert len(rows.ids) == 50
+@pytest.mark.parametrize("kind", ["dense", "create", "opaque", "delete"])
+def test_what_is_encoded_ahead_is_what_would_be_encoded_now(kind: str) -> None:
+    spec = SourceSpec("web", deltas=Deltas(dimension=8, mix=Mix(**{kind: 1.0})), namespace="n")
+    rows = Maker(spec, RANDOM("ready"), AckLevel.DURABLE).make(Arrival(0.0, 50))
+    assert isinstance(rows, Template)
+    numbers = {"origin": 1 << 60, "base": 77, "hybrid_time": 123 << 16}
+    batch = rows.under(**numbers)
+    assert batch.raw == encode_batch(rows.deltas, ack_level=AckLevel.DURABLE, **numbers).raw
+    assert batch.keys == parse_batch(batch.raw).keys
+    assert (batch.namespace, batch.namespace_names, batch.count) == ("n", ("n",), 50)
 
 
 @pytest.mark.parametrize("law", ["constant", "normal", "lognormal", "exponential"])
