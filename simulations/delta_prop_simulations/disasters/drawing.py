@@ -45,7 +45,7 @@ def draw(number: int) -> Plan:
         for place in range(count)
     )
     writers = _draw_writers(seed.stream("writers"), nodes)
-    readers = _draw_readers(seed.stream("readers"), nodes)
+    readers = _draw_readers(seed.stream("readers"), seed.stream("credit of readers"), nodes)
     return Plan(
         seed=number,
         nodes=nodes,
@@ -81,6 +81,7 @@ def _draw_node(seed: Seed, place: int, count: int, *, in_memory: bool, lossy: bo
             (clock.uniform(0, DURATION_S), clock.choice((-3600.0, 3600.0, -1.0, 30.0)))
             for _ in range(clock.choice((0, 0, 1, 2)))
         ),
+        server=_draw_server(seed.stream("server")),
     )
 
 
@@ -118,6 +119,16 @@ def _draw_settings(chance: Random) -> Knobs:
         "breaker_probe_s": 3.0,
         "pending_time_s_max": chance.choice((2.0, 30.0)),
         "close_timeout_s": 3.0,
+    }
+
+
+def _draw_server(chance: Random) -> Knobs:
+    """Windows and queues of connections, some so small that they are always full."""
+    return {
+        "producer_deltas_credit": chance.choice((3, 20, 20_000)),
+        "producer_bytes_credit": chance.choice((2_000, 1 << 23)),
+        "outlet_bytes_max": chance.choice((1_000, 1 << 20)),
+        "send_bytes_max": chance.choice((500, 1 << 18)),
     }
 
 
@@ -171,7 +182,7 @@ def _draw_writers(chance: Random, nodes: Sequence[NodePlan]) -> tuple[WriterPlan
     )
 
 
-def _draw_readers(chance: Random, nodes: Sequence[NodePlan]) -> tuple[ReaderPlan, ...]:
+def _draw_readers(chance: Random, credit: Random, nodes: Sequence[NodePlan]) -> tuple[ReaderPlan, ...]:
     kept = [node.name for node in nodes if node.log is None or not squeezed(node.log)]
     return tuple(
         ReaderPlan(
@@ -180,6 +191,7 @@ def _draw_readers(chance: Random, nodes: Sequence[NodePlan]) -> tuple[ReaderPlan
             topics=chance.choice(("*", "*", "ns:a")),
             group=chance.random() < 0.6,
             batches=chance.random() < 0.5,
+            credit=credit.choice((4, 30, 20_000)),
         )
         for number in range(chance.choice((0, 1, 1, 2)) if kept else 0)
     )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from delta_prop.ports import World
     from delta_prop_simulations.chance import Seed
-    from delta_prop_simulations.disasters.plan import NodePlan, SinkPlan
+    from delta_prop_simulations.disasters.plan import Knobs, NodePlan, SinkPlan
     from delta_prop_simulations.machine import Life, Machine
     from delta_prop_sinks.sink import Sink
 
@@ -78,7 +78,7 @@ class Node(Host):
             self.propagator = None
 
     async def _serve(self, propagator: Propagator, life: Life) -> None:
-        service = Service(propagator, _server_settings(self.name))
+        service = Service(propagator, _server_settings(self.name, self.plan.server))
         async with anyio.create_task_group() as tasks:
             await tasks.start(service.run)
             self.service = service
@@ -186,7 +186,7 @@ def _log_settings(plan: NodePlan) -> LogSettings | None:
     return LogSettings(**given)
 
 
-def _server_settings(host: str) -> ServerSettings:
+def _server_settings(host: str, given: Knobs) -> ServerSettings:
     return ServerSettings(
         host=host,
         port=PORT,
@@ -196,4 +196,5 @@ def _server_settings(host: str) -> ServerSettings:
         silence_s_max=4.0,
         send_s_max=10.0,
         drain_s_max=3.0,
+        **given,  # type: ignore[arg-type]
     )

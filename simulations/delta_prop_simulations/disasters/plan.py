@@ -55,7 +55,8 @@ class SinkPlan:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """A service on its machine. `log`, `settings`: fields of LogSettings and Settings; `log` None: in memory.
+    """A service on its machine. `log`, `settings`, `server`: fields of LogSettings, Settings and
+    ServerSettings; `log` None: in memory.
     `threads`, `jumps`, `drift`: of its threads and its clock. `forward_to`: names of other nodes.
     """
 
@@ -67,6 +68,7 @@ class NodePlan:
     threads: dict[str, float] = field(default_factory=dict)
     drift: float = 0.0
     jumps: tuple[tuple[float, float], ...] = ()
+    server: Knobs = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +90,16 @@ class WriterPlan:
 
 @dataclass(frozen=True, slots=True)
 class ReaderPlan:
-    """A subscriber in a process of its own. `batches`: whether it takes whole ones."""
+    """A subscriber in a process of its own. `batches`: whether it takes whole ones. `credit`: deltas that may
+    lie there unread.
+    """
 
     name: str
     node: str
     topics: str = "*"
     group: bool = False
     batches: bool = True
+    credit: int = 20_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.client import ClientSettings, Subscriber
+from delta_prop.client.incoming import CREDIT
 from delta_prop_wire.errors import PeerError, Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -47,7 +48,14 @@ class Reader:
     """One subscriber over all its lives."""
 
     def __init__(
-        self, name: str, *, node: str, topics: str = "*", group: bool = False, batches: bool = True
+        self,
+        name: str,
+        *,
+        node: str,
+        topics: str = "*",
+        group: bool = False,
+        batches: bool = True,
+        credit: int = CREDIT.deltas,
     ) -> None:
         self.name = name
         self.node = node
@@ -56,6 +64,7 @@ class Reader:
         self.stalled = False
         self.readings: list[Reading] = []
         self._batches = batches
+        self._credit = (credit, CREDIT.bytes)
         self._kept: Cursor | None = None
         self._anew = True
 
@@ -86,6 +95,7 @@ class Reader:
             start=start,
             group=f"group of {self.name}" if self.group else None,
             deltas=not self._batches,
+            credit=self._credit,
             name=self.name,
             settings=CLIENT,
             world=world,

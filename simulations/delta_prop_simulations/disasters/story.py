@@ -202,6 +202,7 @@ class Story:
                 topics=told_reader.topics,
                 group=told_reader.group,
                 batches=told_reader.batches,
+                credit=told_reader.credit,
             )
             self._readers.append(reader)
             self.clients.append(ReaderHost(self._machine(told_reader.name), reader, told_reader.node))
