@@ -196,7 +196,7 @@ class _Wires:
         for connection in self.connections:
             for way in connection.ways:
                 (way.hold if self._is_cut(way.source, way.target) else way.let_go)(now)
-            connection.bell.ring()
+            connection.ring()
         self._bell.ring()
 
     async def travel(self, source: str, target: str) -> None:

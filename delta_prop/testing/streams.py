@@ -62,7 +62,6 @@ class VirtualConnection:
         on_over: Callable[[], object],
     ) -> None:
         self.hosts = (there.source, there.target)
-        self.bell = Bell()
         self.ways = (there, back)
         client, server = names
         self.client = VirtualStream(self, incoming=back, outgoing=there, peer=server)
@@ -77,7 +76,12 @@ class VirtualConnection:
         for way in self.ways:
             way.put_reset(now)
         self._struck["reset"] += 1
-        self.bell.ring()
+        self.ring()
+
+    def ring(self) -> None:
+        """Wake both ends."""
+        self.client.bell.ring()
+        self.server.bell.ring()
 
     def end_at(self, host: str, *, told: bool) -> None:
         """A host's ends are gone, without waiting; the other ends are told or not."""
@@ -98,7 +102,7 @@ class VirtualConnection:
 
     def note_over(self) -> None:
         """One end is over; with both the connection is."""
-        self.bell.ring()
+        self.ring()
         if self.client.is_over and self.server.is_over:
             self._on_over()
 
@@ -108,6 +112,9 @@ class VirtualStream:
 
     def __init__(self, connection: VirtualConnection, *, incoming: Way, outgoing: Way, peer: str) -> None:
         self.connection = connection
+        self.bell = Bell()
+        """Rung when something changes here; each end has its own, so that few wake for nothing."""
+        self.wants_room = False
         self.is_over = False  # what arrives here from now on is answered by a reset
         self._incoming = incoming
         self._outgoing = outgoing
@@ -132,7 +139,8 @@ class VirtualStream:
             now = self._live()
             count = self._incoming.take(now, buffer)
             if count is not None:
-                self.connection.bell.ring()  # there is room again
+                if (other := self._other).wants_room:
+                    other.bell.ring()
                 return count
             await self._wait(now)
 
@@ -146,7 +154,7 @@ class VirtualStream:
             if taken < view.nbytes:
                 break
         if sent:
-            self.connection.bell.ring()
+            self._other.bell.ring()
             self.connection.note_sent(sent)
         return sent
 
@@ -160,7 +168,7 @@ class VirtualStream:
                 sent = self.send_now([left])
                 left = left[sent:]
                 if not sent:
-                    await self._wait(anyio.current_time())
+                    await self._wait_for_room()
 
     async def send_file(self, part: FileRange) -> None:
         """Read bytes of a file and send them. Raises OSError where the file fails."""
@@ -189,13 +197,13 @@ class VirtualStream:
     async def _linger(self) -> None:
         self._outgoing.put_end(anyio.current_time())
         self._incoming.discarding = True
-        self.connection.bell.ring()
+        self.connection.ring()
         with anyio.move_on_after(LINGER_S_MAX):
             while self._incoming.discarded_bytes < LINGER_BYTES_MAX:
                 now = anyio.current_time()
                 if self._incoming.is_ended(now) or self._incoming.is_reset(now):
                     break
-                await self.connection.bell.wait(self._incoming.next_at(now))
+                await self.bell.wait(self._incoming.next_at(now))
 
     def _be_over(self) -> None:
         self.is_over = True
@@ -222,11 +230,22 @@ class VirtualStream:
             and not self._incoming.has_reset
         )
 
+    @property
+    def _other(self) -> VirtualStream:
+        return self.connection.other(self)
+
+    async def _wait_for_room(self) -> None:
+        self.wants_room = True
+        try:
+            await self._wait(anyio.current_time())
+        finally:
+            self.wants_room = False
+
     async def _wait(self, now: float) -> None:
         until = self._incoming.next_at(now)
         if self._outgoing.discarding or self.connection.other(self).is_over:
             until = min(until, self._outgoing.next_at(now))  # room is made there, or an answer
-        await self.connection.bell.wait(until)
+        await self.bell.wait(until)
 
 
 if TYPE_CHECKING:

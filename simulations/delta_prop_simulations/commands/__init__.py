@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 KINDS: dict[str, str] = {
     "list": "the scenarios that come with it",
     "mutants": "whether the checks find mistakes that are made on purpose",
+    "sweep": "many runs of disasters drawn from seeds",
 }
 """What can stand behind `simulate` beside a scenario, and what it does in a few words. Each is a module here
 with `add_arguments(parser)` and `run(options)`, which returns the exit status.
@@ -66,6 +67,10 @@ def _module(what: str) -> Any:
         from delta_prop_simulations.commands import mutants
 
         return mutants
+    if what == "sweep":
+        from delta_prop_simulations.commands import sweep
+
+        return sweep
     from delta_prop_simulations.commands import scenario
 
     return scenario

@@ -218,11 +218,10 @@ def _draw_strikes(
         and (kind not in _ON_READERS or readers)
         and (kind not in _ON_WAYS or readers or len(nodes) > 1 or any(not one.embedded for one in writers))
     ]
-    chosen = [kind for kind in kinds if chance.random() < 0.4] or [chance.choice(kinds)]
-    strikes = [
-        _DRAWN[kind](chance, kind, nodes, writers, readers)
-        for kind in chance.choices(chosen, k=chance.randint(2, _STRIKES_MAX))
-    ]
+    chosen = [kind for kind in kinds if chance.random() < 0.4]
+    struck = [chance.choice(_SURE)]  # the others may find nothing to strike
+    struck += chance.choices(chosen or kinds, k=chance.randint(1, _STRIKES_MAX - 1))
+    strikes = [_DRAWN[kind](chance, kind, nodes, writers, readers) for kind in struck]
     return tuple(sorted(strikes, key=lambda strike: (strike.at_s, strike.kind, strike.on)))
 
 
@@ -277,6 +276,7 @@ def _on_reader(
 
 
 _ON_DISK = {"last call", "write error", "sync error", "read error", "disk full"}
+_SURE = ("kill", "stop")
 _LOSING = {"power", "last call", "sync error"}
 _ON_WRITERS = {"kill writer"}
 _ON_READERS = {"kill reader", "stall reader"}

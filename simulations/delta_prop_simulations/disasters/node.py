@@ -56,6 +56,7 @@ class Node(Host):
             if sink.kind in KINDS
         }
         self._embedded = embedded
+        self._healed = False
         self._stop = anyio.Event()
 
     # --- one life
@@ -74,6 +75,8 @@ class Node(Host):
                 await self.attach(sink, life)
             for other in self.plan.forward_to:
                 await self._forward(other, world)
+            if self._healed:
+                self.resume_paused()
             await self._serve(propagator, life)
             self.propagator = None
 
@@ -164,7 +167,8 @@ class Node(Host):
             self.paused.discard(sink)
 
     def heal(self) -> None:
-        """Its sinks are well, and go on."""
+        """Its sinks are well, and go on, now or as soon as it serves again."""
+        self._healed = True
         for model in self.models.values():
             model.heal()
         self.resume_paused()
