@@ -85,6 +85,7 @@ EDGE = (
     "delta_prop/tls_contexts.py",
     "delta_prop/world.py",
     "delta_prop/testing/*",
+    "simulations/delta_prop_simulations/calibration/edge.py",
     "simulations/delta_prop_simulations/chance.py",
     "simulations/delta_prop_simulations/disk*.py",
     "simulations/delta_prop_simulations/processes.py",

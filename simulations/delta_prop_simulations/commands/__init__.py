@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 KINDS: dict[str, str] = {
+    "calibrate": "service times of the shipped sinks on this machine, and how well they predict",
     "list": "the scenarios that come with it",
     "mutants": "whether the checks find mistakes that are made on purpose",
     "sweep": "many runs of disasters drawn from seeds",
@@ -59,6 +60,10 @@ def dispatch(what: str, rest: Sequence[str]) -> int:
 
 def _module(what: str) -> Any:
     """Imported here, and by its name, so that help comes at once and imports can be followed."""
+    if what == "calibrate":
+        from delta_prop_simulations.commands import calibrate
+
+        return calibrate
     if what == "list":
         from delta_prop_simulations.commands import listing
 

@@ -76,6 +76,7 @@ def _text(what: str) -> tuple[str, str]:
 
 
 def _run_one(setup: Setup, path: str) -> Alternative:
+    from delta_prop_simulations.calibration.named import law_of
     from delta_prop_simulations.laboratory.run import Needs
     from delta_prop_simulations.laboratory.run import run as run_setup
     from delta_prop_simulations.laboratory.traffic import traffic_of
@@ -88,7 +89,11 @@ def _run_one(setup: Setup, path: str) -> Alternative:
         shown = "█" * cells + "·" * (_BAR_CELLS - cells)
         bar.tell(f"{setup.name} {shown} {now_s:,.0f} of {whole_s:,.0f} s, {now_s / real_s:,.0f} × real time")
 
-    needs = Needs(on_progress=tell, traffic=lambda source: traffic_of(source, path))
+    needs = Needs(
+        on_progress=tell,
+        law=lambda sink: law_of(sink, path),
+        traffic=lambda source: traffic_of(source, path),
+    )
     try:
         return run_setup(setup, needs)
     finally:

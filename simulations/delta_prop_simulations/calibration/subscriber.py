@@ -1,0 +1,139 @@
+"""The set-up of a subscriber over a socket, which reads at a fixed rate.
+
+Service and subscriber share one event loop, so the whole way (framing, both ends of the socket, parsing) is
+work of that loop. What the subscriber does with a delta takes no processor: it takes its time, as a call
+to some other service does.
+"""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import cycle
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.client import Subscriber
+from delta_prop.embedded import Propagator
+from delta_prop.server.service import Service
+from delta_prop.server.settings import ServerSettings
+from delta_prop.testing.link import Conditions
+from delta_prop.testing.network import VirtualNetwork
+from delta_prop.testing.world import virtual_world
+from delta_prop.world import real_world
+from delta_prop_simulations.calibration import edge
+from delta_prop_simulations.calibration.driving import RealRig, Rig, Source, Stopwatch
+from delta_prop_simulations.calibration.machine_times import BATCHES, batches, measure_machine
+from delta_prop_simulations.calibration.record import CALL
+from delta_prop_simulations.calibration.rounds import SetUp
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from pathlib import Path
+
+    from delta_prop.ports import World
+    from delta_prop_simulations.calibration.laws import Samples
+    from delta_prop_simulations.calibration.models import Draws
+    from delta_prop_simulations.chance import Random
+
+RATE_PER_S = 3_000.0
+KEYS, DIMENSION = 5_000, 32
+SIZES = {1: 20, 10: 20, 50: 15, 100: 15}
+SENT = 10
+BEHIND_S_MAX = 0.005
+"""What the reader makes up for where a timer woke it late."""
+_WAY = Conditions(latency_s=0.000_001)
+
+_batches = partial(batches, keys=KEYS, dimension=DIMENSION)
+
+
+class _Reader:
+    """Reads batch after batch, each delta in its time. `pay`: told how many deltas have come."""
+
+    def __init__(
+        self, subscriber: Subscriber, watch: Stopwatch, pay: Callable[[int], None] = lambda deltas: None
+    ) -> None:
+        self.rate_per_s = RATE_PER_S
+        self._subscriber = subscriber
+        self._watch = watch
+        self._pay = pay
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        now, free_at = self._watch.now, 0.0
+        async for batch in self._subscriber.batches():
+            self._pay(batch.count)
+            free_at = max(free_at, now() - BEHIND_S_MAX) + batch.count / self.rate_per_s
+            if (left := free_at - now()) > 0:
+                await anyio.sleep(left)
+            self._watch.applied(batch.next_offset)
+
+
+class SubscriberRig(RealRig):
+    """The real one, open."""
+
+    def __init__(self, propagator: Propagator, watch: Stopwatch, reader: _Reader) -> None:
+        super().__init__(Source(propagator, cycle(_batches(SENT, BATCHES)), watch), watch)
+        self._propagator = propagator
+        self._reader = reader
+        self._calls = {size: _batches(size, 20, name="calls") for size in SIZES}
+
+    async def calibrate(self, samples: Samples, random: Random) -> None:
+        """One slice: how long deltas are on their way to a reader that takes no time."""
+        await anyio.sleep(0.1)
+        self._reader.rate_per_s = 1e9
+        for size, count in SIZES.items():
+            for _ in range(count):
+                samples.add(CALL, size, await self.call(self._propagator, random.choice(self._calls[size])))
+        self._reader.rate_per_s = RATE_PER_S
+        await measure_machine(samples, random, {size: cycle(_batches(size, 40)) for size in (1, SENT, 100)})
+
+
+@asynccontextmanager
+async def _served(
+    world: World, read: World, settings: ServerSettings, reads: Callable[[Subscriber], _Reader]
+) -> AsyncIterator[tuple[Propagator, _Reader]]:
+    """A service, a subscriber of it, and who reads there."""
+    async with Propagator(world=world) as propagator, anyio.create_task_group() as tasks:
+        address = await tasks.start(Service(propagator, settings).run)
+        async with Subscriber(f"{address.host}:{address.port}", "*", world=read) as subscriber:
+            reader = reads(subscriber)
+            async with anyio.create_task_group() as reading:
+                reading.start_soon(reader.run)
+                yield propagator, reader
+                reading.cancel_scope.cancel()
+        tasks.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def real(folder: Path) -> AsyncIterator[SubscriberRig]:
+    """Over a real socket of this machine; the log is in memory."""
+    world, watch = real_world(), Stopwatch(edge.now_s)
+    settings = ServerSettings(port=0)
+    async with _served(world, world, settings, lambda one: _Reader(one, watch)) as (propagator, reader):
+        yield SubscriberRig(propagator, watch, reader)
+
+
+@asynccontextmanager
+async def model(draws: Draws, now_s: Callable[[], float]) -> AsyncIterator[Rig]:
+    """Over a false network that takes no time: what the way costs is drawn where it ends."""
+    watch = Stopwatch(now_s)
+    network = VirtualNetwork(0, _WAY, host="service")
+    world, read = virtual_world(network=network), virtual_world(network=network.at("reader"))
+    settings = ServerSettings(host="service", allow_anonymous=True)
+    reads = partial(_Reader, watch=watch, pay=partial(draws.compute, CALL))
+    async with _served(world, read, settings, reads) as (propagator, _):
+        yield Rig(Source(propagator, cycle(_batches(SENT, BATCHES)), watch, draws.pay), watch)
+
+
+SET_UP = SetUp(
+    "subscriber",
+    f"a subscriber over a socket that reads {RATE_PER_S:,.0f} deltas a second; {SENT} a publish",
+    sent=SENT,
+    ahead_max=1_000,
+    share=0.6,
+    settle_s=0.5,
+    real=real,
+    model=model,
+)

@@ -1,0 +1,141 @@
+"""Models of the set-ups, with laws so simple that what must come out is known; and how rounds compare."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop_simulations.calibration import index, storage, subscriber
+from delta_prop_simulations.calibration.busy_loop import BusyTime, Speeds
+from delta_prop_simulations.calibration.comparison import compare, table
+from delta_prop_simulations.calibration.driving import Observed, Rig, Stopwatch
+from delta_prop_simulations.calibration.laws import Law
+from delta_prop_simulations.calibration.models import Draws, speeds_of
+from delta_prop_simulations.calibration.rounds import Figures, Round
+from delta_prop_simulations.chance import Seed
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from delta_prop_simulations.calibration.rounds import SetUp
+
+ZERO = Law.of({1: [0.0], 1_000: [0.0]})
+
+
+def per_delta(seconds: float) -> Law:
+    return Law.of({1: [seconds], 1_000: [1_000 * seconds]})
+
+
+def predicted(
+    set_up: SetUp, laws: Mapping[str, Law], drive: Callable[[Rig], Awaitable[None]], settle_s: float = 0.5
+) -> Observed:
+    time = BusyTime(lambda: 0.0)
+
+    async def main() -> Observed:
+        async with set_up.model(Draws(laws, time, Seed(1).stream("draws")), anyio.current_time) as rig:
+            await rig.source.as_fast_as_it_goes(settle_s, set_up.ahead_max)
+            rig.watch.begin()
+            await drive(rig)
+            return rig.watch.end()
+
+    return time.run(main, 1)
+
+
+def flat_out(rig: Rig, seconds: float, ahead_max: int) -> Awaitable[None]:
+    return rig.source.as_fast_as_it_goes(seconds, ahead_max)
+
+
+def test_a_sink_that_takes_a_millisecond_a_delta_takes_a_thousand_a_second() -> None:
+    laws = {"send": per_delta(1e-6), "loop": ZERO, "thread": per_delta(1e-3)}
+    seen = predicted(storage.SET_UP, laws, partial(flat_out, seconds=2.0, ahead_max=100))
+    assert seen.rate == pytest.approx(1_000, rel=0.05)
+
+
+def test_a_loop_that_is_busy_with_publishing_is_the_bound() -> None:
+    laws = {"send": per_delta(1e-3), "loop": ZERO, "thread": per_delta(1e-5)}
+    seen = predicted(storage.SET_UP, laws, partial(flat_out, seconds=2.0, ahead_max=100))
+    assert seen.rate == pytest.approx(1_000, rel=0.05)
+
+
+def test_in_an_open_loop_at_rest_the_lag_is_the_call() -> None:
+    laws = {"send": ZERO, "loop": per_delta(1e-4), "thread": per_delta(1e-4)}
+
+    async def drive(rig: Rig) -> None:
+        await anyio.sleep(1.0)
+        rig.watch.begin()
+        await rig.source.steadily(iter([0.1] * 30), 2.0)
+        await anyio.sleep(0.1)
+
+    seen = predicted(storage.SET_UP, laws, drive)
+    assert len(seen.lags_s) >= 18
+    assert seen.lag_s(0.5) == pytest.approx(storage.SENT * 2e-4, rel=0.01)
+
+
+def test_an_index_at_its_bound_takes_what_linking_takes() -> None:
+    laws = {"send": ZERO, "call": per_delta(1e-6), "thread": Law.of({index.CHUNK: [0.25]})}
+    seen = predicted(index.SET_UP, laws, partial(flat_out, seconds=3.0, ahead_max=4_000), settle_s=2.0)
+    assert seen.rate == pytest.approx(index.CHUNK / 0.25, rel=0.1)
+
+
+def test_a_subscriber_takes_what_it_reads_a_second() -> None:
+    laws = {"send": ZERO, "call": ZERO}
+    seen = predicted(subscriber.SET_UP, laws, partial(flat_out, seconds=1.0, ahead_max=500))
+    assert seen.rate == pytest.approx(subscriber.RATE_PER_S, rel=0.1)
+
+
+def test_speeds_beside_each_other_are_shares_of_those_alone() -> None:
+    laws = {
+        "thread": Law.of({100: [0.010]}),
+        "thread beside": Law.of({100: [0.040]}),
+        "send alone": Law.of({100: [0.001]}),
+        "send beside": Law.of({100: [0.002]}),
+    }
+    assert speeds_of(laws) == {100: Speeds(loop=pytest.approx(0.5), thread=pytest.approx(0.25))}
+    assert speeds_of({}) == {}
+
+
+def test_a_stopwatch_counts_from_the_offset_to_the_application_what_began_in_time() -> None:
+    now = 0.0
+    watch = Stopwatch(lambda: now)
+    watch.given(10)
+    now = 1.0
+    watch.begin()
+    watch.given(20)
+    watch.given(30)
+    now = 3.0
+    watch.applied(25)
+    now = 4.0
+    watch.applied(30)
+    watch.given(30)  # known to be applied already
+    seen = watch.end()
+    assert seen.lags_s == [2.0, 3.0]
+    assert (seen.deltas, seen.seconds) == (30, 3.0)
+    assert seen.lag_s(0.5) == 3.0
+
+
+def rounds(ratios: list[tuple[float, float, float]]) -> list[Round]:
+    return [
+        Round(Figures(1_000 * a, 0.01 * b, 0.1 * c, 50), Figures(1_000, 0.01, 0.1, 50), 400.0, 0.5)
+        for a, b, c in ratios
+    ]
+
+
+def test_a_prediction_is_good_by_the_median_of_its_rounds() -> None:
+    found = compare("storage", "a store", rounds([(1.19, 0.81, 1.49), (9, 9, 9), (1.19, 0.81, 1.49)]))
+    assert found.good
+    assert [round(one.ratio, 2) for one in found.figures] == [1.19, 0.81, 1.49]
+    assert found.figures[0].ratio_high == pytest.approx(9)
+
+
+@pytest.mark.parametrize("off", [(1.21, 1, 1), (0.79, 1, 1), (1, 1.21, 1), (1, 1, 1.51), (1, 1, 0.66)])
+def test_a_prediction_that_is_off_in_one_figure_is_off(off: tuple[float, float, float]) -> None:
+    found = compare("storage", "a store", rounds([off]))
+    assert not found.good
+    machine = {"processors": "2 × one", "system": "here", "python": "3.11"}
+    told = table([found], machine)
+    assert told.count("| off |") == 1
+    assert told.count("| good |") == 2
+    assert "storage: a store. 1 rounds, 50 lags, lags at 400 deltas/s" in told
