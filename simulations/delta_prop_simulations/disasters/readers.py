@@ -12,7 +12,7 @@ import anyio
 
 from delta_prop.client import ClientSettings, Subscriber
 from delta_prop.client.incoming import CREDIT
-from delta_prop_wire.errors import PeerError, Refused
+from delta_prop_wire.errors import PeerError, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
@@ -81,6 +81,8 @@ class Reader:
             except Refused as refusal:
                 if refusal.code is ErrorCode.CURSOR_TOO_OLD:  # what there is no more, it cannot get
                     self._kept, self._anew = None, True
+            except UsageError:  # it is another log, as the one before was in memory
+                self._kept, self._anew = None, True
             except (PeerError, OSError):
                 pass
             await anyio.sleep(AGAIN_S)

@@ -17,7 +17,7 @@ from delta_prop.client import Producer as RemoteProducer
 from delta_prop_simulations.disasters.shadow import Ack
 from delta_prop_simulations.disasters.words import HOT, Words
 from delta_prop_wire.delta import AckLevel, Dot, Priority
-from delta_prop_wire.errors import Refused
+from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Writer:
     async def remote(self, world: World, addresses: str | Sequence[str]) -> None:
         """One life in a process of its own, until all is done."""
         while not self.done:
-            with suppress(Refused, OSError):
+            with suppress(Refused, OSError, UsageError):  # the last: it is another log, which was in memory
                 async with RemoteProducer(
                     addresses, name=self.name, ack_level=self._level, settings=CLIENT, world=world
                 ) as producer:
@@ -153,7 +153,7 @@ class Writer:
             if self._box.made < self._deltas:
                 item = self._make(1)
                 await self._offer(producer, item, then(item))
-                await self._rest()
+                await self._rest_behind_burst()
             else:
                 await anyio.sleep(AGAIN_S)
                 self._resend(producer)
@@ -238,7 +238,7 @@ class Writer:
                 return  # a client gives a number up once; the next one sends it again
             if self._box.made < self._deltas:
                 await offer(self._make(1))
-                await self._rest()
+                await self._rest_behind_burst()
             else:
                 await anyio.sleep(AGAIN_S)
                 await producer.flush()
@@ -327,6 +327,10 @@ class Writer:
             if lasting is not None and one.delta.vector_id in HOT:
                 head = (one.delta.namespace, one.delta.vector_id, lasting)
                 self._heads = [*self._heads, head][-4:]
+
+    async def _rest_behind_burst(self) -> None:
+        if self._box.made % self._burst == 0:
+            await self._rest()
 
     async def _rest(self) -> None:
         await anyio.sleep(self._chance.expovariate(1 / self._gap_s) if self._gap_s > 0 else 0)
