@@ -26,6 +26,7 @@ from delta_prop.refusals import (
     outcome_unknown,
     overlap,
     parent_refused,
+    said_hello_again,
     too_many_repeats,
     void_before,
     withdrawn,
@@ -133,16 +134,16 @@ class Chain:
         self, claims: Sequence[OriginClaim], owner: str, now: float, *, bounded: bool = True
     ) -> list[Grant]:
         """A hello over the network, for single origins: the epoch that each claim holds goes on, 0 asks for a
-        new one, which fences who held it. `bounded`: this owner may have so many only. Raises Refused.
+        new one, which fences who held it. What is pending comes again, perhaps as other bytes where the log
+        has lost what was before. `bounded`: this owner may have so many only. Raises Refused.
         """
         self.origins.check_room([claim.origin for claim in claims], owner, bounded=bounded)
         grants = []
         for origin, epoch in claims:
             watermark = self.orderer.have.get(origin, 0)
             state = self.origins.claim(origin, epoch, owner, now, watermark)
-            if state.epoch != epoch:
-                held = [Refusal(entry, fenced(state.epoch)) for entry in self.orderer.take_origin(origin)]
-                self._refuse_all(held)
+            refusal = fenced(state.epoch) if state.epoch != epoch else said_hello_again()
+            self._refuse_all([Refusal(entry, refusal) for entry in self.orderer.take_origin(origin)])
             grants.append(Grant(origin, state.epoch, self.orderer.have.get(origin, 0)))
         return grants
 

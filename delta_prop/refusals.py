@@ -107,6 +107,16 @@ def dot_reused(batch: Batch, outcome: int | ErrorCode | None = None) -> Refused:
     )
 
 
+def said_hello_again() -> Refused:
+    """What was pending when its producer said hello again, which sends everything open anew."""
+    return Refused(
+        ErrorCode.DEP_TIMEOUT,
+        "it waited for earlier deltas when its producer said hello again: send it again, behind all "
+        "that is above the watermark which hello granted",
+        retry_after_ms=0,
+    )
+
+
 def closed() -> Refused:
     """What to tell those whose deltas were not kept when the service ended."""
     return Refused(

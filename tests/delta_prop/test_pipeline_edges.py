@@ -8,6 +8,7 @@ from delta_prop.ingest.work import Sequenced, Session
 from delta_prop.receipt import Receipt, State
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, Source, create, delete, make_origin
 from delta_prop_wire.errors import Refused
+from delta_prop_wire.frames import OriginClaim
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 from tests.delta_prop.chains import Bench, batch_of
 
@@ -164,3 +165,19 @@ def test_what_names_a_refused_delta_is_refused_too(queued: bool) -> None:
         cause.result()
     assert code_of(effect) is ErrorCode.DEP_TIMEOUT
     assert bench.keys() == []
+
+
+def test_what_is_pending_makes_room_for_what_its_producer_sends_after_another_hello() -> None:
+    """Behind counters that the log has lost, the producer sends the same dots in other bytes."""
+    bench = Bench()
+    origin, other = make_origin(9, Priority.NORMAL), make_origin(9, Priority.HIGH)
+    bench.owners[origin] = bench.owners[other] = "p"
+    grants = bench.chain.claim([OriginClaim(origin, 0), OriginClaim(other, 0)], "p", 0.0)
+    assert [grant.epoch for grant in grants] == [1, 1]
+    waits = bench.send(batch_of(origin, 2, made("b"), clock=[Dot(other, 1)]))
+    assert waits.state is State.PENDING
+    bench.chain.claim([OriginClaim(origin, 1)], "p", 1.0)
+    assert code_of(waits) is ErrorCode.DEP_TIMEOUT
+    assert bench.send(batch_of(origin, 1, made("a"))).result().offset == 0
+    assert bench.send(batch_of(origin, 2, made("b"))).result().offset == 1
+    assert bench.keys() == ["a", "b"]
