@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from delta_prop.ports import World
     from delta_prop_simulations.chance import Seed
+    from delta_prop_simulations.disasters.oracle import Judge
     from delta_prop_simulations.disasters.plan import Knobs, NodePlan, SinkPlan
     from delta_prop_simulations.machine import Life, Machine
     from delta_prop_sinks.sink import Sink
@@ -38,7 +39,9 @@ CLIENT = ClientSettings(
 class Node(Host):
     """A service and what is attached to it. `propagator` and `service` are those of the present life."""
 
-    def __init__(self, plan: NodePlan, machine: Machine, seed: Seed, embedded: Sequence[Embedded]) -> None:
+    def __init__(
+        self, plan: NodePlan, machine: Machine, seed: Seed, judge: Judge, embedded: Sequence[Embedded]
+    ) -> None:
         super().__init__(machine)
         self.plan = plan
         self.paused: set[str] = set()
@@ -57,6 +60,8 @@ class Node(Host):
         }
         self._embedded = embedded
         self._healed = False
+        self._judge = judge
+        self._ended: str | None = None
         self._stop = anyio.Event()
 
     # --- one life
@@ -70,6 +75,7 @@ class Node(Host):
             log=_log_settings(self.plan),
             world=world,
         ) as propagator:
+            self._judge.started(self.name, propagator, self._ended)
             self.propagator = propagator
             for sink in self.plan.sinks:
                 await self.attach(sink, life)
@@ -117,6 +123,9 @@ class Node(Host):
     def over(self, life: Life) -> None:
         """What is not committed anywhere is gone."""
         self.propagator = self.service = None
+        assert life.ending is not None
+        self._ended = life.ending.value
+        self._judge.ended(self.name)
         for sink in self.models.values():
             if life.ending is Ending.POWER_CUT:
                 sink.power_cut()

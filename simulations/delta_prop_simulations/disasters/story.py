@@ -21,6 +21,7 @@ from delta_prop_simulations.disasters.clients import ReaderHost, WriterHost
 from delta_prop_simulations.disasters.faults import Striker
 from delta_prop_simulations.disasters.host import leaves, told
 from delta_prop_simulations.disasters.node import Node
+from delta_prop_simulations.disasters.oracle import Judge
 from delta_prop_simulations.disasters.readers import Reader
 from delta_prop_simulations.disasters.shadow import Shadow
 from delta_prop_simulations.disasters.violation import Violation
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 PROGRESS_S_MAX = 120.0
 """Within this virtual time all is dealt with, once everything is well."""
 HORIZON_S = 1_000.0
+TURNS_A_LOOK = 4
+"""Each so many turns of the loop the judge looks at every service."""
 
 _LOOK_S = 0.25
 _DARK_S = 0.5
@@ -95,11 +98,13 @@ class Story:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.trace = Trace(lambda: self._now)
+        self.judge = Judge()
         self.shadow = Shadow()
         self.nodes: list[Node] = []
         self.clients: list[Host] = []
         self._seed = Seed(plan.seed)
         self._now = 0.0
+        self._turns = 0
         self._writers: list[Writer] = []
         self._readers: list[Reader] = []
         self._network: VirtualNetwork
@@ -134,6 +139,7 @@ class Story:
                 raise Violation("progress", f"{PROGRESS_S_MAX:g} s after all was well: {'; '.join(waits)}")
             await anyio.sleep(_LOOK_S)
         self.trace.note("settled")
+        await self.judge.at_rest(self.nodes, self.shadow, self._readers)
 
     async def _close(self) -> None:
         """All services end as they should."""
@@ -152,6 +158,9 @@ class Story:
         self.trace.turn(now, runnable)
         for node in self.nodes:
             node.machine.look()
+        self._turns += 1
+        if self._turns % TURNS_A_LOOK == 0:
+            self.judge.each_step(self.nodes)
 
     # --- who waits
 
@@ -209,7 +218,7 @@ class Story:
         for told_node in plan.nodes:
             writers = [writer.embedded for writer in embedded[told_node.name]]
             machine = self._machine(told_node.name, told_node)
-            self.nodes.append(Node(told_node, machine, seed.child(told_node.name), writers))
+            self.nodes.append(Node(told_node, machine, seed.child(told_node.name), self.judge, writers))
         hosts = {host.name: host for host in self._hosts}
         self._striker = Striker(plan.strikes, hosts, self._network, self.trace)
 
@@ -263,6 +272,8 @@ class Story:
             ("strike", self._striker.struck),
             ("missed", self._striker.missed),
             ("network", self._network.struck),
+            ("check", self.judge.struck),
+            ("told", self.shadow.counts),
             *(("disk", node.machine.disk_struck) for node in self.nodes),
             *(("machine", host.machine.struck) for host in self._hosts),
             *(("sink", model.struck) for node in self.nodes for model in node.models.values()),
@@ -279,6 +290,8 @@ class Story:
             return "no delta was acknowledged"
         if self.plan.strikes and not self._striker.struck:
             return "nothing that was to strike found anything to strike"
+        if not self.judge.struck:
+            return "no check looked at anything"
         return None
 
 
