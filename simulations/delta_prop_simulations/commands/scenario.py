@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop.commands import edge
 from delta_prop_simulations.files import read_text, shipped, shipped_names
-from delta_prop_wire.errors import UsageError
+from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -26,6 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--duration", metavar="TIME", help='how long deltas come, such as "90s", "10m", "1h"')
     parser.add_argument("--trace", metavar="FILE", help="recorded traffic that all sources replay")
     parser.add_argument("--only", metavar="NAME", help="this alternative alone")
+    parser.add_argument("--checks", action="store_true", help="look at all marks and bounds at every step")
     parser.add_argument("--report", metavar="FILE", help="write a page with plots to this file")
     parser.add_argument("--json", action="store_true", help="print the whole result as JSON")
 
@@ -41,7 +42,7 @@ def run(options: Namespace) -> int:
         about=setups[0].scenario.about,
         seed=setups[0].scenario.seed,
         duration_s=setups[0].scenario.duration,
-        alternatives=[_run_one(setup, path) for setup in setups],
+        alternatives=[_run_one(setup, path, checks=options.checks) for setup in setups],
     )
     print(json.dumps(result.to_json()) if options.json else "\n".join(_lines(result)))
     return int(any(one.ok is False for each in result.alternatives for one in each.verdicts))
@@ -75,8 +76,9 @@ def _text(what: str) -> tuple[str, str]:
     return what, read_text(what)
 
 
-def _run_one(setup: Setup, path: str) -> Alternative:
+def _run_one(setup: Setup, path: str, *, checks: bool) -> Alternative:
     from delta_prop_simulations.calibration.named import law_of
+    from delta_prop_simulations.disasters.violation import Violation
     from delta_prop_simulations.laboratory.run import Needs
     from delta_prop_simulations.laboratory.run import run as run_setup
     from delta_prop_simulations.laboratory.traffic import traffic_of
@@ -90,12 +92,16 @@ def _run_one(setup: Setup, path: str) -> Alternative:
         bar.tell(f"{setup.name} {shown} {now_s:,.0f} of {whole_s:,.0f} s, {now_s / real_s:,.0f} × real time")
 
     needs = Needs(
-        on_progress=tell,
         law=lambda sink: law_of(sink, path),
         traffic=lambda source: traffic_of(source, path),
+        on_progress=tell,
+        checks=checks,
     )
     try:
         return run_setup(setup, needs)
+    except Violation as violation:
+        repeat = f"delta-prop simulate {path} --seed {setup.scenario.seed} --checks"
+        raise DeltaPropError(f"a check found something: {violation}; repeat it with: {repeat}") from None
     finally:
         bar.end()
 

@@ -43,12 +43,12 @@ class Histogram:
         self._buckets[bucket] = self._buckets.get(bucket, 0) + count
 
     def quantile(self, share: float) -> float:
-        """The time that this share of all did not exceed; 0 where there is none."""
+        """The time that this share of all did not exceed; 0 below a microsecond, or where there is none."""
         left = ceil(share * self.count)
         for bucket in sorted(self._buckets):
             left -= self._buckets[bucket]
             if left <= 0:
-                return min(_bound_s(bucket - 0.5) if bucket else LEAST_S, self.max_s)
+                return min(_bound_s(bucket - 0.5), self.max_s) if bucket else 0.0
         return self.max_s
 
     def latency(self) -> Latency:

@@ -1,6 +1,6 @@
-"""One run of a scenario: its services on their machines in virtual time, with sources and simulated sinks.
+"""One run of a scenario: services on their machines in virtual time, with sources and simulated sinks.
 
-The service is the production code. The run has a time of load, then one in which all come to rest.
+The run has a time of load, then one in which all come to rest. Today it has one service.
 """
 
 from __future__ import annotations
@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop import AckLevel, Propagator
-from delta_prop.checks import parse_topics
 from delta_prop.testing import VirtualNetwork, run_virtual
 from delta_prop_simulations.chance import Seed
 from delta_prop_simulations.clock import ClockFaults
+from delta_prop_simulations.disasters.violation import Violation
 from delta_prop_simulations.files import processor_s
 from delta_prop_simulations.laboratory.deltas import Maker
 from delta_prop_simulations.laboratory.laws import SpokenLaw
-from delta_prop_simulations.laboratory.measures import Stamps, Timeline
+from delta_prop_simulations.laboratory.measures import Timeline
 from delta_prop_simulations.laboratory.offering import Outcomes, Source, Writers
 from delta_prop_simulations.laboratory.result import Alternative, SinkResult
-from delta_prop_simulations.laboratory.sinks import SimulatedSink
+from delta_prop_simulations.laboratory.site import Site
 from delta_prop_simulations.laboratory.sources import arrivals
-from delta_prop_simulations.laboratory.verdicts import LOST_PLACE, Seen, verdicts
+from delta_prop_simulations.laboratory.verdicts import Seen, at_rest, verdicts
 from delta_prop_simulations.machine import Machine
 from delta_prop_simulations.threads import ThreadFaults
 from delta_prop_simulations.trace import Trace
@@ -32,16 +31,13 @@ from delta_prop_simulations.trace import Trace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from delta_prop.ports import World
+    from delta_prop import Propagator
     from delta_prop.recorded_traffic import RecordedTraffic
     from delta_prop.statistics import Statistics
     from delta_prop_simulations.laboratory.laws import Law
     from delta_prop_simulations.laboratory.reading import Setup
     from delta_prop_simulations.laboratory.scenario import Scenario, SinkSpec, SourceSpec
-    from delta_prop_wire.batch import LoggedBatch
+    from delta_prop_simulations.laboratory.sinks import SimulatedSink
 
 REST_S_MAX = 86_400.0
 """Virtual time after the load in which all have to come to rest."""
@@ -50,102 +46,96 @@ _LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a run is handed from outside. `law` of a sink that is calibrated; `traffic` of a source."""
+    """What a run is handed from outside. `law` of a sink; `traffic` that a source replays; `checks`: look at
+    all marks and bounds at every turn of the loop, and raise Violation.
+    """
 
     law: Callable[[SinkSpec], Law] = SpokenLaw
     traffic: Callable[[SourceSpec], RecordedTraffic | None] = lambda _spec: None
     on_progress: Callable[[float], None] = lambda _now_s: None
+    checks: bool = False
 
 
 def run(setup: Setup, needs: Needs | None = None) -> Alternative:
-    """Run one alternative from its start until all have come to rest."""
+    """Run one alternative from its start until all have come to rest. Raises Violation, where checked."""
     began = processor_s()
-    scenario, needs = setup.scenario, needs or Needs()
-    horizon_s = scenario.duration + 2 * REST_S_MAX
+    needs = needs or Needs()
+    one = Run(setup.scenario, needs)
+    horizon_s = setup.scenario.duration + 2 * REST_S_MAX
     collects = gc.isenabled()
     gc.collect()
     gc.disable()  # it would look through the whole log again and again; `_look` collects what is young
     try:
-        one: Run = run_virtual(_main, scenario, needs, horizon_s=horizon_s)
+        run_virtual(one.main, horizon_s=horizon_s, on_turn=one.check if needs.checks else None)
     finally:
         if collects:
             gc.enable()
+    if one.violation is not None:
+        raise one.violation
     return one.result(setup, processor_s() - began)
-
-
-async def _main(scenario: Scenario, needs: Needs) -> Run:
-    one = Run(scenario, needs)
-    await one.machine.run(one.serve)
-    return one
 
 
 class Run:
     """A service with its sources and sinks, and what is measured of them."""
 
+    site: Site
+
     def __init__(self, scenario: Scenario, needs: Needs) -> None:
-        seed = Seed(scenario.seed)
         self.scenario, self._needs = scenario, needs
-        self._seed = seed
+        self._seed = Seed(scenario.seed)
         self.trace = Trace()
-        self.stamps = Stamps()
         self.outcomes = Outcomes()
         self.timeline = Timeline(scenario.duration)
-        threads = ThreadFaults(delay_s_max=scenario.service.disk_ms_max / 1000)
-        self.machine = Machine(
-            "service",
+        self.violation: Violation | None = None
+        self._settled = False
+        self._scope: anyio.CancelScope | None = None
+
+    async def main(self) -> None:
+        """All of it."""
+        self.site = Site("service", self.scenario.service, self.scenario.sink, self._seed, self._needs.law)
+        seed, scenario = self._seed, self.scenario
+        machine = Machine(
+            self.site.name,
             seed.child("machine"),
             VirtualNetwork(seed.stream("network").getrandbits(32)),
             self.trace,
             clock=ClockFaults(),
-            threads=threads,
+            threads=ThreadFaults(delay_s_max=scenario.service.disk_ms_max / 1000),
         )
-        self.sinks = [
-            SimulatedSink(spec, needs.law(spec), seed.stream(f"sink {spec.name}"), self.stamps)
-            for spec in scenario.sink
-        ]
-        self._settled = False
-        self._statistics: Statistics
-        self._log_bytes_max = (
-            scenario.service.settings.log_bytes_max
-            if scenario.service.log is None
-            else scenario.service.log.bytes_max
-        )
+        async with anyio.create_task_group() as machines:
+            machines.start_soon(machine.run, self.site.process)
+            await self.site.ready.wait()
+            p = self.site.p
+            assert p is not None
+            with anyio.CancelScope() as self._scope:
+                await self._load(p)
+                await self._rest(p)
+            self.site.over.set()
+        for sink in self.site.sinks:
+            self.trace.note(sink.name, sink.lag.count, sink.lag.sum_s, sink.failures, sink.rejected)
 
-    async def serve(self, world: World) -> None:
-        """The life of the service: all of the load, then rest."""
-        service = self.scenario.service
-        data = None if service.log is None else "log"
-        async with Propagator(service.settings, data=data, log=service.log, world=world) as p:
-            tap = Tap(self.stamps)
-            p.inside().sinks.add_outlet(tap, parse_topics("*"))
-            for spec, sink in zip(self.scenario.sink, self.sinks, strict=True):
-                await p.attach(
-                    sink,
-                    topics=spec.topics,
-                    required=spec.required,
-                    pacing=spec.pacing,
-                    on_log_full=spec.on_log_full,
-                    batch_deltas=spec.batch_deltas,
-                    linger_ms_max=spec.linger_ms_max,
-                )
-            async with anyio.create_task_group() as tasks:
-                for source in self.scenario.source:
-                    tasks.start_soon(self._offer, p, source)
-                for spec in self.scenario.sink:
-                    tasks.start_soon(self._steer, p, spec)
-                await self._watch(p)
-            await self._rest(p)
-            self._statistics = p.statistics()
-            for sink in self.sinks:
-                self.trace.note(sink.name, sink.lag.count, sink.lag.sum_s, sink.failures, sink.rejected)
-            p.inside().sinks.remove_outlet(tap)
+    def check(self, now: float, runnable: int) -> None:
+        """What must hold at every step; where it does not, the run ends."""
+        if self._scope is not None and self.violation is None:
+            try:
+                self.site.check()
+            except Violation as violation:
+                self.violation = violation
+                self._scope.cancel()
 
     # --- what goes on at once
 
+    async def _load(self, p: Propagator) -> None:
+        async with anyio.create_task_group() as tasks:
+            for source in self.scenario.source:
+                tasks.start_soon(self._offer, p, source)
+            for spec in self.scenario.sink:
+                tasks.start_soon(self._steer, p, spec)
+            await self._watch(p)
+
     async def _offer(self, p: Propagator, spec: SourceSpec) -> None:
         seed = self._seed.child(f"source {spec.name}")
-        level = AckLevel.MEMORY if self.scenario.service.log is None else AckLevel.DURABLE
-        level = level if spec.ack_level is None else spec.ack_level
+        level = self.site.level if spec.ack_level is None else spec.ack_level
         maker = Maker(spec, seed.stream("deltas"), level)
         drawn = arrivals(spec, seed.stream("arrivals"), self.scenario.duration, self._needs.traffic(spec))
         source = (Writers if spec.writers else Source)(spec, maker, self.outcomes)
@@ -168,12 +158,10 @@ class Run:
     async def _rest(self, p: Propagator) -> None:
         """Until every sink has come to the end of the log, or stands still for good."""
         with anyio.move_on_after(REST_S_MAX):
-            while not all(
-                feed.lag == 0 or feed.state == LOST_PLACE for feed in p.statistics().sinks.values()
-            ):
+            while not at_rest(told := p.statistics()):
                 await anyio.sleep(_LOOK_S)
+                self.site.forget(told)
                 gc.collect(0)
-                self._forget(p.statistics())
             self._settled = True
 
     # --- measuring
@@ -191,39 +179,35 @@ class Run:
         line.note("", "log", "bytes", now, told.log.bytes)
         mailboxes = sum(feed.mailbox_bytes for feed in told.sinks.values())
         held = told.queue.depth_bytes + told.pending.pending_bytes + mailboxes
-        line.note(
-            "", "memory", "bytes", now, held + (told.log.bytes if self.scenario.service.log is None else 0)
-        )
-        for sink in self.sinks:
+        in_memory = self.site.spec.log is None
+        line.note("", "memory", "bytes", now, held + (told.log.bytes if in_memory else 0))
+        for sink in self.site.sinks:
             self._look_at(sink, told, now)
         self.trace.note(told.accepted, told.queue.depth, outcomes.acks.sum_s, outcomes.codes.total())
-        self._forget(told)
+        self.site.forget(told)
 
     def _look_at(self, sink: SimulatedSink, told: Statistics, now: float) -> None:
         feed, line = told.sinks[sink.name], self.timeline
-        given = self.stamps.at(feed.applied) if feed.lag else None
+        given = self.site.stamps.at(feed.applied) if feed.lag else None
         line.note(sink.name, "lag", "s", now, 0.0 if given is None else now - given)
         line.note(sink.name, "behind", "deltas", now, feed.lag)
         line.note_rate(sink.name, "applied", "deltas/s", now, sink.applied)
         line.note(sink.name, "mailbox", "deltas", now, feed.mailbox_deltas)
         if feed.pacing:
-            room = self.scenario.service.settings.mailbox_deltas_max
+            room = self.site.spec.settings.mailbox_deltas_max
             line.note(sink.name, "credits", "deltas", now, max(room - feed.mailbox_deltas - feed.in_hand, 0))
         self.trace.note(sink.name, sink.applied, sink.lag.sum_s, feed.state)
 
-    def _forget(self, told: Statistics) -> None:
-        self.stamps.forget(min(feed.applied for feed in told.sinks.values()))
-
     def _peaks(self) -> dict[str, tuple[float, float]]:
-        settings, peak = self.scenario.service.settings, self.timeline.peak
+        settings, peak = self.site.spec.settings, self.timeline.peak
         mailboxes = {
             f"the mailbox of {one.name}": (peak("mailbox", one.name), float(settings.mailbox_deltas_max))
-            for one in self.sinks
+            for one in self.site.sinks
         }
         return {
             "the queue": (peak("queue"), float(settings.queue_deltas_max)),
-            "the log": (peak("log"), float(self._log_bytes_max)),
-            "memory": (peak("memory"), float(settings.memory_bytes_max(len(self.sinks)))),
+            "the log": (peak("log"), float(self.site.log_bytes_max)),
+            "memory": (peak("memory"), float(settings.memory_bytes_max(len(self.site.sinks)))),
             **mailboxes,
         }
 
@@ -232,11 +216,11 @@ class Run:
     def result(self, setup: Setup, cpu_s: float) -> Alternative:
         """What this run has shown."""
         outcomes = self.outcomes
-        seen = Seen(self.sinks, outcomes, self._statistics, self._peaks(), self._settled)
+        seen = Seen(self.site.sinks, outcomes, self.site.last, self._peaks(), self._settled)
         return Alternative(
             name=setup.name,
             what=setup.about,
-            sinks=[self._sink_result(sink) for sink in self.sinks],
+            sinks=[self._sink_result(sink) for sink in self.site.sinks],
             series=self.timeline.series(),
             totals=self._totals(),
             verdicts=verdicts(seen),
@@ -258,7 +242,8 @@ class Run:
             "queue_peak_deltas": self.timeline.peak("queue"),
             "log_peak_bytes": self.timeline.peak("log"),
             "memory_peak_bytes": self.timeline.peak("memory"),
-            "memory_bound_bytes": self._statistics.memory_bytes_max,
+            "memory_bound_bytes": self.site.last.memory_bytes_max,
+            **({"steps_checked": self.site.checked} if self._needs.checks else {}),
         }
 
     def _sink_result(self, sink: SimulatedSink) -> SinkResult:
@@ -270,20 +255,3 @@ class Run:
             lag=sink.lag.latency(),
             series=self.timeline.series(sink.name),
         )
-
-
-class Tap:
-    """Notes when each batch may be read; an outlet that keeps nothing."""
-
-    def __init__(self, stamps: Stamps) -> None:
-        self._stamps = stamps
-
-    def offer(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> None:
-        """A batch has become visible."""
-        self._stamps.note(logged.offset, anyio.current_time())
-
-    def note_visible(self) -> None:
-        """Told in `offer`."""
-
-    def note_recovered(self) -> None:
-        """What came before keeps its time."""

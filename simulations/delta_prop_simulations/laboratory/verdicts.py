@@ -8,17 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from delta_prop.route.status import FeedState
 from delta_prop_simulations.laboratory.result import Verdict
 from delta_prop_wire.delta import Priority
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from delta_prop.route.status import FeedStatistics
     from delta_prop.statistics import Statistics
     from delta_prop_simulations.laboratory.offering import Outcomes
     from delta_prop_simulations.laboratory.sinks import SimulatedSink
 
-LOST_PLACE = "needs snapshot"
+LOST_PLACE = FeedState.NEEDS_SNAPSHOT.value
+STANDS = frozenset({LOST_PLACE, FeedState.STOPPED.value, FeedState.PAUSED.value})
+"""States in which a sink gets nothing before somebody acts, and says so."""
 
 
 @dataclass(slots=True)
@@ -48,16 +52,20 @@ def verdicts(seen: Seen) -> list[Verdict]:
     ]
 
 
+def at_rest(statistics: Statistics) -> bool:
+    """Whether every sink has come to the end of the log, or stands until somebody acts."""
+    return all(feed.lag == 0 or feed.state in STANDS for feed in statistics.sinks.values())
+
+
 def _applied(seen: Seen) -> Verdict:
     log, missing, told = seen.statistics.log, [], []
     for sink in seen.sinks:
         feed = seen.statistics.sinks[sink.name]
-        if feed.state == LOST_PLACE:
-            told.append(f"{sink.name} lost its place, and says so")
-            continue
         if feed.quarantined:
             told.append(f"{sink.name} has {feed.quarantined:,} in its quarantine")
-        if feed.applied < log.next_offset or sink.applied != feed.success:
+        if feed.state in STANDS:
+            told.append(_standing(feed, log.first_offset))
+        elif feed.applied < log.next_offset or sink.applied != feed.success:
             missing.append(f"{sink.name} has applied {feed.applied:,} of {log.next_offset:,}: {feed.state}")
     if seen.outcomes.acknowledged > seen.statistics.accepted:
         missing.append(f"{seen.outcomes.acknowledged - seen.statistics.accepted:,} are not in the log")
@@ -65,8 +73,18 @@ def _applied(seen: Seen) -> Verdict:
         return Verdict("P1", False, "; ".join(missing))
     if not seen.outcomes.acknowledged:
         return Verdict("P1", None, "nothing was acknowledged")
-    what = f"{seen.outcomes.acknowledged:,} acknowledged deltas came to every sink"
+    whose = (
+        "every sink" if not any(feed.state in STANDS for feed in seen.statistics.sinks.values()) else "others"
+    )
+    what = f"{seen.outcomes.acknowledged:,} acknowledged deltas came to {whose}"
     return Verdict("P1", True, "; ".join([what, *told]))
+
+
+def _standing(feed: FeedStatistics, first_offset: int) -> str:
+    """What a sink says that stands; what it still needs is in the log, or it has lost its place."""
+    if feed.state == LOST_PLACE or feed.applied < first_offset:
+        return f"{feed.name} lost its place, and says so"
+    return f"{feed.name} is {feed.state}, and says why; {feed.lag:,} wait for it in the log"
 
 
 def _order(seen: Seen) -> Verdict:

@@ -8,7 +8,7 @@ from delta_prop_simulations.laboratory.run import Needs, run
 
 TWO_SINKS = """
 name = "two sinks"
-duration = "5s"
+duration = "3s"
 [[source]]
 name = "web"
 rate = 1000

@@ -11,6 +11,7 @@ from delta_prop_simulations.commands import dispatch
 from delta_prop_simulations.files import shipped
 from delta_prop_simulations.laboratory.reading import read_setups
 from delta_prop_simulations.laboratory.result import result_from_json
+from delta_prop_simulations.laboratory.run import Needs, run
 from delta_prop_wire.errors import UsageError
 from tests.simulations.laboratory.scenes import TWO_SINKS
 
@@ -48,6 +49,10 @@ def test_shipped_scenarios_are_listed(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("name", shipped())
-def test_every_shipped_scenario_can_be_read_and_says_what_it_asks(name: str) -> None:
-    setups = read_setups(shipped()[name])
+def test_every_shipped_scenario_says_what_it_asks_and_keeps_every_promise(name: str) -> None:
+    setups = read_setups(shipped()[name], duration=0.5)
     assert all(one.about for one in setups)
+    result = run(setups[0], Needs(checks=True))
+    assert result.totals["offered"] > 0
+    assert result.totals["steps_checked"] > 0
+    assert [one for one in result.verdicts if one.ok is False] == []

@@ -22,7 +22,7 @@ def test_a_scenario_is_read_with_its_defaults() -> None:
         "noise = 0.3", 'at = [{from = "1s", for = "500ms", what = "fails"}]'
     )
     scenario = setup(text).scenario
-    assert scenario.duration == 5.0
+    assert scenario.duration == 3.0
     assert scenario.source[0].batch == Between(1, 9)
     assert scenario.sink[1].at == (Event(1.0, 0.5, "fails"),)
     assert scenario.service.log is None
@@ -49,8 +49,8 @@ MISTAKES = {
     ("rate = 1000", "rate = 0"): r"source\[0\].rate = 0.*give 0.001 to",
     ("rate = 1000", 'rate = "fast"'): r"source\[0\].rate: \"fast\" is no number",
     ("batch = 20", "batch = 2000"): r"source\[0\].batch = 2000: give 1 to 1000",
-    ('duration = "5s"', 'duration = "5 days"'): "duration: .* is no time: give seconds",
-    ('duration = "5s"', "durations = 5"): "durations: there is no such key: did you mean duration?",
+    ('duration = "3s"', 'duration = "5 days"'): "duration: .* is no time: give seconds",
+    ('duration = "3s"', "durations = 5"): "durations: there is no such key: did you mean duration?",
     ("noise = 0.3", 'law = "gamma"'): r"sink\[1\].law: \"gamma\": give one of constant, normal",
     ("noise = 0.3", 'law = "calibrated"'): r"sink\[1\].file: .* give both, or neither",
     ("noise = 0.3", 'at = [{from = 1, what = "fails"}]'): r"sink\[1\].at\[0\].for: it is missing",

@@ -6,18 +6,21 @@ from dataclasses import replace
 
 import pytest
 
+from delta_prop_simulations.disasters.invariants import Steps
+from delta_prop_simulations.disasters.violation import Violation
+from delta_prop_simulations.laboratory.run import Needs
 from tests.simulations.laboratory.scenes import TWO_SINKS, ran, sink, verdict
 
 
 def test_the_same_seed_gives_the_same_result_and_another_one_another() -> None:
-    first, again, other = ran(seed=3), ran(seed=3), ran(seed=4)
+    first, again, other = (ran(seed=seed, duration=1.0) for seed in (3, 3, 4))
     assert replace(first, cpu_s=0.0) == replace(again, cpu_s=0.0)
     assert first.trace != other.trace
 
 
 def test_all_that_was_offered_is_applied_and_every_promise_kept() -> None:
     result = ran()
-    assert 4_000 < result.totals["offered"] < 6_000
+    assert 2_400 < result.totals["offered"] < 3_600
     assert result.totals["acknowledged"] == result.totals["offered"]
     assert [one.applied for one in result.sinks] == [result.totals["offered"]] * 2
     assert not [one for one in result.verdicts if one.ok is False]
@@ -55,6 +58,33 @@ def test_rejected_deltas_stand_in_the_quarantine_and_the_rest_is_applied() -> No
     assert result.totals["offered"] - 500 < sink(result, "slow").applied < result.totals["offered"]
     assert verdict(result, "P1")
     assert "quarantine" in result.verdicts[0].what
+
+
+def test_a_sink_whose_quarantine_is_full_stands_and_says_so() -> None:
+    befallen = 'at = [{from = 0, for = 3, what = "rejects", share = 0.1}]'
+    text = TWO_SINKS.replace("noise = 0.3", befallen) + "[service]\nquarantine_deltas_max = 5\n"
+    result = ran(text, duration=1.0)
+    assert verdict(result, "P1")
+    assert "slow is stopped, and says why" in result.verdicts[0].what
+    assert sink(result, "slow").applied < sink(result, "quick").applied
+
+
+def test_checks_at_every_step_change_nothing() -> None:
+    plain, checked = ran(duration=1.0), ran(duration=1.0, needs=Needs(checks=True))
+    assert checked.totals.pop("steps_checked") > 100
+    assert replace(plain, cpu_s=0.0) == replace(checked, cpu_s=0.0)
+
+
+def test_a_check_that_finds_something_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Violation("marks", "one went back")
+
+    def look(*_: object) -> None:
+        raise found
+
+    monkeypatch.setattr(Steps, "look", look)
+    with pytest.raises(Violation) as raised:
+        ran(duration=1.0, needs=Needs(checks=True))
+    assert raised.value is found
 
 
 def test_a_pacing_sink_holds_the_source_back_and_a_full_queue_refuses_with_a_code() -> None:
