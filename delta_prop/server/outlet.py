@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from delta_prop.route.table import NOTHING, Nothing
-from delta_prop.server.hot import HotQueue, Sending
+from delta_prop.server.hot import BATCH_OVERHEAD_BYTES, HotQueue, Sending
 from delta_prop.server.starts import check_cursor, check_held, check_place, offset_of
 from delta_prop.server.wanted import Wanted
 from delta_prop_broker.log.damage import LogDamaged
@@ -195,7 +195,7 @@ class Outlet:
         if isinstance(wanted, Nothing):
             return
         queue = self._queue
-        if queue and queue.bytes + logged.batch.size > self._settings.outlet_bytes_max:
+        if queue and queue.bytes + logged.batch.size + BATCH_OVERHEAD_BYTES > self._settings.outlet_bytes_max:
             self.behind = True
         else:
             if self._busy and not queue:
@@ -388,7 +388,7 @@ class Outlet:
                     rows = _behind(rows, logged, begin)
                 if not isinstance(rows, Nothing):
                     self._queue.put(logged, rows)
-                left -= logged.batch.size
+                left -= logged.batch.size + BATCH_OVERHEAD_BYTES
             if not read:
                 break
             frames += len(read)

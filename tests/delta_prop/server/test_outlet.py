@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,6 +16,7 @@ from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.outlets import (
     EARLIEST,
     HOUSES,
+    SETTINGS,
     House,
     Line,
     batch_of,
@@ -190,8 +192,9 @@ def test_what_is_large_does_not_gather() -> None:
     assert line.offsets() == [0, 1, 2]
 
 
-def test_a_full_queue_is_read_from_the_log_and_pushed_again_afterwards() -> None:
-    house = House.on_disk()
+@pytest.mark.parametrize("bytes_max", [1_000, 1_150, 1_300, 20_000])
+def test_a_full_queue_is_read_from_the_log_and_pushed_again_afterwards(bytes_max: int) -> None:
+    house = House.on_disk(settings=replace(SETTINGS, outlet_bytes_max=bytes_max))
     line = Line(house)
     line.subscribe(wanting())
     line.write()
