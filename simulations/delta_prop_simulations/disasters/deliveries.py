@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_simulations.disasters.history import canonical, told_of
 from delta_prop_simulations.disasters.sinks import POISON
-from delta_prop_simulations.disasters.violation import demand
+from delta_prop_simulations.disasters.violation import Violation, demand
 from delta_prop_wire.delta import Source
 from delta_prop_wire.topics import Topic
 
@@ -50,18 +50,21 @@ def rows_for(record: Record, wanted: Wanted) -> Iterator[tuple[int, LoggedBatch,
             yield offset, logged, row
 
 
-def check_states(record: Record, wanted: Wanted, states: Mapping[Ref, State], who: str) -> None:
-    """The states are the canonical fold of the rows."""
-    should = canonical((logged, row) for _, logged, row in rows_for(record, wanted))
+def check_states(should: Mapping[Ref, State], states: Mapping[Ref, State], wanted: Wanted, who: str) -> None:
+    """The states are what they should be."""
     for ref in sorted(should.keys() | states.keys()):
         if ref in wanted.forgiven:
             continue
         expected, found = should.get(ref), states.get(ref)
-        demand(
-            expected is not None and found is not None and told_of(expected) == told_of(found),
-            "state",
-            f"{who}: {ref} is {found}, and the fold of the log {expected}",
-        )
+        if expected is None or found is None or told_of(expected) != told_of(found):
+            raise Violation("state", f"{who}: {ref} is {found}, and the fold of the log {expected}")
+
+
+def folded(record: Record, wanted: Wanted, whole: Mapping[Ref, State]) -> Mapping[Ref, State]:
+    """The canonical fold of a sink's rows; of all that the log held it is `whole`."""
+    if wanted.topics == "*" and wanted.end >= record.next_offset and not wanted.without:
+        return whole
+    return canonical((logged, row) for _, logged, row in rows_for(record, wanted))
 
 
 def check_rows(record: Record, wanted: Wanted, model: ModelSink) -> None:
@@ -71,7 +74,8 @@ def check_rows(record: Record, wanted: Wanted, model: ModelSink) -> None:
         ref = (logged.batch.namespaces[row], logged.batch.keys[row])
         facts = model.present.vectors.get(ref)
         there = facts is not None and (logged.key(row) in facts.rows or offset <= facts.base_offset)
-        demand(there or ref in wanted.forgiven, "gap", f"{who} misses offset {offset} of {ref}")
+        if not (there or ref in wanted.forgiven):
+            raise Violation("gap", f"{who} misses offset {offset} of {ref}")
 
 
 def check_brought(record: Record, model: ModelSink) -> None:
@@ -82,8 +86,9 @@ def check_brought(record: Record, model: ModelSink) -> None:
         if survives > record.visible_level:
             lost.add((offset, logged.batch.dot(row)))
     for one in model.brought:
-        right = there.get(one.offset) == one.dot or (one.offset, one.dot) in lost
-        demand(right, "foreign", f"{record.node}, {model.name!r}: {one}; there is {there.get(one.offset)}")
+        if there.get(one.offset) != one.dot and (one.offset, one.dot) not in lost:
+            what = f"{record.node}, sink {model.name!r}: {one}; there is {there.get(one.offset)}"
+            raise Violation("foreign", what)
 
 
 def check_quarantine(held: Sequence[SetAside], sink: str, who: str) -> None:
@@ -131,13 +136,11 @@ def check_reader(record: Record, reader: Reader) -> int:
         if reading.log_id != record.log_id or reading.first is None:
             continue
         for offset, dot in reading.rows:
-            right = there.get(offset) == dot or (offset, dot) in gone
-            demand(
-                right, "foreign", f"{who}: {dot} at offset {offset}, where the log has {there.get(offset)}"
-            )
-        _check_goes_on(reading, before, who)
+            if there.get(offset) != dot and (offset, dot) not in gone:
+                raise Violation("foreign", f"{who}: {dot} at offset {offset}; there is {there.get(offset)}")
+        first = _goes_on(reading, before, who)
         wanted = Wanted(reader.topics, reading.kept)
-        own = [offset for offset, _, _ in rows_for(record, wanted) if offset >= reading.first]
+        own = [offset for offset, _, _ in rows_for(record, wanted) if offset >= first]
         missed = set(own) - set(offsets)
         demand(not missed, "subscriber", f"{who}: misses {_shown(missed)} of {reading.first}…{reading.kept}")
         looked += len(own)
@@ -145,14 +148,15 @@ def check_reader(record: Record, reader: Reader) -> int:
     return looked
 
 
-def _check_goes_on(reading: Reading, before: Reading | None, who: str) -> None:
-    first = reading.first
+def _goes_on(reading: Reading, before: Reading | None, who: str) -> int:
+    """From where on the rows are this reading's: where it began, or what was kept before it."""
+    first, begin = reading.first, reading.begin
     assert first is not None
-    if reading.begin is not None and reading.begin.log_id == reading.log_id:
-        right = first == reading.begin.next_offset and all(offset >= first for offset, _ in reading.rows)
-        demand(right, "subscriber", f"{who}: went on at {first}, and had kept {reading.begin.next_offset}")
-    elif before is not None and not reading.anew:
-        demand(first <= before.kept, "subscriber", f"{who}: went on at {first}, and had {before.kept}")
+    if begin is not None and begin.log_id == reading.log_id:
+        again = [offset for offset, _ in reading.rows if offset < begin.next_offset]
+        demand(not again, "subscriber", f"{who}: gets {_shown(again)} again, had kept {begin.next_offset}")
+        return min(first, begin.next_offset)
+    return first if before is None or reading.anew else min(first, before.kept)
 
 
 def _shown(offsets: Sequence[int] | set[int]) -> str:

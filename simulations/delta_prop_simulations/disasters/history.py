@@ -121,11 +121,9 @@ def check_drift(records: Iterable[Record]) -> int:
             dot = logged.batch.dot(row)
             dots.add(dot)
             key, other = keys.setdefault(dot, (logged.key(row), record.node))
-            demand(
-                key == logged.key(row),
-                "drift",
-                f"{dot} has the key {logged.key(row)} at {record.node} (offset {offset}), {key} at {other}",
-            )
+            if key != logged.key(row):
+                what = f"{dot} has the key {logged.key(row)} at {record.node} ({offset}), {key} at {other}"
+                raise Violation("drift", what)
         states = {ref: told_of(one) for ref, one in canonical((b, r) for _, b, r in record.rows()).items()}
         node, theirs = held.setdefault(frozenset(dots), (record.node, states))
         if node != record.node:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from delta_prop_simulations.disasters.sinks import ModelSink
     from delta_prop_simulations.disasters.store import Ref
     from delta_prop_wire.algebra import State
+    from delta_prop_wire.batch import LoggedBatch
 
 
 class Node(Protocol):
@@ -104,14 +105,16 @@ class Judge:
             history.check_told(record, shadow)
             states = history.canonical((logged, row) for _, logged, row in record.rows())
             history.check_sums(record, shadow, states, f"{node.name}, by its log")
-            await self._check_sinks(node, node.propagator, record)
+            await self._check_sinks(node, node.propagator, record, states)
         self.struck["services with the same deltas"] += history.check_drift(records)
         for reader in readers:
             self.struck["deltas that readers got"] += deliveries.check_reader(
                 self.records[reader.node], reader
             )
 
-    async def _check_sinks(self, node: Node, propagator: Propagator, record: Record) -> None:
+    async def _check_sinks(
+        self, node: Node, propagator: Propagator, record: Record, whole: Mapping[Ref, State]
+    ) -> None:
         inside = propagator.inside()
         squeezed = bool(inside.log.first_offset) or _may_have_snapshot(inside)
         forgiven = deliveries.forgiven(record) if squeezed else set()
@@ -125,10 +128,12 @@ class Judge:
             deliveries.check_quarantine(held, name, who)
             model = node.models.get(name)
             wanted = Wanted("*" if model is None else model.topics, feed.applied, _without(feed), forgiven)
+            should = deliveries.folded(record, wanted, whole)
             if model is not None:
                 self._check_model(record, wanted, model)
+                deliveries.check_states(should, model.states(), wanted, who)
             else:
-                await _check_real(record, wanted, propagator.sink(name), who)
+                await _check_real(should, wanted, propagator.sink(name), who)
             self.struck["sinks looked at"] += 1
 
     def _check_model(self, record: Record, wanted: Wanted, model: ModelSink) -> None:
@@ -136,7 +141,6 @@ class Judge:
             raise model.complaints[0]
         deliveries.check_brought(record, model)
         deliveries.check_rows(record, wanted, model)
-        deliveries.check_states(record, wanted, model.states(), f"{record.node}, sink {model.name!r}")
         self.struck["rows brought to sinks"] += len(model.brought)
 
 
@@ -157,34 +161,33 @@ def check_log(record: Record, inside: Inside) -> int:
         demand(bool(found) and found[-1].next_offset > at, "damage", f"{who} gives nothing at {at}")
         for logged in found:
             same = by_offset.get(logged.offset)
-            demand(
-                same is not None
-                and (same.batch.crc, same.batch.dot(0)) == (logged.batch.crc, logged.batch.dot(0))
-                and (same.lamport, same.source) == (logged.lamport, logged.source),
-                "damage",
-                f"{who} says at {logged.offset} what was never appended there: {logged.batch.dot(0)}",
-            )
+            if same is None or _said(same) != _said(logged):
+                what = f"{who} says at {logged.offset} what was never appended there: {logged.batch.dot(0)}"
+                raise Violation("damage", what)
             rows += logged.count
         at = found[-1].next_offset
     return rows
 
 
-async def _check_real(record: Record, wanted: Wanted, sink: object, who: str) -> None:
+async def _check_real(should: Mapping[Ref, State], wanted: Wanted, sink: object, who: str) -> None:
     """A sink of ours, by what its readers see."""
     if isinstance(sink, IndexSink):
         rows: dict[Ref, State] = {(space, key): state for space, key, state in sink.rows()}
-        deliveries.check_states(record, wanted, rows, who)
+        deliveries.check_states(should, rows, wanted, who)
     elif isinstance(sink, CacheSink):
-        should = history.canonical((logged, row) for _, logged, row in deliveries.rows_for(record, wanted))
         for ref, state in should.items():
             found = await sink.get(*ref)
-            right = found is None or ref in wanted.forgiven or found.content == state.content
-            demand(right, "state", f"{who}: {ref} is {found}, and the fold of the log {state}")
+            if found is not None and ref not in wanted.forgiven and found.content != state.content:
+                raise Violation("state", f"{who}: {ref} is {found}, and the fold of the log {state}")
 
 
 def _without(feed: Feed) -> set[int]:
     """Offsets that must not have an effect at a sink: set aside, or dropped."""
     return {one.offset for one in feed.quarantine.records()} | set(feed.quarantine.given_up)
+
+
+def _said(logged: LoggedBatch) -> tuple[object, ...]:
+    return (logged.batch.crc, logged.batch.dot(0), logged.lamport, logged.source)
 
 
 def _may_have_snapshot(inside: Inside) -> bool:

@@ -45,6 +45,6 @@ class Violation(Exception):
 
 
 def demand(held: bool, check: str, what: str) -> None:
-    """Raise Violation unless it held."""
+    """Raise Violation unless it held. Where many are looked at, ask first: `what` is made in any case."""
     if not held:
         raise Violation(check, what)

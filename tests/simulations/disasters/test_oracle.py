@@ -66,7 +66,7 @@ def folds(log: Record, **more: Any) -> Check:
         states = canonical(rows[: more.get("rows", len(rows))])
         given = {"topics": "*", "end": 99, **{name: one for name, one in more.items() if name != "rows"}}
         wanted = Wanted(**given)
-        deliveries.check_states(log, wanted, states, "s")
+        deliveries.check_states(deliveries.folded(log, wanted, states_of(log)), states, wanted, "s")
 
     return check
 
