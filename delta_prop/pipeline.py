@@ -75,6 +75,7 @@ class Chain:
         load_head: Callable[[str, str], Dot | None],
         gate: Gate | None = None,
         on_placed: Callable[[], None] | None = None,
+        on_durable: Callable[[], None] | None = None,
         on_queued: Callable[[], None] = lambda: None,
     ) -> None:
         self.log = log
@@ -95,7 +96,7 @@ class Chain:
         """Why nothing is taken at present: the log has failed, and this state may be ahead of it."""
         self.rebuilt = 0
         """How often the state was read back from a log that had failed."""
-        self.settling = Settling(log, route, on_placed or (lambda: None))
+        self.settling = Settling(log, route, on_placed, on_durable)
         self._gate: Gate = gate or OpenGate()
         self._on_queued = on_queued
         self._running = False
@@ -306,8 +307,7 @@ class Chain:
     def _run_plain(self, work: Sequenced) -> bool:
         """The short way, of what most batches are: plain, of a live origin, its next, and sound.
 
-        It does for such a batch what the long way does. Where anything is otherwise it gives False, nothing
-        has happened, and the long way says what.
+        It does what the long way does. Where anything is otherwise it gives False, and nothing has happened.
         """
         batch, session = work.batch, work.session
         first, last = batch.base, batch.base + batch.count - 1

@@ -63,6 +63,22 @@ def test_an_absent_sink_goes_on_from_its_cursor_and_the_log_waits_for_it() -> No
     run_virtual(main)
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 1.0])
+def test_a_repeat_that_asks_for_more_than_the_first_copy_is_answered(pause_s: float) -> None:
+    async def main() -> None:
+        async with service(SimDisk(1), 1, replace(SMALL, level=AckLevel.LOGGED)) as p:
+            once = replace(made("a"), id=b"i" * 16)
+            receipt = p.offer(once, ack_level=AckLevel.LOGGED)
+            await anyio.sleep(pause_s)  # it is written by then, or not even that
+            with anyio.fail_after(10):
+                again = await p.publish(once, ack_level=AckLevel.DURABLE)
+            assert (again.duplicate, again.duplicates) == (True, {0: 0})
+            assert p.statistics().log.synced == 1  # type: ignore[union-attr]
+            assert (await receipt).offset == 0
+
+    run_virtual(main)
+
+
 def test_additive_deltas_are_applied_once_over_many_starts(tmp_path: Path) -> None:
     async def life(number: int) -> float:
         async with Propagator(data=tmp_path / "log") as p:
