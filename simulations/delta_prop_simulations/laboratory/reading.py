@@ -8,19 +8,24 @@ from __future__ import annotations
 import tomllib
 from copy import deepcopy
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from delta_prop.config import Settings
 from delta_prop.configuration.values import check_keys, converted, fault, join, made_of, shown, suggested
 from delta_prop_broker.log.retention import LogSettings
 from delta_prop_simulations.laboratory.scenario import AlternativeSpec, Event, Scenario, Service
+from delta_prop_simulations.laboratory.topology import Cut, FaultSpec, LinkSpec
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+T = TypeVar("T")
+
 UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-DURATIONS = frozenset({"duration", "start", "stop", "on", "off", "period", "from", "for"})
+DURATIONS = frozenset(
+    {"duration", "start", "stop", "on", "off", "period", "from", "for", "by", "clock_ahead"}
+)
 """Keys whose values are times: a number of seconds, or a text such as "90s", "1.5m", "1h", "200ms"."""
 
 EVENT_KEYS = {"from": "begin", "for": "lasts", "what": "what", "factor": "factor", "share": "share"}
@@ -97,12 +102,42 @@ def _scenario(table: dict[str, Any]) -> Scenario:
     for name, one in _events_of(table):
         one["at"] = [_event(event, f"{name}.at[{place}]") for place, event in enumerate(_list(one, name))]
     events = {name: one.pop("at") for name, one in _events_of(table)}
+    links = [_link(one, f"link[{place}]") for place, one in enumerate(_tables(table, "link"))]
+    faults = [_timed(FaultSpec, one, f"fault[{place}]") for place, one in enumerate(_tables(table, "fault"))]
     _durations(table, "")
     scenario = made_of(Scenario, table, "")
     sinks = [
         replace(sink, at=tuple(events.get(f"sink[{place}]", ()))) for place, sink in enumerate(scenario.sink)
     ]
-    return replace(scenario, service=service, sink=tuple(sinks))
+    return replace(scenario, service=service, sink=tuple(sinks), link=tuple(links), fault=tuple(faults))
+
+
+def _tables(table: dict[str, Any], name: str) -> list[Any]:
+    found = table.pop(name, [])
+    if not isinstance(found, list):
+        raise fault(name, found, f"write [[{name}]] above each")
+    return found
+
+
+def _link(table: Any, path: str) -> LinkSpec:
+    cuts = _tables(table, "cut") if isinstance(table, dict) else []
+    made: LinkSpec = converted(table, LinkSpec, path)
+    return replace(
+        made, cut=tuple(_timed(Cut, one, f"{path}.cut[{place}]") for place, one in enumerate(cuts))
+    )
+
+
+def _timed(kind: type[T], table: Any, path: str) -> T:
+    """What begins at a time: by hand, since `from` and `for` cannot be names of fields."""
+    if not isinstance(table, dict):
+        raise fault(path, table, f"{shown(table)} is no table: give from and for")
+    own = {one.name: one.name for one in fields(kind) if one.name not in ("begin", "lasts")}  # type: ignore[arg-type]
+    keys = {"from": "begin", "for": "lasts"} | own
+    check_keys(table, keys, path)
+    if "from" not in table:
+        raise UsageError(f"{path}.from: it is missing, and has no default: add it")
+    _durations(table, path)
+    return made_of(kind, {keys[key]: value for key, value in table.items()}, path)
 
 
 def _service(table: Any) -> Service:

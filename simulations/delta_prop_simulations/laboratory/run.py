@@ -58,6 +58,10 @@ class Needs:
 
 def run(setup: Setup, needs: Needs | None = None) -> Alternative:
     """Run one alternative from its start until all have come to rest. Raises Violation, where checked."""
+    if setup.scenario.machine:
+        from delta_prop_simulations.laboratory.several import run_several
+
+        return run_several(setup, needs or Needs())
     began = processor_s()
     needs = needs or Needs()
     one = Run(setup.scenario, needs)

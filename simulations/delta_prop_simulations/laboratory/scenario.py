@@ -12,6 +12,7 @@ from delta_prop.attachments import OnLogFull
 from delta_prop.checks import parse_topics
 from delta_prop.config import Settings
 from delta_prop_broker.log.retention import LogSettings
+from delta_prop_simulations.laboratory.topology import FaultSpec, LinkSpec, MachineSpec, check_places
 from delta_prop_wire.delta import AckLevel, Kind, Priority
 from delta_prop_wire.errors import UsageError
 
@@ -124,7 +125,8 @@ class SourceSpec:
     """One source of deltas. Times in seconds of the run.
 
     `writers`: named producers that share its load; 0: calls that have no name. `retry`: what is refused and
-    may pass is offered again when the refusal says, else it is given up and counted.
+    may pass is offered again when the refusal says, else it is given up and counted. `machine`: whose
+    service it publishes to; where there are machines it is a client on a host of its own (None: the first).
     """
 
     name: str
@@ -143,6 +145,7 @@ class SourceSpec:
     deltas: Deltas = field(default_factory=Deltas)
     start: float = 0.0
     stop: float | None = None
+    machine: str | None = None
 
     def __post_init__(self) -> None:
         _named(self.name)
@@ -184,7 +187,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class SinkSpec:
-    """One sink: how long its calls take, how it is attached, what befalls it."""
+    """One sink: how long its calls take, how it is attached, what befalls it. `machine` None: one on each."""
 
     name: str
     per_call_ms: float = 1.0
@@ -201,6 +204,7 @@ class SinkSpec:
     batch_deltas: int | None = None
     linger_ms_max: float | None = None
     at: tuple[Event, ...] = ()
+    machine: str | None = None
 
     def __post_init__(self) -> None:
         _named(self.name)
@@ -247,6 +251,9 @@ class Scenario:
     service: Service = field(default_factory=Service)
     source: tuple[SourceSpec, ...] = ()
     sink: tuple[SinkSpec, ...] = ()
+    machine: tuple[MachineSpec, ...] = ()
+    link: tuple[LinkSpec, ...] = ()
+    fault: tuple[FaultSpec, ...] = ()
 
     def __post_init__(self) -> None:
         _within("duration", self.duration, 0.1, 86_400.0)
@@ -257,6 +264,9 @@ class Scenario:
                 raise UsageError(f"{what}: two are named {max(names, key=names.count)!r}: rename one")
             if not 1 <= len(names) <= SINKS_MAX:
                 raise UsageError(f"{what}: there are {len(names)}; give 1 to {SINKS_MAX} of [[{what}]]")
+        sources = [(one.name, one.machine) for one in self.source]
+        sinks = [(one.name, one.machine) for one in self.sink]
+        check_places(self.machine, self.link, self.fault, sources, sinks)
 
 
 def _named(name: str) -> None:

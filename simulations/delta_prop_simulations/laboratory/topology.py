@@ -1,0 +1,165 @@
+"""Where the parts of a scenario are, and what strikes there: machines, links between them, faults.
+
+Values only, each checked; `check_places` sees that what they name is there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Way: TypeAlias = Literal["both", "there", "back"]
+Strike: TypeAlias = Literal[
+    "kill", "power_cut", "disk_slow", "disk_full", "disk_fails", "clock_jumps", "resets", "restart"
+]
+
+ENDINGS = frozenset({"kill", "power_cut"})
+MACHINES_MAX = 10
+_TIME_MAX = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class MachineSpec:
+    """A machine with a service. `clock_ahead`, `clock_drift`: how wrong its wall clock is, in seconds, and in
+    seconds gained each second.
+    """
+
+    name: str
+    clock_ahead: float = 0.0
+    clock_drift: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_host(self.name)
+        _within("clock_ahead", self.clock_ahead, -1e9, 1e9)
+        _within("clock_drift", self.clock_drift, -0.5, 0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A time in which nothing passes: in both directions, or in one (`there`: from the first named)."""
+
+    begin: float
+    lasts: float
+    way: Way = "both"
+
+    def __post_init__(self) -> None:
+        _within("from", self.begin, 0.0, _TIME_MAX)
+        _within("for", self.lasts, 0.001, _TIME_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """The way between two hosts; two machines forward to each other over it, unless `forward` is false.
+
+    `latency_ms`: one way. `mbit_per_s` and `reset_mb_mean` 0: without bound, and never. `name`: by which an
+    alternative leaves it out.
+    """
+
+    between: tuple[str, ...]
+    forward: bool = True
+    latency_ms: float = 0.5
+    jitter_ms: float = 0.0
+    mbit_per_s: float = 0.0
+    reset_mb_mean: float = 0.0
+    name: str = ""
+    cut: tuple[Cut, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.between) != 2 or len(set(self.between)) != 2:
+            raise UsageError(f'between = {list(self.between)}: give two hosts, as ["paris", "tokyo"]')
+        _within("latency_ms", self.latency_ms, 0.001, 60_000.0)
+        _within("jitter_ms", self.jitter_ms, 0.0, 60_000.0)
+        _within("mbit_per_s", self.mbit_per_s, 0.0, 1e6)
+        _within("reset_mb_mean", self.reset_mb_mean, 0.0, 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class FaultSpec:
+    """What befalls a machine, from a time on, for so long: how long it is down after `kill` and `power_cut`.
+
+    `restart` ends the service in order, and starts it again. `by`: seconds by which the clock jumps.
+    `factor`: how much longer calls of a slow disk take. `after_ack`: not before the first acknowledgement
+    that comes from then on. `name`: by which an alternative leaves it out.
+    """
+
+    begin: float
+    what: Strike
+    machine: str
+    name: str = ""
+    lasts: float = 1.0
+    by: float = 0.0
+    factor: float = 10.0
+    after_ack: bool = False
+
+    def __post_init__(self) -> None:
+        _within("from", self.begin, 0.0, _TIME_MAX)
+        _within("for", self.lasts, 0.0, _TIME_MAX)
+        _within("by", self.by, -1e9, 1e9)
+        _within("factor", self.factor, 1.0, 100_000.0)
+        if (self.what == "clock_jumps") != (self.by != 0):
+            raise UsageError("by: it is how far a clock jumps (clock_jumps); give both, or neither")
+        if self.after_ack and self.what == "clock_jumps":
+            raise UsageError("after_ack: a clock jumps at its time; leave it out")
+
+
+def check_places(
+    machines: Sequence[MachineSpec],
+    links: Sequence[LinkSpec],
+    faults: Sequence[FaultSpec],
+    sources: Sequence[tuple[str, str | None]],
+    sinks: Sequence[tuple[str, str | None]],
+) -> None:
+    """See that all that is named is there; `sources` and `sinks`: name and machine. Raises UsageError."""
+    names = [one.name for one in machines]
+    if not names:
+        _check_alone(links, faults, [*sources, *sinks])
+        return
+    if len(names) > MACHINES_MAX:
+        raise UsageError(f"machine: there are {len(names)}; give up to {MACHINES_MAX}")
+    clients = [name for name, _ in sources]
+    for name, count in Counter([*names, *clients]).items():
+        check_host(name)
+        if count > 1:
+            raise UsageError(f"machine: two hosts are named {name!r} (a source is a host too): rename one")
+    for name, machine in (*sources, *sinks):
+        _check_known(f"{name}: machine", machine, names)
+    for place, link in enumerate(links):
+        for host in link.between:
+            _check_known(f"link[{place}].between", host, [*names, *clients])
+        if not set(link.between) & set(names):
+            raise UsageError(f"link[{place}].between: two sources have nothing to say to each other")
+    for place, fault in enumerate(faults):
+        _check_known(f"fault[{place}].machine", fault.machine, names)
+
+
+def check_host(name: str) -> None:
+    """A name that can stand in an address. Raises UsageError."""
+    if not (name.isascii() and name.replace("-", "a").replace("_", "a").isalnum() and len(name) <= 40):
+        raise UsageError(f"name {name!r:.60}: give 1 to 40 letters, digits, hyphens, underscores")
+
+
+def _check_alone(
+    links: Sequence[LinkSpec], faults: Sequence[FaultSpec], placed: Sequence[tuple[str, str | None]]
+) -> None:
+    """Without machines nothing can be somewhere."""
+    if links or faults:
+        raise UsageError(f"{'link' if links else 'fault'}: there is no machine; add [[machine]] with a name")
+    for name, machine in placed:
+        if machine is not None:
+            raise UsageError(f"{name}: machine = {machine!r}: there is none; add [[machine]] with that name")
+
+
+def _check_known(key: str, name: str | None, known: Sequence[str]) -> None:
+    if name is not None and name not in known:
+        raise UsageError(f"{key} = {name!r}: there is {', '.join(known)}")
+
+
+def _within(key: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        raise UsageError(f"{key} = {value}: give {least} to {most}")

@@ -1,0 +1,136 @@
+"""Scenarios with machines: what strikes them changes no verdict, and what is wrong is seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from delta_prop.client import Producer
+from delta_prop_simulations.laboratory import agreement
+from delta_prop_simulations.laboratory.clients import Acknowledged
+from delta_prop_simulations.laboratory.lasting import LastingSink
+from delta_prop_simulations.laboratory.reading import read_setups
+from delta_prop_simulations.laboratory.run import run
+from delta_prop_wire.delta import make_origin, producer_id_of
+from tests.simulations.laboratory.test_topology import TWO
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from delta_prop.published import Published
+    from delta_prop_simulations.laboratory.result import Alternative
+    from delta_prop_sinks.sink import Delivery
+    from delta_prop_wire.delta import Delta
+
+SHORT = TWO.replace('duration = "6s"', 'duration = "2s"\nseed = 1')
+
+
+def ran(text: str = TWO) -> Alternative:
+    return run(read_setups(text)[0])
+
+
+def verdict(result: Alternative, promise: str) -> bool | None:
+    (found,) = (one for one in result.verdicts if one.promise == promise)
+    return found.ok
+
+
+def faults(*faults: str) -> str:
+    return TWO[: TWO.index("[[fault]]")] + "".join(f"[[fault]]\n{one}\n" for one in faults)
+
+
+def test_services_that_are_cut_apart_and_killed_hold_the_same_in_the_end() -> None:
+    result = ran()
+    totals = result.totals
+    assert totals["acknowledged"] == totals["offered"] > 400
+    assert (totals["service_starts"], totals["given_up"]) == (3, 0)
+    assert 1.0 <= totals["service_down_s"] < 1.5
+    assert {one.promise: one.ok for one in result.verdicts if one.ok is not None} == dict.fromkeys(
+        ("P1", "P2", "P3", "P5", "P8"), True
+    )
+    sinks = {one.name: one for one in result.sinks}
+    assert sinks.keys() == {"east/index", "west/index", "west → east"}
+    assert {one.applied for one in sinks.values()} == {totals["offered"]}
+    assert sinks["west → east"].lag.quantiles["max"] > 0.5  # while it was down
+    names = {one.name for one in result.series}
+    assert {"east up", "east holds", "west lacks"} <= names
+
+
+def test_the_same_seed_is_the_same_run() -> None:
+    other = ran(SHORT.replace("seed = 1", "seed = 2"))
+    assert ran(SHORT).trace == ran(SHORT).trace != other.trace
+
+
+def test_a_power_cut_right_after_an_acknowledgement_takes_nothing_that_is_durable() -> None:
+    power = 'from = "1s"\nfor = "500ms"\nwhat = "power_cut"\nmachine = "west"\nafter_ack = true'
+    result = ran(faults(power))
+    assert [one.ok for one in result.verdicts if one.promise in {"P1", "P2", "P3"}] == [True] * 3
+    assert result.totals["client_reconnects"] > 0
+
+
+def test_what_is_only_written_may_go_with_the_power_and_that_is_said() -> None:
+    power = 'from = "1s"\nfor = "500ms"\nwhat = "power_cut"\nmachine = "west"\nafter_ack = true'
+    text = faults(power).replace("log = {}", 'log = {level = "logged"}')
+    result = ran(text.replace('machine = "west"\nrate', 'machine = "west"\nack_level = "logged"\nrate'))
+    (kept,) = (one for one in result.verdicts if one.promise == "P1")
+    assert kept.ok is None
+    assert "the log's level, logged, allows it" in kept.what
+
+
+def test_disks_that_fail_fill_and_are_slow_are_overcome() -> None:
+    result = ran(
+        faults(
+            'from = "1s"\nfor = "1s"\nwhat = "disk_fails"\nmachine = "west"',
+            'from = "2500ms"\nfor = "1s"\nwhat = "disk_full"\nmachine = "west"',
+            'from = "4s"\nfor = "1s"\nwhat = "disk_slow"\nmachine = "east"\nfactor = 100',
+            'from = "4s"\nwhat = "clock_jumps"\nby = "-1h"\nmachine = "west"',
+            'from = "4500ms"\nwhat = "resets"\nmachine = "west"',
+            'from = "5s"\nwhat = "restart"\nmachine = "east"',
+        )
+    )
+    assert {verdict(result, promise) for promise in ("P1", "P2", "P3", "P5", "P8")} == {True}
+    assert result.totals["acknowledged"] == result.totals["offered"]
+
+
+# --- what is wrong is seen
+
+
+def test_lost_deltas_and_lost_rows_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    publish, count = Producer.publish, LastingSink._count
+
+    async def lies(self: Producer, *deltas: Delta, **more: object) -> Published:
+        published = await publish(self, *deltas, **more)  # type: ignore[arg-type]
+        assert published.offset is not None
+        return replace(published, offset=published.offset + 1)
+
+    def forgets(self: LastingSink, deliveries: list[Delivery], end: int) -> None:
+        if deliveries[0].first_offset:
+            count(self, deliveries, end)
+
+    monkeypatch.setattr(Producer, "publish", lies)
+    monkeypatch.setattr(LastingSink, "_count", forgets)
+    (kept,) = (one for one in ran(SHORT).verdicts if one.promise == "P1")
+    assert kept.ok is False
+    assert "west lacks 1 deltas that it had acknowledged" in kept.what
+    assert "index at east has applied" in kept.what
+
+
+def held(*rows: tuple[int, int, int, int]) -> agreement.Held:
+    columns: list[NDArray[np.uint64]] = [np.array(column, np.uint64) for column in zip(*rows, strict=True)]
+    return agreement.Held(*columns, np.zeros(len(rows), bool))
+
+
+def test_logs_are_compared_row_by_row() -> None:
+    mine = make_origin(producer_id_of("me"), 2)
+    one = held((0, mine, 1, 1), (1, mine, 2, 2), (2, 9, 1, 2))
+    assert (agreement.repeated(one), agreement.out_of_order(one), one.deltas) == (0, 0, 3)
+    other = held((0, 9, 1, 2), (1, mine, 1, 1), (2, mine, 2, 2))
+    assert np.array_equal(one.keys(), other.keys())
+    assert not np.array_equal(one.keys(), held((0, 9, 1, 3), (1, mine, 1, 1), (2, mine, 2, 2)).keys())
+    assert agreement.out_of_order(held((0, mine, 2, 2), (1, 9, 1, 3), (2, mine, 1, 1))) == 1
+    assert agreement.repeated(held((0, mine, 1, 1), (1, mine, 1, 4))) == 1
+    assert agreement.missing(one, [Acknowledged("me", 0, 2)]) == 0
+    assert agreement.missing(one, [Acknowledged("me", 1, 3)]) == 2  # another's, and behind the end
+    assert agreement.told_twice([Acknowledged("me", 0, 2), Acknowledged("me", 1, 1)]) == 1

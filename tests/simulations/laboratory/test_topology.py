@@ -1,0 +1,96 @@
+"""Machines, links and faults of a scenario: what is read, and how mistakes are told."""
+
+from __future__ import annotations
+
+import pytest
+
+from delta_prop_simulations.files import shipped
+from delta_prop_simulations.laboratory.reading import read_setups
+from delta_prop_simulations.laboratory.topology import Cut, FaultSpec, LinkSpec, MachineSpec
+from delta_prop_wire.errors import UsageError
+
+TWO = """
+name = "two"
+duration = "6s"
+[service]
+log = {}
+[[machine]]
+name = "east"
+clock_ahead = "-4s"
+[[machine]]
+name = "west"
+[[link]]
+name = "ocean"
+between = ["east", "west"]
+latency_ms = 30
+cut = [{from = "1s", for = "2s", way = "there"}]
+[[source]]
+name = "shop"
+machine = "west"
+rate = 100
+batch = 10
+deltas = {keys = 50}
+[[sink]]
+name = "index"
+[[fault]]
+from = "500ms"
+for = "1s"
+what = "kill"
+machine = "east"
+"""
+
+
+def test_machines_links_and_faults_are_read() -> None:
+    (setup,) = read_setups(TWO)
+    scenario = setup.scenario
+    assert scenario.machine == (MachineSpec("east", clock_ahead=-4.0), MachineSpec("west"))
+    assert scenario.link == (
+        LinkSpec(("east", "west"), name="ocean", latency_ms=30.0, cut=(Cut(1.0, 2.0, "there"),)),
+    )
+    assert scenario.fault == (FaultSpec(0.5, "kill", "east"),)
+    assert [one.machine for one in scenario.source] == ["west"]
+
+
+def test_an_alternative_changes_a_link_by_its_name() -> None:
+    changes = 'set = {"link.ocean.cut" = [], "link.ocean.latency_ms" = 99}'
+    _, other = read_setups(f'{TWO}\n[[alternative]]\nname = "b"\n{changes}')
+    assert other.scenario.link == (LinkSpec(("east", "west"), name="ocean", latency_ms=99.0),)
+    _, other = read_setups(f'{TWO}\n[[alternative]]\nname = "b"\nwithout = ["link.ocean"]')
+    assert other.scenario.link == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('machine = "west"', 'machine = "wets"', "shop: machine = 'wets': there is east, west"),
+        ('between = ["east", "west"]', 'between = ["east"]', "link[0].between = ['east']: give two hosts"),
+        ('between = ["east", "west"]', 'between = ["east", "mars"]', "'mars': there is east, west, shop"),
+        ('way = "there"', 'way = "thither"', "link[0].cut[0].way"),
+        ('what = "kill"', 'what = "slay"', "fault[0].what"),
+        ('what = "kill"', 'what = "clock_jumps"', "by: it is how far a clock jumps"),
+        ('what = "kill"', 'what = "kill"\nat = 3', "fault[0].at: there is no such key"),
+        ('from = "500ms"', "", "fault[0].from: it is missing"),
+        ('name = "east"', 'name = "e.ast"', "give 1 to 40 letters, digits"),
+        ('name = "east"', 'name = "west"', "two hosts are named 'west'"),
+        ("latency_ms = 30", "latency_ms = 0", "latency_ms = 0"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(old: str, new: str, why: str) -> None:
+    with pytest.raises(UsageError) as told:
+        read_setups(TWO.replace(old, new, 1))
+    assert why in str(told.value)
+
+
+def test_nothing_is_somewhere_where_there_is_no_machine() -> None:
+    alone = TWO[: TWO.index("[[machine]]")] + TWO[TWO.index("[[source]]") :]
+    with pytest.raises(UsageError, match=r"shop: machine = 'west': there is none"):
+        read_setups(alone)
+    with pytest.raises(UsageError, match=r"fault: there is no machine"):
+        read_setups(alone.replace('machine = "west"\n', ""))
+
+
+@pytest.mark.parametrize("name", ["geo_distributed", "link_cut", "crash_in_the_middle"])
+def test_shipped_scenarios_are_read(name: str) -> None:
+    base, *others = read_setups(shipped()[name])
+    assert len(base.scenario.machine) > 1
+    assert others
