@@ -74,6 +74,9 @@ class Settling:
         if next_offset <= self._log.reached(level):
             tell(None)
             return False
+        if level >= AckLevel.DURABLE:  # a repeat may ask for more than its first copy did
+            self._log.want_sync()
+            self._on_wait()
         waiting = self._untold[level]
         if waiting and next_offset < waiting[-1][0]:  # a repeat, which waits for its first copy
             waiting.insert(bisect_right(waiting, next_offset, key=_first), (next_offset, tell))

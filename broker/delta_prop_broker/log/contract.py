@@ -57,6 +57,9 @@ class Log(Protocol):
     def reached(self, level: AckLevel) -> int:
         """The mark up to which (exclusive) rows are kept as safely as this level says."""
 
+    def want_sync(self) -> None:
+        """Somebody waits for level `durable`, maybe of rows that nobody had asked that for."""
+
     def refusal(self, batch: Batch) -> Exception | None:
         """Why an append of this batch would be refused now, None if it would be taken."""
 

@@ -187,7 +187,7 @@ class DurableLog:
 
     @property
     def visible(self) -> int:
-        """Up to where readers may read: what is synced, or what is written, as the settings say."""
+        """Up to where readers may read: what is synced, or written, as the settings say."""
         return self.synced if self.settings.level is AckLevel.DURABLE else self.written
 
     def reached(self, level: AckLevel) -> int:
@@ -203,12 +203,12 @@ class DurableLog:
             return Position(self.next_offset, self._chain)
         return Position(self.next_offset, self._chain, last.index, last.size, last.latest_time)
 
+    # --- appending
+
     @property
     def unwritten_bytes(self) -> int:
         """What was appended and is not on disk yet."""
         return self._unwritten_bytes
-
-    # --- appending
 
     def refusal(self, batch: Batch) -> Refused | None:
         """Why an append would be refused now; makes room first where nobody needs the oldest."""
@@ -337,6 +337,10 @@ class DurableLog:
 
     # --- committing
 
+    def want_sync(self) -> None:
+        """Have the next commit sync, what was written alone too."""
+        self._pending_sync = True
+
     @property
     def cached_bytes(self) -> int | None:
         """What a commit would copy into the page cache now; None if it had more to do, or nothing."""
@@ -347,10 +351,7 @@ class DurableLog:
         return self._unwritten_bytes
 
     def take_commit(self, *, sync: bool = False) -> Commit | None:
-        """What the disk has to do for everything appended and not yet written, and for what is to be removed.
-
-        None where there is nothing, or while one is under way. With `sync`, also what was written alone.
-        """
+        """What the disk has to do now; None: nothing, or one is under way. `sync`: all that was written."""
         if self._running is not None or self.failure is not None or self._mark is None or self._closed:
             return None
         sync = sync or self._pending_sync or self.settings.level is AckLevel.DURABLE
@@ -438,9 +439,8 @@ class DurableLog:
         self._reopened += 1
 
     def close(self) -> None:
-        """Commit what is left, mark the end, let go of the directory. Raises OSError; it is closed then too.
-
-        A commit that is under way must have been finished, or failed.
+        """Commit what is left, mark the end, let go of the directory; a commit under way must have ended.
+        Raises OSError; it is closed then too.
         """
         if self._closed:
             return

@@ -82,6 +82,9 @@ class MemoryLog:
         """Everything that has a place, as nothing above level memory is ever taken."""
         return self.next_offset
 
+    def want_sync(self) -> None:
+        """Nobody can wait for that here."""
+
     @property
     def first_offset(self) -> int:
         """The oldest offset still held."""
