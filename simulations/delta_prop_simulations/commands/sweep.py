@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 from delta_prop.commands import edge
 from delta_prop_simulations.disasters.drawing import draw
 from delta_prop_simulations.disasters.plan import Plan
+from delta_prop_simulations.disasters.smaller import smaller
 from delta_prop_simulations.disasters.story import run as run_plan
 from delta_prop_simulations.disasters.sweep import Summary, sweep
 from delta_prop_simulations.disasters.violation import CHECKS
+from delta_prop_simulations.files import write_text
 from delta_prop_simulations.processes import cores
 from delta_prop_wire.errors import UsageError
 
@@ -37,6 +39,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, metavar="S", help="this one alone, with what happened last")
     parser.add_argument("--plan", metavar="FILE", help="the plan in this file alone, with what happened last")
     parser.add_argument("--show", action="store_true", help="with --seed: print its plan, and run nothing")
+    parser.add_argument(
+        "--shrink",
+        metavar="FILE",
+        help="with --seed or --plan, where that finds something: make the plan smaller while it still does, "
+        "and write it here, for --plan",
+    )
     parser.add_argument("--jobs", type=int, metavar="J", help="processes (default: one a core)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -50,6 +58,8 @@ def run(options: Namespace) -> int:
     if options.show and options.seed is None:
         raise UsageError("--show prints the plan of one seed: name it with --seed")
     if options.seed is None and options.plan is None:
+        if options.shrink is not None:
+            raise UsageError("--shrink makes one plan smaller: name it with --seed or --plan")
         return _run_many(options)
     if options.plan is None:
         plan = draw(options.seed)
@@ -58,6 +68,8 @@ def run(options: Namespace) -> int:
     if options.show:
         edge.put(plan.to_json())
         return 0
+    if options.shrink is not None:
+        plan = _shrunk(plan, options.shrink)
     return _run_one(plan, as_json=options.json)
 
 
@@ -143,3 +155,22 @@ def _verdict(outcome: Outcome) -> str:
         violation = outcome.violation
         return f"{violation.check}: {violation.what}\npromised: {CHECKS[violation.check]}"
     return "no violation" if outcome.vacuous is None else f"vacuous: {outcome.vacuous}"
+
+
+def _shrunk(plan: Plan, path: str) -> Plan:
+    """The smallest plan that was found, written to a file; the same where its run finds nothing."""
+    found = run_plan(plan).violation
+    if found is None:
+        return plan
+    progress = edge.Progress()
+    whole = len(plan.to_json())
+
+    def tell(runs: int, smaller_one: Plan) -> None:
+        progress.tell(f"{runs} runs: {100 * len(smaller_one.to_json()) // whole} % of the plan")
+
+    try:
+        plan = smaller(plan, found, tell=tell)
+    finally:
+        progress.end()
+    write_text(path, plan.to_json())
+    return plan
