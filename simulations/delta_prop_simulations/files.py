@@ -57,6 +57,11 @@ def write_text(path: str, text: str) -> None:
         raise UsageError(f"{path}: it cannot be written: {error.strerror}") from None
 
 
+def from_here(name: str) -> str:
+    """The file that an option names: names count from the working directory."""
+    return str(Path(name).absolute())
+
+
 def beside(path: str, name: str) -> str:
     """The file that one at `path` names: names count from its folder."""
     return str(Path(path).parent / name)

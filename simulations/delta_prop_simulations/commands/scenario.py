@@ -7,14 +7,16 @@ import logging
 from typing import TYPE_CHECKING
 
 from delta_prop.commands import edge
-from delta_prop_simulations.files import read_text, shipped, shipped_names
+from delta_prop_simulations.files import from_here, read_text, shipped, shipped_names
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
+    from delta_prop.recorded_traffic import RecordedTraffic
     from delta_prop_simulations.laboratory.reading import Setup
     from delta_prop_simulations.laboratory.result import Alternative, Result
+    from delta_prop_simulations.laboratory.scenario import SourceSpec
 
 _BAR_CELLS = 24
 
@@ -53,9 +55,10 @@ def _read(options: Namespace) -> tuple[str, list[Setup]]:
     from delta_prop_simulations.laboratory.reading import parse_duration, read_setups
 
     duration = None if options.duration is None else parse_duration(options.duration, "--duration")
+    trace = None if options.trace is None else from_here(options.trace)
     path, text = _text(options.what)
     try:
-        setups = read_setups(text, seed=options.seed, duration=duration, trace=options.trace)
+        setups = read_setups(text, seed=options.seed, duration=duration, trace=trace)
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from None
     if options.only is None:
@@ -91,9 +94,16 @@ def _run_one(setup: Setup, path: str, *, checks: bool) -> Alternative:
         shown = "█" * cells + "·" * (_BAR_CELLS - cells)
         bar.tell(f"{setup.name} {shown} {now_s:,.0f} of {whole_s:,.0f} s, {now_s / real_s:,.0f} × real time")
 
+    replayed: list[RecordedTraffic] = []
+
+    def traffic(source: SourceSpec) -> RecordedTraffic | None:
+        found = traffic_of(source, path)
+        replayed.extend([] if found is None else [found])
+        return found
+
     needs = Needs(
         law=lambda sink: law_of(sink, path),
-        traffic=lambda source: traffic_of(source, path),
+        traffic=traffic,
         on_progress=tell,
         checks=checks,
     )
@@ -104,6 +114,8 @@ def _run_one(setup: Setup, path: str, *, checks: bool) -> Alternative:
         raise DeltaPropError(f"a check found something: {violation}; repeat it with: {repeat}") from None
     finally:
         bar.end()
+        for fault in dict.fromkeys(one.fault for one in replayed if one.fault is not None):
+            edge.note(fault)
 
 
 def _lines(result: Result) -> list[str]:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
 import pytest
 
 from delta_prop_simulations.files import shipped
 from delta_prop_simulations.laboratory.reading import read_setups
-from delta_prop_simulations.laboratory.topology import Cut, FaultSpec, LinkSpec, MachineSpec
+from delta_prop_simulations.laboratory.topology import (
+    Cut,
+    FaultSpec,
+    LinkSpec,
+    MachineSpec,
+    Strike,
+    Way,
+)
 from delta_prop_wire.errors import UsageError
 
 TWO = """
@@ -87,6 +98,24 @@ def test_nothing_is_somewhere_where_there_is_no_machine() -> None:
         read_setups(alone)
     with pytest.raises(UsageError, match=r"fault: there is no machine"):
         read_setups(alone.replace('machine = "west"\n', ""))
+
+
+def test_every_key_is_in_the_page() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
+    written = {"begin": "from", "lasts": "for"}
+    for table, kind in (("machine", MachineSpec), ("link", LinkSpec), ("fault", FaultSpec)):
+        for one in fields(kind):
+            assert f"| `{table}.{written.get(one.name, one.name)}` |" in page
+    assert all(f"`{what}`" in page for what in (*get_args(Strike), *get_args(Way)))
+    assert "`source.machine`" in page
+    assert "`sink.machine`" in page
+
+
+def test_the_scenario_of_the_page_is_read() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
+    (text,) = (part.partition("```")[0] for part in page.split("```toml")[1:] if "[[machine]]" in part)
+    (setup,) = read_setups(f'name = "page"\n{text}')
+    assert [one.what for one in setup.scenario.fault] == ["power_cut"]
 
 
 @pytest.mark.parametrize("name", ["geo_distributed", "link_cut", "crash_in_the_middle"])
