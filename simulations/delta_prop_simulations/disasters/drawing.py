@@ -95,7 +95,7 @@ def _draw_log(chance: Random, *, alone: bool, lossy: bool) -> Knobs:
         "segment_s_max": chance.choice((5.0, 3600.0)),
         "bytes_max": bytes_max,
         "keep_bytes_max": bytes_max // 2,
-        "keep_s": chance.choice((10.0, 3600.0)) if tight else 3600.0,
+        "keep_s": chance.choice((10.0, 3600.0)) if tight else 1e6,
         "compact": chance.random() < 0.7,
         "checkpoint_frames": chance.choice((7, 40, 20_000)),
         "reserve_bytes": chance.choice((0, 64_000)),

@@ -218,7 +218,6 @@ class Striker:
         propagator = node.propagator
         if propagator is None or sink not in propagator.statistics().sinks:
             return False
-        node.paused.add(sink)
         propagator.pause(sink)
         await anyio.sleep(strike.for_s)
         node.resume_paused()

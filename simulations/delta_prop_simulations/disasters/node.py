@@ -8,6 +8,7 @@ import anyio
 
 from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.client import ClientSettings, ForwardLink
+from delta_prop.route.status import FeedState
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop.sinks import ForwardSink
@@ -44,7 +45,6 @@ class Node(Host):
     ) -> None:
         super().__init__(machine)
         self.plan = plan
-        self.paused: set[str] = set()
         self.propagator: Propagator | None = None
         self.service: Service | None = None
         self.models = {
@@ -168,12 +168,12 @@ class Node(Host):
         await self.attach(plan, self.machine.life)
 
     def resume_paused(self) -> None:
-        """End all pauses, where the service runs."""
+        """End all pauses, where the service runs; where it was killed soon after one ended, that too."""
         if self.propagator is None:
             return
-        for sink in sorted(self.paused & self.propagator.statistics().sinks.keys()):
-            self.propagator.resume(sink)
-            self.paused.discard(sink)
+        for name, sink in self.propagator.statistics().sinks.items():
+            if sink.state == FeedState.PAUSED.value:
+                self.propagator.resume(name)
 
     def heal(self) -> None:
         """Its sinks are well, and go on, now or as soon as it serves again."""
