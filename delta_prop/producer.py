@@ -212,9 +212,10 @@ class Producer:
         if self._rebuilt == rebuilt:
             return
         for lane in self._lanes.values():
-            first = next(iter(lane.open), lane.next)
-            if first - 1 > self._chain.orderer.have.get(lane.origin, 0):
-                self._chain.leap(lane.origin, first - 1, self.name)
+            first = next(iter(lane.open.values()), None)
+            before = lane.next - 1 if first is None else _before(first.batch)
+            if before > self._chain.orderer.have.get(lane.origin, 0):
+                self._chain.leap(lane.origin, before, self.name)
                 lane.said.clear()  # what the lost ones said of others' clocks is to be said again
         self._rebuilt = rebuilt
 
@@ -330,6 +331,11 @@ def _give_up(entry: _Open | None) -> None:
     """Withdraw it; where it was refused, let it be sent again as a void. It never takes effect."""
     if entry is not None and not entry.receipt.withdraw():
         entry.void = entry.void or entry.refused
+
+
+def _before(batch: Batch) -> int:
+    """The counter that its origin has to have come to; numbers in between went to other lanes."""
+    return batch.previous if batch.leaps else batch.base - 1
 
 
 def _parent(one: Receipt | Cause) -> Dot | bytes:

@@ -84,6 +84,7 @@ class Peer:
         self._beats = 0
         self._progress_told = (0, 0.0)
         self._warned = Level.OK
+        self._rebuilt = 0  # of the chain whose watermarks the client was told
         self._leaving: deque[tuple[int, Unsubscribe]] = deque()  # once all below an offset is delivered
         self._scope = anyio.CancelScope()
 
@@ -229,6 +230,8 @@ class Peer:
         intake = self.intake
         if self._draining:
             self._tell(Nack.of(frame.sequence, shutting_down()))
+        elif self._is_of_past():
+            self.end(Nack.of(0, recovered()))
         elif intake is None:  # a hello without the right to publish
             refused = Unauthorized("the token may not publish")
             self._unauthorized(refused, type(frame).__name__, frame.sequence)
@@ -307,6 +310,7 @@ class Peer:
 
     def _welcome(self, sequence: int, hello: Hello, granted: list[OriginGrant], *, first: bool) -> None:
         log, settings = self._hub.inside.log, self._hub.settings
+        self._rebuilt = self._hub.inside.chain.rebuilt
         credit = None
         if first and self.intake is not None:
             credit = Credit(settings.producer_deltas_credit, settings.producer_bytes_credit)
@@ -471,11 +475,19 @@ class Peer:
             logger.info("connection %d of %s ends: %s", self.number, self.address, fault)
             self._hub.counters.peers_lost += 1
             self._scope.cancel()
+        elif self.intake is not None and self.intake.forwards and self._is_of_past():
+            self.end(
+                Nack.of(0, recovered())
+            )  # what was lost comes again, though nothing new may come for long
         elif self.grant is not None:
             self.check_token()
             self._tell_progress(now)
             if now - self._outbox.spoke_at >= settings.heartbeat_s:
                 self._beat(now)
+
+    def _is_of_past(self) -> bool:
+        """Whether the log was recovered since hello: what the client was told of it may be there no more."""
+        return self._rebuilt != self._hub.inside.chain.rebuilt
 
     def _fault(self, now: float) -> str | None:
         settings, begun = self._hub.settings, self._frame_since
@@ -542,6 +554,16 @@ class Peer:
             "behind": outlet is not None and outlet.behind,
             "group": None if outlet is None else outlet.group,
         }
+
+
+def recovered() -> Refused:
+    """The log was recovered in place."""
+    return Refused(
+        ErrorCode.SHUTTING_DOWN,
+        "the log was recovered after a failure of its disk, and may have less than it had: connect again, "
+        "and send again what was not acknowledged",
+        retry_after_ms=50,
+    )
 
 
 def shutting_down() -> Refused:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 AGAIN_S = 0.2
 KEEP_EVERY = 5
-CLIENT = ClientSettings(open_s_max=20.0, offline_s_max=30.0, close_s_max=1.0)
+CLIENT = ClientSettings(
+    heartbeat_s=1.0, silence_s_max=4.0, open_s_max=20.0, offline_s_max=30.0, close_s_max=1.0
+)
 
 
 @dataclass(slots=True)

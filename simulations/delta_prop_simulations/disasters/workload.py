@@ -40,7 +40,14 @@ AGAIN_S = 0.05
 NUMBERED_SHARE = 0.6
 IDENTIFIED_SHARE = 0.5
 PUBLISH_S_MAX = 20.0
-CLIENT = ClientSettings(delivery_s_max=60.0, close_s_max=1.0, open_s_max=20.0, offline_s_max=30.0)
+CLIENT = ClientSettings(
+    heartbeat_s=1.0,
+    silence_s_max=4.0,
+    delivery_s_max=60.0,
+    close_s_max=1.0,
+    open_s_max=20.0,
+    offline_s_max=30.0,
+)
 
 
 @dataclass(slots=True)

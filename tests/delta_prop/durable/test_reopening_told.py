@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
-from delta_prop.receipt import State
+from delta_prop.receipt import Receipt, State
 from delta_prop.testing import run_virtual
 from delta_prop_broker.log.damage import LogBusy
 from delta_prop_broker.log.durable import DurableLog
@@ -359,5 +360,34 @@ def test_a_quiet_log_seals_its_last_segment_and_lets_it_go() -> None:
             assert (p.statistics().log.first_offset, p.statistics().log.segments) == (1, 1)
             await p.publish(made("b"))
         assert await contents(disk) == {"b": 1}
+
+    run_virtual(main)
+
+
+def test_what_is_open_in_one_lane_is_sent_again_as_it_was_though_another_lane_took_a_number_before_it() -> (
+    None
+):
+    async def main() -> None:
+        disk = SimDisk(1)
+        async with service(disk) as p:
+            producer, told = p.producer("me"), dict[int, Receipt]()
+
+            def offer(number: int, priority: Priority) -> None:
+                delta = replace(made(str(number)), priority=priority)
+                producer.offer_numbered(number, delta, lambda receipt: told.update({number: receipt}))
+
+            offer(1, Priority.NORMAL)
+            await anyio.sleep(1)
+            break_disk(disk, "write", ending=".log")
+            offer(2, Priority.HIGH)
+            offer(3, Priority.NORMAL)
+            await anyio.sleep(1)
+            assert not told[3].acknowledged
+            await until_back(p, disk)
+            with suppress(Refused):
+                producer.resend()
+            await anyio.sleep(1)
+            assert [told[number].acknowledged for number in (1, 2, 3)] == [True] * 3
+            assert list(await contents(disk)) == ["1", "2", "3"]
 
     run_virtual(main)

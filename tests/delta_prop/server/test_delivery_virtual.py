@@ -1,11 +1,16 @@
-"""Delivery in virtual time: a log that is recovered in place sends its subscribers to connect again."""
+"""In virtual time: a log that is recovered in place sends its subscribers and writers to connect again."""
 
 from __future__ import annotations
 
+import anyio
+
 from delta_prop import Delta, LogSettings, opaque
+from delta_prop.client import ForwardLink, Producer
 from delta_prop.embedded import Propagator
+from delta_prop.sinks import ForwardSink
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.frames import BatchFrame, Nack, Start, StartAt
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.raw import connected, serving
@@ -36,5 +41,50 @@ def test_the_cursor_goes_on_in_the_new_epoch() -> None:
             assert again.start == (granted.start.log_id, granted.start.epoch + 1, 1)
             frame = await client.until(BatchFrame)
             assert (frame.sequence, frame.batch.blob(0)) == (1, b"2")
+
+    run_virtual(run)
+
+
+def test_who_sends_to_a_log_that_was_recovered_since_hello_has_to_say_hello_again() -> None:
+    async def run() -> None:
+        network, disk = VirtualNetwork(1), SimDisk(1)
+        log = LogSettings(compact=False, level=AckLevel.LOGGED)
+        async with (
+            Propagator(data="x", log=log, world=virtual_world(1, network=network, disk=disk)) as p,
+            serving(p) as (service, _),
+        ):
+            assert service.address is not None
+            host, port = service.address
+            client = virtual_world(2, network=network)
+            async with Producer(f"{host}:{port}", name="me", world=client) as producer:
+                await producer.publish(Delta("a", opaque(b"1")))
+                disk.fail(lambda call: call.name == "write" and call.path.endswith(".log"))
+                await p.publish(Delta("b", opaque(b"2")))  # tried again once the log is well
+                before = producer.reconnects
+                await producer.publish(Delta("a", opaque(b"3")))
+                assert producer.reconnects == before + 1
+                await producer.publish(Delta("a", opaque(b"4")))
+                assert producer.reconnects == before + 1
+
+    run_virtual(run)
+
+
+def test_a_forwarder_is_told_of_a_recovery_though_it_has_nothing_to_send() -> None:
+    async def run() -> None:
+        network, disk = VirtualNetwork(1), SimDisk(1)
+        async with (
+            Propagator(data="x", world=virtual_world(1, network=network, disk=disk)) as p,
+            serving(p) as (service, _),
+            Propagator(world=virtual_world(2, network=network)) as other,
+        ):
+            assert service.address is not None
+            link = ForwardLink("{}:{}".format(*service.address), world=virtual_world(3, network=network))
+            await other.attach(ForwardSink(link, name="forward"))
+            await other.publish(Delta("a", opaque(b"1")))
+            await other.wait_visible(1)
+            disk.fail(lambda call: call.name == "sync" and call.path.endswith(".log"))
+            await p.publish(Delta("b", opaque(b"2")))
+            await anyio.sleep(3)
+            assert link.statistics().reconnects == 1
 
     run_virtual(run)
