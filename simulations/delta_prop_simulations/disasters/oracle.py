@@ -127,7 +127,13 @@ class Judge:
             held = propagator.quarantine(name)
             deliveries.check_quarantine(held, name, who)
             model = node.models.get(name)
-            wanted = Wanted("*" if model is None else model.topics, feed.applied, _without(feed), forgiven)
+            wanted = Wanted(
+                "*" if model is None else model.topics,
+                feed.applied,
+                _without(feed),
+                forgiven,
+                from_states=squeezed if model is None else model.present.states_below > 0,
+            )
             should = deliveries.folded(record, wanted, whole)
             if model is not None:
                 self._check_model(record, wanted, model)

@@ -351,6 +351,7 @@ class RebuiltSink(CommittingSink):
         await self._strike(())
         store = self._store
         store.rebuilding, store.next_offset, store.lamport = False, offset, lamport
+        store.states_below = offset
         self._given.done = offset
         self._keep()
         self._context.committed(offset)

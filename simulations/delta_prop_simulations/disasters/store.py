@@ -95,12 +95,14 @@ class Store:
     next_offset: int = 0
     lamport: int = 0
     rebuilding: bool = False
+    states_below: int = 0
+    """What lies below this offset came as states."""
     vectors: dict[Ref, Facts] = field(default_factory=dict)
 
     def begin(self, log_id: bytes) -> None:
         """Empty, for a log from its beginning."""
         self.log_id, self.next_offset, self.lamport, self.rebuilding = log_id, 0, 0, False
-        self.vectors = {}
+        self.vectors, self.states_below = {}, 0
 
     def facts(self, ref: Ref) -> Facts:
         """Those of a vector, none to begin with."""
@@ -112,7 +114,7 @@ class Store:
     def copy(self) -> Store:
         """One that changes apart from this."""
         vectors = {ref: facts.copy() for ref, facts in self.vectors.items()}
-        return Store(self.log_id, self.epoch, self.next_offset, self.lamport, self.rebuilding, vectors)
+        return replace(self, vectors=vectors)
 
     def take_over(self, other: Store, changed: Iterable[Ref]) -> None:
         """Be what another one is that differs in these vectors alone; of another log, in all."""
@@ -120,5 +122,6 @@ class Store:
             self.vectors, changed = {}, list(other.vectors)
         self.log_id, self.epoch, self.next_offset = other.log_id, other.epoch, other.next_offset
         self.lamport, self.rebuilding = other.lamport, other.rebuilding
+        self.states_below = other.states_below
         for ref in changed:
             self.vectors[ref] = other.vectors[ref].copy()

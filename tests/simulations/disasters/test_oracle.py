@@ -23,7 +23,7 @@ from delta_prop_simulations.disasters.sinks import Brought, ModelSink
 from delta_prop_simulations.disasters.store import Fact
 from delta_prop_simulations.disasters.violation import CHECKS, Violation
 from delta_prop_wire.cursor import Cursor
-from delta_prop_wire.delta import Delta, Dot, Source, create, scale
+from delta_prop_wire.delta import Delta, Dot, Source, create, delete, scale
 from delta_prop_wire.spec import ErrorCode
 from tests.simulations.disasters.forged import (
     DURABLE,
@@ -64,7 +64,9 @@ def folds(log: Record, **more: Any) -> Check:
     def check() -> None:
         rows = [(logged, row) for _, logged, row in log.rows()]
         states = canonical(rows[: more.get("rows", len(rows))])
-        given = {"topics": "*", "end": 99, **{name: one for name, one in more.items() if name != "rows"}}
+        states.pop(more.pop("gone", None), None)
+        more.pop("rows", None)
+        given = {"topics": "*", "end": 99, **more}
         wanted = Wanted(**given)
         deliveries.check_states(deliveries.folded(log, wanted, states_of(log)), states, wanted, "s")
 
@@ -129,6 +131,7 @@ OTHERS = Delta("v", create([1.0]), metadata={"poison": "other"})
 LATER = Delta("v", scale(2.0))
 NAMES = Delta("w", create([1.0]), parents=(Dot(A, 1),))
 TWO = record(batch(1, ONE), batch(2, one("t2")))
+GONE = record(batch(1, ONE, one("t2", key="x"), Delta("x", delete(), "docs")))
 FIVE = record(*(batch(at, one(f"t{at}", key=f"k{at}")) for at in range(1, 6)))
 
 HISTORIES: list[tuple[str | None, Check]] = [
@@ -179,6 +182,9 @@ HISTORIES: list[tuple[str | None, Check]] = [
     (None, folds(TWO, rows=1, forgiven={("docs", "v")})),
     ("state", folds(FIVE, topics="v:k1")),
     (None, folds(FIVE, topics="ns:docs")),
+    (None, folds(GONE, gone=("docs", "x"), from_states=True)),
+    ("state", folds(GONE, gone=("docs", "x"))),
+    ("state", folds(GONE, gone=("docs", "v"), from_states=True)),
     (None, holds(TWO, 0, 1)),
     ("gap", holds(TWO, 1)),
     (None, holds(TWO, 1, without={0})),
