@@ -18,7 +18,6 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.turns import Bell
-from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -78,12 +77,6 @@ class Committer:
         """Have everything that was appended synced, though no batch asks for it."""
         self._sync = True
         self._bell.ring()
-
-    def sync_what_waits(self) -> None:
-        """Somebody waits for the disk: a repeat, perhaps, whose first copy was content with less."""
-        if self._log.settings.level is not AckLevel.DURABLE:
-            self._sync = True
-            self.ring()
 
     async def run(self, threads: Threads) -> None:
         """Commit until cancelled; a commit under way is finished first, as its thread is."""

@@ -489,7 +489,6 @@ class Propagator(Publishing):
             gate=self._sinks.pacing,
             on_queued=self._note_queued,
             on_placed=committer.ring if (committer := self._service_log.committer) else None,
-            on_durable=committer.sync_what_waits if committer else None,
         )
 
     def _check_opened(self) -> None:

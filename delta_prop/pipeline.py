@@ -75,7 +75,6 @@ class Chain:
         load_head: Callable[[str, str], Dot | None],
         gate: Gate | None = None,
         on_placed: Callable[[], None] | None = None,
-        on_durable: Callable[[], None] | None = None,
         on_queued: Callable[[], None] = lambda: None,
     ) -> None:
         self.log = log
@@ -96,7 +95,7 @@ class Chain:
         """Why nothing is taken at present: the log has failed, and this state may be ahead of it."""
         self.rebuilt = 0
         """How often the state was read back from a log that had failed."""
-        self.settling = Settling(log, route, on_placed, on_durable)
+        self.settling = Settling(log, route, on_placed or (lambda: None))
         self._gate: Gate = gate or OpenGate()
         self._on_queued = on_queued
         self._running = False

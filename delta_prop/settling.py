@@ -36,19 +36,12 @@ class Settling:
     """What waits for the log's marks, each in order of offset."""
 
     def __init__(
-        self,
-        log: Log,
-        show: Callable[[LoggedBatch], None],
-        on_wait: Callable[[], None] | None = None,
-        on_durable: Callable[[], None] | None = None,
+        self, log: Log, show: Callable[[LoggedBatch], None], on_wait: Callable[[], None] = lambda: None
     ) -> None:
-        """`on_wait` is called when something begins to wait, so that somebody moves the marks; `on_durable`
-        when somebody waits for the disk.
-        """
+        """`on_wait` is called when something begins to wait, so that somebody moves the marks."""
         self._log = log
         self._show = show
-        self._on_wait = on_wait or (lambda: None)
-        self._on_durable = on_durable or (lambda: None)
+        self._on_wait = on_wait
         self._unseen: deque[LoggedBatch] = deque()
         self._untold: tuple[deque[tuple[int, Tell]], ...] = tuple(deque() for _ in AckLevel)
         """By level, each in order of offset."""
@@ -82,8 +75,6 @@ class Settling:
             waiting.insert(bisect_right(waiting, next_offset, key=_first), (next_offset, tell))
         else:
             waiting.append((next_offset, tell))
-        if level >= AckLevel.DURABLE:
-            self._on_durable()
         return True
 
     def settle(self) -> None:

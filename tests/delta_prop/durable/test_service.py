@@ -110,20 +110,6 @@ def test_each_level_is_acknowledged_as_what_it_is() -> None:
     run_virtual(main)
 
 
-def test_a_repeat_that_asks_for_more_than_its_first_copy_gets_it() -> None:
-    async def main() -> None:
-        log = replace(SMALL, level=AckLevel.LOGGED)
-        async with service(SimDisk(1), log=log) as p:
-            delta = replace(made("a"), id=b"0123456789abcdef")
-            await p.publish(delta, ack_level=AckLevel.LOGGED)
-            assert p.statistics().log.synced == 0
-            repeat = await p.publish(delta, ack_level=AckLevel.DURABLE, timeout_s=5)
-            assert repeat.duplicates == {0: 0}
-            assert p.statistics().log.synced >= 1
-
-    run_virtual(main)
-
-
 def test_a_directory_has_one_writer() -> None:
     async def main() -> None:
         disk = SimDisk(1)
