@@ -14,7 +14,7 @@ from delta_prop_simulations.laboratory.result import Latency, Series
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-POINTS_MAX = 300
+POINTS_MAX = 240
 """Points of a series."""
 INTERVAL_S_MIN = 0.05
 
@@ -41,6 +41,14 @@ class Histogram:
         self.max_s = max(self.max_s, seconds)
         bucket = int(log2(seconds / LEAST_S) * BUCKETS_AN_OCTAVE) + 1 if seconds > LEAST_S else 0
         self._buckets[bucket] = self._buckets.get(bucket, 0) + count
+
+    def merge(self, other: Histogram) -> None:
+        """Take in what another one has counted."""
+        self.count += other.count
+        self.sum_s += other.sum_s
+        self.max_s = max(self.max_s, other.max_s)
+        for bucket, count in other._buckets.items():
+            self._buckets[bucket] = self._buckets.get(bucket, 0) + count
 
     def quantile(self, share: float) -> float:
         """The time that this share of all did not exceed; 0 below a microsecond, or where there is none."""

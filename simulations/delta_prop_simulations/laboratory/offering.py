@@ -44,7 +44,6 @@ class Outcomes:
         self.codes: Counter[str] = Counter()
         self.unexplained: list[str] = []
         """Refusals without a reason, or that may pass and say not when."""
-        self.acks = Histogram()
         self.waits: dict[Priority, Histogram] = {}
 
     @property
@@ -52,11 +51,21 @@ class Outcomes:
         """Offered, and nothing said."""
         return self.offered - self.acknowledged - self.refused - self.given_up
 
+    @property
+    def acks(self) -> Histogram:
+        """How long all acknowledgements took."""
+        whole = Histogram()
+        for waits in self.waits.values():
+            whole.merge(waits)
+        return whole
+
     def note_acknowledged(self, count: int, took_s: float, priority: Priority) -> None:
         """So many are acknowledged, so long after they were offered first."""
         self.acknowledged += count
-        self.acks.add(took_s, count)
-        self.waits.setdefault(priority, Histogram()).add(took_s, count)
+        waits = self.waits.get(priority)
+        if waits is None:
+            waits = self.waits[priority] = Histogram()
+        waits.add(took_s, count)
 
     def note_refusal(self, count: int, refusal: Refused) -> None:
         """So many were refused, for now or for good."""

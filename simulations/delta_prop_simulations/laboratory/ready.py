@@ -45,6 +45,7 @@ class Template:
         batch = Batch(signed + crc32c(signed).to_bytes(CRC_BYTES, "little"))
         same = self.batch
         batch.keys, batch.namespace_names, batch.namespace = same.keys, same.namespace_names, same.namespace
+        batch.row_values = same.row_values
         return batch
 
 
