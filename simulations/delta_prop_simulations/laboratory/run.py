@@ -1,6 +1,6 @@
-"""One run of a scenario: services on their machines in virtual time, with sources and simulated sinks.
+"""One run of a scenario: its service on a machine in virtual time, with sources and simulated sinks.
 
-The run has a time of load, then one in which all come to rest. Today it has one service.
+The run has a time of load, then one in which all come to rest. Here it has one service.
 """
 
 from __future__ import annotations
