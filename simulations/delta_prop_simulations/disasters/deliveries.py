@@ -110,6 +110,18 @@ def check_quarantine(held: Sequence[SetAside], sink: str, who: str) -> None:
         names.update(one.names())
 
 
+def check_held_up(record: Record, wanted: Wanted, held: Sequence[SetAside], who: str) -> None:
+    """Nothing of a vector is applied over a delta of it that is set aside."""
+    first: dict[Ref, int] = {}
+    for one in held:
+        first.setdefault(one.vector, one.offset)
+    for offset, logged, row in rows_for(record, wanted) if first else ():
+        ref = (logged.batch.namespaces[row], logged.batch.keys[row])
+        if offset > first.get(ref, offset):
+            what = f"{who}: offset {offset} of {ref} was applied, and {first[ref]} is set aside"
+            raise Violation("quarantine", what)
+
+
 def forgiven(record: Record) -> set[Ref]:
     """Vectors with a forwarded row that sorts before one that came earlier.
 

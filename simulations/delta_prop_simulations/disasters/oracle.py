@@ -134,6 +134,7 @@ class Judge:
                 forgiven,
                 from_states=squeezed if model is None else model.present.states_below > 0,
             )
+            deliveries.check_held_up(record, wanted, held, who)
             should = deliveries.folded(record, wanted, whole)
             if model is not None:
                 self._check_model(record, wanted, model)

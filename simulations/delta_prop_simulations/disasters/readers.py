@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 AGAIN_S = 0.2
 KEEP_EVERY = 5
+_GONE = frozenset({ErrorCode.CURSOR_TOO_OLD, ErrorCode.BAD_REQUEST})
+"""Why a cursor is of no use: the log has let go of what comes next, or is another one."""
 CLIENT = ClientSettings(
     heartbeat_s=1.0, silence_s_max=4.0, open_s_max=20.0, offline_s_max=30.0, close_s_max=1.0
 )
@@ -81,7 +83,7 @@ class Reader:
             try:
                 await self._read(world, addresses)
             except Refused as refusal:
-                if refusal.code is ErrorCode.CURSOR_TOO_OLD:  # what there is no more, it cannot get
+                if refusal.code in _GONE:  # what there is no more, it cannot get
                     self._kept, self._anew = None, True
             except UsageError:  # it is another log, as the one before was in memory
                 self._kept, self._anew = None, True

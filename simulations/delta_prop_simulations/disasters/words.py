@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from delta_prop_simulations.chance import Random
     from delta_prop_wire.delta import Dot, Operation
 
-NAMESPACES = ("docs", "notes")
+NAMESPACES = ("a", "b")
 HOT = ("a", "b", "c", "d")
 NUMBERS = (0.0, 1.0, -1.5, 3e38)
 

@@ -122,6 +122,11 @@ class Aside:
         return [self._dot]
 
 
+def over(log: Record, *held: Any, end: int = 99) -> Check:
+    wanted = Wanted("*", end, {one.offset for one in held})
+    return lambda: deliveries.check_held_up(log, wanted, held, "n")
+
+
 def aside(*held: Any) -> Check:
     return lambda: deliveries.check_quarantine(held, "s", "n")
 
@@ -197,6 +202,11 @@ HISTORIES: list[tuple[str | None, Check]] = [
     ("quarantine", aside(Aside(1, LATER), Aside(2, POISON))),
     ("quarantine", aside(Aside(1, OTHERS))),
     ("quarantine", aside(Aside(1, POISON, Dot(B, 1)), Aside(3, NAMES))),
+    (None, over(TWO, Aside(0, ONE), Aside(1, ONE))),
+    (None, over(TWO, Aside(1, ONE))),
+    (None, over(FIVE, Aside(0, one("t1", key="k1")))),
+    ("quarantine", over(TWO, Aside(0, ONE))),
+    (None, over(TWO, Aside(0, ONE), end=1)),
     # readers
     (None, reads(FIVE, ([0, 1, 2], 0, 3, None, True), ([3, 4], 3, 5, 3, False))),
     ("subscriber", reads(FIVE, ([0, 2, 1], 0, 3, None, True))),

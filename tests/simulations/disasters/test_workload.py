@@ -92,7 +92,7 @@ def test_remote_writers_and_readers_go_on_over_broken_connections(seed: int) -> 
     one = writer(shadow, seed)
     readers = [
         Reader("all", node="n"),
-        Reader("some", node="n", topics="ns:notes", group=True, batches=False),
+        Reader("some", node="n", topics="ns:b", group=True, batches=False),
     ]
 
     async def story(site: Site) -> None:
@@ -113,7 +113,7 @@ def test_remote_writers_and_readers_go_on_over_broken_connections(seed: int) -> 
     check_told(record, shadow)
     rows = [(offset, logged.batch, row) for offset, logged, row in record.rows()]
     check_read(readers[0], {offset for offset, _, _ in rows})
-    check_read(readers[1], {offset for offset, batch, row in rows if batch.namespaces[row] == "notes"})
+    check_read(readers[1], {offset for offset, batch, row in rows if batch.namespaces[row] == "b"})
 
 
 def check_read(reader: Reader, wanted: set[int]) -> None:
