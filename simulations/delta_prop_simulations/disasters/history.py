@@ -81,6 +81,24 @@ def check_causal(record: Record) -> None:
         ids |= here
 
 
+def check_expected(record: Record) -> None:
+    """Who expects a head was taken only where that was the head. What was forwarded was judged elsewhere."""
+    heads: dict[Ref, Dot] = {}
+    for logged in record.batches:
+        batch = logged.batch
+        if batch.is_control:
+            continue
+        refs = list(zip(batch.namespaces, batch.keys, strict=True))
+        for row, expected in () if logged.source is Source.REPLICA else batch.expects:
+            head = heads.get(refs[row])
+            if head != expected and (head is not None or record.level > AckLevel.MEMORY):
+                dot = batch.dot(row)
+                raise Violation(
+                    "expected", f"{record.node}, offset {logged.offset}: {dot} expects {expected}, not {head}"
+                )
+        heads.update((ref, batch.dot(row)) for row, ref in enumerate(refs))
+
+
 def check_told(record: Record, shadow: Shadow) -> None:
     """What clients were told of this service is so."""
     here, lost = _places(record)

@@ -102,6 +102,7 @@ class Judge:
             inside = node.propagator.inside()
             self.struck["rows of logs"] += check_log(record, inside)
             history.check_causal(record)
+            history.check_expected(record)
             history.check_told(record, shadow)
             states = history.canonical((logged, row) for _, logged, row in record.rows())
             history.check_sums(record, shadow, states, f"{node.name}, by its log")

@@ -80,9 +80,9 @@ class Shadow:
         self.told[token].doubtful = True
         self.counts["outcome unknown"] += 1
 
-    def dots(self, node: str) -> list[Dot]:
-        """Deltas that a service has durably, the newest last."""
-        return list(self._dots.get(node, ()))
+    def dots(self) -> list[Dot]:
+        """Deltas that a service has durably, and the others have or will have."""
+        return [dot for node in sorted(self._dots) for dot in self._dots[node]]
 
 
 def token_of(batch: Batch, row: int) -> str | None:

@@ -20,6 +20,7 @@ CHECKS = {
     "gap": "a sink misses no row but those in its quarantine",
     "foreign": "a sink is brought nothing but what its log holds",
     "causal": "the log is a linear extension of causality: own counters, clocks and parents come before",
+    "expected": "a delta that expects a head is taken only where its vector's last delta is that one",
     "state": "a sink's state is the canonical fold of what the log held, without its quarantine",
     "drift": "services that hold the same deltas hold the same state",
     "counter": "what each writer was told it added is what the vector holds",

@@ -288,7 +288,7 @@ class Writer:
         chance, priority = self._chance, Priority.NORMAL
         if box.made and chance.random() < 0.2:
             priority = chance.choice(list(Priority))
-        causes = self._shadow.dots(self.node)
+        causes = self._shadow.dots()
         identified = chance.random() < 0.2 if self._numbered else self._identified
         said = [] if box.made else [self._words.first(identified=identified)]
         while len(said) < min(count, max(self._deltas - box.made, 1)):

@@ -14,6 +14,7 @@ from delta_prop_simulations.disasters.history import (
     canonical,
     check_causal,
     check_drift,
+    check_expected,
     check_sums,
     check_told,
 )
@@ -48,6 +49,10 @@ ONE = one("t1")
 
 def causal(*batches: Any) -> Check:
     return lambda: check_causal(record(*batches))
+
+
+def expecting(*batches: Any) -> Check:
+    return lambda: check_expected(record(*batches))
 
 
 def answered(log: Record, shadow: Any) -> Check:
@@ -140,6 +145,11 @@ GONE = record(batch(1, ONE, one("t2", key="x"), Delta("x", delete(), "docs")))
 FIVE = record(*(batch(at, one(f"t{at}", key=f"k{at}")) for at in range(1, 6)))
 
 HISTORIES: list[tuple[str | None, Check]] = [
+    # heads
+    (None, expecting(batch(1, ONE), batch(1, one("t2", expect=Dot(A, 1)), origin=B))),
+    ("expected", expecting(batch(1, ONE, ONE), batch(1, one("t2", expect=Dot(A, 1)), origin=B))),
+    ("expected", expecting(batch(1, one("t2", expect=Dot(B, 1))))),
+    (None, expecting(batch(1, one("t2", expect=Dot(B, 1)), source=REPLICA))),
     # own counters, clocks, parents, Lamport numbers
     (None, causal(batch(1, ONE), batch(2, ONE), batch(1, ONE, origin=B, clock=[Dot(A, 2)]))),
     ("twice", causal(batch(1, ONE, ONE), batch(2, ONE))),
