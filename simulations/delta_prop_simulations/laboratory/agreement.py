@@ -6,7 +6,7 @@ Numbers of the rows alone: which delta each is, and under which canonical key.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 
     from delta_prop import Propagator
     from delta_prop_simulations.laboratory.clients import Acknowledged
+
+
+class Shown(NamedTuple):
+    """A delta as a reader got it: its place, and which one it is."""
+
+    offset: int
+    origin: int
+    counter: int
+
 
 _ROWS = 50_000
 _BYTES = 1 << 26
@@ -95,6 +104,16 @@ def missing(held: Held, acknowledged: Sequence[Acknowledged]) -> int:
     right = (held.offsets[places] == told) & ~held.control[places]
     own = [int(origin) in theirs[number] for origin, number in zip(held.origins[places], whose, strict=True)]
     return int((~(right & np.array(own, bool))).sum())
+
+
+def unknown(held: Held, shown: Sequence[Shown]) -> int:
+    """Deltas that a reader was shown, and that do not stand at their place: they were taken back."""
+    if not shown or not len(held.offsets):
+        return len(shown)
+    offsets, origins, counters = np.array(shown, np.uint64).T
+    places = np.minimum(np.searchsorted(held.offsets, offsets), len(held.offsets) - 1)
+    same = (held.offsets[places] == offsets) & (held.origins[places] == origins)
+    return int((~(same & (held.counters[places] == counters))).sum())
 
 
 def told_twice(acknowledged: Sequence[Acknowledged]) -> int:

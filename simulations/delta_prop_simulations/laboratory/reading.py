@@ -14,7 +14,7 @@ from delta_prop.config import Settings
 from delta_prop.configuration.values import check_keys, converted, fault, join, made_of, shown, suggested
 from delta_prop_broker.log.retention import LogSettings
 from delta_prop_simulations.laboratory.scenario import AlternativeSpec, Event, Scenario, Service
-from delta_prop_simulations.laboratory.topology import Cut, FaultSpec, LinkSpec
+from delta_prop_simulations.laboratory.topology import Cut, FaultSpec, LinkSpec, ReaderSpec, Stall
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -104,12 +104,20 @@ def _scenario(table: dict[str, Any]) -> Scenario:
     events = {name: one.pop("at") for name, one in _events_of(table)}
     links = [_link(one, f"link[{place}]") for place, one in enumerate(_tables(table, "link"))]
     faults = [_timed(FaultSpec, one, f"fault[{place}]") for place, one in enumerate(_tables(table, "fault"))]
+    readers = [_reader(one, f"reader[{place}]") for place, one in enumerate(_tables(table, "reader"))]
     _durations(table, "")
     scenario = made_of(Scenario, table, "")
     sinks = [
         replace(sink, at=tuple(events.get(f"sink[{place}]", ()))) for place, sink in enumerate(scenario.sink)
     ]
-    return replace(scenario, service=service, sink=tuple(sinks), link=tuple(links), fault=tuple(faults))
+    return replace(
+        scenario,
+        service=service,
+        sink=tuple(sinks),
+        link=tuple(links),
+        fault=tuple(faults),
+        reader=tuple(readers),
+    )
 
 
 def _tables(table: dict[str, Any], name: str) -> list[Any]:
@@ -124,6 +132,14 @@ def _link(table: Any, path: str) -> LinkSpec:
     made: LinkSpec = converted(table, LinkSpec, path)
     return replace(
         made, cut=tuple(_timed(Cut, one, f"{path}.cut[{place}]") for place, one in enumerate(cuts))
+    )
+
+
+def _reader(table: Any, path: str) -> ReaderSpec:
+    stalls = _tables(table, "stall") if isinstance(table, dict) else []
+    made = _timed(ReaderSpec, {"from": 0.0, **table} if isinstance(table, dict) else table, path)
+    return replace(
+        made, stall=tuple(_timed(Stall, one, f"{path}.stall[{place}]") for place, one in enumerate(stalls))
     )
 
 

@@ -12,7 +12,13 @@ from delta_prop.attachments import OnLogFull
 from delta_prop.checks import parse_topics
 from delta_prop.config import Settings
 from delta_prop_broker.log.retention import LogSettings
-from delta_prop_simulations.laboratory.topology import FaultSpec, LinkSpec, MachineSpec, check_places
+from delta_prop_simulations.laboratory.topology import (
+    FaultSpec,
+    LinkSpec,
+    MachineSpec,
+    ReaderSpec,
+    check_places,
+)
 from delta_prop_wire.delta import AckLevel, Kind, Priority
 from delta_prop_wire.errors import UsageError
 
@@ -254,6 +260,7 @@ class Scenario:
     machine: tuple[MachineSpec, ...] = ()
     link: tuple[LinkSpec, ...] = ()
     fault: tuple[FaultSpec, ...] = ()
+    reader: tuple[ReaderSpec, ...] = ()
 
     def __post_init__(self) -> None:
         _within("duration", self.duration, 0.1, 86_400.0)
@@ -264,9 +271,12 @@ class Scenario:
                 raise UsageError(f"{what}: two are named {max(names, key=names.count)!r}: rename one")
             if not 1 <= len(names) <= SINKS_MAX:
                 raise UsageError(f"{what}: there are {len(names)}; give 1 to {SINKS_MAX} of [[{what}]]")
-        sources = [(one.name, one.machine) for one in self.source]
+        clients = [(one.name, one.machine) for one in self.source]
+        clients += [(one.name, one.machine) for one in self.reader]
         sinks = [(one.name, one.machine) for one in self.sink]
-        check_places(self.machine, self.link, self.fault, sources, sinks)
+        if self.reader and not self.machine:
+            raise UsageError("reader: there is no machine to read from; add [[machine]] with a name")
+        check_places(self.machine, self.link, self.fault, clients, sinks)
 
 
 def _named(name: str) -> None:

@@ -22,6 +22,7 @@ from delta_prop_simulations.laboratory.crossings import Crossings, Tap
 from delta_prop_simulations.laboratory.lasting import LastingSink
 from delta_prop_simulations.laboratory.measures import Stamps, Timeline
 from delta_prop_simulations.laboratory.offering import Outcomes
+from delta_prop_simulations.laboratory.readers import Reader
 from delta_prop_simulations.laboratory.result import Alternative, SinkResult
 from delta_prop_simulations.laboratory.several_verdicts import SeenAt, SeenTogether, verdicts
 from delta_prop_simulations.laboratory.sinks import SimulatedSink
@@ -40,7 +41,13 @@ if TYPE_CHECKING:
     from delta_prop_simulations.laboratory.reading import Setup
     from delta_prop_simulations.laboratory.run import Needs
     from delta_prop_simulations.laboratory.scenario import Scenario, SourceSpec
-    from delta_prop_simulations.laboratory.topology import Cut, FaultSpec, LinkSpec, MachineSpec
+    from delta_prop_simulations.laboratory.topology import (
+        Cut,
+        FaultSpec,
+        LinkSpec,
+        MachineSpec,
+        ReaderSpec,
+    )
 
 REST_S_MAX = 7200.0
 """Virtual time after the load in which all have to come to rest."""
@@ -75,6 +82,7 @@ class Together:
             (spec, Client(spec, seed.stream(f"source {spec.name} deltas"), self.outcomes, self._note_ack))
             for spec in scenario.source
         ]
+        self.readers: list[Reader] = []
         self.agreed_s: float | None = None
         self.violation: Violation | None = None
         self._first_ack: anyio.Event
@@ -111,6 +119,7 @@ class Together:
         scenario = self.scenario
         self._first_ack = anyio.Event()
         self.sites = {spec.name: self._make_site(spec) for spec in scenario.machine}
+        self.readers = [Reader(spec, self._at(spec).tap.stamps) for spec in scenario.reader]
         async with anyio.create_task_group() as services:
             self._scope = services.cancel_scope
             for site in self.sites.values():
@@ -125,6 +134,8 @@ class Together:
                         load.start_soon(self._strike, fault)
                     for spec, client in self.clients:
                         clients.start_soon(self._offer, spec, client)
+                    for reader in self.readers:
+                        clients.start_soon(self._read, reader)
                     await self._watch()
                     load.cancel_scope.cancel()
                 self._heal()
@@ -147,16 +158,27 @@ class Together:
     async def _offer(self, spec: SourceSpec, client: Client) -> None:
         chance = self._seed.stream(f"source {spec.name} arrivals")
         drawn = arrivals(spec, chance, self.scenario.duration, self._needs.traffic(spec))
-        host = Machine(
-            spec.name,
-            self._seed.child(f"source {spec.name}"),
+        host, address = self._host(spec.name), self._at(spec).address
+        await host.run(lambda world: client.run(world, address, drawn, spec.ack_level))
+
+    async def _read(self, reader: Reader) -> None:
+        host, address = self._host(reader.spec.name), self._at(reader.spec).address
+        await host.run(lambda world: reader.run(world, address))
+
+    def _at(self, spec: SourceSpec | ReaderSpec) -> Supervised:
+        """The machine that a client speaks to."""
+        return self.sites[spec.machine or self.scenario.machine[0].name]
+
+    def _host(self, name: str) -> Machine:
+        """Of a client."""
+        return Machine(
+            name,
+            self._seed.child(f"client {name}"),
             self.network,
             self.trace,
             clock=ClockFaults(),
             threads=ThreadFaults(),
         )
-        where = spec.machine or self.scenario.machine[0].name
-        await host.run(lambda world: client.run(world, self.sites[where].address, drawn, spec.ack_level))
 
     async def _watch(self) -> None:
         for at_s in self.timeline.times():
@@ -180,6 +202,10 @@ class Together:
             if p is None or any(
                 feed.lag and feed.state != LOST_PLACE for feed in p.statistics().sinks.values()
             ):
+                return False
+        for reader in self.readers:
+            p = self._at(reader.spec).propagator
+            if reader.failure is None and (p is None or reader.next_offset < p.inside().log.visible):
                 return False
         return all(len({_known(self.sites[name]) for name in group}) == 1 for group in self.groups)
 
@@ -273,7 +299,9 @@ class Together:
                 for name, (_, sink) in site.sinks.items():
                     self._look_at(site, name, sink, now)
                 line.note("", f"{site.name} lacks", "deltas", now, self._lacking(p))
-                site.tap.stamps.forget(min((feed.applied for feed in told.sinks.values()), default=0))
+                reached = [feed.applied for feed in told.sinks.values()]
+                reached += [one.next_offset for one in self.readers if self._at(one.spec) is site]
+                site.tap.stamps.forget(min(reached))
         self.trace.note(outcomes.offered, outcomes.acknowledged, outcomes.acks.sum_s)
 
     def _lacking(self, p: Propagator) -> int:
@@ -310,9 +338,10 @@ class Together:
                 acknowledged=[
                     one
                     for spec, client in self.clients
-                    if (spec.machine or self.scenario.machine[0].name) == name
+                    if self._at(spec).name == name
                     for one in client.acknowledged
                 ],
+                readers=[reader for reader in self.readers if self._at(reader.spec).name == name],
             )
             for name, site in self.sites.items()
         }
@@ -337,6 +366,7 @@ class Together:
             sinks=[
                 *(self._sink_result(site, name) for site in self.sites.values() for name in site.sinks),
                 *self._crossing_results(),
+                *self._reader_results(),
             ],
             series=self.timeline.series(),
             totals=self._totals(),
@@ -358,7 +388,8 @@ class Together:
             "service_starts": sum(site.starts for site in sites),
             "service_down_s": sum(site.down_s for site in sites),
             **({"steps_checked": sum(site.checked for site in sites)} if self._needs.checks else {}),
-            "client_reconnects": sum(client.reconnects for _, client in self.clients),
+            "client_reconnects": sum(client.reconnects for _, client in self.clients)
+            + sum(reader.reconnects for reader in self.readers),
         }
         if self.agreed_s is not None:
             totals["at_rest_after_s"] = self.agreed_s
@@ -369,6 +400,13 @@ class Together:
         return [
             SinkResult(f"{here} → {there}", took.count, 0, 0.0, took.latency())
             for (here, there), took in sorted(self.crossings.took.items())
+        ]
+
+    def _reader_results(self) -> list[SinkResult]:
+        duration_s = self.scenario.duration
+        return [
+            SinkResult(one.spec.name, one.rows, 0, one.soon / duration_s, one.lag.latency())
+            for one in self.readers
         ]
 
     def _sink_result(self, site: Supervised, name: str) -> SinkResult:

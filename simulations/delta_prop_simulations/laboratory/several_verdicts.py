@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from delta_prop_simulations.laboratory.agreement import Held
     from delta_prop_simulations.laboratory.clients import Acknowledged
     from delta_prop_simulations.laboratory.offering import Outcomes
+    from delta_prop_simulations.laboratory.readers import Reader
     from delta_prop_simulations.laboratory.scenario import Scenario
     from delta_prop_simulations.laboratory.supervised import Supervised
 
@@ -34,6 +35,7 @@ class SeenAt:
     statistics: Statistics | None
     site: Supervised
     acknowledged: list[Acknowledged]
+    readers: list[Reader]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,15 @@ def _kept(seen: SeenTogether) -> Verdict:
     acknowledged = sum(one.count for at in seen.sites.values() for one in at.acknowledged)
     if not acknowledged:
         return Verdict("P1", None, "nothing was acknowledged")
-    wrong = [*_lost(seen), *_unapplied(seen)]
+    wrong = [*_lost(seen), *_unapplied(seen), *_misled(seen)]
     if wrong:
         return _broken(seen, "P1", wrong)
     where = (
         "at its service" if len(seen.sites) == 1 else "where it was said, and at every service linked to it"
     )
-    return Verdict("P1", True, f"{acknowledged:,} acknowledged deltas stand {where}, and came to every sink")
+    return Verdict(
+        "P1", True, f"{acknowledged:,} acknowledged deltas stand {where}, and came to every sink and reader"
+    )
 
 
 def _lost(seen: SeenTogether) -> Iterator[str]:
@@ -93,6 +97,19 @@ def _unapplied(seen: SeenTogether) -> Iterator[str]:
             told = sink.fresh + feed.quarantined
             if feed.state != LOST_PLACE and spec.topics == ("*",) and told != at.held.deltas:
                 yield f"{sink_name} at {name} has applied {told:,} of {at.held.deltas:,}: {feed.state}"
+
+
+def _misled(seen: SeenTogether) -> Iterator[str]:
+    for name, at in seen.sites.items():
+        for reader in [] if at.held is None else at.readers:
+            assert at.held is not None
+            who = f"{reader.spec.name}, a reader at {name},"
+            if reader.failure is not None:
+                yield f"{who} was sent away: {reader.failure}"
+            if count := agreement.unknown(at.held, reader.shown):
+                yield f"{who} was shown {count:,} deltas that were taken back"
+            if reader.spec.topics == ("*",) and reader.failure is None and reader.rows != at.held.deltas:
+                yield f"{who} got {reader.rows:,} of {at.held.deltas:,}"
 
 
 def _broken(seen: SeenTogether, promise: str, wrong: Sequence[str]) -> Verdict:
@@ -117,6 +134,12 @@ def _order(seen: SeenTogether) -> Verdict:
         for name, at in seen.sites.items()
         for sink_name, (_, sink) in at.site.sinks.items()
         if sink.inner.out_of_order
+    ]
+    wrong += [
+        f"{reader.spec.name}, a reader at {name}, got deltas out of the log's order"
+        for name, at in seen.sites.items()
+        for reader in at.readers
+        if reader.out_of_order
     ]
     wrong += [
         f"{' and '.join(group)} do not hold the same" for group in seen.groups if not _agree(seen, group)

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from delta_prop.checks import parse_topics
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,6 +81,39 @@ class LinkSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Stall:
+    """A time in which a reader takes nothing."""
+
+    begin: float
+    lasts: float
+
+    def __post_init__(self) -> None:
+        _within("from", self.begin, 0.0, _TIME_MAX)
+        _within("for", self.lasts, 0.001, _TIME_MAX)
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderSpec:
+    """A subscriber over the network, on a host of its own, from a time on. It takes so long for each batch
+    and delta that comes, and nothing while it stalls.
+    """
+
+    name: str
+    machine: str | None = None
+    topics: tuple[str, ...] = ("*",)
+    begin: float = 0.0
+    per_call_ms: float = 1.0
+    per_delta_us: float = 10.0
+    stall: tuple[Stall, ...] = ()
+
+    def __post_init__(self) -> None:
+        parse_topics(self.topics)
+        _within("from", self.begin, 0.0, _TIME_MAX)
+        _within("per_call_ms", self.per_call_ms, 0.0, 3_600_000.0)
+        _within("per_delta_us", self.per_delta_us, 0.0, 3_600_000_000.0)
+
+
+@dataclass(frozen=True, slots=True)
 class FaultSpec:
     """What befalls a machine, from a time on, for so long: how long it is down after `kill` and `power_cut`.
 
@@ -112,28 +146,29 @@ def check_places(
     machines: Sequence[MachineSpec],
     links: Sequence[LinkSpec],
     faults: Sequence[FaultSpec],
-    sources: Sequence[tuple[str, str | None]],
+    clients: Sequence[tuple[str, str | None]],
     sinks: Sequence[tuple[str, str | None]],
 ) -> None:
-    """See that all that is named is there; `sources` and `sinks`: name and machine. Raises UsageError."""
+    """See that all that is named is there; `clients` and `sinks`: name and machine. Raises UsageError."""
     names = [one.name for one in machines]
     if not names:
-        _check_alone(links, faults, [*sources, *sinks])
+        _check_alone(links, faults, [*clients, *sinks])
         return
     if len(names) > MACHINES_MAX:
         raise UsageError(f"machine: there are {len(names)}; give up to {MACHINES_MAX}")
-    clients = [name for name, _ in sources]
-    for name, count in Counter([*names, *clients]).items():
+    others = [name for name, _ in clients]
+    for name, count in Counter([*names, *others]).items():
         check_host(name)
         if count > 1:
-            raise UsageError(f"machine: two hosts are named {name!r} (a source is a host too): rename one")
-    for name, machine in (*sources, *sinks):
+            what = "sources and readers are hosts, too"
+            raise UsageError(f"machine: two hosts are named {name!r} ({what}): rename one")
+    for name, machine in (*clients, *sinks):
         _check_known(f"{name}: machine", machine, names)
     for place, link in enumerate(links):
         for host in link.between:
-            _check_known(f"link[{place}].between", host, [*names, *clients])
+            _check_known(f"link[{place}].between", host, [*names, *others])
         if not set(link.between) & set(names):
-            raise UsageError(f"link[{place}].between: two sources have nothing to say to each other")
+            raise UsageError(f"link[{place}].between: two clients have nothing to say to each other")
     for place, fault in enumerate(faults):
         _check_known(f"fault[{place}].machine", fault.machine, names)
 

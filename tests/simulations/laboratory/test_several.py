@@ -25,6 +25,16 @@ if TYPE_CHECKING:
     from delta_prop_sinks.sink import Delivery
     from delta_prop_wire.delta import Delta
 
+READERS = """
+[[reader]]
+name = "late"
+machine = "west"
+from = "1s"
+[[reader]]
+name = "staller"
+machine = "west"
+stall = [{from = "500ms", for = "1s"}]
+"""
 SHORT = TWO.replace('duration = "6s"', 'duration = "2s"\nseed = 1')
 
 
@@ -65,18 +75,22 @@ def test_the_same_seed_is_the_same_run() -> None:
 
 def test_a_power_cut_right_after_an_acknowledgement_takes_nothing_that_is_durable() -> None:
     power = 'from = "1s"\nfor = "500ms"\nwhat = "power_cut"\nmachine = "west"\nafter_ack = true'
-    result = ran(faults(power))
+    result = ran(faults(power) + READERS)
+    shown = {one.name: one for one in result.sinks}
+    assert shown["late"].applied == shown["staller"].applied == result.totals["offered"]
+    assert shown["staller"].lag.quantiles["max"] > 0.9
     assert [one.ok for one in result.verdicts if one.promise in {"P1", "P2", "P3"}] == [True] * 3
     assert result.totals["client_reconnects"] > 0
 
 
 def test_what_is_only_written_may_go_with_the_power_and_that_is_said() -> None:
     power = 'from = "1s"\nfor = "500ms"\nwhat = "power_cut"\nmachine = "west"\nafter_ack = true'
-    text = faults(power).replace("log = {}", 'log = {level = "logged"}')
+    text = (faults(power) + READERS).replace("log = {}", 'log = {level = "logged"}')
     result = ran(text.replace('machine = "west"\nrate', 'machine = "west"\nack_level = "logged"\nrate'))
     (kept,) = (one for one in result.verdicts if one.promise == "P1")
     assert kept.ok is None
     assert "the log's level, logged, allows it" in kept.what
+    assert "late, a reader at west, was " in kept.what
 
 
 def test_disks_that_fail_fill_and_are_slow_are_overcome() -> None:
@@ -133,4 +147,6 @@ def test_logs_are_compared_row_by_row() -> None:
     assert agreement.repeated(held((0, mine, 1, 1), (1, mine, 1, 4))) == 1
     assert agreement.missing(one, [Acknowledged("me", 0, 2)]) == 0
     assert agreement.missing(one, [Acknowledged("me", 1, 3)]) == 2  # another's, and behind the end
+    assert agreement.unknown(one, [agreement.Shown(0, mine, 1), agreement.Shown(2, 9, 1)]) == 0
+    assert agreement.unknown(one, [agreement.Shown(0, mine, 2), agreement.Shown(3, 9, 2)]) == 2
     assert agreement.told_twice([Acknowledged("me", 0, 2), Acknowledged("me", 1, 1)]) == 1

@@ -15,6 +15,8 @@ from delta_prop_simulations.laboratory.topology import (
     FaultSpec,
     LinkSpec,
     MachineSpec,
+    ReaderSpec,
+    Stall,
     Strike,
     Way,
 )
@@ -62,6 +64,15 @@ def test_machines_links_and_faults_are_read() -> None:
     assert [one.machine for one in scenario.source] == ["west"]
 
 
+def test_a_reader_is_read() -> None:
+    table = '[[reader]]\nname = "late"\nmachine = "east"\nfrom = "1s"\nstall = [{from = "2s", for = 3}]'
+    (setup,) = read_setups(f"{TWO}\n{table}")
+    assert setup.scenario.reader == (ReaderSpec("late", "east", begin=1.0, stall=(Stall(2.0, 3.0),)),)
+    alone = TWO[: TWO.index("[[machine]]")] + TWO[TWO.index("[[source]]") : TWO.index("[[fault]]")]
+    with pytest.raises(UsageError, match=r"reader: there is no machine"):
+        read_setups(alone.replace('machine = "west"\n', "") + '[[reader]]\nname = "late"')
+
+
 def test_an_alternative_changes_a_link_by_its_name() -> None:
     changes = 'set = {"link.ocean.cut" = [], "link.ocean.latency_ms" = 99}'
     _, other = read_setups(f'{TWO}\n[[alternative]]\nname = "b"\n{changes}')
@@ -100,12 +111,15 @@ def test_nothing_is_somewhere_where_there_is_no_machine() -> None:
         read_setups(alone.replace('machine = "west"\n', ""))
 
 
+TABLES = (("machine", MachineSpec), ("link", LinkSpec), ("fault", FaultSpec), ("reader", ReaderSpec))
+
+
 def test_every_key_is_in_the_page() -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
     written = {"begin": "from", "lasts": "for"}
-    for table, kind in (("machine", MachineSpec), ("link", LinkSpec), ("fault", FaultSpec)):
+    for table, kind in TABLES:
         for one in fields(kind):
-            assert f"| `{table}.{written.get(one.name, one.name)}` |" in page
+            assert f"`{table}.{written.get(one.name, one.name)}`" in page
     assert all(f"`{what}`" in page for what in (*get_args(Strike), *get_args(Way)))
     assert "`source.machine`" in page
     assert "`sink.machine`" in page
@@ -113,13 +127,14 @@ def test_every_key_is_in_the_page() -> None:
 
 def test_the_scenario_of_the_page_is_read() -> None:
     page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
-    (text,) = (part.partition("```")[0] for part in page.split("```toml")[1:] if "[[machine]]" in part)
+    blocks = [part.partition("```")[0] for part in page.split("```toml")[1:]]
+    (text,) = (block for block in blocks if "[[machine]]" in block)
     (setup,) = read_setups(f'name = "page"\n{text}')
     assert [one.what for one in setup.scenario.fault] == ["power_cut"]
 
 
-@pytest.mark.parametrize("name", ["geo_distributed", "link_cut", "crash_in_the_middle"])
+@pytest.mark.parametrize("name", ["geo_distributed", "link_cut", "crash_in_the_middle", "late_reader"])
 def test_shipped_scenarios_are_read(name: str) -> None:
     base, *others = read_setups(shipped()[name])
-    assert len(base.scenario.machine) > 1
+    assert base.scenario.machine
     assert others
