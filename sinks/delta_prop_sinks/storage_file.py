@@ -88,7 +88,7 @@ _UPSERT = f"""
 INSERT INTO {{table}} ({", ".join(COLUMNS)}) VALUES {{rows}}
 ON CONFLICT (namespace, vector_id) DO UPDATE SET {_CHANGES}
 """
-_WAL_ROWS = 32_768
+WAL_ROWS = 32_768
 """From so many rows on the write-ahead log is copied into the file: each copy syncs the file once more."""
 
 # Many rows a statement: beside a busy loop the GIL changes hands once a statement instead of once a row.
@@ -286,7 +286,7 @@ class StorageFile:
         idle or above its bound. Raises FileFailed.
         """
         large = self.wal_bytes > self.wal_bytes_max
-        if not (idle or large or self._rows_in_wal >= _WAL_ROWS):
+        if not (idle or large or self._rows_in_wal >= WAL_ROWS):
             return
         self._rows_in_wal = 0
         with self._told("written"):

@@ -24,14 +24,19 @@ TIMER_S_MIN = 0.0001
 
 
 @dataclass(frozen=True, slots=True)
-class Speeds:
-    """How fast a loop and a thread go while both have work, as shares of what each does alone.
+class Contention:
+    """What a loop and a call on a thread cost each other while both have work.
 
-    Both 1: two processors and no common lock. Together 1: they take turns.
+    `loop_slower`: how many times as long the loop computes. `thread_loses_s`: what each second of that adds
+    to the call: 0 with a processor and an interpreter for each, 1 where the thread stands still meanwhile,
+    more where it is slow to get the interpreter back.
     """
 
-    loop: float = 1.0
-    thread: float = 1.0
+    loop_slower: float = 1.0
+    thread_loses_s: float = 0.0
+
+
+ALONE = Contention()
 
 
 @dataclass(slots=True)
@@ -39,7 +44,7 @@ class _Call:
     """What goes on outside of the loop, and when it ends if the loop rests from here on."""
 
     ends_at: float
-    speeds: Speeds
+    contention: Contention
 
 
 class BusyLoop(VirtualLoop):
@@ -81,15 +86,15 @@ class BusyTime:
         """Compute on the loop what alone takes so long; threads at work make it longer, and wait for it."""
         loop = self._running()
         for call in self._calls:
-            seconds /= call.speeds.loop
+            seconds *= call.contention.loop_slower
         for call in self._calls:
-            call.ends_at += seconds * (1 - call.speeds.thread)
+            call.ends_at += seconds * call.contention.thread_loses_s
         loop.set_on(seconds)
 
-    async def elsewhere(self, seconds: float, speeds: Speeds = Speeds()) -> None:
+    async def elsewhere(self, seconds: float, contention: Contention = ALONE) -> None:
         """Wait for what takes so long outside of the loop while that rests. Nobody breaks it off."""
         loop = self._running()
-        call = _Call(loop.time() + seconds, speeds)
+        call = _Call(loop.time() + seconds, contention)
         self._calls.append(call)
         try:
             with anyio.CancelScope(shield=True):

@@ -48,10 +48,11 @@ def calibrated(name: str, seed: Seed, seconds: float) -> Mapping[str, Law]:
         samples, random = Samples(), seed.stream(name)
         with edge.folder() as folder:
             async with SINKS[name](folder) as rig:
-                until = edge.now_s() + seconds
-                await rig.calibrate(samples, random)
-                while edge.now_s() < until:
+                with edge.at_rest():
+                    until = edge.now_s() + seconds
                     await rig.calibrate(samples, random)
+                    while edge.now_s() < until:
+                        await rig.calibrate(samples, random)
         return samples.laws()
 
     return anyio.run(measure)

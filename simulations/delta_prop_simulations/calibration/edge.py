@@ -5,6 +5,7 @@ The only module here that touches the real world.
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import sqlite3
@@ -24,7 +25,19 @@ now_s = time.perf_counter
 """Real seconds."""
 computed_s = time.thread_time
 """Seconds for which this thread has had a processor."""
-idle_s = time.sleep
+
+
+@contextmanager
+def at_rest() -> Iterator[None]:
+    """What is there already is not looked through for garbage meanwhile: a rig holds far more than a service
+    would, and each search would take tens of milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager

@@ -109,6 +109,9 @@ class IndexRig(RealRig):
         self._marks = marks
         self._crowd = Crowd(other, vectors(SENT, "crowd"))
         self._calls = {size: vectors(size, f"calls of {size}") for size in SIZES}
+        self._publishes = {size: vectors(size, f"sends of {size}") for size in (1, SENT, 100)}
+        for some in (*self._calls.values(), *self._publishes.values()):
+            next(some)  # makes what it draws from
 
     async def calibrate(self, samples: Samples, random: Random) -> None:
         """One slice: calls of each size; then linking alone, and beside a busy loop."""
@@ -125,7 +128,7 @@ class IndexRig(RealRig):
             await self._crowd.beside(samples, CHUNK, lambda: not self._sink.backlog().rows)
             samples.add(THREAD_BESIDE, CHUNK, *self._marks.whole_chunks())
             await self._crowd.alone(samples, CHUNK, 50)
-        await measure_machine(samples, random, {size: vectors(size, "sends") for size in (1, SENT, 100)})
+        await measure_machine(samples, random, self._publishes)
 
     async def linked(self) -> None:
         """Wait until nothing waits to be linked."""
@@ -202,7 +205,7 @@ class _Model(ModelSink):
                 await self._work.wait()
             rows = min(self._unlinked, CHUNK)
             seconds = self.draws.drawn(THREAD, CHUNK) * rows / CHUNK
-            await self.draws.time.elsewhere(seconds, self.draws.speeds(CHUNK))
+            await self.draws.time.elsewhere(seconds, self.draws.contention(CHUNK))
             self._unlinked -= rows
             self._room.set()
 

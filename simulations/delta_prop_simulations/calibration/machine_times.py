@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 
 from delta_prop.embedded import Propagator
@@ -32,11 +31,14 @@ LATE = "late"
 """How late a timer goes off on a loop at rest."""
 SEND_ALONE, SEND_BESIDE = "send alone", "send beside"
 """A publish at once behind another, and the same beside a thread's call; by the deltas of that call."""
+BUSY = "busy"
+"""How long of each second the loop computed beside such a call."""
 
 BATCHES = 100
 TIMERS, SENDS = 40, 40
 _TIMER_S_MIN, _TIMER_S_MAX = 0.0003, 0.012
 _BETWEEN_S = 0.001
+_BURST = 3
 
 
 def batches(sent: int, count: int, *, keys: int, dimension: int, name: str = "source") -> list[list[Delta]]:
@@ -79,7 +81,11 @@ async def _measure_sends(samples: Samples, deltas: int, source: Source) -> None:
 
 
 class Crowd:
-    """Publishes without an end, to see what they and a call on a thread take from each other."""
+    """A loop that is busy half of the time, to see what it and a call on a thread take from each other.
+
+    Not all of the time: a thread gets next to nothing of the interpreter beside a loop that never rests, so
+    nothing would be learnt but that.
+    """
 
     def __init__(self, propagator: Propagator, some: Iterator[Sequence[Delta]]) -> None:
         """`propagator`: one without sinks."""
@@ -87,18 +93,21 @@ class Crowd:
 
     async def beside(self, samples: Samples, deltas: int, ended: Callable[[], bool]) -> None:
         """Publish until the call, of so many deltas, has ended."""
-        begin, sent = edge.now_s(), 0
+        begin, busy_s = edge.now_s(), 0.0
         while not ended():
-            self._source.send()
-            sent += 1
-            await anyio.lowlevel.checkpoint()
-        if sent:
-            samples.add(SEND_BESIDE, deltas, (edge.now_s() - begin) / sent)
+            busy_s += await self._burst(samples, SEND_BESIDE, deltas)
+        samples.add(BUSY, deltas, busy_s / (edge.now_s() - begin))
 
-    async def alone(self, samples: Samples, deltas: int, count: int = 10) -> None:
+    async def alone(self, samples: Samples, deltas: int, count: int = 5) -> None:
         """The same with nothing beside it."""
-        begin = edge.now_s()
         for _ in range(count):
+            await self._burst(samples, SEND_ALONE, deltas)
+
+    async def _burst(self, samples: Samples, of: str, deltas: int) -> float:
+        begin = edge.now_s()
+        for _ in range(_BURST):
             self._source.send()
-            await anyio.lowlevel.checkpoint()
-        samples.add(SEND_ALONE, deltas, (edge.now_s() - begin) / count)
+        took_s = edge.now_s() - begin
+        samples.add(of, deltas, took_s / _BURST)
+        await anyio.sleep(_BETWEEN_S / 2)
+        return took_s

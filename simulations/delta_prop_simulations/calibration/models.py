@@ -9,8 +9,8 @@ from math import log
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
-from delta_prop_simulations.calibration.busy_loop import Speeds
-from delta_prop_simulations.calibration.machine_times import SEND, SEND_ALONE, SEND_BESIDE
+from delta_prop_simulations.calibration.busy_loop import ALONE, Contention
+from delta_prop_simulations.calibration.machine_times import BUSY, SEND, SEND_ALONE, SEND_BESIDE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 THREAD, THREAD_BESIDE = "thread", "thread beside"
-"""A call on a thread, and the same beside a loop that never rests; by deltas."""
+"""A call on a thread, and the same beside a loop that is busy half of the time; by deltas."""
 
 
 def observe(sink: Any, watch: Stopwatch) -> None:
@@ -64,7 +64,7 @@ class Draws:
         self.time = time
         self._laws = laws
         self._random = random
-        self._speeds = speeds_of(laws)
+        self._contention = contention_of(laws)
 
     def drawn(self, of: str, deltas: int) -> float:
         """How long it takes, in seconds."""
@@ -78,32 +78,32 @@ class Draws:
         """Publish so many."""
         self.compute(SEND, deltas)
 
-    async def on_thread(self, of: str, deltas: int) -> None:
-        """Do it on a thread."""
-        await self.time.elsewhere(self.drawn(of, deltas), self.speeds(deltas))
+    async def on_thread(self, of: str, deltas: int, more_s: float = 0.0) -> None:
+        """Do it on a thread, and something more."""
+        await self.time.elsewhere(self.drawn(of, deltas) + more_s, self.contention(deltas))
 
-    def speeds(self, deltas: int) -> Speeds:
-        """How fast loop and thread are beside each other, as for the nearest size that was measured."""
-        if not self._speeds:
-            return Speeds()
-        return self._speeds[min(self._speeds, key=lambda size: abs(log(size / max(deltas, 1))))]
+    def median(self, of: str, deltas: int) -> float:
+        """How long it usually takes, in seconds."""
+        return self._laws[of].quantile(0.5, deltas)
+
+    def contention(self, deltas: int) -> Contention:
+        """What loop and thread cost each other, as for the nearest size that was measured."""
+        if not self._contention:
+            return ALONE
+        return self._contention[min(self._contention, key=lambda size: abs(log(size / max(deltas, 1))))]
 
 
-def speeds_of(laws: Mapping[str, Law]) -> dict[int, Speeds]:
-    """By the size of a call: what loop and thread take from each other. Medians: shares have no tail."""
+def contention_of(laws: Mapping[str, Law]) -> dict[int, Contention]:
+    """By the size of a call: what loop and thread cost each other. Medians, as these are shares."""
     if THREAD_BESIDE not in laws:
         return {}
-    speeds: dict[int, Speeds] = {}
-    for size, beside in zip(laws[THREAD_BESIDE].sizes, laws[THREAD_BESIDE].times_s, strict=True):
-        loop = laws[SEND_ALONE].quantile(0.5, size) / laws[SEND_BESIDE].quantile(0.5, size)
-        thread = laws[THREAD].quantile(0.5, size) / median(beside)
-        speeds[size] = Speeds(_share(loop), _share(thread))
-    return speeds
-
-
-def _share(speed: float) -> float:
-    """Noise may say that something is faster beside something else, or stands still; neither is so."""
-    return min(max(speed, 0.05), 1.0)
+    found: dict[int, Contention] = {}
+    for size, times in zip(laws[THREAD_BESIDE].sizes, laws[THREAD_BESIDE].times_s, strict=True):
+        alone, beside = laws[THREAD].quantile(0.5, size), median(times)
+        slower = laws[SEND_BESIDE].quantile(0.5, size) / laws[SEND_ALONE].quantile(0.5, size)
+        computed_s = beside * laws[BUSY].quantile(0.5, size)
+        found[size] = Contention(max(slower, 1.0), max(beside - alone, 0.0) / computed_s)
+    return found
 
 
 class ModelSink:

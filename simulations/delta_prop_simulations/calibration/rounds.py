@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Drive: TypeAlias = Callable[[Rig, float], Awaitable[None]]
 
 SLICES = 3
-"""In a round, calibration and what is measured take so many turns."""
+"""What is measured in a round comes in so many slices, with one of calibration before and after each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +100,11 @@ class _Runs:
         random = self._seed.stream(f"{name}: calibration")
         with edge.folder() as folder:
             async with self._set_up.real(folder) as rig:
-                for _ in range(SLICES):
+                with edge.at_rest():
                     await rig.calibrate(samples, random)
-                    measured.add(await _observed(rig, drive, self._set_up.settle_s, seconds / SLICES))
+                    for _ in range(SLICES):
+                        measured.add(await _observed(rig, drive, self._set_up.settle_s, seconds / SLICES))
+                        await rig.calibrate(samples, random)
         return measured, samples.laws()
 
     def _predict(self, name: str, drive: Drive, seconds: float, laws: Mapping[str, Law]) -> Observed:

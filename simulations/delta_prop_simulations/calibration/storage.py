@@ -29,19 +29,23 @@ from delta_prop_simulations.calibration.models import (
 from delta_prop_simulations.calibration.record import CALL
 from delta_prop_simulations.calibration.rounds import SetUp
 from delta_prop_sinks.storage import StorageSink
+from delta_prop_sinks.storage_file import WAL_ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
     from pathlib import Path
 
     from delta_prop_simulations.calibration.laws import Samples
     from delta_prop_simulations.chance import Random
+    from delta_prop_sinks.sink import Delivery
 
 LOOP = "loop"
+THREAD_COPYING = "thread, copying the write-ahead log"
 KEYS, DIMENSION = 5_000, 32
-SIZES = {1: 12, 10: 12, 30: 12, 100: 10, 300: 6, 1000: 3}
+SIZES = {1: 12, 10: 12, 30: 12, 100: 10, 300: 6, 1_000: 3}
 """Deltas a call, and how many calls of each one slice of calibration makes."""
-CROWDED = {10: 6, 100: 4, 1000: 2}
+CROWDED = {10: 10, 100: 8, 1_000: 3}
+LARGEST = 1_000
 SENT = 20
 """Deltas a publish of the runs."""
 
@@ -53,30 +57,57 @@ class StorageRig(RealRig):
 
     def __init__(self, propagator: Propagator, other: Propagator, sink: StorageSink) -> None:
         self.timed: list[float] = []
+        """What calls on the sink's thread took since this was cleared."""
         watch = Stopwatch(edge.now_s)
         observe(sink, watch)
+        self._count_rows(sink)
         super().__init__(Source(propagator, cycle(_batches(SENT, BATCHES)), watch), watch)
         self._propagator = propagator
         self._crowd = Crowd(other, cycle(_batches(SENT, BATCHES)))
         self._calls = {size: _batches(size, 12, name="calls") for size in SIZES}
+        self._publishes = {size: cycle(_batches(size, 40)) for size in (1, SENT, 100)}
+
+    def _count_rows(self, sink: StorageSink) -> None:
+        """Know which calls copy the write-ahead log, behind so many rows."""
+        apply = sink.apply
+        self._rows, self._written, self._copied = _Rows(), 0, False
+
+        async def counted(deliveries: Sequence[Delivery]) -> None:
+            await apply(deliveries)
+            written = sink.statistics().rows_written
+            self._copied = self._rows.write(written - self._written)
+            self._written = written
+
+        sink.apply = counted  # type: ignore[method-assign]
 
     async def calibrate(self, samples: Samples, random: Random) -> None:
-        """One slice: some calls of each size, alone and beside a busy loop."""
+        """One slice: some calls of each size, alone and beside a busy loop; and large ones, until one copies
+        the write-ahead log.
+        """
         for size, count in SIZES.items():
             for _ in range(count):
-                self.timed.clear()
-                lag_s = await self.call(self._propagator, random.choice(self._calls[size]))
-                samples.add(CALL, size, lag_s)
-                samples.add(THREAD, size, sum(self.timed))
-                samples.add(LOOP, size, lag_s - sum(self.timed))
+                await self._timed_call(samples, random, size)
+        for _ in range(2 * WAL_ROWS // LARGEST):
+            await self._timed_call(samples, random, LARGEST)
+            if self._copied:
+                break
         for size, count in CROWDED.items():
             for _ in range(count):
                 await self._crowd.alone(samples, size)
                 self.timed.clear()
                 receipt = self._propagator.offer(*random.choice(self._calls[size]))
                 await self._crowd.beside(samples, size, partial(self._has, receipt.result().next_offset))
-                samples.add(THREAD_BESIDE, size, sum(self.timed))
-        await measure_machine(samples, random, {size: cycle(_batches(size, 40)) for size in (1, SENT, 100)})
+                if not self._copied:
+                    samples.add(THREAD_BESIDE, size, sum(self.timed))
+        await measure_machine(samples, random, self._publishes)
+
+    async def _timed_call(self, samples: Samples, random: Random, size: int) -> None:
+        self.timed.clear()
+        lag_s = await self.call(self._propagator, random.choice(self._calls[size]))
+        thread_s = sum(self.timed)
+        samples.add(CALL, size, lag_s)
+        samples.add(THREAD_COPYING if self._copied else THREAD, size, thread_s)
+        samples.add(LOOP, size, lag_s - thread_s)
 
     def _has(self, next_offset: int) -> bool:
         return self.watch.reached >= next_offset
@@ -111,9 +142,31 @@ async def model(draws: Draws, now_s: Callable[[], float]) -> AsyncIterator[Rig]:
 
 
 class _Model(ModelSink):
+    def __init__(self, name: str, draws: Draws, watch: Stopwatch) -> None:
+        super().__init__(name, draws, watch)
+        self._rows = _Rows()
+
     async def work(self, deltas: int) -> None:
         self.draws.compute(LOOP, deltas)
-        await self.draws.on_thread(THREAD, deltas)
+        more_s = 0.0
+        if self._rows.write(deltas):
+            more_s = max(self.draws.drawn(THREAD_COPYING, LARGEST) - self.draws.median(THREAD, LARGEST), 0.0)
+        await self.draws.on_thread(THREAD, deltas, more_s)
+
+
+class _Rows:
+    """Rows in the write-ahead log, as the file counts them."""
+
+    def __init__(self) -> None:
+        self._in_log = 0
+
+    def write(self, rows: int) -> bool:
+        """Whether this call copies the log into the file, and so begins anew."""
+        self._in_log += rows
+        if self._in_log < WAL_ROWS:
+            return False
+        self._in_log = 0
+        return True
 
 
 SET_UP = SetUp(

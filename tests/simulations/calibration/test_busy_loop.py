@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop_simulations.calibration.busy_loop import BusyTime, Speeds
+from delta_prop_simulations.calibration.busy_loop import BusyTime, Contention
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -58,7 +58,7 @@ def test_a_thread_and_a_loop_that_share_the_interpreter_take_turns() -> None:
 
     async def main(time: BusyTime) -> None:
         async def call() -> None:
-            await time.elsewhere(6.0, Speeds(loop=0.5, thread=0.5))
+            await time.elsewhere(6.0, Contention(loop_slower=2.0, thread_loses_s=0.5))
             ends.append(anyio.current_time())
 
         async with anyio.create_task_group() as tasks:

@@ -9,11 +9,11 @@ import anyio
 import pytest
 
 from delta_prop_simulations.calibration import index, storage, subscriber
-from delta_prop_simulations.calibration.busy_loop import BusyTime, Speeds
+from delta_prop_simulations.calibration.busy_loop import BusyTime
 from delta_prop_simulations.calibration.comparison import compare, table
 from delta_prop_simulations.calibration.driving import Observed, Rig, Stopwatch
 from delta_prop_simulations.calibration.laws import Law
-from delta_prop_simulations.calibration.models import Draws, speeds_of
+from delta_prop_simulations.calibration.models import Draws, contention_of
 from delta_prop_simulations.calibration.rounds import Figures, Round
 from delta_prop_simulations.chance import Seed
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from delta_prop_simulations.calibration.rounds import SetUp
 
+COPYING = storage.THREAD_COPYING
 ZERO = Law.of({1: [0.0], 1_000: [0.0]})
 
 
@@ -49,19 +50,30 @@ def flat_out(rig: Rig, seconds: float, ahead_max: int) -> Awaitable[None]:
 
 
 def test_a_sink_that_takes_a_millisecond_a_delta_takes_a_thousand_a_second() -> None:
-    laws = {"send": per_delta(1e-6), "loop": ZERO, "thread": per_delta(1e-3)}
+    laws = {"send": per_delta(1e-6), "loop": ZERO, "thread": per_delta(1e-3), COPYING: ZERO}
     seen = predicted(storage.SET_UP, laws, partial(flat_out, seconds=2.0, ahead_max=100))
     assert seen.rate == pytest.approx(1_000, rel=0.05)
 
 
+def test_copying_the_write_ahead_log_comes_on_top_behind_so_many_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(storage, "WAL_ROWS", 400)
+    copying = Law.of({storage.LARGEST: [1.3]})
+    laws = {"send": per_delta(1e-7), "loop": ZERO, "thread": per_delta(1e-3), COPYING: copying}
+    seen = predicted(storage.SET_UP, laws, partial(flat_out, seconds=7.0, ahead_max=4_000))
+    # Calls are of the largest size, and each one copies.
+    assert seen.rate == pytest.approx(storage.LARGEST / 1.3, rel=0.1)
+
+
 def test_a_loop_that_is_busy_with_publishing_is_the_bound() -> None:
-    laws = {"send": per_delta(1e-3), "loop": ZERO, "thread": per_delta(1e-5)}
+    laws = {"send": per_delta(1e-3), "loop": ZERO, "thread": per_delta(1e-5), COPYING: ZERO}
     seen = predicted(storage.SET_UP, laws, partial(flat_out, seconds=2.0, ahead_max=100))
     assert seen.rate == pytest.approx(1_000, rel=0.05)
 
 
 def test_in_an_open_loop_at_rest_the_lag_is_the_call() -> None:
-    laws = {"send": ZERO, "loop": per_delta(1e-4), "thread": per_delta(1e-4)}
+    laws = {"send": ZERO, "loop": per_delta(1e-4), "thread": per_delta(1e-4), COPYING: ZERO}
 
     async def drive(rig: Rig) -> None:
         await anyio.sleep(1.0)
@@ -86,15 +98,18 @@ def test_a_subscriber_takes_what_it_reads_a_second() -> None:
     assert seen.rate == pytest.approx(subscriber.RATE_PER_S, rel=0.1)
 
 
-def test_speeds_beside_each_other_are_shares_of_those_alone() -> None:
+def test_what_loop_and_thread_cost_each_other_is_what_both_took_longer() -> None:
     laws = {
         "thread": Law.of({100: [0.010]}),
         "thread beside": Law.of({100: [0.040]}),
+        "busy": Law.of({100: [0.5]}),
         "send alone": Law.of({100: [0.001]}),
         "send beside": Law.of({100: [0.002]}),
     }
-    assert speeds_of(laws) == {100: Speeds(loop=pytest.approx(0.5), thread=pytest.approx(0.25))}
-    assert speeds_of({}) == {}
+    (found,) = contention_of(laws).values()
+    assert found.loop_slower == pytest.approx(2.0)
+    assert found.thread_loses_s == pytest.approx(0.030 / 0.020)
+    assert contention_of({}) == {}
 
 
 def test_a_stopwatch_counts_from_the_offset_to_the_application_what_began_in_time() -> None:
