@@ -84,7 +84,7 @@ class Feed(Progress):
         self._clock = world.clock
         self._chance = world.randomness.fork(f"retries of {name}")  # one sink's must not move another's
         self._mailbox = Mailbox(limits.mailbox_deltas_max, limits.mailbox_bytes_max)
-        self._in_hand = self._handing = 0  # rows; behind the last of them
+        self._in_hand = self._handing = self._enough = 0  # rows; behind the last of them; to wake for
         self._full = False  # stopped because the quarantine is
         self._end = start  # everything below is dealt with, in hand, or in the mailbox
         self._behind = start < log.visible
@@ -167,7 +167,7 @@ class Feed(Progress):
             self._backpressure += logged.count if rows is None else len(rows)
             return
         self._end = logged.next_offset
-        if self._bell is not None:
+        if self._bell is not None and self._mailbox.deltas >= self._enough:
             self._bell.set()
 
     def _push(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> bool:
@@ -376,10 +376,10 @@ class Feed(Progress):
             left = self._mailbox.oldest_at + limits.linger_ms_max / 1000 - self._clock.now()
             if left <= 0:
                 return
-            await self._ring(left)
+            await self._ring(left, limits.batch_deltas)
 
-    async def _ring(self, timeout_s: float | None) -> None:
-        self._bell = anyio.Event()
+    async def _ring(self, timeout_s: float | None, enough: int = 0) -> None:
+        self._bell, self._enough = anyio.Event(), enough
         try:
             if timeout_s is None:
                 await self._bell.wait()

@@ -10,6 +10,7 @@ import math
 import random
 import threading
 from functools import partial
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -34,6 +35,10 @@ HORIZON_S = 86_400.0
 _TASKS_TOLD_MAX = 20
 _THREAD_S_MAX = 5.0
 _SHIELDS_LIFTED_MAX = 10_000
+_TIMERS_FEW = 100
+"""So many may lie about after they were cancelled."""
+_FOR_EVER = 1.0
+"""Any time to wait: it passes at once."""
 
 
 class Stuck(DeltaPropError):
@@ -71,6 +76,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
     _selector: VirtualLoop
+    _timer_cancelled_count: int
+    _clock_resolution: float
+    _stopping: bool
 
     def __init__(
         self,
@@ -124,6 +132,46 @@ class VirtualLoop(asyncio.BaseEventLoop):
         elif len(self._ready) > 1:
             self._order_tasks()
         return []
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.TimerHandle:
+        """As usual, without the looks at debugging that nobody does here."""
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        timer._scheduled = True  # type: ignore[attr-defined]
+        heappush(self._scheduled, timer)
+        return timer
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Any = None
+    ) -> asyncio.Handle:
+        """As usual, without the looks at debugging that nobody does here."""
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
+
+    def _run_once(self) -> None:
+        """One turn, as the usual one: timers that are due, then all that is runnable now."""
+        scheduled: Any = self._scheduled
+        ready: Any = self._ready
+        cancelled = self._timer_cancelled_count
+        if len(scheduled) > _TIMERS_FEW and 2 * cancelled > len(scheduled):
+            self._timer_cancelled_count = 0
+            scheduled[:] = [timer for timer in scheduled if not timer._cancelled]
+            heapify(scheduled)
+        while scheduled and scheduled[0]._cancelled:
+            self._timer_cancelled_count -= 1
+            heappop(scheduled)._scheduled = False
+        self.select(0 if ready or self._stopping else _FOR_EVER if scheduled else None)
+        due = self._now + self._clock_resolution
+        while scheduled and scheduled[0]._when < due:
+            timer = heappop(scheduled)
+            timer._scheduled = False
+            ready.append(timer)
+        for _ in range(len(ready)):
+            handle = ready.popleft()
+            if not handle._cancelled:
+                handle._run()
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
         """As usual; the number tells which of two tasks is older."""

@@ -86,7 +86,7 @@ class Delivery:
     @property
     def count(self) -> int:
         """How many rows are meant."""
-        return self.logged.count if self.rows is None else len(self.rows)
+        return self.logged.batch.count if self.rows is None else len(self.rows)
 
     @property
     def first_offset(self) -> int:

@@ -14,7 +14,7 @@ from delta_prop_simulations.laboratory.result import Latency, Series
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-POINTS_MAX = 240
+POINTS_MAX = 200
 """Points of a series."""
 INTERVAL_S_MIN = 0.05
 

@@ -102,6 +102,36 @@ def test_a_full_batch_goes_at_once() -> None:
     run_virtual(main)
 
 
+def test_who_gathers_is_woken_when_there_is_enough_and_not_by_each_delta() -> None:
+    turns = 0
+
+    def count(now: float, runnable: int) -> None:
+        nonlocal turns
+        turns += 1
+
+    async def main() -> None:
+        nonlocal turns
+        async with Route.running() as route:
+            sink = TinySink(takes(0.001))
+            route.feed(sink, limits=replace(LIMITS, linger_ms_max=1000))
+            await anyio.sleep_until(1.0)
+            route.publish("a")
+            await anyio.sleep_until(1.0005)
+            route.publish("a")  # while it is busy: then it gathers
+            await anyio.sleep_until(1.01)
+            turns = 0
+            for number in range(98):
+                route.publish("a")
+                await anyio.sleep_until(1.011 + number / 1000)
+            assert turns < 2.5 * 98  # the publisher's own are two for each
+            assert sink.calls == [(1.0, 1)]
+            route.publish("a")
+            await anyio.sleep_until(1.2)
+            assert sink.calls == [(1.0, 1), (pytest.approx(1.108), 100)]
+
+    run_virtual(main, on_turn=count)
+
+
 def test_waiting_batches_are_merged_up_to_a_bound() -> None:
     async def main() -> None:
         async with Route.running() as route:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 import time
 from functools import partial
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -254,3 +256,21 @@ def test_each_turn_can_be_looked_at_and_ended() -> None:
     assert seen.count(2) == 1
     with pytest.raises(UsageError, match="asyncio"):
         run_virtual(main, on_turn=look, backend="trio")
+
+
+def test_timers_that_were_cancelled_do_not_pile_up_and_the_others_keep_their_order() -> None:
+    rung: list[int] = []
+
+    async def main() -> int:
+        loop: Any = asyncio.get_running_loop()
+        for number in range(50):
+            loop.call_at(100.0 + number, rung.append, number)
+        for _ in range(5_000):
+            with anyio.move_on_after(50):
+                await anyio.sleep(0.001)
+        most = len(loop._scheduled)
+        await anyio.sleep_until(200)
+        return most
+
+    assert run_virtual(main) < 250
+    assert rung == list(range(50))
