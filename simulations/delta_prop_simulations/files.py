@@ -67,6 +67,11 @@ def beside(path: str, name: str) -> str:
     return str(Path(path).parent / name)
 
 
+def packaged(package: str, name: str) -> str:
+    """The text of a file that comes within a package."""
+    return (resources.files(package) / name).read_text()
+
+
 def shipped() -> dict[str, str]:
     """The text of each scenario that comes with the package, by name, in order."""
     return {name: _folder().joinpath(f"{name}.toml").read_text() for name in shipped_names()}

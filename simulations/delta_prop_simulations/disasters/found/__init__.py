@@ -1,0 +1,34 @@
+"""What the simulation found in our own code: each the plan of a run that failed, and what had gone wrong.
+
+A plan lies beside this as JSON, for `sweep --plan` too. With its mend taken back (`undone.py`) it fails.
+"""
+
+from __future__ import annotations
+
+from delta_prop_simulations.disasters.plan import Plan
+from delta_prop_simulations.files import packaged
+
+STORIES = {
+    "repeat-asks-for-more": (
+        "Two services forward to each other beside logs that show what is written. A batch that its "
+        "producer wanted no more than logged comes back from the other service, whose forwarder asks for "
+        "durable. As a repeat it waited for a sync of its first copy, and nobody had asked for one: the "
+        "forwarder tried again for ever."
+    ),
+    "leap-over-another-lane": (
+        "A producer in the service's process numbers its own deltas over two lanes. When the log was "
+        "recovered in place, numbers up to its first open batch were filled, also those that belong to "
+        "the other lane; the open batch, which says what it stands behind, then overlapped for ever."
+    ),
+    "forwarder-not-told-of-a-loss": (
+        "A disk fails and the log is recovered in place without what was acknowledged as logged. A "
+        "forwarder whose connection outlived that was never told; what it brought next waited for what "
+        "was lost, for ever."
+    ),
+}
+"""What went wrong, by name."""
+
+
+def plan_of(name: str) -> Plan:
+    """The plan of the run that showed it."""
+    return Plan.from_json(packaged("delta_prop_simulations.disasters.found", f"{name}.json"))
