@@ -5,11 +5,13 @@ Known by the last row of each batch, which forwarding leaves whole; what is seen
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import anyio
 
 from delta_prop_simulations.laboratory.measures import Histogram
+from delta_prop_simulations.laboratory.sinks import SOON_S
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +29,8 @@ class Crossings:
     def __init__(self) -> None:
         self.took: dict[tuple[str, str], Histogram] = {}
         """From where to where, how long."""
+        self.soon: Counter[tuple[str, str]] = Counter()
+        """How many of them took no more than a second."""
         self._entered: dict[tuple[int, int], tuple[str, float, int]] = {}  # where, when, who lacks it
 
     def note(self, where: str, logged: LoggedBatch, now: float, others: int) -> None:
@@ -41,8 +45,10 @@ class Crossings:
         came_from, at_s, lacking = first
         if came_from == where:
             return
-        took = self.took.setdefault((came_from, where), Histogram())
-        took.add(now - at_s, batch.count)
+        way = (came_from, where)
+        self.took.setdefault(way, Histogram()).add(now - at_s, batch.count)
+        if now - at_s <= SOON_S:
+            self.soon[way] += batch.count
         if lacking > 1:
             self._entered[key] = (came_from, at_s, lacking - 1)
         else:

@@ -13,6 +13,7 @@ from delta_prop.client import ClientSettings, Subscriber
 from delta_prop_simulations.laboratory.agreement import Shown
 from delta_prop_simulations.laboratory.clients import PATIENCE_S
 from delta_prop_simulations.laboratory.measures import Histogram
+from delta_prop_simulations.laboratory.sinks import SOON_S
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from delta_prop_simulations.laboratory.topology import ReaderSpec
 
 PATIENT = ClientSettings(open_s_max=PATIENCE_S, offline_s_max=PATIENCE_S)
-SOON_S = 1.0
 _QUIET_S = 0.5
 """When nothing has come for so long, what has come is all."""
 

@@ -77,6 +77,7 @@ class Together:
         self.network = VirtualNetwork(seed.stream("network").getrandbits(32))
         self.crossings = Crossings()
         self.groups = _groups(scenario)
+        self._struck = {fault.machine for fault in scenario.fault}
         self.sites: dict[str, Supervised] = {}
         self.clients = [
             (spec, Client(spec, seed.stream(f"source {spec.name} deltas"), self.outcomes, self._note_ack))
@@ -291,7 +292,8 @@ class Together:
         line.note_rate("", "refused", "deltas/s", now, outcomes.codes.total())
         for site in self.sites.values():
             p = site.propagator
-            line.note("", f"{site.name} up", "services", now, p is not None)
+            if site.name in self._struck:
+                line.note("", f"{site.name} up", "services", now, p is not None)
             if p is not None:
                 told = p.statistics()
                 line.note("", f"{site.name} holds", "deltas", now, told.log.next_offset)
@@ -347,6 +349,7 @@ class Together:
         }
         for name, seen in sites.items():
             self.trace.note(name, "holds", -1 if seen.held is None else len(seen.held.offsets))
+        checked = sum(site.checked for site in self.sites.values())
         return SeenTogether(
             self.scenario,
             sites,
@@ -354,6 +357,7 @@ class Together:
             self.outcomes,
             settled,
             self.network.struck["cut"] + self.network.struck["reset"],
+            checked,
         )
 
     # --- the result
@@ -397,9 +401,10 @@ class Together:
 
     def _crossing_results(self) -> list[SinkResult]:
         """From service to service, as if each were a sink of the other."""
+        duration_s, soon = self.scenario.duration, self.crossings.soon
         return [
-            SinkResult(f"{here} → {there}", took.count, 0, 0.0, took.latency())
-            for (here, there), took in sorted(self.crossings.took.items())
+            SinkResult(" → ".join(way), took.count, 0, soon[way] / duration_s, took.latency())
+            for way, took in sorted(self.crossings.took.items())
         ]
 
     def _reader_results(self) -> list[SinkResult]:

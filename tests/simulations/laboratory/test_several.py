@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from delta_prop.client import Producer
+from delta_prop_simulations.disasters.invariants import Steps
+from delta_prop_simulations.disasters.violation import Violation, demand
 from delta_prop_simulations.laboratory import agreement
 from delta_prop_simulations.laboratory.clients import Acknowledged
 from delta_prop_simulations.laboratory.lasting import LastingSink
 from delta_prop_simulations.laboratory.reading import read_setups
-from delta_prop_simulations.laboratory.run import run
+from delta_prop_simulations.laboratory.run import Needs, run
 from delta_prop_wire.delta import make_origin, producer_id_of
 from tests.simulations.laboratory.test_topology import TWO
 
@@ -38,8 +40,8 @@ stall = [{from = "500ms", for = "1s"}]
 SHORT = TWO.replace('duration = "6s"', 'duration = "2s"\nseed = 1')
 
 
-def ran(text: str = TWO) -> Alternative:
-    return run(read_setups(text)[0])
+def ran(text: str = TWO, *, checks: bool = False) -> Alternative:
+    return run(read_setups(text)[0], Needs(checks=checks))
 
 
 def verdict(result: Alternative, promise: str) -> bool | None:
@@ -52,20 +54,22 @@ def faults(*faults: str) -> str:
 
 
 def test_services_that_are_cut_apart_and_killed_hold_the_same_in_the_end() -> None:
-    result = ran()
+    result = ran(checks=True)
     totals = result.totals
     assert totals["acknowledged"] == totals["offered"] > 400
     assert (totals["service_starts"], totals["given_up"]) == (3, 0)
     assert 1.0 <= totals["service_down_s"] < 1.5
     assert {one.promise: one.ok for one in result.verdicts if one.ok is not None} == dict.fromkeys(
-        ("P1", "P2", "P3", "P5", "P8"), True
+        ("P1", "P2", "P3", "P4", "P5", "P8"), True
     )
     sinks = {one.name: one for one in result.sinks}
     assert sinks.keys() == {"east/index", "west/index", "west → east"}
     assert {one.applied for one in sinks.values()} == {totals["offered"]}
     assert sinks["west → east"].lag.quantiles["max"] > 0.5  # while it was down
+    assert 0 < sinks["west → east"].within_1s_per_s * 6 < totals["offered"]
     names = {one.name for one in result.series}
     assert {"east up", "east holds", "west lacks"} <= names
+    assert "west up" not in names  # nothing struck there
 
 
 def test_the_same_seed_is_the_same_run() -> None:
@@ -150,3 +154,15 @@ def test_logs_are_compared_row_by_row() -> None:
     assert agreement.unknown(one, [agreement.Shown(0, mine, 1), agreement.Shown(2, 9, 1)]) == 0
     assert agreement.unknown(one, [agreement.Shown(0, mine, 2), agreement.Shown(3, 9, 2)]) == 2
     assert agreement.told_twice([Acknowledged("me", 0, 2), Acknowledged("me", 1, 1)]) == 1
+
+
+def test_a_step_that_breaks_a_bound_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = Steps.look
+
+    def breaks(self: Steps, service: object) -> None:
+        look(self, service)  # type: ignore[arg-type]
+        demand(self.looked < 50, "bounds", "more than there may be")
+
+    monkeypatch.setattr(Steps, "look", breaks)
+    with pytest.raises(Violation, match="more than there may be"):
+        ran(SHORT, checks=True)
