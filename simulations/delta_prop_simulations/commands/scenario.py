@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 from typing import TYPE_CHECKING
 
 from delta_prop.commands import edge
-from delta_prop_simulations.files import from_here, read_text, shipped, shipped_names
+from delta_prop_simulations.files import from_here, read_text, shipped, shipped_names, write_text
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from delta_prop.recorded_traffic import RecordedTraffic
     from delta_prop_simulations.laboratory.reading import Setup
-    from delta_prop_simulations.laboratory.result import Alternative, Result
+    from delta_prop_simulations.laboratory.result import Alternative
     from delta_prop_simulations.laboratory.scenario import SourceSpec
 
 _BAR_CELLS = 24
@@ -36,6 +37,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Run it; 1 where a promise was broken."""
     from delta_prop_simulations.laboratory.result import Result
+    from delta_prop_simulations.report import html, table
 
     logging.getLogger("delta_prop").addHandler(logging.NullHandler())  # the result tells
     path, setups = _read(options)
@@ -46,7 +48,9 @@ def run(options: Namespace) -> int:
         duration_s=setups[0].scenario.duration,
         alternatives=[_run_one(setup, path, checks=options.checks) for setup in setups],
     )
-    print(json.dumps(result.to_json()) if options.json else "\n".join(_lines(result)))
+    if options.report is not None:
+        write_text(options.report, html(result, _command(options, result.seed)))
+    print(json.dumps(result.to_json()) if options.json else table(result), end="\n" if options.json else "")
     return int(any(one.ok is False for each in result.alternatives for one in each.verdicts))
 
 
@@ -118,21 +122,10 @@ def _run_one(setup: Setup, path: str, *, checks: bool) -> Alternative:
             edge.note(fault)
 
 
-def _lines(result: Result) -> list[str]:
-    """The result for the terminal."""
-    lines = [f"{result.scenario}: {result.about}", f"seed {result.seed}, {result.duration_s:g} s"]
-    for one in result.alternatives:
-        lines += [
-            "",
-            f"{one.name}: {one.virtual_s / max(one.cpu_s, 1e-9):.0f} × real time, trace {one.trace}",
-        ]
-        lines += [f"  {name}: {value:,.0f}" for name, value in one.totals.items()]
-        for sink in one.sinks:
-            told = ", ".join(f"{name} {value:.3g} s" for name, value in sink.lag.quantiles.items())
-            lines.append(f"  {sink.name}: applied {sink.applied:,}, lag {told}")
-        lines += [f"  {each.promise} {_told(each.ok)}: {each.what}" for each in one.verdicts]
-    return lines
-
-
-def _told(ok: bool | None) -> str:
-    return "–" if ok is None else "kept" if ok else "BROKEN"
+def _command(options: Namespace, seed: int) -> str:
+    """What repeats the run, as somebody would type it."""
+    words = ["delta-prop", "simulate", options.what, "--seed", str(seed)]
+    for name in ("duration", "trace", "only"):
+        value = getattr(options, name)
+        words += [] if value is None else [f"--{name}", str(value)]
+    return shlex.join([*words, *(["--checks"] if options.checks else [])])

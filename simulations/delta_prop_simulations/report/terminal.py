@@ -1,0 +1,80 @@
+"""A result as text for a terminal: verdicts, then the numbers, alternatives side by side. Pure.
+
+Where the alternatives do not fit side by side, they come in several tables below one another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from delta_prop_simulations.report.axis import shown
+from delta_prop_simulations.report.numbers import BROKEN, Row, evidence, groups, promised, verdicts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from delta_prop_simulations.laboratory.result import Result
+
+WIDTH = 100
+CELL_MIN, NAME_MIN = 12, 30
+INDENT = "  "
+
+
+def table(result: Result, *, width: int = WIDTH) -> str:
+    """The result as lines of at most `width` characters, unless a name or a reason is longer."""
+    lines = [
+        f"{result.scenario}, seed {result.seed}, {shown(result.duration_s, 's')} of virtual time",
+        *_tables(result, width),
+        *_broken(result),
+    ]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def _tables(result: Result, width: int) -> Iterator[str]:
+    cell = max([CELL_MIN, *(len(text) for text in _texts(result))]) + 2
+    beside = max((width - NAME_MIN) // cell, 1)
+    for first in range(0, len(result.alternatives), beside):
+        part = replace(result, alternatives=result.alternatives[first : first + beside])
+        yield ""
+        yield from _one_table(part, cell)
+
+
+def _texts(result: Result) -> Iterator[str]:
+    yield from (alternative.name for alternative in result.alternatives)
+    for row in _all_rows(result):
+        yield from row.cells
+
+
+def _all_rows(result: Result) -> Iterator[Row]:
+    yield from (Row(promised(row.name), row.cells) for row in verdicts(result))
+    for group in groups(result):
+        yield from group.rows
+
+
+def _one_table(result: Result, cell: int) -> Iterator[str]:
+    label = max([NAME_MIN, *(len(INDENT + row.name) for row in _all_rows(result))])
+    yield _line("", [alternative.name for alternative in result.alternatives], label, cell)
+    if rows := verdicts(result):
+        yield "promises"
+        yield from _lines([Row(promised(row.name), row.cells) for row in rows], label, cell)
+    for group in groups(result):
+        yield group.name
+        yield from _lines(group.rows, label, cell)
+
+
+def _lines(rows: Sequence[Row], label: int, cell: int) -> Iterator[str]:
+    for row in rows:
+        yield _line(INDENT + row.name, row.cells, label, cell)
+
+
+def _line(name: str, cells: Sequence[str], label: int, cell: int) -> str:
+    return f"{name:<{label}}" + "".join(f"{text:>{cell}}" for text in cells)
+
+
+def _broken(result: Result) -> Iterator[str]:
+    """Why a promise counts as broken: what nobody should have to look for."""
+    for row in verdicts(result):
+        for alternative, said in zip(result.alternatives, row.cells, strict=True):
+            if said == BROKEN:
+                yield f"{BROKEN}: {row.name} by {alternative.name!r}: {evidence(alternative, row.name)}"

@@ -1,0 +1,56 @@
+"""A result that has a bit of everything: names that must be escaped, empty series, promises of each kind."""
+
+from __future__ import annotations
+
+from math import nan
+
+from delta_prop_simulations.laboratory.result import Alternative, Latency, Result, Series, SinkResult, Verdict
+
+NASTY = "<b>&\"'"
+
+
+def latency(scale_s: float) -> Latency:
+    buckets = [(scale_s * 2**power, 100 // (power + 1)) for power in range(6)]
+    quantiles = {"p50": scale_s, "p90": scale_s * 8, "p99": scale_s * 16, "max": scale_s * 32}
+    return Latency(sum(count for _, count in buckets), quantiles, buckets)
+
+
+def sink(name: str, number: int) -> SinkResult:
+    times = [float(at) for at in range(1, 61)]
+    lag = Series("lag", "s", times, [0.01 * (number + 1) * (1 + at % 7) for at in range(60)])
+    return SinkResult(name, 60_000, number, 990.5, latency(0.01 * (number + 1)), [lag])
+
+
+def alternative(number: int, sinks: int) -> Alternative:
+    times = [float(at) for at in range(1, 61)]
+    values = [nan if at in (7, 8) else 1_000.0 + at for at in range(60)]
+    return Alternative(
+        name=f"{NASTY} {number}",
+        what="as it is" if number else NASTY,
+        sinks=[sink(f"sink-{one} {NASTY}", one) for one in range(sinks)],
+        series=[
+            Series("throughput", "deltas/s", times, values),
+            Series("memory", "bytes", times, [1e6 * (at + 1) for at in range(60)]),
+            Series("nothing yet", "deltas", [], []),
+        ],
+        totals={
+            "offered": 60_000.0,
+            "refused": 0.0,
+            "refused QUEUE_FULL": 3.0 * number,
+            "queue_peak_deltas": 9.0,
+        },
+        verdicts=[
+            Verdict("P1", True, "all came"),
+            Verdict("P3", number != 1, f"seen {NASTY}"),
+            Verdict("P7", None, "nothing was damaged"),
+        ],
+        trace="0" * 32,
+        virtual_s=60.0,
+        cpu_s=1.5,
+        acks=latency(0.002) if number else Latency(),
+    )
+
+
+def result(alternatives: int = 3, sinks: int = 2) -> Result:
+    made = [alternative(number, sinks) for number in range(alternatives)]
+    return Result(f"{NASTY} scenario", f"About {NASTY}.", 7, 60.0, made)

@@ -1,0 +1,85 @@
+"""The page of a result: whole, sound as HTML, safe with any name, the same for the same result."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+
+from delta_prop_simulations.report import html
+from tests.simulations.report.results import NASTY, result
+
+VOID = {"meta", "path", "br"}
+
+
+class Page(HTMLParser):
+    """Holds that what is opened is closed, and gathers what stands there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[str] = []
+        self.text = ""
+        self.attributes: list[tuple[str, str | None]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("style", "script"):
+            self.text += data
+
+
+def parsed(text: str) -> Page:
+    page = Page()
+    page.feed(text)
+    page.close()
+    assert not page.open
+    return page
+
+
+@pytest.mark.parametrize("alternatives", [1, 2, 8])
+@pytest.mark.parametrize("sinks", [0, 1, 5])
+def test_every_name_and_verdict_is_there_and_nothing_is_taken_for_html(alternatives: int, sinks: int) -> None:
+    made = result(alternatives, sinks)
+    page = parsed(html(made, "delta-prop simulate x --seed 7"))
+    for one in made.alternatives:
+        assert one.name in page.text
+        for each in one.sinks:
+            assert each.name in page.text
+        for verdict in one.verdicts:
+            assert verdict.what in page.text
+    assert "delta-prop simulate x --seed 7" in page.text
+    assert ("BROKEN" in page.text) == (alternatives > 1)
+    assert "b" not in page.tags
+    assert NASTY in page.text
+    assert "svg" in page.tags
+
+
+def test_a_page_needs_nothing_from_elsewhere_and_is_the_same_each_time() -> None:
+    text = html(result())
+    page = parsed(text)
+    assert not {"link", "img", "iframe"} & set(page.tags)
+    assert not [name for name, _ in page.attributes if name in ("src", "href")]
+    assert "url(" not in text
+    assert text == html(result())
+    assert "nan" not in text.lower().replace(NASTY, "")
+
+
+def test_a_long_run_makes_a_page_of_bounded_size() -> None:
+    made = result(8, 5)
+    for one in made.alternatives:
+        for series in [*one.series, *(each for sink in one.sinks for each in sink.series)]:
+            series.times_s[:] = [at / 100 for at in range(6_000)]
+            series.values[:] = [float(at * 7919 % 1000) for at in range(6_000)]
+    assert len(html(made).encode()) < 1 << 20
