@@ -1,0 +1,95 @@
+"""The adaptive pace beside fixed limits, the specification's law and none: `./run bench controllers`.
+
+Runs the shipped scenario `controllers` with several seeds. With `--write` the table and two pictures go into
+`docs/`. All in virtual time, so the same numbers come out on any machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from delta_prop_simulations.files import shipped
+from delta_prop_simulations.laboratory.reading import read_setups
+from delta_prop_simulations.laboratory.result import Result
+from delta_prop_simulations.laboratory.run import run
+from delta_prop_simulations.report.figures import sections
+from delta_prop_simulations.report.picture import picture
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop_simulations.laboratory.result import Alternative
+
+SCENARIO, SINK = "controllers", "index"
+PICTURES = {f"{SINK}: lag": "controllers-lag.svg", "rate limit": "controllers-rate.svg"}
+DOCS = Path(__file__).parent.parent / "docs"
+_BEGIN, _END = "<!-- measured -->", "<!-- end of measured -->"
+
+
+def main() -> int:
+    """Run, print, write if asked."""
+    parser = argparse.ArgumentParser(prog="./run bench controllers")
+    parser.add_argument("--seeds", type=int, default=5, help="how many runs of each; default: 5")
+    parser.add_argument("--duration", type=float, default=60.0, help="virtual seconds; default: 60")
+    parser.add_argument("--write", action="store_true", help="put table and pictures into docs/")
+    options = parser.parse_args()
+    logging.getLogger("delta_prop").addHandler(logging.NullHandler())  # the table tells
+    runs = [_result(seed, options.duration) for seed in range(1, options.seeds + 1)]
+    table = "\n".join(_table(runs))
+    print(table)
+    if options.write:
+        _write(table, runs[0])
+    return 0
+
+
+def _result(seed: int, duration_s: float) -> Result:
+    setups = read_setups(shipped()[SCENARIO], seed=seed, duration=duration_s)
+    made: list[Alternative] = []
+    for setup in setups:
+        print(f"seed {seed}: {setup.name}", file=sys.stderr)
+        made.append(run(setup))
+    scenario = setups[0].scenario
+    return Result(scenario.name, scenario.about, seed, duration_s, made)
+
+
+def _table(runs: Sequence[Result]) -> list[str]:
+    """Medians over the seeds, the lowest and the highest behind them."""
+    names = [one.name for one in runs[0].alternatives]
+    lines = [
+        f"| | applied within 1 s of their offset, a second (lowest, highest of {len(runs)} seeds) "
+        "| lag p50, s | lag p99, s | refused | most memory, MiB | promises |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for place, name in enumerate(names):
+        every = [result.alternatives[place] for result in runs]
+        sinks = [next(sink for sink in one.sinks if sink.name == SINK) for one in every]
+        within = sorted(sink.within_1s_per_s for sink in sinks)
+        broken = sum(verdict.ok is False for one in every for verdict in one.verdicts)
+        lines.append(
+            f"| {name} | {median(within):,.0f} ({within[0]:,.0f}, {within[-1]:,.0f}) "
+            f"| {median(sink.lag.quantiles['p50'] for sink in sinks):.2f} "
+            f"| {median(sink.lag.quantiles['p99'] for sink in sinks):.2f} "
+            f"| {median(one.totals['refused'] for one in every):,.0f} "
+            f"| {median(one.totals['memory_peak_bytes'] for one in every) / 2**20:.1f} "
+            f"| {'all kept' if not broken else f'{broken} broken'} |"
+        )
+    return lines
+
+
+def _write(table: str, result: Result) -> None:
+    page = DOCS / "controllers.md"
+    before, _, rest = page.read_text().partition(_BEGIN)
+    page.write_text(f"{before}{_BEGIN}\n{table}\n{_END}{rest.partition(_END)[2]}")
+    for section in sections(result):
+        for plot in section.plots:
+            if plot.title in PICTURES:
+                (DOCS / PICTURES[plot.title]).write_text(picture(plot))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""A plot alone is a sound SVG document, with its title and who is who."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from delta_prop_simulations.report.axis import linear
+from delta_prop_simulations.report.picture import picture
+from delta_prop_simulations.report.plot import Line, Plot
+from tests.simulations.report.results import NASTY
+
+
+def test_a_picture_names_its_lines() -> None:
+    lines = tuple(Line(f"{NASTY} {number}", number, [0.0, 1.0], [0.0, 1.0]) for number in range(3))
+    root = ElementTree.fromstring(picture(Plot("lag & more", linear(1.0, "s"), linear(1.0, "s"), lines)))
+    texts = ["".join(one.itertext()) for one in root.iter() if one.tag.endswith("text")]
+    assert texts[0] == "lag & more, s"
+    assert {line.name for line in lines} <= set(texts)
+    box = [int(number) for number in root.attrib["viewBox"].split()]
+    assert box[3] > box[2] / 2
