@@ -40,12 +40,17 @@ if TYPE_CHECKING:
     from delta_prop_sinks.sink import Delivery
 
 LOOP = "loop"
-THREAD_COPYING = "thread, copying the write-ahead log"
+THREAD_CUTTING = "thread, cutting off the write-ahead log"
+WAL_BYTES = "bytes written to the write-ahead log"
+"""A law of sizes, not of times: small commits write more of them for a row than large ones."""
+WAL_BYTES_MAX = 64 << 20
+"""The sink's default."""
 KEYS, DIMENSION = 5_000, 32
 SIZES = {1: 12, 10: 12, 30: 12, 100: 10, 300: 6, 1_000: 3}
 """Deltas a call, and how many calls of each one slice of calibration makes."""
 CROWDED = {10: 10, 100: 8, 1_000: 3}
-LARGEST = 1_000
+CUTTING, CALLS_TO_CUT_MAX = 300, 400
+"""Deltas a call until one cuts off the write-ahead log, which takes a hundred such calls."""
 SENT = 20
 """Deltas a publish of the runs."""
 
@@ -60,36 +65,38 @@ class StorageRig(RealRig):
         """What calls on the sink's thread took since this was cleared."""
         watch = Stopwatch(edge.now_s)
         observe(sink, watch)
-        self._count_rows(sink)
+        self._look_at_wal(sink)
         super().__init__(Source(propagator, cycle(_batches(SENT, BATCHES)), watch), watch)
         self._propagator = propagator
         self._crowd = Crowd(other, cycle(_batches(SENT, BATCHES)))
         self._calls = {size: _batches(size, 12, name="calls") for size in SIZES}
         self._publishes = {size: cycle(_batches(size, 40)) for size in (1, SENT, 100)}
 
-    def _count_rows(self, sink: StorageSink) -> None:
-        """Know which calls copy the write-ahead log, behind so many rows."""
+    def _look_at_wal(self, sink: StorageSink) -> None:
+        """Know after each call whether it cut off the write-ahead log, or else how much it wrote there."""
         apply = sink.apply
-        self._rows, self._written, self._copied = _Rows(), 0, False
+        self._wal_bytes = self._grown_bytes = 0
+        self._cut = False
 
-        async def counted(deliveries: Sequence[Delivery]) -> None:
+        async def looked(deliveries: Sequence[Delivery]) -> None:
             await apply(deliveries)
-            written = sink.statistics().rows_written
-            self._copied = self._rows.write(written - self._written)
-            self._written = written
+            wal_bytes = sink.statistics().wal_bytes
+            self._grown_bytes = wal_bytes - self._wal_bytes
+            self._cut = self._grown_bytes < -WAL_BYTES_MAX // 2
+            self._wal_bytes = wal_bytes
 
-        sink.apply = counted  # type: ignore[method-assign]
+        sink.apply = looked  # type: ignore[method-assign]
 
     async def calibrate(self, samples: Samples, random: Random) -> None:
-        """One slice: some calls of each size, alone and beside a busy loop; and large ones, until one copies
-        the write-ahead log.
+        """One slice: some calls of each size, alone and beside a busy loop; and more, until one cuts off the
+        write-ahead log.
         """
         for size, count in SIZES.items():
             for _ in range(count):
                 await self._timed_call(samples, random, size)
-        for _ in range(2 * WAL_ROWS // LARGEST):
-            await self._timed_call(samples, random, LARGEST)
-            if self._copied:
+        for _ in range(CALLS_TO_CUT_MAX):
+            await self._timed_call(samples, random, CUTTING)
+            if self._cut:
                 break
         for size, count in CROWDED.items():
             for _ in range(count):
@@ -97,7 +104,7 @@ class StorageRig(RealRig):
                 self.timed.clear()
                 receipt = self._propagator.offer(*random.choice(self._calls[size]))
                 await self._crowd.beside(samples, size, partial(self._has, receipt.result().next_offset))
-                if not self._copied:
+                if not self._cut:
                     samples.add(THREAD_BESIDE, size, sum(self.timed))
         await measure_machine(samples, random, self._publishes)
 
@@ -106,8 +113,10 @@ class StorageRig(RealRig):
         lag_s = await self.call(self._propagator, random.choice(self._calls[size]))
         thread_s = sum(self.timed)
         samples.add(CALL, size, lag_s)
-        samples.add(THREAD_COPYING if self._copied else THREAD, size, thread_s)
+        samples.add(THREAD_CUTTING if self._cut else THREAD, size, thread_s)
         samples.add(LOOP, size, lag_s - thread_s)
+        if self._grown_bytes > 0:
+            samples.add(WAL_BYTES, size, self._grown_bytes)
 
     def _has(self, next_offset: int) -> bool:
         return self.watch.reached >= next_offset
@@ -144,29 +153,36 @@ async def model(draws: Draws, now_s: Callable[[], float]) -> AsyncIterator[Rig]:
 class _Model(ModelSink):
     def __init__(self, name: str, draws: Draws, watch: Stopwatch) -> None:
         super().__init__(name, draws, watch)
-        self._rows = _Rows()
+        self._wal = _Wal()
 
     async def work(self, deltas: int) -> None:
         self.draws.compute(LOOP, deltas)
         more_s = 0.0
-        if self._rows.write(deltas):
-            more_s = max(self.draws.drawn(THREAD_COPYING, LARGEST) - self.draws.median(THREAD, LARGEST), 0.0)
+        if self._wal.write(deltas, self.draws.drawn(WAL_BYTES, deltas)):
+            more_s = max(self.draws.drawn(THREAD_CUTTING, CUTTING) - self.draws.median(THREAD, CUTTING), 0.0)
         await self.draws.on_thread(THREAD, deltas, more_s)
 
 
-class _Rows:
-    """Rows in the write-ahead log, as the file counts them."""
+class _Wal:
+    """The write-ahead log, as far as it decides when it is cut off."""
 
     def __init__(self) -> None:
-        self._in_log = 0
+        self._rows = 0
+        self._at = self._size = 0.0  # where it is written, and how large it has become: bytes
 
-    def write(self, rows: int) -> bool:
-        """Whether this call copies the log into the file, and so begins anew."""
-        self._in_log += rows
-        if self._in_log < WAL_ROWS:
-            return False
-        self._in_log = 0
-        return True
+    def write(self, rows: int, size: float) -> bool:
+        """Whether this call cuts it off, for it has become large. Behind many rows it is only copied, which
+        is quickly done, and written anew from its beginning.
+        """
+        self._rows += rows
+        self._at += size
+        self._size = max(self._size, self._at)
+        large = self._size > WAL_BYTES_MAX
+        if large or self._rows >= WAL_ROWS:
+            self._rows, self._at = 0, 0.0
+        if large:
+            self._size = 0.0
+        return large
 
 
 SET_UP = SetUp(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from delta_prop_simulations.calibration.record import Calibration
 
 FILE = "calibration.json"
+TIME, TIME_COMPARED = "10s", "5s"
 ROUNDS_MAX = 100
 SECONDS_MIN, SECONDS_MAX = 0.5, 3_600.0
 
@@ -26,7 +27,12 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the options."""
     parser.epilog = "example: delta-prop simulate calibrate --sinks storage,cache --to calibration.json"
     parser.add_argument("--sinks", metavar="NAMES", help="these alone, with commas between (default: all)")
-    parser.add_argument("--for", dest="time", metavar="TIME", default="10s", help="for each (default: 10s)")
+    parser.add_argument(
+        "--for",
+        dest="time",
+        metavar="TIME",
+        help=f"for each (default: {TIME}; with --compare {TIME_COMPARED})",
+    )
     parser.add_argument("--to", metavar="FILE", help=f"where the laws are written (default: {FILE})")
     parser.add_argument(
         "--compare", action="store_true", help="predict set-ups and measure them; writes no laws"
@@ -41,9 +47,10 @@ def run(options: Namespace) -> int:
     from delta_prop_simulations.laboratory.reading import parse_duration
 
     logging.getLogger("delta_prop").addHandler(logging.NullHandler())  # the index paces: it is meant to
-    seconds = parse_duration(options.time, "--for")
+    time = options.time or (TIME_COMPARED if options.compare else TIME)
+    seconds = parse_duration(time, "--for")
     if not SECONDS_MIN <= seconds <= SECONDS_MAX:
-        raise UsageError(f"--for {options.time}: give {SECONDS_MIN} s to {SECONDS_MAX / 3_600:g} h")
+        raise UsageError(f"--for {time}: give {SECONDS_MIN} s to {SECONDS_MAX / 3_600:g} h")
     if not 1 <= options.rounds <= ROUNDS_MAX:
         raise UsageError(f"--rounds {options.rounds}: give 1 to {ROUNDS_MAX}")
     if options.compare and options.to is not None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from delta_prop_simulations.calibration.rounds import SetUp
 
-COPYING = storage.THREAD_COPYING
+CUTTING = storage.THREAD_CUTTING
 ZERO = Law.of({1: [0.0], 1_000: [0.0]})
 
 
@@ -50,30 +50,57 @@ def flat_out(rig: Rig, seconds: float, ahead_max: int) -> Awaitable[None]:
 
 
 def test_a_sink_that_takes_a_millisecond_a_delta_takes_a_thousand_a_second() -> None:
-    laws = {"send": per_delta(1e-6), "loop": ZERO, "thread": per_delta(1e-3), COPYING: ZERO}
+    laws = {
+        "send": per_delta(1e-6),
+        "loop": ZERO,
+        "thread": per_delta(1e-3),
+        CUTTING: ZERO,
+        storage.WAL_BYTES: ZERO,
+    }
     seen = predicted(storage.SET_UP, laws, partial(flat_out, seconds=2.0, ahead_max=100))
     assert seen.rate == pytest.approx(1_000, rel=0.05)
 
 
-def test_copying_the_write_ahead_log_comes_on_top_behind_so_many_rows(
+def test_cutting_off_the_write_ahead_log_comes_on_top_when_it_is_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(storage, "WAL_ROWS", 400)
-    copying = Law.of({storage.LARGEST: [1.3]})
-    laws = {"send": per_delta(1e-7), "loop": ZERO, "thread": per_delta(1e-3), COPYING: copying}
+    monkeypatch.setattr(storage, "WAL_BYTES_MAX", 400)
+    cutting = Law.of({storage.CUTTING: [0.6]})
+    laws = {"send": per_delta(1e-7), "loop": ZERO, "thread": per_delta(1e-3), CUTTING: cutting}
+    laws[storage.WAL_BYTES] = per_delta(1.0)
     seen = predicted(storage.SET_UP, laws, partial(flat_out, seconds=7.0, ahead_max=4_000))
-    # Calls are of the largest size, and each one copies.
-    assert seen.rate == pytest.approx(storage.LARGEST / 1.3, rel=0.1)
+    # Calls take a thousand deltas in a second, and each one cuts; of its time 0.3 s is the call's usual time.
+    assert seen.rate == pytest.approx(1_000 / 1.3, rel=0.1)
+
+
+def test_a_log_that_is_copied_in_time_is_not_cut_off() -> None:
+    wal = storage._Wal()
+    assert not any(wal.write(1_000, 1_000_000) for _ in range(200))
+    assert sum(wal.write(100, 350_000) for _ in range(2_000)) == pytest.approx(
+        2_000 * 350_000 / 67.1e6, abs=1
+    )
 
 
 def test_a_loop_that_is_busy_with_publishing_is_the_bound() -> None:
-    laws = {"send": per_delta(1e-3), "loop": ZERO, "thread": per_delta(1e-5), COPYING: ZERO}
+    laws = {
+        "send": per_delta(1e-3),
+        "loop": ZERO,
+        "thread": per_delta(1e-5),
+        CUTTING: ZERO,
+        storage.WAL_BYTES: ZERO,
+    }
     seen = predicted(storage.SET_UP, laws, partial(flat_out, seconds=2.0, ahead_max=100))
     assert seen.rate == pytest.approx(1_000, rel=0.05)
 
 
 def test_in_an_open_loop_at_rest_the_lag_is_the_call() -> None:
-    laws = {"send": ZERO, "loop": per_delta(1e-4), "thread": per_delta(1e-4), COPYING: ZERO}
+    laws = {
+        "send": ZERO,
+        "loop": per_delta(1e-4),
+        "thread": per_delta(1e-4),
+        CUTTING: ZERO,
+        storage.WAL_BYTES: ZERO,
+    }
 
     async def drive(rig: Rig) -> None:
         await anyio.sleep(1.0)
