@@ -192,7 +192,7 @@ def test_a_cut_recording_is_read_up_to_its_last_whole_block() -> None:
         assert "broken off" in found.fault
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.data())
 def test_damage_is_told_and_what_is_before_it_counts(data: st.DataObject) -> None:
     raw = bytearray(recorded((A_BATCH, 1), (A_BATCH, 2), every=True))
@@ -214,7 +214,7 @@ rows = st.tuples(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     st.lists(
         st.tuples(
