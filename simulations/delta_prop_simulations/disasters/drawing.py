@@ -1,6 +1,6 @@
 """A plan drawn from a seed. Each run leaves some faults out altogether: where all strike, none gets far.
 
-Sizes are such that a run takes a third of a second of a processor and about a minute of virtual time.
+Sizes are such that a run takes about half a second of a processor, and half a minute of virtual time.
 """
 
 from __future__ import annotations
