@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from delta_prop_simulations.disasters.mutants import MUTANTS, applied
@@ -26,6 +29,13 @@ def test_names_and_sentences_are_of_one_kind() -> None:
             assert sentence
             assert not sentence.endswith(".")
             assert sentence[0].islower()
+
+
+def test_the_page_has_a_row_for_each() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "simulation.md").read_text()
+    section = page.partition("\n## Mutants\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([a-z-]+)` \| (.+?) \|", section, re.MULTILINE)
+    assert rows == [(mutant.name, mutant.what) for mutant in MUTANTS.values()]
 
 
 class _Base:

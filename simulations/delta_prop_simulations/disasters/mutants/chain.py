@@ -6,7 +6,6 @@ Each line of text is the code's own; where that changes, the table's test says w
 from __future__ import annotations
 
 from delta_prop.append import Appender
-from delta_prop.ingest.origins import Origins
 from delta_prop.ingest.vectors import Vectors
 from delta_prop.order.orderer import Orderer
 from delta_prop.pipeline import Chain
@@ -27,18 +26,6 @@ CHAIN = (
         ),
     ),
     Mutant(
-        "ids-forgotten",
-        "a start does not take in the ids of the log's deltas",
-        "an id has one effect, across a restart too",
-        (edit(Appender.restore, ("self.ids.add(batch.ids, logged.offset)", "pass")),),
-    ),
-    Mutant(
-        "ids-not-looked-up",
-        "an id that was accepted before is accepted again",
-        "an id has one effect",
-        (edit(Appender._repeated_rows, ("return repeats", "return {}")),),
-    ),
-    Mutant(
         "repeat-told-a-new-offset",
         "a repeat is told the end of the log for its offset",
         "a repeat is told what its first copy was told",
@@ -51,12 +38,6 @@ CHAIN = (
                 ),
             ),
         ),
-    ),
-    Mutant(
-        "repeat-told-too-early",
-        "a repeat is acknowledged though its first copy is not kept yet",
-        "an acknowledgement says that it is kept as asked",
-        (edit(Chain._tell, ("next_offset = outcome.next_offset", "next_offset = 0")),),
     ),
     Mutant(
         "state-moves-without-the-log",
@@ -82,27 +63,10 @@ CHAIN = (
         ),
     ),
     Mutant(
-        "clocks-ignored",
-        "a delta does not wait for what its clock names",
-        "the log's order is causal",
-        (edit(Orderer.check, ("for other, counter in entry.clock:", "for other, counter in ():")),),
-    ),
-    Mutant(
         "parents-ignored",
         "a delta does not wait for its parents",
         "the log's order is causal",
         (edit(Orderer.check, ("return not entry.parents or self._has_parents(entry)", "return True")),),
-    ),
-    Mutant(
-        "own-order-ignored",
-        "a delta does not wait for those that its producer numbered before it",
-        "each origin's counters are in the log without a gap",
-        (
-            edit(
-                Orderer.check,
-                ("if have.get(origin, 0) != entry.previous:", "if have.get(origin, 0) > entry.previous:"),
-            ),
-        ),
     ),
     Mutant(
         "void-not-logged",
@@ -123,18 +87,6 @@ CHAIN = (
         "a delta is taken though its vector's head is not the one that it expects",
         "of two writers that expect the same head one is refused",
         (edit(Vectors.check, ("for row, expected in batch.expects:", "for row, expected in ():")),),
-    ),
-    Mutant(
-        "stale-epoch-accepted",
-        "a producer that was fenced may still write",
-        "of two producers of one name the later one alone writes",
-        (
-            edit(
-                Origins.require,
-                ("batch.epoch < state.epoch and not (repeat and state.same_frame(batch))", "False"),
-            ),
-            edit(Origins.writer, ("state.epoch != batch.epoch or owner", "owner")),
-        ),
     ),
     Mutant(
         "lamport-forgotten",

@@ -9,8 +9,26 @@ import pytest
 from delta_prop_simulations.commands import dispatch
 from delta_prop_simulations.commands.mutants import chosen, joined, table
 from delta_prop_simulations.disasters.mutants import MUTANTS
-from delta_prop_simulations.disasters.mutants.hunt import Hunt
+from delta_prop_simulations.disasters.mutants.hunt import SEEDS_MAX, Hunt, hunt
 from delta_prop_wire.errors import UsageError
+
+QUICK = ("ack-one-off", "credit-given-twice", "delivered-before-the-commit")
+"""Found within a few seeds."""
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_mutant_is_found_within_a_few_seeds(name: str) -> None:
+    found = hunt(name, range(20))
+    assert found.found, table([found])
+    assert found.reached
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_every_mutant_is_found(name: str, full: bool) -> None:
+    if not full:
+        pytest.skip("only with --full")
+    found = hunt(name, range(SEEDS_MAX))
+    assert found.found, table([found])
 
 
 def test_the_parts_of_one_hunt_are_joined_and_the_first_seed_counts() -> None:
