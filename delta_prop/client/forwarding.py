@@ -93,6 +93,7 @@ class ForwardLink:
         self._told = False  # what it has, since it is connected
         self._ended: DeltaPropError | None = None
         self._reconnects = self._sent = self._covered = 0
+        self._sequence = 1  # of the next row on this connection; one that is sent again gets another one
 
     # --- for the sink
 
@@ -169,7 +170,7 @@ class ForwardLink:
 
     def hello(self) -> Hello:
         """What opens a connection."""
-        self._pages = {}
+        self._pages, self._sequence = {}, 1
         return Hello(token=self._token, source=Source.REPLICA, client=self._name, log_id=self._log_id)
 
     def welcomed(self, welcome: Welcome, *, same_address: bool) -> None:
@@ -198,9 +199,11 @@ class ForwardLink:
                 break
             logged = call.batches[call.next]
             if not self._covers(logged):
-                call.open[_sequence(logged) + logged.count - 1] = call.next
+                sequence = self._sequence
+                self._sequence += logged.count
+                call.open[self._sequence - 1] = call.next
                 stamp = Stamp(logged.lamport, Source.REPLICA)
-                frame = BatchFrame(_sequence(logged), logged.batch, stamp, ack_wanted=True)
+                frame = BatchFrame(sequence, logged.batch, stamp, ack_wanted=True)
                 raw = session.connection.send(frame)
                 parts.append(raw)
                 size += len(raw)
@@ -249,7 +252,7 @@ class ForwardLink:
         if call is None:
             return
         for last, place in list(call.open.items()):
-            if _sequence(call.batches[place]) == nack.sequence:
+            if last - call.batches[place].count + 1 == nack.sequence:
                 del call.open[last]
                 call.outcomes[place] = refusal
         self._finish(call)
@@ -277,11 +280,6 @@ class ForwardLink:
         if call is not None and not call.done.is_set():
             call.failure = failure
             call.done.set()
-
-
-def _sequence(logged: LoggedBatch) -> int:
-    """The number of its first row on a connection: those begin at 1, offsets at 0."""
-    return logged.offset + 1
 
 
 def _as_failure(error: DeltaPropError) -> Exception:

@@ -13,7 +13,8 @@ from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Source
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.frames import Ack, OriginGrant, Welcome
+from delta_prop_wire.frames import Ack, Nack, OriginGrant, Welcome
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop_wire.frames import BatchFrame
@@ -61,5 +62,30 @@ def test_what_is_left_of_a_call_when_credit_comes_may_be_there_already() -> None
                     await anyio.sleep(0.01)
         assert outcomes == [None, None]
         assert len(session.sent) == 1
+
+    run_virtual(main)
+
+
+def test_an_acknowledgement_of_an_earlier_sending_says_nothing_of_a_later_one() -> None:
+    """The first was refused and comes again; what is told meanwhile is told of the first."""
+
+    async def main() -> None:
+        link, session = ForwardLink("service:7373", world=virtual_world(1)), Session()
+        link.welcomed(Welcome(), same_address=True)
+        given, outcomes = [logged(LACKS, 0)], []
+        for _ in range(2):
+            async with anyio.create_task_group() as tasks:
+
+                async def forward() -> None:
+                    outcomes.append(await link.forward(given))
+
+                tasks.start_soon(forward)
+                await anyio.sleep(0.1)
+                session.connection.window.open = True
+                assert link.to_send(session, 0.0)  # type: ignore[arg-type]
+                first, last = session.sent[0].sequence, session.sent[-1].sequence
+                link.take(Ack(first), 0, 0.0) if last > first else None
+                link.take(Nack(last, ErrorCode.LOG_FULL, "no room"), 0, 0.0)
+        assert [one.code for (one,) in outcomes] == [ErrorCode.LOG_FULL] * 2
 
     run_virtual(main)
