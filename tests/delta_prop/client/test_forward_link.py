@@ -73,7 +73,7 @@ def test_an_acknowledgement_of_an_earlier_sending_says_nothing_of_a_later_one() 
         link, session = ForwardLink("service:7373", world=virtual_world(1)), Session()
         link.welcomed(Welcome(), same_address=True)
         given, outcomes = [logged(LACKS, 0)], []
-        for _ in range(2):
+        for again in (False, True):
             async with anyio.create_task_group() as tasks:
 
                 async def forward() -> None:
@@ -84,7 +84,8 @@ def test_an_acknowledgement_of_an_earlier_sending_says_nothing_of_a_later_one() 
                 session.connection.window.open = True
                 assert link.to_send(session, 0.0)  # type: ignore[arg-type]
                 first, last = session.sent[0].sequence, session.sent[-1].sequence
-                link.take(Ack(first), 0, 0.0) if last > first else None
+                if again:
+                    link.take(Ack(first), 0, 0.0)
                 link.take(Nack(last, ErrorCode.LOG_FULL, "no room"), 0, 0.0)
         assert [one.code for (one,) in outcomes] == [ErrorCode.LOG_FULL] * 2
 
