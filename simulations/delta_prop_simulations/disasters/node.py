@@ -76,6 +76,7 @@ class Node(Host):
             world=world,
         ) as propagator:
             self._judge.started(self.name, propagator, self._ended)
+            self._ended = None
             self.propagator = propagator
             for sink in self.plan.sinks:
                 await self.attach(sink, life)
@@ -124,7 +125,8 @@ class Node(Host):
         """What is not committed anywhere is gone."""
         self.propagator = self.service = None
         assert life.ending is not None
-        self._ended = life.ending.value
+        if self._ended is None or life.ending is not Ending.ENDED:
+            self._ended = life.ending.value  # a start that failed after a kill hides no kill
         self._judge.ended(self.name)
         for sink in self.models.values():
             if life.ending is Ending.POWER_CUT:
