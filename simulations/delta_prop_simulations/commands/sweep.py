@@ -12,10 +12,11 @@ from delta_prop.commands import edge
 from delta_prop_simulations.disasters.drawing import draw
 from delta_prop_simulations.disasters.plan import Plan
 from delta_prop_simulations.disasters.smaller import smaller
+from delta_prop_simulations.disasters.sound import check_plan
 from delta_prop_simulations.disasters.story import run as run_plan
 from delta_prop_simulations.disasters.sweep import Summary, sweep
 from delta_prop_simulations.disasters.violation import CHECKS
-from delta_prop_simulations.files import write_text
+from delta_prop_simulations.files import read_text, write_text
 from delta_prop_simulations.processes import cores
 from delta_prop_wire.errors import UsageError
 
@@ -61,10 +62,7 @@ def run(options: Namespace) -> int:
         if options.shrink is not None:
             raise UsageError("--shrink makes one plan smaller: name it with --seed or --plan")
         return _run_many(options)
-    if options.plan is None:
-        plan = draw(options.seed)
-    else:
-        plan = Plan.from_json(edge.file_bytes(options.plan).decode())
+    plan = draw(options.seed) if options.plan is None else _plan_in(options.plan)
     if options.show:
         edge.put(plan.to_json())
         return 0
@@ -74,6 +72,17 @@ def run(options: Namespace) -> int:
 
 
 # --- many
+
+
+def _plan_in(path: str) -> Plan:
+    """The plan of a file, which can be carried out. Raises UsageError."""
+    text = read_text(path)
+    try:
+        plan = Plan.from_json(text)
+        check_plan(plan)
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from None
+    return plan
 
 
 def _run_many(options: Namespace) -> int:

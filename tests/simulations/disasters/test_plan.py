@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from delta_prop_simulations.disasters.drawing import draw
 from delta_prop_simulations.disasters.plan import STRIKES, Plan
+from delta_prop_simulations.disasters.sound import check_plan
 from delta_prop_wire.errors import UsageError
 
 MANY = 300
@@ -37,3 +40,37 @@ def test_many_plans_have_everything_and_each_leaves_most_out() -> None:
 def test_what_is_no_plan_is_told(text: str) -> None:
     with pytest.raises(UsageError, match="no plan"):
         Plan.from_json(text)
+
+
+def test_what_is_drawn_is_sound() -> None:
+    for number in range(MANY):
+        check_plan(draw(number))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        (("duration_s",), -5, "duration_s = -5: give 0.1 to 600"),
+        (("duration_s",), "long", "duration_s = 'long'"),
+        (("duration_s",), float("nan"), "duration_s = nan"),
+        (("nodes",), [], "nodes: there are 0; give 1 to 8"),
+        (("nodes", 0, "forward_to"), ["nobody"], "forward_to = 'nobody'"),
+        (("nodes", 0, "sinks", 0, "kind"), "odd", "kind = 'odd': give one of transactional"),
+        (("writers", 0, "deltas"), -3, "writers.0..deltas = -3"),
+        (("writers", 0, "node"), "nobody", "writers.0..node = 'nobody'"),
+        (("writers", 0, "name"), "node-0", "two hosts of the plan are called 'node-0'"),
+        (("strikes", 0, "kind"), "meteor", "strikes.0..kind = 'meteor': give one of kill"),
+        (("strikes", 0, "at_s"), -1, "strikes.0..at_s = -1"),
+        (("strikes", 0, "on"), "nobody", "strikes.0..on = 'nobody'"),
+    ],
+)
+def test_what_cannot_be_carried_out_is_told_with_its_place(
+    place: tuple[str | int, ...], value: object, told: str
+) -> None:
+    data: Any = json.loads(draw(3).to_json())
+    part = data
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    with pytest.raises(UsageError, match=told):
+        check_plan(Plan.from_json(json.dumps(data)))
