@@ -13,6 +13,7 @@ def test_in_many_seeds_all_that_can_strike_does_and_nothing_is_found(full) -> No
     summary = Summary()
     for part in sweep(0, 2_000 if full else 100, cores()):
         summary.add_all(part)
+    print(f"{summary.seeds} seeds, {summary.deltas:,} deltas acknowledged")
     assert summary.found == []
     struck = summary.struck
     assert {kind for kind in STRIKES if not struck[f"strike: {kind}"]} <= (set() if full else RARE)

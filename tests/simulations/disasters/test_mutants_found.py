@@ -12,23 +12,18 @@ from delta_prop_simulations.disasters.mutants import MUTANTS
 from delta_prop_simulations.disasters.mutants.hunt import SEEDS_MAX, Hunt, hunt
 from delta_prop_wire.errors import UsageError
 
+QUICK_SEEDS = 20
 QUICK = ("ack-one-off", "credit-given-twice", "delivered-before-the-commit")
 """Found within a few seeds."""
 
 
-@pytest.mark.parametrize("name", QUICK)
-def test_a_mutant_is_found_within_a_few_seeds(name: str) -> None:
-    found = hunt(name, range(20))
-    assert found.found, table([found])
-    assert found.reached
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_every_mutant_is_found(name: str, full: bool) -> None:
-    if not full:
-        pytest.skip("only with --full")
-    found = hunt(name, range(SEEDS_MAX))
-    assert found.found, table([found])
+def test_mutants_are_found(full: bool) -> None:
+    names = tuple(MUTANTS) if full else QUICK
+    print(f"{len(names)} of {len(MUTANTS)} mutants")
+    for name in names:
+        found = hunt(name, range(SEEDS_MAX if full else QUICK_SEEDS))
+        assert found.found, table([found])
+        assert found.reached
 
 
 def test_the_parts_of_one_hunt_are_joined_and_the_first_seed_counts() -> None:
