@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_simulations.disasters.plan import Plan
 from delta_prop_simulations.disasters.shrink import RUNS_MAX, shrink
+from delta_prop_simulations.disasters.sound import check_plan
 from delta_prop_simulations.disasters.story import run
 from delta_prop_wire.errors import UsageError
 
@@ -37,6 +38,7 @@ def smaller(
         nonlocal runs
         try:
             proposal = Plan.from_json(json.dumps(told))
+            check_plan(proposal)
         except UsageError:
             return None
         runs += 1
