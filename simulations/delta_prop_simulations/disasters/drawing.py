@@ -5,6 +5,7 @@ Sizes are such that a run takes about half a second of a processor, and half a m
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from delta_prop_simulations.chance import Seed
@@ -222,6 +223,7 @@ def _draw_strikes(
     struck = [chance.choice(_SURE)]  # the others may find nothing to strike
     struck += chance.choices(chosen or kinds, k=chance.randint(1, _STRIKES_MAX - 1))
     strikes = [_DRAWN[kind](chance, kind, nodes, writers, readers) for kind in struck]
+    strikes[0] = replace(strikes[0], at_s=max(strikes[0].at_s, _ALL_UP_S))
     return tuple(sorted(strikes, key=lambda strike: (strike.at_s, strike.kind, strike.on)))
 
 
@@ -277,6 +279,8 @@ def _on_reader(
 
 _ON_DISK = {"last call", "write error", "sync error", "read error", "disk full"}
 _SURE = ("kill", "stop")
+_ALL_UP_S = 1.0
+"""A service may take that long to start; what is sure to strike strikes later."""
 _LOSING = {"power", "last call", "sync error"}
 _ON_WRITERS = {"kill writer"}
 _ON_READERS = {"kill reader", "stall reader"}

@@ -118,7 +118,8 @@ def check_sums(record: Record, shadow: Shadow, states: Mapping[Ref, State], who:
         if ref[1] in lost or not first.acks:
             continue
         least = sum(1 for one in added if one.acks)
-        most = least + sum(1 for one in added if one.doubtful and not one.acks)
+        # Whoever was told nothing yet, as its call is still being given up, cannot tell either.
+        most = least + sum(1 for one in added if not one.acks and (one.doubtful or one.refused is None))
         vector = states[ref].vector if ref in states else None
         holds = None if vector is None else float(vector[0])
         demand(
