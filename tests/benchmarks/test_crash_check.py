@@ -275,6 +275,7 @@ def story_of(directory: Path, terms: Terms) -> Story:
     return Story(directory, terms, Totals(), random.Random(1), life_s=(0.2, 0.2), start_share=0.0)
 
 
+@pytest.mark.alone
 def test_one_kill_is_survived(tmp_path: Path) -> None:
     story = story_of(tmp_path / "data", Terms(storage=True, producers=NAMES))
     assert story.round()

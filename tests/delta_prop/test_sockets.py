@@ -286,6 +286,7 @@ def test_closing_discards_a_bounded_number_of_bytes(loop: str, monkeypatch: pyte
     plain(loop).run(main)
 
 
+@pytest.mark.alone
 @ON_LOOPS
 def test_a_busy_connection_lets_others_run(loop: str) -> None:
     async def main(place: Place, network: Network) -> None:

@@ -39,6 +39,7 @@ def test_the_clock_is_the_loops_own(loop: dict[str, Any]) -> None:
     anyio.run(main, **loop)
 
 
+@pytest.mark.alone
 def test_the_clock_is_cheap() -> None:
     async def main() -> float:
         now = real_world().clock.now

@@ -51,6 +51,7 @@ async def publish(propagator: Propagator, rows: NDArray[np.float32], slots: NDAr
     return done
 
 
+@pytest.mark.alone
 def test_a_stream_of_updates_is_seen_at_once_while_rows_are_linked(full: bool) -> None:
     count, seconds = (20_000, 30.0) if full else (4_000, 2.0)
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from delta_prop_wire.codec import encode
 from delta_prop_wire.delta import AckLevel, make_origin
@@ -76,6 +77,7 @@ class Honest:
         self.subscriber.socket.close()
 
 
+@pytest.mark.alone
 def test_mutated_frames_hurt_nobody(tmp_path: Path, full: bool) -> None:
     frames = 20_000 if full else 1_000
     with served(tmp_path / "data", "--level", "logged", env=ENVIRONMENT) as server:
@@ -116,6 +118,7 @@ def one_round(port: int, frames: int, seed: int, honest: Honest) -> tuple[float,
     return p99(alone), p99(beside)
 
 
+@pytest.mark.alone
 def test_connections_that_say_nothing_end(tmp_path: Path) -> None:
     with served(tmp_path / "data", "--level", "logged", env=ENVIRONMENT) as server:
         honest = Honest(server.port, 6)

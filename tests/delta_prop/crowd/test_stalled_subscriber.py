@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import pytest
+
 from delta_prop_wire.delta import AckLevel, make_origin
 from delta_prop_wire.frames import BatchFrame, Start, StartAt
 from tests.delta_prop.crowd.open_loop import ROWS, Client, Load, Run, median_ratio
@@ -31,6 +33,7 @@ class Side(NamedTuple):
     cpu_us: float
 
 
+@pytest.mark.alone
 def test_one_that_stops_reading_disturbs_nobody_and_gets_everything(tmp_path: Path, full: bool) -> None:
     seconds = 6.0 if full else 0.7
     with served(tmp_path / "data", "--level", "logged") as server:

@@ -370,6 +370,7 @@ def test_what_was_withdrawn_may_be_offered_again_behind_what_came_meanwhile() ->
     assert drained(lanes) == [meanwhile, again]
 
 
+@pytest.mark.alone
 def test_withdrawing_from_a_long_chain_is_quick() -> None:
     lanes = Lanes()
     offered(lanes, an_item(CRITICAL, "other"))

@@ -168,6 +168,7 @@ def test_no_more_generations_are_kept_than_allowed() -> None:
     assert statistics.bytes < 30 * statistics.ids
 
 
+@pytest.mark.alone
 def test_sealing_is_spread_over_the_calls_that_follow() -> None:
     generation_ids, batch = 50_000, 100
     seen = SeenIds(generation_ids=generation_ids)
@@ -186,6 +187,7 @@ def test_sealing_is_spread_over_the_calls_that_follow() -> None:
     assert max(work) < 0.05
 
 
+@pytest.mark.alone
 def test_looking_costs_a_few_microseconds_an_id() -> None:
     seen = filled(21, generation_ids=2_000)
     finish_sealing(seen)

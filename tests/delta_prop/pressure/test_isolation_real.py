@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 import numpy as np
+import pytest
 
 from benchmarks._measure import table
 from tests.delta_prop.pressure.open_loop import (
@@ -98,6 +99,7 @@ def p99_ms(run: Measured, sink: str) -> float:
     return float(np.quantile(run.latencies_s[sink], 0.99)) * 1000
 
 
+@pytest.mark.alone
 def test_a_stalled_and_a_failing_sink_cost_the_others_little(tmp_path: Path, full: bool) -> None:
     seconds, slices = (6.0, 24) if full else (0.5, 4)
     calls = Calls.drawn(0)

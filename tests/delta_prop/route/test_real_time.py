@@ -53,6 +53,7 @@ def test_a_stalled_sink_delays_nobody_and_gets_everything_later(loop: dict[str, 
     anyio.run(main, **loop)
 
 
+@pytest.mark.alone
 @LOOPS
 def test_the_first_delta_reaches_an_idle_sink_without_a_timer(loop: dict[str, Any]) -> None:
     async def main() -> None:

@@ -139,6 +139,7 @@ def test_rows_are_those_that_a_look_at_each_delta_gives(
         _check_against_each_delta(table, {**subscriptions, later[0]: later[1]}, batch)
 
 
+@pytest.mark.alone
 def test_what_matching_costs() -> None:
     everyone = _table({f"sink-{number}": ["*"] for number in range(5)})
     one = encode_vectors(["v"], np.zeros((1, 8), np.float32), namespace="n", origin=16, base=1)
