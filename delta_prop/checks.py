@@ -12,10 +12,18 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 
 from delta_prop.published import Published
-from delta_prop_wire.bounds import check_name, check_parents, check_whole
+from delta_prop_wire.bounds import (
+    check_indices,
+    check_name,
+    check_parents,
+    check_shape,
+    check_size,
+    check_whole,
+    finite,
+)
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, create
 from delta_prop_wire.errors import InvalidDelta, UsageError
-from delta_prop_wire.spec import BATCH_ROWS_MAX, VECTOR_ID_BYTES_MAX
+from delta_prop_wire.spec import BATCH_ROWS_MAX, DIMENSION_MAX, NAMESPACE_BYTES_MAX, VECTOR_ID_BYTES_MAX
 from delta_prop_wire.topics import Topic
 from delta_prop_wire.validate import validate_delta
 
@@ -72,6 +80,31 @@ def check_columns(
     """The matrix as float32 rows, one for each id. Raises InvalidDelta, UsageError."""
     if kind not in (Kind.CREATE, Kind.DENSE):
         raise UsageError(f"kind {kind!r}: columns hold whole vectors, so CREATE or DENSE")
+    rows = _checked_rows(ids, matrix, namespace, kind, priority)
+    check_size(4 * rows.shape[1])
+    return rows
+
+
+def check_parts(
+    ids: Sequence[str],
+    matrix: ArrayLike,
+    indices: ArrayLike,
+    *,
+    namespace: str,
+    kind: Kind,
+    priority: Priority,
+) -> tuple[NDArray[np.float32], NDArray[np.uint32]]:
+    """Numbers and where they go, a row of both for each id. Raises InvalidDelta, UsageError."""
+    if kind not in (Kind.SPARSE, Kind.SPARSE_ADD):
+        raise UsageError(f"kind {kind!r}: with indices columns hold parts, so SPARSE or SPARSE_ADD")
+    rows = _checked_rows(ids, matrix, namespace, kind, priority)
+    check_size(8 * rows.shape[1])
+    return rows, _places(indices, rows.shape)
+
+
+def _checked_rows(
+    ids: Sequence[str], matrix: ArrayLike, namespace: str, kind: Kind, priority: Priority
+) -> NDArray[np.float32]:
     if isinstance(ids, str):
         raise UsageError(f"ids {ids!r:.80} is one text: give a list of texts, one a row")
     check_whole("priority", priority, max(Priority))
@@ -80,13 +113,38 @@ def check_columns(
         raise InvalidDelta("matrix", f"shape {rows.shape} for {len(ids)} ids: give one row an id")
     if not 1 <= len(ids) <= BATCH_ROWS_MAX:
         raise InvalidDelta("matrix", f"{len(ids)} rows: give 1 to {BATCH_ROWS_MAX}, more in several calls")
-    validate_delta(Delta(ids[0], create(rows[0]), namespace))
-    if not np.isfinite(rows).all():
+    check_name("namespace", namespace, NAMESPACE_BYTES_MAX)
+    check_shape(kind, rows.shape[1], 0)
+    if not finite(rows.reshape(-1)):
         row = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
         validate_delta(Delta(ids[row], create(rows[row]), namespace))
-    for vector_id in ids:
-        check_name("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
+    if not _are_simple(ids):
+        for vector_id in ids:
+            check_name("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
     return rows
+
+
+def _are_simple(ids: Sequence[str]) -> bool:
+    """Whether all are printable ASCII and short, told without a look at each."""
+    try:
+        text = "".join(ids)
+    except TypeError:
+        return False
+    short = len(text) <= VECTOR_ID_BYTES_MAX or max(map(len, ids)) <= VECTOR_ID_BYTES_MAX
+    return short and text.isascii() and text.isprintable() and all(ids)
+
+
+def _places(indices: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.uint32]:
+    """Indices as an array of that shape, each within what a vector may have."""
+    given = np.asarray(indices)
+    if given.shape != shape:
+        raise InvalidDelta("indices", f"shape {given.shape} for values of {shape}: give one index a value")
+    if given.dtype != np.uint32:
+        if given.size and (given.dtype.kind not in "ui" or given.min() < 0 or given.max() >= DIMENSION_MAX):
+            raise InvalidDelta("indices", f"not all are whole numbers from 0 to {DIMENSION_MAX - 1}")
+        given = given.astype(np.uint32)
+    check_indices(given.reshape(-1), DIMENSION_MAX)
+    return np.ascontiguousarray(given)
 
 
 def check_level(level: AckLevel) -> AckLevel:
@@ -133,6 +191,8 @@ def parse_topics(topics: str | Iterable[str]) -> list[Topic]:
 
 
 def _numbers(matrix: ArrayLike) -> NDArray[np.float32]:
+    if type(matrix) is np.ndarray and matrix.dtype == np.float32 and matrix.flags.c_contiguous:
+        return matrix
     try:
         given = np.asarray(matrix)
         if given.dtype.kind not in "fiub":

@@ -15,6 +15,7 @@ from delta_prop.checks import (
     check_columns,
     check_deltas,
     check_level,
+    check_parts,
     is_transform,
     with_parents,
 )
@@ -112,24 +113,36 @@ class Publishing:
         ids: Sequence[str],
         matrix: ArrayLike,
         *,
+        indices: ArrayLike | None = None,
         namespace: str = DEFAULT_NAMESPACE,
-        kind: Kind = Kind.CREATE,
+        kind: Kind | None = None,
         priority: Priority = Priority.NORMAL,
         ack_level: AckLevel | None = None,
         timeout_s: float | None = None,
     ) -> Published:
-        """Publish whole vectors as columns: row i of `matrix` (n × dimension) is the vector `ids[i]`.
+        """Publish as columns: row i of `matrix` (n × dimension) is the vector `ids[i]`, or with `indices`
+        (n × as many) what elements `indices[i]` of that vector become.
 
-        `kind` is CREATE or DENSE. Raises as `publish` does.
+        `kind` is CREATE (as where it is not given) or DENSE; with indices SPARSE (likewise) or SPARSE_ADD.
+        Raises as `publish` does.
         """
         self._check_open()
-        rows = check_columns(ids, matrix, namespace=namespace, kind=kind, priority=priority)
+        places: NDArray[np.uint32] | None = None
+        if indices is None:
+            kind = Kind.CREATE if kind is None else kind
+            rows = check_columns(ids, matrix, namespace=namespace, kind=kind, priority=priority)
+        else:
+            kind = Kind.SPARSE if kind is None else kind
+            rows, places = check_parts(
+                ids, matrix, indices, namespace=namespace, kind=kind, priority=priority
+            )
         level = self._level(ack_level)
 
         def make() -> MatrixDraft:
             return MatrixDraft(
                 keys=ids,
                 matrix=rows,
+                indices=places,
                 namespace=namespace,
                 kind=kind,
                 receipt=Receipt(),

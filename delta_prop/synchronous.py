@@ -165,13 +165,20 @@ class SyncPropagator:
         ids: Sequence[str],
         matrix: ArrayLike,
         *,
+        indices: ArrayLike | None = None,
         namespace: str = DEFAULT_NAMESPACE,
-        kind: Kind = Kind.CREATE,
+        kind: Kind | None = None,
         timeout_s: float | None = None,
     ) -> Published:
-        """Publish whole vectors as columns."""
+        """Publish whole vectors, or with `indices` parts of them, as columns."""
         publish = partial(
-            self._propagator.publish_many, ids, matrix, namespace=namespace, kind=kind, timeout_s=timeout_s
+            self._propagator.publish_many,
+            ids,
+            matrix,
+            indices=indices,
+            namespace=namespace,
+            kind=kind,
+            timeout_s=timeout_s,
         )
         return self._running().call(publish)
 

@@ -148,7 +148,7 @@ class Draft:
 
 @dataclass(slots=True, eq=False)
 class MatrixDraft:
-    """Whole vectors as columns: no object for a row."""
+    """Whole vectors, or with `indices` parts of them, as columns: no object for a row."""
 
     keys: Sequence[str]
     matrix: NDArray[np.float32]
@@ -160,6 +160,7 @@ class MatrixDraft:
     source: Source = Source.LOCAL
     after: tuple[Receipt, ...] = ()
     ids: list[bytes] | None = None
+    indices: NDArray[np.uint32] | None = None
     forwards: ClassVar[bool] = False
 
     @property
@@ -170,7 +171,8 @@ class MatrixDraft:
     @property
     def size(self) -> int:
         """Bytes, about."""
-        return self.matrix.nbytes + DELTA_OVERHEAD_BYTES * len(self.keys)
+        numbers = self.matrix.nbytes if self.indices is None else 2 * self.matrix.nbytes
+        return numbers + DELTA_OVERHEAD_BYTES * len(self.keys)
 
     @property
     def parents(self) -> set[Dot | bytes]:
@@ -189,6 +191,7 @@ class MatrixDraft:
         return encode_vectors(
             self.keys if rows is None else [self.keys[row] for row in rows],
             self.matrix[chosen],
+            indices=None if self.indices is None else self.indices[chosen],
             namespace=self.namespace,
             kind=self.kind,
             ids=self.ids if rows is None or self.ids is None else [self.ids[row] for row in rows],

@@ -181,6 +181,26 @@ def test_bad_input_is_named_and_changes_nothing(delta: Delta, field: str, words:
     run_propagator(main)
 
 
+def test_columns_say_what_single_deltas_do() -> None:
+    """Whole vectors, and parts of them with indices; without numbers too, which changes nothing."""
+
+    async def main(p: RecordedPropagator) -> None:
+        storage = await p.attach(CacheSink())
+        await p.publish_many(["a", "ä"], np.ones((2, 4), np.float32))
+        published = await p.publish_many(["ä", "a"], [[5, 6], [7, 8]], indices=[[0, 3], [1, 1]])
+        await p.publish_many(["a"], [[0.5]], indices=np.array([[2]], np.int64), kind=Kind.SPARSE_ADD)
+        await p.publish_many(["a"], np.empty((1, 0)), indices=np.empty((1, 0), np.uint32))
+        await p.wait_visible(4)
+        found = [storage.peek("default", name) for name in ("a", "ä")]
+        vectors = [state.vector.tolist() for state in found if state is not None and state.vector is not None]
+        assert vectors == [[1, 8, 1.5, 1], [5, 1, 1, 6]]
+        assert (published.offset, published.count) == (2, 2)
+        refusal = await refused(p.publish_many(["a", "ä"], [[1.0], [2.0]], indices=[[1], [4]]))
+        assert (refusal.row, refusal.field) == (1, "indices")
+
+    run_propagator(main)
+
+
 def test_one_bad_row_refuses_its_call() -> None:
     async def main(p: RecordedPropagator) -> None:
         refusal = await refused(p.publish(made("a"), Delta("gone", offset(1.0)), made("b")))
@@ -216,6 +236,14 @@ def test_one_bad_row_refuses_its_call() -> None:
         (lambda p: p.publish(made("a"), after=[Dot(0, 0)]), "counters run from 1"),
         (lambda p: p.publish(made("a"), after=[Dot(1, n) for n in range(1, 100)]), "parents"),
         (lambda p: p.publish_many("ab", [[1.0], [2.0]]), "give a list"),
+        (lambda p: p.publish_many([5], [[1.0]]), "vector_id: 5 is a int"),
+        (lambda p: p.publish_many(["a", "b\n"], [[1.0], [2.0]]), "vector_id: character 1"),
+        (lambda p: p.publish_many(["a", "b" * 2_000], [[1.0], [2.0]]), "vector_id: 2000 bytes"),
+        (lambda p: p.publish_many(["a"], [[]]), "vector: 0 numbers"),
+        (lambda p: p.publish_many(["a"], [[1.0]], indices=[[0]], kind=Kind.DENSE), "SPARSE or SPARSE_ADD"),
+        (lambda p: p.publish_many(["a"], [[1.0]], indices=[[0, 1]]), "one index a value"),
+        (lambda p: p.publish_many(["a"], [[1.0]], indices=[[-1]]), "whole numbers from 0"),
+        (lambda p: p.publish_many(["a"], [[1.0]], indices=[[0.5]]), "whole numbers from 0"),
         (lambda p: p.publish_many(["a"], [["x"]]), "matrix: .* no type of real numbers"),
         (lambda p: p.publish_many(["a"], [[1j]]), "matrix: .* no type of real numbers"),
         (lambda p: p.publish_many(["a", "b"], [[1.0], [1.0, 2.0]]), "matrix: .*equally many"),

@@ -141,6 +141,7 @@ def encode_vectors(
     keys: Sequence[str],
     matrix: NDArray[np.float32],
     *,
+    indices: NDArray[np.uint32] | None = None,
     namespace: str,
     origin: int,
     base: int,
@@ -152,14 +153,20 @@ def encode_vectors(
     priority: Priority = Priority.NORMAL,
     hybrid_time: int = 0,
 ) -> Batch:
-    """Encode whole vectors, one a row of `matrix` (n × dimension, float32), without a loop over rows."""
+    """Encode whole vectors, one a row of `matrix` (n × dimension, float32), without a loop over rows.
+
+    With `indices` (of the same shape, uint32) what elements of vectors become, of kind SPARSE or SPARSE_ADD.
+    """
     columns: dict[Column, bytes] = {}
     _add_clock(columns, clock)
     _add_texts(columns, keys)
     columns[Column.NAMESPACES] = name_table([namespace])
     if ids is not None:
         columns[Column.IDS] = b"".join(ids)
-    columns[Column.VALUES] = np.ascontiguousarray(matrix, "<f4").tobytes()
+    if matrix.shape[1]:
+        columns[Column.VALUES] = np.ascontiguousarray(matrix, "<f4").tobytes()
+        if indices is not None:
+            columns[Column.INDICES] = np.ascontiguousarray(indices, "<u4").tobytes()
     batch = assemble(
         columns,
         attributes=ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT,
@@ -169,7 +176,7 @@ def encode_vectors(
         base=base,
         hybrid_time=hybrid_time,
         kinds_mask=1 << kind,
-        dimension=matrix.shape[1],
+        dimension=matrix.shape[1] if indices is None else 0,
     )
     if set(map(type, keys)) == _TEXT:
         batch.keys = list(keys)  # else they would be decoded; and names that come often are kept once
