@@ -11,12 +11,14 @@ import socket
 import struct
 import subprocess
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
 
     from typing_extensions import Buffer
 
@@ -26,13 +28,13 @@ RECEIVE_BYTES = 256 * 1024
 
 
 class Publisher(Protocol):
-    """One connection that sends. Payloads of one call have one size."""
+    """One connection that sends."""
 
     acked: int
     """How many payloads the server has acknowledged so far, at the durability that the peer declares."""
 
-    def send(self, payloads: Sequence[bytes]) -> None:
-        """Send them, as the peer sends what is published in one call; wait for nothing."""
+    def send(self, payload: bytes, count: int) -> None:
+        """Send it so many times, as the peer sends what is published in one call; wait for nothing."""
         ...
 
     def take_acks(self, *, wait: bool) -> None:
@@ -51,13 +53,20 @@ class Consumer(Protocol):
         """Return when the server delivers whatever is published from now on."""
         ...
 
-    def receive(self) -> list[bytes]:
-        """The payloads that came with the next bytes; none where they held no whole one."""
+    def receive(self) -> bytes:
+        """The first 8 bytes of each payload that came with the next bytes, end to end.
+
+        Each is seen to have the size that was said; nothing where no whole one has come.
+        """
         ...
 
     def close(self) -> None:
         """End the connection."""
         ...
+
+
+Call = Callable[[bytes], Awaitable[object]]
+"""Publishes one payload; returns when it is acknowledged."""
 
 
 class Peer:
@@ -99,8 +108,12 @@ class Peer:
         """A connected publisher."""
         raise NotImplementedError
 
-    def consumer(self, topic: str, number: int) -> Consumer:
-        """A connected consumer; `number` counts from 0."""
+    def consumer(self, topic: str, number: int, size: int) -> Consumer:
+        """A connected consumer of payloads of `size` bytes; `number` counts from 0."""
+        raise NotImplementedError
+
+    def calls(self, topic: str) -> AbstractAsyncContextManager[Call]:
+        """A connection of an asyncio program that publishes by single calls, each a task of its own."""
         raise NotImplementedError
 
     def counters(self) -> dict[str, float]:

@@ -9,11 +9,16 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+from benchmarks._peers_calls import raw_calls
 from benchmarks._peers_contract import Consumer, Peer, Publisher, Wire, connect, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
+
+    from benchmarks._peers_calls import raw_calls
+from benchmarks._peers_contract import Call
 
 _HELLO = b'CONNECT {"verbose":false,"pedantic":false,"headers":false}\r\n'
 _MESSAGE = re.compile(rb"MSG \S+ \S+ (?:(\S+) )?(\d+)\r\n")
@@ -61,9 +66,14 @@ class JetStream(Peer):
         """See `Peer`."""
         return _Publisher(self.port, topic.encode())
 
-    def consumer(self, topic: str, number: int) -> Consumer:
+    def consumer(self, topic: str, number: int, size: int) -> Consumer:
         """See `Peer`."""
-        return _Consumer(self.port, f"_d.{topic}.{number}".encode())
+        return _Consumer(self.port, f"_d.{topic}.{number}".encode(), size)
+
+    def calls(self, topic: str) -> AbstractAsyncContextManager[Call]:
+        """See `Peer`."""
+        publish = _publishing(topic.encode())
+        return raw_calls(self.port, lambda one: publish(one, 1), acks_in, hello=_HELLO + b"SUB _r.acks 1\r\n")
 
     def _ask(self, what: str, asked: object) -> None:
         wire = Wire(connect(self.port))
@@ -79,24 +89,26 @@ class JetStream(Peer):
             raise RuntimeError(f"JetStream: {what}: {answer['error']}")
 
 
+def message_of(size: int) -> re.Pattern[bytes]:
+    """A whole message with a payload of this size: where to acknowledge it, the first 8 bytes."""
+    return re.compile(rb"MSG \S+ \S+ (?:(\S+) )?%d\r\n(.{8}).{%d}\r\n" % (size, size - 8), re.DOTALL)
+
+
 class _Publisher:
     def __init__(self, port: int, topic: bytes) -> None:
         self.acked = 0
         self._wire = Wire(connect(port))
-        self._topic = topic
+        self._publishing = _publishing(topic)
         self._wire.send(_HELLO + b"SUB _r.acks 1\r\n")
         while b"\r\n" not in self._wire.receive():  # INFO, in one piece
             pass
 
-    def send(self, payloads: Sequence[bytes]) -> None:
-        head = b"PUB %b _r.acks %d\r\n" % (self._topic, len(payloads[0]))
-        self._wire.send(head + (b"\r\n" + head).join(payloads) + b"\r\n")
+    def send(self, payload: bytes, count: int) -> None:
+        self._wire.send(self._publishing(payload, count))
 
     def take_acks(self, *, wait: bool) -> None:
         said = self._wire.receive(wait=wait)
-        if b'"error"' in said or b"-ERR" in said:
-            raise RuntimeError(f"JetStream: {said[:300]!r}")
-        self.acked += said.count(b"{")  # one an acknowledgement, wherever the bytes were cut
+        self.acked += acks_in(said)
         if b"PING\r\n" in said:
             self._wire.send(b"PONG\r\n")
 
@@ -104,9 +116,24 @@ class _Publisher:
         self._wire.socket.close()
 
 
+def acks_in(said: bytes) -> int:
+    """How many acknowledgements begin in these bytes, wherever they were cut."""
+    if b'"error"' in said or b"-ERR" in said:
+        raise RuntimeError(f"JetStream: {said[:300]!r}")
+    return said.count(b"{")
+
+
+def _publishing(topic: bytes) -> Callable[[bytes, int], bytes]:
+    def bytes_of(payload: bytes, count: int) -> bytes:
+        return b"PUB %b _r.acks %d\r\n%b\r\n" % (topic, len(payload), payload) * count
+
+    return bytes_of
+
+
 class _Consumer:
-    def __init__(self, port: int, subject: bytes) -> None:
+    def __init__(self, port: int, subject: bytes, size: int) -> None:
         self._wire = Wire(connect(port))
+        self._message = message_of(size)
         self._subject = subject
 
     def begin(self) -> None:
@@ -115,30 +142,26 @@ class _Consumer:
             self._wire.rest = self._wire.receive()
         self._wire.rest = b""
 
-    def receive(self) -> list[bytes]:
+    def receive(self) -> bytes:
         data = self._wire.receive()
         found: list[bytes] = []
-        at, size, match, reply = 0, len(data), _MESSAGE.match, None
+        at, size, match, reply = 0, len(data), self._message.match, None
         while at < size:
             message = match(data, at)
             if message is None:
                 line = data.find(b"\r\n", at)
-                if line < 0 or data.startswith(b"MSG", at):
+                if line < 0 or data.startswith(b"M", at):
                     break
                 if data.startswith(b"PING", at):
                     self._wire.send(b"PONG\r\n")
                 at = line + 2
                 continue
-            begin = message.end()
-            stop = begin + int(message[2])
-            if stop + 2 > size:
-                break
-            found.append(data[begin:stop])
-            at, reply = stop + 2, message[1]
+            found.append(message[2])
+            at, reply = message.end(), message[1]
         self._wire.rest = data[at:]
         if reply is not None:
             self._wire.send(b"PUB %b 4\r\n+ACK\r\n" % reply)  # it stands for all before it
-        return found
+        return b"".join(found)
 
     def close(self) -> None:
         self._wire.socket.close()

@@ -5,16 +5,20 @@ Opaque deltas of several vectors, under dots of one producer: deduplicated, orde
 
 from __future__ import annotations
 
+import itertools
 import random
 import struct
 import sys
 import time
 import urllib.request
+from contextlib import asynccontextmanager
+from functools import cache
 from typing import TYPE_CHECKING, ClassVar
 
 import msgpack
 
 from benchmarks._peers_contract import WAIT_S_MAX, Consumer, Peer, Publisher, Wire, connect
+from delta_prop.client import Producer
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.crc import crc32c
@@ -38,9 +42,10 @@ from delta_prop_wire.spec import HEADER_BYTES, STAMP_BYTES, FrameType
 from delta_prop_wire.topics import Topic, TopicKind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from benchmarks._peers_contract import Call
     from delta_prop_wire.frames import Frame, OriginGrant
 
 KEYS = 1_000
@@ -112,9 +117,17 @@ class Ours(Peer):
         """See `Peer`."""
         return _Publisher(self.port, topic, self.level)
 
-    def consumer(self, topic: str, number: int) -> Consumer:
+    def consumer(self, topic: str, number: int, size: int) -> Consumer:
         """See `Peer`."""
-        return _Consumer(self.port, topic, f"{topic}-{number}")
+        return _Consumer(self.port, topic, f"{topic}-{number}", size)
+
+    @asynccontextmanager
+    async def calls(self, topic: str) -> AsyncIterator[Call]:
+        """See `Peer`. The client's producer: it gathers what one turn of the loop publishes."""
+        names = itertools.cycle([f"key-{number}" for number in range(KEYS)])
+        address = f"127.0.0.1:{self.port}"
+        async with Producer(address, name=topic, ack_level=self.level) as producer:
+            yield lambda payload: producer.publish(Delta(next(names), opaque(payload), namespace=topic))
 
     def counters(self) -> dict[str, float]:
         """From /metrics."""
@@ -152,14 +165,14 @@ class Frames:
             self._templates.append((frame, _BODY_AT + bounds[0], _BODY_AT + bounds[1]))
         self._turn = 0
 
-    def frame(self, counter: int, payloads: Sequence[bytes]) -> bytearray:
-        """The next frame, its first row under this counter, which is its sequence too."""
+    def frame(self, counter: int, payloads: bytes) -> bytearray:
+        """The next frame, its first row under this counter, its sequence too. `payloads`: end to end."""
         template, begin, end = self._templates[self._turn]
         self._turn = (self._turn + 1) % TEMPLATES
         frame = bytearray(template)
         _SEQUENCE.pack_into(frame, _SEQUENCE_AT, counter)
         _COUNTER.pack_into(frame, _COUNTER_AT, counter)
-        frame[begin:end] = b"".join(payloads)
+        frame[begin:end] = payloads
         crc = crc32c(memoryview(frame)[_BODY_AT : -_CRC.size])
         _CRC.pack_into(frame, len(frame) - _CRC.size, crc)
         return frame
@@ -183,16 +196,16 @@ class _Publisher:
         self._frames: dict[tuple[int, int], Frames] = {}
         self._last: list[bytes] = []
 
-    def send(self, payloads: Sequence[bytes]) -> None:
-        shape = (len(payloads), len(payloads[0]))
+    def send(self, payload: bytes, count: int) -> None:
+        shape = (count, len(payload))
         frames = self._frames.get(shape)
         if frames is None:
             frames = self._frames[shape] = Frames(self._topic, self._grant, self._level, shape)
         while min(self._credit) <= 0:
             self.take_acks(wait=True)
-        frame = frames.frame(self._sent + 1, payloads)
-        self._sent += len(payloads)
-        self._credit = Credit(self._credit.deltas - len(payloads), self._credit.bytes - len(frame))
+        frame = frames.frame(self._sent + 1, payload * count)
+        self._sent += count
+        self._credit = Credit(self._credit.deltas - count, self._credit.bytes - len(frame))
         self._wire.send(frame)
         if len(self._last) < REPEATED:
             self._last.append(bytes(frame))
@@ -229,9 +242,10 @@ class _Publisher:
 class _Consumer:
     """A member of a group of its own, which commits what it got."""
 
-    def __init__(self, port: int, topic: str, group: str) -> None:
+    def __init__(self, port: int, topic: str, group: str, size: int) -> None:
         self._wire = Wire(connect(port))
-        self._topic, self._group = topic, group
+        self._topic, self._group, self._size = topic, group, size
+        self._counter = 0  # of the last row that came: the producer's have no gap
         self._log = Cursor(bytes(16), 0, 0)
         self._unacked, self._acked_at = 0, 0.0
 
@@ -244,7 +258,7 @@ class _Consumer:
             raise RuntimeError(f"delta-prop: {welcomed}, {granted}")
         self._log = granted.granted.start
 
-    def receive(self) -> list[bytes]:
+    def receive(self) -> bytes:
         data = self._wire.receive()
         found: list[bytes] = []
         at, size, offset = 0, len(data), 0
@@ -255,17 +269,18 @@ class _Consumer:
                 break
             if kind == _BATCH:
                 batch = Batch(data[at + _BODY_AT : end])
-                found += payloads_of(batch)
+                found.append(stamps_of(batch, self._size, self._counter + 1))
+                self._counter += batch.count
+                self._unacked += batch.count
                 offset = sequence + batch.count
             elif kind == _NACK:
                 raise RuntimeError(f"delta-prop: {msgpack.unpackb(data[at + HEADER_BYTES : end])}")
             at = end
         self._wire.rest = data[at:]
-        self._unacked += len(found)
         if offset and (self._unacked >= ACK_DELTAS or time.monotonic() - self._acked_at >= ACK_S):
             self._wire.send(commit_of(self._log, offset))
             self._unacked, self._acked_at = 0, time.monotonic()
-        return found
+        return b"".join(found)
 
     def close(self) -> None:
         self._wire.socket.close()
@@ -286,6 +301,20 @@ def subscription_of(topic: str, group: str) -> bytes:
 def commit_of(log: Cursor, offset: int) -> bytes:
     """Everything below was dealt with."""
     return encode(Ack(0, cursor=Cursor(log.log_id, log.epoch, offset)))
+
+
+def stamps_of(batch: Batch, size: int, counter: int) -> bytes:
+    """The first 8 bytes of each row. All have this size, a multiple of 8, and go on with this counter."""
+    stops, blobs = batch.column(Column.BLOB_ENDS), batch.column(Column.BLOBS)
+    if batch.base != counter or stops is None or blobs is None or stops != _stops(batch.count, size):
+        raise RuntimeError(f"delta-prop: a batch from {batch.base}, wanted {counter} and rows of {size} B")
+    return blobs.cast("Q")[:: size // 8].tobytes()
+
+
+@cache
+def _stops(rows: int, size: int) -> bytes:
+    """Where each row ends, as a batch tells it."""
+    return struct.pack(f"<{rows}I", *range(size, (rows + 1) * size, size))
 
 
 def payloads_of(batch: Batch) -> list[bytes]:

@@ -8,13 +8,17 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from benchmarks._peers_calls import raw_calls
 from benchmarks._peers_contract import Consumer, Peer, Publisher, Wire, connect, free_port
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
+    from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-_ENTRY = re.compile(rb"\*2\r\n\$\d+\r\n(\d+-\d+)\r\n\*2\r\n\$1\r\nd\r\n\$(\d+)\r\n")
+    from benchmarks._peers_calls import raw_calls
+from benchmarks._peers_contract import Call
+
 _NO_ENTRIES = re.compile(rb"(?:\*-1|:\d+)\r\n|\*1\r\n\*2\r\n\$\d+\r\n[^\r]*\r\n\*\d+\r\n")
 """Nothing in time; how many were acknowledged; what stands before the entries of a stream."""
 
@@ -56,9 +60,14 @@ class RedisEverySecond(Peer):
         """See `Peer`."""
         return _Publisher(self.port, topic.encode())
 
-    def consumer(self, topic: str, number: int) -> Consumer:
+    def consumer(self, topic: str, number: int, size: int) -> Consumer:
         """See `Peer`."""
-        return _Consumer(self.port, topic.encode(), b"g%d" % number)
+        return _Consumer(self.port, topic.encode(), b"g%d" % number, size)
+
+    def calls(self, topic: str) -> AbstractAsyncContextManager[Call]:
+        """See `Peer`."""
+        publish = _publishing(topic.encode())
+        return raw_calls(self.port, lambda one: publish(one, 1), acks_in)
 
     def _ask(self, *words: bytes) -> None:
         wire = Wire(connect(self.port))
@@ -81,30 +90,44 @@ class _Publisher:
     def __init__(self, port: int, topic: bytes) -> None:
         self.acked = 0
         self._wire = Wire(connect(port))
-        self._topic = topic
+        self._publishing = _publishing(topic)
 
-    def send(self, payloads: Sequence[bytes]) -> None:
-        topic = self._topic
-        head = b"*5\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$1\r\n*\r\n$1\r\nd\r\n$%d\r\n" % (
-            len(topic),
-            topic,
-            len(payloads[0]),
-        )
-        self._wire.send(head + (b"\r\n" + head).join(payloads) + b"\r\n")
+    def send(self, payload: bytes, count: int) -> None:
+        self._wire.send(self._publishing(payload, count))
 
     def take_acks(self, *, wait: bool) -> None:
-        said = self._wire.receive(wait=wait)
-        if b"-ERR" in said:
-            raise RuntimeError(f"Redis: {said[:300]!r}")
-        self.acked += said.count(b"$")  # one an id, wherever the bytes were cut
+        self.acked += acks_in(self._wire.receive(wait=wait))
 
     def finish(self) -> None:
         self._wire.socket.close()
 
 
+def acks_in(said: bytes) -> int:
+    """How many acknowledgements begin in these bytes, wherever they were cut: each is an id."""
+    if b"-ERR" in said:
+        raise RuntimeError(f"Redis: {said[:300]!r}")
+    return said.count(b"$")
+
+
+def _publishing(topic: bytes) -> Callable[[bytes, int], bytes]:
+    def bytes_of(payload: bytes, count: int) -> bytes:
+        return _command(b"XADD", topic, b"*", b"d", payload) * count
+
+    return bytes_of
+
+
+def entry_of(size: int) -> re.Pattern[bytes]:
+    """A whole entry with a payload of this size: its id, the first 8 bytes."""
+    return re.compile(
+        rb"\*2\r\n\$\d+\r\n(\d+-\d+)\r\n\*2\r\n\$1\r\nd\r\n\$%d\r\n(.{8}).{%d}\r\n" % (size, size - 8),
+        re.DOTALL,
+    )
+
+
 class _Consumer:
-    def __init__(self, port: int, topic: bytes, group: bytes) -> None:
+    def __init__(self, port: int, topic: bytes, group: bytes, size: int) -> None:
         self._wire = Wire(connect(port))
+        self._entry = entry_of(size)
         self._topic, self._group = topic, group
         self._left = 0  # entries of the answer that is coming
         self._read = _command(
@@ -115,11 +138,11 @@ class _Consumer:
     def begin(self) -> None:
         self._wire.send(self._read)
 
-    def receive(self) -> list[bytes]:
+    def receive(self) -> bytes:
         data = self._wire.receive()
         found: list[bytes] = []
         ids: list[bytes] = []
-        at, size, entry = 0, len(data), _ENTRY.match
+        at, size, entry = 0, len(data), self._entry.match
         while at < size:
             told = entry(data, at)
             if told is None:
@@ -132,19 +155,15 @@ class _Consumer:
                 elif other[0].startswith(b"*1"):
                     self._left = int(other[0].rpartition(b"*")[2])
                 continue
-            begin = told.end()
-            stop = begin + int(told[2])
-            if stop + 2 > size:
-                break
-            found.append(data[begin:stop])
+            found.append(told[2])
             ids.append(told[1])
-            at = stop + 2
+            at = told.end()
         self._wire.rest = data[at:]
         if ids:
             self._left -= len(ids)
             acks = _command(b"XACK", self._topic, self._group, *ids)
             self._wire.send(acks if self._left else acks + self._read)
-        return found
+        return b"".join(found)
 
     def close(self) -> None:
         self._wire.socket.close()

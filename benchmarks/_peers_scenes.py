@@ -5,13 +5,18 @@ Every payload begins with the time at which it was given to the client, ns of th
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import time
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from benchmarks._measure import percentile
+from benchmarks._peers_calls import published_singly
 from benchmarks._peers_contract import WAIT_S_MAX
 
 if TYPE_CHECKING:
@@ -20,7 +25,8 @@ if TYPE_CHECKING:
 
     from benchmarks._peers_contract import Consumer, Peer, Publisher
 
-_PROCESSES = multiprocessing.get_context("spawn")
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload([__name__, "benchmarks.peers"])
 _WARM_SHARE = 0.1
 """Of the first samples of a latency, nothing is told."""
 
@@ -36,7 +42,13 @@ class Scene:
     """Calls a second, whatever is acknowledged; 0: as fast as the window allows."""
     pause_s: float = 0.0
     """Between two calls, each of which waits for nothing; nothing else happens meanwhile."""
-    calls_max: int = 3_000
+    pack: int = 1
+    """Deltas that the application has put into one payload."""
+    window: int = 4_000
+    """Payloads that may be unacknowledged."""
+    tasks: bool = False
+    """Each payload is published by a call of its own, in a task of its own."""
+    payloads_max: int = 3_000_000
     seconds_max: float = 1.5
 
     @property
@@ -58,22 +70,36 @@ class Measured:
     latency_p99_us: float
     ack_p50_us: float
     server_cpu_us: float
-    """A delta."""
+    """A delta, as those that follow."""
     publisher_cpu_us: float
+    consumer_cpu_us: float = 0.0
+    """Of the busiest."""
+    payloads: int = 0
     counters: dict[str, float] = field(default_factory=dict)
 
 
-def measure(peer: Peer, scene: Scene, topic: str, *, size: int, window: int) -> Measured:
-    """Play a scene against a server that runs. Raises RuntimeError with what a client has told."""
+def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: int = 0) -> Measured:
+    """Play a scene against a server that runs; `window` is the scene's if 0.
+
+    Raises RuntimeError with what a client has told.
+    """
+    size, window = size * scene.pack, window or scene.window
     peer.create(topic, scene.consumers)
     target = _PROCESSES.Value("q", -1)
     pipes, processes = [], []
     for number in range(scene.consumers + 1):
         here, there = _PROCESSES.Pipe()
         if number < scene.consumers:
-            work: tuple[Any, ...] = (_consume, peer, topic, number, target, there)
+            work: tuple[Any, ...] = (_consume, peer, topic, (number, size), target, there)
         else:
-            work = (_publish, peer, topic, (scene, size, window), target, there)
+            work = (
+                _publish_singly if scene.tasks else _publish,
+                peer,
+                topic,
+                (scene, size, window),
+                target,
+                there,
+            )
         process = _PROCESSES.Process(target=_run, args=work, daemon=True)
         process.start()
         pipes.append(here)
@@ -93,10 +119,10 @@ def measure(peer: Peer, scene: Scene, topic: str, *, size: int, window: int) -> 
     peer.drop(topic)
     *received, sent = told
     last = max((one["last"] for one in received), default=sent["acked_at"])
-    deltas = sent["count"]
+    deltas = sent["count"] * scene.pack
     return Measured(
         deltas=deltas,
-        lost=sum(deltas - one["count"] for one in received),
+        lost=sum(sent["count"] - one["count"] for one in received),
         twice=sum(one["twice"] for one in received),
         deltas_a_second=deltas / (last - sent["began"]) * 1e9,
         acked_a_second=deltas / (sent["acked_at"] - sent["began"]) * 1e9,
@@ -105,6 +131,8 @@ def measure(peer: Peer, scene: Scene, topic: str, *, size: int, window: int) -> 
         ack_p50_us=sent["ack_p50"],
         server_cpu_us=cpu / deltas * 1e6,
         publisher_cpu_us=sent["cpu"] / deltas * 1e6,
+        consumer_cpu_us=max((one["cpu"] for one in received), default=0.0) / deltas * 1e6,
+        payloads=sent["count"],
         counters={name: counters[name] - counted.get(name, 0.0) for name in counters},
     )
 
@@ -129,8 +157,11 @@ def _run(work: Any, *given: Any) -> None:
         pipe.send(f"failed: {error!r}")
 
 
-def _consume(peer: Peer, topic: str, number: int, target: Synchronized[int], pipe: Connection) -> None:
-    consumer = peer.consumer(topic, number)
+def _consume(
+    peer: Peer, topic: str, terms: tuple[int, int], target: Synchronized[int], pipe: Connection
+) -> None:
+    number, size = terms
+    consumer = peer.consumer(topic, number, size)
     consumer.begin()
     pipe.send("ready")
     pipe.recv()
@@ -139,23 +170,58 @@ def _consume(peer: Peer, topic: str, number: int, target: Synchronized[int], pip
 
 
 def _received(consumer: Consumer, target: Synchronized[int]) -> dict[str, float]:
-    count, last, twice, newest = 0, 0, 0, 0
-    took: list[int] = []
+    """Take all that comes; what that says is worked out in the end."""
+    stamps, times, counts = array("q"), array("q"), array("q")
+    count, cpu = 0, time.process_time()
     wanted = target.get_obj()  # written once, by the publisher, before its last call
     while not 0 <= wanted.value <= count:
-        payloads = consumer.receive()
-        if not payloads:
-            continue
-        last = time.monotonic_ns()
-        count += len(payloads)
-        for payload in payloads:
-            took.append(last - int.from_bytes(payload[:8], "little"))
-        first = int.from_bytes(payloads[0][:8], "little")
-        twice += first < newest  # what was published before came again
-        newest = int.from_bytes(payloads[-1][:8], "little")
-    samples = took[int(_WARM_SHARE * len(took)) :]
-    p50, p99 = (percentile(samples, share) / 1e3 for share in (0.5, 0.99))
-    return {"count": count, "last": last, "twice": twice, "p50": p50, "p99": p99}
+        taken = consumer.receive()
+        if taken:
+            times.append(time.monotonic_ns())
+            counts.append(len(taken) // 8)
+            stamps.frombytes(taken)
+            count += len(taken) // 8
+    cpu = time.process_time() - cpu
+    given = np.array(stamps)
+    took = np.repeat(np.array(times), np.array(counts)) - given
+    p50, p99 = np.percentile(took[int(_WARM_SHARE * count) :], (50, 99)) / 1e3
+    twice = int((np.diff(given) < 0).sum())  # what was published before came again
+    return {
+        **{"count": count, "last": times[-1], "twice": twice, "cpu": cpu},
+        **{"p50": float(p50), "p99": float(p99)},
+    }
+
+
+def _publish_singly(
+    peer: Peer, topic: str, terms: tuple[Scene, int, int], target: Synchronized[int], pipe: Connection
+) -> None:
+    """Nobody receives: what is measured is the calls."""
+    scene, size, window = terms
+    target.get_obj().value = 0
+    body = os.urandom(size - 8)
+
+    async def publish() -> None:
+        async with peer.calls(topic) as call:
+            pipe.send("ready")
+            pipe.recv()
+            cpu, began = time.process_time(), time.monotonic_ns()
+            count, acked_at, took = await published_singly(
+                call, body, seconds=scene.seconds_max, window=window
+            )
+            told = {"count": count, "began": began, "acked_at": acked_at}
+            pipe.send({**told, "cpu": time.process_time() - cpu, "ack_p50": percentile(took, 0.5) / 1e3})
+
+    with asyncio.Runner(loop_factory=_fast_loop()) as runner:
+        runner.run(publish())
+
+
+def _fast_loop() -> Any:
+    """The loop that clients of any peer run fastest on, where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def _publish(
@@ -200,11 +266,12 @@ class _Run:
         """As fast as the acknowledgements let it."""
         scene, publisher = self._scene, self._publisher
         stop = time.monotonic_ns() + int(scene.seconds_max * 1e9)
-        for call in range(scene.calls_max):
+        calls_max = scene.payloads_max // scene.batch
+        for call in range(calls_max):
             while self.sent + scene.batch - publisher.acked > window:
                 self.take_acks(wait=True)
             now = time.monotonic_ns()
-            last = now > stop or call == scene.calls_max - 1
+            last = now > stop or call == calls_max - 1
             self._send(now, last=last)
             if last:
                 return
@@ -214,7 +281,7 @@ class _Run:
         """At given times, whatever is acknowledged."""
         scene = self._scene
         step = int(1e9 * (scene.pause_s or 1 / scene.rate))
-        calls = min(scene.calls_max, int(scene.seconds_max * 1e9 / step))
+        calls = int(scene.seconds_max * 1e9 / step)
         due = time.monotonic_ns()
         for call in range(calls):
             due += step
@@ -241,4 +308,4 @@ class _Run:
         if last:
             self._target.get_obj().value = self.sent  # before it goes: consumers are to see the end
         self._sent_at.append((self.sent, now))
-        self._publisher.send([now.to_bytes(8, "little") + self._body] * batch)
+        self._publisher.send(now.to_bytes(8, "little") + self._body, batch)

@@ -2,30 +2,38 @@
 
 Each round plays every scene against every server in turn, while the others idle. What counts is the ratio
 within a round; its median is printed. Clients do as little as they can, the same for all, so that the server
-is measured: a publisher and consumers in processes of their own, payloads of 128 B, at most 4,000 of them
-unacknowledged, every consumer durable and acknowledging. What a server promises with an acknowledgement
-stands beside it: the page cache, or stable storage.
+is measured: a publisher and consumers in processes of their own, payloads of 128 B, a bound on how many of
+them are unacknowledged, every consumer durable and acknowledging.
+
+A consumer sees of each payload that it has its size, and when it was published; so none is lost, twice or out
+of order unnoticed. Ours sees too that counters have no gap, and our publisher sends some frames twice in the
+end. What a server promises with an acknowledgement stands beside it: the page cache, or stable storage.
+Single calls come from a program on asyncio, a task each: to JetStream and Redis over a raw connection, to
+ours through its client, which gathers them.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from benchmarks._measure import Figure, calibration_ns, table, write_json
+from benchmarks._limits import limits_mb_s
+from benchmarks._measure import Figure, table
+from benchmarks._peers_goals import IDLE, OURS, RATE, SCENES, Limits, Rounds, judged, played_by
 from benchmarks._peers_nats import JetStream
 from benchmarks._peers_ours import Ours, OursDurable
 from benchmarks._peers_redis import RedisAlways, RedisEverySecond
 from benchmarks._peers_scenes import Measured, Scene, measure
+from benchmarks._results import Results, number, options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    import argparse
+    from collections.abc import Iterable, Mapping, Sequence
 
     from benchmarks._peers_contract import Peer
 
@@ -36,79 +44,60 @@ PEERS: dict[str, type[Peer]] = {
     "ours": Ours,
     "ours-durable": OursDurable,
 }
-PUBLISH, FLOW, FAN_OUT = "publish", "publish to receive", "publish to 3 receivers"
-RATE, IDLE = "2,000 a second", "idle to idle"
-SCENES = (
-    Scene(PUBLISH, consumers=0),
-    Scene(FLOW, consumers=1),
-    Scene(FAN_OUT, consumers=3),
-    Scene(RATE, consumers=1, batch=1, rate=2_000.0),
-    Scene(IDLE, consumers=1, batch=1, pause_s=0.01, seconds_max=3.0),
-)
-
-
-class Floor(NamedTuple):
-    """What one peer's figure must be, as a multiple of another's of the same round."""
-
-    scene: str
-    ours: str
-    theirs: str
-    least: float | None = None
-    most: float | None = None
-
-    @property
-    def bound(self) -> str:
-        """For people."""
-        return f">= {self.least:g}" if self.least is not None else f"<= {self.most:g}"
-
-    def met(self, ratio: float) -> bool:
-        """Whether a ratio is within the bound."""
-        return (self.least is None or ratio >= self.least) and (self.most is None or ratio <= self.most)
-
-
-FLOORS = (
-    Floor(FLOW, "ours", "jetstream", least=4.0),
-    Floor(FLOW, "ours", "redis", least=3.0),
-    Floor(FLOW, "ours-durable", "redis-always", least=5.0),
-    Floor(FAN_OUT, "ours", "jetstream", least=4.0),
-    Floor(IDLE, "ours", "jetstream", most=1.2),
-)
-Rounds = dict[tuple[str, str], dict[int, Measured]]
-"""Scene and peer, then the rounds."""
+QUICK = {True: 0.5, False: 0.7}
+"""Of a scene's seconds, whether it is about latency or not."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, print, write. Exit status 1 where a floor is missed or a delta was lost."""
-    parser = argparse.ArgumentParser(prog="./run bench peers", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds")
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}")
-    parser.add_argument("--scenes", default="", metavar="PART", help="only scenes whose name has this part")
-    parser.add_argument("--seconds", type=float, default=1.5, help="how long a measurement publishes at most")
-    parser.add_argument("--size", type=int, default=128, help="bytes of a payload")
-    parser.add_argument("--window", type=int, default=4_000, help="deltas that may be unacknowledged")
-    parser.add_argument(
-        "--directory", metavar="DIR", help="keep the servers' data on the disk that DIR is on"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the figures to FILE too")
-    given = parser.parse_args(arguments)
+    """Measure, print, write. Exit status 1 where a delta was lost, or a goal missed by far."""
+    given = _given(arguments)
     names = [name for name in given.peers.split(",") if name]
-    unknown = [name for name in names if name not in PEERS]
-    if unknown or given.rounds < 1 or given.size < 8 or given.window < 200:
-        parser.error(f"unknown peers {unknown}; or give at least 1 round, 8 bytes, a window of 200")
-    scenes = [
-        scene if scene.timed else replace(scene, seconds_max=given.seconds)
-        for scene in SCENES
-        if given.scenes in scene.name
-    ]
     rounds: Rounds = {}
+    limits: Limits = {}
     with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="peers-", dir=given.directory)))
         peers = dict(started(names, folder, exits))
-        for number in range(given.rounds):
-            for scene in scenes:
-                for name, peer in peers.items():
-                    play(rounds, number, scene, name, peer, size=given.size, window=given.window)
-    return report(rounds, peers, given.json)
+        for turn in range(given.rounds):
+            limits[turn] = {} if given.no_limits else limits_mb_s(folder)
+            for scene in _scenes(given):
+                wanted = peers if given.all else played_by(scene)
+                for name in (one for one in peers if one in wanted):
+                    play(rounds, turn, scene, name, peers[name], size=given.size)
+    results = Results("peers")
+    reported(results, rounds, {turn: some for turn, some in limits.items() if some}, peers, given.size)
+    return results.finish(given.json)
+
+
+def _given(arguments: list[str] | None) -> argparse.Namespace:
+    parser = options_of("peers", __doc__, rounds=5)
+    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}")
+    parser.add_argument(
+        "--scenes", default="", metavar="PARTS", help="only scenes whose name has one of them"
+    )
+    parser.add_argument("--seconds", type=float, default=1.5, help="how long a measurement publishes at most")
+    parser.add_argument("--size", type=int, default=128, help="bytes of a payload, a multiple of 8")
+    parser.add_argument("--all", action="store_true", help="every scene with every peer, goal or not")
+    parser.add_argument("--no-limits", action="store_true", help="leave the machine's limits out")
+    parser.add_argument(
+        "--directory", metavar="DIR", help="keep the servers' data on the disk that DIR is on"
+    )
+    given = parser.parse_args(arguments)
+    unknown = [name for name in given.peers.split(",") if name and name not in PEERS]
+    if unknown or given.rounds < 1 or given.size < 8 or given.size % 8:
+        parser.error(f"unknown peers {unknown}; or give at least 1 round, and a multiple of 8 bytes")
+    return given
+
+
+def _scenes(given: argparse.Namespace) -> list[Scene]:
+    """Those asked for, as long as asked for."""
+    parts = given.scenes.split(",")
+    found = []
+    for scene in SCENES:
+        if any(part in scene.name for part in parts):
+            seconds = scene.seconds_max if scene.timed else given.seconds
+            quick = QUICK[scene.timed] if given.quick else 1.0
+            found.append(replace(scene, seconds_max=seconds * quick))
+    return found
 
 
 def started(names: Iterable[str], folder: Path, exits: ExitStack) -> Iterable[tuple[str, Peer]]:
@@ -129,101 +118,121 @@ def started(names: Iterable[str], folder: Path, exits: ExitStack) -> Iterable[tu
             yield name, peer
 
 
-def play(rounds: Rounds, number: int, scene: Scene, name: str, peer: Peer, *, size: int, window: int) -> None:
+def play(rounds: Rounds, turn: int, scene: Scene, name: str, peer: Peer, *, size: int) -> None:
     """One scene against one server."""
-    topic = f"t{os.getpid()}x{len(rounds)}x{number}"
+    topic = f"t{os.getpid()}x{len(rounds)}x{turn}"
     try:
-        measured = measure(peer, scene, topic, size=size, window=window)
+        measured = measure(peer, scene, topic, size=size)
     except (RuntimeError, OSError) as error:
-        print(f"{number} {scene.name}: {peer.name}: {error}", file=sys.stderr)
+        print(f"{turn} {scene.name}: {peer.name}: {error}", file=sys.stderr)
         return
-    rounds.setdefault((scene.name, name), {})[number] = measured
+    rounds.setdefault((scene.name, name), {})[turn] = measured
     print(
-        f"{number} {scene.name:24} {peer.name:24} {measured.deltas_a_second:10,.0f}/s  "
-        f"p50 {measured.latency_p50_us:7,.0f} µs  {measured.server_cpu_us:6.2f} µs CPU a delta  "
-        f"load {os.getloadavg()[0]:.1f}",
+        f"{turn} {scene.name:36} {peer.name:22} {measured.deltas_a_second:10,.0f}/s  "
+        f"p50 {measured.latency_p50_us:7,.0f} p99 {measured.latency_p99_us:7,.0f} µs  "
+        f"{measured.server_cpu_us:6.2f} µs CPU a delta  load {os.getloadavg()[0]:.1f}",
         file=sys.stderr,
     )
 
 
-# --- printing
+# --- what was found
 
 
-def report(rounds: Rounds, peers: Mapping[str, Peer], path: str | None) -> int:
-    """Print what was measured and what is met; the exit status."""
-    print(f"calibration: {calibration_ns():.0f} ns CPU a loop turn; load {os.getloadavg()[0]:.1f}\n")
+def reported(results: Results, rounds: Rounds, limits: Limits, peers: Mapping[str, Peer], size: int) -> None:
+    """Tables, figures, goals."""
     for scene in SCENES:
         found = {name: rounds[scene.name, name] for name in peers if (scene.name, name) in rounds}
         if found:
-            print(_table(scene, found, peers))
-    for name in peers:
-        print(_counted(name, rounds, peers[name]))
-    judged = [(floor, ratios(rounds, floor)) for floor in FLOORS]
-    for floor, ratio in judged:
-        if ratio is not None:
-            word = "met" if floor.met(ratio.median) else "SHORT"
-            print(f"{floor.scene}: {floor.ours} / {floor.theirs}: {ratio}, wanted {floor.bound}: {word}")
-    lost = sum(one.lost + one.twice for some in rounds.values() for one in some.values())
-    if lost:
-        print(f"{lost} deltas were lost, or came twice")
-    write_json(
-        path,
-        {
-            "rounds": [
-                {"scene": scene, "peer": name, "round": number, **asdict(one)}
-                for (scene, name), some in rounds.items()
-                for number, one in some.items()
-            ],
-            "floors": [
-                {**floor._asdict(), "ratio": None if ratio is None else asdict(ratio)}
-                for floor, ratio in judged
-            ],
-        },
-    )
-    return int(bool(lost) or not all(ratio is None or floor.met(ratio.median) for floor, ratio in judged))
+            results.tables.append(_table(scene, found, peers))
+            _figures(results, scene, found)
+    if limits:
+        for limit in next(iter(limits.values())):
+            results.figure(f"limit: {limit}", [one[limit] for one in limits.values()], "MB/s")
+        results.tables.append(_limit_table(results))
+    results.tables += [_counted(name, rounds, peers[name]) for name in peers]
+    for goal, ratios in judged(rounds, limits, size).items():
+        results.goal(goal, ratios)
+    wrong = sum(one.lost + one.twice for some in rounds.values() for one in some.values())
+    if wrong:
+        results.failures.append(f"{wrong} deltas were lost, or came twice")
+    results.more["rounds"] = [
+        {"scene": scene, "peer": name, "round": turn, **asdict(one)}
+        for (scene, name), some in rounds.items()
+        for turn, one in some.items()
+    ]
+    results.more["limits"] = list(limits.values())
 
 
-def ratios(rounds: Rounds, floor: Floor) -> Figure | None:
-    """One peer's figure over the other's, round by round; None where none has both."""
-    ours, theirs = (rounds.get((floor.scene, name), {}) for name in (floor.ours, floor.theirs))
-    figure = _time_of if floor.most is not None else _rate_of
-    found = [figure(ours[number]) / figure(theirs[number]) for number in ours if number in theirs]
-    return Figure.of(found) if found else None
-
-
-def _rate_of(measured: Measured) -> float:
-    return measured.deltas_a_second
-
-
-def _time_of(measured: Measured) -> float:
-    return measured.latency_p50_us
+def _figures(results: Results, scene: Scene, found: Mapping[str, Mapping[int, Measured]]) -> None:
+    for name, by_round in found.items():
+        some = list(by_round.values())
+        if scene.timed:
+            for share in ("p50", "p99"):
+                took = [getattr(one, f"latency_{share}_us") for one in some]
+                results.figure(f"{scene.name}: {name}: {share}", took, "µs", less=True)
+        else:
+            rates = [one.deltas_a_second for one in some]
+            results.figure(f"{scene.name}: {name}", rates, "deltas/s")
+        if name.startswith(OURS):
+            cpu = [one.server_cpu_us for one in some]
+            results.figure(f"{scene.name}: {name}: server CPU", cpu, "µs a delta", less=True)
 
 
 def _table(scene: Scene, found: Mapping[str, Mapping[int, Measured]], peers: Mapping[str, Peer]) -> str:
+    head = [
+        "",
+        "deltas/s",
+        "received p50 µs",
+        "p99",
+        "acked p50 µs",
+        "server CPU µs",
+        "publisher",
+        "consumer",
+    ]
+    fields = (
+        *("deltas_a_second", "latency_p50_us", "latency_p99_us", "ack_p50_us"),
+        *("server_cpu_us", "publisher_cpu_us", "consumer_cpu_us"),
+    )
     rows = []
     for name, by_round in found.items():
-        some = list(by_round.values())
-        rate, p50, p99, ack, server, client = (
-            Figure.of([getattr(one, field) for one in some])
-            for field in (
-                *("deltas_a_second", "latency_p50_us", "latency_p99_us"),
-                *("ack_p50_us", "server_cpu_us", "publisher_cpu_us"),
-            )
-        )
-        rows.append(
-            (
-                f"{peers[name].name} ({peers[name].durability})",
-                f"{rate.median:,.0f} ({rate.low:,.0f}-{rate.high:,.0f})",
-                f"{p50.median:,.0f} ({p50.low:,.0f}-{p50.high:,.0f})",
-                f"{p99.median:,.0f}",
-                f"{ack.median:,.0f}",
-                f"{server.median:.2f}",
-                f"{client.median:.2f}",
-            )
-        )
-    head = ("", "deltas/s", "received p50 µs", "p99", "acked p50 µs", "server CPU µs", "publisher CPU µs")
+        figures = [_of(by_round.values(), one) for one in fields]
+        told = [f"{number(one.median)} ({number(one.low)}-{number(one.high)})" for one in figures[:3]]
+        rows.append((f"{peers[name].name} ({peers[name].durability})", *told, *map(_median, figures[3:])))
     sent = "singly" if scene.batch == 1 else f"{scene.batch} a call"
-    return table(f"{scene.name}, {scene.consumers} consumers, {sent} (CPU a delta)", head, rows)
+    number_of = max(len(by_round) for by_round in found.values())
+    title = f"{scene.name}: {scene.consumers} consumers, {sent}, {number_of} rounds (CPU a delta)"
+    if scene in (RATE, IDLE):
+        samples = _of((one for by_round in found.values() for one in by_round.values()), "deltas").low
+        title += f", {samples:,.0f} samples a round and more"
+    return table(title, head, rows)
+
+
+def _of(some: Iterable[Measured], field: str) -> Figure:
+    return Figure.of([float(getattr(one, field)) for one in some])
+
+
+def _median(figure: Figure) -> str:
+    return number(figure.median)
+
+
+def _limit_table(results: Results) -> str:
+    rows: Sequence[Sequence[object]] = [
+        (
+            name.removeprefix("limit: "),
+            f"{number(one['median'])} ({number(one['low'])}-{number(one['high'])})",
+        )
+        for name, one in results.figures.items()
+        if name.startswith("limit: ")
+    ]
+    return table("limits of the machine, MB/s: loopback TCP, 1 MiB write + fdatasync", ("", "MB/s"), rows)
+
+
+_TOLD = {
+    "delta_prop_accepted_deltas_total": "accepted",
+    "delta_prop_duplicate_deltas_total": "repeated",
+    "delta_prop_sent_deltas_total": "delivered",
+    "delta_prop_refusals_total": "refused",
+}
 
 
 def _counted(name: str, rounds: Rounds, peer: Peer) -> str:
@@ -233,7 +242,9 @@ def _counted(name: str, rounds: Rounds, peer: Peer) -> str:
     totals: dict[str, float] = {}
     for one in some:
         for counter, value in one.counters.items():
-            totals[counter] = totals.get(counter, 0.0) + value
+            said = _TOLD.get(counter.partition("{")[0])
+            if said is not None:
+                totals[said] = totals.get(said, 0.0) + value
     return ", ".join([text, *(f"{counter} {value:,.0f}" for counter, value in totals.items())])
 
 

@@ -100,7 +100,7 @@ class DeltaProp:
             frames = Frames(self._topic, wire.grant, self._server.level, shape)
             self._frames[shape] = frames
         last = wire.sent = wire.sent + len(msgs)
-        await wire.send(frames.frame(last - len(msgs) + 1, msgs), last)
+        await wire.send(frames.frame(last - len(msgs) + 1, b"".join(msgs)), last)
 
     async def subscribe(self, topic: str, who: int, on_msgs: Callable[[list[bytes]], bool]) -> None:
         """Bring what comes to `on_msgs`, and acknowledge it, until that says that it was all."""

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
 from benchmarks import _peers_nats, _peers_redis, peers
+from benchmarks._peers_calls import published_singly, raw_calls
 from benchmarks._peers_contract import Wire
-from benchmarks._peers_ours import KEYS, Frames, _Consumer, payloads_of
+from benchmarks._peers_goals import (
+    BULK,
+    COMPARISONS,
+    FAN_OUT,
+    FLOW,
+    LIMITS,
+    RATE,
+    SCENES,
+    Limits,
+    Rounds,
+    judged,
+    played_by,
+)
+from benchmarks._peers_ours import KEYS, Frames, _Consumer, payloads_of, stamps_of
 from benchmarks._peers_scenes import Measured, Scene
-from benchmarks.peers import FAN_OUT, FLOW, IDLE, Floor, Rounds, ratios, report
+from benchmarks._results import Results
+from benchmarks.peers import reported
 from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel, Delta, make_origin, opaque
@@ -21,10 +38,13 @@ from delta_prop_wire.validate import plain_is_sound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import ModuleType
 
     from benchmarks._peers_contract import Consumer
 
-PAYLOADS = [bytes((number,)) * 8 + b"\r\n$8\r\n*2\r\nMSG " for number in range(5)]
+PAYLOADS = [bytes((number,)) * 8 + b"\r\n$8\r\n*2\r\nMSG ::" for number in range(5)]
+STAMPS = b"".join(one[:8] for one in PAYLOADS)
+SIZE = len(PAYLOADS[0])
 
 
 @pytest.fixture
@@ -39,6 +59,7 @@ def pair() -> Iterator[tuple[socket.socket, Wire]]:
 def nats(wire: Wire) -> Consumer:
     consumer = _peers_nats._Consumer.__new__(_peers_nats._Consumer)
     consumer._wire, consumer._subject = wire, b"s"
+    consumer._message = _peers_nats.message_of(SIZE)
     return consumer
 
 
@@ -46,6 +67,7 @@ def redis(wire: Wire) -> Consumer:
     consumer = _peers_redis._Consumer.__new__(_peers_redis._Consumer)
     consumer._wire, consumer._topic, consumer._group = wire, b"t", b"g"
     consumer._read, consumer._left = b"READ", 0
+    consumer._entry = _peers_redis.entry_of(SIZE)
     return consumer
 
 
@@ -53,6 +75,7 @@ def ours(wire: Wire) -> Consumer:
     consumer = _Consumer.__new__(_Consumer)
     consumer._wire, consumer._log = wire, Cursor(bytes(16), 1, 0)
     consumer._unacked, consumer._acked_at = 0, 0.0
+    consumer._size, consumer._counter = SIZE, 0
     return consumer
 
 
@@ -74,7 +97,9 @@ def said_by_redis() -> bytes:
 
 def said_by_us() -> bytes:
     first, rest = ([Delta("k", opaque(one)) for one in some] for some in (PAYLOADS[:1], PAYLOADS[1:]))
-    frames = [BatchFrame(at, encode_batch(some, origin=1, base=1)) for at, some in ((0, first), (1, rest))]
+    frames = [
+        BatchFrame(at, encode_batch(some, origin=1, base=at + 1)) for at, some in ((0, first), (1, rest))
+    ]
     return (
         encode(frames[0]) + encode(Heartbeat(1, sent_us=5)) + encode(Ack(0, dealt_with=1)) + encode(frames[1])
     )
@@ -88,16 +113,16 @@ def said_by_us() -> bytes:
         (ours, said_by_us(), encode(Ack(0, cursor=Cursor(bytes(16), 1, 5)))),
     ],
 )
-def test_a_consumer_finds_the_payloads_wherever_the_bytes_are_cut(
+def test_a_consumer_sees_each_payload_wherever_the_bytes_are_cut(
     client: Callable[[Wire], Consumer], said: bytes, answer: bytes, pair: tuple[socket.socket, Wire]
 ) -> None:
     server, wire = pair
     for step in (len(said), 1, 7, 50):
-        consumer, found = client(wire), []
+        consumer, found = client(wire), b""
         for at in range(0, len(said), step):
             server.sendall(said[at : at + step])
             found += consumer.receive()
-        assert found == PAYLOADS
+        assert found == STAMPS
         assert not wire.rest
         told = server.recv(1 << 16)
         if step == len(said) and client is not redis:
@@ -110,7 +135,7 @@ def test_our_raw_frames_are_sound_and_say_what_was_given() -> None:
     frames = Frames("topic", OriginGrant(origin, 3, 0), AckLevel.LOGGED, (5, len(PAYLOADS[0])))
     keys = set()
     for counter in (1, 6, 1_000_001):
-        frame = decode(bytes(frames.frame(counter, PAYLOADS)))
+        frame = decode(bytes(frames.frame(counter, b"".join(PAYLOADS))))
         assert isinstance(frame, BatchFrame)
         batch = frame.batch
         assert (frame.sequence, batch.base, batch.origin, batch.epoch) == (counter, counter, origin, 3)
@@ -122,55 +147,147 @@ def test_our_raw_frames_are_sound_and_say_what_was_given() -> None:
     assert 5 < len(keys) <= KEYS
 
 
+def test_our_consumer_tells_a_gap_and_a_row_of_another_size() -> None:
+    batch = encode_batch([Delta("k", opaque(one)) for one in PAYLOADS], origin=1, base=6)
+    assert stamps_of(batch, SIZE, 6) == STAMPS
+    for size, counter in ((SIZE, 7), (SIZE, 5), (SIZE - 8, 6)):
+        with pytest.raises(RuntimeError, match=f"from 6, wanted {counter} and rows of {size} B"):
+            stamps_of(batch, size, counter)
+
+
+@pytest.mark.parametrize("module", [_peers_nats, _peers_redis])
+def test_what_a_server_refuses_is_told(module: ModuleType) -> None:
+    assert module.acks_in(b"") == 0
+    with pytest.raises(RuntimeError, match="no"):
+        module.acks_in(b"-ERR no\r\n")
+
+
+def test_calls_are_answered_in_turn_and_bounded() -> None:
+    async def play() -> None:
+        open_calls, most = 0, 0
+
+        async def call(payload: bytes) -> None:
+            nonlocal open_calls, most
+            open_calls += 1
+            most = max(most, open_calls)
+            await asyncio.sleep(0)
+            open_calls -= 1
+
+        count, ended, took = await published_singly(call, b"body", seconds=0.01, window=3)
+        assert count == len(took) > 3
+        assert ended
+        assert (open_calls, most) == (0, 3)
+
+        async def fail(payload: bytes) -> None:
+            raise RuntimeError("no")
+
+        with pytest.raises(ExceptionGroup):
+            await published_singly(fail, b"body", seconds=5, window=3)
+
+    asyncio.run(play())
+
+
+def test_a_raw_connection_counts_answers_behind_the_greeting() -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"x":1}\r\n')
+        said = await reader.readexactly(len(b"HELLO" + b"one two "))
+        assert said == b"HELLOone two "
+        writer.write(b"PING\r\n{")
+        assert await reader.readexactly(6) == b"PONG\r\n"
+        writer.write(b"{")
+        await writer.drain()
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+        ended.set()
+
+    ended = asyncio.Event()
+
+    async def play() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        async with raw_calls(
+            port, lambda one: one + b" ", lambda said: said.count(b"{"), hello=b"HELLO"
+        ) as call:
+            await asyncio.wait_for(asyncio.gather(call(b"one"), call(b"two")), 5)
+        await asyncio.wait_for(ended.wait(), 5)
+        server.close()
+
+    asyncio.run(play())
+
+
 def measured(rate: float, p50_us: float, lost: int = 0) -> Measured:
-    return Measured(100, lost, 0, rate, rate, p50_us, p50_us, 1.0, 2.0, 3.0, {"repeated": 7.0})
+    counters = {
+        'delta_prop_duplicate_deltas_total{lane="normal"}': 7.0,
+        "delta_prop_nacks_total": 1.0,
+    }
+    return Measured(100, lost, 0, rate, rate, p50_us, p50_us, 1.0, p50_us, 3.0, counters=counters)
 
 
 def rounds(**figures: tuple[float, float]) -> Rounds:
     return {
-        (scene, name.replace("_", "-")): {number: measured(*figure) for number in range(3)}
-        for scene in (FLOW, FAN_OUT, IDLE)
+        (scene.name, name.replace("_", "-")): {number: measured(*figure) for number in range(3)}
+        for scene in (FLOW, FAN_OUT, RATE, BULK)
         for name, figure in figures.items()
     }
 
 
+def ratios(found: Rounds, limits: Limits | None = None) -> dict[str, list[float]]:
+    return {goal.what: some for goal, some in judged(found, limits or {}, 1_000_000).items()}
+
+
 def test_a_ratio_is_of_rounds_that_both_played() -> None:
     found = rounds(ours=(8.0, 3.0), jetstream=(2.0, 2.0))
-    found[FLOW, "ours"][1] = measured(10.0, 3.0)
-    del found[FLOW, "jetstream"][2]
-    rate = ratios(found, Floor(FLOW, "ours", "jetstream", least=4.0))
-    assert rate is not None
-    assert (rate.median, rate.low, rate.high) == (4.5, 4.0, 5.0)
-    late = ratios(found, Floor(IDLE, "ours", "jetstream", most=1.2))
-    assert late is not None
-    assert late.median == 1.5
-    assert ratios(found, Floor(FLOW, "ours", "redis", least=3.0)) is None
+    found[FLOW.name, "ours"][1] = measured(10.0, 3.0)
+    del found[FLOW.name, "jetstream"][2]
+    by_goal = ratios(found, {0: {"tcp": 16.0}, 2: {"tcp": 32.0}})
+    assert by_goal["publish to receive, rate: ours / jetstream"] == [4.0, 5.0]
+    assert by_goal["publish to receive, server CPU a delta: ours / jetstream"] == [1.5, 1.5]
+    assert by_goal["2,000 a second, p99: ours / jetstream"] == [1.5] * 3
+    assert by_goal["publish to receive, rate: ours / redis"] == []
+    assert by_goal["bulk to one receiver, rate: ours / best loopback TCP"] == [0.5, 0.25]
+    assert not any(what.startswith("single") for what in by_goal), "was not played"
 
 
-def test_what_is_short_or_lost_is_told_and_is_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
-    running = {name: peers.PEERS[name]() for name in ("ours", "jetstream")}
-    assert report(rounds(ours=(8.0, 2.0), jetstream=(2.0, 2.0)), running, None) == 0
+def test_goals_are_played_by_those_who_are_compared() -> None:
+    assert played_by(FLOW) == {"ours", "jetstream", "redis", "ours-durable", "redis-always"}
+    assert {scene.name for scene in SCENES} == {one.scene.name for one in COMPARISONS}
+    peers_and_limits = {*peers.PEERS, *LIMITS, ""}
+    assert {one.theirs for one in COMPARISONS} <= peers_and_limits
+
+
+def told(found: Rounds, limits: Limits | None = None) -> Results:
+    results = Results("peers", calibration_ns=50.0)
+    reported(results, found, limits or {}, {name: peers.PEERS[name]() for name in ("ours", "jetstream")}, 128)
+    return results
+
+
+def test_what_is_lost_or_far_from_its_goal_is_the_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    fine = told(rounds(ours=(14.0, 0.1), jetstream=(2.0, 2.0)), {0: {"tcp": 1e-3, "sync": 1.0}})
+    assert fine.finish(None) == 0
     said = capsys.readouterr().out
-    assert said.count("met") == 3
-    assert "delta-prop raw: published 900, lost 0, repeated 63" in said
-    assert report(rounds(ours=(7.9, 2.0), jetstream=(2.0, 2.0)), running, None) == 1
-    assert "wanted >= 4: SHORT" in capsys.readouterr().out
-    assert report(rounds(ours=(8.0, 2.5), jetstream=(2.0, 2.0)), running, None) == 1
-    assert "wanted <= 1.2: SHORT" in capsys.readouterr().out
-    lossy = rounds(ours=(8.0, 2.0))
-    lossy[FLOW, "ours"][0] = measured(8.0, 2.0, lost=1)
-    assert report(lossy, running, None) == 1
-    assert "1 deltas were lost" in capsys.readouterr().out
+    assert "delta-prop raw: published 1,200, lost 0, repeated 84\n" in said
+    assert re.search(r"3  publish to receive, rate: ours / jetstream +>= 7 × +>= 12 × +7 \(7-7\) +met", said)
+    assert re.search(r"tcp +0.001 \(0.001-0.001\)", said)
+    short = told(rounds(ours=(13.0, 0.1), jetstream=(2.0, 2.0)))
+    assert short.finish(None) == 0
+    assert "short" in capsys.readouterr().out
+    far = told(rounds(ours=(2.0, 0.1), jetstream=(2.0, 2.0)))
+    assert far.finish(None) == 1
+    lossy = rounds(ours=(14.0, 0.1))
+    lossy[FLOW.name, "ours"][0] = measured(14.0, 0.1, lost=1)
+    assert told(lossy).finish(None) == 1
+    assert "FAILED: 1 deltas were lost" in capsys.readouterr().out
 
 
 def test_a_peer_that_is_not_installed_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(_peers_nats.JetStream, "program", "no-such-program")
-    assert peers.main(["--peers", "jetstream", "--rounds", "1"]) == 0
+    assert peers.main(["--peers", "jetstream", "--rounds", "1", "--no-limits"]) == 0
     assert "JetStream raw is left out: no-such-program is not installed" in capsys.readouterr().err
 
 
 def test_scenes_that_are_timed_know_it() -> None:
-    assert [scene.timed for scene in peers.SCENES] == [False, False, False, True, True]
+    assert [scene.name for scene in SCENES if scene.timed] == [RATE.name, "idle to idle"]
     assert Scene("s", 1, rate=1.0).timed

@@ -1,0 +1,147 @@
+"""What this machine can do at most, for a service in Python: bytes over loopback TCP, bytes onto its disk.
+
+Taken in every round of what is compared with it, as a shared machine's limits move by the minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import socket
+import time
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+SECONDS = 0.4
+"""Of one way to send."""
+MIB = 1 << 20
+_PROCESSES = multiprocessing.get_context("forkserver")
+
+
+def limits_mb_s(folder: Path) -> dict[str, float]:
+    """MB a second, by what was done; `tcp` and `sync` are the best of them."""
+    ways = ("raw", "asyncio", "uvloop") if find_spec("uvloop") else ("raw", "asyncio")
+    found = {f"tcp {way} {size >> 10} KiB": tcp_mb_s(way, size) for way in ways for size in (64 << 10, MIB)}
+    best = max(found.values())
+    return {**found, "tcp": best, "sync": sync_mb_s(folder)}
+
+
+def tcp_mb_s(way: str, size: int) -> float:
+    """One sender, one receiver, each a process: raw sockets, or the protocols of a loop."""
+    here, there = _PROCESSES.Pipe()
+    receiver = _PROCESSES.Process(target=_receive, args=(way, there), daemon=True)
+    receiver.start()
+    try:
+        port = here.recv()
+        began = time.monotonic()
+        if way == "raw":
+            _send_raw(port, size)
+        else:
+            _run(way, _send(port, size))
+        if not here.poll(30):
+            raise RuntimeError("the receiver has said nothing")
+        count, ended = here.recv()
+    finally:
+        receiver.join(5)
+        receiver.kill()
+    return float(count / (ended - began) / 1e6)
+
+
+def sync_mb_s(folder: Path, count: int = 48) -> float:
+    """Writes of 1 MiB to a growing file, each synced; by the median of their times."""
+    took = []
+    path = folder / "synced"
+    block = os.urandom(MIB)
+    with path.open("wb", buffering=0) as file:
+        for _ in range(count):
+            began = time.monotonic()
+            file.write(block)
+            os.fdatasync(file.fileno())
+            took.append(time.monotonic() - began)
+    path.unlink()
+    return MIB / sorted(took)[count // 2] / 1e6
+
+
+def _send_raw(port: int, size: int) -> None:
+    block, end = bytes(size), time.monotonic() + SECONDS
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as wire:
+        wire.settimeout(None)
+        while time.monotonic() < end:
+            wire.sendall(block)
+
+
+async def _send(port: int, size: int) -> None:
+    loop = asyncio.get_running_loop()
+    block, end, gate = bytes(size), time.monotonic() + SECONDS, _Gate()
+    transport, _ = await loop.create_connection(lambda: gate, "127.0.0.1", port)
+    while time.monotonic() < end:
+        transport.write(block)
+        await gate.opened.wait()
+    transport.close()
+    await gate.gone
+
+
+class _Gate(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+        self.opened.set()
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def pause_writing(self) -> None:
+        self.opened.clear()
+
+    def resume_writing(self) -> None:
+        self.opened.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.opened.set()
+        self.gone.set_result(None)
+
+
+def _receive(way: str, pipe: Connection) -> None:
+    if way == "raw":
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            pipe.send(server.getsockname()[1])
+            wire, _ = server.accept()
+            buffer, count = bytearray(MIB), 0
+            while taken := wire.recv_into(buffer):
+                count += taken
+            pipe.send((count, time.monotonic()))
+    else:
+        _run(way, _receive_in_loop(pipe))
+
+
+async def _receive_in_loop(pipe: Connection) -> None:
+    sink = _Sink()
+    server = await asyncio.get_running_loop().create_server(lambda: sink, "127.0.0.1", 0)
+    pipe.send(server.sockets[0].getsockname()[1])
+    await sink.over
+    pipe.send((sink.count, time.monotonic()))
+    server.close()
+
+
+class _Sink(asyncio.Protocol):
+    def __init__(self) -> None:
+        self.count = 0
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        self.count += len(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.over.set_result(None)
+
+
+def _run(way: str, work: Any) -> None:
+    factory = None
+    if way == "uvloop":
+        import uvloop
+
+        factory = uvloop.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(work)

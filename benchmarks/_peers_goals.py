@@ -1,0 +1,110 @@
+"""What delta-prop is to reach beside its peers, scene by scene, and beside the limits of the machine.
+
+A goal compares one figure of ours with the same of another in the same round, or with a limit of that round.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from benchmarks._peers_scenes import Measured, Scene
+from benchmarks._results import Goal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+JETSTREAM, REDIS, REDIS_ALWAYS = "jetstream", "redis", "redis-always"
+OURS, DURABLE = "ours", "ours-durable"
+
+PUBLISH = Scene("publish to acknowledgement", consumers=0)
+FLOW = Scene("publish to receive", consumers=1)
+FAN_OUT = Scene("publish to 3 receivers", consumers=3)
+PACKED = Scene("packed by the application, 100 each", consumers=1, batch=8, pack=100, window=320)
+SINGLE = Scene("single calls", consumers=0, batch=1, tasks=True)
+RATE = Scene("2,000 a second", consumers=1, batch=1, rate=2_000.0, seconds_max=5.6)
+IDLE = Scene("idle to idle", consumers=1, batch=1, pause_s=0.01, seconds_max=3.0)
+BULK = Scene("bulk to one receiver", consumers=1, batch=1_000, window=64_000)
+BULK_PUBLISH = Scene("bulk to acknowledgement", consumers=0, batch=1_000, window=64_000)
+SCENES = (PUBLISH, FLOW, FAN_OUT, PACKED, SINGLE, RATE, IDLE, BULK, BULK_PUBLISH)
+
+Rounds = dict[tuple[str, str], dict[int, Measured]]
+"""Scene and peer, then the rounds."""
+Limits = dict[int, dict[str, float]]
+"""By round: MB a second."""
+SPEED, CPU, P50, P99 = "deltas_a_second", "server_cpu_us", "latency_p50_us", "latency_p99_us"
+_SAID = {SPEED: "rate", CPU: "server CPU a delta", P50: "p50", P99: "p99"}
+
+
+class Comparison(NamedTuple):
+    """A goal, and where its figure comes from; `theirs` is a peer, a limit, or nothing."""
+
+    row: str
+    scene: Scene
+    figure: str
+    ours: str
+    theirs: str
+    target: float
+    moonshot: float | None
+
+    @property
+    def goal(self) -> Goal:
+        """As it is judged."""
+        beside = f" / {self.theirs}" if self.theirs else ""
+        what = f"{self.scene.name}, {_SAID[self.figure]}: {self.ours}{beside}"
+        unit = "×" if self.theirs else "µs"
+        return Goal(self.row, what, self.target, self.moonshot, unit, less=self.figure != SPEED)
+
+    def ratios(self, rounds: Rounds, limits: Limits, size: int) -> list[float]:
+        """Of each round that has both."""
+        ours = {
+            number: getattr(one, self.figure)
+            for number, one in rounds.get((self.scene.name, self.ours), {}).items()
+        }
+        if not self.theirs:
+            return list(ours.values())
+        if self.theirs in LIMITS:
+            mb = size / 1e6
+            return [
+                ours[number] * mb / limits[number][LIMITS[self.theirs]] for number in ours if number in limits
+            ]
+        theirs = rounds.get((self.scene.name, self.theirs), {})
+        return [ours[number] / getattr(theirs[number], self.figure) for number in ours if number in theirs]
+
+
+LIMITS = {"best loopback TCP": "tcp", "1 MiB write + fdatasync": "sync"}
+COMPARISONS = (
+    Comparison("1", PUBLISH, SPEED, OURS, JETSTREAM, 5, 12),
+    Comparison("1", PUBLISH, SPEED, OURS, REDIS, 3, 6),
+    Comparison("2", PUBLISH, SPEED, DURABLE, REDIS_ALWAYS, 8, 12),
+    Comparison("2", PUBLISH, SPEED, DURABLE, JETSTREAM, 5, 8),
+    Comparison("3", FLOW, SPEED, OURS, JETSTREAM, 7, 12),
+    Comparison("3", FLOW, SPEED, OURS, REDIS, 5, 7),
+    Comparison("4", FLOW, SPEED, DURABLE, REDIS_ALWAYS, 8, 11),
+    Comparison("5", FAN_OUT, SPEED, OURS, JETSTREAM, 5, 10),
+    Comparison("5", FAN_OUT, SPEED, OURS, REDIS, 4, 8),
+    Comparison("6", PACKED, SPEED, OURS, JETSTREAM, 1.5, 2.2),
+    Comparison("6", PACKED, SPEED, OURS, REDIS, 1.5, 2.2),
+    Comparison("7", SINGLE, SPEED, OURS, JETSTREAM, 1.5, 3),
+    Comparison("7", SINGLE, CPU, OURS, "", 1, None),
+    Comparison("8", RATE, P50, OURS, JETSTREAM, 1.0, 0.8),
+    Comparison("8", RATE, P99, OURS, JETSTREAM, 1.0, 0.8),
+    Comparison("8", RATE, P50, OURS, REDIS, 1.0, 0.8),
+    Comparison("8", RATE, P99, OURS, REDIS, 1.0, 0.8),
+    Comparison("", IDLE, P50, OURS, JETSTREAM, 1.2, None),
+    Comparison("9", FLOW, CPU, OURS, JETSTREAM, 1 / 15, 1 / 35),
+    Comparison("10", BULK, SPEED, OURS, "best loopback TCP", 0.25, 0.4),
+    Comparison("11", BULK_PUBLISH, SPEED, DURABLE, "1 MiB write + fdatasync", 0.35, 0.6),
+)
+
+
+def played_by(scene: Scene) -> set[str]:
+    """The peers that a goal of this scene asks for."""
+    return {peer for one in COMPARISONS if one.scene.name == scene.name for peer in (one.ours, one.theirs)}
+
+
+def judged(
+    rounds: Rounds, limits: Limits, size: int, comparisons: Iterable[Comparison] = COMPARISONS
+) -> Mapping[Goal, list[float]]:
+    """The goals whose scene was played, each with the ratio of every round."""
+    scenes = {scene for scene, _ in rounds}
+    return {one.goal: one.ratios(rounds, limits, size) for one in comparisons if one.scene.name in scenes}

@@ -1,0 +1,140 @@
+"""What a benchmark has found: figures by name, goals and how far they are met, tables; as text and as JSON.
+
+Every benchmark writes the same JSON, so that one report and one comparison can read all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks._measure import Figure, calibration_ns, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GATE = 3.0
+"""Noise moves a figure of a shared machine, but not so far: beyond, the run fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a figure is to be. Where `less`, smaller is better."""
+
+    row: str
+    """Goals of one row belong together."""
+    what: str
+    target: float
+    moonshot: float | None = None
+    unit: str = "×"
+    less: bool = False
+
+    def within(self, value: float, bound: float) -> bool:
+        """Whether a value is at least as good as a bound."""
+        return value <= bound if self.less else value >= bound
+
+    def verdict(self, figure: Figure | None) -> str:
+        """In a word."""
+        if figure is None:
+            return "not measured"
+        if self.moonshot is not None and self.within(figure.median, self.moonshot):
+            return "moonshot"
+        if self.within(figure.median, self.target):
+            return "met"
+        gate = self.target * GATE if self.less else self.target / GATE
+        return "short" if self.within(figure.median, gate) else "FAR"
+
+
+@dataclass(slots=True)
+class Results:
+    """What one run of one benchmark has found."""
+
+    bench: str
+    calibration_ns: float = field(default_factory=calibration_ns)
+    load: float = field(default_factory=lambda: os.getloadavg()[0])
+    """The machine's, when it began."""
+    tables: list[str] = field(default_factory=list)
+    figures: dict[str, dict[str, Any]] = field(default_factory=dict)
+    goals: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What a reader of the figures is to know."""
+    failures: list[str] = field(default_factory=list)
+    """What must not be, whatever the speed."""
+    more: dict[str, Any] = field(default_factory=dict)
+    """Rounds and the like, for programs."""
+
+    def figure(self, name: str, rounds: Sequence[float], unit: str, *, less: bool = False) -> Figure:
+        """Keep a figure; where `less`, smaller is better."""
+        found = Figure.of(rounds)
+        self.figures[name] = {**asdict(found), "unit": unit, "less": less}
+        return found
+
+    def goal(self, goal: Goal, rounds: Sequence[float] | None) -> str:
+        """Judge a goal by its rounds; the verdict."""
+        figure = Figure.of(rounds) if rounds else None
+        verdict = goal.verdict(figure)
+        found = None if figure is None else asdict(figure)
+        self.goals.append({**asdict(goal), "found": found, "verdict": verdict})
+        return verdict
+
+    @property
+    def failed(self) -> bool:
+        """Whether something went wrong, or is out of all proportion."""
+        return bool(self.failures) or any(goal["verdict"] == "FAR" for goal in self.goals)
+
+    def text(self) -> str:
+        """For people."""
+        parts = [f"calibration: {self.calibration_ns:.0f} ns CPU a loop turn; load {self.load:.1f}\n"]
+        parts += self.tables
+        if self.goals:
+            parts.append(goal_table(self.goals))
+        parts += [f"note: {note}" for note in self.notes]
+        parts += [f"FAILED: {failure}" for failure in self.failures]
+        return "\n".join(parts)
+
+    def finish(self, path: str | None) -> int:
+        """Print, write the JSON where a path was given; the exit status."""
+        print(self.text())
+        if path is not None:
+            told = {"format": 1, "measured_at": time.strftime("%Y-%m-%d"), **asdict(self)}
+            Path(path).write_text(json.dumps(told, indent=1))
+        return int(self.failed)
+
+
+def goal_table(goals: Sequence[dict[str, Any]]) -> str:
+    """Row by row: what was wanted, what was found."""
+    rows = []
+    for goal in goals:
+        bound, found = "<=" if goal["less"] else ">=", goal["found"]
+        wanted, moon = (
+            "" if goal[one] is None else f"{bound} {goal[one]:.3g} {goal['unit']}"
+            for one in ("target", "moonshot")
+        )
+        rows.append((f"{goal['row']:>4}  {goal['what']}", wanted, moon, spread(found), goal["verdict"]))
+    return table("Goals", (" row", "target", "moonshot", "found", ""), rows)
+
+
+def spread(figure: dict[str, Any] | None) -> str:
+    """A figure as JSON has it, for people."""
+    if figure is None:
+        return "-"
+    return "{} ({}-{})".format(*(number(figure[one]) for one in ("median", "low", "high")))
+
+
+def number(value: float) -> str:
+    """With as many digits as say something."""
+    return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
+
+
+def options_of(bench: str, about: str | None, *, rounds: int) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    parser = argparse.ArgumentParser(prog=f"./run bench {bench}", description=about)
+    parser.add_argument("--rounds", type=int, default=rounds, help=f"interleaved rounds; default: {rounds}")
+    parser.add_argument("--quick", action="store_true", help="a short run: rough figures")
+    parser.add_argument("--json", metavar="FILE", help="write what was found to FILE too")
+    return parser
