@@ -92,6 +92,14 @@ class Stream(Protocol):
         """Wait for bytes and put them there; how many, 0 where the peer sends no more."""
         ...
 
+    async def receive_each(self, room: Callable[[], memoryview], take: Callable[[int], bool]) -> bool:
+        """Receive into what `room` gives and hand each count to `take`, until that gives False or raises.
+
+        Whether `take` ended it: False where the peer sends no more. Neither of them awaits anything; they may
+        be called by the event loop, from within no task.
+        """
+        ...
+
     def send_now(self, parts: Sequence[Buffer]) -> int:
         """Send what the system takes at once, without waiting; how many bytes that were.
 

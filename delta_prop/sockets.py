@@ -20,13 +20,14 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from delta_prop.buffers import behind, bytes_in
+from delta_prop.readiness import Readiness, closed
 from delta_prop.tls import TlsStream
 from delta_prop.tls_contexts import client_context, server_context
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from typing_extensions import Buffer
 
@@ -130,7 +131,7 @@ class SocketListener:
         while True:
             await self._turns.give_way()
             if self._closing:
-                raise _closed()
+                raise closed()
             try:
                 accepted, address = self._server.accept()
             except BlockingIOError:
@@ -148,7 +149,8 @@ class SocketListener:
         if not self._closing:
             self._closing = True
             with anyio.CancelScope(shield=True):
-                await _let_go(self._server)
+                anyio.notify_closing(self._server)
+                await anyio.lowlevel.checkpoint()  # who waits wakes up before its number is another one's
             self._server.close()
 
     def _stream(self, accepted: socket.socket, address: Any) -> Stream:
@@ -163,6 +165,7 @@ class SocketStream:
 
     def __init__(self, connected: socket.socket, turns: Turns, peer: str, peer_host: str) -> None:
         self._socket = connected
+        self._readiness = Readiness(connected)
         self._turns = turns
         self._peer = peer
         self._peer_host = peer_host
@@ -186,20 +189,29 @@ class SocketStream:
         await self._turns.give_way()
         while True:
             self._must_be_open()
-            try:
-                count = self._socket.recv_into(buffer)
-            except BlockingIOError:
-                pass
-            except OSError as error:
-                raise self._gone(error) from error
-            else:
-                if count == 0:
-                    self._ended = True
-                    if self._failure is not None:  # sending found out, and the system tells it once
-                        raise ConnectionError(self._failure)
+            count = self._receive(buffer)
+            if count is not None:
                 return count
             await _wait(anyio.wait_readable, self._socket)
             self._turns.note()
+
+    async def receive_each(self, room: Callable[[], memoryview], take: Callable[[int], bool]) -> bool:
+        """Receive into what `room` gives and hand each count to `take`, until that gives False.
+
+        Whether that ended it: False where the peer sends no more.
+        """
+        ended = False
+
+        def readable() -> bool:
+            nonlocal ended
+            self._turns.note()
+            count = self._receive(room())
+            ended = count == 0
+            return not ended and (count is None or take(count))
+
+        await self._turns.give_way()
+        await self._readiness.each_readable(readable)
+        return not ended
 
     def send_now(self, parts: Sequence[Buffer]) -> int:
         """Send what the system takes at once; how many bytes that were."""
@@ -257,7 +269,7 @@ class SocketStream:
             return
         self._closing = True
         with anyio.CancelScope(shield=True):
-            await _let_go(self._socket)
+            await self._readiness.close()
             with anyio.move_on_after(LINGER_S_MAX):
                 await self._linger()
         self._socket.close()
@@ -267,7 +279,21 @@ class SocketStream:
     def _must_be_open(self) -> None:
         """Asked after each wait: who begins another one while this is closed would never wake up."""
         if self._closing:
-            raise _closed()
+            raise closed()
+
+    def _receive(self, buffer: memoryview) -> int | None:
+        """How many bytes there were, 0 where the peer sends no more; None: nothing has come."""
+        try:
+            count = self._socket.recv_into(buffer)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            raise self._gone(error) from error
+        if count == 0:
+            self._ended = True
+            if self._failure is not None:  # sending found out, and the system tells it once
+                raise ConnectionError(self._failure)
+        return count
 
     def _send_from(self, descriptor: int, part: FileRange, sent: int) -> int | None:
         """How many bytes went out of the file, 0 where the system takes none; None: it cannot do it."""
@@ -337,13 +363,7 @@ async def _wait(ready: Any, waited_for: socket.socket) -> None:
     try:
         await ready(waited_for)
     except anyio.ClosedResourceError:
-        raise _closed() from None
-
-
-async def _let_go(one: socket.socket) -> None:
-    """Wake who waits for a socket, and let them go before its number is another one's."""
-    anyio.notify_closing(one)
-    await anyio.lowlevel.checkpoint()
+        raise closed() from None
 
 
 async def _look_up(host: str, port: int, flags: int = 0) -> list[tuple[int, Any]]:
@@ -415,10 +435,6 @@ def _prepare(one: socket.socket) -> None:
 
 def _told(error: OSError, what: str) -> OSError:
     return OSError(error.errno, f"{what}: {error.strerror or error}")
-
-
-def _closed() -> ConnectionError:
-    return ConnectionError("the connection was closed on this side")
 
 
 def _plain_host(host: str) -> str:

@@ -16,7 +16,7 @@ from delta_prop.buffers import behind, bytes_in, chunks
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from typing_extensions import Buffer
 
@@ -96,6 +96,16 @@ class TlsStream:
                 failure = self._failed(error)
                 self._flush_now()
                 raise failure from error
+
+    async def receive_each(self, room: Callable[[], memoryview], take: Callable[[int], bool]) -> bool:
+        """Receive into what `room` gives and hand each count to `take`, until that gives False.
+
+        Whether that ended it: False where the peer sends no more.
+        """
+        while count := await self.receive_into(room()):
+            if not take(count):
+                return True
+        return False
 
     def send_now(self, parts: Sequence[Buffer]) -> int:
         """Send what the stream below takes at once; how many bytes that were.

@@ -154,27 +154,37 @@ class Peer:
                 # Room is for what really comes, not for what a header announces.
                 if connection.under_way_bytes > self._room_bytes <= connection.buffered_bytes:
                     await self._make_room(connection.under_way_bytes)
-                count = await stream.receive_into(connection.buffer())
-                if not count:
+                if not await stream.receive_each(connection.buffer, self._came):
                     return
-                hub.counters.bytes_in += count
-                connection.received(count)
-                await self._take_frames()
+                while not self._take_frames():
+                    await anyio.lowlevel.checkpoint()
         except ConnectionError:
             self._scope.cancel()
         except PeerError as error:
             hub.counters.nack(error.code)
             self._end_for(error)
 
-    async def _take_frames(self) -> None:
-        """All that came whole; now and then others have their turn."""
+    def _came(self, count: int) -> bool:
+        """Whether to go on: all that came is taken, and there is room for more of it."""
         connection = self._connection
-        while not self._take_some():
-            await anyio.lowlevel.checkpoint()
+        self._hub.counters.bytes_in += count
+        connection.received(count)
+        return (
+            self._take_frames()
+            and not self._outbox.ending
+            and not connection.under_way_bytes > self._room_bytes <= connection.buffered_bytes
+        )
+
+    def _take_frames(self) -> bool:
+        """Frames that came whole, as many as may be in one go. Whether that was all."""
+        connection = self._connection
+        if not self._take_some():
+            return False
         if self._room_bytes > FREE_BYTES and not connection.under_way_bytes:
             self._give_room_back()
         if self._frame_since is None and connection.buffered_bytes:
             self._frame_since = self._hub.now()
+        return True
 
     def _take_some(self) -> bool:
         """Frames that came whole, in one turn: what follows is done at its end. Whether that was all."""

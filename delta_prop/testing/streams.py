@@ -144,6 +144,16 @@ class VirtualStream:
                 return count
             await self._wait(now)
 
+    async def receive_each(self, room: Callable[[], memoryview], take: Callable[[int], bool]) -> bool:
+        """Receive into what `room` gives and hand each count to `take`, until that gives False.
+
+        Whether that ended it: False where the peer sends no more.
+        """
+        while count := await self.receive_into(room()):
+            if not take(count):
+                return True
+        return False
+
     def send_now(self, parts: Sequence[Buffer]) -> int:
         """Send what there is room for; how many bytes that were."""
         now, sent = self._live(), 0

@@ -14,6 +14,7 @@ from delta_prop_simulations.disk import SimDisk
 from tests.delta_prop.networks import HOST, Place, place, receive, receive_all
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from pathlib import Path
 
     from delta_prop.ports import Network, Stream
@@ -75,6 +76,8 @@ def test_after_aclose_everything_says_that_the_connection_is_gone(place: Place) 
             with pytest.raises(ConnectionError):
                 await client.receive_into(memoryview(bytearray(1)))
             with pytest.raises(ConnectionError):
+                await client.receive_each(Taken().room, Taken().take)
+            with pytest.raises(ConnectionError):
                 client.send_now([b"x"])
             with pytest.raises(ConnectionError):
                 await client.send([b"x"])
@@ -84,14 +87,19 @@ def test_after_aclose_everything_says_that_the_connection_is_gone(place: Place) 
     place.run(main)
 
 
-@pytest.mark.parametrize("waits", ["receive", "send"])
+@pytest.mark.parametrize("waits", ["receive", "receive each", "send"])
 def test_closing_wakes_who_waits(place: Place, waits: str) -> None:
     async def main(place: Place, network: Network) -> None:
+        taken = Taken()
+        waiting: dict[str, Callable[[Stream], Awaitable[object]]] = {
+            "receive": lambda stream: stream.receive_into(memoryview(bytearray(1))),
+            "receive each": lambda stream: stream.receive_each(taken.room, taken.take),
+            "send": send_on,
+        }
+
         async def wait(stream: Stream) -> None:
             with pytest.raises(ConnectionError):
-                await (
-                    stream.receive_into(memoryview(bytearray(1))) if waits == "receive" else send_on(stream)
-                )
+                await waiting[waits](stream)
 
         async with place.pair(network) as (client, server), anyio.create_task_group() as tasks:
             tasks.start_soon(wait, client)
@@ -144,6 +152,76 @@ def test_a_receive_that_is_given_up_loses_nothing(place: Place) -> None:
             assert found == BODY[:400]
 
     place.run(main)
+
+
+def test_each_arrival_is_handed_on_until_who_takes_it_has_enough(place: Place) -> None:
+    async def main(place: Place, network: Network) -> None:
+        taken = Taken()
+        async with place.pair(network) as (client, server), anyio.create_task_group() as tasks:
+            tasks.start_soon(server.send, [BODY])
+            taken.enough = 1000
+            assert await client.receive_each(taken.room, taken.take)
+            assert 1000 <= len(taken.bytes) < 1000 + len(taken.room())
+            taken.enough = len(BODY)
+            assert await client.receive_each(taken.room, taken.take)
+            assert taken.bytes == BODY
+            tasks.start_soon(server.aclose)
+            assert not await client.receive_each(taken.room, taken.take)
+            assert not await client.receive_each(taken.room, taken.take)
+
+    place.run(main)
+
+
+def test_what_taking_raises_is_passed_on_and_receiving_may_go_on(place: Place) -> None:
+    async def main(place: Place, network: Network) -> None:
+        def fail(count: int) -> bool:
+            raise KeyError(count)
+
+        taken = Taken(enough=3)
+        async with place.pair(network) as (client, server):
+            await server.send([b"x"])
+            with pytest.raises(KeyError, match="1"):
+                await client.receive_each(taken.room, fail)
+            await server.send([b"abc"])
+            assert await client.receive_each(taken.room, taken.take)
+            assert taken.bytes == b"abc"
+
+    place.run(main)
+
+
+def test_arrivals_that_are_given_up_lose_nothing(place: Place) -> None:
+    async def main(place: Place, network: Network) -> None:
+        async with place.pair(network) as (client, server), anyio.create_task_group() as tasks:
+
+            async def dribble() -> None:
+                for at in range(0, 400, 4):
+                    await server.send([BODY[at : at + 4]])
+                    await anyio.sleep(0.0003)
+
+            tasks.start_soon(dribble)
+            taken = Taken(enough=400, room_bytes=3)
+            while len(taken.bytes) < 400:
+                with anyio.move_on_after(0.0002):
+                    await client.receive_each(taken.room, taken.take)
+            assert taken.bytes == BODY[:400]
+
+    place.run(main)
+
+
+class Taken:
+    """Arrivals, until there are enough bytes of them."""
+
+    def __init__(self, *, enough: int = 0, room_bytes: int = 5000) -> None:
+        self.bytes = bytearray()
+        self.enough = enough
+        self._buffer = memoryview(bytearray(room_bytes))
+
+    def room(self) -> memoryview:
+        return self._buffer
+
+    def take(self, count: int) -> bool:
+        self.bytes += self._buffer[:count]
+        return len(self.bytes) < self.enough
 
 
 @pytest.mark.parametrize("kind", ["local", "false"])

@@ -315,6 +315,59 @@ def test_a_busy_connection_lets_others_run(loop: str) -> None:
 
 
 @ON_LOOPS
+def test_connections_that_have_arrivals_all_the_time_let_others_run(loop: str) -> None:
+    async def main(place: Place, network: Network) -> None:
+        async with place.pair(network) as (client, server), anyio.create_task_group() as tasks:
+            await client.send([bytes(500)])
+            turns = calls = 0
+
+            async def other() -> None:
+                nonlocal turns
+                while True:
+                    turns += 1
+                    await anyio.lowlevel.checkpoint()
+
+            def take(count: int) -> bool:
+                nonlocal calls
+                calls += count
+                return calls < 500
+
+            tasks.start_soon(other)
+            buffer = memoryview(bytearray(1))
+            assert await server.receive_each(lambda: buffer, take)
+            tasks.cancel_scope.cancel()
+            assert turns >= 250
+
+    plain(loop).run(main)
+
+
+@ON_LOOPS
+def test_who_waits_for_arrivals_costs_nothing_meanwhile(loop: str) -> None:
+    """Also behind an arrival that was taken whole, and after a receive that was given up."""
+
+    async def main(place: Place, network: Network) -> None:
+        async with place.pair(network) as (client, server):
+            asked = 0
+            buffer = memoryview(bytearray(8))
+
+            def room() -> memoryview:
+                nonlocal asked
+                asked += 1
+                return buffer
+
+            for _ in range(2):
+                await client.send([b"x"])
+                with anyio.move_on_after(0.05):
+                    await server.receive_each(room, lambda count: True)
+            await client.send([b"y"])
+            await anyio.sleep(0.02)  # nobody wants it now
+            assert asked == 2
+            assert await server.receive_into(buffer) == 1
+
+    plain(loop).run(main)
+
+
+@ON_LOOPS
 def test_nobody_waits_at_the_number_of_a_socket_that_was_closed(loop: str) -> None:
     """The next connection gets the same number, while who waited at the last one still wakes up."""
 
