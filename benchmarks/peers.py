@@ -29,7 +29,7 @@ from benchmarks._peers_nats import JetStream
 from benchmarks._peers_ours import Ours, OursDurable
 from benchmarks._peers_redis import RedisAlways, RedisEverySecond
 from benchmarks._peers_scenes import Measured, Scene, measure
-from benchmarks._results import Results, number, options_of
+from benchmarks._results import Results, number, options_of, spread
 
 if TYPE_CHECKING:
     import argparse
@@ -196,7 +196,7 @@ def _table(scene: Scene, found: Mapping[str, Mapping[int, Measured]], peers: Map
     rows = []
     for name, by_round in found.items():
         figures = [_of(by_round.values(), one) for one in fields]
-        told = [f"{number(one.median)} ({number(one.low)}-{number(one.high)})" for one in figures[:3]]
+        told = [spread(asdict(one)) if one.high else "" for one in figures[:3]]
         rows.append((f"{peers[name].name} ({peers[name].durability})", *told, *map(_median, figures[3:])))
     sent = "singly" if scene.batch == 1 else f"{scene.batch} a call"
     number_of = max(len(by_round) for by_round in found.values())
@@ -217,10 +217,7 @@ def _median(figure: Figure) -> str:
 
 def _limit_table(results: Results) -> str:
     rows: Sequence[Sequence[object]] = [
-        (
-            name.removeprefix("limit: "),
-            f"{number(one['median'])} ({number(one['low'])}-{number(one['high'])})",
-        )
+        (name.removeprefix("limit: "), spread(one))
         for name, one in results.figures.items()
         if name.startswith("limit: ")
     ]
@@ -238,7 +235,9 @@ _TOLD = {
 def _counted(name: str, rounds: Rounds, peer: Peer) -> str:
     """What went through a server in all, and what it says itself."""
     some = [one for (_, other), by_round in rounds.items() if other == name for one in by_round.values()]
-    text = f"{peer.name}: published {sum(one.deltas for one in some):,}, lost {sum(one.lost for one in some)}"
+    text = (
+        f"{peer.name}: published {sum(one.payloads for one in some):,}, lost {sum(one.lost for one in some)}"
+    )
     totals: dict[str, float] = {}
     for one in some:
         for counter, value in one.counters.items():

@@ -221,7 +221,9 @@ def measured(rate: float, p50_us: float, lost: int = 0) -> Measured:
         'delta_prop_duplicate_deltas_total{lane="normal"}': 7.0,
         "delta_prop_nacks_total": 1.0,
     }
-    return Measured(100, lost, 0, rate, rate, p50_us, p50_us, 1.0, p50_us, 3.0, counters=counters)
+    return Measured(
+        100, lost, 0, rate, rate, p50_us, p50_us, 1.0, p50_us, 3.0, payloads=100, counters=counters
+    )
 
 
 def rounds(**figures: tuple[float, float]) -> Rounds:
