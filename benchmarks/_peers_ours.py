@@ -13,7 +13,7 @@ import time
 import urllib.request
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import msgpack
 
@@ -115,11 +115,11 @@ class Ours(Peer):
 
     def publisher(self, topic: str) -> Publisher:
         """See `Peer`."""
-        return _Publisher(self.port, topic, self.level)
+        return RawPublisher(self.port, topic, self.level)
 
     def consumer(self, topic: str, number: int, size: int) -> Consumer:
         """See `Peer`."""
-        return _Consumer(self.port, topic, f"{topic}-{number}", size)
+        return RawConsumer(self.port, topic, f"{topic}-{number}", size)
 
     @asynccontextmanager
     async def calls(self, topic: str) -> AsyncIterator[Call]:
@@ -145,6 +145,14 @@ class OursDurable(Ours):
     level = AckLevel.DURABLE
 
 
+class FrameMaker(Protocol):
+    """Makes the frames of one producer."""
+
+    def frame(self, counter: int, payloads: bytes) -> bytearray:
+        """The next frame, its first row under this counter, its sequence too. `payloads`: end to end."""
+        ...
+
+
 class Frames:
     """Frames of one producer, made from templates: names are chosen before, what a batch says is put in."""
 
@@ -166,19 +174,31 @@ class Frames:
         self._turn = 0
 
     def frame(self, counter: int, payloads: bytes) -> bytearray:
-        """The next frame, its first row under this counter, its sequence too. `payloads`: end to end."""
+        """See `FrameMaker`."""
         template, begin, end = self._templates[self._turn]
         self._turn = (self._turn + 1) % TEMPLATES
         frame = bytearray(template)
-        _SEQUENCE.pack_into(frame, _SEQUENCE_AT, counter)
-        _COUNTER.pack_into(frame, _COUNTER_AT, counter)
         frame[begin:end] = payloads
-        crc = crc32c(memoryview(frame)[_BODY_AT : -_CRC.size])
-        _CRC.pack_into(frame, len(frame) - _CRC.size, crc)
+        number_frame(frame, counter)
         return frame
 
 
-class _Publisher:
+def number_frame(frame: bytearray, counter: int) -> None:
+    """Make a frame that was encoded before the next one of its producer: number, dots, checksum."""
+    _SEQUENCE.pack_into(frame, _SEQUENCE_AT, counter)
+    _COUNTER.pack_into(frame, _COUNTER_AT, counter)
+    crc = crc32c(memoryview(frame)[_BODY_AT : -_CRC.size])
+    _CRC.pack_into(frame, len(frame) - _CRC.size, crc)
+
+
+def numbered(template: bytes, counter: int) -> Batch:
+    """The batch of such a frame, for a service inside the program."""
+    frame = bytearray(template)
+    number_frame(frame, counter)
+    return Batch(bytes(frame[_BODY_AT:]))
+
+
+class RawPublisher:
     """Each publisher is a producer of its own."""
 
     def __init__(self, port: int, topic: str, level: AckLevel) -> None:
@@ -193,14 +213,14 @@ class _Publisher:
         (self._grant,) = welcomed.welcome.origins
         self._credit = welcomed.credit
         self._sent = 0
-        self._frames: dict[tuple[int, int], Frames] = {}
+        self._frames: dict[tuple[int, int], FrameMaker] = {}
         self._last: list[bytes] = []
 
     def send(self, payload: bytes, count: int) -> None:
         shape = (count, len(payload))
         frames = self._frames.get(shape)
         if frames is None:
-            frames = self._frames[shape] = Frames(self._topic, self._grant, self._level, shape)
+            frames = self._frames[shape] = self.frames_of(self._topic, self._grant, self._level, shape)
         while min(self._credit) <= 0:
             self.take_acks(wait=True)
         frame = frames.frame(self._sent + 1, payload * count)
@@ -209,6 +229,12 @@ class _Publisher:
         self._wire.send(frame)
         if len(self._last) < REPEATED:
             self._last.append(bytes(frame))
+
+    def frames_of(
+        self, topic: str, grant: OriginGrant, level: AckLevel, shape: tuple[int, int]
+    ) -> FrameMaker:
+        """What makes frames of so many rows, and bytes of each."""
+        return Frames(topic, grant, level, shape)
 
     def take_acks(self, *, wait: bool) -> None:
         data = self._wire.receive(wait=wait)
@@ -239,7 +265,7 @@ class _Publisher:
         self._wire.socket.close()
 
 
-class _Consumer:
+class RawConsumer:
     """A member of a group of its own, which commits what it got."""
 
     def __init__(self, port: int, topic: str, group: str, size: int) -> None:
@@ -252,11 +278,19 @@ class _Consumer:
     def begin(self) -> None:
         self._wire.send(hello_of(self._group))
         welcomed = _next_frame(self._wire)
-        self._wire.send(subscription_of(self._topic, self._group))
+        self._wire.send(subscription_of(self.topic_of(self._topic), self._group))
         granted = _next_frame(self._wire)
         if not isinstance(welcomed, Ack) or not isinstance(granted, Ack) or granted.granted is None:
             raise RuntimeError(f"delta-prop: {welcomed}, {granted}")
         self._log = granted.granted.start
+
+    def topic_of(self, topic: str) -> Topic:
+        """What is subscribed to."""
+        return Topic(TopicKind.NAMESPACE, topic)
+
+    def stamps_of(self, batch: Batch, size: int, counter: int) -> bytes:
+        """See `stamps_of`."""
+        return stamps_of(batch, size, counter)
 
     def receive(self) -> bytes:
         data = self._wire.receive()
@@ -269,7 +303,7 @@ class _Consumer:
                 break
             if kind == _BATCH:
                 batch = Batch(data[at + _BODY_AT : end])
-                found.append(stamps_of(batch, self._size, self._counter + 1))
+                found.append(self.stamps_of(batch, self._size, self._counter + 1))
                 self._counter += batch.count
                 self._unacked += batch.count
                 offset = sequence + batch.count
@@ -292,10 +326,9 @@ def hello_of(client: str, *origins: int) -> bytes:
     return encode(Subscribe(1, Hello(origins=claims, client=client)))
 
 
-def subscription_of(topic: str, group: str) -> bytes:
+def subscription_of(topic: Topic, group: str) -> bytes:
     """Everything of a topic from now on, sent as soon as it is there: nothing is gathered."""
-    topics = (Topic(TopicKind.NAMESPACE, topic),)
-    return encode(Subscribe(2, Subscription(1, topics, Start(StartAt.LATEST), group=group, wait_ms_max=0)))
+    return encode(Subscribe(2, Subscription(1, (topic,), Start(StartAt.LATEST), group=group, wait_ms_max=0)))
 
 
 def commit_of(log: Cursor, offset: int) -> bytes:

@@ -27,6 +27,7 @@ from delta_prop_wire.codec import decode
 from delta_prop_wire.delta import Priority, make_origin
 from delta_prop_wire.frames import Ack
 from delta_prop_wire.spec import HEADER_BYTES, STAMP_BYTES, FrameType
+from delta_prop_wire.topics import Topic, TopicKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -106,7 +107,7 @@ class DeltaProp:
         """Bring what comes to `on_msgs`, and acknowledge it, until that says that it was all."""
         wire = self._wire = await _Wire.open(self._server.port)
         await wire.ask(hello_of(f"{topic}-{who}"))
-        granted = await wire.ask(subscription_of(topic, f"{topic}-{who}"))
+        granted = await wire.ask(subscription_of(Topic(TopicKind.NAMESPACE, topic), f"{topic}-{who}"))
         assert granted.granted is not None
         wire.log, wire.on_payloads = granted.granted.start, on_msgs
         on_msgs([])

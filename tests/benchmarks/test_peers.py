@@ -25,7 +25,7 @@ from benchmarks._peers_goals import (
     judged,
     played_by,
 )
-from benchmarks._peers_ours import KEYS, Frames, _Consumer, payloads_of, stamps_of
+from benchmarks._peers_ours import KEYS, Frames, RawConsumer, payloads_of, stamps_of
 from benchmarks._peers_scenes import Measured, Scene
 from benchmarks._results import Results
 from benchmarks.peers import reported
@@ -72,7 +72,7 @@ def redis(wire: Wire) -> Consumer:
 
 
 def ours(wire: Wire) -> Consumer:
-    consumer = _Consumer.__new__(_Consumer)
+    consumer = RawConsumer.__new__(RawConsumer)
     consumer._wire, consumer._log = wire, Cursor(bytes(16), 1, 0)
     consumer._unacked, consumer._acked_at = 0, 0.0
     consumer._size, consumer._counter = SIZE, 0

@@ -1,0 +1,164 @@
+"""Ten namespaces and four operations interleaved, against one of each: what a mixture costs.
+
+Through `delta-prop serve` (publish to receive, one consumer of everything, wall time) and inside a program
+(log in a directory, one sink that takes everything, CPU time). All rows carry 16 numbers, or 8 with their
+places.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from benchmarks._measure import table
+from benchmarks._mixes import BY_BATCH, BY_ROW, ONE, OursWith, Traffic
+from benchmarks._peers_ours import Ours, numbered
+from benchmarks._peers_scenes import Scene, measure
+from benchmarks._results import Goal, Results, options_of, spread
+from delta_prop.client import SyncProducer
+from delta_prop.config import Settings
+from delta_prop.embedded import Propagator
+from delta_prop_wire.codec import encode
+from delta_prop_wire.delta import AckLevel, Priority, make_origin, producer_id_of
+from delta_prop_wire.frames import BatchFrame
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop_sinks import Delivery
+    from delta_prop_sinks.sink import SinkContext
+
+TRAFFICS = (*ONE, BY_BATCH, BY_ROW)
+ROWS = 100
+SERVER, INSIDE = "server", "in process"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    parser = options_of("mix", __doc__, rounds=5)
+    given = parser.parse_args(arguments)
+    if given.rounds < 1:
+        parser.error("give at least 1 round")
+    seconds = 0.6 if given.quick else 1.5
+    rates: dict[tuple[str, str], list[float]] = {}
+    lost = 0
+    with tempfile.TemporaryDirectory(prefix="mix-") as folder:
+        server = Ours()
+        try:
+            server.start(Path(folder))
+            for turn in range(given.rounds):
+                for traffic in TRAFFICS:
+                    rate, missing = through_the_server(server, traffic, f"m{turn}", seconds)
+                    rates.setdefault((SERVER, traffic.name), []).append(rate)
+                    lost += missing
+        finally:
+            server.stop()
+    for turn in range(given.rounds):
+        for traffic in TRAFFICS:
+            rate = anyio.run(inside, traffic, 20_000 if given.quick else 60_000)
+            rates.setdefault((INSIDE, traffic.name), []).append(rate)
+            print(f"{turn} {traffic.name}: {rate:,.0f} a CPU second in process", file=sys.stderr)
+    return _report(rates, lost).finish(given.json)
+
+
+def through_the_server(server: Ours, traffic: Traffic, topic: str, seconds: float) -> tuple[float, int]:
+    """Deltas a second until the consumer has the last, and how many were lost."""
+    topic = f"{topic}{TRAFFICS.index(traffic)}"
+    with SyncProducer(
+        f"127.0.0.1:{server.port}", name=f"first-{topic}", ack_level=AckLevel.LOGGED
+    ) as producer:
+        for delta in traffic.first(topic):
+            producer.offer(delta)
+    scene = Scene(traffic.name, consumers=1, batch=ROWS, seconds_max=seconds)
+    measured = measure(OursWith(server, traffic), scene, topic)
+    print(
+        f"{traffic.name}: {measured.deltas_a_second:,.0f}/s, {measured.server_cpu_us:.2f} µs CPU a delta",
+        file=sys.stderr,
+    )
+    return measured.deltas_a_second, measured.lost
+
+
+class Taken:
+    """A sink that only counts."""
+
+    @property
+    def name(self) -> str:
+        """What statistics call it."""
+        return "taken"
+
+    def statistics(self) -> int:
+        """How many rows came."""
+        return self.count
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def open(self, context: SinkContext) -> None:
+        """Nothing is kept."""
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        """Count."""
+        for delivery in deliveries:
+            self.count += delivery.count
+
+    async def aclose(self) -> None:
+        """Nothing is held."""
+
+
+async def inside(traffic: Traffic, deltas: int) -> float:
+    """Deltas a CPU second, from frames that are there to the sink that has them."""
+    origin = make_origin(producer_id_of("mix"), Priority.NORMAL)
+    settings = Settings(rate_initial=1e9, rate_max=1e9)
+    with tempfile.TemporaryDirectory(prefix="mix-") as folder:
+        async with Propagator(settings, data=folder) as propagator:
+            await propagator.attach(Taken())
+            await propagator.publish(*traffic.first("m"), ack_level=AckLevel.LOGGED)
+            producer = propagator.producer("mix", ack_level=AckLevel.LOGGED)
+            templates = [
+                encode(BatchFrame(1, batch))
+                for batch in traffic.batches("m", ROWS, origin, AckLevel.LOGGED, 1)
+            ]
+            count = deltas // ROWS
+            frames = [numbered(templates[at % len(templates)], 1 + at * ROWS) for at in range(count)]
+            await propagator.wait_visible(propagator.statistics().log.next_offset, timeout_s=30)
+            began = time.process_time()
+            for at, frame in enumerate(frames):
+                receipt = producer.send_frame(frame)
+                if at % 20 == 19:
+                    await receipt.wait()
+            await receipt.wait()
+            await propagator.wait_visible(propagator.statistics().log.next_offset, timeout_s=30)
+            return count * ROWS / (time.process_time() - began)
+
+
+def _report(rates: dict[tuple[str, str], list[float]], lost: int) -> Results:
+    results = Results("mix")
+    rows = []
+    for place in (SERVER, INSIDE):
+        unit = "deltas/s" if place == SERVER else "deltas a CPU s"
+        ones = [statistics.fmean(some) for some in zip(*(rates[place, one.name] for one in ONE), strict=True)]
+        for traffic in TRAFFICS:
+            found = rates[place, traffic.name]
+            shares = [mine / one for mine, one in zip(found, ones, strict=True)]
+            results.figure(f"{place}: {traffic.name}", found, unit)
+            share = results.figure(f"{place}: {traffic.name}: of one of each", shares, "×")
+            figure = results.figures[f"{place}: {traffic.name}"]
+            rows.append((f"{place}: {traffic.name}", spread(figure), f"{share.median:.2f}"))
+            if traffic in (BY_BATCH, BY_ROW):
+                results.goal(Goal("16", f"{place}: {traffic.name}, of one of each", 0.5, 0.8), shares)
+    head = ("", "deltas/s (in process: a CPU second)", "of one of each")
+    results.tables.append(table(f"mixtures, {ROWS} deltas a batch", head, rows))
+    results.notes.append("one of each: the mean of the four operations alone, in the same round")
+    if lost:
+        results.failures.append(f"{lost} deltas were lost")
+    return results
+
+
+if __name__ == "__main__":
+    sys.exit(main())

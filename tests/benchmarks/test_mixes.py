@@ -1,0 +1,59 @@
+"""Mixed traffic is what it says: its frames are sound, its shares are of the same round."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import mix
+from benchmarks._mixes import BY_BATCH, BY_ROW, DIMENSION, KEYS, NAMESPACES, ONE, TEMPLATES, Traffic
+from benchmarks._peers_ours import numbered
+from benchmarks.mix import INSIDE, SERVER, TRAFFICS
+from delta_prop_wire.codec import encode
+from delta_prop_wire.delta import AckLevel, Kind
+from delta_prop_wire.frames import BatchFrame
+from delta_prop_wire.soundness import parse_batch
+from delta_prop_wire.validate import validate_batch
+
+
+def batches(traffic: Traffic) -> list[tuple[set[str], set[int]]]:
+    """The namespaces and kinds of each batch."""
+    found = []
+    for batch in traffic.batches("t", 80, 16, AckLevel.LOGGED, 1):
+        rows = [batch.delta(row) for row in range(batch.count)]
+        found.append(({one.namespace for one in rows}, {int(one.operation.kind) for one in rows}))
+    return found
+
+
+def test_a_mixture_has_every_pair_by_row_or_by_batch() -> None:
+    by_row = batches(BY_ROW)
+    assert all((len(spaces), len(kinds)) == (NAMESPACES, 4) for spaces, kinds in by_row)
+    by_batch = batches(BY_BATCH)
+    assert all((len(spaces), len(kinds)) == (1, 1) for spaces, kinds in by_batch)
+    assert len({(*spaces, *kinds) for spaces, kinds in by_batch}) == TEMPLATES == NAMESPACES * 4
+    assert [batches(one)[0] for one in ONE] == [({"t-0"}, {int(kind)}) for kind in (2, 1, 7, 8)]
+
+
+@pytest.mark.parametrize("traffic", TRAFFICS, ids=lambda one: one.name)
+def test_its_frames_are_sound_and_its_vectors_are_there_first(traffic: Traffic) -> None:
+    there = {(one.namespace, one.vector_id) for one in traffic.first("t")}
+    assert len(there) == KEYS
+    template = next(iter(traffic.batches("t", 80, 16, AckLevel.LOGGED, 1)))
+    batch = parse_batch(bytes(numbered(encode(BatchFrame(1, template)), 321).body))
+    validate_batch(batch)
+    assert (batch.base, batch.count) == (321, 80)
+    for one in (batch.delta(row) for row in range(batch.count)):
+        if one.operation.kind != Kind.OPAQUE:
+            assert (one.namespace, one.vector_id) in there
+        values, indices = one.operation.values, one.operation.indices
+        size = len(one.operation.data) if values is None else values.nbytes
+        assert size + (0 if indices is None else indices.nbytes) == 4 * DIMENSION
+
+
+def test_shares_are_of_the_mean_of_one_of_each() -> None:
+    rates = {(place, one.name): [2.0, 4.0, 4.0] for place in (SERVER, INSIDE) for one in ONE}
+    rates |= {(place, one.name): [1.0, 3.0, 4.0] for place in (SERVER, INSIDE) for one in (BY_ROW, BY_BATCH)}
+    results = mix._report(rates, lost=0)
+    assert [goal["found"]["median"] for goal in results.goals] == [0.75] * 4
+    assert {goal["verdict"] for goal in results.goals} == {"met"}
+    assert not results.failed
+    assert mix._report(rates, lost=2).failed
