@@ -29,6 +29,13 @@ def note(frame: OpenFrame, told: AckRange) -> bool:
     return sum(last - first + 1 for first, last, _, _ in frame.told) >= frame.batch.count
 
 
+def whole_place(frame: OpenFrame) -> int | None:
+    """The offset of the first row where all rows got their places now, in a row; else None."""
+    if frame.skipped or frame.question or len(frame.told) != 1:
+        return None
+    return frame.told[0][2]
+
+
 def published(frame: OpenFrame, row: int, offer: Offer) -> Published:
     """What an offer, whose first row that is, is told of an acknowledged batch.
 
@@ -38,7 +45,7 @@ def published(frame: OpenFrame, row: int, offer: Offer) -> Published:
     batch, count = frame.batch, offer.count
     repeats = offer.has_ids or frame.question
     level = batch.ack_level
-    if not repeats and not frame.skipped and len(frame.told) == 1 and (at := frame.told[0][2]) is not None:
+    if not repeats and (at := whole_place(frame)) is not None:
         return Published(at + row, batch.dot(row), count, level)
     duplicates: dict[int, int | None] = dict.fromkeys(range(count))
     offset = None

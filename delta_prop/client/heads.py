@@ -22,10 +22,22 @@ class Heads:
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], Place] | None = None
 
+    def idle(self, lane: Lane, lanes: Sequence[Lane]) -> bool:
+        """Whether nothing is remembered, nor would be for what is added to this lane without a number."""
+        if self._last is not None or lane.numbered is not None:
+            return False
+        return not lanes or (len(lanes) == 1 and lanes[0] is lane)
+
+    def begins(self, offer: Offer, lanes: Sequence[Lane]) -> bool:
+        """Whether this is the offer from which on heads are remembered."""
+        if self._last is not None:
+            return False
+        return offer.counter is not None or any(lane.origin != offer.place.origin for lane in lanes)
+
     def note(self, offer: Offer, lanes: Sequence[Lane]) -> None:
         """Tell an offer what it is `behind`. `lanes`: those in use before it."""
         if self._last is None:
-            if offer.counter is None and all(lane.origin == offer.place.origin for lane in lanes):
+            if not self.begins(offer, lanes):
                 return
             self._last = _found(lanes)
         last, place = self._last, offer.place

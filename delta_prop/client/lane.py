@@ -72,6 +72,16 @@ class OpenFrame:
         """The counter that its first row follows on."""
         return self.batch.previous if self.batch.leaps else self.batch.base - 1
 
+    def replace(self, offer: Offer, parts: Sequence[Offer]) -> None:
+        """These stand for one of its offers, row by row."""
+        found: list[tuple[int, Offer]] = []
+        for row, one in self.offers:
+            if one is offer:
+                found += ((row + at, part) for at, part in enumerate(parts))
+            else:
+                found.append((row, one))
+        self.offers = found
+
     def withdraw(self) -> None:
         """Its rows were given up, and the service does not have them: it becomes what is refused for good."""
         self.void = True
@@ -233,6 +243,14 @@ class Lane:
             offer.frame = frame
             offer.place.counter = batch.counter(row + offer.count - 1)
         return frame
+
+    def replace(self, offer: Offer, parts: Iterable[Offer]) -> None:
+        """These stand for one that waits."""
+        place = self.waiting.index(offer)
+        self.waiting.rotate(-place)
+        self.waiting.popleft()
+        self.waiting.extendleft(reversed(list(parts)))
+        self.waiting.rotate(place)
 
     def put_back(self, offers: Iterable[Offer]) -> None:
         """Their dots are void: they are to get new ones, before what still waits."""

@@ -63,6 +63,7 @@ class Offer:
 
     `after`: what must come first, by place or by name; `behind`: what touched the same vectors in other
     lanes; `counter`: the dot's, where the caller numbers. `alone`: it shares a batch with no other.
+    `waited_for`: its caller waits only as long as `publish` does.
     """
 
     __slots__ = (
@@ -83,6 +84,7 @@ class Offer:
         "refusal",
         "size",
         "tell",
+        "waited_for",
     )
 
     def __init__(
@@ -113,7 +115,13 @@ class Offer:
         self.frame: OpenFrame | None = None
         self.refusal: Refused | None = None  # the last one, which may have passed
         self.given_up = False
+        self.waited_for = False
         self.done = False
+
+    @property
+    def calls(self) -> int:
+        """How many calls it holds."""
+        return 1
 
     @property
     def ready(self) -> bool:

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop.client.advice import Advice
-from delta_prop.client.answers import published
+from delta_prop.client.answers import published, whole_place
+from delta_prop.client.calls import CALLS_BYTES_MAX, Calls
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.flight import Flight
 from delta_prop.client.heads import Heads
+from delta_prop.client.held import Held
 from delta_prop.client.known_service import KnownService, granted_level
 from delta_prop.client.lane import Lane
 from delta_prop.client.offer import Joined, Offer, Place
@@ -25,10 +27,12 @@ from delta_prop_wire.frames import BatchFrame, OriginClaim
 from delta_prop_wire.spec import COUNTER_MAX, VECTOR_ID_BYTES_MAX, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import NoReturn
 
     from delta_prop.client.lane import OpenFrame
+    from delta_prop.waking import Waker
+    from delta_prop_wire.delta import Delta
     from delta_prop_wire.frames import Ack, Backpressure, Nack, OriginGrant, Welcome
 
 OPEN_OFFERS_MAX = 10_000
@@ -75,8 +79,7 @@ class Outgoing:
         self._origin_of = {lane.origin: lane for lane in self._lanes}
         self._heads = Heads()
         self._lost: dict[int, list[tuple[int, int]]] = {}
-        self._held: dict[Offer, None] = {}  # every offer without an outcome, the oldest first
-        self._bytes = 0
+        self._held = Held()
         self._flight = Flight()
         self._faults = 0
         self.counts = Counts()
@@ -85,13 +88,13 @@ class Outgoing:
 
     @property
     def open_offers(self) -> int:
-        """Offers without an outcome."""
-        return len(self._held)
+        """Calls without an outcome."""
+        return self._held.calls
 
     @property
     def open_bytes(self) -> int:
         """About how many bytes they take."""
-        return self._bytes
+        return self._held.bytes
 
     def watermark(self, priority: Priority) -> int:
         """The counter up to which the service had dealt with this producer's deltas when it said hello."""
@@ -107,17 +110,17 @@ class Outgoing:
     @property
     def has_room(self) -> bool:
         """Whether one more offer may come."""
-        return len(self._held) < OPEN_OFFERS_MAX and self._bytes < OPEN_BYTES_MAX
+        return self._held.calls < OPEN_OFFERS_MAX and self._held.bytes < OPEN_BYTES_MAX
 
     def check_room(self) -> None:
         """Raise Refused (QUEUE_FULL) where too much is without an outcome."""
         if not self.has_room:
             raise Refused(
                 ErrorCode.QUEUE_FULL,
-                f"producer {self.name!r} has {len(self._held)} of {OPEN_OFFERS_MAX} calls and {self._bytes} "
-                f"of {OPEN_BYTES_MAX} bytes unacknowledged: await some receipts first",
+                f"producer {self.name!r} has {self._held.calls} of {OPEN_OFFERS_MAX} calls and "
+                f"{self._held.bytes} of {OPEN_BYTES_MAX} bytes unacknowledged: await some receipts first",
                 retry_after_ms=10,
-                details={"depth": len(self._held), "capacity": OPEN_OFFERS_MAX},
+                details={"depth": self._held.calls, "capacity": OPEN_OFFERS_MAX},
             )
 
     def offer(self, offer: Offer, now: float) -> None:
@@ -126,15 +129,27 @@ class Outgoing:
         self.check_room()
         lane = self._lanes[offer.priority]
         self._check_counter(lane, offer.counter)
-        offer.at, offer.place = now, Place(lane.origin)
-        self._heads.note(offer, self._used)
-        if lane not in self._used:
-            self._used.append(lane)
-        if not lane.busy:  # it takes no more than its share for having rested
-            lane.turn = max(lane.turn, min((one.turn for one in self._used if one.busy), default=0.0))
-        lane.waiting.append(offer)
-        lane.used = True
-        self._hold(offer)
+        offer.at = now
+        self._line_up(lane, offer)
+
+    def call(
+        self, delta: Delta, waker: Waker, now: float, tell: Callable[[Published | Refused], None]
+    ) -> tuple[Calls, int] | None:
+        """The short way of `offer`, for one delta of which `is_simple` is true: it joins the calls before it.
+
+        Returns them and its row there, for `give_up_call`; None where only `offer` tells what is to be done.
+        `tell` is called whenever some of them were told.
+        """
+        lane = self._lanes[delta.priority]
+        simple = self._heads.idle(lane, self._used) and len(delta.operation.data) <= CALLS_BYTES_MAX
+        if not simple or not self.has_room or self.failure is not None:
+            return None
+        calls = lane.waiting[-1] if lane.waiting else None
+        if not isinstance(calls, Calls) or not calls.has_room(now):
+            calls = Calls(delta.priority, now, tell)
+            self._line_up(lane, calls)
+        self._held.grown(calls.add(delta, waker))
+        return calls, calls.count - 1
 
     def give_up(self, offer: Offer) -> bool:
         """Take an offer back: it has not happened and will not. False where the service may have it: should
@@ -144,15 +159,26 @@ class Outgoing:
         offer.done = offer.done or gone
         return gone
 
-    def expire(self, now: float, time_s_max: float) -> None:
-        """Give up what has waited longer, and tell it so."""
-        while self._held and now - (oldest := next(iter(self._held))).at >= time_s_max:
-            gone = self._take_out(oldest)
-            self._settle(oldest, late(oldest, time_s_max, gone=gone))
+    def give_up_call(self, calls: Calls, row: int) -> bool:
+        """The same for one of the calls."""
+        if calls.done:
+            return False
+        return self.give_up((calls.parts or self._separate(calls))[row])
 
-    def oldest_at(self) -> float | None:
-        """When the oldest offer without an outcome was made."""
-        return next(iter(self._held)).at if self._held else None
+    def expire(self, now: float, offers_s_max: float, calls_s_max: float | None = None) -> None:
+        """Give up what has waited longer, and tell it so. `calls_s_max`: of calls, as long as offers."""
+        for waited_for, limit_s in ((False, offers_s_max), (True, calls_s_max or offers_s_max)):
+            while (oldest := self._held.oldest(waited_for=waited_for)) and now - oldest.at >= limit_s:
+                if isinstance(oldest, Calls):
+                    self._separate(oldest)
+                    continue
+                gone = self._take_out(oldest)
+                self._settle(oldest, late(oldest, limit_s, gone=gone))
+
+    def oldest_at(self, *, waited_for: bool = False) -> float | None:
+        """When the oldest offer without an outcome was made; or the oldest calls."""
+        oldest = self._held.oldest(waited_for=waited_for)
+        return None if oldest is None else oldest.at
 
     # --- connections
 
@@ -197,7 +223,7 @@ class Outgoing:
             return
         self.failure = failure
         told = failure if isinstance(failure, Refused) else Refused(ErrorCode.BAD_REQUEST, str(failure))
-        for offer in list(self._held):
+        for offer in self._held.all():
             self._settle(offer, told)
 
     def close(self) -> None:
@@ -237,8 +263,7 @@ class Outgoing:
             told_some = True
             frame.lane.backoff.reset()
             frame.lane.done(frame)
-            for row, offer in frame.offers:
-                self._settle(offer, published(frame, row, offer))
+            self._acknowledged(frame)
         if told_some:
             self._faults = 0
         return told_some
@@ -270,6 +295,36 @@ class Outgoing:
             )
         lane.numbered = counter
 
+    def _line_up(self, lane: Lane, offer: Offer) -> None:
+        offer.place = Place(lane.origin)
+        if self._heads.begins(offer, self._used):  # what was called may be named one by one from now on
+            for one in self._held.all():
+                if isinstance(one, Calls):
+                    self._separate(one)
+        self._heads.note(offer, self._used)
+        if lane not in self._used:
+            self._used.append(lane)
+        if not lane.busy:  # it takes no more than its share for having rested
+            lane.turn = max(lane.turn, min((one.turn for one in self._used if one.busy), default=0.0))
+        lane.waiting.append(offer)
+        lane.used = True
+        self._held.add(offer)
+
+    def _separate(self, calls: Calls) -> list[Offer]:
+        """The long way: each call as an offer of its own, where they stood together."""
+        parts = calls.split()
+        if calls.frame is None:
+            self._lanes[calls.priority].replace(calls, parts)
+        else:
+            calls.frame.replace(calls, parts)
+        self._held.replace(calls, parts)
+        return parts
+
+    def _separate_all(self, frame: OpenFrame) -> None:
+        for _, offer in list(frame.offers):
+            if isinstance(offer, Calls):
+                self._separate(offer)
+
     def _take_out(self, offer: Offer) -> bool:
         if offer not in self._held:
             return False
@@ -282,23 +337,12 @@ class Outgoing:
             return False
         else:
             self._withdraw(frame)
-        self._forget(offer)
-        return True
-
-    def _hold(self, offer: Offer) -> None:
-        self._held[offer] = None
-        self._bytes += offer.size
-
-    def _forget(self, offer: Offer) -> bool:
-        if offer not in self._held:
-            return False
-        del self._held[offer]
-        self._bytes -= offer.size
+        self._held.remove(offer)
         return True
 
     def _settle(self, offer: Offer, outcome: Published | Refused) -> None:
         """Tell an offer its outcome, unless it has one."""
-        self._forget(offer)
+        self._held.remove(offer)
         if offer.done:
             return
         if isinstance(outcome, Published):
@@ -373,7 +417,21 @@ class Outgoing:
 
     # --- answers, inside
 
+    def _acknowledged(self, frame: OpenFrame) -> None:
+        """Tell what has its place. Calls go the short way where all of them were told as one."""
+        whole = whole_place(frame)
+        if whole is None:
+            self._separate_all(frame)
+        for row, offer in frame.offers:
+            if whole is not None and isinstance(offer, Calls):
+                self._held.remove(offer)
+                self.counts.acknowledged += offer.count
+                offer.acknowledge(whole + row, frame.batch.dot(row), frame.batch.ack_level)
+            else:
+                self._settle(offer, published(frame, row, offer))
+
     def _frame_refused(self, frame: OpenFrame, refusal: Refused, now: float, chance: float) -> None:
+        self._separate_all(frame)
         code = refusal.code
         if code is ErrorCode.OVERLAP and not frame.question and self._cut(frame, refusal):
             frame.lane.refused(frame, now)
@@ -487,14 +545,15 @@ class Outgoing:
             one = Offer(offer.priority, [offer.deltas[at] for at in held], joined.tell(part))
             one.alone, one.at, one.behind = True, offer.at, offer.behind
             one.place = Place(offer.place.origin)
-            self._hold(one)
+            self._held.add(one)
             parts.append(one)
         offer.place = parts[1].place
-        self._forget(offer)
+        self._held.remove(offer)
         return parts
 
     def _withdraw(self, frame: OpenFrame) -> None:
         """Some of its offers were given up and it is not under way: make it void; the others get new dots."""
+        self._separate_all(frame)
         again = []
         for row, offer in frame.offers:
             if not offer.given_up and row >= frame.skipped:

@@ -5,6 +5,7 @@ It waits and wakes; what is sent, sent again and told is `outgoing.py`'s.
 
 from __future__ import annotations
 
+import math
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -19,9 +20,11 @@ from delta_prop.client.producing import Producing
 from delta_prop.client.settings import ClientSettings
 from delta_prop.published import Published, State
 from delta_prop.receipt import Receipt
-from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind, Priority, Source
+from delta_prop.waking import waker_maker
+from delta_prop_wire.delta import DEFAULT_NAMESPACE, Delta, Kind, Priority, Source
 from delta_prop_wire.errors import PeerError, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.validate import is_simple
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,13 +33,16 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from delta_prop.checks import Cause
+    from delta_prop.client.calls import Calls
     from delta_prop.client.offer import Place
     from delta_prop.client.outgoing import Counts
     from delta_prop.ports import Tls, World
-    from delta_prop_wire.delta import AckLevel, Delta, Dot
+    from delta_prop.waking import Waker
+    from delta_prop_wire.delta import AckLevel, Dot
 
 _EXPIRE_S = 1.0
 """How often it is looked for what has waited too long."""
+_EXPIRE_S_MIN = 0.001
 
 
 class Producer:
@@ -98,6 +104,7 @@ class Producer:
         self._now = world.clock.now
         self._make(world.randomness.fork("producer").random)
         self._changed = anyio.Event()
+        self._waker = waker_maker()
         self._link = Link(
             self._addresses,
             self._producing,
@@ -154,11 +161,14 @@ class Producer:
         self._changed.set()
 
     async def _expire(self) -> None:
-        """Give up what has waited too long, connected or not."""
-        limit_s = self.settings.delivery_s_max
+        """Give up what has waited too long, connected or not; who waits in `publish` on the dot."""
+        offers_s = self.settings.delivery_s_max
+        calls_s = min(self.settings.publish_s_max, offers_s)
         while True:
-            await anyio.sleep(min(_EXPIRE_S, limit_s / 4))
-            self._out.expire(self._now(), limit_s)
+            oldest, now = self._out.oldest_at(waited_for=True), self._now()
+            left_s = calls_s if oldest is None else max(oldest + calls_s - now, _EXPIRE_S_MIN)
+            await anyio.sleep(min(_EXPIRE_S, offers_s / 4, left_s))
+            self._out.expire(self._now(), offers_s, calls_s)
 
     # --- what is asked
 
@@ -202,6 +212,19 @@ class Producer:
         Raises Refused; after `timeout_s` with the last refusal, whose text says whether it may have happened
         all the same. Cancelled, it is taken back where it was not under way.
         """
+        if len(deltas) == 1 and not after and timeout_s is None:
+            delta, waker = deltas[0], self._waker()
+            call = self._call(delta, waker)
+            if call is not None:
+                try:
+                    outcome = await waker
+                except anyio.get_cancelled_exc_class():
+                    outcome = self._call_cancelled(call, waker)
+                    if outcome is None:
+                        raise
+                if isinstance(outcome, Published):
+                    return outcome
+                raise outcome
         priority = check_deltas(deltas)
         return await self._publish(lambda: self._offer(priority, deltas, after), timeout_s)
 
@@ -240,6 +263,31 @@ class Producer:
         self._out.check_open()
 
     # --- helpers
+
+    def _call(self, delta: Delta, waker: Waker) -> tuple[Calls, int] | None:
+        """The short way of `publish`, for what is simple; None where it is to go the long way."""
+        if self._state != "open" or type(delta) is not Delta or not is_simple(delta):
+            return None
+        call = self._out.call(delta, waker, self._now(), self._told)
+        if call is not None and call[1] == 0:  # who comes later joins before the link has looked
+            self._link.ring()
+        return call
+
+    def _call_cancelled(self, call: tuple[Calls, int], waker: Waker) -> Published | Refused | None:
+        """Take a call back; its outcome where it was told in the very turn of the cancellation.
+
+        Then it has happened, and a cancelled scope asks again at the next wait.
+        """
+        if waker.done() and not waker.cancelled() and anyio.current_effective_deadline() == -math.inf:
+            outcome: Published | Refused = waker.result()
+            return outcome
+        self._out.give_up_call(*call)
+        self._link.ring()
+        self._changed.set()
+        return None
+
+    def _told(self, outcome: Published | Refused) -> None:
+        self._changed.set()
 
     def _offer(
         self,
