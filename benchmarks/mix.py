@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from benchmarks._growth_service import Taken
 from benchmarks._measure import table
 from benchmarks._mixes import BY_BATCH, BY_ROW, ONE, OursWith, Traffic
 from benchmarks._peers_ours import Ours, numbered
@@ -29,10 +30,7 @@ from delta_prop_wire.delta import AckLevel, Priority, make_origin, producer_id_o
 from delta_prop_wire.frames import BatchFrame
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from delta_prop_sinks import Delivery
-    from delta_prop_sinks.sink import SinkContext
+    pass
 
 TRAFFICS = (*ONE, BY_BATCH, BY_ROW)
 ROWS = 100
@@ -82,33 +80,6 @@ def through_the_server(server: Ours, traffic: Traffic, topic: str, seconds: floa
         file=sys.stderr,
     )
     return measured.deltas_a_second, measured.lost
-
-
-class Taken:
-    """A sink that only counts."""
-
-    @property
-    def name(self) -> str:
-        """What statistics call it."""
-        return "taken"
-
-    def statistics(self) -> int:
-        """How many rows came."""
-        return self.count
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    async def open(self, context: SinkContext) -> None:
-        """Nothing is kept."""
-
-    async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        """Count."""
-        for delivery in deliveries:
-            self.count += delivery.count
-
-    async def aclose(self) -> None:
-        """Nothing is held."""
 
 
 async def inside(traffic: Traffic, deltas: int) -> float:

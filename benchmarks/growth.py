@@ -1,0 +1,98 @@
+"""What a delta costs as the service grows: vectors, subscriptions, sinks, log, deltas that wait.
+
+One service holds little, the others much of one thing each; all are inside processes of their own, log in a
+directory, level logged, batches of 100 rows of 16 numbers (or 8 of them), vectors drawn at random. CPU time,
+rounds interleaved. One holds 10 million vectors and 1,000 subscriptions of a vector each: as large a share of
+what comes is for a subscription as in the small one.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from benchmarks._growth_service import Held, Service
+from benchmarks._measure import table
+from benchmarks._results import Goal, Results, options_of
+from delta_prop_wire.delta import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+BASE = "10 thousand vectors, 1 subscription"
+LARGE_VECTORS, LARGE_SUBSCRIPTIONS = 10_000_000, 1_000
+LARGE = "10 million vectors, 1,000 subscriptions"
+CASES = (
+    Held(BASE),
+    Held("1 million vectors", vectors=1_000_000),
+    Held(LARGE, vectors=LARGE_VECTORS, subscriptions=LARGE_SUBSCRIPTIONS),
+    Held("1,000 subscriptions", subscriptions=LARGE_SUBSCRIPTIONS),
+    Held("8 sinks", sinks=8),
+    Held("5 million deltas in the log", logged=5_000_000),
+    Held("9,000 deltas that wait", pending=9_000),
+)
+KINDS = (Kind.DENSE, Kind.SPARSE)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    parser = options_of("growth", __doc__, rounds=7)
+    parser.add_argument("--only", default="", metavar="PART", help="only names with it, and the small one")
+    parser.add_argument("--heads", type=int, default=0, help="vectors whose last dot is held; 0: the default")
+    given = parser.parse_args(arguments)
+    if given.rounds < 1 or given.heads < 0:
+        parser.error("give at least 1 round, and no number of heads below 0")
+    cases = [case for case in CASES if case.name == BASE or given.only in case.name]
+    if given.quick:
+        cases = [
+            replace(case, vectors=min(case.vectors, 1_000_000), logged=case.logged // 5) for case in cases
+        ]
+    cases = [replace(case, heads_max=given.heads) for case in cases]
+    services: dict[str, Service] = {}
+    try:
+        for case in cases:
+            services[case.name] = Service(case)
+            print(f"{case.name}: built in {services[case.name].built_s:.1f} s", file=sys.stderr)
+        costs = measured(services, given.rounds, 10_000 if given.quick else 30_000)
+    finally:
+        for service in services.values():
+            service.stop()
+    results = report(costs)
+    if given.quick:
+        results.notes.append("a quick run: 1 million vectors stand for 10 million")
+    return results.finish(given.json)
+
+
+def measured(
+    services: Mapping[str, Service], rounds: int, deltas: int
+) -> dict[tuple[str, Kind], list[float]]:
+    """CPU µs a delta, by name and kind, round by round; the first round is for warming up."""
+    costs: dict[tuple[str, Kind], list[float]] = {}
+    for turn in range(rounds + 1):
+        for kind in KINDS:
+            for name, service in services.items():
+                cost = service.cpu_us(kind, deltas)
+                if turn:
+                    costs.setdefault((name, kind), []).append(cost)
+    return costs
+
+
+def report(costs: Mapping[tuple[str, Kind], Sequence[float]]) -> Results:
+    """Table, figures, goals: each beside the small service in the same round."""
+    results = Results("growth")
+    rows = []
+    for (name, kind), found in costs.items():
+        ratios = [mine / small for mine, small in zip(found, costs[BASE, kind], strict=True)]
+        cost = results.figure(f"{name}, {kind.name.lower()}", found, "µs a delta", less=True)
+        ratio = results.figure(f"{name}, {kind.name.lower()}: of the small", ratios, "×", less=True)
+        rows.append((f"{name}, {kind.name.lower()}", cost, ratio))
+        if name == LARGE:
+            results.goal(Goal("17", f"{name}, {kind.name.lower()}: CPU", 2.0, 1.3, less=True), ratios)
+    head = ("", "CPU µs a delta", "of the small service")
+    results.tables.append(table("what a delta costs, by what the service holds", head, rows))
+    return results
+
+
+if __name__ == "__main__":
+    sys.exit(main())
