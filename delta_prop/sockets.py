@@ -216,17 +216,14 @@ class SocketStream:
     def send_now(self, parts: Sequence[Buffer]) -> int:
         """Send what the system takes at once; how many bytes that were."""
         self._must_be_open()
+        if len(parts) <= _PARTS_MAX:
+            return self._send_some(parts)
         sent = 0
         for first in range(0, len(parts), _PARTS_MAX):
-            some = parts[first : first + _PARTS_MAX] if len(parts) > _PARTS_MAX else parts
-            try:
-                now = self._socket.sendmsg(some)
-            except BlockingIOError:
-                break
-            except OSError as error:
-                raise self._gone(error) from error
+            some = parts[first : first + _PARTS_MAX]
+            now = self._send_some(some)
             sent += now
-            if len(parts) > _PARTS_MAX and now < bytes_in(some):
+            if now < bytes_in(some):
                 break
         return sent
 
@@ -294,6 +291,15 @@ class SocketStream:
             if self._failure is not None:  # sending found out, and the system tells it once
                 raise ConnectionError(self._failure)
         return count
+
+    def _send_some(self, parts: Sequence[Buffer]) -> int:
+        """What one call of the system takes."""
+        try:
+            return self._socket.sendmsg(parts)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise self._gone(error) from error
 
     def _send_from(self, descriptor: int, part: FileRange, sent: int) -> int | None:
         """How many bytes went out of the file, 0 where the system takes none; None: it cannot do it."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from delta_prop_wire.codec import encode
 from delta_prop_wire.cutting import cut
-from delta_prop_wire.frames import DeltaFrame
+from delta_prop_wire.frames import Credit, DeltaFrame
 from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX
 from delta_prop_wire.stamp import pack_logged_head
 
@@ -30,6 +30,7 @@ MADE_MAX = 64
 """Frames that are cut, or made of single deltas, at a time: each takes as long as a hundred whole ones."""
 BATCH_OVERHEAD_BYTES = 256
 """What a batch that waits costs beside its bytes, which the log may hold as well."""
+_UNBOUNDED = Credit(1 << 62, 1 << 62)
 _ROW_BYTES_MAX = 16
 """What a row of a cut frame says beyond what the whole one says of it: its offset, its counter."""
 
@@ -45,30 +46,29 @@ class Sending:
 
 
 class HotQueue:
-    """First in, first out. `rows`: None for all of a batch."""
+    """First in, first out. `waiting`: batches with their rows, None for all of them."""
+
+    __slots__ = ("bytes", "deltas", "waiting")
 
     def __init__(self) -> None:
         self.deltas = self.bytes = 0
-        self._waiting: deque[tuple[LoggedBatch, Rows]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self.waiting: deque[tuple[LoggedBatch, Rows]] = deque()
 
     @property
     def first_offset(self) -> int:
         """Of the first row that waits."""
-        logged, rows = self._waiting[0]
+        logged, rows = self.waiting[0]
         return logged.offset if rows is None else logged.offset + int(rows[0])
 
     def put(self, logged: LoggedBatch, rows: Rows) -> None:
         """Have these sent behind all that waits."""
-        self._waiting.append((logged, rows))
+        self.waiting.append((logged, rows))
         self.deltas += logged.batch.count if rows is None else len(rows)
         self.bytes += logged.batch.size + BATCH_OVERHEAD_BYTES
 
     def clear(self) -> None:
         """Let everything go."""
-        self._waiting.clear()
+        self.waiting.clear()
         self.deltas = self.bytes = 0
 
     def take(self, window: Window, bytes_max: int, *, as_deltas: bool) -> Sending:
@@ -76,15 +76,13 @@ class HotQueue:
         parts: list[Buffer] = []
         sent = Sending(parts, 0, 0, 0)
         made = 0
-        while self._waiting and sent.bytes < bytes_max and made < MADE_MAX and window.open:
-            logged, rows = self._waiting.popleft()
-            batch = logged.batch
-            self.bytes -= batch.size + BATCH_OVERHEAD_BYTES
-            if rows is None and not as_deltas:
-                parts += (logged.head or _make_head(logged), batch.raw)
-                deltas, size, rest = batch.count, batch.size, None
-                window.spend(deltas, size)
-            elif as_deltas:
+        while self.waiting and sent.bytes < bytes_max and made < MADE_MAX and window.open:
+            if self.waiting[0][1] is None and not as_deltas:
+                self._add_whole(sent, parts, window, bytes_max)
+                continue
+            logged, rows = self.waiting.popleft()
+            self.bytes -= logged.batch.size + BATCH_OVERHEAD_BYTES
+            if as_deltas:
                 deltas, size, rest = _add_deltas(parts, logged, rows, window, bytes_max - sent.bytes)
                 made += deltas
             else:
@@ -97,10 +95,30 @@ class HotQueue:
             self.deltas -= deltas
             sent.next_offset = logged.next_offset
             if rest is not None:
-                self._waiting.appendleft((logged, rest))
-                self.bytes += batch.size + BATCH_OVERHEAD_BYTES
+                self.waiting.appendleft((logged, rest))
+                self.bytes += logged.batch.size + BATCH_OVERHEAD_BYTES
                 sent.next_offset = self.first_offset
         return sent
+
+    def _add_whole(self, sent: Sending, parts: list[Buffer], window: Window, bytes_max: int) -> None:
+        """Batches that go as they lie, one behind the other: what they share is done once for all of them."""
+        waiting, count = self.waiting, 0
+        deltas_left, bytes_left = window.left or _UNBOUNDED
+        room = min(bytes_left, bytes_max - sent.bytes)
+        deltas = size = 0
+        while waiting and waiting[0][1] is None and size < room and deltas < deltas_left:
+            logged, _ = waiting.popleft()
+            batch = logged.batch
+            parts += (logged.head or _make_head(logged), batch.raw)
+            deltas += batch.count
+            size += batch.size
+            count += 1
+        window.spend(deltas, size)
+        self.deltas -= deltas
+        self.bytes -= size + count * BATCH_OVERHEAD_BYTES
+        sent.deltas += deltas
+        sent.bytes += size
+        sent.next_offset = logged.next_offset
 
 
 def _make_head(logged: LoggedBatch) -> bytes:

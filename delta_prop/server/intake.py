@@ -96,7 +96,8 @@ class Intake:
         self._closed = False
         self.in_use = False
         """Whether the client has claimed an origin or sent something: one that only may is no producer."""
-        self._news = False  # there is something to tell
+        self.has_news = False
+        """Whether there is something to tell."""
         self.unauthorized = False
         """Whether something came that the token does not allow: once that is told the connection ends."""
 
@@ -233,7 +234,7 @@ class Intake:
             self._add_ranges(entry, entry.result())
         self._owed_deltas += entry.count
         self._owed_bytes += entry.size
-        self._news = True
+        self.has_news = True
         if not self._closed:
             self._ring()
 
@@ -277,9 +278,9 @@ class Intake:
 
     def answers(self, *, pressed: bool) -> Sequence[Ack | Nack]:
         """What there is to tell now, refusals first. `pressed`: credit that is owed is kept back."""
-        if not self._news:
+        if not self.has_news:
             return _NO_ANSWERS
-        self._news = pressed
+        self.has_news = pressed
         told: list[Ack | Nack] = [*self._nacks]
         self._nacks.clear()
         moved = False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 import anyio.lowlevel
 
-from delta_prop.buffers import behind, bytes_in
+from delta_prop.buffers import behind
 from delta_prop.turns import Bell
 from delta_prop_broker.disk import FileRange
 
@@ -43,6 +43,12 @@ class Outgoing(Protocol):
 
     def wait_s(self, now: float) -> float | None:
         """When to ask again, in seconds; None: when the bell rings."""
+
+    def rests(self) -> bool:
+        """Whether nothing is to be written, nor to end, before somebody rings. Asked behind a whole write.
+
+        Quicker to tell than that nothing is found by the calls above.
+        """
 
     def finished(self) -> bool:
         """Whether nothing more is to come. Asked when there is nothing to write."""
@@ -131,6 +137,8 @@ class Outbox:
                         break
                     if self._left or self._file is not None:
                         break
+                    if not self.ending and self._outgoing.rests():
+                        return
             except ConnectionError as failure:
                 self._failure = failure
         self._bell.ring()
@@ -145,7 +153,8 @@ class Outbox:
 
     def _write(self) -> bool:
         """Write what there is, as far as the system takes it; False where there is nothing."""
-        now, counters = self._hub.now(), self._hub.counters
+        hub = self._hub
+        now, counters = hub.now(), hub.counters
         for frame in self._outgoing.answers():
             self._told.append(self._connection.send(frame))
         sending = None if self.ending else self._outgoing.next_sending(now)
@@ -161,7 +170,8 @@ class Outbox:
         counters.frames_out += len(parts)
         self.spoke_at = now
         if parts:
-            sent, size = self._stream.send_now(parts), bytes_in(parts)
+            sent = self._stream.send_now(parts)
+            size = sum(map(len, parts))  # type: ignore[arg-type]  # bytes all of them, or views of bytes
             counters.bytes_out += size
             if sent < size:
                 self._left = behind(parts, sent)

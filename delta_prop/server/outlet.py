@@ -86,6 +86,7 @@ class Outlet:
         self._clock = inside.world.clock
         self._now = inside.now
         self._settings = settings
+        self._bytes_max = settings.outlet_bytes_max
         self._codecs = codecs
         self._ring = ring
         self._groups = groups
@@ -101,6 +102,7 @@ class Outlet:
         self._stretches: StretchReader | None = None
         if isinstance(inside.log, DurableLog):
             self._stretches = inside.log.stretches.reader()
+        self._stretching = False  # the file of the last stretch is open
         self._read_once = False
         self._again_at = -inf  # when the log is read again, whose disk has failed
         self._refused: Refused | None = None
@@ -165,7 +167,7 @@ class Outlet:
     @property
     def dealt_with(self) -> int:
         """Everything below is delivered, or none of its business."""
-        if self._queue:
+        if self._queue.waiting:
             return self._queue.first_offset
         return self._end if self.behind else max(self._end, self._log.visible)
 
@@ -195,10 +197,11 @@ class Outlet:
         if isinstance(wanted, Nothing):
             return
         queue = self._queue
-        if queue and queue.bytes + logged.batch.size + BATCH_OVERHEAD_BYTES > self._settings.outlet_bytes_max:
+        waiting = bool(queue.waiting)
+        if waiting and queue.bytes + logged.batch.size + BATCH_OVERHEAD_BYTES > self._bytes_max:
             self.behind = True
         else:
-            if self._busy and not queue:
+            if self._busy and not waiting:
                 self._oldest_at = self._now()
             queue.put(logged, wanted)
             self._end = logged.next_offset
@@ -253,6 +256,13 @@ class Outlet:
             self._busy, self._state, self._oldest_at = True, _State.GOES_ON, now
         return sending
 
+    def rests(self) -> bool:
+        """Whether all there is was taken, and so written: what comes next rings, and goes at once."""
+        if self._queue.waiting or self.behind or self._refused is not None:
+            return False
+        self._be_idle()
+        return True
+
     def wait_s(self, now: float) -> float | None:
         """How long until there may be something to send, in seconds; None: until `ring`."""
         if self._state is _State.GOES_ON:
@@ -268,8 +278,7 @@ class Outlet:
         self._wanted.clear()
         self._queue.clear()
         self._first, self.behind = None, False
-        if self._stretches is not None:
-            self._stretches.close()
+        self._let_go_of_file()
 
     # --- helpers: subscribing
 
@@ -351,25 +360,40 @@ class Outlet:
         )
 
     def _take(self, now: float, bytes_max: int) -> Sending | None:
-        first, queue = self._first, self._queue
-        if not self.behind and self._stretches is not None:
-            self._stretches.close()
-        if first is None or not (queue or self.behind):
-            self._state, self._busy = _State.IDLE, False
+        first, waiting = self._first, self._queue.waiting
+        if self._stretching and not self.behind:
+            self._let_go_of_file()
+        if first is None or not (waiting or self.behind):
+            self._be_idle()
             return None
         if not self._window.open:
             self._state = _State.NO_CREDIT
             return None
-        if queue and self._busy and not self._has_gathered() and now < self._oldest_at + self._linger_s:
+        if waiting and self._busy and self._gathers(now):
             self._state = _State.GATHERS
             return None
         self._state = _State.GOES_ON
-        if not queue:
+        if not waiting:
             stretch = self._stretch(bytes_max)
             if stretch is not None:
                 return self._send_stretch(stretch)
             self._read()
-        return queue.take(self._window, bytes_max, as_deltas=first.deltas) if queue else None
+        return self._queue.take(self._window, bytes_max, as_deltas=first.deltas) if waiting else None
+
+    def _be_idle(self) -> None:
+        self._state, self._busy = _State.IDLE, False
+        if self._stretching:
+            self._let_go_of_file()
+
+    def _let_go_of_file(self) -> None:
+        self._stretching = False
+        if self._stretches is not None:
+            self._stretches.close()
+
+    def _gathers(self, now: float) -> bool:
+        """Whether what waits may wait for more of it."""
+        linger_s = self._linger_s
+        return linger_s > 0 and now < self._oldest_at + linger_s and not self._has_gathered()
 
     def _read(self) -> None:
         """Queue what comes next in the log; once the log's end is reached, batches are pushed again."""
@@ -412,6 +436,7 @@ class Outlet:
         bounds = Bounds(_UNBOUNDED, bytes_max)
         if left is not None:
             bounds = Bounds(left.deltas, min(left.bytes, bytes_max))
+        self._stretching = True
         try:
             return self._stretches.next(self._end, bounds, codecs=self._codecs)
         except (LogDamaged, OSError):

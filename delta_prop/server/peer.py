@@ -464,6 +464,13 @@ class Peer:
             self._not_before = now + sending.deltas / self._pace
         return sending
 
+    def rests(self) -> bool:
+        """Whether there is nothing to write, nor to end, before somebody rings."""
+        if self._draining or self._finishing or self._leaving:
+            return False
+        intake, outlet = self.intake, self.outlet
+        return (intake is None or not intake.has_news) and (outlet is None or outlet.rests())
+
     def wait_s(self, now: float) -> float | None:
         """When there may be more to deliver, in seconds; None: when somebody rings."""
         if now < self._not_before:

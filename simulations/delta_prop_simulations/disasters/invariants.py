@@ -163,10 +163,12 @@ def look_at_peer(node: str, peer: Peer) -> None:
         check_credit(f"{who}, deltas", credit, settings.producer_deltas_credit)
         credit = (allowance._bytes, sum(one.size for one in unsettled), intake._owed_bytes)
         check_credit(f"{who}, bytes", credit, settings.producer_bytes_credit)
-    if outlet is not None and len(outlet._queue) > 1:  # the last one may have found little room, or none
+    if (
+        outlet is not None and len(outlet._queue.waiting) > 1
+    ):  # the last one may have found little room, or none
         queue = outlet._queue
-        last = queue._waiting[-1][0].batch.size
-        before = queue.bytes - BATCH_OVERHEAD_BYTES * len(queue) - last
+        last = queue.waiting[-1][0].batch.size
+        before = queue.bytes - BATCH_OVERHEAD_BYTES * len(queue.waiting) - last
         check_bound(who, "bytes to send", before, outlet._settings.outlet_bytes_max)
 
 
