@@ -1,0 +1,157 @@
+"""A minute at 70 % of the peak: does memory stay, do latencies stay what they are in a short run?
+
+`delta-prop serve`, publish to receive, one consumer, 100 a call. The peak is measured first; then short runs
+at the share, then the long one, with the server's memory beside it. What counts is the long run against the
+short ones of the same run.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks._measure import table
+from benchmarks._peers_ours import Ours
+from benchmarks._peers_scenes import Measured, Scene, measure
+from benchmarks._results import Goal, Results, options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks._peers_contract import Peer
+
+SHARE = 0.7
+BATCH = 100
+SHORT_S = 3.0
+WARM_SHARE = 1 / 3
+"""Of the long run, until what is bounded has filled."""
+SAMPLE_S = 0.5
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    parser = options_of("sustained", __doc__, rounds=3)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the long run")
+    given = parser.parse_args(arguments)
+    if given.rounds < 1 or given.seconds < 3:
+        parser.error("give at least 1 round and 3 seconds")
+    seconds = min(given.seconds, 15.0) if given.quick else given.seconds
+    with tempfile.TemporaryDirectory(prefix="sustained-") as folder:
+        server = Ours()
+        try:
+            server.start(Path(folder))
+            peaks = [measure(server, Scene("peak", 1), f"peak{turn}") for turn in range(given.rounds)]
+            peak = statistics.median(one.deltas_a_second for one in peaks)
+            print(f"peak: {peak:,.0f}/s", file=sys.stderr)
+            shorts = [steadily(server, SHORT_S, peak, f"short{turn}") for turn in range(given.rounds)]
+            memory = Memory(server)
+            memory.start()
+            long = steadily(server, seconds, peak, "long")
+            memory.stop()
+        finally:
+            server.stop()
+    return report(peaks, shorts, long, memory.samples, seconds).finish(given.json)
+
+
+def steadily(peer: Peer, seconds: float, peak: float, topic: str) -> Measured:
+    """Publish at the share of the peak, whatever is acknowledged."""
+    rate = SHARE * peak / BATCH
+    scene = Scene("steady", 1, batch=BATCH, rate=rate, seconds_max=seconds, sampled=BATCH)
+    measured = measure(peer, scene, topic)
+    print(
+        f"{seconds:.0f} s at {measured.deltas_a_second:,.0f}/s: p50 {measured.latency_p50_us:,.0f} "
+        f"p99 {measured.latency_p99_us:,.0f} µs",
+        file=sys.stderr,
+    )
+    return measured
+
+
+@dataclass
+class Memory:
+    """Samples of what a server's process holds, taken beside a run: seconds since its begin, MB."""
+
+    peer: Peer
+    samples: list[tuple[float, float]] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Begin."""
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._take, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End."""
+        self._over.set()
+        self._thread.join()
+
+    def _take(self) -> None:
+        began = time.monotonic()
+        while not self._over.wait(SAMPLE_S):
+            held = sum(private_mb(process.pid) for process in self.peer.processes)
+            self.samples.append((time.monotonic() - began, held))
+
+
+def private_mb(process_id: int) -> float:
+    """What a process holds that is no file's, MB."""
+    lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) / 1024
+
+
+def growth(samples: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Once warm: memory of the last quarter over that of the first, and MB a minute by the straight line."""
+    warm = samples[int(len(samples) * WARM_SHARE) :]
+    held = [mb for _, mb in warm]
+    quarter = max(len(held) // 4, 1)
+    slope = float(np.polyfit([at for at, _ in warm], held, 1)[0])
+    return statistics.fmean(held[-quarter:]) / statistics.fmean(held[:quarter]), slope * 60
+
+
+def report(
+    peaks: Sequence[Measured],
+    shorts: Sequence[Measured],
+    long: Measured,
+    samples: Sequence[tuple[float, float]],
+    seconds: float,
+) -> Results:
+    """Table, figures, goals."""
+    results = Results("sustained")
+    rows = []
+    for name, some in (("peak", peaks), (f"{SHORT_S:.0f} s", shorts), (f"{seconds:.0f} s", [long])):
+        rate = results.figure(f"{name}: rate", [one.deltas_a_second for one in some], "deltas/s")
+        p50 = results.figure(f"{name}: p50", [one.latency_p50_us for one in some], "µs", less=True)
+        p99 = results.figure(f"{name}: p99", [one.latency_p99_us for one in some], "µs", less=True)
+        cpu = results.figure(
+            f"{name}: server CPU", [one.server_cpu_us for one in some], "µs a delta", less=True
+        )
+        rows.append(
+            (name, f"{rate.median:,.0f}", f"{p50.median:,.0f}", f"{p99.median:,.0f}", f"{cpu.median:.2f}")
+        )
+    head = ("", "deltas/s", "received p50 µs", "p99", "server CPU µs a delta")
+    results.tables.append(table(f"at {SHARE:.0%} of the peak, {BATCH} a call, one consumer", head, rows))
+    ratio, a_minute = growth(samples)
+    results.figure("memory: last quarter / first, once warm", [ratio], "×", less=True)
+    results.figure("memory: growth", [a_minute], "MB a minute", less=True)
+    results.notes.append(
+        f"the server held {samples[0][1]:.0f} MB at first, {samples[-1][1]:.0f} MB in the end; "
+        f"once warm {a_minute:+.1f} MB a minute"
+    )
+    results.more["memory"] = list(samples)
+    results.goal(Goal("15", "memory, last quarter / first, once warm", 1.05, less=True), [ratio])
+    p99s = [long.latency_p99_us / one.latency_p99_us for one in shorts]
+    results.goal(Goal("15", f"p99: {seconds:.0f} s / {SHORT_S:.0f} s", 3.0, 1.5, less=True), p99s)
+    lost = sum(one.lost + one.twice for one in (*peaks, *shorts, long))
+    if lost:
+        results.failures.append(f"{lost} deltas were lost, or came twice")
+    return results
+
+
+if __name__ == "__main__":
+    sys.exit(main())

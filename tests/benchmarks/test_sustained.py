@@ -1,0 +1,69 @@
+"""The long run: growth is judged once warm, latency beside the short runs; samples keep what they must."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from array import array
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks import sustained
+from benchmarks._peers_scenes import Measured, _received
+from benchmarks.sustained import growth, private_mb
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def measured(p99_us: float, lost: int = 0) -> Measured:
+    return Measured(100, lost, 0, 1e6, 1e6, 1.0, p99_us, 1.0, 2.0, 3.0)
+
+
+def test_growth_is_that_of_the_warm_part() -> None:
+    filling = [(float(at), 100.0 + 10 * at) for at in range(20)]
+    assert growth([*filling, *((float(at), 300.0) for at in range(20, 60))]) == pytest.approx((1.0, 0.0))
+    ratio, a_minute = growth([(float(at), 100.0 + at) for at in range(60)])
+    assert a_minute == pytest.approx(60.0)
+    assert 1.2 < ratio < 1.3
+
+
+def test_what_grows_or_is_late_is_short_and_what_is_lost_fails() -> None:
+    level, rising = ([(float(at), 100.0 + at * slope) for at in range(60)] for slope in (0.0, 1.0))
+    shorts = [measured(one) for one in (9.0, 10.0, 11.0)]
+    fine = sustained.report(shorts, shorts, measured(14.0), level, 60.0)
+    assert [goal["verdict"] for goal in fine.goals] == ["met", "moonshot"]
+    late = sustained.report(shorts, shorts, measured(40.0), rising, 60.0)
+    assert [goal["verdict"] for goal in late.goals] == ["short", "short"]
+    assert not late.failed
+    assert sustained.report(shorts, shorts, measured(14.0, lost=1), level, 60.0).failed
+
+
+def test_a_long_run_keeps_a_sample_of_the_times_and_counts_all() -> None:
+    class Consumer:
+        def __init__(self) -> None:
+            self._come: Iterator[bytes] = iter(
+                [array("q", range(1, 301)).tobytes(), b"", array("q", range(301, 401)).tobytes()]
+            )
+
+        def begin(self) -> None:
+            raise NotImplementedError
+
+        def receive(self) -> bytes:
+            return next(self._come)
+
+        def close(self) -> None:
+            raise NotImplementedError
+
+    target = multiprocessing.get_context("spawn").Value("q", 400)
+    told = _received(Consumer(), target, sampled=100)
+    assert (told["count"], told["twice"]) == (400, 0)
+    target.get_obj().value = 300
+    backwards = Consumer()
+    backwards._come = iter([array("q", range(400, 100, -1)).tobytes()])
+    assert _received(backwards, target, sampled=100)["twice"] == 2
+
+
+def test_memory_is_that_of_the_process() -> None:
+    assert 5 < private_mb(os.getpid()) < 5_000
