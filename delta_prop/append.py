@@ -16,9 +16,10 @@ from delta_prop_wire.delta import AckLevel, Dot, KnownIds, Source
 from delta_prop_wire.encode import encode_void, read_void
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.validate import plain_is_sound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from delta_prop.chain_state import ChainState, SavedOrigins
     from delta_prop.ingest.origins import Origins, OriginState
@@ -91,32 +92,42 @@ class Appender:
             return self._sequenced_void(work, refusal, now)
         self._count_conflicts(batch)
         self._commit(logged, now)
-        level = self.log.level if work.session.forwards else self._kept_as(batch.ack_level)
+        level = self.log.level if work.session.forwards else self.kept_as(batch.ack_level)
         return logged, Published(logged.offset, batch.dot(0), batch.count, level)
 
-    def plain(
-        self, work: Sequenced, state: OriginState, now: float
-    ) -> tuple[LoggedBatch, Published | Refused] | None:
-        """`sequenced` for a plain batch of a live origin; None where its rows have to be looked at."""
-        batch, source = work.batch, work.session.source
-        try:
-            self.vectors.check(batch, self._load_head)
-        except Refused:
-            return None
-        try:
-            logged = self.log.append(batch, lamport=self.lamport + 1, source=source)
-        except Refused as refusal:
-            if not refusal.voids:
-                raise
-            return self._sequenced_void(work, refusal, now)
-        self._count_conflicts(batch)
-        self.lamport += batch.count
-        self._origins.appended(state, batch, logged.offset, now)
-        self._clocks.appended(batch.origin, ())
-        self.vectors.appended(batch, source)
-        self.counters.accepted += batch.count
-        dot = Dot(batch.origin, batch.base)
-        return logged, Published(logged.offset, dot, batch.count, self._kept_as(batch.ack_level), {})
+    def run(
+        self, batches: Sequence[Batch], state: OriginState, source: Source, now: float
+    ) -> list[LoggedBatch]:
+        """`sequenced` for plain batches of a live origin, whose counters go on: the short way.
+
+        Up to the first whose rows have to be looked at, or that finds no room; the rest has not happened.
+        """
+        if not self.log.fits(batches):
+            return []
+        sound, first = 0, self.lamport + 1
+        for batch in batches:
+            try:
+                if not plain_is_sound(batch):
+                    break
+                self.vectors.check(batch, self._load_head)
+            except Refused:
+                break
+            self._count_conflicts(batch)
+            self.vectors.appended(batch, source)
+            self.lamport += batch.count
+            sound += 1
+        if not sound:
+            return []
+        taken = batches if sound == len(batches) else batches[:sound]
+        placed = self.log.append_run(taken, lamport=first, source=source)
+        self._origins.appended_run(state, taken, placed[0].offset, now)
+        self._clocks.appended(batches[0].origin, ())
+        self.counters.accepted += self.lamport + 1 - first
+        return placed
+
+    def kept_as(self, level: AckLevel) -> AckLevel:
+        """What an acknowledgement may say: what was asked, as far as this log can promise it."""
+        return min(level, self.log.level)
 
     def draft(
         self, draft: Draft | MatrixDraft, origin: int, now: float
@@ -130,7 +141,7 @@ class Appender:
         if rows == []:
             self.counters.duplicates += draft.count
             return None, Published(
-                None, None, draft.count, self._kept_as(draft.ack_level), _offsets(repeats, None)
+                None, None, draft.count, self.kept_as(draft.ack_level), _offsets(repeats, None)
             )
         batch = draft.encode(
             rows,
@@ -145,7 +156,7 @@ class Appender:
         self.counters.duplicates += len(repeats)
         duplicates = _offsets(repeats, rows, logged.offset)
         return logged, Published(
-            logged.offset, batch.dot(0), draft.count, self._kept_as(draft.ack_level), duplicates
+            logged.offset, batch.dot(0), draft.count, self.kept_as(draft.ack_level), duplicates
         )
 
     # --- from the log, and from checkpoints
@@ -246,10 +257,6 @@ class Appender:
 
     # --- appending
 
-    def _kept_as(self, level: AckLevel) -> AckLevel:
-        """What an acknowledgement may say: what was asked, as far as this log can promise it."""
-        return min(level, self.log.level)
-
     def _append(
         self, batch: Batch, lamport: int | None, source: Source, known_ids: KnownIds = KnownIds.NONE
     ) -> LoggedBatch:
@@ -308,7 +315,7 @@ class Appender:
         if refusal is not None and firsts is None:
             state.note_void(batch, refusal.code)
         self.counters.voided += batch.count
-        published = Published(logged.offset, batch.dot(0), batch.count, self._kept_as(batch.ack_level))
+        published = Published(logged.offset, batch.dot(0), batch.count, self.kept_as(batch.ack_level))
         return logged, published if refusal is None else refusal
 
     # --- ids
@@ -340,7 +347,7 @@ class Appender:
         self.counters.duplicates += work.count
         first = firsts.get(0)
         return logged, Published(
-            first, work.batch.dot(0), work.count, self._kept_as(work.batch.ack_level), firsts
+            first, work.batch.dot(0), work.count, self.kept_as(work.batch.ack_level), firsts
         )
 
     def _repeated_rows(self, ids: list[bytes] | None) -> dict[int, int]:

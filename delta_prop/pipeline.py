@@ -8,9 +8,10 @@ In front stands one queue, empty while the log keeps up. Nothing here awaits; `n
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 from delta_prop.append import Appender
+from delta_prop.entries import entry_of, fault_of, make_void, named_in, pass_on
 from delta_prop.forwarded import check_numbers, covered, cut_at
 from delta_prop.gate import OpenGate
 from delta_prop.ingest.lanes import Item, Lanes
@@ -34,9 +35,8 @@ from delta_prop.refusals import (
 from delta_prop.settling import Settling
 from delta_prop_wire.delta import Dot, Priority, make_origin, origin_lane
 from delta_prop_wire.encode import encode_void
-from delta_prop_wire.errors import InvalidDelta, Refused
+from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
-from delta_prop_wire.validate import plain_is_sound, validate_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from delta_prop.gate import Gate
     from delta_prop.ingest.seen_ids import SeenIds
     from delta_prop.ingest.vectors import Vectors
+    from delta_prop.ingest.work import Session
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import AckLevel
     from delta_prop_wire.frames import OriginClaim
 
 Work: TypeAlias = Sequenced | Draft | MatrixDraft
-Waiting = TypeVar("Waiting", Item, Entry)
 
 
 class Chain:
@@ -178,6 +178,50 @@ class Chain:
             self._on_queued()
         return work.receipt
 
+    def offer_run(
+        self, batches: Sequence[Batch], session: Session, receipt_of: Callable[[int], Receipt], now: float
+    ) -> int:
+        """Append plain batches of one origin whose counters go on, all under one receipt, and say how many.
+
+        It does what `offer` does for each, in one go. The first for which anything is otherwise, and all
+        behind it, are left to that. `receipt_of` makes the receipt for so many of them.
+        """
+        self._now, first = now, batches[0]
+        state = self.origins.writer(first, session.owner)
+        have = self.orderer.have.get(first.origin, 0)
+        if self.stopped is not None or state is None or first.base != have + 1:
+            return 0
+        if self.lanes.depth or self._running or not self.log.accepting:
+            return 0
+        rows, size = sum([batch.count for batch in batches]), sum([batch.size for batch in batches])
+        if not self._gate.admits(rows, size, now):
+            return 0
+        self._running = True
+        try:
+            placed = self.appender.run(batches, state, session.source, now)
+            if placed:
+                rows, size = sum([one.count for one in placed]), sum([one.batch.size for one in placed])
+                self._gate.note(rows, size, now)
+                self._note_run(placed, receipt_of(len(placed)))
+        finally:
+            self._running = False
+        if self.lanes.depth:  # what was offered from within a callback just now
+            self.pump(now)
+            self._on_queued()
+        return len(placed)
+
+    def _note_run(self, placed: Sequence[LoggedBatch], receipt: Receipt) -> None:
+        first, last = placed[0], placed[-1]
+        batch, end = first.batch, last.next_offset
+        self.orderer.delivered(batch.origin, last.batch.base + last.batch.count - 1)
+        self.settling.placed_run(placed)
+        level = self.appender.kept_as(batch.ack_level)
+        outcome = Published(first.offset, Dot(batch.origin, batch.base), end - first.offset, level, {})
+        if self.settling.when_kept(end, batch.ack_level, partial(self._told, receipt, outcome)):
+            receipt.placed(outcome)
+        if self.orderer.any_ready:
+            self._append_released()
+
     def pump(self, now: float) -> None:
         """Run what is queued for as long as the log has room and accepts, and the gate admits."""
         self._now = now
@@ -277,7 +321,7 @@ class Chain:
             count=work.count,
             size=work.size,
             keys=work.vectors(),
-            after=_named(work, Item),
+            after=named_in(work, Item),
             payload=work,
         )
         try:
@@ -289,7 +333,7 @@ class Chain:
             self._refuse(work, refusal)
             return
         receipt.item = item
-        receipt.waits(State.QUEUED, lambda: _void(work) or self.lanes.withdraw(item))
+        receipt.waits(State.QUEUED, lambda: make_void(work) or self.lanes.withdraw(item))
 
     # --- admit
 
@@ -309,28 +353,17 @@ class Chain:
         It does what the long way does. Where anything is otherwise it gives False, and nothing has happened.
         """
         batch, session = work.batch, work.session
-        first, last = batch.base, batch.base + batch.count - 1
         if work.void is not None or work.lamport is not None or work.forwards or not batch.plain:
             return False
-        if first != self.orderer.have.get(batch.origin, 0) + 1 or last > COUNTER_MAX:
-            return False
         state = self.origins.writer(batch, session.owner)
-        if state is None or not plain_is_sound(batch):
+        if state is None or batch.base != self.orderer.have.get(batch.origin, 0) + 1:
             return False
-        try:
-            appended = self.appender.plain(work, state, self._now)
-        except Refused as refusal:
-            self._refuse_all(self.orderer.refuse(_entry(work), refusal))
-            return True
-        if appended is None:
+        if batch.base + batch.count - 1 > COUNTER_MAX:
             return False
-        logged, outcome = appended
-        self.orderer.delivered(batch.origin, last)
-        self.settling.placed(logged)
-        self._tell(work, batch.ack_level, outcome, logged.next_offset)
-        if self.orderer.any_ready:
-            self._append_released()
-        return True
+        placed = self.appender.run([batch], state, session.source, self._now)
+        if placed:
+            self._note_run(placed, work.receipt)
+        return bool(placed)
 
     def _run_sequenced(self, work: Sequenced) -> None:
         """The long way."""
@@ -349,8 +382,8 @@ class Chain:
         if forwards:
             cut_at(work, have)
         elif work.void is None:
-            work.void = _invalid(batch)
-        self._order(_entry(work, have))
+            work.void = fault_of(batch)
+        self._order(entry_of(work, have))
 
     def _admit(self, work: Sequenced) -> None:
         batch = work.batch
@@ -397,7 +430,7 @@ class Chain:
         if refused is not None:
             self._refuse(draft, parent_refused(refused))
             return
-        waits: set[Dot | bytes] = {Dot(entry.origin, entry.last) for entry in _named(draft, Entry)}
+        waits: set[Dot | bytes] = {Dot(entry.origin, entry.last) for entry in named_in(draft, Entry)}
         if self._standing:
             waits |= {self._standing[key][-1] for key in draft.vectors() if key in self._standing}
         waits |= draft.parents
@@ -472,7 +505,7 @@ class Chain:
         first.repeats += 1
         receipt = work.receipt
         receipt.waits(State.PENDING, lambda: False)
-        first.receipt.when_done(lambda told: _pass_on(told, receipt))
+        first.receipt.when_done(lambda told: pass_on(told, receipt))
         if work.void is not None and first.void is None:
             first.receipt.withdraw()
 
@@ -489,7 +522,7 @@ class Chain:
             return True
         if not self.orderer.withdraw(entry, self._now):
             return False
-        _void(entry.item)
+        make_void(entry.item)
         self._append_released()
         return True
 
@@ -565,19 +598,24 @@ class Chain:
         if isinstance(outcome, Published) and (next_offset is None or outcome.duplicates):
             next_offset = outcome.next_offset
         assert next_offset is not None
-        if self.settling.when_kept(next_offset, level, partial(self._told, work, outcome)):
+        if self.settling.when_kept(next_offset, level, partial(self._told, work.receipt, outcome)):
             work.receipt.placed(outcome if isinstance(outcome, Published) else None)
 
-    def _told(self, work: Work, outcome: Published | Refused, failure: Refused | None) -> None:
-        if failure is not None or isinstance(outcome, Refused):
-            self._refuse(work, failure or outcome)  # type: ignore[arg-type]
-        elif not work.receipt.done:
-            work.receipt.acknowledge(outcome)
+    def _told(self, receipt: Receipt, outcome: Published | Refused, failure: Refused | None) -> None:
+        if failure is not None:
+            self._refuse_to(receipt, failure)
+        elif isinstance(outcome, Refused):
+            self._refuse_to(receipt, outcome)
+        elif not receipt.done:
+            receipt.acknowledge(outcome)
 
     def _refuse(self, work: Work, refusal: Refused) -> None:
+        self._refuse_to(work.receipt, refusal)
+
+    def _refuse_to(self, receipt: Receipt, refusal: Refused) -> None:
         self.refused += 1
-        if not work.receipt.done:
-            work.receipt.refuse(refusal)
+        if not receipt.done:
+            receipt.refuse(refusal)
 
     def _refuse_all(self, refusals: Iterable[Refusal]) -> None:
         for entry, refusal in refusals:
@@ -585,65 +623,3 @@ class Chain:
             self._refuse(work, refusal)
             if entry.origin < 0:
                 self._unstand(work, entry)
-
-
-def _entry(work: Sequenced, have: int = 0) -> Entry:
-    """What the orderer has to know of a batch; `have` is the watermark of its origin.
-
-    A forwarded one may leap from below it: what it leaps over was lost where it comes from.
-    """
-    batch = work.batch
-    previous = batch.previous if batch.leaps else batch.base - 1
-    if work.forwards:
-        previous = max(previous, min(have, batch.base - 1))
-    return Entry(
-        origin=batch.origin,
-        first=batch.base,
-        last=batch.last,
-        previous=previous,
-        clock=batch.clock,
-        # A void takes its place as soon as what its clock names is there: nothing depends on its rows.
-        parents=() if work.void else tuple(dict.fromkeys(parent for _, parent in batch.parents)),
-        count=batch.count,
-        size=batch.size,
-        owner=work.session.owner,
-        item=work,
-        ids=batch.ids or (),
-    )
-
-
-def _named(work: Work, kind: type[Waiting]) -> tuple[Waiting, ...]:
-    """What of the receipts named by `after=` still waits, in the queue (Item) or in pending (Entry)."""
-    if isinstance(work, Sequenced):
-        return ()
-    return tuple(receipt.item for receipt in work.after if isinstance(receipt.item, kind))
-
-
-def _pass_on(told: Receipt, receipt: Receipt) -> None:
-    refusal = told.refusal()
-    if receipt.done:
-        return
-    if refusal is not None:
-        receipt.refuse(refusal)
-    elif told.state is State.ACKNOWLEDGED:
-        receipt.acknowledge(told.result())
-    else:
-        receipt.refuse(withdrawn())
-
-
-def _void(work: object) -> bool:
-    """Let a batch go on as a void, since its dots must be filled; False for drafts, which have none, and for
-    what was forwarded, which comes again.
-    """
-    if isinstance(work, Sequenced) and not work.forwards:
-        work.void = withdrawn()
-        return True
-    return False
-
-
-def _invalid(batch: Batch) -> Refused | None:
-    try:
-        validate_batch(batch)
-    except InvalidDelta as refusal:
-        return refusal
-    return None

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from delta_prop_wire.delta import AckLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import LoggedBatch
@@ -59,6 +59,15 @@ class Settling:
             self._unseen.append(logged)
             self._on_wait()
 
+    def placed_run(self, placed: Sequence[LoggedBatch]) -> None:
+        """The same for batches that got their places one behind the other."""
+        if not self._unseen and placed[-1].next_offset <= self._log.visible:
+            for logged in placed:
+                self._show(logged)
+        else:
+            self._unseen.extend(placed)
+            self._on_wait()
+
     def when_kept(self, next_offset: int, level: AckLevel, tell: Tell) -> bool:
         """Call `tell(None)` once all below `next_offset` is kept at this level; with why not, if never.
 
@@ -80,7 +89,8 @@ class Settling:
     def settle(self) -> None:
         """The marks have moved: show and tell what they have passed, sinks first."""
         unseen, log = self._unseen, self._log
-        while unseen and unseen[0].next_offset <= log.visible:
+        visible = log.visible
+        while unseen and unseen[0].next_offset <= visible:
             self._show(unseen.popleft())
         for level, waiting in zip(_LEVELS, self._untold, strict=True):
             if waiting:

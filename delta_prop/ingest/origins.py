@@ -17,7 +17,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from delta_prop_wire.batch import Batch
 
@@ -123,6 +123,15 @@ class OriginState:
         counters = batch.counters
         assert counters is not None
         return sum(self._extend(int(counter), offset + row) for row, counter in enumerate(counters))
+
+    def appended_run(self, batches: Sequence[Batch], offset: int) -> int:
+        """`appended` for batches whose counters and offsets go on from one to the next, without leaps."""
+        self.changed = True
+        rows = 0
+        for batch in batches:
+            self.remember(batch.base, batch.base + batch.count - 1, batch.crc)
+            rows += batch.count
+        return self._extend(batches[0].base, offset, rows)
 
     def note_void(self, batch: Batch, code: ErrorCode) -> None:
         """Remember that these dots were refused for good: a repeat is refused again, not acknowledged."""
@@ -424,7 +433,16 @@ class Origins:
         """Note a batch that got its place; see `OriginState.appended`."""
         state.seen_at = now
         self._active.move_to_end(batch.origin)
-        self._runs += state.appended(batch, offset, firsts)
+        self._note_runs(state.appended(batch, offset, firsts))
+
+    def appended_run(self, state: OriginState, batches: Sequence[Batch], offset: int, now: float) -> None:
+        """Note batches that got their places; see `OriginState.appended_run`."""
+        state.seen_at = now
+        self._active.move_to_end(batches[0].origin)
+        self._note_runs(state.appended_run(batches, offset))
+
+    def _note_runs(self, count: int) -> None:
+        self._runs += count
         if self._runs > RUNS_MAX:
             self._runs -= max(self._active.values(), key=_runs).forget_half_of_runs()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from delta_prop.checks import check_deltas, is_transform
@@ -17,7 +18,7 @@ from delta_prop.server.grants import ANONYMOUS, Unauthorized
 from delta_prop_wire.delta import Delta, Dot, Source, opaque
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
-from delta_prop_wire.frames import Ack, AckRange, Credit, Nack, OriginGrant
+from delta_prop_wire.frames import Ack, AckRange, BatchFrame, Credit, Nack, OriginGrant
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from delta_prop.server.settings import ServerSettings
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import AckLevel
-    from delta_prop_wire.frames import BatchFrame, DeltaFrame, OriginClaim
+    from delta_prop_wire.frames import DeltaFrame, OriginClaim
+    from delta_prop_wire.runs import Run
 
 RANGES_MAX = 1_000
 """Ranges told by one Ack; more go into the next."""
@@ -43,17 +45,17 @@ _NO_ANSWERS: tuple[Ack | Nack, ...] = ()
 
 
 class _Open(Receipt):
-    """A frame whose outcome is not told yet, which the chain settles."""
+    """A frame, or a run of some, whose outcome is not told yet, which the chain settles."""
 
     __slots__ = ("_tell", "count", "first", "last", "size", "wanted")
 
-    def __init__(self, frame: BatchFrame | DeltaFrame, count: int, size: int, tell: Callable[[_Open], None]):
+    def __init__(self, first: int, count: int, size: int, tell: Callable[[_Open], None], *, wanted: bool):
         super().__init__()
-        self.first = frame.sequence
-        self.last = frame.sequence + count - 1
+        self.first = first
+        self.last = first + count - 1
         self.count = count
         self.size = size
-        self.wanted = frame.ack_wanted
+        self.wanted = wanted
         self._tell = tell
 
     def _finish(self) -> None:
@@ -122,12 +124,51 @@ class Intake:
 
     # --- what comes
 
+    def run(self, run: Run) -> None:
+        """Send batches that came together down the chain: what can go the short way, then the rest."""
+        self.in_use = True
+        batches, done = run.batches, 0
+        if self._may_run(batches):
+            done = self._chain.offer_run(batches, self._session, partial(self._opened_run, run), self._now())
+        rows = sum([batch.count for batch in batches[:done]])
+        self._counters.deltas_in += rows
+        for batch in batches[done:]:
+            frame = BatchFrame(run.sequence + rows, batch, ack_wanted=run.ack_wanted)
+            self.batch(frame, batch.size)
+            rows += batch.count
+
+    def _may_run(self, batches: Sequence[Batch]) -> bool:
+        """Whether the token allows all of these, and sets no rate that each would have to be held to."""
+        grant = self._grant
+        if self._rates.bounds(grant):
+            return False
+        names, kinds = None, 0
+        try:
+            for batch in batches:
+                if batch.namespace_names != names or batch.kinds_mask != kinds:
+                    names, kinds = batch.namespace_names, batch.kinds_mask
+                    grant.check_publish(names, kinds)
+        except Refused:
+            return False
+        return True
+
+    def _opened_run(self, run: Run, frames: int) -> _Open:
+        rows, size = run.rows, run.size
+        if frames < len(run.batches):
+            rows = sum([batch.count for batch in run.batches[:frames]])
+            size = sum([batch.size for batch in run.batches[:frames]])
+        return self._opened(run.sequence, rows, size, wanted=run.ack_wanted)
+
+    def _opened(self, first: int, count: int, size: int, *, wanted: bool) -> _Open:
+        entry = _Open(first, count, size, self._settled, wanted=wanted)
+        self._open.append(entry)
+        return entry
+
     def batch(self, frame: BatchFrame, size: int) -> None:
         """Send a batch down the chain. `size`: of the frame as it came, and as its credit was charged."""
         batch = frame.batch
         self.in_use = True
-        entry = _Open(frame, batch.count, size, self._settled)
-        self._open.append(entry)
+        entry = self._opened(frame.sequence, batch.count, size, wanted=frame.ack_wanted)
         self._counters.deltas_in += batch.count
         void: Refused | None = None
         try:
@@ -146,8 +187,7 @@ class Intake:
     def delta(self, frame: DeltaFrame, size: int) -> None:
         """Send one delta down the chain: under its dot, or under one that it is given there."""
         self.in_use = True
-        entry = _Open(frame, 1, size, self._settled)
-        self._open.append(entry)
+        entry = self._opened(frame.sequence, 1, size, wanted=frame.ack_wanted)
         self._counters.deltas_in += 1
         level = self._level if frame.ack_level is None else frame.ack_level
         delta = replace(frame.delta, source=self._session.source)

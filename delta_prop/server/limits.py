@@ -97,9 +97,13 @@ class Rates:
         self._tokens = Buckets(TOKENS_KEPT_MAX)
         self._vectors = Buckets(vectors_kept_max)
 
+    def bounds(self, grant: Grant) -> bool:
+        """Whether there is any bound that deltas of this token are held to."""
+        return grant.rate != inf or bool(self._rate_of_vectors(grant))
+
     def take(self, grant: Grant, batch: Batch, now: float) -> None:
         """A batch goes, as a whole. Raises Refused (RATE_LIMITED); then nothing is taken."""
-        if grant.rate != inf or self._rate_of_vectors(grant):
+        if self.bounds(grant):
             self._take(grant, batch.count, lambda: zip(batch.namespaces, batch.keys, strict=True), now)
 
     def take_delta(self, grant: Grant, delta: Delta, now: float) -> None:

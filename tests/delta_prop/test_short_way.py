@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_wire.delta import Delta, Dot, Operation, create, delete, dense, offset, opaque, sparse
+from delta_prop.ingest.work import Session
+from delta_prop.receipt import Receipt
+from delta_prop_wire.delta import (
+    Delta,
+    Dot,
+    Operation,
+    Source,
+    create,
+    delete,
+    dense,
+    offset,
+    opaque,
+    sparse,
+)
 from tests.delta_prop.chains import Bench, batch_of
 
 if TYPE_CHECKING:
-    from delta_prop.receipt import Receipt
     from delta_prop_wire.batch import Batch
 
 OPERATIONS: list[Operation] = [
@@ -95,3 +108,73 @@ def test_a_plain_batch_goes_the_short_way_and_others_do_not() -> None:
     assert bench.send(batch_of(origin, 6, Delta("a", create([1, 2])), Delta("b", delete()))).acknowledged
     assert bench.send(batch_of(origin, 8, Delta("c", delete()), clock=(Dot(origin, 1),))).acknowledged
     assert ways == [6, 8]
+
+
+PLAIN = st.tuples(
+    st.lists(DELTAS, min_size=1, max_size=3),
+    st.sampled_from(["", "", "", "", "", "clock", "again", "gap"]),
+)
+
+
+@given(st.lists(PLAIN, min_size=1, max_size=12), st.integers(5, 60), st.sampled_from([1, 1, 2]))
+def test_batches_that_come_together_end_where_single_ones_do(
+    story: list[Any], log_deltas_max: int, epoch: int
+) -> None:
+    assert sent(story, log_deltas_max, epoch, together=True) == sent(
+        story, log_deltas_max, epoch, together=False
+    )
+
+
+def sent(story: list[Any], log_deltas_max: int, epoch: int, *, together: bool) -> list[object]:
+    """Offer all batches of one producer, in runs or one by one; what can be seen of it in the end."""
+    bench = Bench(pending_deltas_max=20, log_deltas_max=log_deltas_max)
+    origins = [bench.hello("p"), bench.hello("q")]
+    batches, following = [], 1
+    for deltas, extra in story:
+        following += extra == "gap"
+        clock = (Dot(origins[1], 1),) if extra == "clock" else ()
+        base = max(following - 1, 1) if extra == "again" else following
+        batches.append(batch_of(origins[0], base, *deltas, epoch=epoch, clock=clock))
+        following = batches[-1].last + 1
+    outcomes: list[object] = []
+    while batches:
+        run = going_on(batches) if together else batches[:1]
+        session, receipts = Session("p", Source.LOCAL), []
+
+        def receipt(_: int, receipts: list[Receipt] = receipts) -> Receipt:
+            receipts.append(Receipt())
+            return receipts[-1]
+
+        taken = bench.chain.offer_run(run, session, receipt, bench.now) if together else 0
+        assert len(receipts) == (taken > 0)
+        if taken:
+            outcomes += rows_of(receipts[0])
+        for batch in run[taken:]:
+            outcomes += rows_of(bench.send(batch))
+        del batches[: len(run)]
+    appender, vectors = bench.chain.appender, bench.vectors
+    log = [(one.offset, one.lamport, bytes(one.batch.body)) for one in bench.routed]
+    heads = {key: vectors.head("default", key) for key in ("a", "b", "é")}
+    state = (appender.counters, appender.lamport, vectors.conflicts, vectors.dimension("default"))
+    firsts = [bench.chain.outcome(origins[0], counter) for counter in range(1, following)]
+    return [outcomes, log, heads, state, firsts, bench.chain.refused, bench.log.statistics().refused]
+
+
+def going_on(batches: list[Batch]) -> list[Batch]:
+    """The first of these, as far as they are plain and one goes on where the other ends."""
+    count = 1
+    for before, batch in pairwise(batches):
+        if batch.base != before.last + 1 or not batch.plain:
+            break
+        count += 1
+    return batches[: count if batches[0].plain else 1]
+
+
+def rows_of(receipt: Receipt) -> list[object]:
+    """What was told of each row; of a refusal once."""
+    if not receipt.acknowledged:
+        return [told(receipt)]
+    result = receipt.result()
+    assert result.offset is not None
+    firsts = result.duplicates or {row: result.offset + row for row in range(result.count)}
+    return [(firsts[row], result.level) for row in range(result.count)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
@@ -34,6 +35,7 @@ from delta_prop_wire.spec import (
     NAMESPACE_BYTES_MAX,
     PRIORITY_SHIFT,
     STAMP_BYTES,
+    VECTOR_ID_BYTES_MAX,
     Attribute,
 )
 
@@ -319,6 +321,8 @@ class Batch:
         return self._text
 
     _text: str | None = None
+    key_bytes_bound: int
+    """Of a batch that `decode_plain` decoded: no vector id is longer, though it may be shorter."""
 
     def _decode_plain(self) -> str | None:
         body, columns = self.raw, self.columns_mask
@@ -344,15 +348,18 @@ class Batch:
         """The vector ids, and all end to end; None there where one is empty or not of printable ASCII."""
         keys: list[str] = []
         raw = bytes(self.raw[at : at + size])
-        if raw.translate(None, PRINTABLE):
+        if not raw.isascii():
             return keys, None
         text = raw.decode("ascii")
-        start = stop = 0
-        for stop in _stops_of(self.count).unpack_from(self.raw, ends_at):
+        start, stops = 0, _stops_of(self.count).unpack_from(self.raw, ends_at)
+        for stop in stops:
             keys.append(text[start:stop])
             start = stop
         # Where no slice is empty all ends rise, up to the last one, which is looked at.
-        return keys, text if stop == size and all(keys) else None
+        if start != size or not all(keys) or not text.isprintable():
+            return keys, None
+        self.key_bytes_bound = size if size <= VECTOR_ID_BYTES_MAX else _longest_stretch(stops)
+        return keys, text
 
     def _decode_rest(self, columns: int, at: int, sizes: list[int]) -> bool:
         """Numbers, or where bytes end, from there on; whether there are as many as there must be."""
@@ -620,6 +627,12 @@ def _rise_to(total: int, ends: bytes, count: int) -> bool:
         return True
     stops = _stops_of(count).unpack(ends)
     return stops[-1] == total and sorted(stops) == list(stops)
+
+
+def _longest_stretch(stops: tuple[int, ...]) -> int:
+    """How far at most eight texts reach that end there one behind the other: none of them is longer."""
+    marks = (0, *stops[7::8], stops[-1])
+    return max([end - start for start, end in pairwise(marks)])
 
 
 @lru_cache(maxsize=64)

@@ -81,6 +81,14 @@ class ReceiveBuffer:
         start = self._start
         return self._view[start : start + count] if self._end - start >= count else None
 
+    def held(self) -> tuple[memoryview, int, int]:
+        """The memory, and from where to where in it what was received and not taken lies."""
+        return self._view, self._start, self._end
+
+    def skip(self, count: int) -> None:
+        """Remove the first `count` bytes, which are there."""
+        self._start += count
+
     def take(self, count: int) -> bytes:
         """Remove and return the first `count` bytes, which are there.
 

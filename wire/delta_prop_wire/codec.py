@@ -24,6 +24,7 @@ from delta_prop_wire.header import (
     pack_header,
     unpack_header,
 )
+from delta_prop_wire.runs import take_run
 from delta_prop_wire.soundness import parse_batch
 from delta_prop_wire.spec import (
     COUNTER_MAX,
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
 
     from delta_prop_wire.compression import Compression
     from delta_prop_wire.frames import Frame
+    from delta_prop_wire.runs import Run
     from delta_prop_wire.stamp import Stamp
+    from delta_prop_wire.window import Window
 
 
 class _NeedBytes(Enum):
@@ -150,6 +153,18 @@ class Decoder:
             self._error = error
             self._buffer.clear()
             raise
+
+    def next_run(self, window: Window) -> Run | None:
+        """The next whole frames where they can go the short way together, else None: ask `next_event` then.
+
+        `window` is charged for them, and ends the run where it closes.
+        """
+        if self._error is not None:
+            return None
+        run = take_run(self._buffer, window, self.payload_bytes_max)
+        if run is not None:
+            self._header = None
+        return run
 
     def _next(self) -> Frame | Literal[_NeedBytes.NEED_BYTES]:
         header, buffer = self._header, self._buffer

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.codec import _NeedBytes
     from delta_prop_wire.frames import Frame, Subscription
     from delta_prop_wire.header import Header
+    from delta_prop_wire.runs import Run
 
 REQUESTS_MAX = 256
 """Subscribes and Unsubscribes of one connection that may wait for their answer."""
@@ -100,6 +101,12 @@ class Connection:
             self.end()
             raise
         return frame
+
+    def next_run(self) -> Run | None:
+        """Frames of a producer that can go the short way together, else None: ask `next_event` then."""
+        if self.phase is not Phase.OPEN or self._peer is not Speaker.CLIENT:
+            return None
+        return self._decoder.next_run(self.allowance)
 
     def _decode(self) -> Frame | Literal[_NeedBytes.NEED_BYTES]:
         try:

@@ -44,7 +44,8 @@ from delta_prop_wire.spec import (
 )
 
 _VERSION_AND_WORDS = bytes((BODY_VERSION, BODY_HEADER_BYTES // 8))
-_SMALLEST = BODY_HEADER_BYTES + COLUMN_MASK.size + CRC_BYTES
+SMALLEST_BODY_BYTES = BODY_HEADER_BYTES + COLUMN_MASK.size + CRC_BYTES
+"""A body of fewer bytes has no room for what every one begins and ends with."""
 _ATTRIBUTES_ZERO = 0xC000
 _SMALL_MAP_BYTES = 512  # what so few bytes can announce costs nothing; more is walked before it is built
 _KNOWN_COLUMNS = (1 << len(Column)) - 1
@@ -99,23 +100,23 @@ _STATE_KINDS = 1 << Kind.CREATE | 1 << Kind.OPAQUE | 1 << Kind.DELETE
 
 def parse_batch(body: bytes | memoryview) -> Batch:
     """Read a body (with its padding and CRC) from elsewhere, every length checked. Raises PeerError."""
-    view = memoryview(body)
-    if len(view) >= _SMALLEST:
+    if len(body) >= SMALLEST_BODY_BYTES:
         batch = Batch(body)
-        if batch.plain and plain_is_whole(batch, view):
+        if batch.plain and plain_is_whole(batch):
             return batch
-    check_body(view)
+    check_body(memoryview(body))
     batch = Batch(body)
     check_columns(batch)
     return batch
 
 
-def plain_is_whole(batch: Batch, body: memoryview) -> bool:
+def plain_is_whole(batch: Batch) -> bool:
     """The short way, of what most bodies are: plain, and passing all the checks there are; then decoded too.
 
     Where anything is otherwise it gives False, and the long way says what.
     """
-    size, count, length = len(body), batch.count, batch.length
+    body, count, length = batch.raw, batch.count, batch.length
+    size = len(body)
     return (
         0 <= size - CRC_BYTES - length < ALIGNMENT
         and size % ALIGNMENT == 0
@@ -125,7 +126,7 @@ def plain_is_whole(batch: Batch, body: memoryview) -> bool:
         and 1 <= count <= BATCH_ROWS_MAX
         and 1 <= batch.base <= COUNTER_MAX - count
         and batch.kinds_mask != 0
-        and crc32c(body[:-CRC_BYTES]) == batch.crc
+        and crc32c(memoryview(body)[:-CRC_BYTES]) == batch.crc
         and not any(body[length:-CRC_BYTES])
         and batch.decode_plain() is not None
     )
@@ -133,9 +134,10 @@ def plain_is_whole(batch: Batch, body: memoryview) -> bool:
 
 def check_body(body: memoryview) -> None:
     """Check checksum, header and the directory of columns. Raises PeerError."""
-    if not _SMALLEST <= len(body) <= FRAME_PAYLOAD_BYTES_MAX or len(body) % ALIGNMENT:
+    if not SMALLEST_BODY_BYTES <= len(body) <= FRAME_PAYLOAD_BYTES_MAX or len(body) % ALIGNMENT:
         _bad(
-            f"a body has {len(body)} bytes, not a multiple of 8 from {_SMALLEST} to {FRAME_PAYLOAD_BYTES_MAX}"
+            f"a body has {len(body)} bytes, not a multiple of 8 from {SMALLEST_BODY_BYTES} to "
+            f"{FRAME_PAYLOAD_BYTES_MAX}"
         )
     told = int.from_bytes(body[-CRC_BYTES:], "little")
     found = crc32c(body[:-CRC_BYTES])

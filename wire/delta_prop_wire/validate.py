@@ -149,8 +149,7 @@ def validate_batch(batch: Batch) -> None:
 
 def plain_is_sound(batch: Batch) -> bool:
     """Whether a batch is plain and sound, told in few steps; where it is not, `validate_batch` says why."""
-    text = batch.decode_plain()
-    if text is None:
+    if batch.decode_plain() is None:
         return False
     kind, width, namespace = batch.kind, batch.row_values, batch.namespace
     return (
@@ -161,7 +160,7 @@ def plain_is_sound(batch: Batch) -> bool:
         and kind not in _WITH_BYTES
         and (BYTES_MAX[kind] == DELTA_BYTES_MAX or not batch.columns_mask & _BLOBS)
         and batch.dimension == (width if kind in _WHOLE_VECTOR_KINDS else 0)
-        and (len(text) <= VECTOR_ID_BYTES_MAX or max(map(len, batch.keys)) <= VECTOR_ID_BYTES_MAX)
+        and (batch.key_bytes_bound <= VECTOR_ID_BYTES_MAX or max(map(len, batch.keys)) <= VECTOR_ID_BYTES_MAX)
         and name_is_sound(namespace, NAMESPACE_BYTES_MAX)
         and (not width or finite(batch.values))
         and batch.index_highest < DIMENSION_MAX

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from delta_prop_wire.delta import KnownIds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import AckLevel, Source
@@ -77,6 +77,15 @@ class Log(Protocol):
         `known_ids`: whether ids of it stand in the log already, for those who read it.
         """
 
+    def fits(self, batches: Sequence[Batch]) -> bool:
+        """Whether `append_run` would take these now, all of them; makes room where that is possible."""
+
+    def append_run(self, batches: Sequence[Batch], *, lamport: int, source: Source) -> list[LoggedBatch]:
+        """`append` for each of them, one behind the other. They fit: that was asked in the same turn.
+
+        `lamport`: of the first row of the first one; the others count on from there.
+        """
+
     def read(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
         """Batches from the one that holds `offset` on, at least one unless `offset` is at `visible`.
 
@@ -101,3 +110,11 @@ class Log(Protocol):
 
     def release(self, holder: str) -> None:
         """Forget what a holder needed."""
+
+
+if TYPE_CHECKING:
+    from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_broker.log.memory import MemoryLog
+
+    def _conform(memory: MemoryLog, durable: DurableLog) -> tuple[Log, Log]:
+        return memory, durable

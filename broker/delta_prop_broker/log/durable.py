@@ -30,12 +30,12 @@ from delta_prop_broker.log.stretch import Stretches
 from delta_prop_broker.log.tail import Tail
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import AckLevel, KnownIds, Source
-from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
-from delta_prop_wire.spec import ACK_LEVEL_SHIFT, ErrorCode
+from delta_prop_wire.errors import DeltaPropError, UsageError
+from delta_prop_wire.spec import ACK_LEVEL_SHIFT
 from delta_prop_wire.stamp import pack_logged_head
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from delta_prop_broker.disk import Disk, Lock
     from delta_prop_broker.log.compaction import Compaction
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.rewriting import Rewriting
     from delta_prop_broker.log.snapshot import Snapshot
     from delta_prop_wire.batch import Batch
+    from delta_prop_wire.errors import Refused
 
 DIRECTORY = f"{STREAMS}/default/0"
 _DURABLE = int(AckLevel.DURABLE)
@@ -232,8 +233,28 @@ class DurableLog:
         if refusal is not None:
             self._refused += 1
             raise refusal
-        now = self._wall_us()
-        offset, previous = self.next_offset, self._chain
+        return self._place(batch, lamport, source, known_ids, self._wall_us())
+
+    def fits(self, batches: Sequence[Batch]) -> bool:
+        """Whether `append_run` would take these; makes room where nobody needs the oldest."""
+        size = sum([batch.size for batch in batches])
+        asked = max([batch.attributes >> ACK_LEVEL_SHIFT & 3 for batch in batches])
+        if self._mark is None or self._closed or asked > _DURABLE or size > self._batch_bytes_max:
+            return False
+        return self._has_room(size) or self._refusal(size) is None
+
+    def append_run(self, batches: Sequence[Batch], *, lamport: int, source: Source) -> list[LoggedBatch]:
+        """`append` for each, one behind the other, in one moment. They fit: that was asked just now."""
+        now, placed = self._wall_us(), []
+        for batch in batches:
+            placed.append(self._place(batch, lamport, source, KnownIds.NONE, now))
+            lamport += batch.count
+        return placed
+
+    def _place(
+        self, batch: Batch, lamport: int, source: Source, known_ids: KnownIds, now: int
+    ) -> LoggedBatch:
+        size, offset, previous = batch.size, self.next_offset, self._chain
         head, crc = pack_logged_head(
             batch, offset, lamport=lamport, source=source, known_ids=known_ids,
             time=now, previous_crc=previous, synced=self.synced,
@@ -251,17 +272,18 @@ class DurableLog:
         segment.latest_time = segment.index.latest_time
         self._room.bytes += size
         self._unwritten_bytes += size
-        self._pending_sync |= asked >= _DURABLE or source is Source.REPLICA  # its forwarder sends it once
+        if batch.attributes >> ACK_LEVEL_SHIFT & 3 >= _DURABLE or source is Source.REPLICA:
+            self._pending_sync = True  # a forwarder sends it once
         self._tail.append(logged)
         return logged
 
     def _piece(self, size: int, now: int) -> Piece:
         """Where the next frame goes: rolls to a new segment where the last one is full or old."""
         last = self._segments.last
-        if last is None or (last.size and self._rolls(last, size, now)):
-            last = self._begin_segment(now)
-        elif not last.size:
+        if last is not None and not last.size:
             last.first_time = now
+        elif last is None or self._rolls(last, size, now):
+            last = self._begin_segment(now)
         return self._piece_of(last)
 
     def _begin_segment(self, now: int) -> Segment:
@@ -321,19 +343,9 @@ class DurableLog:
         if found:
             return None
         holder = self._holders.slowest()
-        why = f"sink {holder!r} still needs the oldest" if holder else self._cover.waited_for(self.visible)
-        return Refused(
-            ErrorCode.LOG_FULL,
-            f"the log holds {self._room.bytes} of {self.settings.bytes_max} bytes, and {why} "
-            f"(offset {self.first_offset}): try again later, detach the sink, or raise bytes_max",
-            retry_after_ms=refusals.RETRY_AFTER_MS,
-            details={
-                "depth": self.next_offset - self.first_offset,
-                "depth_bytes": self._room.bytes,
-                "capacity_bytes": self.settings.bytes_max,
-                "held_by": holder,
-            },
-        )
+        why = "" if holder else self._cover.waited_for(self.visible)
+        held, offsets = self._room.bytes, (self.first_offset, self.next_offset)
+        return refusals.log_full(held, self.settings.bytes_max, offsets=offsets, holder=holder, waits_for=why)
 
     # --- committing
 
@@ -472,12 +484,7 @@ class DurableLog:
         """
         visible = self.visible
         if offset < self._start:
-            raise Refused(
-                ErrorCode.CURSOR_TOO_OLD,
-                f"offset {offset} is no longer in the log, which starts at {self._start}: "
-                f"start there, or rebuild from another sink",
-                details={"offset": offset, "first_offset": self._start},
-            )
+            raise refusals.too_old(offset, self._start)
         if offset >= visible:
             return []
         if offset >= self._tail.first:
@@ -641,10 +648,3 @@ class DurableLog:
             snapshots_made=self._cover.made,
             compacting=self._cover.under_way,
         )
-
-
-if TYPE_CHECKING:
-    from delta_prop_broker.log.contract import Log
-
-    def _conforms(log: DurableLog) -> Log:
-        return log

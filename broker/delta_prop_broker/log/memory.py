@@ -10,6 +10,7 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from delta_prop_broker.log import refusals
 from delta_prop_broker.log.holders import Holders
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import AckLevel, KnownIds, Source
@@ -17,7 +18,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from delta_prop_wire.batch import Batch
 
@@ -126,17 +127,28 @@ class MemoryLog:
         self.next_offset = logged.next_offset
         return logged
 
+    def fits(self, batches: Sequence[Batch]) -> bool:
+        """Whether `append_run` would take these; makes room where nobody needs the oldest."""
+        if any(self._level_refusal(batch) is not None for batch in batches):
+            return False
+        count, size = sum([batch.count for batch in batches]), sum(map(weight, batches))
+        fits_ever = count <= self._deltas_max and size <= self._bytes_max
+        return fits_ever and self._find_room(count, size)
+
+    def append_run(self, batches: Sequence[Batch], *, lamport: int, source: Source) -> list[LoggedBatch]:
+        """`append` for each, one behind the other. They fit: that was asked just now."""
+        placed = []
+        for batch in batches:
+            placed.append(self.append(batch, lamport=lamport, source=source))
+            lamport += batch.count
+        return placed
+
     def read(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
         """Batches from the one that holds `offset` on, until either bound is reached."""
         if offset >= self.next_offset:
             return []
         if offset < self.first_offset:
-            raise Refused(
-                ErrorCode.CURSOR_TOO_OLD,
-                f"offset {offset} is no longer in the log, which starts at {self.first_offset}: "
-                f"start there, or rebuild from another sink",
-                details={"offset": offset, "first_offset": self.first_offset},
-            )
+            raise refusals.too_old(offset, self.first_offset)
         place = bisect_right(self._starts, offset, self._head) - 1
         found: list[LoggedBatch] = []
         rows = size = 0

@@ -62,3 +62,32 @@ def disk_full(free_bytes: int, kept_bytes: int) -> Refused:
         retry_after_ms=RETRY_AFTER_MS * 20,
         details={"free_bytes": free_bytes, "held_by": None},
     )
+
+
+def log_full(
+    held_bytes: int, bytes_max: int, *, offsets: tuple[int, int], holder: str | None, waits_for: str
+) -> Refused:
+    """Of a log whose oldest is needed, by a sink or by what `waits_for` says. `offsets`: first, next."""
+    why = f"sink {holder!r} still needs the oldest" if holder else waits_for
+    return Refused(
+        ErrorCode.LOG_FULL,
+        f"the log holds {held_bytes} of {bytes_max} bytes, and {why} (offset {offsets[0]}): "
+        "try again later, detach the sink, or raise bytes_max",
+        retry_after_ms=RETRY_AFTER_MS,
+        details={
+            "depth": offsets[1] - offsets[0],
+            "depth_bytes": held_bytes,
+            "capacity_bytes": bytes_max,
+            "held_by": holder,
+        },
+    )
+
+
+def too_old(offset: int, first_offset: int) -> Refused:
+    """Of a reader whose next rows are gone."""
+    return Refused(
+        ErrorCode.CURSOR_TOO_OLD,
+        f"offset {offset} is no longer in the log, which starts at {first_offset}: "
+        "start there, or rebuild from another sink",
+        details={"offset": offset, "first_offset": first_offset},
+    )

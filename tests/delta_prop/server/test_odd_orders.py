@@ -274,7 +274,7 @@ def test_whatever_is_said_and_when(backend: Any, full: bool, caplog: pytest.LogC
         caplog.clear()
     print(dict(said), {code.name: count for code, count in codes.items()})
     assert len(said) == 8
-    assert len(codes) >= 6
+    assert len(codes) >= (6 if backend == "asyncio" else 4)  # trio has one seed, and its own order of tasks
 
 
 async def one_run(seed: int, said: Counter[str], codes: Counter[ErrorCode]) -> None:

@@ -1,0 +1,88 @@
+"""What the orderer, the queue and whoever repeats a batch have to know of the work in the chain.
+
+Pure: values made from work, and what is noted in it. `pipeline.py` decides.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from delta_prop.ingest.lanes import Item
+from delta_prop.ingest.work import Sequenced
+from delta_prop.order.orderer import Entry
+from delta_prop.published import State
+from delta_prop.refusals import withdrawn
+from delta_prop_wire.errors import InvalidDelta
+from delta_prop_wire.validate import validate_batch
+
+if TYPE_CHECKING:
+    from delta_prop.ingest.work import Draft, MatrixDraft
+    from delta_prop.receipt import Receipt
+    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.errors import Refused
+
+Waiting = TypeVar("Waiting", Item, Entry)
+
+
+def entry_of(work: Sequenced, have: int = 0) -> Entry:
+    """What the orderer has to know of a batch; `have` is the watermark of its origin.
+
+    A forwarded one may leap from below it: what it leaps over was lost where it comes from.
+    """
+    batch = work.batch
+    previous = batch.previous if batch.leaps else batch.base - 1
+    if work.forwards:
+        previous = max(previous, min(have, batch.base - 1))
+    return Entry(
+        origin=batch.origin,
+        first=batch.base,
+        last=batch.last,
+        previous=previous,
+        clock=batch.clock,
+        # A void takes its place as soon as what its clock names is there: nothing depends on its rows.
+        parents=() if work.void else tuple(dict.fromkeys(parent for _, parent in batch.parents)),
+        count=batch.count,
+        size=batch.size,
+        owner=work.session.owner,
+        item=work,
+        ids=batch.ids or (),
+    )
+
+
+def named_in(work: Sequenced | Draft | MatrixDraft, kind: type[Waiting]) -> tuple[Waiting, ...]:
+    """What of the receipts named by `after=` still waits, in the queue (Item) or in pending (Entry)."""
+    if isinstance(work, Sequenced):
+        return ()
+    return tuple(receipt.item for receipt in work.after if isinstance(receipt.item, kind))
+
+
+def pass_on(told: Receipt, receipt: Receipt) -> None:
+    """Settle a repeat as its first copy was."""
+    refusal = told.refusal()
+    if receipt.done:
+        return
+    if refusal is not None:
+        receipt.refuse(refusal)
+    elif told.state is State.ACKNOWLEDGED:
+        receipt.acknowledge(told.result())
+    else:
+        receipt.refuse(withdrawn())
+
+
+def make_void(work: object) -> bool:
+    """Let a batch go on as a void, since its dots must be filled; False for drafts, which have none, and for
+    what was forwarded, which comes again.
+    """
+    if isinstance(work, Sequenced) and not work.forwards:
+        work.void = withdrawn()
+        return True
+    return False
+
+
+def fault_of(batch: Batch) -> Refused | None:
+    """Why a row of it is not sound, None where all are."""
+    try:
+        validate_batch(batch)
+    except InvalidDelta as refusal:
+        return refusal
+    return None

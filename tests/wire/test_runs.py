@@ -1,0 +1,164 @@
+"""Frames that came together are taken as runs: same frames, same credit, same errors as one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_wire.batch import Batch
+from delta_prop_wire.codec import NEED_BYTES, encode
+from delta_prop_wire.connection import Connection
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, create, delete, opaque, sparse
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import PeerError
+from delta_prop_wire.frames import Ack, BatchFrame, Credit, DeltaFrame, Heartbeat, Hello, Subscribe, Welcome
+from delta_prop_wire.runs import FRAMES_MAX, Run
+from delta_prop_wire.spec import HEADER_BYTES
+from delta_prop_wire.stamp import Stamp
+from delta_prop_wire.state import Role
+
+OPERATIONS = (opaque(b"x"), opaque(bytes(300)), create([1.0, 2.0]), sparse([1], [2.0]), delete())
+KINDS = (
+    "plain",
+    "plain",
+    "plain",
+    "plain",
+    "gap",
+    "other origin",
+    "epoch",
+    "level",
+    "clock",
+    "delta",
+    "beat",
+)
+PIECES = st.tuples(
+    st.sampled_from(KINDS),
+    st.sampled_from(OPERATIONS),
+    st.integers(1, 4),  # rows
+    st.sampled_from([0, 0, 0, 0, 0, 0, 0, 0, 1, 2]),  # 1: a bit of the body is flipped, 2: the sequence leaps
+    st.booleans(),  # whether offsets are wanted
+)
+
+
+def opened(credit: Credit) -> Connection:
+    """A server's end of a connection whose hello was answered."""
+    connection = Connection(Role.SERVER)
+    connection.receive(encode(Subscribe(1, Hello())))
+    assert connection.next_event() is not NEED_BYTES
+    connection.send(Ack(answers=1, welcome=Welcome(), credit=credit))
+    return connection
+
+
+def bytes_of(story: list[Any]) -> bytes:
+    found, counter, sequence = [], 1, 1
+    for kind, operation, rows, fault, wanted in story:
+        counter += 3 if kind == "gap" else 0
+        sequence += 5 if fault == 2 else 0
+        if kind in ("stamped", "delta", "beat"):
+            found.append(
+                encode(DeltaFrame(sequence, Delta("v", operation)) if kind == "delta" else Heartbeat(1))
+            )
+            sequence += kind == "delta"
+            continue
+        batch = encode_batch(
+            [Delta(f"key-{row}", operation) for row in range(rows)],
+            origin=9 if kind == "other origin" else 7,
+            base=counter,
+            epoch=2 if kind == "epoch" else 1,
+            clock=(Dot(9, 1),) if kind == "clock" else (),
+            ack_level=AckLevel.LOGGED if kind == "level" else AckLevel.MEMORY,
+            priority=Priority.NORMAL,
+        )
+        raw = bytearray(
+            encode(
+                BatchFrame(
+                    sequence, batch, Stamp(9, body_crc=batch.crc) if kind == "stamped" else None, wanted
+                )
+            )
+        )
+        if fault == 1:
+            raw[HEADER_BYTES + 60 + rows] ^= 4
+        found.append(bytes(raw))
+        counter += rows
+        sequence += rows
+    return b"".join(found)
+
+
+def heard(connection: Connection, raw: bytes, cuts: list[int], *, runs: bool) -> list[object]:
+    """All that comes out, batch by batch, and the credit that is left, or how it ended."""
+    found: list[object] = []
+    try:
+        for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
+            connection.receive(raw[begin:end])
+            while True:
+                run = connection.next_run() if runs else None
+                if run is not None:
+                    found += flat(run)
+                    continue
+                frame = connection.next_event()
+                if frame is NEED_BYTES:
+                    break
+                if isinstance(frame, BatchFrame):
+                    found.append((frame.sequence, bytes(frame.batch.raw), frame.ack_wanted))
+                else:
+                    found.append(frame)
+    except PeerError as error:
+        found += [error.code, error.message, connection.nack_of(error)]
+    return [*found, connection.allowance.left, connection.buffered_bytes]
+
+
+def flat(run: Run) -> list[object]:
+    found: list[object] = []
+    sequence = run.sequence
+    for batch in run.batches:
+        found.append((sequence, bytes(batch.raw), run.ack_wanted))
+        sequence += batch.count
+    assert run.rows == sequence - run.sequence
+    assert run.size == sum(batch.size for batch in run.batches)
+    return found
+
+
+@given(st.lists(PIECES, max_size=12), st.data())
+def test_runs_say_what_single_frames_say(story: list[Any], data: st.DataObject) -> None:
+    raw = bytes_of(story)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=4)))
+    credit = data.draw(st.sampled_from([Credit(1_000, 1_000_000), Credit(6, 1_000_000), Credit(1_000, 900)]))
+    assert heard(opened(credit), raw, cuts, runs=True) == heard(opened(credit), raw, cuts, runs=False)
+
+
+def test_what_goes_on_is_one_run_and_what_does_not_ends_it() -> None:
+    def story(*kinds: str) -> list[Any]:
+        return [(kind, opaque(b"x"), 2, 0, True) for kind in kinds]
+
+    def lengths(*kinds: str) -> list[int]:
+        connection = opened(Credit(10_000, 10_000_000))
+        connection.receive(bytes_of(story(*kinds)))
+        found = []
+        while (run := connection.next_run()) is not None:
+            found.append(len(run.batches))
+        return found
+
+    assert lengths("plain", "plain", "plain") == [3]
+    assert lengths("plain", "gap", "plain") == [1, 2]
+    assert lengths("plain", "other origin", "plain") == [1, 1, 1]
+    assert lengths("plain", "level", "level") == [1, 2]
+    assert lengths("plain", "plain", "clock", "plain") == [2]
+    assert lengths("beat", "plain") == []
+    assert lengths(*["plain"] * (FRAMES_MAX + 3)) == [FRAMES_MAX, 3]
+
+
+def test_a_batch_of_a_run_keeps_nothing_else() -> None:
+    connection = opened(Credit(10_000, 10_000_000))
+    connection.receive(bytes_of([("plain", opaque(b"x"), 2, 0, True)] * 3))
+    run = connection.next_run()
+    assert run is not None
+    assert all(type(batch.raw) is bytes and batch.raw == Batch(batch.raw).raw for batch in run.batches)
+
+
+def test_a_client_and_one_that_is_not_open_take_no_runs() -> None:
+    raw = bytes_of([("plain", opaque(b"x"), 2, 0, True)])
+    for connection in (Connection(Role.SERVER), Connection(Role.CLIENT)):
+        connection.receive(raw)
+        assert connection.next_run() is None

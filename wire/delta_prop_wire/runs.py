@@ -1,0 +1,99 @@
+"""The short way in: frames that came together and hold plain batches of one origin are taken as one run.
+
+Pure. It does what `codec.py` and `connection.py` do frame by frame, in a few steps for each. Where a frame is
+anything else, or unsound, the run ends before it, and the long way says what it is.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.batch import Batch
+from delta_prop_wire.soundness import SMALLEST_BODY_BYTES, plain_is_whole
+from delta_prop_wire.spec import (
+    COUNTER_MAX,
+    HEADER_BYTES,
+    MAGIC,
+    STAMP_BYTES,
+    VERSION,
+    Flag,
+    FrameType,
+)
+
+if TYPE_CHECKING:
+    from delta_prop_wire.buffer import ReceiveBuffer
+    from delta_prop_wire.window import Window
+
+FRAMES_MAX = 64
+"""Frames of one run: whoever takes it keeps the event loop meanwhile."""
+
+_HEAD = struct.Struct(f">IQI{STAMP_BYTES // 8}Q")
+"""The frame header, its first four bytes in one, and the stamp in words."""
+_BODY_AT = HEADER_BYTES + STAMP_BYTES
+assert _HEAD.size == _BODY_AT
+_NO_STAMP = [0] * (STAMP_BYTES // 8)
+_LENGTH_MIN = STAMP_BYTES + SMALLEST_BODY_BYTES
+_ACK_WANTED = int(Flag.ACK_WANTED)
+_STARTS = {
+    MAGIC << 24 | VERSION << 16 | FrameType.BATCH << 8 | flags: bool(flags & _ACK_WANTED)
+    for high in (0, Flag.HIGH_PRIORITY)
+    for flags in (Flag.BATCHED | high, Flag.BATCHED | high | Flag.ACK_WANTED)
+}
+"""The first four bytes of a frame that a run may have, and whether it wants its offsets told."""
+
+
+@dataclass(slots=True)
+class Run:
+    """Plain batches of one origin and epoch, whose counters and sequences go on from one to the next.
+
+    `sequence`: of the first row; `rows` and `size`: of all, in deltas and bytes as credits are charged.
+    """
+
+    sequence: int
+    ack_wanted: bool
+    batches: list[Batch]
+    rows: int
+    size: int
+
+
+def take_run(buffer: ReceiveBuffer, window: Window, payload_bytes_max: int) -> Run | None:
+    """Take the frames of a run out of a buffer, as far as they are whole and the window is open."""
+    view, at, end = buffer.held()
+    begin, start, sequence = at, 0, 0
+    batches: list[Batch] = []
+    while end - at > _BODY_AT and len(batches) < FRAMES_MAX and window.open:
+        told, first, length, *stamp = _HEAD.unpack_from(view, at)
+        stop = at + HEADER_BYTES + length
+        if not batches:
+            start, sequence = told, first
+        if told != start or told not in _STARTS or first != sequence or not first or stamp != _NO_STAMP:
+            break
+        if stop > end or not _LENGTH_MIN <= length <= payload_bytes_max:
+            break
+        # A body of its own, so that a batch that is kept keeps nothing else.
+        batch = Batch(bytes(view[at + _BODY_AT : stop]))
+        if not batch.plain or (batches and not _goes_on(batches[-1], batch)):
+            break
+        if not plain_is_whole(batch) or first + batch.count > COUNTER_MAX:
+            break
+        batches.append(batch)
+        sequence += batch.count
+        window.spend(batch.count, stop - at)
+        at = stop
+    if not batches:
+        return None
+    buffer.skip(at - begin)
+    rows = batches[-1].base + batches[-1].count - batches[0].base
+    return Run(sequence - rows, _STARTS[start], batches, rows, at - begin)
+
+
+def _goes_on(before: Batch, batch: Batch) -> bool:
+    """Whether a batch is the next of the same origin, to be kept as the one before it."""
+    return (
+        batch.base == before.base + before.count
+        and batch.origin == before.origin
+        and batch.epoch == before.epoch
+        and batch.attributes == before.attributes
+    )
