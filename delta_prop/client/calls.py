@@ -36,7 +36,7 @@ class Calls(Offer):
         self.gathered: list[Delta] = []
         super().__init__(priority, self.gathered, tell)
         self.at = now
-        self.waited_for = True
+        self.waited_for = self.simple = True
         self.wakers: list[Waker] = []
         self.parts: list[Offer] = []
 

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class Held:
-    """Every offer without an outcome, once. An offer counts as many calls as it holds."""
+    """Every offer without an outcome, once. An offer counts as many calls as it holds: who has one that is
+    held take in another call counts that here too.
+    """
 
     __slots__ = ("_offers", "_waited_for", "bytes", "calls")
 
@@ -37,11 +39,6 @@ class Held:
         self._line(offer)[offer] = None
         self.calls += offer.calls
         self.bytes += offer.size
-
-    def grown(self, size: int) -> None:
-        """One that is held took in one more call."""
-        self.calls += 1
-        self.bytes += size
 
     def remove(self, offer: Offer) -> bool:
         """One has its outcome; whether it was held."""

@@ -16,7 +16,7 @@ import numpy as np
 from delta_prop.checks import with_parents
 from delta_prop.client.backoff import Backoff
 from delta_prop_wire.delta import Delta, Dot, Kind, Operation
-from delta_prop_wire.encode import encode_batch, encode_vectors
+from delta_prop_wire.encode import encode_batch, encode_opaque, encode_vectors
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
@@ -320,6 +320,17 @@ class Lane:
                 base=base,
                 epoch=self.epoch,
                 clock=clock,
+                ack_level=level,
+                priority=self.priority,
+            )
+        if not leaps and not clock and all(offer.simple for offer in offers):
+            return encode_opaque(
+                [delta for offer in offers for delta in offer.deltas]
+                if len(offers) > 1
+                else offers[0].deltas,
+                origin=self.origin,
+                base=base,
+                epoch=self.epoch,
                 ack_level=level,
                 priority=self.priority,
             )

@@ -63,7 +63,7 @@ class Offer:
 
     `after`: what must come first, by place or by name; `behind`: what touched the same vectors in other
     lanes; `counter`: the dot's, where the caller numbers. `alone`: it shares a batch with no other.
-    `waited_for`: its caller waits only as long as `publish` does.
+    `waited_for`: its caller waits only as long as `publish` does. `simple`: its deltas are, by `is_simple`.
     """
 
     __slots__ = (
@@ -82,6 +82,7 @@ class Offer:
         "place",
         "priority",
         "refusal",
+        "simple",
         "size",
         "tell",
         "waited_for",
@@ -116,6 +117,7 @@ class Offer:
         self.refusal: Refused | None = None  # the last one, which may have passed
         self.given_up = False
         self.waited_for = False
+        self.simple = False
         self.done = False
 
     @property

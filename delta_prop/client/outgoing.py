@@ -80,6 +80,7 @@ class Outgoing:
         self._heads = Heads()
         self._lost: dict[int, list[tuple[int, int]]] = {}
         self._held = Held()
+        self._gathering: Calls | None = None
         self._flight = Flight()
         self._faults = 0
         self.counts = Counts()
@@ -140,15 +141,15 @@ class Outgoing:
         Returns them and its row there, for `give_up_call`; None where only `offer` tells what is to be done.
         `tell` is called whenever some of them were told.
         """
-        lane = self._lanes[delta.priority]
-        simple = self._heads.idle(lane, self._used) and len(delta.operation.data) <= CALLS_BYTES_MAX
-        if not simple or not self.has_room or self.failure is not None:
+        if len(delta.operation.data) > CALLS_BYTES_MAX:
             return None
-        calls = lane.waiting[-1] if lane.waiting else None
-        if not isinstance(calls, Calls) or not calls.has_room(now):
-            calls = Calls(delta.priority, now, tell)
-            self._line_up(lane, calls)
-        self._held.grown(calls.add(delta, waker))
+        calls, held = self._gathering, self._held
+        if calls is None or calls.priority is not delta.priority or not calls.has_room(now):
+            calls = self._gather(delta, now, tell)
+        if calls is None or held.calls >= OPEN_OFFERS_MAX or held.bytes >= OPEN_BYTES_MAX:
+            return None
+        held.calls += 1
+        held.bytes += calls.add(delta, waker)
         return calls, calls.count - 1
 
     def give_up(self, offer: Offer) -> bool:
@@ -221,7 +222,7 @@ class Outgoing:
         """Nothing goes any more: tell everyone."""
         if self.failure is not None:
             return
-        self.failure = failure
+        self.failure, self._gathering = failure, None
         told = failure if isinstance(failure, Refused) else Refused(ErrorCode.BAD_REQUEST, str(failure))
         for offer in self._held.all():
             self._settle(offer, told)
@@ -295,7 +296,18 @@ class Outgoing:
             )
         lane.numbered = counter
 
+    def _gather(self, delta: Delta, now: float, tell: Callable[[Published | Refused], None]) -> Calls | None:
+        """What this call and those behind it may join, until it is cut or something stands behind it."""
+        lane = self._lanes[delta.priority]
+        if self.failure is not None or not self.has_room or not self._heads.idle(lane, self._used):
+            return None
+        calls = Calls(delta.priority, now, tell)
+        self._line_up(lane, calls)
+        self._gathering = calls
+        return calls
+
     def _line_up(self, lane: Lane, offer: Offer) -> None:
+        self._gathering = None
         offer.place = Place(lane.origin)
         if self._heads.begins(offer, self._used):  # what was called may be named one by one from now on
             for one in self._held.all():
@@ -312,6 +324,7 @@ class Outgoing:
 
     def _separate(self, calls: Calls) -> list[Offer]:
         """The long way: each call as an offer of its own, where they stood together."""
+        self._gathering = None
         parts = calls.split()
         if calls.frame is None:
             self._lanes[calls.priority].replace(calls, parts)
@@ -389,6 +402,7 @@ class Outgoing:
     def _next_of(self, lane: Lane, now: float) -> OpenFrame | None:
         if lane.again:
             return lane.again.pop(0) if now >= lane.again_at else None
+        self._gathering = None
         while True:
             frame = lane.cut(
                 level=self._level,

@@ -5,7 +5,7 @@ Values only: checking bounds is `validate.py`, arithmetic `algebra.py`, bytes `b
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,6 +36,8 @@ class Kind(IntEnum):
     OPAQUE = 8
     METADATA = 9
 
+
+_OPAQUE = Kind.OPAQUE
 
 WHOLE_KINDS = frozenset({Kind.CREATE, Kind.DENSE, Kind.OPAQUE})
 """Kinds that set the whole vector, whether it was there or not."""
@@ -117,7 +119,15 @@ def origin_producer(origin: int) -> int:
     return origin >> (PARTITION_BITS + LANE_BITS)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+def _open_twin(slots: tuple[str, ...]) -> Any:
+    """A class with the same slots that lets them be set. A frozen dataclass sets each field through
+    `object.__setattr__`, which made a delta cost as much as publishing it; so a value is made as its twin,
+    and is of its own class from then on.
+    """
+    return type("OpenTwin", (), {"__slots__": slots})
+
+
+@dataclass(frozen=True, slots=True, eq=False, init=False)
 class Operation:
     """One operation: its kind, and what that kind needs.
 
@@ -130,6 +140,26 @@ class Operation:
     values: NDArray[np.float32] | None = None
     indices: NDArray[np.uint32] | None = None
     data: bytes = b""
+
+    def __new__(
+        cls,
+        kind: int,
+        values: NDArray[np.float32] | None = None,
+        indices: NDArray[np.uint32] | None = None,
+        data: bytes = b"",
+    ) -> Operation:
+        """The fields, in order."""
+        made = _new(_OPEN_OPERATION)
+        made.kind = kind
+        made.values = values
+        made.indices = indices
+        made.data = data
+        made.__class__ = cls
+        return made  # type: ignore[no-any-return]
+
+    def __getnewargs__(self) -> tuple[int]:
+        """What a copy begins with."""
+        return (self.kind,)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Operation):
@@ -146,6 +176,10 @@ class Operation:
             None if self.indices is None else self.indices.tobytes(),
             self.data,
         )
+
+
+_new: Any = object.__new__
+_OPEN_OPERATION = _open_twin(("kind", "values", "indices", "data"))
 
 
 def _floats(values: ArrayLike) -> NDArray[np.float32]:
@@ -213,6 +247,8 @@ def delete() -> Operation:
 
 def opaque(data: bytes) -> Operation:
     """Set the fact to these bytes: for facts that are not vectors."""
+    if type(data) is bytes:
+        return Operation(_OPAQUE, None, None, data)
     if not isinstance(data, bytes | bytearray | memoryview):
         from delta_prop_wire.errors import InvalidDelta
 
@@ -225,7 +261,7 @@ def metadata_only() -> Operation:
     return Operation(Kind.METADATA)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Delta:
     """One change to one vector (fact).
 
@@ -247,6 +283,47 @@ class Delta:
     metadata: Mapping[str, Any] | None = field(default=None, hash=False)
     topics: tuple[str, ...] = ()
     expect: Dot | None = None
+
+    def __new__(  # noqa: PLR0917 - the fields may be given by position
+        cls,
+        vector_id: str,
+        operation: Operation,
+        namespace: str = DEFAULT_NAMESPACE,
+        id: bytes | None = None,
+        dot: Dot | None = None,
+        parents: tuple[Dot | bytes, ...] = (),
+        clock: tuple[Dot, ...] = (),
+        timestamp: int = 0,
+        priority: Priority = Priority.NORMAL,
+        source: Source = Source.LOCAL,
+        metadata: Mapping[str, Any] | None = None,
+        topics: tuple[str, ...] = (),
+        expect: Dot | None = None,
+    ) -> Delta:
+        """The fields, in order."""
+        made = _new(_OPEN_DELTA)
+        made.vector_id = vector_id
+        made.operation = operation
+        made.namespace = namespace
+        made.id = id
+        made.dot = dot
+        made.parents = parents
+        made.clock = clock
+        made.timestamp = timestamp
+        made.priority = priority
+        made.source = source
+        made.metadata = metadata
+        made.topics = topics
+        made.expect = expect
+        made.__class__ = cls
+        return made  # type: ignore[no-any-return]
+
+    def __getnewargs__(self) -> tuple[str, Operation]:
+        """What a copy begins with."""
+        return self.vector_id, self.operation
+
+
+_OPEN_DELTA = _open_twin(tuple(one.name for one in fields(Delta)))
 
 
 def namespace_of(vector_id: str) -> str:

@@ -71,12 +71,13 @@ def validate_delta(delta: Delta) -> None:
 def is_simple(delta: Delta) -> bool:
     """Whether a delta is sound and says no more than bytes of a fact: the short way of `validate_delta`."""
     operation = delta.operation
+    data, key, namespace = operation.data, delta.vector_id, delta.namespace
     return (
-        operation.kind is Kind.OPAQUE
+        operation.kind is _OPAQUE
         and operation.values is None
         and operation.indices is None
-        and type(operation.data) is bytes
-        and len(operation.data) <= DELTA_BYTES_MAX
+        and type(data) is bytes
+        and len(data) <= DELTA_BYTES_MAX
         and delta.metadata is None
         and delta.id is None
         and delta.dot is None
@@ -86,10 +87,10 @@ def is_simple(delta: Delta) -> bool:
         and 0 <= delta.timestamp < 1 << 64
         and type(delta.priority) is Priority
         and type(delta.source) is Source
-        and isinstance(delta.vector_id, str)
-        and isinstance(delta.namespace, str)
-        and name_is_sound(delta.vector_id, VECTOR_ID_BYTES_MAX)
-        and name_is_sound(delta.namespace, NAMESPACE_BYTES_MAX)
+        and isinstance(key, str)
+        and isinstance(namespace, str)
+        and name_is_sound(key, VECTOR_ID_BYTES_MAX)
+        and name_is_sound(namespace, NAMESPACE_BYTES_MAX)
     )
 
 
@@ -197,6 +198,7 @@ def validate_batch_dimensions(batch: Batch, dimensions: Mapping[str, int]) -> di
     return fixed
 
 
+_OPAQUE = Kind.OPAQUE
 _WHOLE_VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
 _VECTOR_BITS = 1 << Kind.CREATE | 1 << Kind.DENSE
 _METADATA_BIT = 1 << Kind.METADATA
