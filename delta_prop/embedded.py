@@ -95,7 +95,7 @@ class Propagator(Publishing):
         if self._open:
             raise UsageError("this propagator is open already: make another one")
         self._world = self._given_world or real_world()
-        self._turn = Turn(self._world.clock.now)
+        self._turn = Turn(self._world.clock.now, self._world.soon)
         settings = self.settings
         if self._data is None:
             self._service_log = ServiceLog.in_memory(settings, self._world)

@@ -161,7 +161,8 @@ class World:
     `new_threads` gives each owner a worker of its own. Two kinds of thread live as long as their scope:
     `own_thread` one that runs nothing else, for many short calls that somebody waits for; `background_thread`
     one of low priority, where the system knows that, for long computations that others must not feel.
-    `open_disk` gives the disk below a directory. `network`: None where there is none.
+    `open_disk` gives the disk below a directory. `network`: None where there is none. `soon` has a call made
+    by the event loop behind all that it has to do already; None where only a task can do that.
     """
 
     clock: Clock
@@ -171,3 +172,4 @@ class World:
     background_thread: Callable[[], AbstractAsyncContextManager[Threads]]
     open_disk: Callable[[str], Disk]
     network: Network | None = None
+    soon: Callable[[Callable[[], None]], object] | None = None

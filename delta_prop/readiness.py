@@ -47,9 +47,8 @@ class Readiness:
 
     async def _by_the_loop(self, call: Callable[[], bool]) -> bool:
         """False where the loop makes no such calls."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:  # trio
+        loop = _loop()
+        if loop is None:
             return False
         over = loop.create_future()
 
@@ -87,6 +86,13 @@ class Readiness:
                 raise closed()
             if not call():
                 return
+
+
+def _loop() -> asyncio.AbstractEventLoop | None:
+    try:  # a loop alone does not say so: trio may be its guest
+        return None if asyncio.current_task() is None else asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def closed() -> ConnectionError:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop")
 
 CLOSE_S = 0.0005
-"""A turn that ends so soon after the last one's calls leaves its own to the task."""
+"""A turn that ends so soon after the last one's calls leaves its own."""
 LATER_MAX = 32
 """Calls that one turn holds; who finds no room wakes its own task, so that no turn becomes long."""
 
@@ -65,14 +65,19 @@ class Bell:
 class Turn:
     """Begun with `with`, and within itself too. Nobody awaits inside.
 
-    Where turns come close upon each other, one connection's behind another's, the task that does `run` makes
-    the calls, once for all: a commit and calls of the system after each would cost more than they bring.
+    Where turns come close upon each other, one connection's behind another's, the calls are made once for all
+    of them: a commit and calls of the system after each would cost more than they bring.
     """
 
-    __slots__ = ("_bell", "_depth", "_later", "_not_before", "_now", "_runs")
+    __slots__ = ("_bell", "_depth", "_later", "_left", "_not_before", "_now", "_runs", "_soon")
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(
+        self, now: Callable[[], float], soon: Callable[[Callable[[], None]], object] | None = None
+    ) -> None:
+        """`soon`: has a call made behind all that the event loop has to do already; None: `run` does it."""
         self._now = now
+        self._soon = soon
+        self._left = False  # to `soon`, which has not made the calls yet
         self._depth = 0
         self._later: deque[Callable[[], None]] = deque()
         self._not_before = -math.inf
@@ -87,22 +92,33 @@ class Turn:
     ) -> None:
         if self._depth == 1 and self._later:
             if self._runs and self._now() < self._not_before:
-                self._bell.ring()
+                self._leave()
             else:
                 self._make_calls()
         self._depth -= 1
 
     async def run(self) -> None:
-        """Make the calls that a turn has left, behind all that the event loop has to do already."""
+        """Make the calls that turns have left, until cancelled; then each makes its own."""
         self._runs = True
         try:
             while True:
                 await self._bell.wait()
-                self._depth += 1
-                self._make_calls()
-                self._depth -= 1
+                self._make_left()
         finally:
             self._runs = False
+
+    def _leave(self) -> None:
+        if self._soon is None:
+            self._bell.ring()
+        elif not self._left:
+            self._left = True
+            self._soon(self._make_left)
+
+    def _make_left(self) -> None:
+        self._left = False
+        self._depth += 1
+        self._make_calls()
+        self._depth -= 1
 
     def _make_calls(self) -> None:
         while self._later:

@@ -174,6 +174,7 @@ def real_world() -> World:
         background_thread=background_thread,
         open_disk=LocalDisk,
         network=SocketNetwork(),
+        soon=_soon(),
     )
 
 
@@ -185,6 +186,13 @@ def _waker() -> Callable[[Callable[[], object]], object]:
         import trio
 
         return trio.lowlevel.current_trio_token().run_sync_soon
+
+
+def _soon() -> Callable[[Callable[[], None]], object] | None:
+    try:
+        return asyncio.get_running_loop().call_soon
+    except RuntimeError:
+        return None
 
 
 def _loop_time() -> Callable[[], float]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import anyio
 import pytest
 
 from delta_prop.testing import run_virtual
 from delta_prop.turns import CLOSE_S, LATER_MAX, Bell, Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_calls_wait_for_the_end_of_the_outermost_turn() -> None:
@@ -142,3 +147,32 @@ def test_who_finds_a_bell_rung_lets_others_have_their_turn() -> None:
         return made
 
     assert run_virtual(main) == ["other", "heard"]
+
+
+def test_where_the_loop_can_call_back_no_task_makes_the_calls() -> None:
+    async def main() -> None:
+        waiting: list[Callable[[], None]] = []
+        turn, made = Turn(lambda: 0.0, waiting.append), list[str]()
+
+        def end(name: str) -> None:
+            with turn:
+                turn.later(lambda: made.append(name))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(turn.run)
+            await anyio.sleep(1)
+            for name in "abc":
+                end(name)
+            await anyio.sleep(1)
+            assert (made, len(waiting)) == (["a"], 1), "once for all that were left"
+            with turn:
+                turn.later(lambda: made.append("d"))
+                waiting.pop()()  # whoever is called back is in a turn of its own
+                assert made == ["a", "b", "c", "d"]
+            end("e")
+            tasks.cancel_scope.cancel()
+        waiting.pop()()
+        end("f")
+        assert made == ["a", "b", "c", "d", "e", "f"]
+
+    run_virtual(main)

@@ -70,6 +70,8 @@ TEXT_BYTES_MAX = 4096
 NAME_BYTES_MAX = 255
 WAIT_MS_MAX = 60_000
 
+_NOTHING_SAID = pack_map({})
+
 ControlFrame = Ack | Nack | Backpressure | Heartbeat | Subscribe | Unsubscribe
 
 _u64 = uint()
@@ -110,8 +112,8 @@ def unpack_control(kind: FrameType, sequence: int, payload: Buffer) -> ControlFr
 
 
 def _packed(fields: dict[str, Any]) -> bytes:
-    said = _said(fields)
-    return pack_map(said) if said else b""
+    packed = pack_map(fields)
+    return b"" if packed == _NOTHING_SAID else packed
 
 
 def _said(fields: dict[str, Any]) -> dict[str, Any]:
@@ -123,7 +125,7 @@ def _said(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _ack_fields(ack: Ack) -> dict[str, Any]:
     return {
-        "ranges": list(ack.ranges) or None,
+        "ranges": ack.ranges or None,
         "dealt_with": ack.dealt_with,
         "cursor": ack.cursor,
         "credit": ack.credit,
