@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from delta_prop.chain_state import ChainState, SavedOrigins
+    from delta_prop.ingest.merged import Merged
     from delta_prop.ingest.origins import Origins, OriginState
     from delta_prop.ingest.seen_ids import SeenIds
     from delta_prop.ingest.vectors import Vectors
@@ -130,7 +131,7 @@ class Appender:
         return min(level, self.log.level)
 
     def draft(
-        self, draft: Draft | MatrixDraft, origin: int, now: float
+        self, draft: Draft | MatrixDraft | Merged, origin: int, now: float
     ) -> tuple[LoggedBatch | None, Published]:
         """Give a draft its dots and its place; None where all its rows were accepted before.
 
@@ -365,7 +366,7 @@ class Appender:
 
     # --- clocks
 
-    def _changed_clock(self, draft: Draft | MatrixDraft, origin: int) -> list[Dot]:
+    def _changed_clock(self, draft: Draft | MatrixDraft | Merged, origin: int) -> list[Dot]:
         """The heads that the draft builds on and that its origin has not said before."""
         if self.vectors.writers == 0 or (self.vectors.writers == 1 and self._watermarks.get(origin, 0)):
             return []

@@ -118,14 +118,14 @@ def _checked_rows(
     if not finite(rows.reshape(-1)):
         row = int(np.flatnonzero(~np.isfinite(rows).all(axis=1))[0])
         validate_delta(Delta(ids[row], create(rows[row]), namespace))
-    if not _are_simple(ids):
+    if not are_simple_names(ids):
         for vector_id in ids:
             check_name("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
     return rows
 
 
-def _are_simple(ids: Sequence[str]) -> bool:
-    """Whether all are printable ASCII and short, told without a look at each."""
+def are_simple_names(ids: Sequence[str]) -> bool:
+    """Whether all are vector ids of printable ASCII, told without a look at each."""
     try:
         text = "".join(ids)
     except TypeError:

@@ -19,6 +19,7 @@ from delta_prop.attachments import Attachments, OnLogFull, Place, Terms
 from delta_prop.backpressure.controller import INTERVAL_S
 from delta_prop.checks import parse_topics
 from delta_prop.config import Settings
+from delta_prop.gathering import Gathering
 from delta_prop.ingest.lanes import Lanes
 from delta_prop.ingest.origins import Origins
 from delta_prop.ingest.seen_ids import SeenIds
@@ -130,6 +131,9 @@ class Propagator(Publishing):
             self._chain = self._make_chain(own_producer_id)
             await self._service_log.restore(self._chain, self._world)
             operating = await self._operating()
+            self._gathering = Gathering(
+                self._chain, gate=self._sinks.pacing, turn=self._turn, now=self._world.clock.now
+            )
         except BaseException:
             try:
                 await self._exit.aclose()
@@ -140,6 +144,7 @@ class Propagator(Publishing):
         self._open = True
         self._tasks.start_soon(self._tick)
         self._tasks.start_soon(self._turn.run)
+        self._tasks.start_soon(self._gathering.run)
         self._tasks.start_soon(self._pace)
         self._tasks.start_soon(self._service_log.run, self._world)
         self._tasks.start_soon(self._service_log.write_checkpoints)
@@ -177,6 +182,7 @@ class Propagator(Publishing):
 
     async def _finish(self) -> list[Exception]:
         """Bring what is on its way to where it is kept, and end the sinks; what failed in that."""
+        self._gathering.send()
         self._chain.close(self._now())
         with anyio.CancelScope(shield=True):
             await self._service_log.drain(self.settings.close_timeout_s)

@@ -15,6 +15,7 @@ from delta_prop.entries import entry_of, fault_of, make_void, named_in, pass_on
 from delta_prop.forwarded import check_numbers, covered, cut_at
 from delta_prop.gate import OpenGate
 from delta_prop.ingest.lanes import Item, Lanes
+from delta_prop.ingest.merged import Merged
 from delta_prop.ingest.origins import OWN, Grant, Origins
 from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
 from delta_prop.order.orderer import Entry, Orderer, Refusal, Verdict
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import AckLevel
     from delta_prop_wire.frames import OriginClaim
 
-Work: TypeAlias = Sequenced | Draft | MatrixDraft
+Work: TypeAlias = Sequenced | Draft | MatrixDraft | Merged
 
 
 class Chain:
@@ -424,7 +425,7 @@ class Chain:
         self.appender.counters.duplicates += batch.count
         return {row: state.first_offset(batch.counter(row)) for row in range(batch.count)}
 
-    def _run_draft(self, draft: Draft | MatrixDraft) -> None:
+    def _run_draft(self, draft: Draft | MatrixDraft | Merged) -> None:
         """A draft has no order of its own; it waits for its parents and behind drafts on its vectors."""
         refused = next((one for one in draft.after if one.done and one.state is not State.ACKNOWLEDGED), None)
         if refused is not None:
@@ -545,7 +546,7 @@ class Chain:
         self.settling.placed(logged)
         self._tell(work, self._level(work), outcome, logged.next_offset)
 
-    def _append_draft(self, draft: Draft | MatrixDraft, entry: Entry | None) -> None:
+    def _append_draft(self, draft: Draft | MatrixDraft | Merged, entry: Entry | None) -> None:
         origin = self._own_origins[draft.priority]
         if draft.after and isinstance(draft, Draft):
             draft.name_receipts()

@@ -19,6 +19,7 @@ from delta_prop.checks import (
     is_transform,
     with_parents,
 )
+from delta_prop.ingest.merged import may_be_merged
 from delta_prop.ingest.work import Draft, MatrixDraft
 from delta_prop.line import Line, waits
 from delta_prop.producer import Producer
@@ -35,8 +36,11 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from delta_prop.config import Settings
+    from delta_prop.gathering import Gathering
+    from delta_prop.ingest.merged import Call
     from delta_prop.pipeline import Chain
     from delta_prop.ports import World
+    from delta_prop.turns import Turn
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.memory import MemoryLog
     from delta_prop_sinks.sink import Sink
@@ -56,6 +60,8 @@ class Publishing:
     _world: World
     _log: MemoryLog | DurableLog
     _chain: Chain
+    _turn: Turn
+    _gathering: Gathering
 
     def __init__(self) -> None:
         self._transforms = Transforms()
@@ -106,7 +112,10 @@ class Publishing:
         if any(map(is_transform, deltas)):
             return await self._publish_transform(deltas, after, ack_level, timeout_s)
         priority = deltas[0].priority if deltas else Priority.NORMAL
-        return await self._put(lambda: self._draft(deltas, after, ack_level), priority, timeout_s)
+        call: Call | None = None
+        if len(deltas) == 1 and not after and may_be_merged(deltas[0]):
+            call = Draft(deltas, Receipt(), priority, self._level(ack_level))
+        return await self._put(lambda: self._draft(deltas, after, ack_level), priority, timeout_s, call)
 
     async def publish_many(
         self,
@@ -150,7 +159,7 @@ class Publishing:
                 ack_level=level,
             )
 
-        return await self._put(make, priority, timeout_s)
+        return await self._put(make, priority, timeout_s, make())
 
     def producer(
         self, name: str, *, ack_level: AckLevel | None = None, source: Source = Source.LOCAL
@@ -199,13 +208,26 @@ class Publishing:
 
     def _send(self, draft: Draft | MatrixDraft) -> Receipt:
         self._check_open()
+        self._gathering.send()
         return self._chain.offer(draft, self._now())
 
     async def _put(
-        self, make: Callable[[], Draft | MatrixDraft], priority: Priority, timeout_s: float | None
+        self,
+        make: Callable[[], Draft | MatrixDraft],
+        priority: Priority,
+        timeout_s: float | None,
+        call: Call | None = None,
     ) -> Published:
-        """Offer; while there is no room, or the log has failed, wait in line and offer again."""
+        """Offer; while there is no room, or the log has failed, wait in line and offer again.
+
+        `call`: the first offer, where it may be gathered with others.
+        """
         receipt = _NO_RECEIPT
+        if call is not None and not self._line.waited_for(priority) and self._gathering.wants(self._now()):
+            receipt = call.receipt
+            await receipt.wait_for(self._gathering.add(call))
+            if receipt.state is State.ACKNOWLEDGED:
+                return receipt.result()
 
         def send() -> Receipt:
             nonlocal receipt
@@ -217,8 +239,11 @@ class Publishing:
                 raise self._chain.stopped
             return receipt
 
-        if not self._line.waited_for(priority):
-            send()
+        if receipt is _NO_RECEIPT and not self._line.waited_for(priority):
+            with self._turn:
+                send()
+                self._turn.press()
+            self._gathering.note_called(self._now())
             if receipt.state is State.ACKNOWLEDGED or (receipt.done and not _may_pass(receipt)):
                 await self._give_way()
                 return receipt.result()

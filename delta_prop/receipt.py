@@ -72,17 +72,22 @@ class Receipt:
         if not self.done:
             if self._event is None:
                 self._event = anyio.Event()
-            try:
-                await self._event.wait()
-            except anyio.get_cancelled_exc_class():
-                if self.state is State.PLACED:  # it can no longer be taken back; a moment tells how it ends
-                    with anyio.CancelScope(shield=True), anyio.move_on_after(_KEEP_S_MAX):
-                        await self._event.wait()
-                # Acknowledged in the very tick of the cancellation: it has happened, so that is said. A
-                # cancelled scope asks again at the next await; a task cancelled past anyio would not.
-                if self.withdraw() or not (self.done and anyio.current_effective_deadline() == -math.inf):
-                    raise
+            await self.wait_for(self._event)
         return self.result()
+
+    async def wait_for(self, event: anyio.Event) -> None:
+        """Wait for an event that comes with the outcome, or before it. Cancelled: see the class."""
+        try:
+            await event.wait()
+        except anyio.get_cancelled_exc_class():
+            if self.state is State.PLACED:  # it can no longer be taken back; a moment tells how it ends
+                self._event = self._event or anyio.Event()
+                with anyio.CancelScope(shield=True), anyio.move_on_after(_KEEP_S_MAX):
+                    await self._event.wait()
+            # Acknowledged in the very tick of the cancellation: it has happened, so that is said. A
+            # cancelled scope asks again at the next await; a task cancelled past anyio would not.
+            if self.withdraw() or not (self.done and anyio.current_effective_deadline() == -math.inf):
+                raise
 
     def __await__(self) -> Generator[object, None, Published]:
         return self.wait().__await__()

@@ -69,7 +69,7 @@ class Turn:
     of them: a commit and calls of the system after each would cost more than they bring.
     """
 
-    __slots__ = ("_bell", "_depth", "_later", "_left", "_not_before", "_now", "_runs", "_soon")
+    __slots__ = ("_bell", "_depth", "_later", "_left", "_not_before", "_now", "_pressed", "_runs", "_soon")
 
     def __init__(
         self, now: Callable[[], float], soon: Callable[[Callable[[], None]], object] | None = None
@@ -82,7 +82,7 @@ class Turn:
         self._later: deque[Callable[[], None]] = deque()
         self._not_before = -math.inf
         self._bell = Bell()
-        self._runs = False
+        self._runs = self._pressed = False
 
     def __enter__(self) -> None:
         self._depth += 1
@@ -91,7 +91,7 @@ class Turn:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._depth == 1 and self._later:
-            if self._runs and self._now() < self._not_before:
+            if self._runs and not self._pressed and self._now() < self._not_before:
                 self._leave()
             else:
                 self._make_calls()
@@ -120,7 +120,12 @@ class Turn:
         self._make_calls()
         self._depth -= 1
 
+    def press(self) -> None:
+        """Somebody waits for what this turn leads to: it is done at its end, however close turns come."""
+        self._pressed = bool(self._later)
+
     def _make_calls(self) -> None:
+        self._pressed = False
         while self._later:
             try:
                 self._later.popleft()()

@@ -158,16 +158,54 @@ def encode_vectors(
 
     With `indices` (of the same shape, uint32) what elements of vectors become, of kind SPARSE or SPARSE_ADD.
     """
+    return encode_columns(
+        keys,
+        np.ascontiguousarray(matrix, "<f4").tobytes(),
+        None if indices is None else np.ascontiguousarray(indices, "<u4").tobytes(),
+        width=matrix.shape[1],
+        namespace=namespace,
+        kind=kind,
+        origin=origin,
+        base=base,
+        epoch=epoch,
+        clock=clock,
+        ids=ids,
+        ack_level=ack_level,
+        priority=priority,
+        hybrid_time=hybrid_time,
+    )
+
+
+def encode_columns(
+    keys: Sequence[str],
+    values: bytes,
+    indices: bytes | None,
+    *,
+    width: int,
+    namespace: str,
+    kind: Kind,
+    origin: int,
+    base: int,
+    epoch: int = 1,
+    clock: Sequence[Dot] = (),
+    ids: Sequence[bytes] | None = None,
+    ack_level: AckLevel = AckLevel.MEMORY,
+    priority: Priority = Priority.NORMAL,
+    hybrid_time: int = 0,
+) -> Batch:
+    """Encode rows of `width` numbers each, end to end as little-endian float32, with their indices as uint32
+    where they are parts of vectors.
+    """
     columns: dict[Column, bytes] = {}
     _add_clock(columns, clock)
     _add_texts(columns, keys)
     columns[Column.NAMESPACES] = name_table([namespace])
     if ids is not None:
         columns[Column.IDS] = b"".join(ids)
-    if matrix.shape[1]:
-        columns[Column.VALUES] = np.ascontiguousarray(matrix, "<f4").tobytes()
+    if width:
+        columns[Column.VALUES] = values
         if indices is not None:
-            columns[Column.INDICES] = np.ascontiguousarray(indices, "<u4").tobytes()
+            columns[Column.INDICES] = indices
     batch = assemble(
         columns,
         attributes=ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT,
@@ -177,7 +215,7 @@ def encode_vectors(
         base=base,
         hybrid_time=hybrid_time,
         kinds_mask=1 << kind,
-        dimension=matrix.shape[1] if indices is None else 0,
+        dimension=width if indices is None else 0,
     )
     if set(map(type, keys)) == _TEXT:
         batch.keys = list(keys)  # else they would be decoded; and names that come often are kept once

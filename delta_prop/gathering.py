@@ -1,0 +1,122 @@
+"""Calls that come close upon each other go down the chain as one draft, once in a turn of the event loop.
+
+A draft costs the chain some ten µs whatever is in it, so that many callers with a delta each would mostly
+pay for that. Who calls alone is not kept waiting. Each call keeps its receipt and its fate: where the whole
+finds no room, or is refused, each goes by itself, as if it had come alone.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.checks import check_deltas
+from delta_prop.ingest.merged import Merged, groups
+from delta_prop.ingest.work import Draft
+from delta_prop.receipt import State
+from delta_prop.turns import Bell
+from delta_prop_wire.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop.gate import Gate
+    from delta_prop.ingest.merged import Call
+    from delta_prop.pipeline import Chain
+    from delta_prop.turns import Turn
+
+CLOSE_S = 0.0001
+"""A call that comes so soon behind the end of another is gathered."""
+ALONE_S = 0.002
+"""Where nobody else called in a turn, calls go at once for so long."""
+
+
+class Gathering:
+    """What callers have published in this turn. `run` sends it, at the next one."""
+
+    def __init__(self, chain: Chain, *, gate: Gate, turn: Turn, now: Callable[[], float]) -> None:
+        self._chain = chain
+        self._gate = gate
+        self._turn = turn
+        self._now = now
+        self._calls: dict[Call, None] = {}
+        self._sent = anyio.Event()
+        self._bell = Bell()
+        self._called_at = self._alone_until = -math.inf
+
+    def wants(self, now: float) -> bool:
+        """Whether a call is to be gathered: others wait, or have called just now. Else it goes at once."""
+        if self._calls:
+            return True
+        return now - self._called_at < CLOSE_S and now >= self._alone_until
+
+    def note_called(self, now: float) -> None:
+        """A call has gone at once."""
+        self._called_at = now
+
+    def add(self, call: Call) -> anyio.Event:
+        """Gather a call; when the event is set it has been sent."""
+        if not self._calls:
+            self._sent = anyio.Event()
+            self._bell.ring()
+        self._calls[call] = None
+        call.receipt.waits(State.QUEUED, partial(self._withdraw, call))
+        return self._sent
+
+    async def run(self) -> None:
+        """Send, turn after turn, until cancelled."""
+        while True:
+            await self._bell.wait()
+            self.send()
+
+    def send(self) -> None:
+        """Send what was gathered, in order. Who comes after it calls this first."""
+        calls = list(self._calls)
+        if not calls:
+            return
+        self._calls = {}
+        now = self._now()
+        if len(calls) == 1:
+            self._alone_until = now + ALONE_S
+        with self._turn:
+            for group in groups(calls):
+                if len(group) == 1 or not self._send_together(group, now):
+                    for call in group:
+                        self._send_alone(call, now)
+            self._turn.press()
+        self._sent.set()
+
+    def _send_together(self, group: list[Call], now: float) -> bool:
+        """False, and nothing has happened, where each has to be sent by itself."""
+        chain, draft = self._chain, Merged(group)
+        free = (
+            chain.stopped is None
+            and chain.lanes.depth == 0
+            and chain.log.accepting
+            and chain.orderer.next_deadline() is None  # nothing is pending, so it need not wait behind that
+            and self._gate.admits(draft.count, draft.size, now)
+            and draft.is_sound()
+        )
+        if not free:
+            return False
+        chain.offer(draft, now)
+        if draft.receipt.state is State.REFUSED:
+            chain.refused -= 1  # of which nobody is told
+            return False
+        return True
+
+    def _send_alone(self, call: Call, now: float) -> None:
+        if isinstance(call, Draft):
+            try:
+                check_deltas(call.deltas)
+            except Refused as refusal:
+                call.receipt.refuse(refusal)
+                return
+        self._chain.offer(call, now)
+
+    def _withdraw(self, call: Call) -> bool:
+        """It was not sent yet: it never happened."""
+        return self._calls.pop(call, self) is None

@@ -1,0 +1,227 @@
+"""Several callers' calls as one draft: their rows lie side by side, each caller is told of its own.
+
+Values only. What has to be looked at row by row stays with its caller, who sends it alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+import numpy as np
+
+from delta_prop.checks import are_simple_names
+from delta_prop.ingest.work import DELTA_OVERHEAD_BYTES, Draft, MatrixDraft
+from delta_prop.published import Published, State
+from delta_prop.receipt import Receipt
+from delta_prop_wire.batch import SPARSE_KINDS
+from delta_prop_wire.bounds import NUMBERS_MAX, NUMBERS_MIN, below, finite, name_is_sound
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Priority, Source
+from delta_prop_wire.encode import encode_columns
+from delta_prop_wire.spec import DELTA_BYTES_MAX, DIMENSION_MAX, NAMESPACE_BYTES_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.errors import Refused
+
+Call: TypeAlias = Draft | MatrixDraft
+
+ROWS_MAX = 1_000
+"""More rows in one draft gain nothing, and those in front would wait for those behind."""
+BYTES_MAX = 1 << 20
+
+_KINDS = frozenset({Kind.CREATE, Kind.DENSE, *SPARSE_KINDS})
+_F32, _U32 = np.dtype(np.float32), np.dtype(np.uint32)
+
+
+def may_be_merged(delta: Delta) -> bool:
+    """Whether a delta says no more than numbers of one vector; its bounds are looked at later."""
+    operation = delta.operation
+    values, indices = operation.values, operation.indices
+    return (
+        operation.kind in _KINDS
+        and type(values) is np.ndarray
+        and _is_row(values, _F32)
+        and (
+            indices is None
+            if operation.kind not in SPARSE_KINDS
+            else type(indices) is np.ndarray and _is_row(indices, _U32) and len(indices) == len(values)
+        )
+        and delta.metadata is None
+        and delta.id is None
+        and delta.dot is None
+        and delta.expect is None
+        and delta.parents == ()
+        and delta.clock == ()
+        and delta.topics == ()
+        and delta.timestamp == 0
+        and delta.source is Source.LOCAL
+        and type(delta.priority) is Priority
+        and not operation.data
+    )
+
+
+def _is_row(numbers: NDArray[np.generic], kind: np.dtype[np.generic]) -> bool:
+    return numbers.dtype == kind and numbers.ndim == 1 and numbers.flags.c_contiguous
+
+
+class Merged:
+    """A draft of many calls, of one kind, namespace, width, lane and level."""
+
+    ids: ClassVar[None] = None
+    after: ClassVar[tuple[Receipt, ...]] = ()
+    forwards: ClassVar[bool] = False
+    source: ClassVar[Source] = Source.LOCAL
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        first = calls[0]
+        self.kind, self.namespace, self.width, self.priority, self.ack_level = likeness(first)
+        self.receipt = _Receipts(calls)
+        self.keys: list[str] = []
+        self._checked = True
+        values: list[NDArray[np.float32]] = []
+        indices: list[NDArray[np.uint32]] = []
+        for call in calls:
+            if isinstance(call, MatrixDraft):
+                self.keys += call.keys
+                values.append(call.matrix)
+                if call.indices is not None:
+                    indices.append(call.indices)
+            else:
+                delta = call.deltas[0]
+                operation = delta.operation
+                self._checked = False
+                self.keys.append(delta.vector_id)
+                assert operation.values is not None
+                values.append(operation.values)
+                if operation.indices is not None:
+                    indices.append(operation.indices)
+        self._values = b"".join(values)  # type: ignore[arg-type]  # arrays are buffers
+        self._indices = b"".join(indices) if indices else None  # type: ignore[arg-type]
+
+    @property
+    def count(self) -> int:
+        """Rows."""
+        return len(self.keys)
+
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        return len(self._values) + len(self._indices or b"") + DELTA_OVERHEAD_BYTES * len(self.keys)
+
+    @property
+    def parents(self) -> set[Dot | bytes]:
+        """None are named."""
+        return set()
+
+    def vectors(self) -> list[tuple[str, str]]:
+        """(namespace, vector id) of each row."""
+        return [(self.namespace, key) for key in self.keys]
+
+    def is_sound(self) -> bool:
+        """Whether all rows are within the bounds, as `check_deltas` says it of each."""
+        if self._checked:
+            return True
+        return (
+            are_simple_names(self.keys)
+            and name_is_sound(self.namespace, NAMESPACE_BYTES_MAX)
+            and NUMBERS_MIN[self.kind] <= self.width <= NUMBERS_MAX[self.kind]
+            and 8 * self.width <= DELTA_BYTES_MAX
+            and finite(np.frombuffer(self._values, np.float32))
+            and (self._indices is None or below(np.frombuffer(self._indices, np.uint32), DIMENSION_MAX))
+        )
+
+    def encode(
+        self, rows: Sequence[int] | None, *, origin: int, base: int, clock: Sequence[Dot], hybrid_time: int
+    ) -> Batch:
+        """The batch of all rows under the dots from (origin, base) on; none of them can be a repeat."""
+        assert rows is None
+        return encode_columns(
+            self.keys,
+            self._values,
+            self._indices,
+            width=self.width,
+            namespace=self.namespace,
+            kind=self.kind,
+            origin=origin,
+            base=base,
+            clock=clock,
+            ack_level=self.ack_level,
+            priority=self.priority,
+            hybrid_time=hybrid_time,
+        )
+
+
+class _Receipts(Receipt):
+    """What becomes of the whole becomes of each call."""
+
+    __slots__ = ("_calls", "_refused_alone")
+
+    def __init__(self, calls: Sequence[Call]) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def placed(self, place: Published | None = None) -> None:
+        super().placed(place)
+        if place is not None:
+            for call, own in zip(self._calls, shares(place, self._calls), strict=True):
+                call.receipt.placed(own)
+
+    def acknowledge(self, published: Published) -> None:
+        super().acknowledge(published)
+        for call, own in zip(self._calls, shares(published, self._calls), strict=True):
+            if not call.receipt.done:
+                call.receipt.acknowledge(own)
+
+    def refuse(self, refusal: Refused) -> None:
+        """Before it has its place the callers are told nothing: each is sent alone."""
+        had_place = self.state is State.PLACED
+        super().refuse(refusal)
+        for call in self._calls if had_place else ():
+            if not call.receipt.done:
+                call.receipt.refuse(refusal)
+
+
+def shares(whole: Published, calls: Iterable[Call]) -> Iterator[Published]:
+    """Each call's part of an acknowledgement."""
+    offset, dot, level = whole.offset, whole.dot, whole.level
+    assert offset is not None
+    assert dot is not None
+    origin, counter = dot
+    for call in calls:
+        count = call.count
+        yield Published(offset, Dot(origin, counter), count, level)
+        offset += count
+        counter += count
+
+
+def likeness(call: Call) -> tuple[Kind, str, int, Priority, AckLevel]:
+    """What calls have in common that may be one draft."""
+    if isinstance(call, MatrixDraft):
+        return call.kind, call.namespace, call.matrix.shape[1], call.priority, call.ack_level
+    delta = call.deltas[0]
+    values = delta.operation.values
+    assert values is not None
+    return Kind(delta.operation.kind), delta.namespace, len(values), call.priority, call.ack_level
+
+
+def groups(calls: Iterable[Call]) -> Iterator[list[Call]]:
+    """The calls in order, neighbours that are alike put together as far as the bounds go."""
+    group: list[Call] = []
+    like: object = None
+    rows = size = 0
+    for call in calls:
+        own, count = likeness(call), call.count
+        bytes_ = count * (8 * own[2] + DELTA_OVERHEAD_BYTES)
+        if group and (own != like or rows + count > ROWS_MAX or size + bytes_ > BYTES_MAX):
+            yield group
+            group, rows, size = [], 0, 0
+        like = own
+        group.append(call)
+        rows += count
+        size += bytes_
+    if group:
+        yield group
