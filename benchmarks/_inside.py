@@ -81,6 +81,14 @@ class Noting:
         await super().apply(deliveries)  # type: ignore[misc]
         self.note(deliveries)
 
+    def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
+        """Likewise, where the sink applies without waiting."""
+        at_once = getattr(super(), "apply_now", None)
+        if at_once is None or not at_once(deliveries):
+            return False
+        self.note(deliveries)
+        return True
+
     def note(self, deliveries: Sequence[Delivery]) -> None:
         """Applied, just now."""
         self.offsets.append(deliveries[-1].next_offset)

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from delta_prop.chain_state import ChainState, SavedOrigins
-    from delta_prop.ingest.merged import Merged
     from delta_prop.ingest.origins import Origins, OriginState
     from delta_prop.ingest.seen_ids import SeenIds
     from delta_prop.ingest.vectors import Vectors
     from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
+    from delta_prop.merged import Merged
     from delta_prop_broker.log.contract import Log
     from delta_prop_broker.log.snapshot import OriginMark
     from delta_prop_wire.batch import Batch, LoggedBatch

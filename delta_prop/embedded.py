@@ -132,7 +132,11 @@ class Propagator(Publishing):
             await self._service_log.restore(self._chain, self._world)
             operating = await self._operating()
             self._gathering = Gathering(
-                self._chain, gate=self._sinks.pacing, turn=self._turn, now=self._world.clock.now
+                self._chain,
+                gate=self._sinks.pacing,
+                turn=self._turn,
+                now=self._world.clock.now,
+                soon=self._world.soon,
             )
         except BaseException:
             try:

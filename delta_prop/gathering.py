@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.checks import check_deltas
-from delta_prop.ingest.merged import Merged, groups
 from delta_prop.ingest.work import Draft
+from delta_prop.merged import Merged, groups
 from delta_prop.receipt import State
 from delta_prop.turns import Bell
 from delta_prop_wire.errors import Refused
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delta_prop.gate import Gate
-    from delta_prop.ingest.merged import Call
+    from delta_prop.merged import Call
     from delta_prop.pipeline import Chain
     from delta_prop.turns import Turn
 
@@ -37,11 +37,21 @@ ALONE_S = 0.002
 class Gathering:
     """What callers have published in this turn. `run` sends it, at the next one."""
 
-    def __init__(self, chain: Chain, *, gate: Gate, turn: Turn, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        chain: Chain,
+        *,
+        gate: Gate,
+        turn: Turn,
+        now: Callable[[], float],
+        soon: Callable[[Callable[[], None]], object] | None = None,
+    ) -> None:
+        """`soon`: has a call made behind all that the event loop has to do already; None: `run` does it."""
         self._chain = chain
         self._gate = gate
         self._turn = turn
         self._now = now
+        self._soon = soon
         self._calls: dict[Call, None] = {}
         self._sent = anyio.Event()
         self._bell = Bell()
@@ -61,7 +71,10 @@ class Gathering:
         """Gather a call; when the event is set it has been sent."""
         if not self._calls:
             self._sent = anyio.Event()
-            self._bell.ring()
+            if self._soon is None:
+                self._bell.ring()
+            else:
+                self._soon(self.send)
         self._calls[call] = None
         call.receipt.waits(State.QUEUED, partial(self._withdraw, call))
         return self._sent
@@ -71,6 +84,13 @@ class Gathering:
         while True:
             await self._bell.wait()
             self.send()
+
+    def send_now(self, call: Call, now: float) -> None:
+        """Send a call that need not wait for others."""
+        with self._turn:
+            if not self._send_together([call], now):
+                self._send_alone(call, now)
+            self._turn.press()
 
     def send(self) -> None:
         """Send what was gathered, in order. Who comes after it calls this first."""
@@ -83,7 +103,7 @@ class Gathering:
             self._alone_until = now + ALONE_S
         with self._turn:
             for group in groups(calls):
-                if len(group) == 1 or not self._send_together(group, now):
+                if not self._send_together(group, now):
                     for call in group:
                         self._send_alone(call, now)
             self._turn.press()
@@ -103,7 +123,7 @@ class Gathering:
         if not free:
             return False
         chain.offer(draft, now)
-        if draft.receipt.state is State.REFUSED:
+        if draft.receipt.state is State.REFUSED and len(group) > 1:
             chain.refused -= 1  # of which nobody is told
             return False
         return True

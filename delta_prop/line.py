@@ -38,32 +38,40 @@ class Line:
     """First come, first served within a priority. Who is cancelled leaves, and nothing happened."""
 
     def __init__(self) -> None:
+        self._inside = 0
         self._turns = tuple(anyio.Lock() for _ in Priority)
         self._bell = anyio.Event()
 
     def waited_for(self, priority: Priority) -> bool:
         """Whether somebody as urgent is in line: who comes now stands behind."""
-        return any(turn.locked() for turn in self._turns[: priority + 1])
+        return self._inside > 0 and any(turn.locked() for turn in self._turns[: priority + 1])
 
     async def until_room(self, send: Callable[[], Receipt], priority: Priority) -> Receipt:
         """Wait for one's turn, then send until the answer is not that there is no room."""
-        async with self._turns[priority]:
-            yielded = 0
-            while True:
-                wait_s = 0.01
-                if yielded < YIELDS_MAX and priority and self.waited_for(Priority(priority - 1)):
-                    yielded += 1
-                else:
-                    yielded = 0
-                    receipt = send()
-                    refusal = receipt.refusal()
-                    if refusal is None or not waits(refusal):
-                        return receipt
-                    wait_s = (refusal.retry_after_ms or 10) / 1000
-                if self._bell.is_set():
-                    self._bell = anyio.Event()
-                with anyio.move_on_after(wait_s):
-                    await self._bell.wait()
+        self._inside += 1
+        try:
+            async with self._turns[priority]:
+                return await self._until_room(send, priority)
+        finally:
+            self._inside -= 1
+
+    async def _until_room(self, send: Callable[[], Receipt], priority: Priority) -> Receipt:
+        yielded = 0
+        while True:
+            wait_s = 0.01
+            if yielded < YIELDS_MAX and priority and self.waited_for(Priority(priority - 1)):
+                yielded += 1
+            else:
+                yielded = 0
+                receipt = send()
+                refusal = receipt.refusal()
+                if refusal is None or not waits(refusal):
+                    return receipt
+                wait_s = (refusal.retry_after_ms or 10) / 1000
+            if self._bell.is_set():
+                self._bell = anyio.Event()
+            with anyio.move_on_after(wait_s):
+                await self._bell.wait()
 
     def ring(self) -> None:
         """Something moved on: whoever is first may try again."""

@@ -15,9 +15,9 @@ from delta_prop.entries import entry_of, fault_of, make_void, named_in, pass_on
 from delta_prop.forwarded import check_numbers, covered, cut_at
 from delta_prop.gate import OpenGate
 from delta_prop.ingest.lanes import Item, Lanes
-from delta_prop.ingest.merged import Merged
 from delta_prop.ingest.origins import OWN, Grant, Origins
 from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
+from delta_prop.merged import Merged
 from delta_prop.order.orderer import Entry, Orderer, Refusal, Verdict
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.refusals import (

@@ -19,9 +19,9 @@ from delta_prop.checks import (
     is_transform,
     with_parents,
 )
-from delta_prop.ingest.merged import may_be_merged
 from delta_prop.ingest.work import Draft, MatrixDraft
 from delta_prop.line import Line, waits
+from delta_prop.merged import may_be_merged
 from delta_prop.producer import Producer
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.transforms import Transforms
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from delta_prop.config import Settings
     from delta_prop.gathering import Gathering
-    from delta_prop.ingest.merged import Call
+    from delta_prop.merged import Call
     from delta_prop.pipeline import Chain
     from delta_prop.ports import World
     from delta_prop.turns import Turn
@@ -51,6 +51,7 @@ Named: TypeAlias = Receipt | Cause
 _PASSING_CODES = {ErrorCode.PENDING_FULL, ErrorCode.RATE_LIMITED}
 """Refusals that `publish` waits out, beside those for which it stands in line."""
 _GIVE_WAY_S = 0.0005
+_NO_RECEIPT = Receipt()
 
 
 class Publishing:
@@ -112,10 +113,10 @@ class Publishing:
         if any(map(is_transform, deltas)):
             return await self._publish_transform(deltas, after, ack_level, timeout_s)
         priority = deltas[0].priority if deltas else Priority.NORMAL
-        call: Call | None = None
         if len(deltas) == 1 and not after and may_be_merged(deltas[0]):
             call = Draft(deltas, Receipt(), priority, self._level(ack_level))
-        return await self._put(lambda: self._draft(deltas, after, ack_level), priority, timeout_s, call)
+            return await self._call(call, lambda: self._draft(deltas, (), ack_level), timeout_s)
+        return await self._put(lambda: self._draft(deltas, after, ack_level), priority, timeout_s)
 
     async def publish_many(
         self,
@@ -159,7 +160,7 @@ class Publishing:
                 ack_level=level,
             )
 
-        return await self._put(make, priority, timeout_s, make())
+        return await self._call(make(), make, timeout_s)
 
     def producer(
         self, name: str, *, ack_level: AckLevel | None = None, source: Source = Source.LOCAL
@@ -211,23 +212,34 @@ class Publishing:
         self._gathering.send()
         return self._chain.offer(draft, self._now())
 
+    async def _call(self, call: Call, make: Callable[[], Call], timeout_s: float | None) -> Published:
+        """Publish what says no more than numbers: together with others' calls, or at once; then as `_put`."""
+        if self._line.waited_for(call.priority):
+            return await self._put(make, call.priority, timeout_s)
+        receipt, now = call.receipt, self._now()
+        if self._gathering.wants(now):
+            await receipt.wait_for(self._gathering.add(call))
+        else:
+            self._gathering.send_now(call, now)
+            now = self._now()
+            self._gathering.note_called(now)
+            if now - self._yielded_at >= _GIVE_WAY_S:
+                await self._give_way()
+        if receipt.state is State.ACKNOWLEDGED:
+            return receipt.result()
+        return await self._put(make, call.priority, timeout_s, receipt)
+
     async def _put(
         self,
         make: Callable[[], Draft | MatrixDraft],
         priority: Priority,
         timeout_s: float | None,
-        call: Call | None = None,
+        receipt: Receipt = _NO_RECEIPT,
     ) -> Published:
         """Offer; while there is no room, or the log has failed, wait in line and offer again.
 
-        `call`: the first offer, where it may be gathered with others.
+        `receipt`: of the first offer, where that was made.
         """
-        receipt = _NO_RECEIPT
-        if call is not None and not self._line.waited_for(priority) and self._gathering.wants(self._now()):
-            receipt = call.receipt
-            await receipt.wait_for(self._gathering.add(call))
-            if receipt.state is State.ACKNOWLEDGED:
-                return receipt.result()
 
         def send() -> Receipt:
             nonlocal receipt
@@ -243,10 +255,9 @@ class Publishing:
             with self._turn:
                 send()
                 self._turn.press()
-            self._gathering.note_called(self._now())
-            if receipt.state is State.ACKNOWLEDGED or (receipt.done and not _may_pass(receipt)):
-                await self._give_way()
-                return receipt.result()
+            await self._give_way()
+        if receipt.done and not _may_pass(receipt):
+            return receipt.result()
         limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
         with anyio.move_on_after(limit):
             while True:
@@ -312,6 +323,3 @@ def _late(limit_s: float) -> Refused:
         f"not acknowledged within {limit_s} s and withdrawn: send it again, or allow more time",
         retry_after_ms=1000,
     )
-
-
-_NO_RECEIPT = Receipt()

@@ -10,8 +10,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import replace
-from functools import partial
-from math import inf
 from typing import TYPE_CHECKING
 
 import anyio
@@ -19,19 +17,17 @@ import anyio.lowlevel
 import numpy as np
 
 from delta_prop.route import reasons
-from delta_prop.route.breaker import Breaker, BreakerState
+from delta_prop.route.calling import Calling
 from delta_prop.route.late import Replayed, answer_request, means, rows_of
-from delta_prop.route.mailbox import Mailbox
-from delta_prop.route.progress import Progress
 from delta_prop.route.quarantine import Quarantine
 from delta_prop.route.reading import deliveries_of
-from delta_prop.route.status import ENDED, WORSE, FeedLimits, FeedState, FeedStatistics, text_of
-from delta_prop_sinks.sink import Delivery, RejectDelta, SinkFailure, StopSink, TryAgain
+from delta_prop.route.status import ENDED, WORSE, FeedLimits, FeedState, FeedStatistics
+from delta_prop_sinks.sink import Delivery, RejectDelta, StopSink, TryAgain
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
@@ -48,7 +44,7 @@ READ_BYTES_MAX = 4 * 1024 * 1024
 logger = logging.getLogger("delta_prop")
 
 
-class Feed(Progress):
+class Feed(Calling):
     """One sink's way out of the log. `offer` is called by the chain, `run` by the feed's owner."""
 
     def __init__(
@@ -68,34 +64,33 @@ class Feed(Progress):
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """`keeper`: who writes the quarantine down, before anything passes what is in it."""
-        super().__init__(log, start, reported, keeps_cursor=keeps_cursor, on_progress=on_progress)
-        self.name = name
-        self.sink = sink
-        self.limits = limits
-        self.breaker = Breaker(limits.retry)
+        super().__init__(
+            name,
+            sink,
+            log=log,
+            world=world,
+            limits=limits,
+            start=start,
+            keeps_cursor=keeps_cursor,
+            reported=reported,
+            on_progress=on_progress,
+        )
         if quarantine is None:
             quarantine = Quarantine(limits.quarantine_deltas_max, limits.quarantine_bytes_max)
         quarantine.come_back(start)
         self.quarantine = quarantine
         self._keeper = keeper
         self.pacing = False
-        self.last_failure: BaseException | None = None
         self._table = table
-        self._clock = world.clock
-        self._chance = world.randomness.fork(f"retries of {name}")  # one sink's must not move another's
-        self._mailbox = Mailbox(limits.mailbox_deltas_max, limits.mailbox_bytes_max)
-        self._in_hand = self._handing = self._enough = 0  # rows; behind the last of them; to wake for
+        self._enough = 0  # deltas to wake for
         self._full = False  # stopped because the quarantine is
         self._end = start  # everything below is dealt with, in hand, or in the mailbox
-        self._behind = start < log.visible
         self._bell: anyio.Event | None = None
-        self._probe_now = anyio.Event()
         self._calls = anyio.CancelScope()
-        self._called_at = inf  # no call runs
         self._requests: deque[ReplayRequest] = deque()
-        self._deliveries = self._success = self._set_aside = 0
+        self._set_aside = 0
         self._ahead: list[int] = []  # set aside out of the delivery in hand, before the cursor gets there
-        self._backpressure = self._errors = self._defects = self._retries = 0
+        self._backpressure = 0
 
     # --- what others ask
 
@@ -108,11 +103,6 @@ class Feed(Progress):
     def in_flight(self) -> tuple[int, int]:
         """Deltas and bytes handed over and not applied yet: what credits are spent on."""
         return self._mailbox.deltas + self._in_hand, self._mailbox.bytes
-
-    @property
-    def _quiet(self) -> bool:
-        """Nothing in hand, nothing waiting: whatever the log holds, it is dealt with."""
-        return self.state is FeedState.IDLE and not (self._mailbox or self._behind or self.rebuilding)
 
     @property
     def ended(self) -> bool:
@@ -162,6 +152,16 @@ class Feed(Progress):
 
     def offer(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> None:
         """Hand over a batch that has become visible; `rows` None means all. Never waits."""
+        if (
+            self.takes_at_once
+            and self._quiet
+            and logged.next_offset == self._log.visible
+            and not (self._requests or self.quarantine.concerns(logged.offset))
+            and not (self._keeper is not None and self._keeper.due)
+            and self.call_at_once(Delivery(logged, rows))
+        ):
+            self._end = logged.next_offset
+            return
         if self._behind or self.ended or not self._push(logged, rows):
             self._behind = True  # from here on it reads the log
             self._backpressure += logged.count if rows is None else len(rows)
@@ -423,7 +423,7 @@ class Feed(Progress):
                 break
             failure = await self.call(deliveries)
             if failure is None:
-                self._done(deliveries)
+                self.note_done(deliveries)
                 break
             deliveries = await self._after_failure(deliveries, failure)
             if deliveries:
@@ -434,36 +434,6 @@ class Feed(Progress):
             if self._full_at is not None:
                 self._stop_full(self._full_at)
         self._forget_ahead()
-
-    async def call(self, deliveries: Sequence[Delivery]) -> Exception | None:
-        """Have these applied; what the sink failed with, None if it did not."""
-        count = sum(delivery.count for delivery in deliveries)
-        self._handing = deliveries[-1].next_offset
-        return await self.attempt(partial(self.sink.apply, deliveries), FeedState.WORKING, count)
-
-    async def attempt(
-        self, call: Callable[[], Awaitable[None]], state: FeedState, count: int
-    ) -> Exception | None:
-        """One call of the sink, with so many rows in hand; what it failed with, None if it did not."""
-        self.state = state
-        self._in_hand = count
-        self._called_at = self._clock.now()
-        self.breaker.probe()
-        try:
-            await call()
-        except anyio.get_cancelled_exc_class() as stray:
-            await anyio.lowlevel.checkpoint_if_cancelled()
-            self.stop(
-                self.failed(f"its call let a cancellation out ({stray!r}): detach it, and attach it again")
-            )
-            raise
-        except Exception as failure:
-            self._errors += 1
-            return reasons.only(failure)
-        finally:
-            self._called_at = inf
-        self.breaker.succeeded()
-        return None
 
     async def _after_failure(self, deliveries: list[Delivery], failure: Exception) -> list[Delivery]:
         """Do what the failure asks for; what is left to deliver."""
@@ -484,36 +454,13 @@ class Feed(Progress):
         await self.back_off(failure)
         return rest
 
-    async def back_off(self, failure: Exception) -> None:
-        """Wait for the next try. A failure without one of the contract's names is a defect of the sink."""
-        self._retries += 1
-        self._defects += not isinstance(failure, SinkFailure)
-        self.last_failure = failure
-        if self.ended:  # stopped while the call ran
-            return
-        opened = self.breaker.opened
-        wait_s = self.breaker.failed(self._clock.now(), self._chance.random())
-        if self.breaker.state is BreakerState.CLOSED:
-            self.state = FeedState.RETRYING
-            await anyio.sleep(wait_s)
-            return
-        self.state = FeedState.BREAKER_OPEN
-        if self.breaker.opened > opened:
-            logger.warning(
-                "sink %r fails on and on and is tried every %g s: %s", self.name, wait_s, self._told()
-            )
-        self._probe_now = anyio.Event()
-        self._on_progress()
-        with anyio.move_on_after(wait_s):
-            await self._probe_now.wait()
-
     def _drop_done(self, deliveries: list[Delivery], done: int | None) -> list[Delivery]:
         """Count what lies below `done` as applied; the same list where that is nothing."""
         if done is None:
             return deliveries
         finished = [delivery for delivery in deliveries if delivery.next_offset <= done]
         if finished:
-            self._done(finished)
+            self.note_done(finished)
         rest = deliveries[len(finished) :]
         if rest:
             first = rest[0]
@@ -525,16 +472,6 @@ class Feed(Progress):
                 self._progress(done)
                 return [*([replace(first, rows=rows[count:])] if count < len(rows) else []), *rest[1:]]
         return rest if finished else deliveries
-
-    def _done(self, deliveries: list[Delivery]) -> None:
-        self._deliveries += 1
-        for delivery in deliveries:
-            self._success += delivery.count
-        last = deliveries[-1]
-        row = last.logged.count - 1 if last.rows is None else int(last.rows[-1])
-        self._handed_over = max(self._handed_over, last.first_offset + row + 1)
-        self._in_hand = 0
-        self._progress(last.next_offset)
 
     # --- setting aside
 
@@ -636,15 +573,3 @@ class Feed(Progress):
             self._settle(self._end)
             self._tell_progress()
         self._commit_waiters.wake(self.committed)
-
-    def failed(self, why: str) -> Refused:
-        """Why it stops, in the words of a refusal."""
-        return reasons.has_stopped(self.name, self._applied, why)
-
-    def _told(self) -> str | None:
-        """Why the sink gets nothing at the moment."""
-        if self.reason is not None:
-            return self.reason.message
-        if self.state not in (FeedState.RETRYING, FeedState.BREAKER_OPEN):
-            return None
-        return text_of(self.last_failure)

@@ -7,7 +7,8 @@ from delta_prop_sinks.forwarding import ForwardSink, ForwardStatistics
 from delta_prop_sinks.index import Hit, IndexSink, IndexStatistics
 from delta_prop_sinks.jsonlines import JsonLinesSink, JsonLinesStatistics
 from delta_prop_sinks.linking import Linked, LinkedStatistics
-from delta_prop_sinks.resident import Resident, ResidentStatistics
+from delta_prop_sinks.resident import Resident
+from delta_prop_sinks.resident_statistics import ResidentStatistics
 from delta_prop_sinks.sink import (
     Backlog,
     Delivery,

@@ -141,6 +141,10 @@ class CacheSink:
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         """Bring entries up to date, or drop them."""
+        self.apply_now(deliveries)
+
+    def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
+        """The same: nothing is ever waited for."""
         for delivery in deliveries:
             logged, batch = delivery.logged, delivery.batch
             if not delivery.late:
@@ -154,6 +158,7 @@ class CacheSink:
                 self._make_room()
         if self._committed is not None:  # open
             self._committed(self._next_offset)  # what is applied need not come again: entries live as long
+        return True
 
     async def begin_rebuild(self, offset: int) -> None:
         """Drop everything; what is loaded from here on has to be as new as `offset`."""

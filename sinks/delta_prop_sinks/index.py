@@ -144,6 +144,24 @@ class IndexSink:
         if not deliveries[-1].late:
             context.committed(deliveries[-1].next_offset)
 
+    def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
+        """Fold where nothing is to be waited for: another sink's rebuild, room for rows to be linked."""
+        context, resident, linker = self._context, self.resident, self._linker
+        if context is None or self._rebuilds != resident.rebuilds or resident.void or deliveries[-1].late:
+            return False
+        if linker is None:
+            resident.apply(deliveries, context)
+        else:
+            keys = _keys(deliveries)
+            if not linker.has_room(resident, {name: len(some) for name, some in keys.items()}):
+                return False
+            try:
+                resident.apply(deliveries, context)
+            finally:
+                linker.note(resident, keys)
+        context.committed(deliveries[-1].next_offset)
+        return True
+
     async def _apply_linked(
         self, deliveries: Sequence[Delivery], linker: Linker, context: SinkContext
     ) -> None:

@@ -297,12 +297,7 @@ class Linker:
 
     async def room(self, resident: Resident, rows: Mapping[str, int]) -> None:
         """Wait until so many rows more may be unlinked, by namespace. Raises TryAgain after `room_s_max`."""
-        need = 0
-        for name, count in rows.items():
-            table = resident.tables.get(name)
-            if table is not None and name not in self.links and self._enter(table) is not None:
-                self._enter_all(resident)  # another sink has brought its rows
-            need += self._growth(table, count)
+        need = self._needed(resident, rows)
         if self.unlinked_rows + need <= self.unlinked_rows_max:
             return
         self._waits += 1
@@ -316,6 +311,21 @@ class Linker:
                 f"{self.unlinked_rows} rows wait to be linked and {need} would join them, "
                 f"{self.unlinked_rows_max} may (unlinked_rows_max): linking does not keep up"
             )
+
+    def has_room(self, resident: Resident, rows: Mapping[str, int]) -> bool:
+        """Whether so many rows more may be unlinked, and few enough come at once, and linking is well."""
+        few = sum(rows.values()) <= self.settings.piece_rows and self._failure is None
+        return few and self.unlinked_rows + self._needed(resident, rows) <= self.unlinked_rows_max
+
+    def _needed(self, resident: Resident, rows: Mapping[str, int]) -> int:
+        """How many rows so many more would add to those that are unlinked."""
+        need = 0
+        for name, count in rows.items():
+            table = resident.tables.get(name)
+            if table is not None and name not in self.links and self._enter(table) is not None:
+                self._enter_all(resident)  # another sink has brought its rows
+            need += self._growth(table, count)
+        return need
 
     def _growth(self, table: Table | None, count: int) -> int:
         if table is not None and table.namespace in self.links:

@@ -7,7 +7,6 @@ that match whole vectors (all, a namespace, a vector id): a state is a fold of a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,8 @@ import numpy as np
 
 from delta_prop_sinks.chain import Chain, Chains, Checkpoint, Entry
 from delta_prop_sinks.past import checkpoint_at, fold_entry, is_own_reset, past_of, replay
-from delta_prop_sinks.runs import Run, runs
+from delta_prop_sinks.resident_statistics import ResidentStatistics
+from delta_prop_sinks.runs import Folded, Run, runs
 from delta_prop_sinks.sink import RejectDelta, StopSink
 from delta_prop_sinks.storage_image import add_block
 from delta_prop_sinks.table import (
@@ -55,31 +55,6 @@ if TYPE_CHECKING:
 _TOO_SMALL = "an index needs all vectors in memory, {} bytes do not hold them: raise resident_bytes_max"
 
 
-@dataclass(frozen=True, slots=True)
-class ResidentStatistics:
-    """Counts since the structure was made, and what it holds now.
-
-    `beneath_snapshot`: forwarded deltas that sort before a state with which the log's past begins; they have
-    no effect, and are among those ignored.
-    """
-
-    vectors: int
-    bytes: int
-    bytes_max: int
-    complete: bool
-    pinned: bool
-    lamport: int
-    folded: int
-    repeats: int
-    ignored: int
-    late: int
-    beneath_snapshot: int
-    refolded_from_log: int
-    evicted: int
-    chains: int
-    chain_bytes: int
-
-
 class Resident:
     """The fold of all deltas, by namespace and vector id.
 
@@ -116,6 +91,7 @@ class Resident:
         self._size = 0
         self._unsized: set[Table] = set()
         self._newest = 0
+        self._folded_whole = Folded()
         self._folded = self._repeats = 0
         self._late = self._beneath = self._refolded_from_log = self._evicted = 0
         self.rebuilds = 0
@@ -148,6 +124,7 @@ class Resident:
             for table in self.tables.values():
                 table.heads[:, OFFSET] = VOID_OFFSET
             self.chains.clear()
+            self._folded_whole.forget()
             self.next_offset = 0
         self._log_id = context.log_id
         self._lamport_before_log = self.lamport
@@ -250,11 +227,15 @@ class Resident:
         if self.chains.active:
             self.chains.expire(context.clock.now())
         before = self._folded
+        deliveries, folded = self._folded_whole.part(deliveries)
+        self._repeats += folded  # by another sink that shares these vectors
         for one in deliveries if self.chains.active else runs(deliveries):
             some = one.deliveries if isinstance(one, Run) else (one,)
             if not (isinstance(one, Run) and self._deliver_run(one)):
                 for delivery in some:
                     self._deliver(delivery.logged, delivery.rows, context)
+            for delivery in some:
+                self._folded_whole.note(delivery)
             if not some[-1].late:
                 self.next_offset = max(self.next_offset, some[-1].next_offset)
         self._tell()
@@ -516,6 +497,7 @@ class Resident:
         if self._rebuilder is not None and self._rebuilder is not context:
             return False
         self._rebuilder, self.void = context, True
+        self._folded_whole.forget()
         self.chains.clear()
         self.chains.active = False
         return True
@@ -567,6 +549,7 @@ class Resident:
 
     def _exchange(self, tables: dict[str, Table]) -> None:
         self.tables, self.touched = tables, {}
+        self._folded_whole.forget()
         self._size, self._unsized = 0, set(tables.values())
         for table in tables.values():
             table.counted = 0

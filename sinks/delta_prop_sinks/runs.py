@@ -89,8 +89,41 @@ class Run:
         return column.reshape(delivery.batch.count, self.row_values)[delivery.rows].reshape(-1)
 
 
+class Folded:
+    """The newest whole batches, back to back, that have been folded: who brings one again is told at once."""
+
+    def __init__(self) -> None:
+        self._begin = self._end = 0
+
+    def forget(self) -> None:
+        """What was folded is folded no more, or of another log."""
+        self._begin = self._end = 0
+
+    def note(self, delivery: Delivery) -> None:
+        """A delivery was folded."""
+        if delivery.rows is None and delivery.end is None and not delivery.late:
+            if delivery.first_offset != self._end:
+                self._begin = delivery.first_offset
+            self._end = delivery.next_offset
+
+    def part(self, deliveries: Sequence[Delivery]) -> tuple[Sequence[Delivery], int]:
+        """Those that are not among them, and how many rows the others have."""
+        if not any(map(self.has, deliveries)):
+            return deliveries, 0
+        folded = sum(one.count for one in deliveries if self.has(one))
+        return [one for one in deliveries if not self.has(one)], folded
+
+    def has(self, delivery: Delivery) -> bool:
+        """Whether all rows of a delivery are among them."""
+        begin, end = delivery.first_offset, delivery.next_offset
+        return self._begin <= begin and end <= self._end and not delivery.late
+
+
 def runs(deliveries: Sequence[Delivery]) -> Iterator[Delivery | Run]:
     """The same deliveries in order, neighbours put together where that is worth while."""
+    if len(deliveries) == 1:
+        yield deliveries[0]
+        return
     run: Run | None = None
     for delivery in deliveries:
         kind = _kind(delivery)

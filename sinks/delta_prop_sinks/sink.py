@@ -24,6 +24,11 @@ durable before `apply` returns.
 *A return* of `apply` means: every row of every delivery is applied and visible to the sink's readers.
 It does not mean durable; a sink that keeps its own cursor reports that with `SinkContext.committed`.
 
+*At once.* A sink that hardly ever waits may have `apply_now(deliveries)`, no coroutine, beside `apply` in the
+same class. The delivery loop may call it in its place, from within the very publish that brought the deltas.
+True means what a return of `apply` means. False, or whatever it raises: the same deliveries come again by
+`apply`, which says what is wrong; so what it has done by then must be nothing, or as after a repeat.
+
 *Failure.* `apply` may raise three things, each with one remedy. `TryAgain`: it may pass; what lies below
 `done_offset` is applied, the rest is delivered again later. `RejectDelta`: this one delta can never be
 applied; everything before it is; it is set aside in the sink's quarantine and the rest is delivered again,

@@ -175,6 +175,23 @@ class StorageSink:
         if resident.size > resident.resident_bytes_max:
             await self._make_room()
 
+    def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
+        """Fold what is written behind, of vectors that are in memory and have room there."""
+        context, resident = self._context, self.resident
+        if (
+            context is None
+            or self._failure is not None
+            or self.mode == "through"
+            or not (self._backgrounds and resident.complete)
+            or deliveries[-1].late
+            or resident.size > resident.resident_bytes_max
+        ):
+            return False
+        resident.apply(deliveries, context)
+        self._applied = max(self._applied, deliveries[-1].next_offset)
+        self._work.set()
+        return True
+
     async def begin_rebuild(self, offset: int) -> None:
         """The file's rows are void from here on, whatever crashes; readers see them until the new ones are
         whole. Raises TryAgain, StopSink.

@@ -79,7 +79,7 @@ class Merged:
     def __init__(self, calls: Sequence[Call]) -> None:
         first = calls[0]
         self.kind, self.namespace, self.width, self.priority, self.ack_level = likeness(first)
-        self.receipt = _Receipts(calls)
+        self.receipt: Receipt = first.receipt if len(calls) == 1 else _Receipts(calls)
         self.keys: list[str] = []
         self._checked = True
         values: list[NDArray[np.float32]] = []

@@ -1,0 +1,155 @@
+"""Sinks that apply without waiting: `apply_now` does what `apply` does, or says that it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delta_prop.route.calling import takes_at_once
+from delta_prop.testing import RecordedPropagator, run_propagator
+from delta_prop_sinks import CacheSink, CallbackSink, Delivery, IndexSink, RejectDelta, Resident, StorageSink
+from delta_prop_wire.delta import Delta, create, sparse
+from tests.sinks.strategies import logs
+from tests.sinks.support import FakeLog, check_state, oracle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@settings(max_examples=20, deadline=None)
+@given(log=logs(), ways=st.lists(st.booleans(), min_size=30, max_size=30))
+def test_either_way_the_vectors_are_the_fold(log: FakeLog, ways: list[bool]) -> None:
+    async def main() -> None:
+        with TemporaryDirectory() as folder:
+            storage = StorageSink(Path(folder) / "s.db", flush_s=60)
+            index = IndexSink(resident=storage.resident)
+            cache = CacheSink()
+            sinks: list[Any] = [storage, index, cache]
+            for sink in sinks:
+                await sink.open(log)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(storage.background)
+                await anyio.lowlevel.checkpoint()
+                for place, delivery in enumerate(log.deliveries()):
+                    for turn, sink in enumerate(sinks):
+                        if not (ways[(place + turn) % 30] and sink.apply_now([delivery])):
+                            await sink.apply([delivery])
+                tasks.cancel_scope.cancel()
+            found = {(space, name): state for space, name, state in storage.resident.rows()}
+            expected = oracle(log.batches)
+            assert found.keys() == expected.keys()
+            for ref, state in expected.items():
+                check_state(found[ref], state, context=ref)
+                cached = cache.peek(*ref)
+                if cached is not None:
+                    check_state(cached, state, counts=False, context=ref)
+            assert storage.resident.next_offset == log.next_offset
+            for sink in sinks:
+                await sink.aclose()
+
+    anyio.run(main)
+
+
+def test_a_storage_that_has_to_wait_says_so() -> None:
+    async def main() -> None:
+        log = FakeLog()
+        log.append(Delta("a", create([1.0])))
+        with TemporaryDirectory() as folder:
+            through = StorageSink(Path(folder) / "s.db", mode="through")
+            assert not through.apply_now(log.deliveries())  # not open
+            await through.open(log)
+            assert not through.apply_now(log.deliveries())
+            await through.aclose()
+            small = StorageSink(Path(folder) / "t.db", resident=Resident(resident_bytes_max=1))
+            await small.open(log)
+            await small.apply(log.deliveries())
+            assert not small.apply_now(log.deliveries())
+            await small.aclose()
+
+    anyio.run(main)
+
+
+class Slow(CacheSink):
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        await anyio.lowlevel.checkpoint()
+
+
+class Quick(Slow):
+    def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
+        return True
+
+
+def test_who_says_how_it_applies_is_asked() -> None:
+    assert takes_at_once(CacheSink())
+    assert not takes_at_once(Slow())
+    assert takes_at_once(Quick())
+    assert not takes_at_once(CallbackSink(print))
+    patched: Any = CacheSink()
+    patched.apply = None
+    assert not takes_at_once(patched)
+
+
+class Failing(CacheSink):
+    """Fails at once, and rejects the third delta."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at_once = self.later = 0
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        self.later += 1
+        for delivery in deliveries:
+            if delivery.first_offset == 2:
+                raise RejectDelta(2, "never")
+
+    def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
+        self.at_once += 1
+        if deliveries[0].first_offset == 2:
+            raise ValueError("it goes wrong here")
+        return deliveries[0].first_offset != 1
+
+
+def test_what_goes_wrong_at_once_comes_again_and_is_seen_to() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        sink = await p.attach(Failing(), name="failing")
+        for value in range(4):
+            await p.publish(Delta("a" if value != 3 else "b", create([value])))
+            await p.settle()
+        told = p.statistics().sinks["failing"]
+        assert (told.applied, told.success, told.rejected) == (4, 3, 1)
+        assert (sink.at_once, sink.later) == (3, 3)  # behind what was rejected each is looked at
+
+    run_propagator(main)
+
+
+def test_applied_within_the_publish() -> None:
+    async def main(p: RecordedPropagator) -> None:
+        cache = await p.attach(CacheSink())
+        await p.publish(Delta("a", create([1, 2])))
+        await anyio.sleep(1)
+        published = await p.publish(Delta("a", sparse([1], [7])))
+        state = cache.peek("default", "a")
+        assert state is not None
+        assert state.vector is not None
+        assert state.vector.tolist() == [1, 7]
+        assert p.statistics().sinks["cache"].applied == published.next_offset
+
+    run_propagator(main)
+
+
+@pytest.mark.parametrize("rows", [None, np.array([0])])
+def test_a_batch_that_another_sink_brought_is_a_repeat(rows: Any) -> None:
+    log = FakeLog()
+    resident = Resident()
+    resident.enter(log)
+    logged = log.append(Delta("a", create([1])), Delta("b", create([2])))
+    assert resident.apply([Delivery(logged, rows)], log) == (2 if rows is None else 1)
+    assert resident.apply([Delivery(logged)], log) == (0 if rows is None else 1)
+    assert resident.statistics().repeats == (2 if rows is None else 1)
