@@ -207,7 +207,7 @@ class RawPublisher:
         origin = make_origin(random.getrandbits(44), Priority.NORMAL)
         self._wire = Wire(connect(port))
         self._wire.send(hello_of(topic, origin))
-        welcomed = _next_frame(self._wire)
+        welcomed = next_frame(self._wire)
         if not isinstance(welcomed, Ack) or welcomed.welcome is None or welcomed.credit is None:
             raise RuntimeError(f"delta-prop: {welcomed}")
         (self._grant,) = welcomed.welcome.origins
@@ -277,9 +277,9 @@ class RawConsumer:
 
     def begin(self) -> None:
         self._wire.send(hello_of(self._group))
-        welcomed = _next_frame(self._wire)
+        welcomed = next_frame(self._wire)
         self._wire.send(subscription_of(self.topic_of(self._topic), self._group))
-        granted = _next_frame(self._wire)
+        granted = next_frame(self._wire)
         if not isinstance(welcomed, Ack) or not isinstance(granted, Ack) or granted.granted is None:
             raise RuntimeError(f"delta-prop: {welcomed}, {granted}")
         self._log = granted.granted.start
@@ -364,7 +364,7 @@ def payloads_of(batch: Batch) -> list[bytes]:
     return found
 
 
-def _next_frame(wire: Wire) -> Frame:
+def next_frame(wire: Wire) -> Frame:
     """The next whole frame, decoded; what came behind it is kept."""
     end = HEADER_BYTES
     while len(wire.rest) < end:

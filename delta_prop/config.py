@@ -20,7 +20,7 @@ BYTES_PER_RECENT_ID = 240
 BYTES_PER_SEALED_ID = 28
 BYTES_PER_HEAD = 220
 BYTES_PER_ORIGIN = 3_000
-BYTES_PER_PENDING = 1_500
+BYTES_PER_PENDING = 2_300
 BYTES_PER_SET_ASIDE = 900
 """What one entry of each table was measured to cost in memory, rounded up."""
 

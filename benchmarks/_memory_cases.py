@@ -1,0 +1,305 @@
+"""What can be held, and how to hold much of it: each case measures what its own process grows by.
+
+A case opens a service, looks at the process, adds so many things, looks again; bytes that belong to no file.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+import numpy as np
+
+from benchmarks._growth_service import Taken, send, vector_id
+from benchmarks._peers_contract import Wire, connect
+from benchmarks._peers_ours import Ours, hello_of, next_frame, subscription_of
+from benchmarks.sustained import private_mb
+from delta_prop.config import (
+    BYTES_PER_HEAD,
+    BYTES_PER_ORIGIN,
+    BYTES_PER_PENDING,
+    BYTES_PER_RECENT_ID,
+    Settings,
+)
+from delta_prop.embedded import Propagator
+from delta_prop_sinks import Resident, StorageSink
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Priority, make_origin, opaque, producer_id_of
+from delta_prop_wire.encode import encode_batch, encode_vectors
+from delta_prop_wire.topics import Topic, TopicKind
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from multiprocessing.connection import Connection
+
+    from delta_prop_sinks import Delivery
+    from delta_prop_wire.batch import Batch
+
+MIB = 1 << 20
+PAYLOAD = bytes(128)
+KEYS = 1_000
+ROOMY = {"rate_initial": 1e9, "rate_max": 1e9, "pending_time_s_max": 3_600.0}
+FRAME_BYTES = 350
+"""Of a single delta: they are counted apart from what holds it."""
+STEP = 10_000
+CONNECTIONS, FIRST_CONNECTIONS = 75, 20
+"""Together fewer than a server takes from one address."""
+WAIT_S = 60.0
+
+
+def held_bytes(process_id: int | None = None) -> float:
+    """What a process holds that is no file's; of this one, when nothing is left to be collected."""
+    gc.collect()
+    return private_mb(process_id or os.getpid()) * MIB
+
+
+def frames(
+    name: str,
+    deltas: int,
+    rows: int,
+    *,
+    first: int = 1,
+    ids: bool = False,
+    parents: tuple[Dot, ...] = (),
+    level: AckLevel = AckLevel.MEMORY,
+) -> list[Batch]:
+    """Deltas of 128 B, of a thousand vectors, under dots of one producer; `parents`: of the first."""
+    origin = make_origin(producer_id_of(name), Priority.NORMAL)
+
+    def delta(number: int) -> Delta:
+        return Delta(
+            vector_id(number % KEYS),
+            opaque(PAYLOAD),
+            id=b"%016d" % number if ids else None,
+            parents=parents if number == first else (),
+        )
+
+    return [
+        encode_batch(
+            [delta(number) for number in range(base, base + rows)], origin=origin, base=base, ack_level=level
+        )
+        for base in range(first, first + deltas, rows)
+    ]
+
+
+def settings(**more: int) -> Settings:
+    """The product's own, with the room that is asked for."""
+    return Settings(**{**ROOMY, **more})  # type: ignore[arg-type]
+
+
+async def logged(count: int, *, directory: bool) -> float:
+    """A delta in the log; in a directory what is still in memory of it."""
+    level = AckLevel.LOGGED if directory else AckLevel.MEMORY
+    with tempfile.TemporaryDirectory() as folder:
+        async with Propagator(settings(), data=folder if directory else None) as propagator:
+            producer = propagator.producer("log")
+            await send(producer, frames("log", STEP, 100, level=level))
+            before, sent = held_bytes(), 0
+            while sent < count:  # batches that were sent are not to be held by us
+                sent += STEP
+                await send(producer, frames("log", STEP, 100, first=1 + sent, level=level))
+            return (held_bytes() - before) / sent
+
+
+class _Stuck(Taken):
+    """A sink that takes nothing before the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = anyio.Event()
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        """Wait until the end."""
+        await self.over.wait()
+
+
+async def in_mailbox(count: int) -> float:
+    """A delta, alone in its batch, that waits for a sink, beside what the log has of it."""
+    room = settings(mailbox_deltas_max=2 * count, mailbox_bytes_max=1 << 30)
+    async with Propagator(room) as propagator:
+        producer = propagator.producer("mail")
+        await send(producer, frames("mail", 1_000, 1))
+        held = [held_bytes()]
+        for turn in range(2):
+            await send(producer, frames("mail", count, 1, first=1_001 + turn * count))
+            held.append(held_bytes())
+            if not turn:
+                stuck = await propagator.attach(_Stuck(), start="latest")
+        stuck.over.set()
+    return (held[2] - 2 * held[1] + held[0]) / count
+
+
+async def pending(count: int) -> float:
+    """A delta, alone in its batch, that waits for one before it; the first for one that does not come."""
+    async with Propagator(settings(pending_deltas_max=5 * count, pending_bytes_max=1 << 30)) as propagator:
+        producer = propagator.producer("gap")
+        before = held_bytes()
+        never = Dot(make_origin(producer_id_of("never"), Priority.NORMAL), 1)
+        for batch in frames("gap", count, 1, parents=(never,)):
+            producer.send_frame(batch)
+        with anyio.fail_after(WAIT_S):
+            while propagator.statistics().pending.pending_deltas < count:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        return (held_bytes() - before) / count
+
+
+async def seen_ids(count: int) -> float:
+    """An id that was seen lately."""
+    return await _beside_deltas(count, lambda at, rows: frames("ids", rows, rows, first=1 + at, ids=True))
+
+
+async def heads(count: int) -> float:
+    """A vector's last dot, its id with it."""
+    origin = make_origin(producer_id_of("heads"), Priority.NORMAL)
+    nothing = np.zeros((1_000, 1), np.float32)
+
+    def batches(at: int, rows: int) -> list[Batch]:
+        keys = [vector_id(number) for number in range(at, at + rows)]
+        return [encode_vectors(keys, nothing, namespace="n", origin=origin, base=1 + at)]
+
+    return await _beside_deltas(count, batches, name="heads")
+
+
+async def _beside_deltas(
+    count: int, batches: Callable[[int, int], list[Batch]], *, name: str = "ids"
+) -> float:
+    """What a thing takes that deltas bring, in a log that keeps few of them."""
+    async with Propagator(settings(log_deltas_max=20_000, log_bytes_max=16 * MIB)) as propagator:
+        producer = propagator.producer(name)
+        step = 1_000
+        for at in range(0, 40_000, step):
+            await send(producer, batches(at, step))
+        before = held_bytes()
+        for at in range(40_000, 40_000 + count, step):
+            await send(producer, batches(at, step))
+        return (held_bytes() - before) / count
+
+
+async def origins(count: int) -> float:
+    """A producer, which has an origin for each priority."""
+    async with Propagator(settings(log_deltas_max=1_000, origins_max=5 * count + 10_000)) as propagator:
+
+        async def add(first: int, last: int) -> None:
+            for number in range(first, last):
+                name = f"producer-{number}"
+                await send(propagator.producer(name), frames(name, 1, 1))
+
+        await add(0, 2_000)
+        before = held_bytes()
+        await add(2_000, 2_000 + count)
+        return (held_bytes() - before) / count
+
+
+async def subscriptions(count: int) -> float:
+    """A subscription of a vector, read by a task."""
+    async with Propagator(settings()) as propagator, anyio.create_task_group() as tasks:
+
+        async def read(number: int) -> None:
+            async with propagator.subscribe(f"v:{vector_id(number)}") as deltas:
+                async for _ in deltas:
+                    pass
+
+        before = held_bytes()
+        for number in range(count):
+            tasks.start_soon(read, number)
+        with anyio.fail_after(WAIT_S):
+            while len(propagator.statistics().sinks) < count:  # noqa: ASYNC110
+                await anyio.sleep(0.1)
+        grown = held_bytes() - before
+        tasks.cancel_scope.cancel()
+    return grown / count
+
+
+async def vectors(count: int) -> float:
+    """A vector of 16 numbers in a storage sink, its head beside it."""
+    origin = make_origin(producer_id_of("heads"), Priority.NORMAL)
+    with tempfile.TemporaryDirectory() as folder:
+        async with AsyncExitStack() as exits:
+            propagator = await exits.enter_async_context(Propagator(settings(log_deltas_max=50_000)))
+            resident = Resident(resident_bytes_max=4 << 30)
+            await propagator.attach(StorageSink(Path(folder) / "vectors.db", resident=resident))
+            producer = propagator.producer("heads")
+            matrix = np.ones((1_000, 16), np.float32)
+            before, warm = 0.0, 60_000
+            for at in range(0, warm + count, 1_000):
+                keys = [vector_id(number) for number in range(at, at + 1_000)]
+                batch = encode_vectors(
+                    keys, matrix, namespace="n", origin=origin, base=1 + at, kind=Kind.CREATE
+                )
+                await send(producer, [batch])
+                if not (at + 1_000) % 10_000:
+                    await propagator.wait_visible(at + 1_000, committed=True, timeout_s=WAIT_S)
+                if at + 1_000 == warm:
+                    before = held_bytes()
+            return (held_bytes() - before) / count
+
+
+async def connections(count: int, *, subscribed: bool = False) -> float:
+    """A connection to the server that has said hello; with a group that reads a topic of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        server = Ours()
+        try:
+            server.start(Path(folder))
+            (process,) = server.processes
+            wires = [
+                _connected(server.port, number, subscribed=subscribed) for number in range(FIRST_CONNECTIONS)
+            ]
+            before = held_bytes(process.pid)
+            wires += [
+                _connected(server.port, FIRST_CONNECTIONS + number, subscribed=subscribed)
+                for number in range(count)
+            ]
+            grown = held_bytes(process.pid) - before
+            for wire in wires:
+                wire.socket.close()
+            return grown / count
+        finally:
+            server.stop()
+
+
+def _connected(port: int, number: int, *, subscribed: bool) -> Wire:
+    wire = Wire(connect(port))
+    wire.send(hello_of(f"client-{number}"))
+    next_frame(wire)
+    if subscribed:
+        wire.send(subscription_of(Topic(TopicKind.NAMESPACE, f"t{number}"), f"group-{number}"))
+        next_frame(wire)
+    return wire
+
+
+class Case(NamedTuple):
+    """What is measured, how many of it are added, and what the service counts on."""
+
+    name: str
+    measure: Callable[[int], Awaitable[float]]
+    things: int
+    counted_on: int | None = None
+
+
+CASES = (
+    Case("delta of 128 B, log in memory", partial(logged, directory=False), 200_000),
+    Case("delta of 128 B, log in a directory", partial(logged, directory=True), 1_000_000),
+    Case("single delta in a mailbox, beside the log", in_mailbox, 50_000),
+    Case("single delta that waits for another", pending, 20_000, BYTES_PER_PENDING + FRAME_BYTES),
+    Case("id seen lately", seen_ids, 200_000, BYTES_PER_RECENT_ID),
+    Case("vector's head", heads, 500_000, BYTES_PER_HEAD),
+    Case("vector of 16 numbers in storage, with its head", vectors, 200_000),
+    Case("producer, an origin for each priority", origins, 5_000, len(Priority) * BYTES_PER_ORIGIN),
+    Case("subscription of a vector, in process", subscriptions, 2_000),
+    Case("connection", connections, CONNECTIONS),
+    Case("connection with a group that reads", partial(connections, subscribed=True), CONNECTIONS),
+)
+
+
+def run(name: str, count: int, pipe: Connection) -> None:
+    """In a process of its own: tell the bytes of one, or what went wrong."""
+    (case,) = (one for one in CASES if one.name == name)
+    try:
+        pipe.send(anyio.run(case.measure, count))
+    except Exception as error:
+        pipe.send(repr(error))
