@@ -176,7 +176,8 @@ class Checkpointer:
         if self._stopped or log.failure is not None or position.offset == (kept[0].offset if kept else 0):
             self._note_written(log.needed_from or 0)
             return
-        whole, self._whole = self._whole or self._too_many_changes(), True  # until it is written
+        whole = self._whole or self._too_many_changes() or self._changed_often(position.offset)
+        self._whole = True  # until it is written
         try:
             rows = await self._copy_origins(whole=whole)
             heads = await self._copy_heads() if whole else None
@@ -227,6 +228,13 @@ class Checkpointer:
             return True
         sizes = [self._parts[name].size for name in names]
         return not sizes or sum(sizes[1:]) > sizes[0] + WHOLE_FROM_BYTES
+
+    def _changed_often(self, end: int) -> bool:
+        """Whether fewer vectors and ids are held than rows have come: it takes less to copy all of them than
+        to look through those rows again.
+        """
+        appender = self._chain.appender
+        return appender.vectors.held + appender.ids.statistics().ids_open < end - self._gathered
 
     async def _synced(self, end: int) -> bool:
         """Wait until the log is synced up to there; False where it never will be."""

@@ -71,6 +71,11 @@ class Vectors:
         """How many origins have written."""
         return len(self._by_place)
 
+    @property
+    def held(self) -> int:
+        """How many vectors have a head here."""
+        return self._count
+
     def head(self, namespace: str, vector_id: str) -> Dot | None:
         """The last dot of a vector, None where none is held."""
         known = self._namespaces.get(namespace)
