@@ -135,11 +135,11 @@ class Outgoing:
 
     def call(
         self, delta: Delta, waker: Waker, now: float, tell: Callable[[Published | Refused], None]
-    ) -> tuple[Calls, int] | None:
+    ) -> Calls | None:
         """The short way of `offer`, for one delta of which `is_simple` is true: it joins the calls before it.
 
-        Returns them and its row there, for `give_up_call`; None where only `offer` tells what is to be done.
-        `tell` is called whenever some of them were told.
+        Returns them, of which it is the last one; None where only `offer` tells what is to be done. `tell` is
+        called whenever some of them were told.
         """
         if len(delta.operation.data) > CALLS_BYTES_MAX:
             return None
@@ -150,7 +150,7 @@ class Outgoing:
             return None
         held.calls += 1
         held.bytes += calls.add(delta, waker)
-        return calls, calls.count - 1
+        return calls
 
     def give_up(self, offer: Offer) -> bool:
         """Take an offer back: it has not happened and will not. False where the service may have it: should

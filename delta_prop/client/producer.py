@@ -212,17 +212,21 @@ class Producer:
         Raises Refused; after `timeout_s` with the last refusal, whose text says whether it may have happened
         all the same. Cancelled, it is taken back where it was not under way.
         """
-        if len(deltas) == 1 and not after and timeout_s is None:
-            delta, waker = deltas[0], self._waker()
-            call = self._call(delta, waker)
-            if call is not None:
+        delta = deltas[0] if len(deltas) == 1 and not after and timeout_s is None else None
+        if type(delta) is Delta and is_simple(delta) and self._state == "open":
+            waker = self._waker()
+            calls = self._out.call(delta, waker, self._now(), self._told)
+            if calls is not None:  # the short way
+                row = calls.count - 1
+                if row == 0:  # who comes later joins before the link has looked
+                    self._link.ring()
                 try:
                     outcome = await waker
                 except anyio.get_cancelled_exc_class():
-                    outcome = self._call_cancelled(call, waker)
+                    outcome = self._call_cancelled(calls, row, waker)
                     if outcome is None:
                         raise
-                if isinstance(outcome, Published):
+                if type(outcome) is Published:
                     return outcome
                 raise outcome
         priority = check_deltas(deltas)
@@ -264,16 +268,7 @@ class Producer:
 
     # --- helpers
 
-    def _call(self, delta: Delta, waker: Waker) -> tuple[Calls, int] | None:
-        """The short way of `publish`, for what is simple; None where it is to go the long way."""
-        if self._state != "open" or type(delta) is not Delta or not is_simple(delta):
-            return None
-        call = self._out.call(delta, waker, self._now(), self._told)
-        if call is not None and call[1] == 0:  # who comes later joins before the link has looked
-            self._link.ring()
-        return call
-
-    def _call_cancelled(self, call: tuple[Calls, int], waker: Waker) -> Published | Refused | None:
+    def _call_cancelled(self, calls: Calls, row: int, waker: Waker) -> Published | Refused | None:
         """Take a call back; its outcome where it was told in the very turn of the cancellation.
 
         Then it has happened, and a cancelled scope asks again at the next wait.
@@ -281,7 +276,7 @@ class Producer:
         if waker.done() and not waker.cancelled() and anyio.current_effective_deadline() == -math.inf:
             outcome: Published | Refused = waker.result()
             return outcome
-        self._out.give_up_call(*call)
+        self._out.give_up_call(calls, row)
         self._link.ring()
         self._changed.set()
         return None

@@ -60,7 +60,7 @@ class Caller(Wire):
         assert is_simple(delta)
         found = self.out.call(delta, waker, now, self._note) if self.short else None
         if found is not None:
-            self.known.append(found)
+            self.known.append((found, found.count - 1))
             return
 
         def tell(outcome: Published | Refused) -> None:
