@@ -568,7 +568,8 @@ class Propagator(Publishing):
 
     def _note_progress(self) -> None:
         """A sink got on: whoever waits for that may try again; what waits for a time does not."""
-        self._sinks.pacing.note_progress(self._now())
+        if self._sinks.pacing.counts:
+            self._sinks.pacing.note_progress(self._now())
         self._line.ring()
         if self._chain.lanes.depth and not self._armed:
             self._bell.set()

@@ -75,4 +75,5 @@ class Line:
 
     def ring(self) -> None:
         """Something moved on: whoever is first may try again."""
-        self._bell.set()
+        if self._inside:
+            self._bell.set()

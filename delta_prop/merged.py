@@ -15,7 +15,7 @@ from delta_prop.published import Published, State
 from delta_prop.receipt import Receipt
 from delta_prop_wire.batch import SPARSE_KINDS
 from delta_prop_wire.bounds import NUMBERS_MAX, NUMBERS_MIN, below, finite, name_is_sound
-from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Priority, Source
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source
 from delta_prop_wire.encode import encode_columns
 from delta_prop_wire.spec import DELTA_BYTES_MAX, DIMENSION_MAX, NAMESPACE_BYTES_MAX
 
@@ -39,6 +39,8 @@ _F32, _U32 = np.dtype(np.float32), np.dtype(np.uint32)
 
 def may_be_merged(delta: Delta) -> bool:
     """Whether a delta says no more than numbers of one vector; its bounds are looked at later."""
+    if not isinstance(delta, Delta) or not isinstance(delta.operation, Operation):
+        return False
     operation = delta.operation
     values, indices = operation.values, operation.indices
     return (

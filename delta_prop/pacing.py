@@ -103,6 +103,11 @@ class Pacing:
         self._count(now)
         return self.pacer.wait_s(count, size, now)
 
+    @property
+    def counts(self) -> bool:
+        """Whether it matters when a sink gets on: some are held to what they do."""
+        return bool(self._mailboxes)
+
     def note_progress(self, now: float) -> None:
         """A sink got on."""
         for gauge in self._mailboxes:

@@ -110,12 +110,12 @@ class Publishing:
         acknowledgement cannot be told; the receipt that `offer` gives tells always.
         """
         self._check_open()
+        if len(deltas) == 1 and not after and may_be_merged(deltas[0]):
+            call = Draft(deltas, Receipt(), deltas[0].priority, self._level(ack_level))
+            return await self._call(call, lambda: self._draft(deltas, (), ack_level), timeout_s)
         if any(map(is_transform, deltas)):
             return await self._publish_transform(deltas, after, ack_level, timeout_s)
         priority = deltas[0].priority if deltas else Priority.NORMAL
-        if len(deltas) == 1 and not after and may_be_merged(deltas[0]):
-            call = Draft(deltas, Receipt(), priority, self._level(ack_level))
-            return await self._call(call, lambda: self._draft(deltas, (), ack_level), timeout_s)
         return await self._put(lambda: self._draft(deltas, after, ack_level), priority, timeout_s)
 
     async def publish_many(

@@ -177,7 +177,7 @@ class Feed(Calling):
 
     def note_visible(self) -> None:
         """More of the log may be read; what was meant for this sink has been offered."""
-        if self._quiet:
+        if self._applied < self._log.visible and self._quiet:
             self._rest()
 
     def note_recovered(self) -> None:

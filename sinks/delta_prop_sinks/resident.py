@@ -223,12 +223,12 @@ class Resident:
 
     def apply(self, deliveries: Sequence[Delivery], context: SinkContext) -> int:
         """Fold what is not yet folded; return how many rows that were. Raises RejectDelta, StopSink."""
-        self.check_fits()
-        if self.chains.active:
-            self.chains.expire(context.clock.now())
         before = self._folded
         deliveries, folded = self._folded_whole.part(deliveries)
         self._repeats += folded  # by another sink that shares these vectors
+        self.check_fits()
+        if self.chains.active:
+            self.chains.expire(context.clock.now())
         for one in deliveries if self.chains.active else runs(deliveries):
             some = one.deliveries if isinstance(one, Run) else (one,)
             if not (isinstance(one, Run) and self._deliver_run(one)):
@@ -385,6 +385,9 @@ class Resident:
         if lamport >= key[0] and (lamport, origin, counter) >= key:
             self._fold_late(Entry(key, logged, row), offset, table, slot, context)
             return
+        if not self.chains.active and logged.known_ids is KnownIds.NONE:
+            self._fold_row(logged, row, table, slot, key)
+            return
         ref, chains, entry = (table.namespace, vector_id), self.chains, Entry(key, logged, row)
         if logged.known_ids is not KnownIds.NONE and lamport != NO_LAMPORT:
             past = self._past(ref, entry, offset, context)
@@ -402,6 +405,17 @@ class Resident:
         if chains.active:
             chains.note(ref, entry, checkpoint, context.clock.now())
         self._done(table, slot, key, offset)
+
+    def _fold_row(self, logged: LoggedBatch, row: int, table: Table, slot: int, key: Key) -> None:
+        """The short way of most rows, which nobody needs to fold again."""
+        try:
+            table.fold_row(logged.batch, row, slot)
+        except Misfit as error:
+            vector_id = table.ids[slot]
+            if table.head(slot)[0] == NO_LAMPORT:
+                table.release(slot)
+            raise RejectDelta(logged.offset + row, f"{vector_id!r}: {error}") from None
+        self._done(table, slot, key, logged.offset + row)
 
     def _done(self, table: Table, slot: int, key: Key, offset: int) -> None:
         table.set_head(slot, *key, offset)

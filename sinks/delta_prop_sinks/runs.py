@@ -108,7 +108,7 @@ class Folded:
 
     def part(self, deliveries: Sequence[Delivery]) -> tuple[Sequence[Delivery], int]:
         """Those that are not among them, and how many rows the others have."""
-        if not any(map(self.has, deliveries)):
+        if not deliveries or not (self.has(deliveries[0]) or any(map(self.has, deliveries[1:]))):
             return deliveries, 0
         folded = sum(one.count for one in deliveries if self.has(one))
         return [one for one in deliveries if not self.has(one)], folded

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import pickle
 from dataclasses import FrozenInstanceError, replace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_wire.delta import AckLevel, Delta, Dot, Operation, Priority, Source, opaque
-from delta_prop_wire.encode import encode_batch, encode_opaque
+from delta_prop_wire.batch import Batch
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source, opaque
+from delta_prop_wire.encode import encode_batch, encode_opaque, encode_vectors
 from delta_prop_wire.validate import is_simple
 
 SIMPLE = st.builds(
@@ -30,6 +33,28 @@ def test_the_short_way_makes_the_same_bytes(deltas: list[Delta], priority: Prior
     terms = {"origin": 48, "base": 9, "epoch": 3, "ack_level": AckLevel.DURABLE, "priority": priority}
     short, long = encode_opaque(deltas, **terms), encode_batch(deltas, **terms)  # type: ignore[arg-type]
     assert bytes(short.raw) == bytes(long.raw)
+
+
+@given(
+    st.lists(st.sampled_from(["a", "key-1", "é", "a longer name"]), min_size=1, max_size=20),
+    st.integers(0, 5),
+    st.sampled_from([Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD]),
+    st.lists(st.builds(Dot, st.integers(1, 9), st.integers(1, 9)), max_size=2),
+)
+def test_columns_make_the_bytes_that_rows_make(ids: list[str], width: int, kind: Kind, clock: Any) -> None:
+    numbers = np.arange(len(ids) * width, dtype=np.float32).reshape(len(ids), width)
+    indices = numbers.astype(np.uint32) if kind in (Kind.SPARSE, Kind.SPARSE_ADD) else None
+    operations = [
+        Operation(kind, row, None if indices is None else indices[at]) for at, row in enumerate(numbers)
+    ]
+    deltas = [Delta(name, one, "n") for name, one in zip(ids, operations, strict=True)]
+    terms: Any = {"origin": 48, "base": 9, "epoch": 3, "ack_level": AckLevel.DURABLE, "hybrid_time": 7}
+    short = encode_vectors(ids, numbers, indices=indices, namespace="n", kind=kind, clock=clock, **terms)
+    long = encode_batch(deltas, clock=clock, **terms)
+    assert bytes(short.raw) == bytes(long.raw)
+    read = Batch(short.raw)
+    names = ("keys", "namespace", "namespace_names", "row_values", "index_highest", "clock")
+    assert [getattr(short, name) for name in names] == [getattr(read, name) for name in names]
 
 
 def test_a_delta_is_a_value_that_cannot_be_changed() -> None:

@@ -278,7 +278,9 @@ class Batch:
     def index_highest(self) -> int:
         """The highest index of all sparse rows, -1 where there is none."""
         indices = self.indices
-        return int(_HIGHEST(indices)) if len(indices) else -1
+        if len(indices) < _FEW:
+            return max(indices.tolist(), default=-1)
+        return int(_HIGHEST(indices))
 
     @lazy
     def row_values(self) -> int | None:
@@ -554,6 +556,8 @@ _NO_INDICES = np.zeros(0, np.uint32)
 _CONTROL, _LEAPS = int(Attribute.CONTROL), int(Attribute.COUNTERS_LEAP)
 _LEVELS, _LANES = tuple(AckLevel), tuple(Priority)
 _HIGHEST = np.maximum.reduce
+_FEW = 40
+"""Below so many numbers a Python loop is quicker than a call of numpy."""
 _DIRECTORY_AT = BODY_HEADER_BYTES + COLUMN_MASK.size
 _INDICES, _VALUES = 1 << Column.INDICES, 1 << Column.VALUES
 _NUMBERS = _INDICES | _VALUES

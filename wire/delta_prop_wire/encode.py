@@ -6,6 +6,7 @@ Checks nothing that `validate.py` checks: who encodes has validated.
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -63,6 +64,13 @@ _FIRST = struct.Struct("<Q")
 _NO_FIRST = (1 << 64) - 1
 _CODES = frozenset(map(int, ErrorCode))
 _TEXT = {str}
+_PLAIN_NAMES = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES | 1 << Column.VALUES
+_SPARSE_NAMES = _PLAIN_NAMES | 1 << Column.INDICES
+_PLAIN_HEAD = struct.Struct(f"{BODY_HEADER.format}Q4I")
+_SPARSE_HEAD = struct.Struct(f"{BODY_HEADER.format}Q5I4x")
+"""Header and directory of a body with four or five columns."""
+_PADDING = [b"", *(bytes(ALIGNMENT - size) for size in range(1, ALIGNMENT))]
+"""What follows a column, by what its length leaves."""
 
 
 def encode_batch(
@@ -199,14 +207,14 @@ def encode_columns(
     columns: dict[Column, bytes] = {}
     _add_clock(columns, clock)
     _add_texts(columns, keys)
-    columns[Column.NAMESPACES] = name_table([namespace])
+    columns[Column.NAMESPACES] = _one_name(namespace)
     if ids is not None:
         columns[Column.IDS] = b"".join(ids)
-    if width:
-        columns[Column.VALUES] = values
-        if indices is not None:
-            columns[Column.INDICES] = indices
-    batch = assemble(
+    if indices is not None:
+        columns[Column.INDICES] = indices
+    columns[Column.VALUES] = values
+    plain = not clock and ids is None
+    batch = (_assemble_plain if plain else assemble)(
         columns,
         attributes=ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT,
         count=len(keys),
@@ -219,6 +227,7 @@ def encode_columns(
     )
     if set(map(type, keys)) == _TEXT:
         batch.keys = list(keys)  # else they would be decoded; and names that come often are kept once
+    batch.namespace, batch.namespace_names, batch.row_values = namespace, (namespace,), width
     return batch
 
 
@@ -357,10 +366,7 @@ def assemble(
         directory += _ZEROS[:4]
     length = BODY_HEADER_BYTES + len(directory) + sum(map(len, parts))
     if STAMP_BYTES + length + ALIGNMENT > FRAME_PAYLOAD_BYTES_MAX:
-        raise Refused(
-            ErrorCode.TOO_LARGE,
-            f"a batch of {length} bytes is above a frame's {FRAME_PAYLOAD_BYTES_MAX}: send fewer at once",
-        )
+        raise _too_large(length)
     header = BODY_HEADER.pack(
         BODY_VERSION,
         BODY_HEADER_BYTES // 8,
@@ -378,6 +384,71 @@ def assemble(
     )
     signed = b"".join((header, directory, *parts, _ZEROS[: -(length + CRC_BYTES) % ALIGNMENT]))
     return Batch(signed + crc32c(signed).to_bytes(CRC_BYTES, "little"))
+
+
+def _assemble_plain(
+    columns: dict[Column, bytes],
+    *,
+    attributes: int,
+    count: int,
+    origin: int,
+    epoch: int,
+    base: int,
+    hybrid_time: int,
+    kinds_mask: int,
+    dimension: int,
+) -> Batch:
+    """`assemble` in a third of the time, for columns that say nothing by their presence alone.
+
+    Names come first, then numbers: in the order of columns.
+    """
+    ends, keys, names = columns[Column.KEY_ENDS], columns[Column.KEYS], columns[Column.NAMESPACES]
+    indices, values = columns.get(Column.INDICES), columns[Column.VALUES]
+    lengths: tuple[int, ...] = (len(ends), len(keys), len(names), len(values))
+    head, mask = _PLAIN_HEAD, _PLAIN_NAMES
+    if indices is None:
+        indices = b""
+    else:
+        lengths, head, mask = (*lengths[:3], len(indices), len(values)), _SPARSE_HEAD, _SPARSE_NAMES
+    length = head.size + sum(size + -size % ALIGNMENT for size in lengths)
+    if STAMP_BYTES + length + ALIGNMENT > FRAME_PAYLOAD_BYTES_MAX:
+        raise _too_large(length)
+    header = head.pack(
+        BODY_VERSION,
+        BODY_HEADER_BYTES // 8,
+        attributes,
+        count,
+        origin,
+        epoch,
+        0,
+        base,
+        hybrid_time,
+        kinds_mask,
+        dimension,
+        length,
+        0,
+        mask,
+        *lengths,
+    )
+    parts = (
+        header, ends, _PADDING[len(ends) % ALIGNMENT], keys, _PADDING[len(keys) % ALIGNMENT],
+        names, _PADDING[len(names) % ALIGNMENT], indices, _PADDING[len(indices) % ALIGNMENT],
+        values, _PADDING[len(values) % ALIGNMENT], _ZEROS[: -(length + CRC_BYTES) % ALIGNMENT],
+    )  # fmt: skip
+    signed = b"".join(parts)
+    return Batch(signed + crc32c(signed).to_bytes(CRC_BYTES, "little"))
+
+
+def _too_large(length: int) -> Refused:
+    return Refused(
+        ErrorCode.TOO_LARGE,
+        f"a batch of {length} bytes is above a frame's {FRAME_PAYLOAD_BYTES_MAX}: send fewer at once",
+    )
+
+
+@lru_cache(maxsize=1024)
+def _one_name(name: str) -> bytes:
+    return name_table([name])
 
 
 def _add_clock(columns: dict[Column, bytes], clock: Iterable[Dot]) -> None:
