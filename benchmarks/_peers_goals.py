@@ -24,8 +24,9 @@ SINGLE = Scene("single calls", consumers=0, batch=1, tasks=True)
 RATE = Scene("2,000 a second", consumers=1, batch=1, rate=2_000.0, seconds_max=5.6)
 IDLE = Scene("idle to idle", consumers=1, batch=1, pause_s=0.01, seconds_max=3.0)
 BULK = Scene("bulk to one receiver", consumers=1, batch=1_000, window=64_000)
+CATCH_UP = Scene("bulk from the log to one receiver", consumers=1, batch=1_000, window=64_000, from_log=True)
 BULK_PUBLISH = Scene("bulk to acknowledgement", consumers=0, batch=1_000, window=64_000)
-SCENES = (PUBLISH, FLOW, FAN_OUT, PACKED, SINGLE, RATE, IDLE, BULK, BULK_PUBLISH)
+SCENES = (PUBLISH, FLOW, FAN_OUT, PACKED, SINGLE, RATE, IDLE, BULK, CATCH_UP, BULK_PUBLISH)
 
 Rounds = dict[tuple[str, str], dict[int, Measured]]
 """Scene and peer, then the rounds."""
@@ -93,6 +94,7 @@ COMPARISONS = (
     Comparison("", IDLE, P50, OURS, JETSTREAM, 1.2, None),
     Comparison("9", FLOW, CPU, OURS, JETSTREAM, 1 / 15, 1 / 35),
     Comparison("10", BULK, SPEED, OURS, "best loopback TCP", 0.25, 0.4),
+    Comparison("10", CATCH_UP, SPEED, OURS, "best loopback TCP", 0.25, 0.4),
     Comparison("11", BULK_PUBLISH, SPEED, DURABLE, "1 MiB write + fdatasync", 0.35, 0.6),
 )
 

@@ -6,16 +6,19 @@ Every payload begins with the time at which it was given to the client, ns of th
 from __future__ import annotations
 
 import asyncio
+import gc
 import multiprocessing
 import os
 import time
 from array import array
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from benchmarks._measure import percentile
+from benchmarks._peers_bulk import caught_up
 from benchmarks._peers_calls import published_singly
 from benchmarks._peers_contract import WAIT_S_MAX
 
@@ -48,6 +51,8 @@ class Scene:
     """Payloads that may be unacknowledged."""
     tasks: bool = False
     """Each payload is published by a call of its own, in a task of its own."""
+    from_log: bool = False
+    """All is written before the consumer comes."""
     sampled: int = 1
     """Of so many payloads that come in one go, a consumer keeps the time of one: enough in a long run."""
     payloads_max: int = 3_000_000
@@ -85,6 +90,8 @@ def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: in
 
     Raises RuntimeError with what a client has told.
     """
+    if scene.from_log:
+        return caught_up(peer, scene, topic, partial(measure, size=size, window=window))
     size, window = size * scene.pack, window or scene.window
     peer.create(topic, scene.consumers)
     target = _PROCESSES.Value("q", -1)
@@ -205,6 +212,8 @@ def _publish_singly(
 
     async def publish() -> None:
         async with peer.calls(topic) as call:
+            gc.collect()
+            gc.freeze()  # what was imported is as much as the program likes; it is not to be walked again
             pipe.send("ready")
             pipe.recv()
             cpu, began = time.process_time(), time.monotonic_ns()

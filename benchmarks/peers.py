@@ -8,8 +8,9 @@ them are unacknowledged, every consumer durable and acknowledging.
 A consumer sees of each payload that it has its size, and when it was published; so none is lost, twice or out
 of order unnoticed. Ours sees too that counters have no gap, and our publisher sends some frames twice in the
 end. What a server promises with an acknowledgement stands beside it: the page cache, or stable storage.
-Single calls come from a program on asyncio, a task each: to JetStream and Redis over a raw connection, to
-ours through its client, which gathers them.
+Single calls come from a program on asyncio, a task each, at most 4,000 open: to JetStream and Redis over a
+raw connection, to ours through its client, which gathers them. What such a program has imported is frozen
+first, for all alike, so that the garbage collector walks over the calls alone.
 """
 
 from __future__ import annotations
