@@ -1,0 +1,69 @@
+"""Bars as an SVG document of their own: one value a row, on a straight or a logarithmic axis. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from html import escape
+from math import log10
+from typing import TYPE_CHECKING
+
+from delta_prop_simulations.report.dress import colours
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WIDTH, NAMES, RIGHT = 900, 400, 90
+ROW, BAR, TOP, BOTTOM = 22, 14, 44, 30
+_STYLE = (
+    "svg{--quiet:#59616b;--grid:#dfe3e8;--ground:#fff}"
+    "@media (prefers-color-scheme:dark){svg{--quiet:#a3abb5;--grid:#343a41;--ground:#14171a}}"
+    "text{font:12px system-ui,sans-serif;fill:var(--quiet)}.title{font-weight:600;font-size:14px}"
+    ".ground{fill:var(--ground)}.grid{stroke:var(--grid)}.one{stroke:var(--quiet);stroke-width:2}"
+    ".bar{fill:currentColor}.r{text-anchor:end}.m{text-anchor:middle}"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One row. `told`: what stands behind the bar."""
+
+    name: str
+    value: float
+    told: str
+    colour: int = 0
+
+
+def bars(title: str, rows: Sequence[Bar], ticks: Sequence[float], *, logarithmic: bool = False) -> str:
+    """The document. `ticks` rise; bars begin at the first and end at the last at most.
+
+    On a logarithmic axis they begin at 1, to the left or to the right.
+    """
+
+    def at(value: float) -> float:
+        low, high = ticks[0], ticks[-1]
+        held = min(max(value, low), high)
+        share = log10(held / low) / log10(high / low) if logarithmic else (held - low) / (high - low)
+        return NAMES + share * (WIDTH - NAMES - RIGHT)
+
+    bottom = TOP + ROW * len(rows)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {bottom + BOTTOM}" width="{WIDTH}">',
+        f"<style>{_STYLE}{colours()}</style>",
+        f'<rect class="ground" width="{WIDTH}" height="{bottom + BOTTOM}"/>',
+        f'<text class="title" x="12" y="22">{escape(title)}</text>',
+    ]
+    for tick in ticks:
+        kind = "one" if logarithmic and tick == 1 else "grid"
+        parts.append(f'<path class="{kind}" d="M{at(tick):.0f} {TOP - 6}V{bottom}"/>')
+        parts.append(f'<text class="m" x="{at(tick):.0f}" y="{bottom + 18}">{tick:,g}</text>')
+    begin = at(1.0) if logarithmic else at(ticks[0])
+    for place, row in enumerate(rows):
+        y, end = TOP + ROW * place, at(row.value)
+        left, right = sorted((begin, end))
+        parts.append(f'<text class="r" x="{NAMES - 10}" y="{y + 12}">{escape(row.name)}</text>')
+        parts.append(
+            f'<rect class="bar c{row.colour}" x="{left:.1f}" y="{y}" width="{max(right - left, 1):.1f}" '
+            f'height="{BAR}"/>'
+        )
+        parts.append(f'<text x="{max(right, begin) + 6:.0f}" y="{y + 12}">{escape(row.told)}</text>')
+    return "".join([*parts, "</svg>\n"])

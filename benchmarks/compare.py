@@ -1,0 +1,57 @@
+"""Two saved runs, figure by figure: `./run bench compare OLD NEW`, files or folders of what --json wrote.
+
+A figure is called better or worse only where the rounds of the two runs do not overlap. The exit status is 1
+only where one is worse than a third of what it was: a shared machine moves figures by less than that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks._measure import table
+from benchmarks._results import number, spread
+from benchmarks._saved import Run, changes, read
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Compare, print."""
+    parser = argparse.ArgumentParser(prog="./run bench compare", description=__doc__)
+    parser.add_argument("old", type=Path, help="a file, or a folder of files")
+    parser.add_argument("new", type=Path, help="the same of another run")
+    parser.add_argument("--all", action="store_true", help="figures too that are within the noise")
+    given = parser.parse_args(arguments)
+    try:
+        old, new = read([given.old]), read([given.new])
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    return report(old, new, everything=given.all)
+
+
+def report(old: Run, new: Run, *, everything: bool) -> int:
+    """Print; the exit status."""
+    found = changes(old, new)
+    shown = [one for one in found if everything or one.verdict]
+    rows = [
+        (
+            f"{one.bench}: {one.name}",
+            spread(dict(one.before)),
+            spread(dict(one.now)),
+            one.unit,
+            f"{one.ratio:.2f}",
+            one.verdict,
+        )
+        for one in shown
+    ]
+    if rows:
+        print(table("how many times better it is now", ("", "before", "now", "", "×", ""), rows))
+    same = len(found) - sum(bool(one.verdict) for one in found)
+    print(f"{len(found)} figures in both, {same} of them within the noise of their rounds")
+    paces = [[told["calibration_ns"] for told in run.values()] for run in (old, new)]
+    print("a loop turn took", " and ".join(f"{number(min(one))} to {number(max(one))} ns" for one in paces))
+    return int(any(one.verdict == "FAR" for one in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""Runs the benchmarks, or takes what they wrote, and makes docs/performance.md of it, with its plots.
+
+`./run bench report` runs all of them, about half an hour, and keeps what they write where --keep says;
+`--from DIR` takes what is there. Why a goal is short is told by benchmarks/short.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import tomllib
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks._bars import Bar, bars
+from benchmarks._results import number, spread
+from benchmarks._saved import Run, read
+from delta_prop_simulations.report.axis import linear
+from delta_prop_simulations.report.picture import picture
+from delta_prop_simulations.report.plot import Line, Plot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+BENCHES = ("peers", "pipeline", "stages", "sustained", "mix", "growth", "memory", "scale")
+"""In the order of the page."""
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "performance.md"
+GOALS_PLOT, RATES_PLOT, MEMORY_PLOT = (
+    "performance-goals.svg",
+    "performance-rates.svg",
+    "performance-memory.svg",
+)
+GOAL_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10)
+RUN_S_MAX = 3_600
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run or read, write the page. Exit status 1 where a benchmark failed."""
+    parser = argparse.ArgumentParser(prog="./run bench report", description=__doc__)
+    parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="take what is there")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep what the benchmarks write there")
+    parser.add_argument("--quick", action="store_true", help="run them all shortly")
+    parser.add_argument("--to", type=Path, metavar="FILE", default=PAGE, help="the page; default: docs/")
+    given = parser.parse_args(arguments)
+    failed: list[str] = []
+    if given.source is None:
+        place = nullcontext(given.keep) if given.keep else tempfile.TemporaryDirectory(prefix="report-")
+        with place as folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            failed = ran(Path(folder), quick=given.quick)
+            run = read([Path(folder)])
+    else:
+        run = read([given.source])
+    write(run, given.to)
+    for name in failed:
+        print(f"{name} failed, or found something far from its goal", file=sys.stderr)
+    return int(bool(failed))
+
+
+def ran(folder: Path, *, quick: bool) -> list[str]:
+    """Run each benchmark in a process of its own; the names of those that failed."""
+    failed = []
+    for name in BENCHES:
+        if not (Path(__file__).parent / f"{name}.py").exists():
+            continue
+        command = [sys.executable, "-m", "benchmarks", name, "--json", str(folder / f"{name}.json")]
+        done = subprocess.run([*command, *(["--quick"] if quick else [])], check=False, timeout=RUN_S_MAX)
+        if done.returncode:
+            failed.append(name)
+    return failed
+
+
+def write(run: Run, page: Path, shorts: Sequence[Mapping[str, Any]] | None = None) -> None:
+    """The page, and its plots beside it."""
+    if shorts is None:
+        shorts = tomllib.loads((Path(__file__).parent / "short.toml").read_text()).get("short", [])
+    goals = [goal for name in _ordered(run) for goal in run[name]["goals"]]
+    plots = drawn(run, goals)
+    for name, text in plots.items():
+        (page.parent / name).write_text(text)
+    page.write_text("\n".join(lines_of(run, goals, shorts, plots)).rstrip() + "\n")
+
+
+def lines_of(
+    run: Run,
+    goals: Sequence[Mapping[str, Any]],
+    shorts: Sequence[Mapping[str, Any]],
+    plots: Iterable[str],
+) -> list[str]:
+    """The page, line by line."""
+    verdicts = [goal["verdict"] for goal in goals]
+    reached = sum(one in ("met", "moonshot") for one in verdicts)
+    measured_at = max(told["measured_at"] for told in run.values())
+    calibrations = [told["calibration_ns"] for told in run.values()]
+    loads = [told["load"] for told in run.values()]
+    lines = [
+        "# Performance",
+        "",
+        "What was measured, beside the peers and the limits of the same machine in the same run. "
+        "`./run bench report` writes this page; `./run bench compare OLD NEW` holds two runs against "
+        "each other.",
+        "",
+        f"- Measured on {measured_at}, on {machine()}.",
+        f"- A turn of an empty loop took {min(calibrations):.0f} to {max(calibrations):.0f} ns of CPU; "
+        f"the load when benchmarks began was {min(loads):.1f} to {max(loads):.1f}. The machine is shared, "
+        "so ratios within a run say more than any figure alone.",
+        "- A figure is the median of its rounds, with the lowest and the highest behind it.",
+        f"- {len(goals)} goals: {reached} reached, {verdicts.count('moonshot')} of these far beyond; "
+        f"{sum(one in ('short', 'FAR') for one in verdicts)} [short](#short); "
+        f"{verdicts.count('not measured')} not measured.",
+        "",
+        "## Goals",
+        "",
+        *([f"![How far each goal is reached]({GOALS_PLOT})", ""] if GOALS_PLOT in plots else []),
+        "| row | what | target | far beyond | found | |",
+        "|---|---|---:|---:|---:|---|",
+        *map(_goal_line, goals),
+        "",
+        "## Short",
+        "",
+        *_short_lines(goals, shorts),
+        "## Figures",
+        "",
+        *([f"![Deltas a second]({RATES_PLOT})", ""] if RATES_PLOT in plots else []),
+        *([f"![Memory under a sustained load]({MEMORY_PLOT})", ""] if MEMORY_PLOT in plots else []),
+    ]
+    for name in _ordered(run):
+        lines += [f"### {name.capitalize()}", "", f"`./run bench {name}`", ""]
+        for text in run[name]["tables"]:
+            lines += ["```text", text.rstrip(), "```", ""]
+        lines += [*(f"- {note}" for note in run[name]["notes"]), ""]
+        lines += [f"**Failed**: {failure}" for failure in run[name]["failures"]]
+    return lines
+
+
+def machine() -> str:
+    """In words that tell nobody which machine it was."""
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{os.cpu_count()} shared cores ({platform.machine()}), {memory_gib:.0f} GiB, {platform.system()}, "
+        f"Python {platform.python_version()}"
+    )
+
+
+def _ordered(run: Run) -> list[str]:
+    return [*(name for name in BENCHES if name in run), *sorted(run.keys() - set(BENCHES))]
+
+
+def _goal_line(goal: Mapping[str, Any]) -> str:
+    bound = "≤" if goal["less"] else "≥"
+    wanted, moon = (
+        "" if goal[one] is None else f"{bound} {goal[one]:.3g} {goal['unit']}"
+        for one in ("target", "moonshot")
+    )
+    verdict = {"moonshot": "far beyond", "met": "reached", "FAR": "short", "short": "short"}
+    found = spread(goal["found"])
+    return (
+        f"| {goal['row']} | {goal['what']} | {wanted} | {moon} | {found} "
+        f"| {verdict.get(goal['verdict'], goal['verdict'])} |"
+    )
+
+
+def _short_lines(goals: Sequence[Mapping[str, Any]], shorts: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines: list[str] = []
+    for goal in goals:
+        if goal["verdict"] not in ("short", "FAR"):
+            continue
+        bound = "at most" if goal["less"] else "at least"
+        lines += [
+            f"**{goal['what']}**: {spread(goal['found'])} {goal['unit']}, "
+            f"wanted {bound} {goal['target']:.3g} {goal['unit']}.",
+            "",
+        ]
+        for short in shorts:
+            if short["row"] == goal["row"] and short.get("what", "") in goal["what"]:
+                lines += [*(f"- Tried: {idea}" for idea in short["ideas"]), f"- Limit: {short['limit']}", ""]
+    return lines or ["Nothing.", ""]
+
+
+# --- plots
+
+
+def drawn(run: Run, goals: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The plots that there are figures for, by file."""
+    plots = {}
+    reached = [_reached(goal) for goal in goals if goal["found"] is not None and goal["found"]["median"] > 0]
+    if reached:
+        title = "How far each goal is reached: 1 is the target"
+        plots[GOALS_PLOT] = bars(title, reached, GOAL_TICKS, logarithmic=True)
+    rates = [
+        Bar(name, figure["median"] / 1e3, f"{figure['median'] / 1e3:,.0f}", 0 if ": ours" in name else 1)
+        for name, figure in run.get("peers", {"figures": {}})["figures"].items()
+        if figure["unit"] == "deltas/s"
+    ]
+    if rates:
+        ticks = [tick for tick, _ in linear(max(rate.value for rate in rates), "").ticks]
+        plots[RATES_PLOT] = bars("Thousands of deltas a second, by scene and server", rates, ticks)
+    samples = run.get("sustained", {"more": {}})["more"].get("memory")
+    if samples:
+        ats, held = ([float(one[place]) for one in samples] for place in (0, 1))
+        line = Line("server", 0, ats, held)
+        plot = Plot("Memory, MB", linear(max(ats), "s", tight=True), linear(max(held), ""), (line,))
+        plots[MEMORY_PLOT] = picture(plot)
+    return plots
+
+
+def _reached(goal: Mapping[str, Any]) -> Bar:
+    found, target = goal["found"]["median"], goal["target"]
+    value = target / found if goal["less"] else found / target
+    row = f"{goal['row']}  " if goal["row"] else ""
+    return Bar(f"{row}{_cut(goal['what'])}", value, number(value), 2 if value >= 1 else 1)
+
+
+def _cut(text: str, characters_max: int = 60) -> str:
+    return text if len(text) <= characters_max else f"{text[: characters_max - 1]}…"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

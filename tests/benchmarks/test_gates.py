@@ -1,0 +1,24 @@
+"""A short look at speed in every run of the tests: far slower than usual is a defect on any machine.
+
+Costs are in turns of an empty loop of the same moment; the bound is three times what was measured.
+"""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from benchmarks import mix
+from benchmarks._measure import calibration_ns
+from benchmarks._mixes import BY_ROW, ONE, Traffic
+
+GATE = 3
+
+
+@pytest.mark.parametrize(("traffic", "turns"), [(ONE[0], 50), (ONE[3], 50), (BY_ROW, 300)])
+def test_a_delta_inside_a_program_costs_what_it_did(traffic: Traffic, turns: int) -> None:
+    def cost() -> float:
+        turn_ns = calibration_ns()
+        return 1e9 / anyio.run(mix.inside, traffic, 6_000) / turn_ns
+
+    assert min(cost() for _ in range(2)) < GATE * turns

@@ -1,0 +1,130 @@
+"""Saved runs: put together, held against each other, made a page that says what is short."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks import compare, report
+from benchmarks._bars import Bar, bars
+from benchmarks._results import Goal, Results
+from benchmarks._saved import changes, read
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FAST = Goal("1", "rate: ours / theirs", 5.0, 10.0)
+SLOW = Goal("8", "p99: ours / theirs", 1.0, 0.8, less=True)
+
+
+def saved(path: Path, bench: str, rate: list[float], p99: list[float]) -> Path:
+    results = Results(bench, calibration_ns=50.0)
+    results.figure("publish: ours", rate, "deltas/s")
+    results.figure("p99", p99, "µs", less=True)
+    results.goal(FAST, rate)
+    results.goal(SLOW, p99)
+    results.tables.append("a table\n")
+    results.notes.append("a note")
+    results.more["memory"] = [(0.5, 100.0), (1.0, 101.0)]
+    results.finish(str(path))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rates", "verdict"),
+    [([10.0], "moonshot"), ([9.0], "met"), ([4.9], "short"), ([1.6], "FAR"), (None, "not measured")],
+)
+def test_a_goal_is_judged_by_its_median(rates: list[float] | None, verdict: str) -> None:
+    assert Results("b", calibration_ns=1.0).goal(FAST, rates) == verdict
+
+
+def test_less_is_better_where_it_is_said() -> None:
+    results = Results("b", calibration_ns=1.0)
+    assert [results.goal(SLOW, [one]) for one in (0.8, 1.0, 2.9, 3.1)] == ["moonshot", "met", "short", "FAR"]
+    assert results.failed
+
+
+def test_what_a_benchmark_wrote_in_pieces_is_put_together(tmp_path: Path) -> None:
+    saved(tmp_path / "a.json", "peers", [5.0], [1.0])
+    second = Results("peers", calibration_ns=50.0)
+    second.goal(FAST, [7.0])
+    second.goal(Goal("2", "other", 1.0), [1.0])
+    second.finish(str(tmp_path / "b.json"))
+    (tmp_path / "c.json").write_text("[]")
+    run = read([tmp_path])
+    assert [(goal["row"], goal["found"]["median"]) for goal in run["peers"]["goals"]] == [
+        ("1", 7.0),
+        ("8", 1.0),
+        ("2", 1.0),
+    ]
+    assert run["peers"]["figures"].keys() == {"publish: ours", "p99"}
+    with pytest.raises(ValueError, match="no results"):
+        read([tmp_path / "c.json"])
+
+
+def test_a_change_is_told_only_beyond_the_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = saved(tmp_path / "old.json", "peers", [90.0, 100.0, 110.0], [10.0, 11.0, 12.0])
+    new = saved(tmp_path / "new.json", "peers", [105.0, 120.0, 130.0], [8.0, 9.0, 9.5])
+    found = {one.name: (round(one.ratio, 2), one.verdict) for one in changes(read([old]), read([new]))}
+    assert found == {"publish: ours": (1.2, ""), "p99": (1.22, "better")}
+    assert compare.main([str(old), str(new)]) == 0
+    assert "2 figures in both, 1 of them within the noise" in capsys.readouterr().out
+    assert compare.main([str(new), str(old)]) == 0
+    assert "worse" in capsys.readouterr().out
+    far = saved(tmp_path / "far.json", "peers", [30.0, 30.0, 30.0], [10.0, 11.0, 12.0])
+    assert compare.main([str(old), str(far), "--all"]) == 1
+    assert "FAR" in capsys.readouterr().out
+
+
+def test_the_page_tells_goals_what_is_short_and_why(tmp_path: Path) -> None:
+    saved(tmp_path / "p.json", "peers", [4.0], [0.5])
+    saved(tmp_path / "s.json", "sustained", [6.0], [0.9])
+    shorts = [
+        {"row": "1", "what": "rate", "ideas": ["less work: + 10 %"], "limit": "the loop"},
+        {"row": "1", "what": "latency", "ideas": ["not this"], "limit": "no"},
+    ]
+    report.write(read([tmp_path]), tmp_path / "performance.md", shorts)
+    page = (tmp_path / "performance.md").read_text()
+    assert "4 goals: 3 reached, 1 of these far beyond; 1 [short](#short); 0 not measured" in page
+    assert "| 1 | rate: ours / theirs | ≥ 5 × | ≥ 10 × | 4 (4-4) | short |" in page
+    assert "**rate: ours / theirs**: 4 (4-4) ×, wanted at least 5 ×." in page
+    assert "- Tried: less work: + 10 %\n- Limit: the loop" in page
+    assert "not this" not in page
+    assert page.count("a table") == 2
+    for plot in (report.GOALS_PLOT, report.RATES_PLOT, report.MEMORY_PLOT):
+        assert plot in page
+        ET.parse(tmp_path / plot)
+
+
+def test_a_run_that_failed_is_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report, "BENCHES", ("sustained", "nothing"))
+    calls = []
+
+    class Done:
+        returncode = 1
+
+    def run(command: list[str], **_: object) -> Done:
+        calls.append(command)
+        saved(tmp_path / "sustained.json", "sustained", [6.0], [0.9])
+        return Done()
+
+    monkeypatch.setattr(report.subprocess, "run", run)
+    page = tmp_path / "docs.md"
+    assert report.main(["--keep", str(tmp_path), "--quick", "--to", str(page)]) == 1
+    assert page.exists()
+    (command,) = calls
+    assert command[-1] == "--quick"
+
+
+def test_bars_begin_at_one_on_a_logarithmic_axis() -> None:
+    text = bars("t <", [Bar("low", 0.1, "0.1"), Bar("high", 100.0, "100")], (0.1, 1, 10), logarithmic=True)
+    root = ET.fromstring(text)
+    low, high = (one for one in root.iter() if (one.get("class") or "").startswith("bar"))
+    assert float(low.get("x") or 0) + float(low.get("width") or 0) == pytest.approx(
+        float(high.get("x") or 0), abs=0.1
+    )
+    assert float(high.get("width") or 0) == pytest.approx(float(low.get("width") or 0), abs=0.2)
+    assert json.dumps(text)
