@@ -271,5 +271,5 @@ def _logged(raw: bytes) -> LoggedBatch:
     head = read_head(memoryview(raw))
     batch, stamp = Batch(raw[_HEAD_BYTES:]), head.stamp
     return LoggedBatch(
-        batch, head.offset, stamp.lamport, stamp.source, raw[:_HEAD_BYTES], stamp.known_ids
+        batch, head.offset, stamp.lamport, stamp.source, raw[:_HEAD_BYTES], known_ids=stamp.known_ids
     )  # fmt: skip

@@ -221,7 +221,7 @@ def test_the_stamp_is_the_servers() -> None:
     assert (batch.base, batch.previous, batch.last) == (8, 4, 13)
     assert batch.row_offsets is not None
     assert batch.row_offsets.tolist() == [1003, 1008]
-    without_head = replace(one, head=b"", known_ids=KnownIds.SOME)
+    without_head = LoggedBatch(one.batch, one.offset, one.lamport, one.source, known_ids=KnownIds.SOME)
     (frame,) = frames(without_head, [3])
     assert frame.stamp is not None
     assert frame.stamp.known_ids is KnownIds.SOME

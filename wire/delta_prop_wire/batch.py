@@ -7,7 +7,6 @@ bytes encodes another batch (`encode.py`).
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -95,9 +94,11 @@ class Batch:
         """What the producer wants an acknowledgement to promise."""
         self.priority = _LANES[self.attributes >> PRIORITY_SHIFT & 3]
         """The lane of all rows."""
-        self.plain = (
-            columns & ~_NUMBERS == _NAMES or columns == _NAMES_AND_BLOBS
-        ) and not self.attributes & _CONTROL
+        self.is_control = self.attributes & _CONTROL != 0
+        """Whether the rows only fill places: they take offsets and are never delivered."""
+        self.leaps = self.attributes & _LEAPS != 0
+        """Whether counters need not be contiguous."""
+        self.plain = (columns & ~_NUMBERS == _NAMES or columns == _NAMES_AND_BLOBS) and not self.is_control
         """Whether all rows are of one kind and namespace and have but a vector id and numbers, or bytes.
 
         Without clock, parents, ids, metadata, topics, and with dots in a row: what most batches are.
@@ -116,19 +117,9 @@ class Batch:
         return int(_CRC.unpack_from(self.raw, len(self.raw) - CRC_BYTES)[0])
 
     @property
-    def is_control(self) -> bool:
-        """Whether the rows only fill places: they take offsets and are never delivered."""
-        return self.attributes & _CONTROL != 0
-
-    @property
     def is_state(self) -> bool:
         """Whether each row is the whole state of a vector at an offset, no change (`states.py`)."""
         return bool(self.attributes & Attribute.STATE_ROWS)
-
-    @property
-    def leaps(self) -> bool:
-        """Whether counters need not be contiguous."""
-        return self.attributes & _LEAPS != 0
 
     @lazy
     def last(self) -> int:
@@ -312,25 +303,26 @@ class Batch:
         """Whether some row changes metadata."""
         return self.columns_mask >> Column.METADATA & 1 != 0
 
-    def decode_plain(self) -> str | None:
-        """Decode all columns of a plain batch at once, in half the time; the vector ids end to end.
-
-        None where that cannot be, as the batch is not plain, an id is empty or not printable ASCII, or the
-        columns are not what the header tells: ask for each column then.
-        """
-        if self._text is None and self.plain:
-            self._text = self._decode_plain()
-        return self._text
-
-    _text: str | None = None
+    decoded = False
+    """Whether `decode_plain` has decoded all columns."""
     key_bytes_bound: int
-    """Of a batch that `decode_plain` decoded: no vector id is longer, though it may be shorter."""
+    """Of a batch that was decoded so: no vector id is longer, though it may be shorter."""
 
-    def _decode_plain(self) -> str | None:
+    def decode_plain(self) -> bool:
+        """Decode all columns of a plain batch at once, in half the time; whether they are.
+
+        They are not where the batch is not plain, an id is empty or not printable ASCII, or the columns are
+        not what the header tells: ask for each column then.
+        """
+        if not self.decoded and self.plain:
+            self.decoded = self._decode_plain()
+        return self.decoded
+
+    def _decode_plain(self) -> bool:
         body, columns = self.raw, self.columns_mask
         _, lengths, ends_at = _directory_of(columns)
         if self.kind is None or ends_at > self.length:
-            return None
+            return False
         ends, texts, names, *rest = lengths.unpack_from(body, _DIRECTORY_AT)
         keys_at = ends_at + ends + -ends % ALIGNMENT
         names_at = keys_at + texts + -texts % ALIGNMENT
@@ -338,35 +330,35 @@ class Batch:
         for size in rest:
             at += size + -size % ALIGNMENT
         if at != self.length or ends != 4 * self.count or names > _NAME_BYTES_MAX:
-            return None
-        name = _name_in(bytes(body[names_at : names_at + names]))
-        keys, text = self._keys_from(ends_at, keys_at, texts)
-        if name is None or text is None or not self._decode_rest(columns, rest_at, rest):
-            return None
-        self.keys, self.namespace, self.namespace_names = keys, name, (name,)
-        return text
+            return False
+        named = _name_in(bytes(body[names_at : names_at + names]))
+        keys = self._keys_from(ends_at, keys_at, texts)
+        if named is None or keys is None:
+            return False
+        self.keys, self.namespace_names = keys, named
+        self.namespace = named[0]
+        if columns & _BLOBS:
+            return self._decode_blobs(rest_at, *rest)
+        return self._decode_numbers(columns, rest_at, rest)
 
-    def _keys_from(self, ends_at: int, at: int, size: int) -> tuple[list[str], str | None]:
-        """The vector ids, and all end to end; None there where one is empty or not of printable ASCII."""
-        keys: list[str] = []
+    def _keys_from(self, ends_at: int, at: int, size: int) -> list[str] | None:
+        """The vector ids; None where one is empty or not of printable ASCII."""
         raw = bytes(self.raw[at : at + size])
         if not raw.isascii():
-            return keys, None
-        text = raw.decode("ascii")
+            return None
+        text, keys = raw.decode("ascii"), []
         start, stops = 0, _stops_of(self.count).unpack_from(self.raw, ends_at)
         for stop in stops:
             keys.append(text[start:stop])
             start = stop
         # Where no slice is empty all ends rise, up to the last one, which is looked at.
         if start != size or not all(keys) or not text.isprintable():
-            return keys, None
+            return None
         self.key_bytes_bound = size if size <= VECTOR_ID_BYTES_MAX else _longest_stretch(stops)
-        return keys, text
+        return keys
 
-    def _decode_rest(self, columns: int, at: int, sizes: list[int]) -> bool:
-        """Numbers, or where bytes end, from there on; whether there are as many as there must be."""
-        if columns & _BLOBS:
-            return self._decode_blobs(at, *sizes)
+    def _decode_numbers(self, columns: int, at: int, sizes: list[int]) -> bool:
+        """Numbers from there on; whether there are as many as there must be."""
         count, indices, values = self.count, _NO_INDICES, _NO_VALUES
         if columns & _INDICES:
             size = sizes[0]
@@ -382,6 +374,7 @@ class Batch:
         return whole and len(values) % count == 0 and len(indices) == needed
 
     def _decode_blobs(self, at: int, ends: int, size: int) -> bool:
+        """Where bytes end, from there on; whether they rise as they must."""
         self.indices, self.values, self.row_values, self.index_highest = _NO_INDICES, _NO_VALUES, 0, -1
         return ends == 4 * self.count and _rise_to(size, bytes(self.raw[at : at + ends]), self.count)
 
@@ -509,33 +502,37 @@ class Batch:
         return _known_names(raw)
 
 
-@dataclass(slots=True, eq=False)
 class LoggedBatch:
     """A batch with its place in the log: row i has offset + i and Lamport number lamport + i. Never changed.
 
     One of state rows has its place in a snapshot instead: `offset` counts the snapshot's rows, and `key`
     and `row_offset` tell of each row's last delta.
 
-    `head` is the 64 bytes of frame header and stamp, where the log keeps frames; a frame is head, then body.
-    `known_ids`: a forwarded batch may repeat ids that stood in this log before (`twins.py`).
+    `next_offset` is the one after the last row. `head` is the 64 bytes of frame header and stamp, where the
+    log keeps frames; a frame is head, then body. `known_ids`: a forwarded batch may repeat ids that stood in
+    this log before (`twins.py`).
     """
 
-    batch: Batch
-    offset: int
-    lamport: int
-    source: Source
-    head: bytes = b""
-    known_ids: KnownIds = KnownIds.NONE
+    __slots__ = ("batch", "count", "head", "known_ids", "lamport", "next_offset", "offset", "source")
 
-    @property
-    def count(self) -> int:
-        """Rows."""
-        return self.batch.count
-
-    @property
-    def next_offset(self) -> int:
-        """The offset after the last row."""
-        return self.offset + self.batch.count
+    def __init__(
+        self,
+        batch: Batch,
+        offset: int,
+        lamport: int,
+        source: Source,
+        head: bytes = b"",
+        *,
+        known_ids: KnownIds = KnownIds.NONE,
+    ) -> None:
+        self.batch = batch
+        self.offset = offset
+        self.lamport = lamport
+        self.source = source
+        self.head = head
+        self.known_ids = known_ids
+        self.count = batch.count
+        self.next_offset = offset + batch.count
 
     def row_offset(self, row: int) -> int:
         """Where in the log a row stands; of a state, its last delta."""
@@ -615,12 +612,12 @@ _few_names = lru_cache(maxsize=1024)(_names_in)
 
 
 @lru_cache(maxsize=1024)
-def _name_in(raw: bytes) -> str | None:
-    """The one name of a table, None unless it is one."""
+def _name_in(raw: bytes) -> tuple[str] | None:
+    """A table of one name, None unless it is one."""
     if len(raw) < NAME_LENGTH.size or len(raw) != NAME_LENGTH.size + NAME_LENGTH.unpack_from(raw)[0]:
         return None
     try:
-        return str(raw[NAME_LENGTH.size :], "utf-8")
+        return (str(raw[NAME_LENGTH.size :], "utf-8"),)
     except UnicodeDecodeError:
         return None
 

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c as _crc32c
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    from collections.abc import Callable
 
-
-def crc32c(data: Buffer, value: int = 0) -> int:
-    """Checksum of `data`, going on from `value`; an unsigned 32-bit number."""
-    return _crc32c(data, value)
+crc32c: Callable[..., int] = _crc32c
+"""`crc32c(data, value=0)`: the checksum of a buffer, going on from `value`; an unsigned 32-bit number."""

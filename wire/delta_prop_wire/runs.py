@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop_wire.batch import Batch
+from delta_prop_wire.frames import Credit
 from delta_prop_wire.soundness import SMALLEST_BODY_BYTES, plain_is_whole
 from delta_prop_wire.spec import (
     COUNTER_MAX,
@@ -33,6 +34,7 @@ _HEAD = struct.Struct(f">IQI{STAMP_BYTES // 8}Q")
 """The frame header, its first four bytes in one, and the stamp in words."""
 _BODY_AT = HEADER_BYTES + STAMP_BYTES
 assert _HEAD.size == _BODY_AT
+_UNBOUNDED = Credit(1 << 63, 1 << 63)
 _NO_STAMP = [0] * (STAMP_BYTES // 8)
 _LENGTH_MIN = STAMP_BYTES + SMALLEST_BODY_BYTES
 _ACK_WANTED = int(Flag.ACK_WANTED)
@@ -61,9 +63,11 @@ class Run:
 def take_run(buffer: ReceiveBuffer, window: Window, payload_bytes_max: int) -> Run | None:
     """Take the frames of a run out of a buffer, as far as they are whole and the window is open."""
     view, at, end = buffer.held()
-    begin, start, sequence = at, 0, 0
+    begin, start, sequence, rows = at, 0, 0, 0
+    rows_left, bytes_left = window.left or _UNBOUNDED
     batches: list[Batch] = []
-    while end - at > _BODY_AT and len(batches) < FRAMES_MAX and window.open:
+    # A frame may come while both balances are above 0, and is charged in full.
+    while end - at > _BODY_AT and len(batches) < FRAMES_MAX and rows < rows_left and at - begin < bytes_left:
         told, first, length, *stamp = _HEAD.unpack_from(view, at)
         stop = at + HEADER_BYTES + length
         if not batches:
@@ -80,12 +84,12 @@ def take_run(buffer: ReceiveBuffer, window: Window, payload_bytes_max: int) -> R
             break
         batches.append(batch)
         sequence += batch.count
-        window.spend(batch.count, stop - at)
+        rows += batch.count
         at = stop
     if not batches:
         return None
     buffer.skip(at - begin)
-    rows = batches[-1].base + batches[-1].count - batches[0].base
+    window.spend(rows, at - begin)
     return Run(sequence - rows, _STARTS[start], batches, rows, at - begin)
 
 

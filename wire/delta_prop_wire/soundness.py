@@ -128,7 +128,7 @@ def plain_is_whole(batch: Batch) -> bool:
         and batch.kinds_mask != 0
         and crc32c(memoryview(body)[:-CRC_BYTES]) == batch.crc
         and not any(body[length:-CRC_BYTES])
-        and batch.decode_plain() is not None
+        and batch.decode_plain()
     )
 
 

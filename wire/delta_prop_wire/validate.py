@@ -7,6 +7,7 @@ Pure. A batch is looked over by columns; only when something may be wrong does a
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from functools import lru_cache
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -150,7 +151,7 @@ def validate_batch(batch: Batch) -> None:
 
 def plain_is_sound(batch: Batch) -> bool:
     """Whether a batch is plain and sound, told in few steps; where it is not, `validate_batch` says why."""
-    if batch.decode_plain() is None:
+    if not batch.decoded and not batch.decode_plain():
         return False
     kind, width, namespace = batch.kind, batch.row_values, batch.namespace
     return (
@@ -162,11 +163,17 @@ def plain_is_sound(batch: Batch) -> bool:
         and (BYTES_MAX[kind] == DELTA_BYTES_MAX or not batch.columns_mask & _BLOBS)
         and batch.dimension == (width if kind in _WHOLE_VECTOR_KINDS else 0)
         and (batch.key_bytes_bound <= VECTOR_ID_BYTES_MAX or max(map(len, batch.keys)) <= VECTOR_ID_BYTES_MAX)
-        and name_is_sound(namespace, NAMESPACE_BYTES_MAX)
+        and _is_namespace(namespace)
         and (not width or finite(batch.values))
         and batch.index_highest < DIMENSION_MAX
         and batch.size <= DELTA_BYTES_MAX  # all rows together: so each of them
     )
+
+
+@lru_cache(maxsize=1024)
+def _is_namespace(name: str) -> bool:
+    """The same few come with batch after batch."""
+    return name_is_sound(name, NAMESPACE_BYTES_MAX)
 
 
 def validate_batch_dimensions(batch: Batch, dimensions: Mapping[str, int]) -> dict[str, int]:

@@ -233,7 +233,8 @@ class DurableLog:
         if refusal is not None:
             self._refused += 1
             raise refusal
-        return self._place(batch, lamport, source, known_ids, self._wall_us())
+        self._tail.append(logged := self._place(batch, lamport, source, known_ids, self._wall_us()))
+        return logged
 
     def fits(self, batches: Sequence[Batch]) -> bool:
         """Whether `append_run` would take these; makes room where nobody needs the oldest."""
@@ -249,6 +250,7 @@ class DurableLog:
         for batch in batches:
             placed.append(self._place(batch, lamport, source, KnownIds.NONE, now))
             lamport += batch.count
+        self._tail.extend(placed)
         return placed
 
     def _place(
@@ -259,9 +261,8 @@ class DurableLog:
             batch, offset, lamport=lamport, source=source, known_ids=known_ids,
             time=now, previous_crc=previous, synced=self.synced,
         )  # fmt: skip
-        logged = LoggedBatch(batch, offset, lamport, source, head, known_ids)
-        piece = self._piece(size, now)
-        segment = piece.segment
+        logged = LoggedBatch(batch, offset, lamport, source, head, known_ids=known_ids)
+        segment = (piece := self._piece(size, now)).segment
         piece.parts += (head, batch.raw)
         piece.position += size
         assert segment.index is not None
@@ -274,7 +275,6 @@ class DurableLog:
         self._unwritten_bytes += size
         if batch.attributes >> ACK_LEVEL_SHIFT & 3 >= _DURABLE or source is Source.REPLICA:
             self._pending_sync = True  # a forwarder sends it once
-        self._tail.append(logged)
         return logged
 
     def _piece(self, size: int, now: int) -> Piece:

@@ -156,7 +156,7 @@ class Walk:
         else:
             raw_head, codec = head.plain + bytes(frame[HEADER_BYTES:HEAD_BYTES]), codec_of(frame)
         logged = LoggedBatch(
-            batch, head.offset, stamp.lamport, stamp.source, raw_head, stamp.known_ids
+            batch, head.offset, stamp.lamport, stamp.source, raw_head, known_ids=stamp.known_ids
         )  # fmt: skip
         self.position = at + head.size
         self.offset = logged.next_offset

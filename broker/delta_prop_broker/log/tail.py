@@ -28,6 +28,12 @@ class Tail:
         self._starts.append(logged.offset)
         self.bytes += weight(logged.batch)
 
+    def extend(self, placed: list[LoggedBatch]) -> None:
+        """The next batches, one behind the other."""
+        self._batches += placed
+        self._starts += [logged.offset for logged in placed]
+        self.bytes += sum([weight(logged.batch) for logged in placed])
+
     def trim(self, written: int) -> None:
         """Drop the oldest batches above the bound, as far as the disk has them."""
         dropped = False
