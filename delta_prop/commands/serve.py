@@ -169,6 +169,7 @@ class _Serving:
                 "memory_bytes_max": wanted.memory_bytes_max(),
             },
         )
+        edge.settle_memory()
         edge.put(f"ready port={port} http={http_port}")
 
 

@@ -23,7 +23,7 @@ from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.stretch import Bounds
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import DeltaPropError, Refused
-from delta_prop_wire.frames import Backpressure, Granted, Level, StartAt
+from delta_prop_wire.frames import Backpressure, Credit, Granted, Level, StartAt
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.window import Window
 
@@ -36,17 +36,19 @@ if TYPE_CHECKING:
     from delta_prop.server.settings import ServerSettings
     from delta_prop_broker.log.stretch import Stretch, StretchReader
     from delta_prop_wire.batch import LoggedBatch
-    from delta_prop_wire.frames import Credit, Subscription
+    from delta_prop_wire.frames import Subscription
 
 READ_FRAMES_MAX, READ_BYTES_MAX = 64, 1024 * 1024
 """What is read at a time, or little more: so few frames that others on the loop hardly notice."""
 _READ_ROWS_MAX = 100
+STRETCH_BYTES_MAX = 4 * 1024 * 1024
+"""What is sent out of a file at a time, where a client that is just quick enough takes that in time."""
 READ_AGAIN_S = 0.5
 """When it is tried again to read the log, whose disk has failed."""
 BATCH_DELTAS_MAX = 10_000
 WARN_FROM, THROTTLE_FROM = 0.8, 0.95
 """Of what the log keeps: where a subscriber that lags is told."""
-_UNBOUNDED = 1 << 62
+_UNBOUNDED = Credit(1 << 62, 1 << 62)
 
 logger = logging.getLogger("delta_prop.server")
 
@@ -87,6 +89,8 @@ class Outlet:
         self._now = inside.now
         self._settings = settings
         self._bytes_max = settings.outlet_bytes_max
+        slow_bytes = int(settings.send_s_max * settings.receive_rate_min)
+        self._stretch_bytes_max = max(settings.send_bytes_max, min(slow_bytes, STRETCH_BYTES_MAX))
         self._codecs = codecs
         self._ring = ring
         self._groups = groups
@@ -374,7 +378,7 @@ class Outlet:
             return None
         self._state = _State.GOES_ON
         if not waiting:
-            stretch = self._stretch(bytes_max)
+            stretch = self._stretch()
             if stretch is not None:
                 return self._send_stretch(stretch)
             self._read()
@@ -421,7 +425,7 @@ class Outlet:
         # No await between this comparison and the flag: what is appended next is offered.
         self.behind = self._end < log.visible
 
-    def _stretch(self, bytes_max: int) -> Stretch | None:
+    def _stretch(self) -> Stretch | None:
         """Whole frames as they lie in the log's files, where all is wanted as it is.
 
         What comes first is read, and so checked: a client that found damage in a stretch comes back there.
@@ -432,10 +436,9 @@ class Outlet:
         assert first is not None
         if first.deltas:
             return None
-        left = self._window.left
-        bounds = Bounds(_UNBOUNDED, bytes_max)
-        if left is not None:
-            bounds = Bounds(left.deltas, min(left.bytes, bytes_max))
+        deltas, size = self._window.left or _UNBOUNDED
+        size = min(size, self._stretch_bytes_max)
+        bounds = Bounds(deltas, size, read_bytes_max=self._settings.send_bytes_max)
         self._stretching = True
         try:
             return self._stretches.next(self._end, bounds, codecs=self._codecs)

@@ -311,6 +311,21 @@ def test_frames_of_a_compressed_segment_are_sent_as_they_travel_to_who_reads_the
         assert frame == expected
 
 
+def test_what_must_be_read_into_memory_has_a_bound_of_its_own() -> None:
+    _, writer, _ = compressed_log("lz4")
+    whole = writer.log.stretches.reader().next(0, SMALL_STRETCH, codecs=frozenset({1}))
+    assert whole is not None
+    bounds = SMALL_STRETCH._replace(read_bytes_max=whole.bytes - 1)
+    found = writer.log.stretches.reader().next(0, bounds, codecs=frozenset({1}))
+    assert found is None or found.bytes < whole.bytes
+    lane_ = lane(SimDisk())
+    for _ in range(40):
+        lane_.writer.append()
+        commit(lane_.log)
+    plain = next_of(lane_.log.stretches.reader(), 0, bounds)
+    assert plain == next_of(lane_.log.stretches.reader(), 0, SMALL_STRETCH)
+
+
 def test_damage_in_a_compressed_segment_gives_no_stretch() -> None:
     disk, writer, _ = compressed_log("lz4")
     segment = writer.log._segments.all[0]

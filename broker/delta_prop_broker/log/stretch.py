@@ -37,11 +37,15 @@ _HEADS_MAX = 64
 
 
 class Bounds(NamedTuple):
-    """Of a stretch. About so many bytes at least, or it is not worth it."""
+    """Of a stretch. About so many bytes at least, or it is not worth it.
+
+    `read_bytes_max`: where frames must be read into memory, as those of compressed segments; None: as others.
+    """
 
     deltas_max: int
     bytes_max: int
     bytes_min: int = BYTES_MIN
+    read_bytes_max: int | None = None
 
 
 class Stretch(NamedTuple):
@@ -78,7 +82,10 @@ class Stretches:
         if not _readable(index, codecs):
             return None
         limit = min(offset + bounds.deltas_max, visible, _first_control(index, offset))
-        stop_offset, stop = _stop(index, limit, entry.position + bounds.bytes_max)
+        size = bounds.bytes_max
+        if index.codecs and bounds.read_bytes_max is not None:
+            size = min(size, bounds.read_bytes_max)
+        stop_offset, stop = _stop(index, limit, entry.position + size)
         if stop_offset <= offset or stop - entry.position < bounds.bytes_min:
             return None
         opened = self._acquire(segments, segment, index)

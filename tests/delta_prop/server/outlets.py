@@ -168,6 +168,7 @@ class Line:
         self.house = house
         self.got: list[tuple[int, int, bytes]] = []
         self.kinds: list[str] = []
+        self.ranges: list[int] = []  # their sizes
         self.frames: list[BatchFrame | DeltaFrame] = []
         self.rung = True
         self.rings = 0
@@ -208,7 +209,7 @@ class Line:
             if sending is not None:
                 taken += 1
                 self._take_in(sending)
-                self.rung = True
+                self.rung = self.rung or not times or not self.outlet.rests()
                 continue
             wait_s = self.outlet.wait_s(self.house.now)
             self.wake_at = None if wait_s is None else self.house.now + wait_s
@@ -229,6 +230,7 @@ class Line:
     def _take_in(self, sending: Sending) -> None:
         if isinstance(sending.parts, FileRange):
             self.kinds.append("range")
+            self.ranges.append(sending.parts.size)
             raw = sending.parts.file.read(sending.parts.at, sending.parts.size)
         else:
             self.kinds.append("parts")

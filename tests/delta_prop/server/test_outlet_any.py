@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,7 +32,7 @@ FILTERS = (None, None, Filter(sources=(Source.LOCAL,)), Filter(priorities=(Prior
 
 @pytest.fixture(autouse=True)
 def _small_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Bounds", lambda deltas, size: stretches.Bounds(deltas, size, 2_000))
+    monkeypatch.setattr(module, "Bounds", partial(stretches.Bounds, bytes_min=2_000))
 
 
 @dataclass

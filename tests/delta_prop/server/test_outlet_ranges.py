@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _small_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stretches, "BYTES_MIN", 8_000)
-    monkeypatch.setattr(module, "Bounds", lambda deltas, size: stretches.Bounds(deltas, size, 8_000))
+    monkeypatch.setattr(module, "Bounds", partial(stretches.Bounds, bytes_min=8_000))
 
 
 def test_who_wants_everything_and_is_behind_is_sent_ranges_of_the_files() -> None:
@@ -53,6 +54,25 @@ def test_who_wants_everything_and_is_behind_is_sent_ranges_of_the_files() -> Non
     assert line.got == everything(house)
     assert line.outlet._stretches is not None
     assert line.outlet._stretches._opened is None, "nobody who keeps up holds a file"
+
+
+def test_a_range_is_as_long_as_who_reads_just_quickly_enough_takes_in_time() -> None:
+    """Finding one costs more than sending 256 KiB: the longer they are, the better."""
+    longest = {}
+    for seconds in (60.0, 1.5):
+        settings = ServerSettings(send_s_max=seconds)
+        house = House.on_disk(
+            replace(ROOMY, segment_bytes_max=3_000_000, bytes_max=12_000_000), settings=settings
+        )
+        for _ in range(300):
+            house.rows(1, data=bytes(9_000))
+            house.commit()
+        line = Line(house)
+        line.subscribe(wanting(start=EARLIEST))
+        line.write_all()
+        assert line.got == everything(house)
+        longest[seconds] = max(line.ranges)
+    assert longest[1.5] <= ServerSettings().send_bytes_max < 600_000 < longest[60.0] <= 60 * 16 * 1024
 
 
 def test_credit_bounds_ranges_as_it_does_frames() -> None:
