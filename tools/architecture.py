@@ -60,6 +60,7 @@ PURE = (
     "delta_prop/client/producing.py",
     "delta_prop/client/session.py",
     "delta_prop/client/settings.py",
+    "delta_prop/client/spreading.py",
     "delta_prop/ingest/*",
     "delta_prop/order/*",
     "delta_prop/published.py",

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from delta_prop.client.forwarding import ForwardLink
     from delta_prop.client.producer import Producer
     from delta_prop.client.settings import ClientSettings
+    from delta_prop.client.spread_producer import SpreadProducer
+    from delta_prop.client.spread_subscriber import SpreadSubscriber
     from delta_prop.client.subscriber import Subscriber
 
 _HOME_OF = {
     "ClientSettings": "delta_prop.client.settings",
     "ForwardLink": "delta_prop.client.forwarding",
     "Producer": "delta_prop.client.producer",
+    "SpreadProducer": "delta_prop.client.spread_producer",
+    "SpreadSubscriber": "delta_prop.client.spread_subscriber",
     "Subscriber": "delta_prop.client.subscriber",
     "SyncProducer": "delta_prop.client.blocking",
     "SyncReceipt": "delta_prop.client.blocking",
@@ -30,6 +34,8 @@ __all__ = [
     "ClientSettings",
     "ForwardLink",
     "Producer",
+    "SpreadProducer",
+    "SpreadSubscriber",
     "Subscriber",
     "SyncProducer",
     "SyncReceipt",

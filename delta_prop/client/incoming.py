@@ -52,7 +52,7 @@ class Answer:
 class Incoming:
     """One subscriber's side, over as many connections as it takes."""
 
-    def __init__(self, first: Subscription, *, credit: Credit = CREDIT) -> None:
+    def __init__(self, first: Subscription, *, credit: Credit = CREDIT, log_id: bytes | None = None) -> None:
         if min(credit) < 1:
             raise UsageError(
                 f"credit for {credit.deltas} deltas, {credit.bytes} bytes: give at least 1 of each"
@@ -70,7 +70,7 @@ class Incoming:
         self._group = first.group
         self._start = first.start
         self._log: Cursor | None = None  # its id and epoch
-        self._service = KnownService()
+        self._service = KnownService(log_id)
         self._wanted: dict[int, Subscription] = {first.subscription: first}
         self._asked: dict[int, tuple[int, Answer]] = {}  # request to the subscription it is about
         self._to_ask: deque[tuple[int, Answer]] = deque()
@@ -130,6 +130,11 @@ class Incoming:
                 "came"
             )
         self._done(self._handed if offset + 1 >= self._in_hand else offset + 1)
+
+    @property
+    def log_id(self) -> bytes | None:
+        """The log of the service that answered."""
+        return self._service.log_id
 
     @property
     def unsaid(self) -> bool:

@@ -15,17 +15,32 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import Welcome
 
 
-class KnownService:
-    """The log that a client talks to."""
+class OtherLog(UsageError):
+    """A service has another log than its place is for."""
 
-    def __init__(self) -> None:
+    def __init__(self, message: str, log_id: bytes) -> None:
+        super().__init__(message)
+        self.log_id = log_id
+
+
+class KnownService:
+    """The log that a client talks to. `wanted`: the only one that it may be."""
+
+    def __init__(self, wanted: bytes | None = None) -> None:
         self.log_id: bytes | None = None
+        self._wanted = wanted
 
     def check(self, welcome: Welcome, *, may_begin_anew: bool = False) -> None:
         """Raise UsageError where this is another log than before. `may_begin_anew`: one in memory may be."""
         log = welcome.log
         if log is None:
             return
+        if self._wanted is not None and self._wanted != log.log_id:
+            raise OtherLog(
+                f"the log here is {log.log_id.hex()}, and this place is that of log {self._wanted.hex()}: "
+                "give each service the place that it had",
+                log.log_id,
+            )
         before = self.log_id
         new = before not in (None, log.log_id)
         if new and before is not None and not (may_begin_anew and welcome.level is AckLevel.MEMORY):

@@ -64,18 +64,25 @@ class Counts:
 class Outgoing:
     """The offers of one producer, from the call to the outcome."""
 
-    def __init__(self, name: str, *, ack_level: AckLevel | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        ack_level: AckLevel | None = None,
+        partition: int = 0,
+        log_id: bytes | None = None,
+    ) -> None:
         check_name("producer", name, VECTOR_ID_BYTES_MAX)
         self.name = name
         self.failure: Refused | UsageError | None = None
         """Why nothing goes any more."""
         self.advice = Advice()
         producer_id = producer_id_of(name)
-        self._lanes = tuple(Lane(make_origin(producer_id, one), one) for one in Priority)
+        self._lanes = tuple(Lane(make_origin(producer_id, one, partition), one) for one in Priority)
         self._used: list[Lane] = []
         self._asked_level = ack_level
         self._level = AckLevel.MEMORY if ack_level is None else ack_level
-        self._service = KnownService()
+        self._service = KnownService(log_id)
         self._origin_of = {lane.origin: lane for lane in self._lanes}
         self._heads = Heads()
         self._lost: dict[int, list[tuple[int, int]]] = {}
@@ -96,6 +103,11 @@ class Outgoing:
     def open_bytes(self) -> int:
         """About how many bytes they take."""
         return self._held.bytes
+
+    @property
+    def log_id(self) -> bytes | None:
+        """The log of the service that answered."""
+        return self._service.log_id
 
     def watermark(self, priority: Priority) -> int:
         """The counter up to which the service had dealt with this producer's deltas when it said hello."""

@@ -21,9 +21,10 @@ from delta_prop.client.settings import ClientSettings
 from delta_prop.published import Published, State
 from delta_prop.receipt import Receipt
 from delta_prop.waking import waker_maker
+from delta_prop_wire.bounds import check_whole
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Delta, Kind, Priority, Source
 from delta_prop_wire.errors import PeerError, Refused, UsageError
-from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.spec import PARTITION_BITS, ErrorCode
 from delta_prop_wire.validate import is_simple
 
 if TYPE_CHECKING:
@@ -65,11 +66,14 @@ class Producer:
         tls: Tls | None = None,
         ack_level: AckLevel | None = None,
         source: Source = Source.LOCAL,
+        partition: int = 0,
+        log_id: bytes | None = None,
         settings: ClientSettings | None = None,
         world: World | None = None,
     ) -> None:
         """`addresses`: of one service, tried in turn. `ack_level`: what an acknowledgement is to promise;
-        None: the most that the service grants.
+        None: the most that the service grants. `partition`: where this producer writes under the same name to
+        several services, the number of this one. `log_id`: the only log that the service may have.
         """
         self.name = name
         self.settings = settings or ClientSettings()
@@ -78,6 +82,9 @@ class Producer:
         self._tls = tls
         self._ack_level = None if ack_level is None else check_level(ack_level)
         self._source = source
+        check_whole("partition", partition, (1 << PARTITION_BITS) - 1)
+        self._partition = partition
+        self._log_id = log_id
         self._given_world = world
         self._exit = AsyncExitStack()
         self._state = "not open yet"
@@ -90,12 +97,24 @@ class Producer:
             source=self._source,
             ack_level=self._ack_level,
             chance=chance,
+            partition=self._partition,
+            log_id=self._log_id,
         )
         self._out = self._producing.out
 
     # --- life
 
     async def __aenter__(self) -> Producer:
+        await self.begin()
+        try:
+            await self.answered()
+        except BaseException as error:
+            await self._leave(error)
+            raise
+        return self
+
+    async def begin(self) -> None:
+        """Open without waiting until the service answers; `__aexit__` ends it."""
         if self._state != "not open yet":
             raise UsageError(f"this producer is {self._state}: make another one")
         world = self._world = self._given_world or _real_world()
@@ -119,13 +138,11 @@ class Producer:
         tasks.start_soon(self._run)
         tasks.start_soon(self._expire)
         self._state = "open"
-        try:
-            await self._link.welcomed.wait()
-            self._out.check_open()
-        except BaseException as error:
-            await self._leave(error)
-            raise
-        return self
+
+    async def answered(self) -> None:
+        """Wait until the service has answered. Raises Unreachable, Refused, UsageError."""
+        await self._link.welcomed.wait()
+        self._out.check_open()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -176,6 +193,16 @@ class Producer:
     def open_offers(self) -> int:
         """Calls whose outcome is not known yet."""
         return self._out.open_offers
+
+    @property
+    def log_id(self) -> bytes | None:
+        """The log of the service; None before it has answered."""
+        return self._out.log_id
+
+    def check(self) -> None:
+        """Raise why nothing goes any more, or Refused (QUEUE_FULL) where nothing goes now."""
+        self._out.check_open()
+        self._out.check_room()
 
     @property
     def reconnects(self) -> int:

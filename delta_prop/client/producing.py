@@ -34,10 +34,12 @@ class Producing:
         source: Source,
         ack_level: AckLevel | None,
         chance: Callable[[], float],
+        partition: int = 0,
+        log_id: bytes | None = None,
     ) -> None:
         if source is Source.REPLICA:
             raise UsageError("source replica is what a service says that forwards: give another one")
-        self.out = Outgoing(name, ack_level=ack_level)
+        self.out = Outgoing(name, ack_level=ack_level, partition=partition, log_id=log_id)
         self._token = token
         self._source = source
         self._chance = chance

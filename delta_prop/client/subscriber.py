@@ -25,7 +25,7 @@ from delta_prop_wire.frames import Credit, Filter, Hello, Start, StartAt, Subscr
 from delta_prop_wire.spec import BATCH_ROWS_MAX, VECTOR_ID_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
     from types import TracebackType
 
     from delta_prop.client.delivered import DeliveredBatch
@@ -72,13 +72,15 @@ class Subscriber:
         name: str = "subscriber",
         token: str | None = None,
         tls: Tls | None = None,
+        log_id: bytes | None = None,
         settings: ClientSettings | None = None,
         world: World | None = None,
     ) -> None:
         """`start`: where to begin, without it where the group has come to, else at the end. `sources`,
         `priorities`: of what matches, only these. `deltas`: have single deltas sent instead of batches.
         `credit`: deltas and bytes that may lie here unread. `compressed`: take compressed batches too, whose
-        content may be larger than the credit says. `name`: for people.
+        content may be larger than the credit says. `name`: for people. `log_id`: the only log that the
+        service may have.
         """
         if ack not in ("auto", "manual"):
             raise UsageError(f"ack {ack!r}: give auto or manual")
@@ -107,19 +109,35 @@ class Subscriber:
         )
         self._numbers = 1
         self._sending = False
-        self._in = Incoming(self._template, credit=Credit(*credit))
+        self._bell: Callable[[], None] = _silent
+        self._in = Incoming(self._template, credit=Credit(*credit), log_id=log_id)
         self._exit = AsyncExitStack()
         self._state = "not open yet"
 
     # --- life
 
     async def __aenter__(self) -> Subscriber:
+        await self.begin()
+        try:
+            while not self._in.started:
+                self._check_going_on()
+                await self._change()
+        except BaseException as error:
+            await self._leave(error)
+            raise
+        return self
+
+    async def begin(self, bell: Callable[[], None] | None = None) -> None:
+        """Open without waiting until the service answers; `__aexit__` ends it. `bell` rings when there may be
+        something for `take_batch`.
+        """
         if self._state != "not open yet":
             raise UsageError(f"this subscriber is {self._state}: make another one")
         world = self._given_world or _real_world()
         if world.network is None:
             raise UsageError("this world has no network to connect over")
         self._changed = anyio.Event()
+        self._bell = bell or _silent
         self._link = Link(
             self._addresses,
             self,
@@ -133,14 +151,6 @@ class Subscriber:
         self._exit.callback(tasks.cancel_scope.cancel)
         tasks.start_soon(self._run)
         self._state = "open"
-        try:
-            while not self._in.started:
-                self._check_going_on()
-                await self._change()
-        except BaseException as error:
-            await self._leave(error)
-            raise
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -157,7 +167,7 @@ class Subscriber:
     async def _leave(self, error: BaseException | None) -> None:
         self._state = "closed"
         self._in.fail(UsageError("the subscriber is closed"))
-        self._changed.set()
+        self._note()
         cancelled = isinstance(error, anyio.get_cancelled_exc_class())
         # The program's own exception goes on as it is; handed to the task group it would come out in a group.
         await self._exit.__aexit__(*((type(error), error, None) if cancelled else (None, None, None)))
@@ -175,7 +185,7 @@ class Subscriber:
             self._in.fail(failure)
         except PeerError as failure:
             self._in.fail(Refused(failure.code, failure.message))
-        self._changed.set()
+        self._note()
 
     # --- reading
 
@@ -203,6 +213,30 @@ class Subscriber:
             await self._change()
         self._link.ring()
         return batch
+
+    def take_batch(self) -> DeliveredBatch | None:
+        """The next batch if there is one now. Raises why nothing comes any more."""
+        self._come_back()
+        batch = self._in.take()
+        if batch is None:
+            self._check_going_on()
+        else:
+            self._link.ring()
+        return batch
+
+    def check(self) -> None:
+        """Raise why nothing comes any more."""
+        self._check_going_on()
+
+    @property
+    def log_id(self) -> bytes | None:
+        """The log of the service; None before it has answered."""
+        return self._in.log_id
+
+    @property
+    def started(self) -> bool:
+        """Whether the service has told where the deltas begin."""
+        return self._in.started
 
     def ack(self, offset: int) -> None:
         """Everything up to this offset is done with. Never waits; said within 0.1 s. Raises UsageError."""
@@ -279,7 +313,7 @@ class Subscriber:
     def take(self, frame: Frame, size: int, now: float) -> bool:
         """A frame came."""
         got_on = self._in.take_in(frame, size, now)
-        self._changed.set()
+        self._note()
         return got_on
 
     def to_send(self, session: Session, now: float) -> list[bytes]:
@@ -291,7 +325,7 @@ class Subscriber:
     def sent(self) -> None:
         """What was said is on its way."""
         self._sending = False
-        self._changed.set()
+        self._note()
 
     def wait_s(self, now: float) -> float | None:
         """When an acknowledgement is due."""
@@ -305,7 +339,7 @@ class Subscriber:
         """The connection is gone."""
         self._sending = False
         self._in.disconnected()
-        self._changed.set()
+        self._note()
 
     # --- helpers
 
@@ -319,10 +353,18 @@ class Subscriber:
         if self._in.failure is not None:
             raise self._in.failure.with_traceback(None)
 
+    def _note(self) -> None:
+        self._changed.set()
+        self._bell()
+
     async def _change(self) -> None:
         if self._changed.is_set():
             self._changed = anyio.Event()
         await self._changed.wait()
+
+
+def _silent() -> None:
+    """Nobody else waits for this subscriber."""
 
 
 class _Batches:

@@ -114,6 +114,11 @@ def origin_lane(origin: int) -> int:
     return origin & ((1 << LANE_BITS) - 1)
 
 
+def origin_partition(origin: int) -> int:
+    """The partition that an origin writes to: which of several services it is that a client spreads over."""
+    return origin >> LANE_BITS & ((1 << PARTITION_BITS) - 1)
+
+
 def origin_producer(origin: int) -> int:
     """The 44-bit producer id of an origin."""
     return origin >> (PARTITION_BITS + LANE_BITS)

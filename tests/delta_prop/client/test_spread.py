@@ -1,0 +1,334 @@
+"""Several services behind one client, in virtual time: each vector at one, who is down holds up its own."""
+
+from __future__ import annotations
+
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, Literal
+
+import anyio
+import pytest
+
+from delta_prop.client.errors import Unreachable
+from delta_prop.client.settings import ClientSettings
+from delta_prop.client.spread_producer import SpreadProducer
+from delta_prop.client.spread_subscriber import SpreadDelivered, SpreadSubscriber
+from delta_prop.client.spreading import SpreadRefused, check_told, parse_services
+from delta_prop.server.settings import ServerSettings
+from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
+from delta_prop_wire.delta import Delta, Dot, Priority, create, opaque
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.murmur import place_of
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.client.serving import Site
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from delta_prop.ports import World
+
+HOSTS = ("one", "two", "three")
+
+
+class Member(Site):
+    """One service of several on a network."""
+
+    def __init__(self, seed: int, network: VirtualNetwork, host: str) -> None:
+        self.network = network
+        self._own_world = virtual_world(seed, network=network.at(host))
+        self._settings = ServerSettings(host=host, allow_anonymous=True)
+        self._service_settings = None
+        self._tokens = None
+
+
+class Group:
+    """The services, and the client's host."""
+
+    def __init__(self) -> None:
+        self.network = VirtualNetwork(1, host="client")
+        self.world: World = virtual_world(1, network=self.network)
+        self.members = [Member(at + 2, self.network, host) for at, host in enumerate(HOSTS)]
+
+    def producer(self, hosts: tuple[str, ...] = HOSTS, **more: Any) -> SpreadProducer:
+        return SpreadProducer(hosts, name="orders", world=self.world, **more)
+
+    def subscriber(self, *topics: str, hosts: tuple[str, ...] = HOSTS, **more: Any) -> SpreadSubscriber:
+        return SpreadSubscriber(hosts, *(topics or ("*",)), world=self.world, **more)
+
+    def logged(self) -> list[list[str]]:
+        return [one.keys() for one in self.members]
+
+
+def with_services(
+    story: Callable[[Group], Awaitable[None]], backend: Literal["asyncio", "trio"] = "asyncio"
+) -> None:
+    async def run() -> None:
+        group = Group()
+        async with anyio.create_task_group() as tasks:
+            for one in group.members:
+                await tasks.start(one.run)
+            with anyio.fail_after(3_600):
+                await story(group)
+            tasks.cancel_scope.cancel()
+
+    run_virtual(run, backend=backend)
+
+
+def made(key: str, **more: Any) -> Delta:
+    return Delta(key, opaque(key.encode()), **more)
+
+
+def at(place: int, count: int = 1, namespace: str = "default") -> list[str]:
+    """Names of vectors that are at a place."""
+    names = (f"k{number}" for number in range(10_000))
+    return list(islice((name for name in names if place_of(namespace, name, 3) == place), count))
+
+
+async def read(s: SpreadSubscriber, count: int) -> list[SpreadDelivered]:
+    return [await anext(s) for _ in range(count)]
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_each_vector_is_at_its_place_and_comes_from_there_in_order(
+    backend: Literal["asyncio", "trio"],
+) -> None:
+    async def story(group: Group) -> None:
+        names = [f"k{number % 20}" for number in range(60)]
+        async with group.producer() as p, group.subscriber() as s:
+            told = [await p.publish(made(name)) for name in names[:30]]
+            together = await p.publish(*(made(name) for name in names[30:]))
+            came = await read(s, 60)
+            assert s.log_ids == p.log_ids
+            assert [one.deltas for one in p.statistics()] == [len(one) for one in group.logged()]
+        keys = group.logged()
+        assert all(keys)
+        assert sorted(chain(*keys)) == sorted(names)
+        for place, mine in enumerate(keys):
+            assert mine == [name for name in names if place_of("default", name, 3) == place]
+            assert [one.delta.vector_id for one in came if one.place == place] == mine
+            assert [one.offset for one in came if one.place == place] == list(range(len(mine)))
+        for name, one in zip(names, told, strict=False):
+            (part,) = one.parts
+            assert part.published.offset is not None
+            assert keys[part.place][part.published.offset] == name
+        assert together.count == 30
+        for part in together.parts:
+            first = part.published.offset
+            assert first is not None
+            assert keys[part.place][first : first + len(part.rows)] == [names[30 + row] for row in part.rows]
+
+    with_services(story, backend)
+
+
+def test_columns_are_cut_into_one_call_a_service() -> None:
+    async def story(group: Group) -> None:
+        ids = [f"k{number}" for number in range(100)]
+        async with group.producer() as p:
+            told = await p.publish_many(ids, [[float(n), 1.0] for n in range(100)])
+            assert [p.place_of(one) for one in ids] == [place_of("default", one, 3) for one in ids]
+            assert sorted(row for part in told.parts for row in part.rows) == list(range(100))
+            assert (told.at(0), told.at(9)) == (told.parts[0].published, None)
+        assert group.logged() == [[ids[row] for row in part.rows] for part in told.parts]
+
+    with_services(story)
+
+
+def test_a_reader_goes_on_from_a_cursor_a_service() -> None:
+    async def story(group: Group) -> None:
+        async with group.producer() as p:
+            await p.publish(*(made(f"k{number}") for number in range(30)))
+            async with group.subscriber(start="earliest") as s:
+                first = await read(s, 30)
+                with anyio.move_on_after(1):
+                    await anext(s)
+                cursors = s.cursors
+            await p.publish(*(made(f"l{number}") for number in range(30)))
+            async with group.subscriber(start=cursors) as s:
+                then = await read(s, 30)
+                assert {one.delta.vector_id[0] for one in then} == {"l"}
+                assert len({(one.place, one.offset) for one in [*first, *then]}) == 60
+            log_ids = [one.log_id for one in cursors if one is not None]
+            with pytest.raises(UsageError, match=r"service 0 has log .*: it is service 1;.* order"):
+                async with group.subscriber(hosts=("two", "one", "three"), start=cursors):
+                    pass
+            with pytest.raises(UsageError, match="2 cursors for 3 services"):
+                group.subscriber(start=cursors[:2])
+            assert log_ids == p.log_ids
+
+    with_services(story)
+
+
+def test_each_service_remembers_a_groups_place() -> None:
+    async def story(group: Group) -> None:
+        async with group.producer() as p:
+            async with group.subscriber(group="readers", ack="manual") as s:
+                await p.publish(*(made(f"k{number}") for number in range(20)))
+                for one in await read(s, 20):
+                    if one.place != 1:
+                        s.ack(one.place, one.offset)
+                with pytest.raises(UsageError, match="there are 3"):
+                    s.ack(3, 0)
+            async with group.subscriber(group="readers") as s:
+                again = await read(s, len(group.logged()[1]))
+                assert {one.place for one in again} == {1}, "what was not acknowledged comes again"
+
+    with_services(story)
+
+
+def test_one_service_that_is_away_holds_up_its_own_vectors_alone() -> None:
+    async def story(group: Group) -> None:
+        async with group.producer() as p, group.subscriber() as s:
+            group.network.cut("client", "two")
+            done: list[str] = []
+
+            async def publish(name: str) -> None:
+                await p.publish(made(name), timeout_s=100)
+                done.append(name)
+
+            async with anyio.create_task_group() as tasks:
+                for name in (*at(1, 2), *at(0, 2), *at(2, 2)):
+                    tasks.start_soon(publish, name)
+                came = await read(s, 4)
+                await anyio.sleep(20)
+                assert {one.place for one in came} == {0, 2}
+                assert sorted(done) == sorted([*at(0, 2), *at(2, 2)])
+                group.network.heal("client", "two")
+            assert sorted(done) == sorted([*at(0, 2), *at(1, 2), *at(2, 2)])
+            assert [one.place for one in await read(s, 2)] == [1, 1]
+
+    with_services(story)
+
+
+def test_clients_open_while_one_service_is_away_and_not_while_all_are() -> None:
+    async def story(group: Group) -> None:
+        group.network.cut("client", "three")
+        async with group.producer() as p, group.subscriber(start="earliest") as s:
+            assert anyio.current_time() < 10
+            assert p.log_ids[2] is s.log_ids[2] is s.cursors[2] is None
+            await p.publish(made(*at(0)))
+            assert (await anext(s)).place == 0
+            late = p.offer(made(*at(2)))
+            group.network.heal("client", "three")
+            assert (await late).parts[0].place == 2
+            assert (await anext(s)).place == 2
+        for host in HOSTS:
+            group.network.cut("client", host)
+        few = ClientSettings(open_s_max=5)
+        for client in (group.producer(settings=few), group.subscriber(settings=few)):
+            with pytest.raises(Unreachable, match="none of 3 services"):
+                async with client:
+                    pass
+
+    with_services(story)
+
+
+def test_what_must_come_first_at_another_service_is_acknowledged_before() -> None:
+    async def story(group: Group) -> None:
+        (parent,), (child,), (sibling,) = at(0), at(1), at(0, 2)[1:]
+        async with group.producer() as p:
+            group.network.cut("client", "one")
+            cause = p.offer(made(parent))
+            near = p.offer(made(sibling), after=[cause])
+            with pytest.raises(UsageError, match="use publish"):
+                p.offer(made(child), after=[cause])
+            with pytest.raises(Refused) as refused:
+                await p.publish(made(child), after=[cause], timeout_s=5)
+            assert refused.value.code is ErrorCode.DEP_TIMEOUT
+            assert group.logged()[1] == []
+
+            async def heal() -> None:
+                await anyio.sleep(5)
+                assert group.logged()[1] == []
+                group.network.heal("client", "one")
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(heal)
+                told = await p.publish(made(child), after=[cause])
+            assert cause.done
+            assert (await near).parts[0].published.offset == 1
+            assert group.logged() == [[parent, sibling], [child], []]
+            dot = told.parts[0].published.dot
+            assert isinstance(dot, Dot)
+            for named in (told, told.parts[0].published, dot, cause):
+                await p.publish(made(parent, parents=(dot,)), made(child), after=[named])
+            with pytest.raises(UsageError, match="is an id"):
+                await p.publish(made(child), after=[bytes(16)])
+
+    with_services(story)
+
+
+def test_each_part_has_its_own_fate_and_rows_are_the_callers() -> None:
+    async def story(group: Group) -> None:
+        async with group.producer() as p:
+            await p.publish(Delta(at(0)[0], create([1.0, 2.0])))
+            wrong = Delta(at(0)[0], create([1.0]))
+            with pytest.raises(SpreadRefused) as refused:
+                await p.publish(Delta(at(1)[0], create([1.0])), wrong)
+            assert (refused.value.code, refused.value.row) == (ErrorCode.INVALID_DELTA, 1)
+            assert [part.rows for part in refused.value.acknowledged] == [[0]]
+            with pytest.raises(Refused) as alone:
+                await p.publish(wrong)
+            assert not isinstance(alone.value, SpreadRefused)
+            receipt = p.offer(wrong)
+            with pytest.raises(Refused):
+                await receipt
+
+    with_services(story)
+
+
+def test_a_cancelled_call_is_taken_back_at_each_service() -> None:
+    async def story(group: Group) -> None:
+        async with group.producer() as p:
+            for host in HOSTS:
+                group.network.cut("client", host)
+            await anyio.sleep(60)
+            with anyio.move_on_after(1):
+                await p.publish(*(made(f"k{number}") for number in range(9)))
+            receipt = p.offer(*(made(f"l{number}") for number in range(9)))
+            with anyio.move_on_after(1):
+                await receipt
+            assert p.open_offers == 0
+            for host in HOSTS:
+                group.network.heal("client", host)
+            await p.publish(*(made(f"m{number}", priority=Priority.HIGH) for number in range(9)))
+            await p.flush()
+            assert {key[0] for key in chain(*group.logged())} == {"m"}
+
+    with_services(story)
+
+
+def test_services_in_another_order_or_number_are_refused() -> None:
+    async def story(group: Group) -> None:
+        async with group.producer() as p:
+            log_ids = p.log_ids
+        async with group.producer(log_ids=log_ids):
+            pass
+        for client in (group.producer, group.subscriber):
+            with pytest.raises(UsageError, match=r"service [01] has log .*: it is service [01];"):
+                async with client(hosts=("two", "one", "three"), log_ids=log_ids):
+                    pass
+            with pytest.raises(UsageError, match=r"service 1 has log .*: it is none of these services"):
+                async with client(hosts=("one", "two"), log_ids=[log_ids[0], log_ids[2]]):
+                    pass
+            with pytest.raises(UsageError, match="3 log ids for 2 services"):
+                client(hosts=("one", "two"), log_ids=log_ids)
+
+    with_services(story)
+
+
+@pytest.mark.parametrize(
+    ("services", "told"),
+    [
+        ("one:1", "give a list"),
+        ([], "0 services"),
+        (["one:1", "two:1", "one:1"], "one:1 is given twice"),
+        ([f"s{at}:1" for at in range(65)], "65 services"),
+    ],
+)
+def test_services_are_given_once_each_in_a_list(services: Any, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        parse_services(services)
+
+
+def test_one_service_under_two_addresses_is_found_out() -> None:
+    with pytest.raises(UsageError, match=r"services 0 and 1 are one"):
+        check_told(1, {0: b"a", 1: b"a"})
