@@ -35,8 +35,11 @@ GATHER_BYTES, GATHER_S = 1024 * 1024, 0.003
 """A group that gathers between commits is committed with so many bytes, or after so long, at the latest."""
 CACHED_BYTES_MAX = 256 * 1024
 """A group of no more bytes, of which nothing is to be synced, is written by the event loop itself."""
-CACHED_S_MAX, ASIDE_S = 0.02, 10.0
-"""Where such a write took longer, the system held it back: the thread writes for so long from then on."""
+CACHED_S_MAX, ASIDE_S, ASIDE_S_MAX = 0.02, 0.1, 10.0
+"""Where such a write took longer, the system held it back: the thread writes for so long from then on. Once
+may be chance, as any thread may have to wait for a processor; as long as it goes on, each time is twice as
+long as the last.
+"""
 
 
 class Committer:
@@ -64,7 +67,7 @@ class Committer:
         self._due = False  # at the end of the turn
         self._idle: anyio.Event | None = None  # while somebody waits for that
         self._ended = False
-        self._aside_until = -math.inf
+        self._aside_until, self._aside_s = -math.inf, 0.0
 
     def ring(self) -> None:
         """Something was appended, or is to be removed."""
@@ -151,7 +154,9 @@ class Committer:
         commit.run()
         ended = self._now()
         if ended - began > CACHED_S_MAX:
-            self._aside_until = ended + ASIDE_S
+            again = ended - self._aside_until < self._aside_s
+            self._aside_s = min(2 * self._aside_s, ASIDE_S_MAX) if again else ASIDE_S
+            self._aside_until = ended + self._aside_s
 
     def _finish(self, commit: Commit) -> int:
         """The marks move; where the log ended before callers were told of that."""

@@ -1,4 +1,4 @@
-"""Calls that come close upon each other go down the chain as one draft, once in a turn of the event loop.
+"""Calls of several callers go down the chain as one draft, once in a turn of the event loop.
 
 A draft costs the chain some ten µs whatever is in it, so that many callers with a delta each would mostly
 pay for that. Who calls alone is not kept waiting. Each call keeps its receipt and its fate: where the whole
@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from delta_prop.pipeline import Chain
     from delta_prop.turns import Turn
 
-CLOSE_S = 0.0001
-"""A call that comes so soon behind the end of another is gathered."""
+
 ALONE_S = 0.002
-"""Where nobody else called in a turn, calls go at once for so long."""
+"""Where nobody else called in a turn, calls go at once for so long, however close upon each other."""
 
 
 class Gathering:
@@ -55,26 +54,27 @@ class Gathering:
         self._calls: dict[Call, None] = {}
         self._sent = anyio.Event()
         self._bell = Bell()
-        self._called_at = self._alone_until = -math.inf
+        self._callers = 0  # whose call has not returned
+        self._went = False  # a call has gone at once in this turn
+        self._due = False  # at the end of this turn
+        self._alone_until = -math.inf
+
+    def __enter__(self) -> None:
+        """A caller begins."""
+        self._callers += 1
+
+    def __exit__(self, *failure: object) -> None:
+        self._callers -= 1
 
     def wants(self, now: float) -> bool:
-        """Whether a call is to be gathered: others wait, or have called just now. Else it goes at once."""
-        if self._calls:
-            return True
-        return now - self._called_at < CLOSE_S and now >= self._alone_until
-
-    def note_called(self, now: float) -> None:
-        """A call has gone at once."""
-        self._called_at = now
+        """Whether a call is to be gathered: others wait, or have called in this turn. Else it goes."""
+        return self._callers > 1 or (self._went and now >= self._alone_until)
 
     def add(self, call: Call) -> anyio.Event:
         """Gather a call; when the event is set it has been sent."""
         if not self._calls:
             self._sent = anyio.Event()
-            if self._soon is None:
-                self._bell.ring()
-            else:
-                self._soon(self.send)
+            self._see_to_end_of_turn()
         self._calls[call] = None
         call.receipt.waits(State.QUEUED, partial(self._withdraw, call))
         return self._sent
@@ -83,10 +83,26 @@ class Gathering:
         """Send, turn after turn, until cancelled."""
         while True:
             await self._bell.wait()
-            self.send()
+            self._end_turn()
+
+    def _see_to_end_of_turn(self) -> None:
+        if not self._due:
+            self._due = True
+            if self._soon is None:
+                self._bell.ring()
+            else:
+                self._soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._due = self._went = False
+        if len(self._calls) == 1 and self._callers == 1:
+            self._alone_until = self._now() + ALONE_S
+        self.send()
 
     def send_now(self, call: Call, now: float) -> None:
         """Send a call that need not wait for others."""
+        self._went = True
+        self._see_to_end_of_turn()
         with self._turn:
             if not self._send_together([call], now):
                 self._send_alone(call, now)
@@ -99,8 +115,6 @@ class Gathering:
             return
         self._calls = {}
         now = self._now()
-        if len(calls) == 1:
-            self._alone_until = now + ALONE_S
         with self._turn:
             for group in groups(calls):
                 if not self._send_together(group, now):

@@ -216,18 +216,16 @@ class Publishing:
         """Publish what says no more than numbers: together with others' calls, or at once; then as `_put`."""
         if self._line.waited_for(call.priority):
             return await self._put(make, call.priority, timeout_s)
-        receipt, now = call.receipt, self._now()
-        if self._gathering.wants(now):
-            await receipt.wait_for(self._gathering.add(call))
-        else:
-            self._gathering.send_now(call, now)
-            now = self._now()
-            self._gathering.note_called(now)
-            if now - self._yielded_at >= _GIVE_WAY_S:
+        receipt, gathering, now = call.receipt, self._gathering, self._now()
+        with gathering:
+            if gathering.wants(now):
+                await receipt.wait_for(gathering.add(call))
+            else:
+                gathering.send_now(call, now)
                 await self._give_way()
-        if receipt.state is State.ACKNOWLEDGED:
-            return receipt.result()
-        return await self._put(make, call.priority, timeout_s, receipt)
+            if receipt.state is State.ACKNOWLEDGED:
+                return receipt.result()
+            return await self._put(make, call.priority, timeout_s, receipt)
 
     async def _put(
         self,

@@ -275,7 +275,8 @@ class Vectors:
         keys = batch.keys
         alive = known is not None and (not known.dead or known.dead.isdisjoint(keys))
         reaches = kind in SPARSE_KINDS and dimension and batch.index_highest >= dimension
-        if reaches or not alive or None in self._codes(batch):
+        # Whether there is a head, not which: that would be looked up somewhere in memory for each row.
+        if reaches or not alive or known is None or not all(map(known.heads.__contains__, keys)):
             self._check_rows(batch)
 
     def _check_rows(self, batch: Batch) -> None:

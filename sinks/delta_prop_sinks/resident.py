@@ -329,7 +329,7 @@ class Resident:
         if table.matrix is None and kind in (Kind.CREATE, Kind.DENSE) and batch.row_values is not None:
             table.reserve(batch.row_values)
         slots = table.slots_of(keys)
-        heads = table.heads[slots]
+        heads = table.heads.take(slots, axis=0)
         fresh = heads[:, OFFSET] < block[:, OFFSET]
         repeats = len(slots) - int(np.count_nonzero(fresh))
         if repeats:

@@ -83,6 +83,11 @@ class Run:
         """Where the numbers go, row by row."""
         return np.concatenate([self._rows(one, one.batch.indices) for one in self.deliveries])
 
+    @property
+    def index_highest(self) -> int:
+        """No index is above it."""
+        return max(delivery.batch.index_highest for delivery in self.deliveries)
+
     def _rows(self, delivery: Delivery, column: NDArray[np.generic]) -> NDArray[np.generic]:
         if delivery.rows is None:
             return column

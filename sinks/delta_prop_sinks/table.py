@@ -388,7 +388,8 @@ class Table:
             return False
         if kind in (Kind.SPARSE, Kind.SPARSE_ADD):
             indices = batch.indices.reshape(batch.count, width)
-            return self._sparse_block(kind, slots, indices if rows is None else indices[rows], values)
+            chosen = indices if rows is None else indices[rows]
+            return self._sparse_block(kind, slots, chosen, values, batch.index_highest)
         if kind in (Kind.SCALE, Kind.OFFSET) and len(set(slots.tolist())) == len(slots):
             return self._whole_block(kind, slots, values)
         return False
@@ -422,15 +423,17 @@ class Table:
         slots: NDArray[np.intp],
         indices: NDArray[np.uint32],
         values: NDArray[np.float32],
+        highest: int,
     ) -> bool:
+        """`highest`: no index is above it."""
         assert self.matrix is not None
         assert self.dimension is not None
-        if indices.size and int(indices.max()) >= self.dimension:
+        if highest >= self.dimension:
             return False
         places = (indices + (slots * self.dimension)[:, None]).reshape(-1)
         numbers, flat = values.reshape(-1), self.matrix.reshape(-1)
         if kind == Kind.SPARSE:
-            flat[places] = numbers
+            flat.put(places, numbers)
             return True
         before = flat[places]
         with np.errstate(over="ignore"):
