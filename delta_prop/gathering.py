@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.checks import check_deltas
-from delta_prop.ingest.work import Draft
-from delta_prop.merged import Merged, groups
+from delta_prop.merged import Merged, check_call, groups
 from delta_prop.receipt import State
 from delta_prop.turns import Bell
 from delta_prop_wire.errors import Refused
@@ -143,12 +141,11 @@ class Gathering:
         return True
 
     def _send_alone(self, call: Call, now: float) -> None:
-        if isinstance(call, Draft):
-            try:
-                check_deltas(call.deltas)
-            except Refused as refusal:
-                call.receipt.refuse(refusal)
-                return
+        try:
+            check_call(call)
+        except Refused as refusal:
+            call.receipt.refuse(refusal)
+            return
         self._chain.offer(call, now)
 
     def _withdraw(self, call: Call) -> bool:

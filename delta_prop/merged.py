@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 
-from delta_prop.checks import are_simple_names
+from delta_prop.checks import are_simple_names, check_columns, check_deltas, check_parts
 from delta_prop.ingest.work import DELTA_OVERHEAD_BYTES, Draft, MatrixDraft
 from delta_prop.published import Published, State
 from delta_prop.receipt import Receipt
@@ -17,12 +17,12 @@ from delta_prop_wire.batch import SPARSE_KINDS
 from delta_prop_wire.bounds import NUMBERS_MAX, NUMBERS_MIN, below, finite, name_is_sound
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source
 from delta_prop_wire.encode import encode_columns
-from delta_prop_wire.spec import DELTA_BYTES_MAX, DIMENSION_MAX, NAMESPACE_BYTES_MAX
+from delta_prop_wire.spec import BATCH_ROWS_MAX, DELTA_BYTES_MAX, DIMENSION_MAX, NAMESPACE_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.errors import Refused
@@ -66,6 +66,73 @@ def may_be_merged(delta: Delta) -> bool:
     )
 
 
+def draft_in_shape(
+    ids: object,
+    matrix: object,
+    indices: object,
+    *,
+    namespace: str,
+    kind: Kind,
+    priority: Priority,
+    ack_level: AckLevel,
+) -> MatrixDraft | None:
+    """What `columns_draft` makes of columns that come as arrays already; their bounds are looked at later."""
+    if not (type(ids) is list and type(matrix) is np.ndarray and _is_table(matrix, _F32, len(ids))):
+        return None
+    if kind not in _KINDS or type(priority) is not Priority:
+        return None
+    if (kind in SPARSE_KINDS) is (indices is None):
+        return None
+    if indices is not None and not (
+        type(indices) is np.ndarray and indices.shape == matrix.shape and _is_table(indices, _U32, len(ids))
+    ):
+        return None
+    return MatrixDraft(
+        ids, matrix, namespace, kind, Receipt(), priority, ack_level, indices=indices, checked=False
+    )
+
+
+def columns_draft(
+    ids: Sequence[str],
+    matrix: ArrayLike,
+    indices: ArrayLike | None,
+    *,
+    namespace: str,
+    kind: Kind,
+    priority: Priority,
+    ack_level: AckLevel,
+) -> MatrixDraft:
+    """What columns say, looked over. Raises InvalidDelta, UsageError."""
+    places: NDArray[np.uint32] | None = None
+    if indices is None:
+        rows = check_columns(ids, matrix, namespace=namespace, kind=kind, priority=priority)
+    else:
+        rows, places = check_parts(ids, matrix, indices, namespace=namespace, kind=kind, priority=priority)
+    return MatrixDraft(ids, rows, namespace, kind, Receipt(), priority, ack_level, indices=places)
+
+
+def check_call(call: Call) -> None:
+    """Look at each row of a call that goes by itself. Raises InvalidDelta, UsageError."""
+    if isinstance(call, Draft):
+        check_deltas(call.deltas)
+    elif not call.checked:
+        columns_draft(
+            call.keys, call.matrix, call.indices, namespace=call.namespace, kind=call.kind,
+            priority=call.priority, ack_level=call.ack_level,
+        )  # fmt: skip
+        call.checked = True
+
+
+def _is_table(numbers: NDArray[np.generic], kind: np.dtype[np.generic], rows: int) -> bool:
+    return (
+        numbers.dtype == kind
+        and numbers.ndim == 2
+        and len(numbers) == rows
+        and 0 < rows <= BATCH_ROWS_MAX
+        and numbers.flags.c_contiguous
+    )
+
+
 def _is_row(numbers: NDArray[np.generic], kind: np.dtype[np.generic]) -> bool:
     return numbers.dtype == kind and numbers.ndim == 1 and numbers.flags.c_contiguous
 
@@ -88,6 +155,7 @@ class Merged:
         indices: list[NDArray[np.uint32]] = []
         for call in calls:
             if isinstance(call, MatrixDraft):
+                self._checked = self._checked and call.checked
                 self.keys += call.keys
                 values.append(call.matrix)
                 if call.indices is not None:
@@ -129,6 +197,7 @@ class Merged:
             return True
         return (
             are_simple_names(self.keys)
+            and type(self.namespace) is str
             and name_is_sound(self.namespace, NAMESPACE_BYTES_MAX)
             and NUMBERS_MIN[self.kind] <= self.width <= NUMBERS_MAX[self.kind]
             and 8 * self.width <= DELTA_BYTES_MAX

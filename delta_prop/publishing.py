@@ -12,16 +12,14 @@ import anyio.lowlevel
 
 from delta_prop.checks import (
     Cause,
-    check_columns,
     check_deltas,
     check_level,
-    check_parts,
     is_transform,
     with_parents,
 )
 from delta_prop.ingest.work import Draft, MatrixDraft
 from delta_prop.line import Line, waits
-from delta_prop.merged import may_be_merged
+from delta_prop.merged import columns_draft, draft_in_shape, may_be_merged
 from delta_prop.producer import Producer
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.transforms import Transforms
@@ -137,30 +135,19 @@ class Publishing:
         Raises as `publish` does.
         """
         self._check_open()
-        places: NDArray[np.uint32] | None = None
-        if indices is None:
-            kind = Kind.CREATE if kind is None else kind
-            rows = check_columns(ids, matrix, namespace=namespace, kind=kind, priority=priority)
-        else:
-            kind = Kind.SPARSE if kind is None else kind
-            rows, places = check_parts(
-                ids, matrix, indices, namespace=namespace, kind=kind, priority=priority
-            )
         level = self._level(ack_level)
+        if kind is None:
+            kind = Kind.CREATE if indices is None else Kind.SPARSE
 
         def make() -> MatrixDraft:
-            return MatrixDraft(
-                keys=ids,
-                matrix=rows,
-                indices=places,
-                namespace=namespace,
-                kind=kind,
-                receipt=Receipt(),
-                priority=priority,
-                ack_level=level,
+            return columns_draft(
+                ids, matrix, indices, namespace=namespace, kind=kind, priority=priority, ack_level=level
             )
 
-        return await self._call(make(), make, timeout_s)
+        call = draft_in_shape(
+            ids, matrix, indices, namespace=namespace, kind=kind, priority=priority, ack_level=level
+        )
+        return await self._call(call or make(), make, timeout_s)
 
     def producer(
         self, name: str, *, ack_level: AckLevel | None = None, source: Source = Source.LOCAL

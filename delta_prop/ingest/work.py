@@ -148,7 +148,10 @@ class Draft:
 
 @dataclass(slots=True, eq=False)
 class MatrixDraft:
-    """Whole vectors, or with `indices` parts of them, as columns: no object for a row."""
+    """Whole vectors, or with `indices` parts of them, as columns: no object for a row.
+
+    `checked`: not only the shape of the columns was looked at, but what is in them.
+    """
 
     keys: Sequence[str]
     matrix: NDArray[np.float32]
@@ -161,6 +164,7 @@ class MatrixDraft:
     after: tuple[Receipt, ...] = ()
     ids: list[bytes] | None = None
     indices: NDArray[np.uint32] | None = None
+    checked: bool = True
     forwards: ClassVar[bool] = False
 
     @property
