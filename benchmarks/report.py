@@ -27,7 +27,7 @@ from delta_prop_simulations.report.plot import Line, Plot
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-BENCHES = ("peers", "pipeline", "stages", "sustained", "mix", "growth", "memory", "scale")
+BENCHES = ("peers", "pipeline", "stages", "sustained", "mix", "growth", "memory", "scale", "log", "restart")
 """In the order of the page."""
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "performance.md"

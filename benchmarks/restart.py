@@ -19,8 +19,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks._measure import Figure, calibration_ns, percentile, table, write_json
+from benchmarks._measure import Figure, percentile, table
 from benchmarks._restart_service import LANES, MIB, Terms, command
+from benchmarks._results import Goal, Results
 
 ACCEPTED_S_MAX, SEARCHED_S_MAX, PLAIN_P99_S_MAX = 5.0, 30.0, 2.0
 CLOSED, KILLED = "after a clean close", "after kill -9"
@@ -44,7 +45,6 @@ def main(arguments: list[str] | None = None) -> int:
         options.error(f"give at least {LANES} origins, the lanes of one producer")
     if given.keep:
         Path(given.keep).mkdir(parents=True, exist_ok=True)
-    print(f"calibration: {calibration_ns():.0f} ns CPU a loop turn")
     place = (
         nullcontext(given.keep)
         if given.keep
@@ -63,9 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
             terms = Terms(f"{folder}/plain", "plain", mib=given.mib)
             figures["build plain"] = built(terms)
             figures["plain"] = lives(terms, -(-given.starts // 2))
-    failed = report(figures, given)
-    write_json(given.json, figures)
-    return int(failed)
+    return report(figures, given).finish(given.json)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -146,18 +144,20 @@ def live(terms: Terms, *, kill: bool) -> dict[str, Any]:
 # --- printing
 
 
-def report(figures: dict[str, Any], given: argparse.Namespace) -> bool:
-    """Print all; whether a target was missed."""
-    missed = []
+def report(figures: dict[str, Any], given: argparse.Namespace) -> Results:
+    """Tables, figures, goals."""
+    results = Results("restart")
     if "vectors" in figures:
-        missed += _report_vectors(figures["vectors"], given)
+        _report_vectors(results, figures["vectors"], given)
     if "plain" in figures:
-        missed += _report_plain(figures["plain"], given)
-    print("FAILED: " + "; ".join(missed) if missed else "all targets met")
-    return bool(missed)
+        _report_plain(results, figures["plain"], given)
+    results.more["rounds"] = figures
+    return results
 
 
-def _report_vectors(kinds: dict[str, list[dict[str, Any]]], given: argparse.Namespace) -> list[str]:
+def _report_vectors(
+    results: Results, kinds: dict[str, list[dict[str, Any]]], given: argparse.Namespace
+) -> None:
     rows: list[tuple[object, ...]] = []
     for kind, some in kinds.items():
         rows += [
@@ -168,29 +168,32 @@ def _report_vectors(kinds: dict[str, list[dict[str, Any]]], given: argparse.Name
             for title, step in STEPS
         ]
     head = ("median (lowest-highest)", "s since start", "resident MB", "at most MB")
-    print(table(f"\n{given.vectors:,} vectors of 16 numbers, {given.origins:,} origins", head, rows))
+    title = f"{given.vectors:,} vectors of 16 numbers, {given.origins:,} origins"
+    results.tables.append(table(title, head, rows))
     for kind, some in kinds.items():
         rate = [given.changes / one["changes_s"] for one in some]
-        print(
+        results.notes.append(
             f"{kind}: imports {_figure(some, 'imported_s')} s; up to the first search "
-            f"{_figure(some, 'cpu_s')} s CPU;\n  the next search {_figure(some, 'search_s')} s; "
-            f"then {given.changes:,} changes at {Figure.of(rate)} rows/s\n  while rows are linked, "
-            f"applied after {_figure(some, 'changes_applied_s')} s;\n"
-            f"  image: {some[-1]['image']}; graphs: {some[-1]['graphs']};\n  log: {some[-1]['recovery']}"
+            f"{_figure(some, 'cpu_s')} s CPU; the next search {_figure(some, 'search_s')} s; "
+            f"then {given.changes:,} changes at {Figure.of(rate)} rows/s while rows are linked, "
+            f"applied after {_figure(some, 'changes_applied_s')} s; "
+            f"image: {some[-1]['image']}; graphs: {some[-1]['graphs']}; log: {some[-1]['recovery']}"
         )
     every = [one for some in kinds.values() for one in some]
-    print(f"clean closes took {_figure(kinds[KILLED], 'end_s')} s\n")
-    missed = []
+    results.notes.append(f"clean closes took {_figure(kinds[KILLED], 'end_s')} s")
     if not all(one["right"] and one["vectors"] >= given.vectors for one in every):
-        missed.append("a search was wrong")
+        results.failures.append("a search was wrong")
     for step, most in (("accepted", ACCEPTED_S_MAX), ("searched", SEARCHED_S_MAX)):
-        slowest = max(one[f"{step}_s"] for one in every)
-        if slowest > most:
-            missed.append(f"{step} after {slowest:.1f} s, target {most:.0f} s")
-    return missed
+        took = [one[f"{step}_s"] for one in every]
+        results.figure(f"{step} after", took, "s", less=True)
+        goal = Goal("", f"restart: {step} after, the slowest", most, unit="s", less=True)
+        if results.goal(goal, [max(took)]) != "met":
+            results.failures.append(f"{step} after {max(took):.1f} s, target {most:.0f} s")
 
 
-def _report_plain(kinds: dict[str, list[dict[str, Any]]], given: argparse.Namespace) -> list[str]:
+def _report_plain(
+    results: Results, kinds: dict[str, list[dict[str, Any]]], given: argparse.Namespace
+) -> None:
     every = [one for some in kinds.values() for one in some]
     rows = [
         (
@@ -206,17 +209,14 @@ def _report_plain(kinds: dict[str, list[dict[str, Any]]], given: argparse.Namesp
         for kind, some in (*kinds.items(), ("all", every))
     ]
     head = ("starts", "", "s p50", "s p99", "without imports p50", "p99", "resident MB")
-    print(
-        table(
-            f"a plain log of {given.mib:,} MiB in frames of 13 KB, to the first acknowledgement", head, rows
-        )
-    )
-    slowest = percentile([one["accepted_s"] for one in every], 0.99)
-    return (
-        []
-        if slowest <= PLAIN_P99_S_MAX
-        else [f"plain log p99 {slowest:.1f} s, target {PLAIN_P99_S_MAX:.0f} s"]
-    )
+    title = f"a plain log of {given.mib:,} MiB in frames of 13 KB, to the first acknowledgement"
+    results.tables.append(table(title, head, rows))
+    took = [one["accepted_s"] for one in every]
+    results.figure("plain log: accepted after", took, "s", less=True)
+    goal = Goal("", "restart: plain log, accepted after, p99", PLAIN_P99_S_MAX, unit="s", less=True)
+    slowest = percentile(took, 0.99)
+    if results.goal(goal, [slowest]) != "met":
+        results.failures.append(f"plain log p99 {slowest:.1f} s, target {PLAIN_P99_S_MAX:.0f} s")
 
 
 def _figure(some: list[dict[str, Any]], name: str) -> Figure:

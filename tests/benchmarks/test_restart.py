@@ -76,7 +76,9 @@ def test_a_missed_target_and_a_wrong_search_are_told(capsys: pytest.CaptureFixtu
 
     def failed(**spoilt: object) -> bool:
         kinds = {restart.CLOSED: [good], restart.KILLED: [{**good, **spoilt}]}
-        return restart.report({"vectors": kinds, "plain": kinds}, given)
+        results = restart.report({"vectors": kinds, "plain": kinds}, given)
+        print(results.text())
+        return results.failed
 
     assert not failed()
     assert failed(right=False)

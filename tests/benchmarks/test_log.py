@@ -1,0 +1,24 @@
+"""The log's benchmark: each figure beside the disk of its round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks import log
+from benchmarks.log import SPARSE, WHOLE, Round
+
+ROUND = Round(
+    disk=100.0, publish=40.0, publish_deltas=1e5, commits=20, sync_us=500.0, ack_us=1_000.0, ack_p99_us=9e3,
+    catch_up=200.0, frame_bytes=13e3, rows=24, cpu_us=50.0,
+)  # fmt: skip
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    slow = replace(ROUND, disk=50.0, publish=10.0, ack_us=2_000.0)
+    results = log.report({WHOLE: [ROUND, slow, slow], SPARSE: [ROUND]})
+    found = {goal["what"]: (goal["found"]["median"], goal["verdict"]) for goal in results.goals}
+    assert found["log: publish, 4 MiB in flight, whole vectors, beside the disk"] == (0.2, "short")
+    assert found["log: ack p50, one in flight, whole vectors, beside fdatasync"] == (4.0, "short")
+    assert found["log: a subscriber catches up, whole vectors, beside publish"] == (20.0, "met")
+    assert [verdict for what, (_, verdict) in found.items() if SPARSE in what] == ["met"] * 3
+    assert "24 a frame of 13,000 bytes" in results.text()
