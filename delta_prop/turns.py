@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop")
 
-CLOSE_S = 0.0005
+CLOSE_S = 0.0001
 """A turn that ends so soon after the last one's calls leaves its own."""
 LATER_MAX = 32
 """Calls that one turn holds; who finds no room wakes its own task, so that no turn becomes long."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from delta_prop_wire.codec import encode
 from delta_prop_wire.cutting import cut
-from delta_prop_wire.frames import Credit, DeltaFrame
+from delta_prop_wire.frames import DeltaFrame
 from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX
 from delta_prop_wire.stamp import pack_logged_head
 
@@ -30,7 +30,7 @@ MADE_MAX = 64
 """Frames that are cut, or made of single deltas, at a time: each takes as long as a hundred whole ones."""
 BATCH_OVERHEAD_BYTES = 256
 """What a batch that waits costs beside its bytes, which the log may hold as well."""
-_UNBOUNDED = Credit(1 << 62, 1 << 62)
+_UNBOUNDED = 1 << 62
 _ROW_BYTES_MAX = 16
 """What a row of a cut frame says beyond what the whole one says of it: its offset, its counter."""
 
@@ -78,7 +78,7 @@ class HotQueue:
         made = 0
         while self.waiting and sent.bytes < bytes_max and made < MADE_MAX and window.open:
             if self.waiting[0][1] is None and not as_deltas:
-                self._add_whole(sent, parts, window, bytes_max)
+                self._add_whole(sent, parts, window, bytes_max - sent.bytes)
                 continue
             logged, rows = self.waiting.popleft()
             self.bytes -= logged.batch.size + BATCH_OVERHEAD_BYTES
@@ -102,23 +102,23 @@ class HotQueue:
 
     def _add_whole(self, sent: Sending, parts: list[Buffer], window: Window, bytes_max: int) -> None:
         """Batches that go as they lie, one behind the other: what they share is done once for all of them."""
-        waiting, count = self.waiting, 0
-        deltas_left, bytes_left = window.left or _UNBOUNDED
-        room = min(bytes_left, bytes_max - sent.bytes)
-        deltas = size = 0
-        while waiting and waiting[0][1] is None and size < room and deltas < deltas_left:
-            logged, _ = waiting.popleft()
+        waiting, left = self.waiting, window.left
+        deltas_left = _UNBOUNDED if left is None else left.deltas
+        bytes_left = bytes_max if left is None else min(left.bytes, bytes_max)
+        deltas = size = overhead = 0
+        while waiting and waiting[0][1] is None and size < bytes_left and deltas < deltas_left:
+            logged = waiting.popleft()[0]
             batch = logged.batch
             parts += (logged.head or _make_head(logged), batch.raw)
             deltas += batch.count
             size += batch.size
-            count += 1
+            overhead += BATCH_OVERHEAD_BYTES
         window.spend(deltas, size)
         self.deltas -= deltas
-        self.bytes -= size + count * BATCH_OVERHEAD_BYTES
+        self.bytes -= size + overhead
         sent.deltas += deltas
         sent.bytes += size
-        sent.next_offset = logged.next_offset
+        sent.next_offset = logged.offset + batch.count
 
 
 def _make_head(logged: LoggedBatch) -> bytes:

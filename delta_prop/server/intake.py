@@ -41,7 +41,6 @@ UNKNOWN_OFFSET = COUNTER_MAX
 """What stands for the first offset of a repeat where that is not remembered."""
 _NOTHING = opaque(b"")
 _NO_DOT = Dot(0, 1)
-_NO_ANSWERS: tuple[Ack | Nack, ...] = ()
 
 
 class _Open(Receipt):
@@ -317,9 +316,10 @@ class Intake:
     # --- what is told
 
     def answers(self, *, pressed: bool) -> Sequence[Ack | Nack]:
-        """What there is to tell now, refusals first. `pressed`: credit that is owed is kept back."""
-        if not self.has_news:
-            return _NO_ANSWERS
+        """What there is to tell now, refusals first; `has_news` tells quicker that there is nothing.
+
+        `pressed`: credit that is owed is kept back.
+        """
         self.has_news = pressed
         told: list[Ack | Nack] = [*self._nacks]
         self._nacks.clear()

@@ -153,20 +153,22 @@ class Outbox:
 
     def _write(self) -> bool:
         """Write what there is, as far as the system takes it; False where there is nothing."""
-        hub = self._hub
+        hub, outgoing = self._hub, self._outgoing
         now, counters = hub.now(), hub.counters
-        for frame in self._outgoing.answers():
+        for frame in outgoing.answers():
             self._told.append(self._connection.send(frame))
-        sending = None if self.ending else self._outgoing.next_sending(now)
-        parts, self._told, self._told_bytes = self._told, [], 0
+        sending = None if self.ending else outgoing.next_sending(now)
+        parts: list[Buffer] = []
+        if self._told:
+            parts, self._told, self._told_bytes = self._told, [], 0
+        elif sending is None:
+            return False
         if sending is not None:
+            counters.deltas_out += sending.deltas
             if isinstance(sending.parts, FileRange):
                 self._file = sending.parts
             else:
-                parts += sending.parts
-            counters.deltas_out += sending.deltas
-        elif not parts:
-            return False
+                parts = parts + sending.parts if parts else sending.parts
         counters.frames_out += len(parts)
         self.spoke_at = now
         if parts:

@@ -208,7 +208,7 @@ class Outlet:
             if self._busy and not waiting:
                 self._oldest_at = self._now()
             queue.put(logged, wanted)
-            self._end = logged.next_offset
+            self._end = logged.offset + logged.batch.count
         if self._state is _State.IDLE or (self._state is _State.GATHERS and self._has_gathered()):
             self._wake()
 
@@ -264,7 +264,9 @@ class Outlet:
         """Whether all there is was taken, and so written: what comes next rings, and goes at once."""
         if self._queue.waiting or self.behind or self._refused is not None:
             return False
-        self._be_idle()
+        self._state, self._busy = _State.IDLE, False
+        if self._stretching:
+            self._let_go_of_file()
         return True
 
     def wait_s(self, now: float) -> float | None:
@@ -368,7 +370,7 @@ class Outlet:
         if self._stretching and not self.behind:
             self._let_go_of_file()
         if first is None or not (waiting or self.behind):
-            self._be_idle()
+            self._state, self._busy = _State.IDLE, False
             return None
         if not self._window.open:
             self._state = _State.NO_CREDIT
@@ -383,11 +385,6 @@ class Outlet:
                 return self._send_stretch(stretch)
             self._read()
         return self._queue.take(self._window, bytes_max, as_deltas=first.deltas) if waiting else None
-
-    def _be_idle(self) -> None:
-        self._state, self._busy = _State.IDLE, False
-        if self._stretching:
-            self._let_go_of_file()
 
     def _let_go_of_file(self) -> None:
         self._stretching = False

@@ -457,7 +457,7 @@ class Peer:
     def answers(self) -> Sequence[Frame]:
         """What has become of what came in, not told yet."""
         intake = self.intake
-        if intake is None or self._connection.phase is Phase.ENDED:  # after unsound bytes
+        if intake is None or not intake.has_news or self._connection.phase is Phase.ENDED:  # by unsound bytes
             return ()
         told = intake.answers(pressed=self._hub.pressed)
         if intake.unauthorized:

@@ -129,6 +129,11 @@ class Connection:
 
         Raises UsageError where the table or the credits forbid it, Refused (TOO_LARGE) for a delta.
         """
+        if type(frame) is Ack and frame.answers is None and self.phase is Phase.OPEN and self._serves:
+            raw = encode(frame)  # the short way of what a server says most: it may, and answers no request
+            if frame.credit is not None:
+                self.allowance.grant(frame.credit)
+            return raw
         self._check_may_send(saying_of(frame))
         if isinstance(frame, DeltaFrame | BatchFrame):
             self._check_window()
