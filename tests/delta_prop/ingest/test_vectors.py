@@ -227,6 +227,19 @@ def test_heads_are_bounded_and_what_is_forgotten_passes() -> None:
     assert edge.refusal(Delta("v499", offset(1.0))).field == "vector_id"
 
 
+def test_what_is_forgotten_passes_without_a_look_at_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge = Edge(heads_max=100)
+    for number in range(500):
+        edge.send(Delta(f"v{number}", create([1.0, 2.0])))
+    with monkeypatch.context() as patch:
+        patch.setattr(Vectors, "_check_rows", lambda *_: pytest.fail("row by row"))
+        edge.send(*(Delta(f"v{number}", sparse([1], [0.5])) for number in (0, 1, 499)))
+    assert edge.refusal(Delta("v0", sparse([2], [0.5]))).field == "indices"
+    edge.send(Delta("v499", delete()))
+    gone = edge.refusal(Delta("v0", sparse([1], [0.5])), Delta("v499", sparse([1], [0.5])))
+    assert (gone.field, gone.row) == ("vector_id", 1)
+
+
 def test_expect_of_a_forgotten_head_is_looked_up() -> None:
     edge = Edge(heads_max=1)
     first = edge.send(Delta("a", create([1.0]))).dot(0)
