@@ -25,7 +25,7 @@ from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priorit
 from delta_prop_wire.errors import InvalidDelta, UsageError
 from delta_prop_wire.spec import BATCH_ROWS_MAX, DIMENSION_MAX, NAMESPACE_BYTES_MAX, VECTOR_ID_BYTES_MAX
 from delta_prop_wire.topics import Topic
-from delta_prop_wire.validate import validate_delta
+from delta_prop_wire.validate import is_simple, validate_delta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,6 +55,24 @@ def check_deltas(deltas: Sequence[Delta]) -> Priority:
         if (delta.id is None) != (first.id is None):
             raise InvalidDelta("id", "give all deltas of one call an id, or none", row=row)
     return Priority(first.priority)
+
+
+def are_simple(deltas: Sequence[Delta]) -> bool:
+    """Whether `check_deltas` would pass and each of these is simple: the short way of it."""
+    if not 1 <= len(deltas) <= BATCH_ROWS_MAX or type(deltas[0]) is not Delta:
+        return False
+    priority, source = deltas[0].priority, deltas[0].source
+    for delta in deltas:
+        if type(delta) is not Delta or delta.priority is not priority or delta.source is not source:
+            return False
+        if not is_simple(delta):
+            return False
+    return True
+
+
+def looked_over(deltas: Sequence[Delta]) -> tuple[Priority, bool]:
+    """What `check_deltas` tells, and whether all of them are simple. Raises as that does."""
+    return (deltas[0].priority, True) if are_simple(deltas) else (check_deltas(deltas), False)
 
 
 def _check_tuples(delta: Delta, row: int) -> None:

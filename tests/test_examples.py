@@ -32,6 +32,13 @@ PRINTED = {
         "mail-3: 3 bytes",
         "docs done with below 6",
     ],
+    "spread": [
+        "service 0: rows [0, 2, 3, 4, 5] from offset 0 on",
+        "service 1: rows [1, 6] from offset 0 on",
+        "note-6 is at service 1",
+        "from service 0: note-0, note-2, note-3, note-4, note-5",
+        "from service 1: note-1, note-6, note-6",
+    ],
     "own_sink": ["the sink keeps the contract", "{'fruit': 2, 'trees': 1}"],
 }
 

@@ -14,7 +14,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from delta_prop.checks import cause_of, check_columns, check_deltas, check_level, with_parents
+from delta_prop.checks import cause_of, check_columns, check_deltas, check_level, looked_over, with_parents
 from delta_prop.client.addresses import parse_addresses
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect, Unreachable
@@ -146,7 +146,8 @@ class SyncProducer:
 
         Raises InvalidDelta, UsageError; Refused where there is no room in time, or why nothing goes any more.
         """
-        return self._offer(check_deltas(deltas), deltas, after, self.settings.publish_s_max)
+        priority, simple = looked_over(deltas)
+        return self._offer(priority, deltas, after, self.settings.publish_s_max, simple=simple)
 
     def publish(
         self, *deltas: Delta, after: Sequence[SyncReceipt | Cause] = (), timeout_s: float | None = None
@@ -154,7 +155,8 @@ class SyncProducer:
         """Send and wait for the acknowledgement. Raises Refused, which says whether it may have happened."""
         limit_s = self.settings.publish_s_max if timeout_s is None else timeout_s
         began = time.monotonic()
-        receipt = self._offer(check_deltas(deltas), deltas, after, limit_s)
+        priority, simple = looked_over(deltas)
+        receipt = self._offer(priority, deltas, after, limit_s, simple=simple)
         return self.result_of(receipt, max(limit_s - (time.monotonic() - began), 0.0), limit_s)
 
     def publish_many(
@@ -216,6 +218,7 @@ class SyncProducer:
         *,
         columns: Columns | None = None,
         counter: int | None = None,
+        simple: bool = False,
     ) -> SyncReceipt:
         if self._state != "open":
             raise UsageError(f"producer {self.name!r} is {self._state}: use it inside its `with`")
@@ -228,7 +231,10 @@ class SyncProducer:
             if receipt.outcome is None:
                 receipt.outcome = outcome
 
-        offer = receipt.offer = Offer(priority, deltas, tell, columns=columns, after=places, counter=counter)
+        simple = simple and not after
+        offer = receipt.offer = Offer(
+            priority, deltas, tell, columns=columns, after=places, counter=counter, simple=simple
+        )
         if not self._out.has_room:
             self._drive(lambda: self._out.has_room, limit_s)
         self._out.offer(offer, time.monotonic())

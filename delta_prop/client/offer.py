@@ -97,6 +97,7 @@ class Offer:
         columns: Columns | None = None,
         after: Sequence[Place | Dot | bytes] = (),
         counter: int | None = None,
+        simple: bool = False,
     ) -> None:
         self.priority = priority
         self.deltas: Sequence[Delta] = deltas
@@ -117,7 +118,7 @@ class Offer:
         self.refusal: Refused | None = None  # the last one, which may have passed
         self.given_up = False
         self.waited_for = False
-        self.simple = False
+        self.simple = simple
         self.done = False
 
     @property

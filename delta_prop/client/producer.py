@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.checks import cause_of, check_columns, check_deltas, check_level, with_parents
+from delta_prop.checks import cause_of, check_columns, check_deltas, check_level, looked_over, with_parents
 from delta_prop.client.addresses import parse_addresses
 from delta_prop.client.link import Link
 from delta_prop.client.offer import Columns, Offer
@@ -225,8 +225,8 @@ class Producer:
         What may pass is sent again, up to `delivery_s_max`. Raises InvalidDelta, UsageError; Refused
         (QUEUE_FULL) where too much is open, or why the producer cannot go on. No dot is drawn then.
         """
-        priority = check_deltas(deltas)
-        return self._offer(priority, deltas, after)
+        priority, simple = looked_over(deltas)
+        return self._offer(priority, deltas, after, simple=simple)
 
     async def publish(
         self,
@@ -256,8 +256,20 @@ class Producer:
                 if type(outcome) is Published:
                     return outcome
                 raise outcome
-        priority = check_deltas(deltas)
-        return await self._publish(lambda: self._offer(priority, deltas, after), timeout_s)
+        priority, simple = looked_over(deltas)
+        return await self.publish_checked(priority, deltas, simple=simple, after=after, timeout_s=timeout_s)
+
+    async def publish_checked(
+        self,
+        priority: Priority,
+        deltas: Sequence[Delta],
+        *,
+        simple: bool,
+        after: Sequence[Receipt | Cause] = (),
+        timeout_s: float | None = None,
+    ) -> Published:
+        """The rest of `publish`, for who has looked them over."""
+        return await self._publish(lambda: self._offer(priority, deltas, after, simple=simple), timeout_s)
 
     async def publish_many(
         self,
@@ -319,6 +331,7 @@ class Producer:
         *,
         columns: Columns | None = None,
         counter: int | None = None,
+        simple: bool = False,
     ) -> Receipt:
         if self._state != "open":
             raise UsageError(f"producer {self.name!r} is {self._state}: use it inside its `async with`")
@@ -335,7 +348,8 @@ class Producer:
                     receipt.refuse(outcome)
             self._changed.set()
 
-        offer = Offer(priority, deltas, tell, columns=columns, after=places, counter=counter)
+        simple = simple and not after
+        offer = Offer(priority, deltas, tell, columns=columns, after=places, counter=counter, simple=simple)
         self._out.offer(offer, self._now())
         receipt.item = offer
         receipt.waits(State.QUEUED, lambda: self._give_up(offer))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.checks import cause_of, check_columns, check_deltas
+from delta_prop.checks import cause_of, check_columns, check_deltas, looked_over
 from delta_prop.client.errors import Unreachable
 from delta_prop.client.known_service import OtherLog
 from delta_prop.client.producer import Producer
@@ -223,8 +223,8 @@ class SpreadProducer:
         What `after` names at other services is waited for first. Raises Refused; SpreadRefused where some
         services have acknowledged their part.
         """
-        priority = None if _is_lone(deltas, after) else check_deltas(deltas)
-        if priority is None:  # the short way
+        priority, simple = looked_over(deltas)
+        if simple and len(deltas) == 1 and not after:  # the short way
             delta = deltas[0]
             place = self._places.of(delta.namespace, delta.vector_id)
             published = await self._producers[place].publish(delta, timeout_s=timeout_s)
@@ -233,8 +233,10 @@ class SpreadProducer:
         await self._wait_for(after, [place for place, _ in parts], timeout_s)
         calls = {
             place: partial(
-                self._producers[place].publish,
-                *(_near_only(deltas[row], place) for row in rows),
+                self._producers[place].publish_checked,
+                priority,
+                [_near_only(deltas[row], place) for row in rows],
+                simple=simple,
                 after=_causes(after, place),
                 timeout_s=timeout_s,
             )
@@ -343,14 +345,6 @@ class SpreadProducer:
                 for place, _ in parts:
                     tasks.start_soon(call, place)
         return joined([(place, rows, outcomes[place]) for place, rows in parts])
-
-
-def _is_lone(deltas: Sequence[Delta], after: Sequence[SpreadCause]) -> bool:
-    """Whether it is one delta that names nothing else, whose names can be hashed."""
-    if len(deltas) != 1 or after or type(deltas[0]) is not Delta or deltas[0].parents:
-        return False
-    key, namespace = deltas[0].vector_id, deltas[0].namespace
-    return isinstance(key, str) and isinstance(namespace, str) and key.isascii() and namespace.isascii()
 
 
 def _far(after: Sequence[SpreadCause], places: Sequence[int]) -> list[SpreadReceipt]:

@@ -72,10 +72,11 @@ def validate_delta(delta: Delta) -> None:
 def is_simple(delta: Delta) -> bool:
     """Whether a delta is sound and says no more than bytes of a fact: the short way of `validate_delta`."""
     operation = delta.operation
+    if type(operation) is not Operation or operation.kind is not _OPAQUE:
+        return False
     data, key, namespace = operation.data, delta.vector_id, delta.namespace
     return (
-        operation.kind is _OPAQUE
-        and operation.values is None
+        operation.values is None
         and operation.indices is None
         and type(data) is bytes
         and len(data) <= DELTA_BYTES_MAX
@@ -83,7 +84,9 @@ def is_simple(delta: Delta) -> bool:
         and delta.id is None
         and delta.dot is None
         and delta.expect is None
-        and not (delta.parents or delta.clock or delta.topics)
+        and delta.parents == ()
+        and delta.clock == ()
+        and delta.topics == ()
         and type(delta.timestamp) is int
         and 0 <= delta.timestamp < 1 << 64
         and type(delta.priority) is Priority

@@ -1,0 +1,219 @@
+"""One service against two side by side: what a second one brings, and what spreading costs a program.
+
+Two raw publishers, each with its consumer where there is one, write to one service or each to its own: what a
+client spreads by its hash is spread beforehand, so that services are measured. All share the machine's cores
+with their clients: besides the rate, the CPU a delta says what services with cores of their own would do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from benchmarks._measure import table
+from benchmarks._peers_ours import Ours, OursDurable
+from benchmarks._peers_scenes import Scene, measure
+from benchmarks._results import Goal, Results, options_of, spread
+from delta_prop.client import Producer, SpreadProducer
+from delta_prop_wire.delta import Delta, opaque
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from benchmarks._peers_scenes import Measured
+
+PAIRS = 2
+"""Publishers, each with the consumer of what it publishes."""
+SERVICES = (1, 2)
+CALL_DELTAS, CALLS_OPEN, CALLS = 100, 40, 400
+_WAIT_S_MAX = 60.0
+
+
+class Setting(NamedTuple):
+    """What is measured at which level."""
+
+    name: str
+    kind: type[Ours]
+    consumers: int
+
+
+SETTINGS = (
+    Setting("publish to receive", Ours, 1),
+    Setting("publish to ack", Ours, 0),
+    Setting("publish to ack, durable", OursDurable, 0),
+)
+
+
+class Seen(NamedTuple):
+    """One round of a setting over so many services."""
+
+    deltas_a_second: float
+    server_cpu_us: float
+    """A delta, over all services."""
+    client_cpu_us: float
+    lost: int
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print, write."""
+    parser = options_of("scale", __doc__, rounds=5)
+    given = parser.parse_args(arguments)
+    if given.rounds < 1:
+        parser.error("give at least 1 round")
+    seconds = 0.5 if given.quick else 1.5
+    seen: dict[tuple[str, int], list[Seen]] = {}
+    programs: dict[int, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="scale-") as folder, ExitStack() as exits:
+        running = {
+            kind: list(_started(kind, Path(folder), exits))
+            for kind in dict.fromkeys(one.kind for one in SETTINGS)
+        }
+        for turn in range(given.rounds):
+            for setting in SETTINGS:
+                for count in SERVICES:
+                    found = together(running[setting.kind][:count], setting, f"s{turn}", seconds)
+                    seen.setdefault((setting.name, count), []).append(found)
+                    print(f"{turn} {setting.name}: {count}: {found}", file=sys.stderr)
+            for count in SERVICES:
+                ports = [peer.port for peer in running[Ours][:count]]
+                programs.setdefault(count, []).append(asyncio.run(program(ports, f"program {turn} {count}")))
+    return _report(seen, programs).finish(given.json)
+
+
+def _started(kind: type[Ours], folder: Path, exits: ExitStack) -> Sequence[Ours]:
+    peers = []
+    for number in range(max(SERVICES)):
+        peer = kind()
+        place = folder / f"{kind.__name__}-{number}"
+        place.mkdir()
+        exits.callback(peer.stop)
+        peer.start(place)
+        peers.append(peer)
+    return peers
+
+
+class _AtOnce(Ours):
+    """A service as one pair sees it. Asked what it counts, it waits until all are ready to begin together."""
+
+    def __init__(self, peer: Ours, ready: threading.Barrier) -> None:
+        super().__init__()
+        self.port, self.http_port = peer.port, peer.http_port
+        self.level = peer.level  # type: ignore[misc]
+        self._ready: threading.Barrier | None = ready
+
+    def __getstate__(self) -> Mapping[str, object]:
+        return {**super().__getstate__(), "_ready": None}
+
+    def counters(self) -> dict[str, float]:
+        """Nothing."""
+        if self._ready is not None:
+            self._ready.wait(_WAIT_S_MAX)
+            self._ready = None
+        return {}
+
+
+def together(services: Sequence[Ours], setting: Setting, topic: str, seconds: float) -> Seen:
+    """All pairs at once, dealt out to the services."""
+    scene = Scene(setting.name, consumers=setting.consumers, seconds_max=seconds)
+    ready = threading.Barrier(PAIRS)
+    peers = [_AtOnce(services[pair % len(services)], ready) for pair in range(PAIRS)]
+
+    def one(pair: int) -> Measured:
+        return measure(peers[pair], scene, f"{topic}x{pair}x{setting.consumers}x{len(services)}")
+
+    cpu_s = sum(peer.cpu_s() for peer in services)
+    with ThreadPoolExecutor(PAIRS) as pool:
+        found = list(pool.map(one, range(PAIRS)))
+    cpu_s = sum(peer.cpu_s() for peer in services) - cpu_s
+    deltas = sum(one.deltas for one in found)
+    clients = sum((one.publisher_cpu_us + one.consumer_cpu_us) * one.deltas for one in found)
+    return Seen(
+        sum(one.deltas_a_second for one in found),
+        cpu_s / deltas * 1e6,
+        clients / deltas,
+        sum(one.lost + one.twice for one in found),
+    )
+
+
+async def program(ports: Sequence[int], name: str) -> float:
+    """CPU µs a delta of a program that publishes 100 a call: through a producer, or one over services."""
+    places = [f"127.0.0.1:{port}" for port in ports]
+    client = SpreadProducer(places, name=name) if len(places) > 1 else Producer(places[0], name=name)
+    calls = [
+        [Delta(f"key-{(call * 37 + row * 11) % 1_000}", opaque(bytes(128))) for row in range(CALL_DELTAS)]
+        for call in range(50)
+    ]
+    async with client:
+        publish: Callable[..., object] = client.publish
+        room = asyncio.Semaphore(CALLS_OPEN)
+
+        async def one(number: int) -> None:
+            async with room:
+                await publish(*calls[number % len(calls)])  # type: ignore[misc]
+
+        began = time.process_time()
+        await asyncio.gather(*(one(number) for number in range(CALLS)))
+        return (time.process_time() - began) / (CALLS * CALL_DELTAS) * 1e6
+
+
+def _report(
+    seen: Mapping[tuple[str, int], Sequence[Seen]], programs: Mapping[int, Sequence[float]]
+) -> Results:
+    results, rows = Results("scale"), []
+    for setting in SETTINGS:
+        one, two = (seen[setting.name, count] for count in SERVICES)
+        for count, some in zip(SERVICES, (one, two), strict=True):
+            label = f"{setting.name}, {count} services"
+            results.figure(f"{label}: deltas/s", [each.deltas_a_second for each in some], "deltas/s")
+            results.figure(f"{label}: server", [each.server_cpu_us for each in some], "µs", less=True)
+            results.figure(f"{label}: clients", [each.client_cpu_us for each in some], "µs", less=True)
+            rows.append((label, *(spread(results.figures[f"{label}: {of}"]) for of in _COLUMNS)))
+        faster = [b.deltas_a_second / a.deltas_a_second for a, b in zip(one, two, strict=True)]
+        dearer = [b.server_cpu_us / a.server_cpu_us for a, b in zip(one, two, strict=True)]
+        results.figure(f"{setting.name}: two against one, rate", faster, "×")
+        results.figure(f"{setting.name}: two against one, server CPU a delta", dearer, "×", less=True)
+        rows.append((f"{setting.name}: two / one", *_ratios(results, setting.name), ""))
+        results.goal(
+            Goal("scale", f"{setting.name}: server CPU a delta, two / one", 1.25, 1.0, less=True), dearer
+        )
+        lost = sum(each.lost for each in (*one, *two))
+        if lost:
+            results.failures.append(f"{setting.name}: {lost} deltas were lost, or came twice")
+    results.tables.append(table(f"{PAIRS} pairs of clients, batch 100", ("", *_COLUMNS), rows))
+    for count, found in programs.items():
+        results.figure(f"a program, {count} services: CPU a delta", found, "µs", less=True)
+    plain, spread_out = (
+        spread(results.figures[f"a program, {count} services: CPU a delta"]) for count in SERVICES
+    )
+    results.tables.append(
+        table(
+            f"a program's own CPU a delta, µs, {CALL_DELTAS} deltas a call",
+            ("", "µs"),
+            [("Producer, one service", plain), ("SpreadProducer, two services", spread_out)],
+        )
+    )
+    results.notes.append(
+        f"{os.cpu_count()} cores for the services and their clients: services that cost as much CPU a delta "
+        "side by side as one alone go as many times as fast where each has a core"
+    )
+    return results
+
+
+_COLUMNS = ("deltas/s", "server", "clients")
+
+
+def _ratios(results: Results, name: str) -> tuple[str, str]:
+    rate, cpu = (results.figures[f"{name}: two against one, {of}"] for of in ("rate", "server CPU a delta"))
+    return f"× {spread(rate)}", f"× {spread(cpu)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
