@@ -1,115 +1,130 @@
-"""What each stage costs, single and in batches of 100, beside the specification's table.
+"""What each stage costs a single delta, beside the specification's table, and what all of them take together.
 
-Pure stages in CPU time (medians of interleaved rounds); the way through the whole service in wall time,
-in open loop at a stated share of the measured peak. Everything at ack level `memory`, log in memory.
+Stages in CPU time, medians of rounds that take turns. The whole way, from when a delta was due until storage,
+index and cache have it, in open loop through a propagator with its log in a directory, at ack level `logged`
+and, beside it, `durable`. Batches of 100 stand beside single deltas.
 """
 
 from __future__ import annotations
 
-import argparse
-import random
+import gc
 import sys
-import tempfile
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.lowlevel
 import numpy as np
 
-from benchmarks._measure import Figure, calibration_ns, cpu_us, percentile, table, write_json
-from delta_prop.config import Settings
-from delta_prop.embedded import Propagator
-from delta_prop.ingest.work import Sequenced, Session
+from benchmarks._inside import DIMENSION, KEYS, NAMES, NUMBERS, Bench, Columns, Sent, prepared
+from benchmarks._measure import cpu_us, percentile, table
+from benchmarks._results import Goal, Results, options_of
 from delta_prop.order.orderer import Entry, Orderer
-from delta_prop.receipt import Receipt
 from delta_prop.route.table import Table
 from delta_prop_broker.log.memory import MemoryLog
-from delta_prop_sinks import CacheSink, Delivery, IndexSink, Resident, StorageSink
+from delta_prop_sinks import CacheSink, Delivery, IndexSink, Resident
 from delta_prop_wire.batch import Batch, LoggedBatch
-from delta_prop_wire.delta import Delta, Priority, Source, make_origin, sparse
+from delta_prop_wire.delta import AckLevel, Delta, Kind, Priority, Source, make_origin
 from delta_prop_wire.encode import encode_batch, encode_vectors
 from delta_prop_wire.soundness import parse_batch
 from delta_prop_wire.topics import ALL
 from delta_prop_wire.validate import validate_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    import argparse
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-KEYS = 20_000
-DIMENSION = 128
-NUMBERS = 16
 ORIGIN = make_origin(4711, Priority.NORMAL)
 OPEN_LOOP_SHARE = 0.3
+"""Of the rate that one caller reaches who calls again as soon as it is answered."""
+SINKS = ("storage", "index", "cache")
+FLIGHT = {AckLevel.LOGGED: 4, AckLevel.DURABLE: 16}
+"""Calls under way at once, at most: so many may be late before those behind them are."""
 
-CLAIMS_P50_US = {
-    "ingest": 5,
-    "order": 10,
-    "route": 8,
-    "storage": 100,
-    "index": 50,
-    "cache": 2,
-}
-CLAIM_TOTAL = "175 / 780 / 3300"
-CLAIMS_BATCH = {1: (50_000, 175), 10: (200_000, 200), 100: (500_000, 500), 1000: (800_000, 2000)}
+CLAIMS = (
+    ("ingest", "ingest: decoded, checked, known or not", 5.0, 2.0, 2.5),
+    ("order", "order", 10.0, 10.0, 20.0),
+    ("route", "route to 5 sinks", 8.0, 5.0, 8.0),
+    ("cache", "cache: refreshed", 2.0, 3.0, 4.0),
+    ("index", "index: applied, can be found", 50.0, 3.0, 5.0),
+    ("storage", "storage: applied, can be read", 100.0, 5.0, 8.0),
+)
+"""Name, what is done, the specification's median in µs, how many times faster it is to be, and at best."""
+CLAIMED_TOTAL_US = {50: 175.0, 95: 780.0, 99: 3300.0}
 
 
 def main() -> int:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(prog="./run bench stages", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7, help="interleaved rounds (at least 5)")
+    parser = options_of("stages", __doc__, rounds=7)
     parser.add_argument("--samples", type=int, default=10_000, help="latency samples in open loop")
-    parser.add_argument("--json", metavar="FILE", help="write the figures to FILE too")
     given = parser.parse_args()
-    if given.rounds < 5 or given.samples < 1000:
+    if given.rounds < 5 or given.samples < 1_000:
         parser.error("give at least 5 rounds and 1000 samples")
-    print(f"calibration: {calibration_ns():.0f} ns CPU a loop turn; ack level memory; log in memory")
-    print(f"a delta: sparse, {NUMBERS} of {DIMENSION} float32, {KEYS} vectors, one producer\n")
-    singles, batches = _stages(1, given.rounds), _stages(100, given.rounds)
-    _print_stages(singles, batches)
-    sweep = {size: anyio.run(_throughput, size, given.rounds) for size in CLAIMS_BATCH}
-    _print_sweep(sweep)
-    rate = sweep[1]["rate"].median * OPEN_LOOP_SHARE
-    latency = {linger_ms: anyio.run(_latency, given.samples, rate, linger_ms) for linger_ms in (10.0, 0.0)}
-    _print_latency(latency)
-    write_json(
-        given.json,
-        {"stages_single": singles, "stages_batch_100": batches, "sweep": sweep, "latency": latency},
+    results = Results("stages")
+    _measure_stages(results, given)
+    anyio.run(_measure_total, results, given)
+    results.notes.append(
+        f"a delta: {NUMBERS} of {DIMENSION} float32, {KEYS:,} vectors, one producer; stages in CPU time"
     )
-    return 0
+    results.notes.append(
+        "the whole way: log in a directory, storage written behind, exact index on the same vectors, cache; "
+        f"open loop at {OPEN_LOOP_SHARE:.0%} of one caller's peak; gc.freeze() after the start"
+    )
+    return results.finish(given.json)
 
 
 # --- stages, CPU time
 
 
-def _batches(size: int, count: int, seed: int = 1) -> list[Batch]:
-    draw = random.Random(seed)
-    numbers = np.random.default_rng(seed)
-    made = []
+def _measure_stages(results: Results, given: argparse.Namespace) -> None:
+    rounds = 5 if given.quick else given.rounds
+    singles, batches = (_stages(size, rounds, quick=given.quick) for size in (1, 100))
+    rows = []
+    for name, what, claimed, target, moonshot in CLAIMS:
+        times = singles[name]
+        single = results.figure(f"{name}, single", times, "µs CPU", less=True)
+        batch = results.figure(f"{name}, batch 100", batches[name], "µs CPU", less=True)
+        results.goal(
+            Goal("12", f"{name}: claim over ours", target, moonshot), [claimed / time_us for time_us in times]
+        )
+        rows.append((what, str(single), str(batch), f"{claimed:g}", f"{claimed / single.median:.2f}"))
+    head = ("stage", "single", "batch 100", "specification", "× faster, single")
+    results.tables.append(table("stages: CPU µs a delta, median (lowest-highest round)", head, rows))
+
+
+def _batches(size: int, count: int) -> list[Batch]:
+    """What `prepared` publishes, as a producer encodes it."""
+    made: list[Batch] = []
+    calls = prepared(size)
     for number in range(count):
-        deltas = [
-            Delta(
-                f"key-{draw.randrange(KEYS)}",
-                sparse(numbers.integers(0, DIMENSION, NUMBERS), numbers.random(NUMBERS, np.float32)),
+        call, base = calls[number % len(calls)], 1 + number * size
+        if isinstance(call, Columns):
+            made.append(
+                encode_vectors(
+                    call.ids,
+                    call.values,
+                    indices=call.indices,
+                    namespace="default",
+                    kind=Kind.SPARSE,
+                    origin=ORIGIN,
+                    base=base,
+                )
             )
-            for _ in range(size)
-        ]
-        made.append(encode_batch(deltas, origin=ORIGIN, base=1 + number * size))
+        else:
+            assert isinstance(call, Delta)
+            made.append(encode_batch([call], origin=ORIGIN, base=base))
     return made
 
 
 def _created() -> LoggedBatch:
     matrix = np.zeros((KEYS, DIMENSION), np.float32)
-    keys = [f"key-{number}" for number in range(KEYS)]
-    batch = encode_vectors(keys, matrix, namespace="default", origin=ORIGIN + 16, base=1)
+    batch = encode_vectors(NAMES, matrix, namespace="default", origin=ORIGIN + 16, base=1)
     return LoggedBatch(batch, 0, 1, Source.LOCAL)
 
 
-def _stages(size: int, rounds: int) -> dict[str, Figure]:
-    """CPU µs a delta of each stage, for batches of `size`."""
-    calls = 2000 if size == 1 else 200
+def _stages(size: int, rounds: int, *, quick: bool) -> dict[str, list[float]]:
+    """CPU µs a delta of each stage, round by round, for batches of `size`."""
+    calls = (400 if quick else 2_000) if size == 1 else (50 if quick else 200)
     batches = _batches(size, calls)
     bodies = [bytes(batch.body) for batch in batches]
     logged = [
@@ -117,15 +132,24 @@ def _stages(size: int, rounds: int) -> dict[str, Figure]:
         for at, batch in enumerate(batches)
     ]
     stages: dict[str, Callable[[], int]] = {
-        "ingest (decode, checksum, validate, dedup)": partial(_ingest, bodies),
+        "ingest": partial(_ingest, bodies),
         "order": partial(_order, batches),
-        "log append": partial(_log, batches),
-        "route to 5 sinks": partial(_route, batches),
-        "storage: applied, visible": _sink_stage(Resident, logged),
-        "cache: refreshed": _sink_stage(None, logged),
+        "log": partial(_log, batches),
+        "route": partial(_route, batches),
+        "storage": _resident_stage(logged),
+        "index": _sink_stage(IndexSink(), logged),
+        "cache": _sink_stage(CacheSink(), logged),
     }
-    figures = cpu_us(rounds, stages)
-    return {name: Figure(f.median / size, f.low / size, f.high / size) for name, f in figures.items()}
+    return {name: [one / size for one in times] for name, times in cpu_us_rounds(rounds, stages).items()}
+
+
+def cpu_us_rounds(rounds: int, stages: Mapping[str, Callable[[], int]]) -> dict[str, list[float]]:
+    """CPU µs a call of each stage, round by round; each stage runs once a round."""
+    taken: dict[str, list[float]] = {name: [] for name in stages}
+    for _ in range(rounds):
+        for name, figure in cpu_us(1, stages).items():
+            taken[name].append(figure.median)
+    return taken
 
 
 def _ingest(bodies: Sequence[bytes]) -> int:
@@ -187,238 +211,106 @@ class _Context:
     def committed(self, next_offset: int) -> None:
         pass
 
+    def dimension(self, namespace: str) -> int | None:
+        return None
+
     def history(self, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
         return iter(())
 
 
-def _sink_stage(kind: type[Resident] | None, logged: Sequence[LoggedBatch]) -> Callable[[], int]:
-    """Applying prepared batches, again and again under later offsets."""
-    context, turn = _Context(), [0]
-    resident = Resident()
-    cache = CacheSink()
+class _Again:
+    """Prepared deliveries, each time under later offsets: else they would be repeats."""
 
-    def again() -> list[Delivery]:
-        turn[0] += 1
-        shift = turn[0] * (logged[-1].next_offset - logged[0].offset)
-        return [
-            Delivery(LoggedBatch(one.batch, one.offset + shift, one.lamport + shift, one.source))
-            for one in logged
-        ]
+    def __init__(self, logged: Sequence[LoggedBatch]) -> None:
+        self._logged = logged
+        self._turn = 0
 
-    def run_resident() -> int:
-        for delivery in again():
-            resident.apply([delivery], context)  # type: ignore[arg-type]
+    def __iter__(self) -> Iterator[list[Delivery]]:
+        self._turn += 1
+        shift = self._turn * (self._logged[-1].next_offset - self._logged[0].offset)
+        for one in self._logged:
+            moved = LoggedBatch(one.batch, one.offset + shift, one.lamport + shift, one.source)
+            yield [Delivery(moved)]
+
+
+def _resident_stage(logged: Sequence[LoggedBatch]) -> Callable[[], int]:
+    """What a storage sink that is written behind does before a delta can be read."""
+    resident, again, context = Resident(), _Again(logged), _Context()
+    resident.enter(context)  # type: ignore[arg-type]
+    resident.apply([Delivery(_created())], context)  # type: ignore[arg-type]
+
+    def run() -> int:
+        for deliveries in again:
+            resident.apply(deliveries, context)  # type: ignore[arg-type]
         return len(logged)
 
-    def run_cache() -> int:
-        async def apply() -> None:
-            for delivery in again():
-                await cache.apply([delivery])
+    return run
 
-        anyio.run(apply)
+
+def _sink_stage(sink: IndexSink | CacheSink, logged: Sequence[LoggedBatch]) -> Callable[[], int]:
+    again = _Again(logged)
+    anyio.run(sink.open, _Context())  # type: ignore[arg-type]
+    sink.apply_now([Delivery(_created())])
+
+    def run() -> int:
+        for deliveries in again:
+            assert sink.apply_now(deliveries)
         return len(logged)
 
-    if kind is not None:
-        resident.enter(context)  # type: ignore[arg-type]
-        resident.opened(0)
-        resident.apply([Delivery(_created())], context)  # type: ignore[arg-type]
-        return run_resident
-    anyio.run(cache.open, context)  # type: ignore[arg-type]
-    anyio.run(cache.apply, [Delivery(_created())])
-    return run_cache
+    return run
 
 
-# --- the whole service, wall time
+# --- the whole way, wall time
 
 
-async def _throughput(size: int, rounds: int) -> dict[str, Figure]:
-    """Deltas a second into log, storage and index, until all are applied; and the publishing call's time."""
-    rates, calls = [], []
-    async with _service() as (propagator, producer_batches):
-        for turn in range(rounds):
-            batches = producer_batches(size, max(4000 // size, 40), turn)
-            session = Session("bench")
-            begin = time.perf_counter()
-            for batch in batches:
-                at = time.perf_counter()
-                propagator._chain.offer(Sequenced(batch, session, Receipt()), at)
-                calls.append((time.perf_counter() - at) * 1e6)
-                await propagator._give_way()
-            await propagator.wait_visible(propagator._log.visible, timeout_s=60)
-            rates.append(len(batches) * size / (time.perf_counter() - begin))
-    return {
-        "rate": Figure.of(rates),
-        "call_p50_us": Figure.of([percentile(calls, 0.5)] * 1),
-        "call_p99_us": Figure.of([percentile(calls, 0.99)]),
-    }
-
-
-async def _latency(samples: int, rate: float, linger_ms: float) -> dict[str, float]:
-    """From the moment a delta was due to the moment storage and index both have it, in open loop."""
-    due: dict[int, float] = {}
-    async with _service(linger_ms) as (propagator, _):
-        draw = random.Random(3)
-        numbers = np.arange(NUMBERS)
-        begin = time.perf_counter() + 0.01
-        for number in range(samples):
-            at = begin + number / rate
-            # The loop's timers are a millisecond coarse, so the last stretch is turns of the loop.
-            while (wait_s := at - time.perf_counter()) > 0:  # noqa: ASYNC110
-                await anyio.sleep(wait_s - 0.0015 if wait_s > 0.003 else 0)
-            published = await propagator.publish(
-                Delta(f"key-{draw.randrange(KEYS)}", sparse(numbers, numbers))
-            )
-            assert published.offset is not None
-            due[published.offset] = at
-        await propagator.wait_visible(propagator._log.visible, timeout_s=60)
-        applied = [one.sink.applied_at for one in propagator._attached.values()]  # type: ignore[attr-defined]
-    taken = [(max(times[offset] for times in applied) - at) * 1e6 for offset, at in due.items()]
-    return {
-        "rate": rate,
-        "samples": len(taken),
-        "p50_us": percentile(taken, 0.5),
-        "p95_us": percentile(taken, 0.95),
-        "p99_us": percentile(taken, 0.99),
-    }
-
-
-class _TimedStorage(StorageSink):
-    """Notes when each offset was applied."""
-
-    applied_at: dict[int, float]
-
-    async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        await super().apply(deliveries)
-        _note(self.applied_at, deliveries)
-
-
-class _TimedIndex(IndexSink):
-    """Notes when each offset was applied."""
-
-    applied_at: dict[int, float]
-
-    async def apply(self, deliveries: Sequence[Delivery]) -> None:
-        await super().apply(deliveries)
-        _note(self.applied_at, deliveries)
-
-
-def _note(applied_at: dict[int, float], deliveries: Sequence[Delivery]) -> None:
-    now = time.perf_counter()
-    for delivery in deliveries:
-        for offset in range(delivery.first_offset, delivery.next_offset):
-            applied_at[offset] = now
-
-
-class _service:
-    """A propagator with storage and index sharing their vectors, and the vectors in it."""
-
-    def __init__(self, linger_ms: float = 10.0) -> None:
-        self._settings = Settings(linger_ms_max=linger_ms)
-
-    async def __aenter__(self) -> tuple[Propagator, Callable[[int, int, int], list[Batch]]]:
-        self._folder = tempfile.TemporaryDirectory()
-        self._propagator = Propagator(self._settings)
-        await self._propagator.__aenter__()
-        storage = _TimedStorage(Path(self._folder.name) / "bench.db")
-        index = _TimedIndex(resident=storage.resident)
-        storage.applied_at, index.applied_at = {}, {}
-        await self._propagator.attach(storage)
-        await self._propagator.attach(index)
-        keys = [f"key-{number}" for number in range(KEYS)]
-        await self._propagator.publish_many(keys, np.zeros((KEYS, DIMENSION), np.float32))
-        # On disk first: else the first second measures how the store swallows all vectors at once.
-        await self._propagator.wait_visible(KEYS, committed=True, timeout_s=60)
-        self._grants = self._propagator._chain.hello(4711, "bench", 0.0)
-        self._next = 1
-        return self._propagator, self._make
-
-    async def __aexit__(self, *failure: object) -> None:
-        await self._propagator.__aexit__(None, None, None)
-        self._folder.cleanup()
-
-    def _make(self, size: int, count: int, seed: int) -> list[Batch]:
-        made = []
-        for batch in _batches(size, count, seed):
-            deltas = [batch.delta(row) for row in range(size)]
-            made.append(encode_batch(deltas, origin=ORIGIN, base=self._next))
-            self._next += size
-        return made
-
-
-# --- printing
-
-
-def _print_stages(singles: dict[str, Figure], batches: dict[str, Figure]) -> None:
-    claims = (*CLAIMS_P50_US.values(),)
-    named = {
-        "ingest": claims[0],
-        "order": claims[1],
-        "route": claims[2],
-        "storage": claims[3],
-        "cache": claims[5],
-    }
-    rows = [
-        (
-            name,
-            f"{singles[name]}",
-            f"{batches[name]}",
-            next((claim for word, claim in named.items() if name.startswith(word)), "-"),
-        )
-        for name in singles
-    ]
-    rows.append(
-        ("index: applied, visible", "shares storage's rows", "shares storage's rows", CLAIMS_P50_US["index"])
+async def _measure_total(results: Results, given: argparse.Namespace) -> None:
+    rounds = 5
+    samples = (1_000 if given.quick else given.samples) // rounds
+    rows = []
+    async with Bench(*SINKS, linger_ms=0) as bench:
+        gc.collect()
+        gc.freeze()
+        for level in (AckLevel.LOGGED, AckLevel.DURABLE):
+            name = level.name.lower()
+            peaks, runs = [], []
+            for _ in range(rounds):
+                peak = await bench.closed_loop(1, level, flight=1, seconds=0.1 if given.quick else 0.3)
+                peaks.append(peak.rate)
+                rate = peak.rate * OPEN_LOOP_SHARE
+                runs.append(await bench.open_loop(1, level, rate=rate, calls=samples, flight=FLIGHT[level]))
+            rows.append(_total_row(results, name, peaks, runs))
+    head = (
+        "acknowledged",
+        "one caller's peak/s",
+        "samples",
+        "µs until all sinks have it, p50 / p95 / p99",
+        "until acknowledged",
+        "specification",
     )
-    print(
-        table(
-            "stages: CPU µs a delta, median (lowest-highest round)",
-            ("stage", "single", "batch 100", "specification, p50"),
-            rows,
-        )
-    )
+    results.tables.append(table("the whole way of a single delta, open loop", head, rows))
 
 
-def _print_sweep(sweep: dict[int, dict[str, Figure]]) -> None:
-    rows = [
-        (
-            size,
-            f"{figures['rate'].median:,.0f} ({figures['rate'].low:,.0f}-{figures['rate'].high:,.0f})",
-            f"{figures['call_p50_us'].median:.0f} / {figures['call_p99_us'].median:.0f}",
-            f"{CLAIMS_BATCH[size][0]:,} at {CLAIMS_BATCH[size][1]}",
-        )
-        for size, figures in sweep.items()
-    ]
-    print(
-        table(
-            "log in memory + storage (written behind) + exact index, all applied; ack level memory",
-            ("batch", "deltas/s", "call p50/p99 µs", "specification: deltas/s at µs"),
-            rows,
-        )
-    )
-
-
-def _print_latency(latency: dict[float, dict[str, float]]) -> None:
-    rows = [
-        (
-            f"gathering {linger_ms:.0f} ms",
-            f"{one['rate']:,.0f}/s",
-            f"{one['samples']:,.0f}",
-            f"{one['p50_us']:,.0f} / {one['p95_us']:,.0f} / {one['p99_us']:,.0f}",
-            CLAIM_TOTAL,
-        )
-        for linger_ms, one in latency.items()
-    ]
-    print(
-        table(
-            "publish one delta until storage and index have it, open loop at "
-            f"{OPEN_LOOP_SHARE:.0%} of the peak; ack level memory (the specification states none)",
-            ("busy sinks", "rate", "samples", "µs p50 / p95 / p99", "specification, total"),
-            rows,
-        )
-    )
-    print(
-        "not built yet, so not measured: the pipeline with replication (50,000/s), geo-distributed (10,000/s)"
-    )
+def _total_row(results: Results, level: str, peaks: list[float], runs: list[Sent]) -> tuple[str, ...]:
+    peak = results.figure(f"one caller, {level}", peaks, "deltas/s")
+    told = []
+    for which in ("visible", "acknowledged"):
+        times = {
+            share: [percentile(getattr(one, which), share / 100) * 1e6 for one in runs]
+            for share in CLAIMED_TOTAL_US
+        }
+        figures = {
+            share: results.figure(f"{which}, {level}, p{share}", found, "µs", less=True)
+            for share, found in times.items()
+        }
+        told.append(" / ".join(f"{figure.median:,.0f}" for figure in figures.values()))
+        if which == "visible" and level == "logged":
+            for share, target, moonshot in ((50, 5.0, 9.0), (99, 5.0, 16.0)):
+                claimed = CLAIMED_TOTAL_US[share]
+                goal = Goal("12", f"total p{share}: claim over ours", target, moonshot)
+                results.goal(goal, [claimed / one for one in times[share]])
+    samples = sum(len(one.visible) for one in runs)
+    claimed_text = " / ".join(f"{claimed:g}" for claimed in CLAIMED_TOTAL_US.values())
+    return (level, f"{peak.median:,.0f}", f"{samples:,}", *told, claimed_text)
 
 
 if __name__ == "__main__":
