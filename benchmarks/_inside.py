@@ -23,6 +23,7 @@ from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
 from delta_prop_broker.log.retention import MIB, LogSettings
 from delta_prop_sinks import CacheSink, CallbackSink, Delivery, ForwardSink, IndexSink, Linked, StorageSink
+from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import AckLevel, Delta, sparse
 
 if TYPE_CHECKING:
@@ -66,6 +67,32 @@ def prepared(size: int, seed: int = 1) -> list[Delta] | list[Columns]:
     if size > 1:
         return columns
     return [Delta(one.ids[0], sparse(one.indices[0], one.values[0])) for one in columns]
+
+
+def bare_rate(size: int, seconds: float, folder: Path) -> float:
+    """Deltas a second of a loop without a service, for the limit of this machine in this minute: the same
+    numbers with their checksum into the page cache, and into their places in memory, one call after another.
+    """
+    calls, places = prepared(size), {name: number for number, name in enumerate(NAMES)}
+    rows = [one if isinstance(one, Columns) else Columns([one.vector_id], *_numbers_of(one)) for one in calls]
+    numbers = np.zeros(KEYS * DIMENSION, np.float32)
+    begun, done = time.perf_counter(), 0
+    with (folder / "bare").open("wb", buffering=0) as file:
+        while (now := time.perf_counter()) < begun + seconds:
+            one = rows[done // size % len(rows)]
+            body = b"".join((*map(str.encode, one.ids), one.indices.data, one.values.data))
+            file.write(crc32c(body).to_bytes(4, "little") + body)
+            slots = np.fromiter(map(places.__getitem__, one.ids), np.intp, size)
+            numbers.put((one.indices + (slots * DIMENSION)[:, None]).reshape(-1), one.values.reshape(-1))
+            done += size
+    return done / (now - begun)
+
+
+def _numbers_of(delta: Delta) -> tuple[NDArray[np.float32], NDArray[np.uint32]]:
+    operation = delta.operation
+    assert operation.values is not None
+    assert operation.indices is not None
+    return operation.values[None, :], operation.indices[None, :]
 
 
 class Noting:

@@ -167,6 +167,8 @@ def _places(indices: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.uint32]:
 
 def check_level(level: AckLevel) -> AckLevel:
     """The ack level. Raises UsageError where there is none of that number."""
+    if type(level) is AckLevel:
+        return level
     try:
         return AckLevel(level)
     except ValueError:

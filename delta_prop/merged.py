@@ -11,7 +11,7 @@ import numpy as np
 
 from delta_prop.checks import are_simple_names, check_columns, check_deltas, check_parts
 from delta_prop.ingest.work import DELTA_OVERHEAD_BYTES, Draft, MatrixDraft
-from delta_prop.published import Published, State
+from delta_prop.published import Published
 from delta_prop.receipt import Receipt
 from delta_prop_wire.batch import SPARSE_KINDS
 from delta_prop_wire.bounds import NUMBERS_MAX, NUMBERS_MIN, below, finite, name_is_sound
@@ -229,44 +229,49 @@ class Merged:
 class _Receipts(Receipt):
     """What becomes of the whole becomes of each call."""
 
-    __slots__ = ("_calls", "_refused_alone")
+    __slots__ = ("_calls", "_shares")
 
     def __init__(self, calls: Sequence[Call]) -> None:
         super().__init__()
         self._calls = calls
+        self._shares: list[Published] | None = None
 
     def placed(self, place: Published | None = None) -> None:
         super().placed(place)
         if place is not None:
-            for call, own in zip(self._calls, shares(place, self._calls), strict=True):
+            self._shares = shares(place, self._calls)
+            for call, own in zip(self._calls, self._shares, strict=True):
                 call.receipt.placed(own)
 
     def acknowledge(self, published: Published) -> None:
         super().acknowledge(published)
-        for call, own in zip(self._calls, shares(published, self._calls), strict=True):
-            if not call.receipt.done:
-                call.receipt.acknowledge(own)
+        owns = self._shares or shares(published, self._calls)
+        for call, own in zip(self._calls, owns, strict=True):
+            receipt = call.receipt
+            if not receipt.done:
+                receipt.acknowledge(own)
 
     def refuse(self, refusal: Refused) -> None:
         """Before it has its place the callers are told nothing: each is sent alone."""
-        had_place = self.state is State.PLACED
         super().refuse(refusal)
-        for call in self._calls if had_place else ():
+        for call in self._calls if self._shares is not None else ():
             if not call.receipt.done:
                 call.receipt.refuse(refusal)
 
 
-def shares(whole: Published, calls: Iterable[Call]) -> Iterator[Published]:
+def shares(whole: Published, calls: Iterable[Call]) -> list[Published]:
     """Each call's part of an acknowledgement."""
     offset, dot, level = whole.offset, whole.dot, whole.level
     assert offset is not None
     assert dot is not None
     origin, counter = dot
+    found: list[Published] = []
     for call in calls:
         count = call.count
-        yield Published(offset, Dot(origin, counter), count, level)
+        found.append(Published(offset, Dot(origin, counter), count, level))
         offset += count
         counter += count
+    return found
 
 
 def likeness(call: Call) -> tuple[Kind, str, int, Priority, AckLevel]:
