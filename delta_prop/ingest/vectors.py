@@ -9,6 +9,8 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from delta_prop_wire.batch import SPARSE_KINDS
 from delta_prop_wire.delta import PARTIAL_KINDS, WHOLE_KINDS, Dot, Kind, Source
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
@@ -24,6 +26,9 @@ _ORIGIN_SHIFT = 64
 _COUNTER_MASK = (1 << _ORIGIN_SHIFT) - 1
 _SEVERAL = -2  # no place, and not that of an origin that has not written
 _VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
+_VECTOR_BITS = 1 << Kind.CREATE | 1 << Kind.DENSE
+_PARTIAL_BITS = sum(1 << kind for kind in PARTIAL_KINDS)
+_LIFE_KINDS = WHOLE_KINDS | {Kind.DELETE}
 
 
 class _Namespace:
@@ -159,10 +164,9 @@ class Vectors:
         `seen`: up to which counter of an origin it has. Ask before the batch is appended.
         """
         place = self._origins.get(batch.origin, -1)
-        if batch.namespace is not None:
-            known = self._namespaces.get(batch.namespace)
-            if known is None or known.writer in (None, place):
-                return
+        named = [self._namespaces.get(name) for name in batch.namespace_names]
+        if all(known is None or known.writer in (None, place) for known in named):
+            return
         lowest = place << _ORIGIN_SHIFT  # of the codes of its own dots
         highest = lowest | _COUNTER_MASK
         codes = self._codes(batch)
@@ -172,7 +176,7 @@ class Vectors:
             own = False
         if own:
             return
-        named = () if batch.plain else set(batch.parents)
+        parents = () if batch.plain else set(batch.parents)
         first, last, limit = (
             0,
             -1,
@@ -185,7 +189,7 @@ class Vectors:
                 place = code >> _ORIGIN_SHIFT
                 first = place << _ORIGIN_SHIFT
                 last, limit = first | _COUNTER_MASK, first | seen(self._by_place[place])
-            if code > limit and (not named or (row, self._dot(code)) not in named):
+            if code > limit and (not parents or (row, self._dot(code)) not in parents):
                 self.conflicts += 1
 
     def _codes(self, batch: Batch) -> list[int | None]:
@@ -198,11 +202,11 @@ class Vectors:
             known = self._namespaces.get(batch.namespace)
             codes = [None] * batch.count if known is None else list(map(known.heads.get, batch.keys))
         else:
-            named = map(self._namespaces.get, batch.namespaces)
-            codes = [
-                None if known is None else known.heads.get(key)
-                for known, key in zip(named, batch.keys, strict=True)
-            ]
+            getters = {
+                name: known.heads.get if (known := self._namespaces.get(name)) is not None else _nothing
+                for name in batch.namespace_names
+            }
+            codes = [getters[name](key) for name, key in zip(batch.namespaces, batch.keys, strict=True)]
         self._looked_up = (batch, codes)
         return codes
 
@@ -288,40 +292,40 @@ class Vectors:
     def _check_rows(self, batch: Batch) -> None:
         """Row by row, as a row may build on one before it in the same batch."""
         alive: dict[tuple[str, str], bool] = {}
-        dimensions: dict[str, int] = {}
-        for row, (namespace, vector_id, kind) in enumerate(
-            zip(batch.namespaces, batch.keys, batch.kinds, strict=True)
-        ):
-            known = self._namespaces.get(namespace)
+        named = {name: self._namespaces.get(name) for name in batch.namespace_names}
+        dimensions = {name: 0 if known is None else known.dimension for name, known in named.items()}
+        codes = self._codes(batch) if batch.kinds_mask & _PARTIAL_BITS else []
+        widths = np.diff(batch.value_bounds).tolist() if batch.kinds_mask & _VECTOR_BITS else []
+        highest, keys = batch.index_highest, batch.keys
+        for row, (namespace, kind) in enumerate(zip(batch.namespaces, batch.kinds, strict=True)):
             if kind in _VECTOR_KINDS:
-                fixed = dimensions.get(namespace) or self.dimension(namespace)
-                found = int(batch.value_bounds[row + 1] - batch.value_bounds[row])
-                if fixed and found != fixed:
-                    raise InvalidDelta(
-                        "vector",
-                        f"{found} numbers, but namespace {namespace!r} holds vectors of {fixed}: "
-                        "send that many, or use another namespace",
-                        row=row,
-                    )
-                dimensions[namespace] = fixed or found
+                fixed, found = dimensions[namespace], widths[row]
+                if found != fixed:
+                    if fixed:
+                        raise _of_another_dimension(namespace, found, fixed, row)
+                    dimensions[namespace] = found
             elif kind in PARTIAL_KINDS:
-                lives = alive.get((namespace, vector_id), self._lives(known, vector_id))
+                lives = alive.get((namespace, keys[row])) if alive else None
+                if lives is None:
+                    known = named[namespace]
+                    lives = codes[row] is not None and known is not None and keys[row] not in known.dead
+                    lives = lives or self._lives(known, keys[row])
                 if lives is False:
                     raise InvalidDelta(
                         "vector_id",
-                        f"{vector_id!r} in namespace {namespace!r} is unknown or deleted, and "
+                        f"{keys[row]!r} in namespace {namespace!r} is unknown or deleted, and "
                         f"{Kind(kind).name.lower()} needs a living vector: create it first",
                         row=row,
                     )
-                self._check_indices(batch, row, kind, dimensions.get(namespace) or self.dimension(namespace))
-            if kind in WHOLE_KINDS or kind == Kind.DELETE:
-                alive[namespace, vector_id] = kind != Kind.DELETE
+                if kind in SPARSE_KINDS and 0 < dimensions[namespace] <= highest:
+                    self._check_indices(batch, row, dimensions[namespace])
+            if kind in _LIFE_KINDS:
+                alive[namespace, keys[row]] = kind != Kind.DELETE
 
-    def _check_indices(self, batch: Batch, row: int, kind: int, dimension: int) -> None:
-        if kind not in SPARSE_KINDS or not dimension:
-            return
-        indices = batch.operation(row).indices
-        if indices is not None and len(indices) and int(indices.max()) >= dimension:
+    def _check_indices(self, batch: Batch, row: int, dimension: int) -> None:
+        bounds = batch.index_bounds
+        indices = batch.indices[bounds[row] : bounds[row + 1]]
+        if len(indices) and int(indices.max()) >= dimension:
             raise InvalidDelta(
                 "indices",
                 f"{int(indices.max())} is not from 0 to {dimension - 1}, the last of its vector",
@@ -368,20 +372,25 @@ class Vectors:
             known.dimension = batch.row_values or 0
 
     def _append_rows(self, batch: Batch, codes: Iterator[int], source: Source) -> None:
+        named = {name: self._namespace(name) for name in batch.namespace_names}
+        place, before = self._origins[batch.origin], sum([len(known.heads) for known in named.values()])
+        widths = np.diff(batch.value_bounds).tolist() if batch.kinds_mask & _VECTOR_BITS else []
+        replica = source is Source.REPLICA
         for row, (namespace, vector_id, kind, code) in enumerate(
             zip(batch.namespaces, batch.keys, batch.kinds, codes, strict=False)
         ):
-            known = self._namespace(namespace)
-            self._count += vector_id not in known.heads
-            known.note_writer(code >> _ORIGIN_SHIFT)
+            known = named[namespace]
             known.heads[vector_id] = code
-            if kind == Kind.DELETE and source is not Source.REPLICA:
+            if kind == Kind.DELETE and not replica:
                 known.dead.add(vector_id)
-            elif kind in WHOLE_KINDS or source is Source.REPLICA:
+            elif known.dead and (kind in WHOLE_KINDS or replica):
                 # A forwarded delete may sort before what is here: its vector may live, so nothing is claimed.
                 known.dead.discard(vector_id)
             if not known.dimension and kind in _VECTOR_KINDS:
-                known.dimension = int(batch.value_bounds[row + 1] - batch.value_bounds[row])
+                known.dimension = widths[row]
+        for known in named.values():
+            known.note_writer(place)
+        self._count += sum([len(known.heads) for known in named.values()]) - before
 
     def _namespace(self, namespace: str) -> _Namespace:
         known = self._namespaces.get(namespace)
@@ -399,3 +408,16 @@ class Vectors:
                 known.dead.discard(vector_id)
                 self._count -= 1
             known.complete = False
+
+
+def _of_another_dimension(namespace: str, found: int, fixed: int, row: int) -> InvalidDelta:
+    return InvalidDelta(
+        "vector",
+        f"{found} numbers, but namespace {namespace!r} holds vectors of {fixed}: "
+        "send that many, or use another namespace",
+        row=row,
+    )
+
+
+def _nothing(_: str) -> None:
+    """What a namespace without heads has of a vector."""
