@@ -6,6 +6,7 @@ It knows none of them: a benchmark exists when its file does.
 from __future__ import annotations
 
 import runpy
+import signal
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ def main(arguments: list[str]) -> int:
         asked = f"no benchmark '{arguments[0]}'" if arguments else "name a benchmark"
         print(f"./run bench: {asked}; there are: {', '.join(names) or 'none'}", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers it has started are stopped
     sys.argv = [f"./run bench {arguments[0]}", *arguments[1:]]
     runpy.run_module(f"benchmarks.{arguments[0]}", run_name="__main__", alter_sys=False)
     return 0

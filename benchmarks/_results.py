@@ -112,7 +112,7 @@ def goal_table(goals: Sequence[dict[str, Any]]) -> str:
     for goal in goals:
         bound, found = "<=" if goal["less"] else ">=", goal["found"]
         wanted, moon = (
-            "" if goal[one] is None else f"{bound} {goal[one]:.3g} {goal['unit']}"
+            "" if goal[one] is None else f"{bound} {number(goal[one])} {goal['unit']}"
             for one in ("target", "moonshot")
         )
         rows.append((f"{goal['row']:>4}  {goal['what']}", wanted, moon, spread(found), goal["verdict"]))

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 BASE = "10 thousand vectors, 1 subscription"
 LARGE_VECTORS, LARGE_SUBSCRIPTIONS = 10_000_000, 1_000
-LARGE = "10 million vectors, 1,000 subscriptions"
+LARGE_AND = "million vectors, 1,000 subscriptions"
+LARGE = f"10 {LARGE_AND}"
 CASES = (
     Held(BASE),
     Held("1 million vectors", vectors=1_000_000),
@@ -45,9 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("give at least 1 round, and no number of heads below 0")
     cases = [case for case in CASES if case.name == BASE or given.only in case.name]
     if given.quick:
-        cases = [
-            replace(case, vectors=min(case.vectors, 1_000_000), logged=case.logged // 5) for case in cases
-        ]
+        cases = [_smaller(case) for case in cases]
     cases = [replace(case, heads_max=given.heads) for case in cases]
     services: dict[str, Service] = {}
     try:
@@ -58,10 +57,14 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         for service in services.values():
             service.stop()
-    results = report(costs)
-    if given.quick:
-        results.notes.append("a quick run: 1 million vectors stand for 10 million")
-    return results.finish(given.json)
+    return report(costs).finish(given.json)
+
+
+def _smaller(case: Held) -> Held:
+    """For a quick run, under a name of its own."""
+    vectors, logged = min(case.vectors, 1_000_000), case.logged // 5
+    name = case.name.replace("10 million", "1 million").replace("5 million", "1 million")
+    return replace(case, name=name, vectors=vectors, logged=logged)
 
 
 def measured(
@@ -87,7 +90,7 @@ def report(costs: Mapping[tuple[str, Kind], Sequence[float]]) -> Results:
         cost = results.figure(f"{name}, {kind.name.lower()}", found, "µs a delta", less=True)
         ratio = results.figure(f"{name}, {kind.name.lower()}: of the small", ratios, "×", less=True)
         rows.append((f"{name}, {kind.name.lower()}", cost, ratio))
-        if name == LARGE:
+        if name.endswith(LARGE_AND):
             results.goal(Goal("17", f"{name}, {kind.name.lower()}: CPU", 2.0, 1.3, less=True), ratios)
     head = ("", "CPU µs a delta", "of the small service")
     results.tables.append(table("what a delta costs, by what the service holds", head, rows))

@@ -155,7 +155,7 @@ def _ordered(run: Run) -> list[str]:
 def _goal_line(goal: Mapping[str, Any]) -> str:
     bound = "≤" if goal["less"] else "≥"
     wanted, moon = (
-        "" if goal[one] is None else f"{bound} {goal[one]:.3g} {goal['unit']}"
+        "" if goal[one] is None else f"{bound} {number(goal[one])} {goal['unit']}"
         for one in ("target", "moonshot")
     )
     verdict = {"moonshot": "far beyond", "met": "reached", "FAR": "short", "short": "short"}
@@ -174,7 +174,7 @@ def _short_lines(goals: Sequence[Mapping[str, Any]], shorts: Sequence[Mapping[st
         bound = "at most" if goal["less"] else "at least"
         lines += [
             f"**{goal['what']}**: {spread(goal['found'])} {goal['unit']}, "
-            f"wanted {bound} {goal['target']:.3g} {goal['unit']}.",
+            f"wanted {bound} {number(goal['target'])} {goal['unit']}.",
             "",
         ]
         for short in shorts:
