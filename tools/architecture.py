@@ -71,7 +71,12 @@ PURE = (
 IMPURE = {"anyio", "trio", "sniffio"}  # and everything in BANNED_MODULES
 
 # Public names that load on first use: the only imports whose name may be computed.
-LAZY = ("delta_prop/__init__.py", "delta_prop/client/__init__.py", "delta_prop/sinks.py")
+LAZY = (
+    "delta_prop/__init__.py",
+    "delta_prop/client/__init__.py",
+    "sinks/delta_prop_sinks/__init__.py",
+    "delta_prop/sinks.py",
+)
 
 # The edge: the only modules that may touch a clock, chance, files, sockets and threads. pyproject.toml says
 # the same to ruff.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+import delta_prop_sinks as sinks  # what a sink needs is loaded where one is made
 from delta_prop.client.forwarding import ForwardLink
 from delta_prop.configuration.sinks import (
     CacheTerms,
@@ -15,14 +16,13 @@ from delta_prop.configuration.sinks import (
     StorageTerms,
 )
 from delta_prop.ports import Tls
-from delta_prop_sinks import CacheSink, ForwardSink, IndexSink, JsonLinesSink, Resident, StorageSink
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Container
 
     from delta_prop.embedded import Propagator
-    from delta_prop_sinks import Sink
+    from delta_prop_sinks import Resident, Sink
 
 _COMMON = frozenset(one.name for one in fields(SinkTerms))
 
@@ -66,19 +66,21 @@ def _made(terms: SinkTerms, residents: dict[str, Resident]) -> Sink:
     own: dict[str, Any] = {one.name: getattr(terms, one.name) for one in fields(terms)}
     own = {name: value for name, value in own.items() if name not in _COMMON} | {"name": terms.name}
     if isinstance(terms, StorageTerms):
-        resident = Resident(resident_bytes_max=own.pop("resident_bytes_max"))
+        resident = sinks.Resident(resident_bytes_max=own.pop("resident_bytes_max"))
         residents[terms.name] = resident
-        return StorageSink(own.pop("path"), resident=resident, **own)
+        return sinks.StorageSink(own.pop("path"), resident=resident, **own)
     if isinstance(terms, IndexTerms):
         bytes_max, vectors = own.pop("resident_bytes_max"), own.pop("vectors")
         shared = None if vectors is None else residents[vectors]
-        return IndexSink(resident=shared or Resident(resident_bytes_max=bytes_max), **own)
+        return sinks.IndexSink(resident=shared or sinks.Resident(resident_bytes_max=bytes_max), **own)
     if isinstance(terms, CacheTerms):
-        return CacheSink(**own)
+        return sinks.CacheSink(**own)
     if isinstance(terms, JsonLinesTerms):
-        return JsonLinesSink(own.pop("path"), **own)
+        return sinks.JsonLinesSink(own.pop("path"), **own)
     assert isinstance(terms, ForwardTerms)
     tls = None
     if terms.authorities is not None:
         tls = Tls(authorities=terms.authorities, server_name=terms.server_name)
-    return ForwardSink(ForwardLink(terms.to, token=terms.token, tls=tls, name=terms.name), name=terms.name)
+    return sinks.ForwardSink(
+        ForwardLink(terms.to, token=terms.token, tls=tls, name=terms.name), name=terms.name
+    )

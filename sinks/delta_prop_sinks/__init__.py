@@ -1,30 +1,65 @@
-"""Sinks: what spends deltas, and the contract that each of them keeps."""
+"""Sinks: what spends deltas, and the contract that each of them keeps. Names are loaded when first used."""
 
-from delta_prop_sinks.cache import CacheSink, CacheStatistics
-from delta_prop_sinks.callback import CallbackSink, CallbackStatistics
-from delta_prop_sinks.conformance import Applied, NotConforming, check_sink
-from delta_prop_sinks.forwarding import ForwardSink, ForwardStatistics
-from delta_prop_sinks.index import Hit, IndexSink, IndexStatistics
-from delta_prop_sinks.jsonlines import JsonLinesSink, JsonLinesStatistics
-from delta_prop_sinks.linking import Linked, LinkedStatistics
-from delta_prop_sinks.resident import Resident
-from delta_prop_sinks.resident_statistics import ResidentStatistics
-from delta_prop_sinks.sink import (
-    Backlog,
-    Delivery,
-    HasBackground,
-    HasBacklog,
-    Rebuilds,
-    RejectDelta,
-    ResumePoint,
-    Sink,
-    SinkContext,
-    SinkFailure,
-    StopSink,
-    TryAgain,
-)
-from delta_prop_sinks.storage import StorageSink, StorageStatistics
-from delta_prop_wire.states import StateRow
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from delta_prop_sinks.cache import CacheSink, CacheStatistics
+    from delta_prop_sinks.callback import CallbackSink, CallbackStatistics
+    from delta_prop_sinks.conformance import Applied, NotConforming, check_sink
+    from delta_prop_sinks.forwarding import ForwardSink, ForwardStatistics
+    from delta_prop_sinks.index import Hit, IndexSink, IndexStatistics
+    from delta_prop_sinks.jsonlines import JsonLinesSink, JsonLinesStatistics
+    from delta_prop_sinks.linking import Linked, LinkedStatistics
+    from delta_prop_sinks.resident import Resident
+    from delta_prop_sinks.resident_statistics import ResidentStatistics
+    from delta_prop_sinks.sink import (
+        Backlog,
+        Delivery,
+        HasBackground,
+        HasBacklog,
+        Rebuilds,
+        RejectDelta,
+        ResumePoint,
+        Sink,
+        SinkContext,
+        SinkFailure,
+        StopSink,
+        TryAgain,
+    )
+    from delta_prop_sinks.storage import StorageSink, StorageStatistics
+    from delta_prop_wire.states import StateRow
+
+_HOMES = {
+    "delta_prop_sinks.cache": ("CacheSink", "CacheStatistics"),
+    "delta_prop_sinks.callback": ("CallbackSink", "CallbackStatistics"),
+    "delta_prop_sinks.conformance": ("Applied", "NotConforming", "check_sink"),
+    "delta_prop_sinks.forwarding": ("ForwardSink", "ForwardStatistics"),
+    "delta_prop_sinks.index": ("Hit", "IndexSink", "IndexStatistics"),
+    "delta_prop_sinks.jsonlines": ("JsonLinesSink", "JsonLinesStatistics"),
+    "delta_prop_sinks.linking": ("Linked", "LinkedStatistics"),
+    "delta_prop_sinks.resident": ("Resident",),
+    "delta_prop_sinks.resident_statistics": ("ResidentStatistics",),
+    "delta_prop_sinks.sink": (
+        "Backlog",
+        "Delivery",
+        "HasBackground",
+        "HasBacklog",
+        "Rebuilds",
+        "RejectDelta",
+        "ResumePoint",
+        "Sink",
+        "SinkContext",
+        "SinkFailure",
+        "StopSink",
+        "TryAgain",
+    ),
+    "delta_prop_sinks.storage": ("StorageSink", "StorageStatistics"),
+    "delta_prop_wire.states": ("StateRow",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "Applied",
@@ -61,3 +96,15 @@ __all__ = [
     "TryAgain",
     "check_sink",
 ]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(home), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

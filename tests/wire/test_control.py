@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -10,12 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delta_prop_wire import control as control_module
 from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.control import TEXT_BYTES_MAX
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import PeerError, UsageError
 from delta_prop_wire.frames import (
+    Ack,
+    Credit,
     Frame,
     Hello,
     Nack,
@@ -25,7 +29,7 @@ from delta_prop_wire.frames import (
     Subscription,
 )
 from delta_prop_wire.header import pack_header
-from delta_prop_wire.packing import U64_MAX
+from delta_prop_wire.packing import U64_MAX, unpack_map
 from delta_prop_wire.spec import ErrorCode, FrameType
 from delta_prop_wire.topics import ALL
 
@@ -193,3 +197,33 @@ def test_maps_of_the_wrong_things_raise_nothing_but_the_peers_error(
     raw = pack_header(kind, 0, 1, len(payload)) + payload
     with contextlib.suppress(PeerError):
         decode(raw)
+
+
+CURSORS = st.tuples(
+    st.binary(min_size=15, max_size=17), st.integers(-1, U64_MAX) | st.none(), st.integers(-1, U64_MAX)
+)
+
+
+@given(
+    fields=st.dictionaries(st.sampled_from(("cursor", "credit", "")), CURSORS | JSON_LIKE, max_size=2),
+    flip=st.none() | st.tuples(st.integers(0, 60), st.integers(0, 255)),
+    tail=st.binary(max_size=2),
+)
+def test_a_short_acknowledgement_is_read_by_the_short_way_as_by_the_long_one(
+    fields: dict[str, Any], flip: tuple[int, int] | None, tail: bytes
+) -> None:
+    payload = bytearray(msgpack.packb(fields)) + tail
+    if flip is not None and flip[0] < len(payload):
+        payload[flip[0]] = flip[1]
+    found = control_module._short_ack(7, bytes(payload))
+    if found is not None:
+        assert found == control_module._unpack_ack(7, unpack_map("Ack", bytes(payload)))
+
+
+def test_a_cursor_is_read_by_the_short_way() -> None:
+    ack = Ack(7, cursor=Cursor(bytes(16), 3, 1 << 40))
+    raw = encode(ack)
+    assert control_module._short_ack(7, raw[16:]) == ack == decode(raw)
+    for other in (Ack(7), Ack(7, credit=Credit(1, 1)), replace(ack, dealt_with=3)):
+        assert control_module._short_ack(7, encode(other)[16:]) is None
+        assert decode(encode(other)) == other

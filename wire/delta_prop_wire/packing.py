@@ -28,6 +28,7 @@ D = TypeVar("D")
 DEPTH_MAX = 64
 ITEMS_MAX = 131_072
 """More than a delta with the longest clock and the greatest metadata change can have."""
+_SHORT_BYTES_MAX, _ONE_FIELD = 64, 0x81
 U16_MAX = (1 << 16) - 1
 U32_MAX = (1 << 32) - 1
 U64_MAX = (1 << 64) - 1
@@ -56,6 +57,18 @@ def unpack_map(frame: str, packed: Buffer) -> Fields:
             ErrorCode.BAD_FRAME, f"{frame}: the payload is a {type(found).__name__}, send one msgpack map"
         )
     return Fields(frame, found)
+
+
+def unpack_short(packed: Buffer) -> dict[Any, Any]:
+    """A map of one field in a few bytes, which is neither deep nor long, and names nothing twice.
+
+    Nothing of its key and its value was looked at. Raises ValueError where it is something else, or unsound.
+    """
+    raw = memoryview(packed)
+    if not 0 < len(raw) <= _SHORT_BYTES_MAX or raw[0] != _ONE_FIELD:
+        raise ValueError("it is no short map of one field")
+    found: dict[Any, Any] = msgpack.unpackb(raw)
+    return found
 
 
 class Fields:
