@@ -58,6 +58,7 @@ PURE = (
     "delta_prop/client/offer.py",
     "delta_prop/client/outgoing.py",
     "delta_prop/client/producing.py",
+    "delta_prop/client/refusing.py",
     "delta_prop/client/session.py",
     "delta_prop/client/settings.py",
     "delta_prop/client/spreading.py",

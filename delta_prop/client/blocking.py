@@ -19,8 +19,8 @@ from delta_prop.client.addresses import parse_addresses
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect, Unreachable
 from delta_prop.client.offer import Columns, Offer
-from delta_prop.client.outgoing import late, left_over
 from delta_prop.client.producing import Producing
+from delta_prop.client.refusing import late, left_over
 from delta_prop.client.session import Session
 from delta_prop.client.settings import ClientSettings
 from delta_prop.published import Published

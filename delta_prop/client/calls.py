@@ -6,9 +6,10 @@ own: that is the long way, and to each caller it tells the same.
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import TYPE_CHECKING
 
-from delta_prop.client.offer import ROW_BYTES, Offer, Place
+from delta_prop.client.offer import Offer, Place
 from delta_prop.published import Published
 from delta_prop_wire.delta import Dot
 
@@ -27,7 +28,10 @@ _NO_DUPLICATES: Mapping[int, int | None] = {}
 
 
 class Calls(Offer):
-    """Deltas of which `validate.is_simple` is true, each with the waker of its caller."""
+    """Deltas of which `validate.is_simple` is true, each with the waker of its caller.
+
+    `Outgoing.call` adds to them as long as nothing stands behind them.
+    """
 
     __slots__ = ("gathered", "parts", "wakers")
 
@@ -45,19 +49,6 @@ class Calls(Offer):
         """See `Offer`."""
         return self.count
 
-    def add(self, delta: Delta, waker: Waker) -> int:
-        """Take in one more call; about how many bytes it takes."""
-        self.gathered.append(delta)
-        self.wakers.append(waker)
-        self.count += 1
-        size = ROW_BYTES + 3 * len(delta.vector_id) + len(delta.operation.data)
-        self.size += size
-        return size
-
-    def has_room(self, now: float) -> bool:
-        """Whether one more call may join these."""
-        return self.count < CALLS_MAX and self.size < CALLS_BYTES_MAX and now - self.at < CALLS_S_MAX
-
     def split(self) -> list[Offer]:
         """The same as offers of their own, which stand where these stand."""
         parts = self.parts = [
@@ -74,11 +65,11 @@ class Calls(Offer):
     def acknowledge(self, offset: int, dot: Dot, level: AckLevel) -> None:
         """Tell each caller its place: offsets and dots are those from here on, in order."""
         wakers, (origin, counter) = self._finish(), dot
-        for waker in wakers:
+        offsets = range(offset, offset + len(wakers))
+        dots = map(Dot, repeat(origin), range(counter, counter + len(wakers)))
+        for waker, at, each in zip(wakers, offsets, dots, strict=True):
             if not waker.done():
-                waker.set_result(Published(offset, Dot(origin, counter), 1, level, _NO_DUPLICATES))
-            offset += 1
-            counter += 1
+                waker.set_result(Published(at, each, 1, level, _NO_DUPLICATES))
         self.tell(Published(offset, dot, len(wakers), level, _NO_DUPLICATES))
 
     def settle(self, outcome: Published | Refused) -> None:

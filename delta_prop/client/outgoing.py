@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 from delta_prop.client.advice import Advice
 from delta_prop.client.answers import published, whole_place
-from delta_prop.client.calls import CALLS_BYTES_MAX, Calls
+from delta_prop.client.calls import CALLS_BYTES_MAX, CALLS_MAX, CALLS_S_MAX, Calls
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.flight import Flight
 from delta_prop.client.heads import Heads
 from delta_prop.client.held import Held
 from delta_prop.client.known_service import KnownService, granted_level
 from delta_prop.client.lane import Lane
-from delta_prop.client.offer import Joined, Offer, Place
+from delta_prop.client.offer import ROW_BYTES, Joined, Offer, Place
+from delta_prop.client.refusing import former, late, of_row
 from delta_prop.published import Published
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import AckLevel, Dot, Priority, make_origin, producer_id_of
@@ -153,15 +154,27 @@ class Outgoing:
         Returns them, of which it is the last one; None where only `offer` tells what is to be done. `tell` is
         called whenever some of them were told.
         """
-        if len(delta.operation.data) > CALLS_BYTES_MAX:
+        size = len(delta.operation.data)
+        if size > CALLS_BYTES_MAX:
             return None
         calls, held = self._gathering, self._held
-        if calls is None or calls.priority is not delta.priority or not calls.has_room(now):
+        if (
+            calls is None
+            or calls.priority is not delta.priority
+            or calls.count >= CALLS_MAX
+            or calls.size >= CALLS_BYTES_MAX
+            or now - calls.at >= CALLS_S_MAX
+        ):
             calls = self._gather(delta, now, tell)
         if calls is None or held.calls >= OPEN_OFFERS_MAX or held.bytes >= OPEN_BYTES_MAX:
             return None
+        size += ROW_BYTES + 3 * len(delta.vector_id)
+        calls.gathered.append(delta)
+        calls.wakers.append(waker)
+        calls.count += 1
+        calls.size += size
         held.calls += 1
-        held.bytes += calls.add(delta, waker)
+        held.bytes += size
         return calls
 
     def give_up(self, offer: Offer) -> bool:
@@ -491,7 +504,7 @@ class Outgoing:
         unknown = refusal.code in (ErrorCode.DOT_REUSED, ErrorCode.FENCED, ErrorCode.UNKNOWN_ORIGIN)
         offset, code = refusal.details.get("offset"), refusal.details.get("code")
         if frame.question and refusal.code is ErrorCode.DOT_REUSED and code in set(ErrorCode):
-            refusal, unknown = _former(ErrorCode(code)), False
+            refusal, unknown = former(ErrorCode(code)), False
         for row, offer in frame.offers:
             if unknown:
                 frame.told.clear()
@@ -540,7 +553,7 @@ class Outgoing:
             at = None if refusal.row is None else refusal.row + frame.skipped - row
             guilty = not by_itself and (at is None or 0 <= at < offer.count)
             if offer.done or row < frame.skipped:
-                self._settle(offer, _of_row(refusal, at))
+                self._settle(offer, of_row(refusal, at))
             elif not guilty and not offer.given_up:
                 self._take_back(frame, row, offer)
                 offer.alone = offer.alone or by_itself
@@ -549,7 +562,7 @@ class Outgoing:
                 self._take_back(frame, row, offer)
                 again += self._split(offer, at or 0)
             else:
-                self._settle(offer, _of_row(refusal, at))
+                self._settle(offer, of_row(refusal, at))
         frame.lane.put_back(again)
 
     @staticmethod
@@ -594,51 +607,5 @@ class Outgoing:
         frame.lane.put_back(again)
 
 
-def _former(code: ErrorCode) -> Refused:
-    """What became of a number in a former life of the producer."""
-    what = "left out" if code is ErrorCode.DOT_REUSED else "refused for good"
-    return Refused(code, f"this number was {what} when the producer sent before: take another one")
-
-
 def _turn(lane: Lane) -> float:
     return lane.turn
-
-
-def _of_row(refusal: Refused, row: int | None) -> Refused:
-    """The refusal, with the row counted within the caller's own deltas."""
-    if refusal.row == row:
-        return refusal
-    return Refused(
-        refusal.code,
-        refusal.message,
-        retry_after_ms=refusal.retry_after_ms,
-        row=row,
-        field=refusal.field,
-        details=refusal.details,
-    )
-
-
-def late(offer: Offer | None, time_s_max: float, *, gone: bool) -> Refused:
-    """Why an offer is given up whose time is over; None: it was not even taken."""
-    last = None if offer is None else offer.refusal
-    told = (
-        "it was taken back, and has not happened: send it again, or allow more time"
-        if gone
-        else "it was sent, and may have happened: only its dot tells"
-    )
-    behind = "" if last is None else f"; the last answer was {last}"
-    return Refused(
-        ErrorCode.DEP_TIMEOUT if last is None else last.code,
-        f"no acknowledgement within {time_s_max:g} s; {told}{behind}",
-        retry_after_ms=1000 if last is None else last.retry_after_ms,
-        details={} if last is None else last.details,
-    )
-
-
-def left_over(name: str, count: int) -> Refused:
-    """What to say at the end where not everything has an outcome: perhaps nobody looks at the receipts."""
-    return Refused(
-        ErrorCode.SHUTTING_DOWN,
-        f"{count} calls were not acknowledged when producer {name!r} was closed, and may have happened: "
-        "flush before the end, or allow more close_s_max",
-    )

@@ -15,8 +15,8 @@ from delta_prop.checks import cause_of, check_columns, check_deltas, check_level
 from delta_prop.client.addresses import parse_addresses
 from delta_prop.client.link import Link
 from delta_prop.client.offer import Columns, Offer
-from delta_prop.client.outgoing import late, left_over
 from delta_prop.client.producing import Producing
+from delta_prop.client.refusing import late, left_over
 from delta_prop.client.settings import ClientSettings
 from delta_prop.published import Published, State
 from delta_prop.receipt import Receipt

@@ -154,7 +154,7 @@ class Operation:
         data: bytes = b"",
     ) -> Operation:
         """The fields, in order."""
-        made = _new(_OPEN_OPERATION)
+        made = _OPEN_OPERATION()
         made.kind = kind
         made.values = values
         made.indices = indices
@@ -183,7 +183,6 @@ class Operation:
         )
 
 
-_new: Any = object.__new__
 _OPEN_OPERATION = _open_twin(("kind", "values", "indices", "data"))
 
 
@@ -306,7 +305,7 @@ class Delta:
         expect: Dot | None = None,
     ) -> Delta:
         """The fields, in order."""
-        made = _new(_OPEN_DELTA)
+        made = _OPEN_DELTA()
         made.vector_id = vector_id
         made.operation = operation
         made.namespace = namespace

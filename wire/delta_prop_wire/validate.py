@@ -70,7 +70,9 @@ def validate_delta(delta: Delta) -> None:
 
 
 def is_simple(delta: Delta) -> bool:
-    """Whether a delta is sound and says no more than bytes of a fact: the short way of `validate_delta`."""
+    """Whether a delta is sound and says no more than bytes of a fact, under names in ASCII: the short way of
+    `validate_delta`.
+    """
     operation = delta.operation
     if type(operation) is not Operation or operation.kind is not _OPAQUE:
         return False
@@ -91,10 +93,14 @@ def is_simple(delta: Delta) -> bool:
         and 0 <= delta.timestamp < 1 << 64
         and type(delta.priority) is Priority
         and type(delta.source) is Source
-        and isinstance(key, str)
-        and isinstance(namespace, str)
-        and name_is_sound(key, VECTOR_ID_BYTES_MAX)
-        and name_is_sound(namespace, NAMESPACE_BYTES_MAX)
+        and type(key) is str
+        and type(namespace) is str
+        and key.isascii()
+        and key.isprintable()
+        and 0 < len(key) <= VECTOR_ID_BYTES_MAX
+        and namespace.isascii()
+        and namespace.isprintable()
+        and 0 < len(namespace) <= NAMESPACE_BYTES_MAX
     )
 
 

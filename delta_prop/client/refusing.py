@@ -1,0 +1,60 @@
+"""What a producer's callers are told where they are not told that it has happened.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from delta_prop.client.offer import Offer
+
+
+def late(offer: Offer | None, time_s_max: float, *, gone: bool) -> Refused:
+    """Why an offer is given up whose time is over; None: it was not even taken."""
+    last = None if offer is None else offer.refusal
+    told = (
+        "it was taken back, and has not happened: send it again, or allow more time"
+        if gone
+        else "it was sent, and may have happened: only its dot tells"
+    )
+    behind = "" if last is None else f"; the last answer was {last}"
+    return Refused(
+        ErrorCode.DEP_TIMEOUT if last is None else last.code,
+        f"no acknowledgement within {time_s_max:g} s; {told}{behind}",
+        retry_after_ms=1000 if last is None else last.retry_after_ms,
+        details={} if last is None else last.details,
+    )
+
+
+def left_over(name: str, count: int) -> Refused:
+    """What to say at the end where not everything has an outcome: perhaps nobody looks at the receipts."""
+    return Refused(
+        ErrorCode.SHUTTING_DOWN,
+        f"{count} calls were not acknowledged when producer {name!r} was closed, and may have happened: "
+        "flush before the end, or allow more close_s_max",
+    )
+
+
+def former(code: ErrorCode) -> Refused:
+    """What became of a number in a former life of the producer."""
+    what = "left out" if code is ErrorCode.DOT_REUSED else "refused for good"
+    return Refused(code, f"this number was {what} when the producer sent before: take another one")
+
+
+def of_row(refusal: Refused, row: int | None) -> Refused:
+    """The refusal, with the row counted within the caller's own deltas."""
+    if refusal.row == row:
+        return refusal
+    return Refused(
+        refusal.code,
+        refusal.message,
+        retry_after_ms=refusal.retry_after_ms,
+        row=row,
+        field=refusal.field,
+        details=refusal.details,
+    )
