@@ -330,23 +330,27 @@ class Resident:
             table.reserve(batch.row_values)
         slots = table.slots_of(keys)
         heads = table.heads.take(slots, axis=0)
-        fresh = heads[:, OFFSET] < block[:, OFFSET]
-        repeats = len(slots) - int(np.count_nonzero(fresh))
-        if repeats:
+        repeats = 0
+        highest, lowest = np.maximum.reduce(heads).tolist(), block[0].tolist()
+        # Rows of a block rise, so that mostly one look says that all are new and in order.
+        if highest[OFFSET] >= lowest[OFFSET] or highest[LAMPORT] >= lowest[LAMPORT]:
+            fresh = heads[:, OFFSET] < block[:, OFFSET]
+            repeats = len(slots) - int(np.count_nonzero(fresh))
             if repeats == len(slots):
                 self._repeats += repeats
                 return True
-            rows = fresh.nonzero()[0] if rows is None else rows[fresh]
-            slots, block, heads = slots[fresh], block[fresh], heads[fresh]
-        if (heads[:, LAMPORT] >= block[:, LAMPORT]).any():
-            return False
+            if repeats:
+                rows = fresh.nonzero()[0] if rows is None else rows[fresh]
+                slots, block, heads = slots[fresh], block[fresh], heads[fresh]
+            if (heads[:, LAMPORT] >= block[:, LAMPORT]).any():
+                return False
         checkpoints = {} if noting is None else self._checkpoints(table, slots)
         if not table.fold_block(batch, kind, rows, slots):
             return False
         if noting is not None:
             self._note_block(noting[0], rows, table, slots, checkpoints=checkpoints, now=noting[1])
         table.heads[slots] = block
-        table.marks[slots] = DIRTY | STALE
+        table.marks.put(slots, DIRTY | STALE)
         self._folded += len(slots)
         self._repeats += repeats
         return True
