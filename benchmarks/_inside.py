@@ -191,8 +191,9 @@ class Bench:
             await self._add("replica", NotingForward(ForwardLink(self._replica)))
         published = None
         for at in range(0, KEYS, 2_000):
+            names = NAMES[at : at + 2_000]
             published = await self.propagator.publish_many(
-                NAMES[at : at + 2_000], np.zeros((2_000, DIMENSION), np.float32), ack_level=AckLevel.LOGGED
+                names, np.zeros((len(names), DIMENSION), np.float32), ack_level=AckLevel.LOGGED
             )
         assert published is not None
         # On disk first: else the first second measures how the store swallows all vectors at once.

@@ -1,0 +1,52 @@
+"""The benchmark of the service inside a program: what is sent arrives, and is told when."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from benchmarks import _inside, pipeline
+from benchmarks._inside import Bench, bare_rate
+from benchmarks._results import Results
+from delta_prop_wire.delta import AckLevel
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def few_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_inside, "KEYS", 200)
+    monkeypatch.setattr(_inside, "NAMES", [f"key-{number}" for number in range(200)])
+    monkeypatch.setattr(_inside, "_PREPARED_MAX", 20)
+
+
+@pytest.mark.parametrize("size", [1, 10])
+def test_each_call_is_told_when_it_was_acknowledged_and_visible(size: int) -> None:
+    async def main() -> None:
+        async with Bench("storage", "index", "cache", "callback") as bench:
+            for level in (AckLevel.LOGGED, AckLevel.DURABLE):
+                before = bench.propagator.statistics().log.next_offset
+                sent = await bench.closed_loop(size, level, flight=3, seconds=0.01)
+                late = await bench.open_loop(size, level, rate=1e6, calls=5, flight=2)
+                assert late.deltas == 5 * size
+                for one in (sent, late):
+                    assert len(one.acknowledged) == len(one.visible) == one.deltas // size
+                    assert min(one.visible) > 0
+                after = bench.propagator.statistics().log.next_offset
+                assert after - before == sent.deltas + late.deltas
+
+    anyio.run(main)
+
+
+def test_scenes_are_measured_at_both_levels_and_judged(tmp_path: Path) -> None:
+    scenes = [scene for scene in pipeline.SCENES if scene.name in ("batch 10", "single sink")]
+    results = Results("pipeline")
+    found = anyio.run(pipeline.measured, results, scenes, 1, 0.01)
+    pipeline._tell(results, scenes, found)
+    assert {goal["row"] for goal in results.goals} == {"13", "14"}
+    assert results.figures["batch 10, durable: rate"]["median"] > 0
+    assert results.figures[pipeline.bare_name(100)]["median"] > 0
+    assert bare_rate(1, 0.01, tmp_path) > 0
