@@ -249,11 +249,16 @@ class Bench:
         end = start + seconds
 
         async def caller() -> None:
-            while (at := time.perf_counter()) < end:
+            at = time.perf_counter()
+            while True:
                 published = await call()
-                sent.acknowledged.append(time.perf_counter() - at)
                 begun[published.next_offset] = at
                 sent.deltas += size
+                now = time.perf_counter()
+                sent.acknowledged.append(now - at)
+                at = now
+                if now >= end:
+                    return
 
         async with anyio.create_task_group() as tasks:
             for _ in range(flight):
