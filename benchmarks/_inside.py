@@ -76,15 +76,17 @@ def bare_rate(size: int, seconds: float, folder: Path) -> float:
     calls, places = prepared(size), {name: number for number, name in enumerate(NAMES)}
     rows = [one if isinstance(one, Columns) else Columns([one.vector_id], *_numbers_of(one)) for one in calls]
     numbers = np.zeros(KEYS * DIMENSION, np.float32)
-    begun, done = time.perf_counter(), 0
+    begun = now = time.perf_counter()
+    done = 0
     with (folder / "bare").open("wb", buffering=0) as file:
-        while (now := time.perf_counter()) < begun + seconds:
+        while now < begun + seconds:
             one = rows[done // size % len(rows)]
             body = b"".join((*map(str.encode, one.ids), one.indices.data, one.values.data))
             file.write(crc32c(body).to_bytes(4, "little") + body)
             slots = np.fromiter(map(places.__getitem__, one.ids), np.intp, size)
             numbers.put((one.indices + (slots * DIMENSION)[:, None]).reshape(-1), one.values.reshape(-1))
             done += size
+            now = time.perf_counter()
     return done / (now - begun)
 
 
