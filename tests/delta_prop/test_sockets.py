@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import resource
@@ -362,6 +363,9 @@ def test_who_waits_for_arrivals_costs_nothing_meanwhile(loop: str) -> None:
             await client.send([b"y"])
             await anyio.sleep(0.02)  # nobody wants it now
             assert asked == 2
+            if loop != "trio":
+                number = server._socket.fileno()  # type: ignore[attr-defined]
+                assert not asyncio.get_running_loop().remove_reader(number), "the loop would spin"
             assert await server.receive_into(buffer) == 1
 
     plain(loop).run(main)

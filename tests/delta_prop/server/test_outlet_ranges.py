@@ -71,6 +71,9 @@ def test_a_range_is_as_long_as_who_reads_just_quickly_enough_takes_in_time() -> 
         line.subscribe(wanting(start=EARLIEST))
         line.write_all()
         assert line.got == everything(house)
+        assert line.kinds[-1] == "range"
+        assert line.outlet._stretches is not None
+        assert line.outlet._stretches._opened is None, "nobody who rests holds a file"
         longest[seconds] = max(line.ranges)
     assert longest[1.5] <= ServerSettings().send_bytes_max < 600_000 < longest[60.0] <= 60 * 16 * 1024
 
