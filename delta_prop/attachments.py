@@ -102,6 +102,7 @@ class Attachments:
         self._on_progress = on_progress
         self._keep = keep
         self._written = written
+        self._offered = log.visible  # up to there sinks have been offered what is for them
         self._lasting = disk is not None
         self._table: Table[Taker] = Table()
         self._outlets: dict[Taker, None] = {}  # a set that keeps its order
@@ -167,6 +168,7 @@ class Attachments:
             keeper=keeper,
             on_progress=on_progress or self._on_progress,
         )
+        feed.unhurried = isinstance(sink, Subscription)
         self.attached[name] = attached
         self._table.subscribe(feed, terms.topics, control_rows=isinstance(sink, TakesControlRows))
         attached.required = terms.required
@@ -329,14 +331,18 @@ class Attachments:
 
     def note_visible(self) -> None:
         """The visible mark has moved: sinks for which nothing of that was meant have dealt with it."""
+        self._offered = self._log.visible
         for attached in self.attached.values():
-            attached.require_feed().note_visible()
+            feed = attached.require_feed()
+            if not feed.passes_over:
+                feed.note_visible()
         for outlet in self._outlets:
             outlet.note_visible()
 
     def note_recovered(self) -> None:
         """The log was recovered in place, and may end elsewhere than it did."""
         for attached in self.attached.values():
+            attached.require_feed().note_offered(self._offered)
             attached.require_feed().note_recovered()
         for outlet in self._outlets:
             outlet.note_recovered()

@@ -391,7 +391,7 @@ class Propagator(Publishing):
                 subscription.name,
                 subscription,
                 Terms(topics=parsed, start=begin, limits=limits, required=False),
-                on_progress=subscription.ring,
+                on_progress=subscription.note_progress,
             )
 
         return Subscription(name or f"subscription-{self._subscriptions}", attach, self._sinks.detach)

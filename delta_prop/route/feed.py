@@ -81,6 +81,8 @@ class Feed(Calling):
         self.quarantine = quarantine
         self._keeper = keeper
         self.pacing = False
+        self.unhurried = False
+        """How far it is concerns only who asks or waits: it need not be moved where nothing is for it."""
         self._table = table
         self._enough = 0  # deltas to wake for
         self._full = False  # stopped because the quarantine is
@@ -180,6 +182,17 @@ class Feed(Calling):
         if self._applied < self._log.visible and self._quiet:
             self._rest()
 
+    @property
+    def passes_over(self) -> bool:
+        """Whether it need not be told now that more may be read: it finds out when it is asked."""
+        return self.unhurried and not (self._waiters or self._commit_waiters)
+
+    def note_offered(self, offset: int) -> None:
+        """Everything for this sink up to there has been offered; one that passed it over says so now."""
+        if self.unhurried and self._quiet:
+            self._end = max(self._end, offset)
+            self._settle(offset)
+
     def note_recovered(self) -> None:
         """The log was recovered: more may be in it than was shown; or less, then who has that is ahead."""
         end, handed = self._log.visible, self._handing if self._in_hand else 0
@@ -267,6 +280,8 @@ class Feed(Calling):
         Of two reasons the first counts, but for a full quarantine, from which a sink goes on by itself,
         and a sink that stands may still be paused, or lose its place.
         """
+        if self.unhurried and self._quiet:
+            self._rest()  # what it has passed over stays so
         worse = (self.state, state) in WORSE
         if self.ended and not self._full and not worse:
             if state is FeedState.CLOSED:

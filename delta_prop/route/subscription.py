@@ -92,6 +92,12 @@ class Subscription:
         """Something changed that an iteration may wait for."""
         self._change.set()
 
+    def note_progress(self) -> None:
+        """The feed has moved on, which an iteration does not wait for, or it stands, which ends one."""
+        feed = self._feed
+        if feed is None or feed.reason is not None or feed.state is FeedState.CLOSED:
+            self.ring()
+
     # --- the feed's side
 
     async def open(self, context: SinkContext) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delta_prop import Delta, ErrorCode, Propagator, Refused, Settings, UsageError, opaque
+from delta_prop.route.subscription import Subscription
 from delta_prop.testing import run_propagator, run_virtual, virtual_world
 
 SMALL = Settings(mailbox_deltas_max=4, log_deltas_max=100)
@@ -210,3 +211,60 @@ def test_a_reader_that_outlives_the_propagator_ends_with_what_it_has(before: int
     run_virtual(main)
     assert got == [0, 1]
     assert told == ([(ErrorCode.SHUTTING_DOWN, 2, 22)] if ends_early else [])
+
+
+def test_what_is_for_others_wakes_nobody_and_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Far more than the log holds goes by; then its own comes. Who asks finds it at the end of the log."""
+
+    async def main(p: Propagator) -> None:
+        async with p.subscribe("v:mine", name="one") as subscription, anyio.create_task_group() as tasks:
+            found: list[int] = []
+
+            async def read() -> None:
+                async for offset, _, _ in subscription:
+                    found.append(offset)
+
+            tasks.start_soon(read)
+            await anyio.lowlevel.checkpoint()
+            rung = []
+            ring = Subscription.ring
+            monkeypatch.setattr(Subscription, "ring", lambda self: (rung.append(1), ring(self)))
+            for number in range(300):
+                await p.publish(delta(number))
+            assert not rung, "nothing was for it"
+            told = p.statistics().sinks["one"]
+            assert (told.applied, told.lag, told.state) == (300, 0, "idle")
+            await p.wait_visible(300, sinks=["one"], timeout_s=1)
+            p.pause("one")
+            assert p.statistics().sinks["one"].applied == 300, "what it has passed over stays so"
+            p.resume("one")
+            for number in range(300):
+                await p.publish(delta(number))
+            await p.publish(Delta("mine", opaque(b"x"), "n"))
+            await p.wait_visible(601, sinks=["one"], timeout_s=1)
+            assert found == [600]
+            tasks.cancel_scope.cancel()
+
+    run_propagator(main, SMALL)
+
+
+def test_a_wait_for_one_that_passes_over_ends_when_the_log_is_there() -> None:
+    async def main(p: Propagator) -> None:
+        async with p.subscribe("v:mine", name="one") as one, anyio.create_task_group() as tasks:
+            reached: list[int] = []
+
+            async def wait(offset: int) -> None:
+                assert one._feed is not None
+                await one._feed.wait(offset)
+                reached.append(offset)
+
+            for offset in (1, 3):
+                tasks.start_soon(wait, offset)
+            await anyio.lowlevel.checkpoint()
+            for number in range(3):
+                await p.publish(delta(number))
+                p._note_moved()  # as a log in a directory has it, whose marks move behind the append
+                await anyio.sleep(0.01)
+                assert reached == [offset for offset in (1, 3) if offset <= number + 1]
+
+    run_propagator(main)
