@@ -67,7 +67,7 @@ class DeliveredBatch:
         frame = self._frame
         if not isinstance(frame, BatchFrame):
             return iter((self.row(0),) if self.count else ())
-        return (Delivered(*row) for row in islice(rows_of(frame), self.first, None))
+        return map(Delivered._make, islice(rows_of(frame), self.first, None))
 
     def row(self, row: int) -> Delivered:
         """One of the rows that are new; quickest one after the other."""
@@ -77,9 +77,9 @@ class DeliveredBatch:
             return Delivered(frame.sequence, frame.lamport, frame.delta)
         if self._rows is None or at < self._next:
             self._rows, self._next = rows_of(frame), 0
-        found = next(islice(self._rows, at - self._next, None))
+        rows = self._rows if at == self._next else islice(self._rows, at - self._next, None)
         self._next = at + 1
-        return Delivered(*found)
+        return Delivered._make(next(rows))
 
     def offset_of(self, row: int) -> int:
         """Where one of the rows that are new stands in the log."""

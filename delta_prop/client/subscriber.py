@@ -197,8 +197,9 @@ class Subscriber:
         while (taken := self._in.take_row()) is None:
             self._check_going_on()
             await self._change()
-        self._link.ring()
         batch, row = taken
+        if row + 1 == batch.count or self._template.group is not None:  # there may be something to say
+            self._link.ring()
         return batch.row(row)
 
     def batches(self) -> AsyncIterator[DeliveredBatch]:
