@@ -16,6 +16,7 @@ from delta_prop_wire.delta import Dot
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from delta_prop.client.lane import OpenFrame
     from delta_prop.waking import Waker
     from delta_prop_wire.delta import AckLevel, Delta, Priority
     from delta_prop_wire.errors import Refused
@@ -49,14 +50,18 @@ class Calls(Offer):
         """See `Offer`."""
         return self.count
 
+    def encoded(self, frame: OpenFrame) -> None:
+        """See `Offer`."""
+        super().encoded(frame)
+        self.gathered = []
+
     def split(self) -> list[Offer]:
         """The same as offers of their own, which stand where these stand."""
-        parts = self.parts = [
-            Offer(self.priority, [delta], self._teller(waker))
-            for delta, waker in zip(self.gathered, self.wakers, strict=True)
-        ]
-        drawn = self.place.counter
+        parts = self.parts = [Offer(self.priority, (), self._teller(waker)) for waker in self.wakers]
+        drawn, size = self.place.counter, self.size // self.count
         for row, part in enumerate(parts):
+            part.count, part.size = 1, size
+            part.deltas = self.gathered[row : row + 1]  # nothing where a batch holds it
             part.at, part.frame, part.refusal, part.waited_for = self.at, self.frame, self.refusal, True
             part.place = Place(self.place.origin)
             part.place.counter = drawn and drawn - len(parts) + 1 + row

@@ -240,7 +240,7 @@ class Lane:
             self.previous, self.next = batch.last, batch.last + 1
         self.open[batch.base] = frame
         for row, offer in rows:
-            offer.frame = frame
+            offer.encoded(frame)
             offer.place.counter = batch.counter(row + offer.count - 1)
         return frame
 

@@ -144,6 +144,11 @@ class Offer:
                 named.append(Dot(one.origin, one.counter))
         return named
 
+    def encoded(self, frame: OpenFrame) -> None:
+        """A batch holds these deltas from now on: they need not lie here too."""
+        self.frame = frame
+        self.deltas, self.columns = (), None
+
     def settle(self, outcome: Published | Refused) -> None:
         """Tell the outcome."""
         assert not self.done, "told twice"

@@ -247,6 +247,7 @@ class Producer:
                 row = calls.count - 1
                 if row == 0:  # who comes later joins before the link has looked
                     self._link.ring()
+                del deltas, delta  # while it is under way a batch holds it, and nobody else need
                 try:
                     outcome = await waker
                 except anyio.get_cancelled_exc_class():
