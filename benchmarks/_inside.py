@@ -156,11 +156,12 @@ class NotingCallback(Noting, CallbackSink):
 @dataclass(slots=True)
 class Sent:
     """What one run of calls took. Latencies in seconds, one a call: until the acknowledgement, until all
-    sinks had applied it.
+    sinks had applied it. `cpu_s`: of this process, all its threads.
     """
 
     deltas: int = 0
     seconds: float = 0.0
+    cpu_s: float = 0.0
     acknowledged: list[float] = field(default_factory=list)
     visible: list[float] = field(default_factory=list)
 
@@ -247,7 +248,7 @@ class Bench:
         """So many callers, each of which calls again as soon as its last call is acknowledged."""
         call, sent, begun = self.call(size, level), Sent(), {}
         self._forget()
-        start = time.perf_counter()
+        start, cpu_s = time.perf_counter(), time.process_time()
         end = start + seconds
 
         async def caller() -> None:
@@ -266,7 +267,7 @@ class Bench:
             for _ in range(flight):
                 tasks.start_soon(caller)
         await self.settle()
-        sent.seconds = time.perf_counter() - start
+        sent.seconds, sent.cpu_s = time.perf_counter() - start, time.process_time() - cpu_s
         sent.visible = self._visible(begun)
         return sent
 
@@ -277,7 +278,7 @@ class Bench:
         """
         call, sent, begun = self.call(size, level), Sent(), {}
         self._forget()
-        start = time.perf_counter() + 0.01
+        start, cpu_s = time.perf_counter() + 0.01, time.process_time()
         turn = iter(range(calls))
 
         async def caller() -> None:
@@ -295,7 +296,7 @@ class Bench:
             for _ in range(flight):
                 tasks.start_soon(caller)
         await self.settle()
-        sent.seconds = time.perf_counter() - start
+        sent.seconds, sent.cpu_s = time.perf_counter() - start, time.process_time() - cpu_s
         sent.visible = self._visible(begun)
         return sent
 

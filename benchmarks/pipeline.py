@@ -68,7 +68,7 @@ LEVELS = (AckLevel.LOGGED, AckLevel.DURABLE)
 def main() -> int:
     """Measure, print, write."""
     parser = options_of("pipeline", __doc__, rounds=5)
-    parser.add_argument("--seconds", type=float, default=0.4, help="of each measurement in a round")
+    parser.add_argument("--seconds", type=float, default=0.25, help="of each measurement in a round")
     parser.add_argument("--only", default="", help="scenes whose name has this in it")
     parser.add_argument("--uvloop", action="store_true", help="on uvloop, where it is installed")
     given = parser.parse_args()
@@ -116,7 +116,7 @@ async def measured(results: Results, scenes: list[Scene], rounds: int, seconds: 
         gc.freeze()
         for _ in range(rounds):
             for size, rates in bare.items():
-                rates.append(bare_rate(size, seconds / 4, folder))
+                rates.append(bare_rate(size, seconds, folder))
             for scene in scenes:
                 for level, flight in zip(LEVELS, scene.flight, strict=True):
                     sent = await benches[scene.bench].closed_loop(
@@ -171,6 +171,8 @@ def _tell(results: Results, scenes: list[Scene], found: Found) -> None:
             name = f"{scene.name}, {level.name.lower()}"
             rates = [one.rate for one in runs]
             rate = results.figure(f"{name}: rate", rates, "deltas/s")
+            cpu_us = [one.cpu_s / one.deltas * 1e6 for one in runs]
+            cpu = results.figure(f"{name}: CPU", cpu_us, "µs a delta", less=True)
             latencies = [_latency(results, name, which, runs) for which in ("acknowledged", "visible")]
             if level is AckLevel.LOGGED:
                 _judge(results, scene, runs)
@@ -183,6 +185,7 @@ def _tell(results: Results, scenes: list[Scene], found: Found) -> None:
                     f"{rate.median:,.0f} ({rate.low:,.0f}-{rate.high:,.0f})",
                     f"{rate.median / scene.claimed:.2f}",
                     f"{rate.median / results.figures[bare_name(scene.size)]['median']:.0%}",
+                    f"{cpu.median:.2f}",
                     *latencies,
                     claimed,
                 )
@@ -194,6 +197,7 @@ def _tell(results: Results, scenes: list[Scene], found: Found) -> None:
         "deltas/s, median (rounds)",
         "×",
         "of a bare loop",
+        "CPU µs a delta",
         "µs until acknowledged, p50 / p99",
         "µs until all sinks have it",
         "specification, at µs",
