@@ -104,16 +104,26 @@ class Record:
                         yield logged.offset + row, logged, row, cut.survives
 
     def _tap(self, log: DurableLog | MemoryLog) -> None:
-        append = log.append
+        append, append_run = log.append, log.append_run
         self._log = log
 
         def appending(*args: Any, **more: Any) -> LoggedBatch:
             logged = append(*args, **more)
-            if self._log is log:
-                self._cut(logged.offset, AckLevel.DURABLE)  # recovered in place
-                self.batches.append(logged)
+            note([logged])
             return logged
 
+        def appending_run(*args: Any, **more: Any) -> list[LoggedBatch]:
+            placed = append_run(*args, **more)
+            if not self.batches or placed[-1] is not self.batches[-1]:  # one by one, as a log in memory does
+                note(placed)
+            return placed
+
+        def note(placed: list[LoggedBatch]) -> None:
+            if self._log is log and placed:
+                self._cut(placed[0].offset, AckLevel.DURABLE)  # recovered in place
+                self.batches += placed
+
+        log.append_run = appending_run  # type: ignore[method-assign]
         log.append = appending  # type: ignore[method-assign]
 
     def _cut(self, end: int, survives: AckLevel) -> None:

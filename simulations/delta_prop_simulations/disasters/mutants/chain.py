@@ -52,14 +52,6 @@ CHAIN = (
                     "        self._refuse_all(self.orderer.refuse(entry, refusal))",
                 ),
             ),
-            edit(
-                Chain._run_plain,
-                (
-                    "        self._refuse_all(self.orderer.refuse(_entry(work), refusal))",
-                    "        self.orderer.delivered(batch.origin, last)\n"
-                    "        self._refuse_all(self.orderer.refuse(_entry(work), refusal))",
-                ),
-            ),
         ),
     ),
     Mutant(
