@@ -106,6 +106,10 @@ CHAIN = (
                 Settling.placed,
                 ("not self._unseen and logged.next_offset <= self._log.visible", "True"),
             ),
+            edit(
+                Settling.placed_run,
+                ("not self._unseen and placed[-1].next_offset <= self._log.visible", "True"),
+            ),
         ),
     ),
     Mutant(
