@@ -7,6 +7,7 @@ bytes encodes another batch (`encode.py`).
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -337,9 +338,8 @@ class Batch:
             return False
         self.keys, self.namespace_names = keys, named
         self.namespace = named[0]
-        if columns & _BLOBS:
-            return self._decode_blobs(rest_at, *rest)
-        return self._decode_numbers(columns, rest_at, rest)
+        blobs = columns & _BLOBS
+        return self._decode_blobs(rest_at, *rest) if blobs else self._decode_numbers(columns, rest_at, rest)
 
     def _keys_from(self, ends_at: int, at: int, size: int) -> list[str] | None:
         """The vector ids; None where one is empty or not of printable ASCII."""
@@ -502,6 +502,7 @@ class Batch:
         return _known_names(raw)
 
 
+@dataclass(slots=True, eq=False, init=False)
 class LoggedBatch:
     """A batch with its place in the log: row i has offset + i and Lamport number lamport + i. Never changed.
 
@@ -513,7 +514,14 @@ class LoggedBatch:
     this log before (`twins.py`).
     """
 
-    __slots__ = ("batch", "count", "head", "known_ids", "lamport", "next_offset", "offset", "source")
+    batch: Batch
+    offset: int
+    lamport: int
+    source: Source
+    head: bytes
+    known_ids: KnownIds
+    count: int = field(init=False)
+    next_offset: int = field(init=False)
 
     def __init__(
         self,
