@@ -53,7 +53,9 @@ class PlainRig(RealRig):
 async def _real(make: Callable[[Path], Any], folder: Path) -> AsyncIterator[PlainRig]:
     watch = Stopwatch(edge.now_s)
     async with Propagator() as propagator:
-        observe(await propagator.attach(make(folder)), watch)
+        sink = make(folder)
+        observe(sink, watch)  # before it is attached: then each call comes by its task, and takes its time
+        await propagator.attach(sink)
         yield PlainRig(propagator, watch)
 
 
