@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from contextlib import suppress
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from typing import TYPE_CHECKING, Any
 
@@ -443,6 +444,7 @@ def _told(error: OSError, what: str) -> OSError:
     return OSError(error.errno, f"{what}: {error.strerror or error}")
 
 
+@lru_cache(maxsize=4096)
 def _plain_host(host: str) -> str:
     """An address without its scope; IPv4 as itself where it came in by IPv6."""
     found = ip_address(host.partition("%")[0])

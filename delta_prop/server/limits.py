@@ -6,6 +6,7 @@ Pure: `now` is an argument, in seconds of a monotonic clock. Every table is boun
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from functools import lru_cache
 from ipaddress import IPv6Address, ip_address
 from math import ceil, inf
 from typing import TYPE_CHECKING
@@ -171,6 +172,7 @@ class Connections:
         self.open -= 1
 
 
+@lru_cache(maxsize=4096)
 def address_of(host: str) -> str:
     """What one client has one of: an IPv4 address, the first 64 bits of an IPv6 one, else the text itself."""
     try:

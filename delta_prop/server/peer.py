@@ -123,7 +123,8 @@ class Peer:
 
     def break_off(self) -> None:
         """End it now."""
-        self._scope.cancel()
+        if not self._scope.cancel_called:  # to cancel again takes as long as the first time
+            self._scope.cancel()
 
     def ring(self) -> None:
         """There may be something to write."""
@@ -159,7 +160,7 @@ class Peer:
                 while not self._take_frames():
                     await anyio.lowlevel.checkpoint()
         except ConnectionError:
-            self._scope.cancel()
+            self.break_off()
         except PeerError as error:
             hub.counters.nack(error.code)
             self._end_for(error)
@@ -452,7 +453,7 @@ class Peer:
             await self._outbox.run()
         except (ConnectionError, TimeoutError) as error:
             logger.info("connection %d of %s ends: %r", self.number, self.address, error)
-        self._scope.cancel()
+        self.break_off()
 
     def answers(self) -> Sequence[Frame]:
         """What has become of what came in, not told yet."""
@@ -510,7 +511,7 @@ class Peer:
         if fault is not None:
             logger.info("connection %d of %s ends: %s", self.number, self.address, fault)
             self._hub.counters.peers_lost += 1
-            self._scope.cancel()
+            self.break_off()
         elif self.intake is not None and self.intake.forwards and self._is_of_past():
             self.end(
                 Nack.of(0, recovered())

@@ -1,11 +1,13 @@
 """A program that sends a server frames nobody should send: PORT COUNT PER_SECOND SEED, and a line to begin.
 
-Most come behind a sound hello. A process of its own: what it costs is not taken for what it does.
+Most come behind a sound hello. A process of its own, behind all others at the machine's cores, since who
+attacks has cores of its own: what it costs is not taken for what it does.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 import socket
 import struct
@@ -63,6 +65,7 @@ def _mutate(chance: random.Random, raw: bytearray, golden: list[bytes]) -> None:
 
 
 if __name__ == "__main__":
+    os.nice(19)
     print("ready", flush=True)
     sys.stdin.readline()
     attack(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
