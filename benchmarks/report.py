@@ -217,7 +217,7 @@ def _reached(goal: Mapping[str, Any]) -> Bar:
     return Bar(f"{row}{_cut(goal['what'])}", value, number(value), 2 if value >= 1 else 1)
 
 
-def _cut(text: str, characters_max: int = 60) -> str:
+def _cut(text: str, characters_max: int = 56) -> str:
     return text if len(text) <= characters_max else f"{text[: characters_max - 1]}…"
 
 
