@@ -84,8 +84,10 @@ def _given(arguments: list[str] | None) -> argparse.Namespace:
     )
     given = parser.parse_args(arguments)
     unknown = [name for name in given.peers.split(",") if name and name not in PEERS]
-    if unknown or given.rounds < 1 or given.size < 8 or given.size % 8:
-        parser.error(f"unknown peers {unknown}; or give at least 1 round, and a multiple of 8 bytes")
+    if unknown:
+        parser.error(f"unknown peers {', '.join(unknown)}: there are {', '.join(PEERS)}")
+    if given.rounds < 1 or given.size < 8 or given.size % 8:
+        parser.error("give at least 1 round, and a multiple of 8 bytes")
     return given
 
 

@@ -56,7 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
             failed = ran(Path(folder), quick=given.quick)
             run = read([Path(folder)])
     else:
-        run = read([given.source])
+        try:
+            run = read([given.source])
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
     write(run, given.to)
     for name in failed:
         print(f"{name} failed, or found something far from its goal", file=sys.stderr)

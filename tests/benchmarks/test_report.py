@@ -128,3 +128,16 @@ def test_bars_begin_at_one_on_a_logarithmic_axis() -> None:
     )
     assert float(high.get("width") or 0) == pytest.approx(float(low.get("width") or 0), abs=0.2)
     assert json.dumps(text)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_page_of_nothing_is_refused_in_a_line(
+    there: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "results"
+    if there:
+        folder.mkdir()
+    with pytest.raises(SystemExit, match="2"):
+        report.main(["--from", str(folder), "--to", str(tmp_path / "page.md")])
+    assert str(folder) in capsys.readouterr().err
+    assert not (tmp_path / "page.md").exists()
