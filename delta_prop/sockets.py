@@ -201,22 +201,30 @@ class SocketStream:
 
         Whether that ended it: False where the peer sends no more.
         """
-        ended = False
+        ended, turns, receive = False, self._turns, self._socket.recv_into
 
         def readable() -> bool:
             nonlocal ended
-            self._turns.note()
-            count = self._receive(room())
-            ended = count == 0
-            return not ended and (count is None or take(count))
+            turns.turned = True
+            try:
+                count = receive(room())
+            except OSError as error:
+                self._must_be_nothing(error)
+                return True
+            if count:
+                return take(count)
+            ended = True
+            self._note_end()
+            return False
 
-        await self._turns.give_way()
+        await turns.give_way()
         await self._readiness.each_readable(readable)
         return not ended
 
     def send_now(self, parts: Sequence[Buffer]) -> int:
         """Send what the system takes at once; how many bytes that were."""
-        self._must_be_open()
+        if self._closing:
+            raise closed()
         if len(parts) <= _PARTS_MAX:
             return self._send_some(parts)
         sent = 0
@@ -283,15 +291,22 @@ class SocketStream:
         """How many bytes there were, 0 where the peer sends no more; None: nothing has come."""
         try:
             count = self._socket.recv_into(buffer)
-        except BlockingIOError:
-            return None
         except OSError as error:
-            raise self._gone(error) from error
+            self._must_be_nothing(error)
+            return None
         if count == 0:
-            self._ended = True
-            if self._failure is not None:  # sending found out, and the system tells it once
-                raise ConnectionError(self._failure)
+            self._note_end()
         return count
+
+    def _must_be_nothing(self, error: OSError) -> None:
+        """Nothing was received: that nothing has come is no error."""
+        if not isinstance(error, BlockingIOError):
+            raise self._gone(error) from error
+
+    def _note_end(self) -> None:
+        self._ended = True
+        if self._failure is not None:  # sending found out, and the system tells it once
+            raise ConnectionError(self._failure)
 
     def _send_some(self, parts: Sequence[Buffer]) -> int:
         """What one call of the system takes."""
@@ -349,21 +364,21 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._turned = True
+        self.turned = True
         self._since = 0.0
 
     def note(self) -> None:
         """The loop has turned."""
-        self._turned = True
+        self.turned = True
 
     async def give_way(self) -> None:
         """Let others run, if it is their turn. Called before anything is done, so that nothing is lost."""
         now = time.monotonic()
-        if self._turned:
-            self._turned, self._since = False, now
+        if self.turned:
+            self.turned, self._since = False, now
         elif now - self._since >= BUSY_S_MAX:
             await anyio.lowlevel.checkpoint()
-            self._turned = True
+            self.turned = True
 
 
 async def _wait(ready: Any, waited_for: socket.socket) -> None:

@@ -71,6 +71,20 @@ class HotQueue:
         self.waiting.clear()
         self.deltas = self.bytes = 0
 
+    def take_lone(self, window: Window) -> Sending | None:
+        """The one batch that waits, where all of it is wanted and the window is open: what `take` gives, as
+        whole batches, in a few steps. None where it is otherwise.
+        """
+        waiting = self.waiting
+        if len(waiting) != 1 or waiting[0][1] is not None or not window.open:
+            return None
+        logged = waiting.popleft()[0]
+        batch = logged.batch
+        count, size = batch.count, batch.size
+        window.spend(count, size)
+        self.deltas = self.bytes = 0
+        return Sending([logged.head or _make_head(logged), batch.raw], count, size, logged.offset + count)
+
     def take(self, window: Window, bytes_max: int, *, as_deltas: bool) -> Sending:
         """The next frames, of about so many bytes, as far as the window allows; at least one must wait."""
         parts: list[Buffer] = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop.checks import check_deltas, is_transform
 from delta_prop.ingest.work import Draft, Sequenced, Session
-from delta_prop.receipt import Receipt
+from delta_prop.receipt import Receipt, State
 from delta_prop.server.grants import ANONYMOUS, Unauthorized
 from delta_prop_wire.delta import Delta, Dot, Source, opaque
 from delta_prop_wire.encode import encode_batch
@@ -56,6 +56,16 @@ class _Open(Receipt):
         self.size = size
         self.wanted = wanted
         self._tell = tell
+
+    def acknowledge(self, published: Published) -> None:
+        """Settle with an acknowledgement; in a few steps where nobody but the connection is told."""
+        if self._then is not None or self._event is not None:
+            super().acknowledge(published)
+            return
+        self.state = State.ACKNOWLEDGED
+        self._outcome = published
+        self._withdraw = self.item = None
+        self._tell(self)
 
     def _finish(self) -> None:
         super()._finish()
@@ -266,11 +276,11 @@ class Intake:
     # --- what became of it
 
     def _settled(self, entry: _Open) -> None:
-        refusal = entry.refusal()
-        if refusal is not None:
+        if entry.state is State.ACKNOWLEDGED:
+            if entry.wanted:
+                self._add_ranges(entry, entry.result())
+        elif (refusal := entry.refusal()) is not None:
             self._refused(entry, refusal)
-        elif entry.wanted and entry.acknowledged:
-            self._add_ranges(entry, entry.result())
         self._owed_deltas += entry.count
         self._owed_bytes += entry.size
         self.has_news = True

@@ -96,6 +96,7 @@ class Outlet:
         self._groups = groups
         self._wanted = Wanted(may_read)
         self._first: Subscription | None = None  # which set the cursor, the group, the credit and the form
+        self._whole = False  # batches go as they are, and not each delta by itself
         self._window = Window(None)
         self._batch_deltas_max, self._linger_s = 1, 0.0
         self._queue = HotQueue()
@@ -195,7 +196,7 @@ class Outlet:
         """Take a batch that has become visible; where there is no room it will be read from the log."""
         if self.behind:
             return
-        wanted = self._wanted.narrow(logged, rows)
+        wanted = self._wanted.narrow(logged, rows) if self._wanted.narrows else rows
         if logged.offset < self._end:
             wanted = _behind(wanted, logged, self._end)
         if isinstance(wanted, Nothing):
@@ -210,7 +211,8 @@ class Outlet:
             queue.put(logged, wanted)
             self._end = logged.offset + logged.batch.count
         if self._state is _State.IDLE or (self._state is _State.GATHERS and self._has_gathered()):
-            self._wake()
+            self._state = _State.GOES_ON
+            self._ring()
 
     def note_visible(self) -> None:
         """What matched was offered; `dealt_with` moves by itself."""
@@ -244,6 +246,11 @@ class Outlet:
 
         Raises Refused: CURSOR_TOO_OLD, FENCED, PROCESSING_FAILED (what comes next is damaged), SHUTTING_DOWN.
         """
+        if self._whole and not (self.behind or self._stretching or (self._busy and self._linger_s)):
+            lone = self._queue.take_lone(self._window)
+            if lone is not None:
+                self._busy, self._state, self._oldest_at = True, _State.GOES_ON, now
+                return lone
         try:
             if self._refused is not None:
                 raise self._refused
@@ -301,6 +308,7 @@ class Outlet:
         self._first, self._end = request, begin
         self._batch_deltas_max = min(max(request.batch_deltas_max, 1), BATCH_DELTAS_MAX)
         self._linger_s = request.wait_ms_max / 1000
+        self._whole = not request.deltas
         self._window.begin(request.credit)
         self._queue.clear()
         self.behind = self._lags()

@@ -71,8 +71,12 @@ class Peer:
         self.outlet: Outlet | None = None
         self._stream = stream
         self._hub = hub
+        self._chain = hub.inside.chain
         self._connection = Connection(Role.SERVER, payload_bytes_max=hub.settings.frame_bytes_max)
+        self._held = self._connection.held
         self._outbox = Outbox(stream, self._connection, hub, self)
+        self.ring = self._outbox.ring
+        """There may be something to write."""
         self._draining = self._finishing = False
         self._since = self._heard_at = hub.now()
         self._frame_since: float | None = None  # a frame has begun to come and is not whole
@@ -126,10 +130,6 @@ class Peer:
         if not self._scope.cancel_called:  # to cancel again takes as long as the first time
             self._scope.cancel()
 
-    def ring(self) -> None:
-        """There may be something to write."""
-        self._outbox.ring()
-
     def drain(self) -> None:
         """Take nothing more in; end as soon as what was taken is answered, and all there is delivered."""
         self._draining = True
@@ -153,7 +153,7 @@ class Peer:
         try:
             while not self._outbox.ending:
                 # Room is for what really comes, not for what a header announces.
-                if connection.under_way_bytes > self._room_bytes <= connection.buffered_bytes:
+                if connection.buffered_bytes >= self._room_bytes < connection.under_way_bytes:
                     await self._make_room(connection.under_way_bytes)
                 if not await stream.receive_each(connection.buffer, self._came):
                     return
@@ -167,32 +167,31 @@ class Peer:
 
     def _came(self, count: int) -> bool:
         """Whether to go on: all that came is taken, and there is room for more of it."""
-        connection = self._connection
+        connection, held = self._connection, self._held
         self._hub.counters.bytes_in += count
         connection.received(count)
         return (
             self._take_frames()
             and not self._outbox.ending
-            and not connection.under_way_bytes > self._room_bytes <= connection.buffered_bytes
+            and not (held.end - held.start >= self._room_bytes < connection.under_way_bytes)
         )
 
     def _take_frames(self) -> bool:
         """Frames that came whole, as many as may be in one go. Whether that was all."""
-        connection = self._connection
         if not self._take_some():
             return False
-        if self._room_bytes > FREE_BYTES and not connection.under_way_bytes:
+        if self._room_bytes > FREE_BYTES and not self._connection.under_way_bytes:
             self._give_room_back()
-        if self._frame_since is None and connection.buffered_bytes:
+        if self._frame_since is None and self._held.start < self._held.end:
             self._frame_since = self._hub.now()
         return True
 
     def _take_some(self) -> bool:
         """Frames that came whole, in one turn: what follows is done at its end. Whether that was all."""
-        hub = self._hub
+        hub, held = self._hub, self._held
         began = hub.now()
         with hub.inside.turn:
-            while self._take_run() or self._take_one():
+            while held.start < held.end and (self._take_run() or self._take_one()):
                 self._frame_since = None
                 now = self._heard_at = hub.now()
                 if self._outbox.ending:
@@ -204,7 +203,7 @@ class Peer:
     def _take_run(self) -> bool:
         """Frames that can go the short way together, if such come next."""
         intake = self.intake
-        if intake is None or self._draining or self._is_of_past():
+        if intake is None or self._draining or self._rebuilt != self._chain.rebuilt:
             return False
         run = self._connection.next_run()
         if run is None:
@@ -524,7 +523,7 @@ class Peer:
 
     def _is_of_past(self) -> bool:
         """Whether the log was recovered since hello: what the client was told of it may be there no more."""
-        return self._rebuilt != self._hub.inside.chain.rebuilt
+        return self._rebuilt != self._chain.rebuilt
 
     def _fault(self, now: float) -> str | None:
         settings, begun = self._hub.settings, self._frame_since

@@ -32,12 +32,14 @@ TOPICS_MAX = 4_096
 class Wanted:
     """Subscriptions by number. `may_read` tells of a namespace whether the connection may have it; None: all.
 
-    `topics`: what all of them ask for together. `everything`: every row of every batch is wanted.
+    `topics`: what all of them ask for together. `everything`: every row of every batch is wanted. `narrows`:
+    whether `narrow` may leave something out.
     """
 
     def __init__(self, may_read: Callable[[str], bool] | None = None) -> None:
         self.topics: tuple[Topic, ...] = ()
         self.everything = False
+        self.narrows = may_read is not None
         self._may_read = may_read
         self._requests: dict[int, Subscription] = {}
         self._filtered = False
@@ -104,6 +106,7 @@ class Wanted:
         requests = self._requests.values()
         self.topics = tuple(dict.fromkeys(topic for one in requests for topic in one.topics))
         self._filtered = any(_filters(one.filter) for one in requests)
+        self.narrows = self._filtered or self._may_read is not None
         self.everything = self._may_read is None and any(
             topic.kind is TopicKind.ALL
             for one in requests

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from delta_prop_wire import control as control_module
 from delta_prop_wire.codec import decode, encode
-from delta_prop_wire.control import TEXT_BYTES_MAX
+from delta_prop_wire.control import TEXT_BYTES_MAX, pack_control
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import PeerError, UsageError
 from delta_prop_wire.frames import (
     Ack,
+    AckRange,
     Credit,
     Frame,
     Hello,
@@ -218,6 +219,26 @@ def test_a_short_acknowledgement_is_read_by_the_short_way_as_by_the_long_one(
     found = control_module._short_ack(7, bytes(payload))
     if found is not None:
         assert found == control_module._unpack_ack(7, unpack_map("Ack", bytes(payload)))
+
+
+_numbers = st.integers(0, 2**62)
+
+
+@given(
+    st.builds(
+        Ack,
+        _numbers,
+        ranges=st.lists(st.builds(AckRange, _numbers, _numbers, _numbers, st.booleans()), max_size=3).map(
+            tuple
+        ),
+        credit=st.none() | st.builds(Credit, _numbers, _numbers),
+        dealt_with=st.none() | _numbers,
+        answers=st.none() | _numbers,
+        cursor=st.none() | st.just(Cursor(bytes(16), 1, 2)),
+    )
+)
+def test_an_acknowledgement_is_packed_by_the_short_way_as_by_the_long_one(ack: Ack) -> None:
+    assert pack_control(ack)[1] == control_module._packed(control_module._ack_fields(ack))
 
 
 def test_a_cursor_is_read_by_the_short_way() -> None:

@@ -18,27 +18,32 @@ _GROWTH = 4
 
 
 class ReceiveBuffer:
-    """Bytes received and not yet taken."""
+    """Bytes received and not yet taken: from `start` to `end`, as long as nothing is received or taken."""
 
-    __slots__ = ("_block", "_bytes_max", "_end", "_filled", "_small_reads", "_start", "_view")
+    __slots__ = ("_block", "_bytes_max", "_filled", "_small_reads", "_view", "end", "start")
 
     def __init__(self, payload_bytes_max: int) -> None:
         self._bytes_max = HEADER_BYTES + payload_bytes_max
         self._block = bytearray(ROOM_BYTES_MIN)
         self._view = memoryview(self._block)
-        self._start = self._end = 0
+        self.start = self.end = 0
         self._filled = False  # whether the last read left no room
         self._small_reads = 0
 
     def __len__(self) -> int:
-        return self._end - self._start
+        return self.end - self.start
 
     def room(self, frame_bytes: int = 0) -> memoryview:
         """Where the next bytes are to be put; `frame_bytes`: how large the frame is that is under way.
 
         Raises UsageError where a whole frame must already be lying here.
         """
-        held, size = self._end - self._start, len(self._block)
+        held, size = self.end - self.start, len(self._block)
+        if (
+            not held and size == ROOM_BYTES_MIN >= frame_bytes and not self._filled
+        ):  # what follows does the same
+            self.start = self.end = 0
+            return self._view
         wanted = size
         if frame_bytes > size:
             wanted = max(size, min(frame_bytes, _GROWTH * max(held, ROOM_BYTES_MIN)))
@@ -51,19 +56,19 @@ class ReceiveBuffer:
         if wanted != size:
             self._move(bytearray(wanted))
         elif not held:
-            self._start = self._end = 0
-        elif self._start and size - self._end < size // 2:
+            self.start = self.end = 0
+        elif self.start and size - self.end < size // 2:
             self._move(self._block)
-        if self._end == wanted or held >= self._bytes_max:
+        if self.end == wanted or held >= self._bytes_max:
             raise UsageError(
                 f"{held} bytes wait in the receive buffer: take the events before receiving more"
             )
-        return self._view[self._end :]
+        return self._view[self.end :]
 
     def received(self, count: int) -> None:
         """So many bytes were put where `room` said."""
-        self._end += count
-        self._filled = self._end == len(self._block)
+        self.end += count
+        self._filled = self.end == len(self._block)
         self._small_reads = self._small_reads + 1 if count < ROOM_BYTES_MIN // 2 else 0
 
     def feed(self, chunk: bytes | bytearray | memoryview) -> None:
@@ -78,33 +83,33 @@ class ReceiveBuffer:
 
     def peek(self, count: int) -> memoryview | None:
         """The first `count` bytes, left where they are and only there until more are received; or None."""
-        start = self._start
-        return self._view[start : start + count] if self._end - start >= count else None
+        start = self.start
+        return self._view[start : start + count] if self.end - start >= count else None
 
     def held(self) -> tuple[memoryview, int, int]:
         """The memory, and from where to where in it what was received and not taken lies."""
-        return self._view, self._start, self._end
+        return self._view, self.start, self.end
 
     def skip(self, count: int) -> None:
         """Remove the first `count` bytes, which are there."""
-        self._start += count
+        self.start += count
 
     def take(self, count: int) -> bytes:
         """Remove and return the first `count` bytes, which are there.
 
         They are copied out, into an object of their exact size: a frame that is kept for long pins no other.
         """
-        start = self._start
-        self._start = stop = start + count
+        start = self.start
+        self.start = stop = start + count
         return bytes(self._view[start:stop])
 
     def clear(self) -> None:
         """Forget everything."""
-        self._start = self._end = 0
+        self.start = self.end = 0
         self._move(bytearray(ROOM_BYTES_MIN))
 
     def _move(self, block: bytearray) -> None:
-        held = self._end - self._start
+        held = self.end - self.start
         view = self._view if block is self._block else memoryview(block)
-        view[:held] = self._view[self._start : self._end]
-        self._block, self._view, self._start, self._end = block, view, 0, held
+        view[:held] = self._view[self.start : self.end]
+        self._block, self._view, self.start, self.end = block, view, 0, held

@@ -119,9 +119,14 @@ class Decoder:
         self._error: PeerError | None = None
 
     @property
+    def held(self) -> ReceiveBuffer:
+        """What was received and no event has used yet. To look at only; it is always the same one."""
+        return self._buffer
+
+    @property
     def buffered_bytes(self) -> int:
         """Bytes received that no event has used yet; not 0 where a peer ends within a frame."""
-        return len(self._buffer)
+        return self._buffer.end - self._buffer.start
 
     @property
     def header(self) -> Header | None:

@@ -49,6 +49,10 @@ class Connection:
         self._self = Speaker.SERVER if self._serves else Speaker.CLIENT
         self._peer = Speaker.CLIENT if self._serves else Speaker.SERVER
         self._decoder = Decoder(payload_bytes_max=payload_bytes_max, look_at=self._look_at)
+        self.held = self._decoder.held
+        """What came and was not taken yet, to look at: from `start` to `end`, and often nothing."""
+        self.buffer = self._decoder.buffer
+        """Where the next bytes are to be received into. Raises UsageError before the events are taken."""
         self._header: Header | None = None  # of the frame that came last, or is coming
         self._error: PeerError | None = None
         self._asked: dict[int, Subscription | Unsubscribe] = {}  # without an answer, by sequence
@@ -71,10 +75,6 @@ class Connection:
         """The size of the frame that has begun to come, as its header says; 0 where that is not there."""
         header = self._decoder.header
         return 0 if header is None else HEADER_BYTES + header.length
-
-    def buffer(self) -> memoryview:
-        """Where the next bytes are to be received into. Raises UsageError before the events are taken."""
-        return self._decoder.buffer()
 
     def received(self, count: int) -> None:
         """So many bytes lie in the buffer that was given last."""

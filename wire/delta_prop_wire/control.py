@@ -39,6 +39,7 @@ from delta_prop_wire.packing import (
     mapping,
     number,
     one_of,
+    pack,
     pack_map,
     record,
     text,
@@ -92,7 +93,7 @@ def pack_control(frame: ControlFrame) -> tuple[FrameType, bytes]:
     """Type and payload of a control frame. Raises UsageError where a request says nothing."""
     match frame:
         case Ack():
-            return FrameType.ACK, _packed(_ack_fields(frame))
+            return FrameType.ACK, _pack_ack(frame)
         case Nack():
             return FrameType.NACK, _packed(_nack_fields(frame))
         case Backpressure():
@@ -124,6 +125,17 @@ def _said(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 # --- Ack
+
+
+_NO_OTHERS = (None,) * 5
+
+
+def _pack_ack(ack: Ack) -> bytes:
+    """The short way of what a server says most, offsets and credit; all else the long way."""
+    others = ack.cursor, ack.dealt_with, ack.answers, ack.welcome, ack.granted
+    if ack.credit is None or not ack.ranges or others != _NO_OTHERS:
+        return _packed(_ack_fields(ack))
+    return pack({"ranges": ack.ranges, "credit": ack.credit})
 
 
 def _ack_fields(ack: Ack) -> dict[str, Any]:

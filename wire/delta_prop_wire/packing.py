@@ -34,12 +34,12 @@ U32_MAX = (1 << 32) - 1
 U64_MAX = (1 << 64) - 1
 
 
-_pack: Callable[[object], bytes] = msgpack.Packer().pack  # one for all: making it takes longer than packing
+pack: Callable[[object], bytes] = msgpack.Packer().pack  # one for all: making it takes longer than packing
 
 
 def pack_map(fields: dict[str, Any]) -> bytes:
     """One msgpack map; fields that are None are left out."""
-    return _pack({name: value for name, value in fields.items() if value is not None})
+    return pack({name: value for name, value in fields.items() if value is not None})
 
 
 def unpack_map(frame: str, packed: Buffer) -> Fields:
