@@ -129,7 +129,11 @@ def test_every_extra_is_in_the_wheel_and_no_other(wheel: Path) -> None:
 
 def test_every_locked_package_stands_in_the_list_of_licences() -> None:
     listed = set(re.findall(r"(?m)^\| ([a-z0-9-]+) \|", (ROOT / "LICENSES.md").read_text()))
-    assert listed - {"package"} == set(locked_blocks((ROOT / "requirements.lock").read_text()))
+    assert listed - {"package"} == {
+        name
+        for lock in ("requirements.lock", "requirements-spark.lock")
+        for name in locked_blocks((ROOT / lock).read_text())
+    }
 
 
 def fresh_environment(folder: Path) -> tuple[Path, Path]:

@@ -20,13 +20,14 @@ from packaging.utils import canonicalize_name
 from tools import set_up
 
 ROOT = Path(__file__).parents[1]
-LOCK = (ROOT / "requirements.lock").read_text()
+LOCKS = {name: (ROOT / name).read_text() for name in ("requirements.lock", "requirements-spark.lock")}
 
 STAND_IN = """#!/bin/sh
 # Plays a new Python: answers the question for its version, and "sets up" by writing the stamp.
 [ "$1" = -c ] && exit 0
 echo set-up >> "$HERE/calls"
 [ ! -e "$HERE/broken" ] || exit 1
+[ -z "$5" ] || { echo "$5" >> "$HERE/additions"; printf '%s' "$4" > "$3/.venv/stamp-$5"; exit; }
 mkdir -p "$3/.venv/bin"
 printf '#!/bin/sh\\necho "ran $*"\\n' > "$3/.venv/bin/python"
 chmod +x "$3/.venv/bin/python"
@@ -43,7 +44,7 @@ class Checkout:
         self.root.mkdir()
         self.commands.mkdir()
         (self.root / "tools").mkdir()
-        for name in ("run", "requirements.lock", "pyproject.toml", "tools/set_up.py"):
+        for name in ("run", *LOCKS, "pyproject.toml", "tools/set_up.py"):
             shutil.copy(ROOT / name, self.root / name)
         for name in ("sh", "cat", "cksum", "dirname", "mkdir", "sed", "uname", "chmod"):
             found = shutil.which(name)
@@ -118,6 +119,27 @@ def test_a_set_up_that_failed_is_tried_again(checkout: Checkout) -> None:
     assert checkout.set_ups == 2
 
 
+@pytest.mark.parametrize(("release", "wanted"), [("17.0.15", 1), ("21", 1), ("11.0.2", 0), ("1.8.0_392", 0)])
+def test_spark_is_installed_once_for_tests_where_there_is_a_java_that_runs_it(
+    checkout: Checkout, release: str, wanted: int
+) -> None:
+    version = f"#!/bin/sh\necho 'openjdk version \"{release}\" 2025-04-15' >&2\n"
+    checkout.add_command("java", version)
+    for verb in ("python", "test", "bench"):
+        assert checkout.run(verb).returncode == 0
+    assert checkout.set_ups == 1 + wanted
+    assert (checkout.root / "additions").exists() == bool(wanted)
+
+
+def test_spark_that_cannot_be_installed_is_told_and_hinders_nothing(checkout: Checkout) -> None:
+    checkout.add_command("java", "#!/bin/sh\necho 'openjdk version \"17.0.1\"' >&2\n")
+    checkout.run("python")
+    (checkout.root / "broken").touch()
+    done = checkout.run("test", "x")
+    assert (done.returncode, done.stderr) == (0, "./run: goes on without Spark\n")
+    assert done.stdout == "ran -m pytest -n auto --maxprocesses 8 x\n"
+
+
 @pytest.mark.parametrize(
     ("system", "managers", "too_old", "cure"),
     [
@@ -172,17 +194,25 @@ def test_ci_runs_both_parts_and_fails_with_either(tmp_path: Path) -> None:
         assert (done.returncode, done.stdout) == (expected, "check\ntest\n")
 
 
-def test_the_lock_names_no_registry_and_hashes_everything() -> None:
-    assert re.search(r"://|--(extra-)?index|--find-links|\.(org|com|net|io)\b", LOCK) is None
-    blocks = set_up.locked_blocks(LOCK)
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_names_no_registry_and_hashes_everything(name: str) -> None:
+    assert re.search(r"://|--(extra-)?index|--find-links|\.(org|com|net|io)\b", LOCKS[name]) is None
+    blocks = set_up.locked_blocks(LOCKS[name])
+    assert blocks
     assert all("--hash=sha256:" in block for block in blocks.values())
 
 
-def test_the_lock_holds_what_the_project_asks_for() -> None:
+def test_what_spark_adds_is_locked_once() -> None:
+    base, spark = (set(set_up.locked_blocks(text)) for text in LOCKS.values())
+    assert "pyspark" in spark
+    assert not base & spark
+
+
+def test_the_locks_hold_what_the_project_asks_for() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     groups = [*project["project"]["optional-dependencies"].values(), *project["dependency-groups"].values()]
     asked = [*project["project"]["dependencies"], *(one for group in groups for one in group)]
-    blocks = set_up.locked_blocks(LOCK)
+    blocks = set_up.locked_blocks("".join(LOCKS.values()))
     for requirement in (Requirement(one) for one in asked if isinstance(one, str)):
         versions = re.findall(r"(?m)^[\w.-]+==(\S+)", blocks[canonicalize_name(requirement.name)])
         assert versions

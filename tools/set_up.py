@@ -1,4 +1,4 @@
-"""Fills .venv from requirements.lock; ./run calls it when the environment's stamp is not the one it wants.
+"""Fills .venv from a lock; ./run calls it when the environment's stamp is not the one it wants.
 
 The stamp is written last, so a set-up that failed or was stopped starts anew. One runs at a time.
 Standard library only: this runs before anything is installed.
@@ -28,13 +28,17 @@ class Failed(Exception):
     """The set-up cannot go on; the text says why, and what cures it where that is known."""
 
 
-def main(root: Path, want: str) -> int:
-    """Bring root/.venv in line with the recipe `want`. Returns the exit status."""
+def main(root: Path, want: str, addition: str = "") -> int:
+    """Bring root/.venv in line with the recipe `want`. Returns the exit status.
+
+    `addition`: what is added to an environment that is there, from the lock of that name.
+    """
     try:
         with alone(root / ".venv.lock") as lock:
-            stamp = root / ".venv" / "stamp"
+            stamp = root / ".venv" / (f"stamp-{addition}" if addition else "stamp")
             if not stamp.is_file() or stamp.read_text() != want:
-                SetUp(root, lock).run(want)
+                set_up = SetUp(root, lock)
+                set_up.add(addition, want) if addition else set_up.run(want)
     except Failed as failure:
         print(f"\n./run: {failure}" if sys.stderr.isatty() else f"./run: {failure}", file=sys.stderr)
         return 1
@@ -92,6 +96,23 @@ class SetUp:
         partial.rename(stamp)
         self._progress.end()
 
+    def add(self, addition: str, want: str) -> None:
+        """Install a further lock's packages, which are all that it needs beside those that are there."""
+        requirements = self._root / f"requirements-{addition}.lock"
+        names = locked_blocks(requirements.read_text())
+        self._progress.say(f"installing {len(names)} packages for {addition}")
+        last = ["--no-deps", "--require-hashes", "--no-build-isolation", "-r", str(requirements)]
+        uv = shutil.which("uv")
+        try:
+            if uv is None:
+                raise Failed("uv is not there")
+            self._call([uv, "pip", "install", "--python", str(self._python), *last], uv_environ(os.environ))
+        except Failed:
+            pip = [str(self._python), "-m", "pip", "install", "--no-input", "--use-pep517"]
+            self._call([*pip, *last], pip_environ(os.environ))
+        (self._env / f"stamp-{addition}").write_text(want)
+        self._progress.end()
+
     def _may_be_mended(self, stamp: str) -> bool:
         """Whether the environment was made here, works, and holds nothing that the lock does not name."""
         if stamp.splitlines()[1:] != [str(self._root)]:
@@ -103,7 +124,8 @@ class SetUp:
             )
         except OSError:
             return False
-        kept = set(locked_blocks(self._requirements.read_text())) | {"pip", "delta-prop"}
+        locks = (self._requirements, *self._root.glob("requirements-*.lock"))
+        kept = {name for lock in locks for name in locked_blocks(lock.read_text())} | {"pip", "delta-prop"}
         return found.returncode == 0 and {canonical(name) for name in found.stdout.split()} <= kept
 
     def _with_uv(self, uv: str, in_place: bool) -> bool:
@@ -274,4 +296,4 @@ def why(log: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))
