@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import numpy as np
 
+from delta_prop_sinks.runs import SETTING_KINDS, Run, Unfolded, fold_new
 from delta_prop_sinks.sink import ResumePoint
 from delta_prop_sinks.table import (
     BLOCK_KINDS,
@@ -54,6 +55,7 @@ _COMPLETE_KINDS = frozenset({Kind.CREATE, Kind.DELETE})
 _COMPLETE_MASK = 1 << Kind.CREATE | 1 << Kind.DELETE
 _KNOWN_KINDS = frozenset(map(int, Kind)) - {int(Kind.TRANSFORM)}
 _LOADS_MAX = 3
+_NOWHERE = np.zeros(0, np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ class CacheSink:
         self._answer_bytes = 0
         self._loading: dict[Ref, _Load] = {}
         self._touched: set[Table] = set()
+        self._unfolded = Unfolded(SETTING_KINDS - _COMPLETE_KINDS)
         self._bytes = 0
         self._log_id = b""
         self._next_offset = self._lamport = 0
@@ -147,15 +150,15 @@ class CacheSink:
         """The same: nothing is ever waited for."""
         for delivery in deliveries:
             logged, batch = delivery.logged, delivery.batch
+            if not self._takes(delivery) and not batch.is_control:
+                self._settle()
+                if self._order or self._loading or batch.kinds_mask & _COMPLETE_MASK:
+                    if not self._change_block(delivery):
+                        self._change_rows(delivery)
+                    self._make_room()
             if not delivery.late:
                 self._next_offset = max(self._next_offset, delivery.next_offset)
             self._lamport = max(self._lamport, logged.lamport + logged.count - 1)
-            if batch.is_control:
-                continue
-            if self._order or self._loading or batch.kinds_mask & _COMPLETE_MASK:
-                if not self._change_block(delivery):
-                    self._change_rows(delivery)
-                self._make_room()
         if self._committed is not None:  # open
             self._committed(self._next_offset)  # what is applied need not come again: entries live as long
         return True
@@ -171,6 +174,7 @@ class CacheSink:
         """Where entries are refreshed, cache what fits; a newer entry that was loaded meanwhile stays."""
         if self.mode != "refresh":
             return
+        self._settle()
         for row in rows:
             ref, key = (row.namespace, row.vector_id), row.state.key
             if ref in self._order:
@@ -194,12 +198,14 @@ class CacheSink:
     def _clear(self) -> None:
         self._tables.clear()
         self._touched.clear()
+        self._unfolded.forget()
         self._order.clear()
         self._forget_answers()
         self._bytes = 0
 
     def statistics(self) -> CacheStatistics:
         """A snapshot of counts and sizes."""
+        self._settle()
         return CacheStatistics(
             entries=len(self._order),
             bytes=self._bytes + self._answer_bytes,
@@ -238,6 +244,46 @@ class CacheSink:
 
     # --- deltas
 
+    def _takes(self, delivery: Delivery) -> bool:
+        """Have rows wait to be folded with others: new ones, of a namespace of which something is cached."""
+        unfolded = self._unfolded
+        if (
+            delivery.logged.lamport <= self._lamport
+            or self._loading
+            or self.mode != "refresh"
+            or not unfolded.may_wait(delivery)
+        ):
+            return False
+        table = self._tables.get(delivery.logged.batch.namespace)  # type: ignore[arg-type]
+        if table is None:
+            return True
+        if not unfolded.add(delivery, table):
+            self._settle()
+            unfolded.add(delivery, table)
+        if unfolded.is_full:
+            self._settle()
+        return True
+
+    def _settle(self) -> None:
+        """Fold what waits; all who read or change entries do so first."""
+        if self._unfolded.rows:
+            self._unfolded.fold(self._fold_run)
+            self._make_room()
+
+    def _fold_run(self, run: Run) -> None:
+        table, keys = run.table, run.keys
+        slots = table.known(keys)
+        # What is not above its entry's last delta is in it: the loader's source was ahead.
+        rows = ((slots >= 0) & (run.heads[:, LAMPORT] > table.heads[slots, LAMPORT])).nonzero()[0]
+        if not len(rows):
+            return
+        self._touched.add(table)
+        fold_new(run, slots[rows], rows)
+        self._refreshed += len(rows)
+        if self._answers:
+            for key in keys:
+                self._forget_answer((table.namespace, key))
+
     def _change_block(self, delivery: Delivery) -> bool:
         """Fold many rows of one kind at once; False, and nothing changed, where rows need a closer look."""
         logged, batch, rows = delivery.logged, delivery.batch, delivery.rows
@@ -255,17 +301,13 @@ class CacheSink:
         if kind in _COMPLETE_KINDS:
             return self._complete_block(delivery, self._table(name), keys)
         table = self._tables.get(name)
-        slots = np.array([table.slots.get(key, -1) for key in keys] if table else [], np.intp)
+        slots = _NOWHERE if table is None else table.known(keys)
         here = (slots >= 0).nonzero()[0]
         if table is None or not len(here):
             return True
-        return self._fold_block(
-            delivery,
-            table,
-            slots[here],
-            here if rows is None else rows[here],
-            [keys[at] for at in here.tolist()],
-        )
+        chosen = here if rows is None else rows[here]
+        known = [keys[at] for at in here.tolist()]
+        return self._fold_block(delivery, table, slots[here], chosen, known)
 
     def _complete_block(self, delivery: Delivery, table: Table, keys: Sequence[str]) -> bool:
         """Creates and deletes: what was not cached is, from now on."""
@@ -408,6 +450,7 @@ class CacheSink:
 
     def _answer(self, ref: Ref) -> State:
         """An entry as a state; made once for many readers."""
+        self._settle()
         state = self._answers.get(ref)
         if state is None:
             table = self._tables[ref[0]]

@@ -17,7 +17,10 @@ from delta_prop_wire.twins import Identified, without_effect
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from delta_prop_sinks.chain import Chain
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from delta_prop_sinks.chain import Chain, Chains, Ref
     from delta_prop_sinks.table import Table
     from delta_prop_wire.algebra import State
     from delta_prop_wire.batch import LoggedBatch
@@ -113,3 +116,28 @@ def replay(table: Table, slot: int, chain: Chain, new: Entry) -> Misfit | None:
             if entry.key == new.key:
                 misfit = error
     return misfit
+
+
+def checkpoints_of(table: Table, slots: NDArray[np.intp], chains: Chains) -> dict[Ref, Checkpoint]:
+    """States before a block, of vectors that have no chain yet."""
+    refs = ((slot, (table.namespace, str(table.ids[slot]))) for slot in set(slots.tolist()))
+    return {ref: checkpoint_at(table, slot) for slot, ref in refs if chains.get(ref) is None}
+
+
+def note_block(
+    chains: Chains,
+    logged: LoggedBatch,
+    rows: NDArray[np.intp] | None,
+    table: Table,
+    slots: NDArray[np.intp],
+    *,
+    before: dict[Ref, Checkpoint],
+    now: float,
+) -> None:
+    """Put the rows of a block into their vectors' chains; states `before` it, of those that have none yet."""
+    at = range(logged.count) if rows is None else rows.tolist()
+    for row, slot in zip(at, slots.tolist(), strict=True):
+        ref = (table.namespace, str(table.ids[slot]))
+        if chains.get(ref) is None and ref not in before:
+            continue  # its chain grew too long within this block: the next one begins behind it
+        chains.note(ref, Entry(logged.key(row), logged, row), before.pop(ref, None), now)

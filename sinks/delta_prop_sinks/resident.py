@@ -12,20 +12,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop_sinks.chain import Chain, Chains, Checkpoint, Entry
-from delta_prop_sinks.past import checkpoint_at, fold_entry, is_own_reset, past_of, replay
+from delta_prop_sinks.chain import Chains, Checkpoint, Entry
+from delta_prop_sinks.evicting import missing_of, oldest_first
+from delta_prop_sinks.past import (
+    checkpoint_at,
+    checkpoints_of,
+    fold_entry,
+    is_own_reset,
+    note_block,
+    past_of,
+    replay,
+)
 from delta_prop_sinks.resident_statistics import ResidentStatistics
-from delta_prop_sinks.runs import Folded, Run, runs
+from delta_prop_sinks.runs import SETTING_KINDS, Folded, Run, Unfolded, fold_new
 from delta_prop_sinks.sink import RejectDelta, StopSink
 from delta_prop_sinks.storage_image import add_block
 from delta_prop_sinks.table import (
     BLOCK_KINDS,
     BLOCK_ROWS_MIN,
     DIRTY,
-    FLYING,
     LAMPORT,
     NO_LAMPORT,
     OFFSET,
+    SLOT_BYTES,
     STALE,
     VOID_OFFSET,
     Misfit,
@@ -44,12 +53,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from delta_prop_sinks.chain import Ref
+    from delta_prop_sinks.chain import Chain, Ref
     from delta_prop_sinks.past import Past
     from delta_prop_sinks.sink import Delivery, SinkContext
     from delta_prop_sinks.storage_image import Block
     from delta_prop_wire.algebra import Key
-    from delta_prop_wire.batch import Batch, LoggedBatch
+    from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.states import StateRow
 
 _TOO_SMALL = "an index needs all vectors in memory, {} bytes do not hold them: raise resident_bytes_max"
@@ -76,7 +85,9 @@ class Resident:
         self.chains = Chains(
             deltas_max=chain_deltas_max, age_s_max=chain_age_s_max, bytes_max=chain_bytes_max
         )
-        self.tables: dict[str, Table] = {}
+        self._tables: dict[str, Table] = {}
+        self._unfolded, self._folded_whole = Unfolded(SETTING_KINDS), Folded()
+        self._spare = 0  # bytes that what is not folded yet may take
         self._topics: frozenset[str] = frozenset()
         self._dimension: Callable[[str], int | None] = lambda _: None
         self.lamport = 0
@@ -90,8 +101,6 @@ class Resident:
         self.touched: dict[Table, None] = {}  # a set that keeps its order
         self._size = 0
         self._unsized: set[Table] = set()
-        self._newest = 0
-        self._folded_whole = Folded()
         self._folded = self._repeats = 0
         self._late = self._beneath = self._refolded_from_log = self._evicted = 0
         self.rebuilds = 0
@@ -161,8 +170,25 @@ class Resident:
         return self._pins > 0 or not self.stored
 
     @property
+    def tables(self) -> dict[str, Table]:
+        """By namespace; all that was applied is folded."""
+        if self._unfolded.rows:
+            self._settle()
+        return self._tables
+
+    @property
     def size(self) -> int:
         """Bytes that the rows take, those that are loaded aside; chains have a bound of their own."""
+        if self._unfolded.rows:
+            self._settle()
+        return self._measured()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the rows take more than their bound; what is not folded yet is known to fit."""
+        return self._measured() > self.resident_bytes_max
+
+    def _measured(self) -> int:
         if self._incoming is not None:
             return sum(table.size for table in self._incoming.values())
         for table in self._unsized:  # those touched since: there may be very many others
@@ -180,7 +206,7 @@ class Resident:
         slot = None if table is None else table.slots.get(vector_id)
         if table is None or slot is None or table.head(slot)[0] == NO_LAMPORT:
             return None
-        table.reads[slot] = self._newest
+        table.reads[slot] = self.next_offset
         return state_of(table, slot)
 
     def dimensions(self) -> dict[str, int]:
@@ -222,28 +248,77 @@ class Resident:
     # --- folding
 
     def apply(self, deliveries: Sequence[Delivery], context: SinkContext) -> int:
-        """Fold what is not yet folded; return how many rows that were. Raises RejectDelta, StopSink."""
+        """Fold what is not yet folded, at once or when somebody reads; return how many rows that were.
+
+        Raises RejectDelta, StopSink.
+        """
         before = self._folded
-        deliveries, folded = self._folded_whole.part(deliveries)
-        self._repeats += folded  # by another sink that shares these vectors
-        self.check_fits()
         if self.chains.active:
             self.chains.expire(context.clock.now())
-        for one in deliveries if self.chains.active else runs(deliveries):
-            some = one.deliveries if isinstance(one, Run) else (one,)
-            if not (isinstance(one, Run) and self._deliver_run(one)):
-                for delivery in some:
-                    self._deliver(delivery.logged, delivery.rows, context)
-            for delivery in some:
-                self._folded_whole.note(delivery)
-            if not some[-1].late:
-                self.next_offset = max(self.next_offset, some[-1].next_offset)
-        self._tell()
+        waiting = 0
+        for one in deliveries:
+            if not self._takes(one):
+                break
+            waiting += 1
+        if waiting < len(deliveries):
+            self._apply_now(deliveries[waiting:], context)
+        if self.watchers:
+            self._tell()
         return self._folded - before
+
+    def _takes(self, delivery: Delivery) -> bool:
+        """Have rows wait to be folded with others. Above all Lamport numbers, they are new and in order."""
+        logged, unfolded = delivery.logged, self._unfolded
+        if logged.lamport <= self.lamport or self.chains.active or not unfolded.may_wait(delivery):
+            return False
+        table, count = self._tables.get(logged.batch.namespace), delivery.count  # type: ignore[arg-type]
+        if table is None or table.dimension is None or not self.complete or self.void:
+            return False
+        self._spare -= count * (SLOT_BYTES + 4 * table.dimension)
+        if self._spare < 0:
+            return False
+        if not unfolded.add(delivery, table):
+            self._settle()
+            return self._takes(delivery)
+        self.lamport = logged.lamport + logged.count - 1
+        self._folded += count
+        self._note(delivery)
+        if unfolded.is_full:
+            self._settle()
+        return True
+
+    def _note(self, delivery: Delivery) -> None:
+        self._folded_whole.note(delivery)
+        if not delivery.late:
+            self.next_offset = max(self.next_offset, delivery.next_offset)
+
+    def _settle(self) -> None:
+        """Fold what waits."""
+        self._unfolded.fold(self._fold_run)
+        self._spare = self.resident_bytes_max - self._measured()
+
+    def _fold_run(self, run: Run) -> None:
+        table = self._table(run.table.namespace)
+        slots = table.slots_of(run.keys)
+        fold_new(run, slots)
+        table.marks.put(slots, DIRTY | STALE)
+
+    def _apply_now(self, deliveries: Sequence[Delivery], context: SinkContext) -> None:
+        deliveries, folded = self._folded_whole.part(deliveries)
+        self._repeats += folded  # by another sink that shares these vectors
+        if not deliveries:
+            return
+        if self._unfolded.rows:
+            self._settle()
+        self.check_fits()
+        for one in deliveries:
+            self._deliver(one.logged, one.rows, context)
+            self._note(one)
+        self._spare = self.resident_bytes_max - self._measured()
 
     def check_fits(self) -> None:
         """Raise StopSink where what must stay in memory is too large."""
-        if self.pinned and self.size > self.resident_bytes_max:
+        if self.pinned and self.is_full:
             raise StopSink(
                 f"vectors in memory take {self.size} bytes, the bound is {self.resident_bytes_max}: "
                 "raise resident_bytes_max" + (", or detach the index" if self.stored else "")
@@ -256,7 +331,6 @@ class Resident:
         if logged.source == Source.REPLICA:
             self.chains.active = True
         self.lamport = max(self.lamport, logged.lamport + batch.count - 1)
-        self._newest = max(self._newest, logged.offset)
         count = batch.count if rows is None else len(rows)
         kind, namespace = batch.kind, batch.namespace
         if (
@@ -275,13 +349,11 @@ class Resident:
             self._deliver_row(logged, row, self._table(name), keys[row], context)
 
     def _table(self, namespace: str) -> Table:
-        if self._incoming is not None:
-            return self._incoming.get(namespace) or self._incoming.setdefault(
-                namespace, self._made(namespace)
-            )
-        table = self.tables.get(namespace)
+        if (aside := self._incoming) is not None:
+            return aside.get(namespace) or aside.setdefault(namespace, self._made(namespace))
+        table = self._tables.get(namespace)
         if table is None:
-            table = self.tables[namespace] = self._made(namespace)
+            table = self._tables[namespace] = self._made(namespace)
         self._unsized.add(table)
         self.touched[table] = None
         return table
@@ -294,17 +366,6 @@ class Resident:
             table.reserve(dimension)
         return table
 
-    def _deliver_run(self, run: Run) -> bool:
-        """Fold small batches at once; False, and nothing changed, where they need a closer look."""
-        table = self._table(run.namespace)
-        if self.chains.active or not self._fold_many(run, run.kind, run.keys, table, run.heads):
-            return False
-        self.lamport = max(
-            self.lamport, *(one.logged.lamport + one.logged.count - 1 for one in run.deliveries)
-        )
-        self._newest = max(self._newest, run.deliveries[-1].logged.offset)
-        return True
-
     def _deliver_block(
         self, logged: LoggedBatch, rows: NDArray[np.intp] | None, table: Table, context: SinkContext
     ) -> bool:
@@ -312,23 +373,9 @@ class Resident:
         batch, kind = logged.batch, logged.batch.kind
         assert kind is not None
         keys: Sequence[str] = batch.keys if rows is None else itemgetter(*rows.tolist())(batch.keys)
-        noting = (logged, context.clock.now()) if self.chains.active else None
-        return self._fold_many(batch, kind, keys, table, heads_of(logged, rows), rows=rows, noting=noting)
-
-    def _fold_many(
-        self,
-        batch: Batch | Run,
-        kind: int,
-        keys: Sequence[str],
-        table: Table,
-        block: NDArray[np.int64],
-        *,
-        rows: NDArray[np.intp] | None = None,
-        noting: tuple[LoggedBatch, float] | None = None,
-    ) -> bool:
         if table.matrix is None and kind in (Kind.CREATE, Kind.DENSE) and batch.row_values is not None:
             table.reserve(batch.row_values)
-        slots = table.slots_of(keys)
+        slots, block = table.slots_of(keys), heads_of(logged, rows)
         heads = table.heads.take(slots, axis=0)
         repeats = 0
         highest, lowest = np.maximum.reduce(heads).tolist(), block[0].tolist()
@@ -344,38 +391,16 @@ class Resident:
                 slots, block, heads = slots[fresh], block[fresh], heads[fresh]
             if (heads[:, LAMPORT] >= block[:, LAMPORT]).any():
                 return False
-        checkpoints = {} if noting is None else self._checkpoints(table, slots)
+        checkpoints = checkpoints_of(table, slots, self.chains) if self.chains.active else {}
         if not table.fold_block(batch, kind, rows, slots):
             return False
-        if noting is not None:
-            self._note_block(noting[0], rows, table, slots, checkpoints=checkpoints, now=noting[1])
+        if self.chains.active:
+            note_block(self.chains, logged, rows, table, slots, before=checkpoints, now=context.clock.now())
         table.heads[slots] = block
         table.marks.put(slots, DIRTY | STALE)
         self._folded += len(slots)
         self._repeats += repeats
         return True
-
-    def _checkpoints(self, table: Table, slots: NDArray[np.intp]) -> dict[Ref, Checkpoint]:
-        """States before a block, of vectors that have no chain yet."""
-        refs = ((slot, (table.namespace, str(table.ids[slot]))) for slot in set(slots.tolist()))
-        return {ref: checkpoint_at(table, slot) for slot, ref in refs if self.chains.get(ref) is None}
-
-    def _note_block(
-        self,
-        logged: LoggedBatch,
-        rows: NDArray[np.intp] | None,
-        table: Table,
-        slots: NDArray[np.intp],
-        *,
-        checkpoints: dict[Ref, Checkpoint],
-        now: float,
-    ) -> None:
-        at = range(logged.count) if rows is None else rows.tolist()
-        for row, slot in zip(at, slots.tolist(), strict=True):
-            ref = (table.namespace, str(table.ids[slot]))
-            if self.chains.get(ref) is None and ref not in checkpoints:
-                continue  # its chain grew too long within this block: the next one begins behind it
-            self.chains.note(ref, Entry(logged.key(row), logged, row), checkpoints.pop(ref, None), now)
 
     def _deliver_row(
         self, logged: LoggedBatch, row: int, table: Table, vector_id: str, context: SinkContext
@@ -476,6 +501,7 @@ class Resident:
         """
         restore(table, slot, state)
         self._late += 1
+        self.lamport = max(self.lamport, state.key[0])
         self._done(table, slot, state.key, offset)
 
     def _chain_from_log(self, ref: Ref, past: Past, offset: int, context: SinkContext) -> Chain:
@@ -514,6 +540,8 @@ class Resident:
         """What is held is void from now on, though it can be read; False where another sink rebuilds it."""
         if self._rebuilder is not None and self._rebuilder is not context:
             return False
+        if self._unfolded.rows:
+            self._settle()
         self._rebuilder, self.void = context, True
         self._folded_whole.forget()
         self.chains.clear()
@@ -539,12 +567,7 @@ class Resident:
     def take_states(self, rows: Iterable[StateRow]) -> None:
         """Set vectors to these states, whatever they are."""
         for row in rows:
-            table, state = self._table(row.namespace), row.state
-            assert state.key is not None, "the state of a vector names its last delta"
-            slot = table.slot_of(row.vector_id)
-            restore(table, slot, state)
-            table.set_head(slot, *state.key, row.offset)
-            table.marks[slot] = STALE
+            put(self._table(row.namespace), row.vector_id, row.state, row.offset)
 
     def take_over(self) -> None:
         """What was loaded aside takes the place of all else, at once."""
@@ -566,7 +589,8 @@ class Resident:
             tell()
 
     def _exchange(self, tables: dict[str, Table]) -> None:
-        self.tables, self.touched = tables, {}
+        self._tables, self.touched = tables, {}
+        self._unfolded.forget()
         self._folded_whole.forget()
         self._size, self._unsized = 0, set(tables.values())
         for table in tables.values():
@@ -576,30 +600,20 @@ class Resident:
 
     def missing(self, deliveries: Iterable[Delivery]) -> list[Ref]:
         """Vectors that deliveries touch and that may be in the store alone."""
-        if self.complete:
-            return []
-        wanted: dict[Ref, None] = {}
-        for delivery in deliveries:
-            batch = delivery.batch
-            if batch.is_control:
-                continue
-            names, keys = batch.namespaces, batch.keys
-            for row in range(batch.count) if delivery.rows is None else delivery.rows.tolist():
-                table = self.tables.get(names[row])
-                if table is None or keys[row] not in table.slots:
-                    wanted[names[row], keys[row]] = None
-        return list(wanted)
+        return [] if self.complete else missing_of(self.tables, deliveries)
 
     def take_touched(self) -> dict[Table, None]:
         """The tables that may have dirty rows, since this was last asked."""
+        if self._unfolded.rows:
+            self._settle()
         taken, self.touched = self.touched, {}
         return taken
 
     def adopt(self, tables: Iterable[Table], lamport: int) -> None:
         """Take whole tables from the store, where nothing is resident yet."""
-        assert not self.tables
+        assert not self._tables
         for table in tables:
-            self.tables[table.namespace] = table
+            self._tables[table.namespace] = table
             self._unsized.add(table)
         self.lamport = max(self.lamport, lamport)
 
@@ -620,23 +634,13 @@ class Resident:
         excess = self.size - self.resident_bytes_max // 8 * 7
         if self.pinned or self.size <= self.resident_bytes_max:
             return 0
-        ages: list[NDArray[np.int64]] = []
-        places: list[tuple[Table, int]] = []
-        for table in self.tables.values():
-            used = table.used
-            idle = (table.marks[:used] & (DIRTY | FLYING)) == 0
-            idle &= table.heads[:used, LAMPORT] != NO_LAMPORT
-            slots = idle.nonzero()[0]
-            ages.append(np.maximum(table.heads[slots, OFFSET], table.reads[slots]))
-            places.extend((table, slot) for slot in slots.tolist())
         evicted = 0
-        for at in np.argsort(np.concatenate(ages), kind="stable").tolist():
+        for table, vector_id in oldest_first(self.tables.values()):
             if excess <= 0:
                 break
-            table, slot = places[at]
             before = table.size
-            self.chains.forget((table.namespace, str(table.ids[slot])))
-            table.release(slot)
+            self.chains.forget((table.namespace, vector_id))
+            table.release(table.slots[vector_id])
             self._unsized.add(table)
             excess -= before - table.size
             evicted += 1

@@ -1,97 +1,190 @@
-"""Runs: neighbouring small batches of one kind, put together so that they are folded as one block.
+"""Runs: batches of one kind, put together so that they are folded as one block.
 
-A call over arrays costs a few µs whatever it is given; a sink that reads the log in frames of 25 rows would
-spend most of its time on them. Arithmetic only: where a run cannot be folded, its deliveries are, one by one.
+A call over arrays costs a few µs whatever it is given; a small batch folded by itself would spend most of its
+time on them. So what sets numbers of vectors, and nothing else, waits until somebody reads, or much waits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from delta_prop_sinks.table import heads_of
-from delta_prop_wire.delta import Kind, Source
+from delta_prop_sinks.table import VECTOR, heads_of, signed
+from delta_prop_wire.delta import Kind, KnownIds, Source
+from delta_prop_wire.lazy import lazy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from delta_prop_sinks.sink import Delivery
+    from delta_prop_sinks.table import Table
+    from delta_prop_wire.batch import Batch, LoggedBatch
+
+N = TypeVar("N", np.float32, np.uint32)
 
 ROWS_MAX = 512
-"""A delivery of more rows is a block of its own; a run ends when it has so many."""
+"""So many rows are folded at once, by who brings the last of them or reads: some 0.4 ms."""
 
-_KINDS = frozenset({Kind.CREATE, Kind.DENSE, Kind.SPARSE})
+BYTES_MAX = 1 << 20
+"""Likewise, of the batches that hold them."""
+
+SETTING_KINDS = frozenset(map(int, (Kind.CREATE, Kind.DENSE, Kind.SPARSE)))
+"""Kinds that set numbers."""
+
+_REPLICA, _NO_IDS = Source.REPLICA, KnownIds.NONE
 
 
-@dataclass(slots=True, eq=False)
 class Run:
-    """Deliveries whose rows set whole vectors, or numbers of such, in one namespace; no metadata among them.
+    """Deliveries whose rows set whole vectors, or numbers of such, in one table; no metadata among them.
 
-    To a table it is what a batch is: `values` and `indices` side by side, `row_values` a row.
+    To a table it is what a batch is: `values` and `indices` side by side, `row_values` a row. `count`: rows
+    that are meant; `whole`: all of the batches'.
     """
 
-    namespace: str
-    kind: int
-    row_values: int
-    deliveries: list[Delivery] = field(default_factory=list)
-    count: int = 0
-    has_metadata: bool = False
+    has_metadata = False
+
+    def __init__(self, table: Table, kind: int, row_values: int) -> None:
+        self.table = table
+        self.kind = kind
+        self.row_values = row_values
+        self.deliveries: list[Delivery] = []
+        self.count = 0
+        self.whole = True
 
     def metadata(self, row: int) -> None:
         """None of its rows has any."""
 
-    def takes(self, delivery: Delivery, kind: int) -> bool:
-        """Whether it goes on with this delivery, of a kind that runs hold."""
-        batch = delivery.batch
-        return (
-            self.count + delivery.count <= ROWS_MAX
-            and kind == self.kind  # a create clears metadata, a dense keeps it
-            and batch.row_values == self.row_values
-            and batch.namespace == self.namespace
-        )
+    def rows(self) -> Iterator[tuple[LoggedBatch, int]]:
+        """Each row with its batch."""
+        for one in self.deliveries:
+            for row in range(one.logged.count) if one.rows is None else one.rows.tolist():
+                yield one.logged, row
 
-    def add(self, delivery: Delivery) -> None:
-        """Put a delivery at the end."""
-        self.deliveries.append(delivery)
-        self.count += delivery.count
-
-    @property
+    @lazy
     def keys(self) -> list[str]:
         """The vector ids, row by row."""
-        found: list[str] = []
-        for delivery in self.deliveries:
-            keys = delivery.batch.keys
-            found += keys if delivery.rows is None else [keys[row] for row in delivery.rows.tolist()]
-        return found
+        if self.whole:
+            return [key for one in self.deliveries for key in one.logged.batch.keys]
+        return [logged.batch.keys[row] for logged, row in self.rows()]
 
-    @property
+    @lazy
     def heads(self) -> NDArray[np.int64]:
         """What a table's `heads` shall hold after each row."""
-        return np.concatenate([heads_of(one.logged, one.rows) for one in self.deliveries])
+        if self.count > len(self.deliveries) or not self.whole:
+            return np.concatenate([heads_of(one.logged, one.rows) for one in self.deliveries])
+        batches = [one.logged for one in self.deliveries]
+        heads = [(one.lamport, signed(one.batch.origin), one.batch.base, one.offset) for one in batches]
+        return np.array(heads, np.int64)
 
-    @property
+    @lazy
     def values(self) -> NDArray[np.float32]:
         """The numbers, row by row."""
-        return np.concatenate([self._rows(one, one.batch.values) for one in self.deliveries])
+        return self._together(lambda batch: batch.values)
 
-    @property
+    @lazy
     def indices(self) -> NDArray[np.uint32]:
         """Where the numbers go, row by row."""
-        return np.concatenate([self._rows(one, one.batch.indices) for one in self.deliveries])
+        return self._together(lambda batch: batch.indices)
 
-    @property
+    @lazy
     def index_highest(self) -> int:
         """No index is above it."""
-        return max(delivery.batch.index_highest for delivery in self.deliveries)
+        if len(self.deliveries) == 1:
+            return self.deliveries[0].logged.batch.index_highest
+        return int(np.maximum.reduce(self.indices))
 
-    def _rows(self, delivery: Delivery, column: NDArray[np.generic]) -> NDArray[np.generic]:
-        if delivery.rows is None:
-            return column
-        return column.reshape(delivery.batch.count, self.row_values)[delivery.rows].reshape(-1)
+    def _together(self, column: Callable[[Batch], NDArray[N]]) -> NDArray[N]:
+        if self.whole:
+            if len(self.deliveries) == 1:
+                return column(self.deliveries[0].logged.batch)
+            return np.concatenate([column(one.logged.batch) for one in self.deliveries])
+        parts = [
+            column(one.batch).reshape(one.batch.count, self.row_values)[
+                slice(None) if one.rows is None else one.rows
+            ]
+            for one in self.deliveries
+        ]
+        return np.concatenate(parts).reshape(-1)
+
+
+class Unfolded:
+    """What a sink has taken and not yet folded, each table's by itself. Whoever reads has it folded first."""
+
+    def __init__(self, kinds: frozenset[int]) -> None:
+        """`kinds`: those that may wait, which set numbers; so to fold one twice in a row changes nothing."""
+        self.rows = 0
+        self.is_full = False
+        """Whether no more may wait."""
+        self._bytes = 0
+        self._kinds = kinds
+        self._runs: dict[Table, Run] = {}
+
+    def may_wait(self, delivery: Delivery) -> bool:
+        """Whether its rows set numbers in one namespace, and nothing says that they may be late."""
+        logged = delivery.logged
+        batch = logged.batch
+        return (
+            batch.kind in self._kinds
+            and (batch.plain or _sets_numbers_only(batch))
+            and logged.source is not _REPLICA
+            and logged.known_ids is _NO_IDS
+            and not delivery.late
+        )
+
+    def add(self, delivery: Delivery, table: Table) -> bool:
+        """Hold what may wait; False where what waits already has to be folded first."""
+        batch, rows = delivery.logged.batch, delivery.rows
+        run = self._runs.get(table)
+        if run is None:
+            assert batch.kind is not None
+            assert batch.row_values is not None
+            run = self._runs[table] = Run(table, batch.kind, batch.row_values)
+        elif run.kind != batch.kind or run.row_values != batch.row_values:
+            return False  # a create clears metadata, a dense keeps it
+        count = batch.count
+        if rows is not None:
+            count, run.whole = len(rows), False
+        run.deliveries.append(delivery)
+        run.count += count
+        self.rows += count
+        self._bytes += batch.size
+        self.is_full = self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX
+        return True
+
+    def fold(self, fold: Callable[[Run], None]) -> None:
+        """Have all of it folded. What `fold` raises leaves all there, to be folded again."""
+        for run in self._runs.values():
+            fold(run)
+        self.forget()
+
+    def forget(self) -> None:
+        """Hold nothing: it is folded, or void."""
+        self._runs.clear()
+        self.rows = self._bytes = 0
+        self.is_full = False
+
+
+def fold_new(run: Run, slots: NDArray[np.intp], rows: NDArray[np.intp] | None = None) -> None:
+    """Fold a run, or some of its rows, that are newer than all that these slots hold."""
+    table = run.table
+    if not table.fold_block(run, run.kind, rows, slots):
+        _fold_in_parts(run, slots, np.arange(run.count) if rows is None else rows)
+    table.heads[slots] = run.heads if rows is None else run.heads[rows]
+
+
+def _fold_in_parts(run: Run, slots: NDArray[np.intp], rows: NDArray[np.intp]) -> None:
+    """Vectors that hold no numbers that the run could set are folded row by row, the others as a block."""
+    table = run.table
+    alone = table.forms.take(slots) != VECTOR
+    if run.kind != Kind.SPARSE or not table.fold_block(run, run.kind, rows[~alone], slots[~alone]):
+        alone[:] = True
+    every = list(run.rows())
+    for row, slot in zip(rows[alone].tolist(), slots[alone].tolist(), strict=True):
+        logged, place = every[row]
+        table.fold_row(logged.batch, place, slot)
 
 
 class Folded:
@@ -107,9 +200,10 @@ class Folded:
     def note(self, delivery: Delivery) -> None:
         """A delivery was folded."""
         if delivery.rows is None and delivery.end is None and not delivery.late:
-            if delivery.first_offset != self._end:
-                self._begin = delivery.first_offset
-            self._end = delivery.next_offset
+            logged = delivery.logged
+            if logged.offset != self._end:
+                self._begin = logged.offset
+            self._end = logged.next_offset
 
     def part(self, deliveries: Sequence[Delivery]) -> tuple[Sequence[Delivery], int]:
         """Those that are not among them, and how many rows the others have."""
@@ -124,42 +218,13 @@ class Folded:
         return self._begin <= begin and end <= self._end and not delivery.late
 
 
-def runs(deliveries: Sequence[Delivery]) -> Iterator[Delivery | Run]:
-    """The same deliveries in order, neighbours put together where that is worth while."""
-    if len(deliveries) == 1:
-        yield deliveries[0]
-        return
-    run: Run | None = None
-    for delivery in deliveries:
-        kind = _kind(delivery)
-        if run is not None and (kind is None or not run.takes(delivery, kind)):
-            yield from _alone_or_together(run)
-            run = None
-        if kind is None:
-            yield delivery
-            continue
-        if run is None:
-            namespace, width = delivery.batch.namespace, delivery.batch.row_values
-            assert namespace is not None
-            assert width is not None
-            run = Run(namespace, kind, width)
-        run.add(delivery)
-    if run is not None:
-        yield from _alone_or_together(run)
-
-
-def _alone_or_together(run: Run) -> Iterator[Delivery | Run]:
-    if len(run.deliveries) == 1:
-        yield run.deliveries[0]
-    else:
-        yield run
-
-
-def _kind(delivery: Delivery) -> int | None:
-    """The kind of a delivery that a run may hold, None where it stands alone."""
-    if delivery.count >= ROWS_MAX or delivery.late or delivery.logged.source == Source.REPLICA:
-        return None
-    batch = delivery.batch
-    if batch.is_control or batch.has_metadata or batch.row_values is None or batch.namespace is None:
-        return None
-    return batch.kind if batch.kind in _KINDS else None
+def _sets_numbers_only(batch: Batch) -> bool:
+    """Of a batch that is not plain, of one kind that sets numbers."""
+    return not (
+        batch.is_control
+        or batch.has_metadata
+        or batch.leaps
+        or batch.is_state
+        or batch.namespace is None
+        or batch.row_values is None
+    )

@@ -172,7 +172,7 @@ class StorageSink:
         # What the quarantine lets go of lies below the cursor, so nobody brings it again.
         if late or self.mode == "through" or (not self._backgrounds and self._is_due(deliveries)):
             await self.flush()
-        if resident.size > resident.resident_bytes_max:
+        if resident.is_full:
             await self._make_room()
 
     def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
@@ -184,7 +184,7 @@ class StorageSink:
             or self.mode == "through"
             or not (self._backgrounds and resident.complete)
             or deliveries[-1].late
-            or resident.size > resident.resident_bytes_max
+            or resident.is_full
         ):
             return False
         resident.apply(deliveries, context)

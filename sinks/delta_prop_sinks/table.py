@@ -433,7 +433,7 @@ class Table:
         places = (indices + (slots * self.dimension)[:, None]).reshape(-1)
         numbers, flat = values.reshape(-1), self.matrix.reshape(-1)
         if kind == Kind.SPARSE:
-            flat.put(places, numbers)
+            flat[places] = numbers  # as put, in half the time
             return True
         before = flat[places]
         with np.errstate(over="ignore"):
@@ -476,8 +476,9 @@ def restore(table: Table, slot: int, state: State | Checkpoint) -> None:
         table.ignored[slot] = state.ignored
 
 
-def put(table: Table, vector_id: str, stored: Checkpoint, offset: int) -> None:
+def put(table: Table, vector_id: str, stored: State | Checkpoint, offset: int) -> None:
     """Set a vector, there already or not, to what a store holds of it."""
+    assert stored.key is not None, "the state of a vector names its last delta"
     slot = table.slot_of(vector_id)
     restore(table, slot, stored)
     table.set_head(slot, *stored.key, offset)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import anyio
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delta_prop_sinks import Delivery, Resident
-from delta_prop_sinks.runs import ROWS_MAX, Run, runs
+from delta_prop_sinks import CacheSink, Delivery, Resident, StopSink
+from delta_prop_sinks import runs as module
+from delta_prop_sinks.runs import ROWS_MAX
+from delta_prop_sinks.table import Table
 from delta_prop_wire.delta import Delta, create, delete, dense, scale, sparse
 from delta_prop_wire.encode import encode_batch
+from tests.sinks.strategies import logs
 from tests.sinks.support import FakeLog, check_state, oracle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 OPERATIONS = {
     "create": lambda number: create([number, 1, 2]),
@@ -85,16 +94,156 @@ def test_rows_of_runs_are_those_that_are_meant(parts: list[tuple[str, list[int],
         check_state(found[ref], state, context=ref)
 
 
-def test_neighbours_of_one_kind_are_put_together_within_the_bound() -> None:
-    rows = 100
-    log = filled([("create", list(range(rows)), "")] * 12 + [("sparse", [1, 2], "")] * 2)
-    found = list(runs(log.deliveries()))
-    assert [one.count for one in found] == [500, 500, 200, 4]
-    assert all(isinstance(one, Run) for one in found)
-    assert found[0].count <= ROWS_MAX
-    whole = filled([("create", list(range(ROWS_MAX)), ""), ("create", [1], ""), ("delete", [1], "")])
-    assert next(iter(runs(whole.deliveries()))).count == ROWS_MAX
-    assert not any(isinstance(one, Run) for one in runs(whole.deliveries()))
+def made(**settings: int) -> tuple[FakeLog, Resident]:
+    log = filled([("create", list(range(20)), "")])
+    resident = Resident(**settings)
+    resident.enter(log)
+    resident.apply(log.deliveries(), log)
+    return log, resident
+
+
+def waiting(resident: Resident) -> int:
+    return resident._unfolded.rows
+
+
+def numbers(log: FakeLog, key: int, number: float) -> list[Delivery]:
+    return [Delivery(log.append(Delta(f"v{key}", sparse([0], [number]))))]
+
+
+def test_rows_wait_for_others_until_so_many_do_and_whoever_reads_has_them_folded() -> None:
+    log, resident = made()
+    for number in range(1, ROWS_MAX + 10):
+        resident.apply(numbers(log, number % 20, float(number)), log)
+        assert waiting(resident) == number % ROWS_MAX
+        assert resident.next_offset == log.next_offset
+        assert resident.lamport == log.lamport
+    resident.apply(numbers(log, 3, 4321.0), log)
+    state = resident.state("default", "v3")
+    assert state is not None
+    assert state.vector is not None
+    assert state.vector[0] == 4321.0
+    assert waiting(resident) == 0
+
+
+def test_bytes_that_wait_are_bounded() -> None:
+    log, resident = made()
+    size = numbers(log, 1, 1.0)[0].batch.size
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BYTES_MAX", 3 * size)
+        log, resident = made()
+        found = []
+        for key in range(6):
+            resident.apply(numbers(log, key, 1.0), log)
+            found.append(waiting(resident))
+    assert found == [1, 2, 0, 1, 2, 0]
+
+
+READERS: dict[str, Callable[[Resident], object]] = {
+    "state": lambda resident: resident.state("default", "v1"),
+    "head": lambda resident: resident.head("default", "v1"),
+    "rows": lambda resident: list(resident.rows()),
+    "tables": lambda resident: resident.tables,
+    "size": lambda resident: resident.size,
+    "touched": lambda resident: resident.take_touched(),
+    "statistics": lambda resident: resident.statistics(),
+    "rebuild": lambda resident: resident.begin_rebuild(FakeLog()),
+}
+
+
+@pytest.mark.parametrize("reader", sorted(READERS))
+def test_all_that_reads_sees_what_waited(reader: str) -> None:
+    log, resident = made()
+    resident.apply(numbers(log, 1, 7.0), log)
+    assert waiting(resident) == 1
+    READERS[reader](resident)
+    assert waiting(resident) == 0
+    state = resident.state("default", "v1")
+    assert state is not None
+    assert state.vector is not None
+    assert state.vector[0] == 7.0
+
+
+def test_what_cannot_wait_is_folded_behind_what_does() -> None:
+    log, resident = made()
+    for delta in (
+        Delta("v1", sparse([0], [7.0])),
+        Delta("v1", scale(2.0)),  # no mere numbers
+        Delta("v1", sparse([1], [3.0])),
+        Delta("v1", dense([1, 1, 1])),  # of another kind, in the same table
+        Delta("v1", sparse([0, 2], [5.0, 5.0])),  # of another width
+        Delta("v2", delete()),
+        Delta("v2", sparse([0], [9.0])),  # on what is no vector
+        Delta("v1", sparse([1], [8.0])),
+        Delta("new", sparse([0], [9.0])),
+    ):
+        resident.apply([Delivery(log.append(delta))], log)
+    for (namespace, vector_id), state in oracle(log.batches).items():
+        check_state(resident.state(namespace, vector_id), state, context=vector_id)
+
+
+def test_nothing_waits_beside_what_may_be_late_or_is_there_already() -> None:
+    log, resident = made()
+    resident.apply(numbers(log, 1, 1.0), log)
+    assert resident.apply(log.deliveries(), log) == 0  # repeats
+    log.forward(encode_batch([Delta("v1", sparse([0], [2.0]))], origin=99, base=1), lamport=log.lamport + 5)
+    resident.apply(log.deliveries(log.next_offset - 1), log)
+    resident.apply(numbers(log, 1, 3.0), log)
+    assert waiting(resident) == 0  # chains are kept from here on
+    assert resident.statistics().folded == log.next_offset
+
+
+def test_what_waits_fits_into_the_bound() -> None:
+    _, resident = made()
+    room = resident.size + 1
+    log, resident = made(resident_bytes_max=room)
+    for key in range(20, 30):
+        deliveries = [Delivery(log.append(Delta(f"v{key}", create([1, 2, 3]))))]
+        if resident.size > room:
+            with pytest.raises(StopSink, match="resident_bytes_max"):
+                resident.apply(deliveries, log)
+            break
+        resident.apply(deliveries, log)
+        assert waiting(resident) == 0  # there is no room for a row to wait for
+    assert key == 21
+
+
+def test_a_fold_that_fails_is_made_again() -> None:
+    log, resident = made()
+    resident.apply(numbers(log, 1, 7.0), log)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Table, "fold_block", failing)
+        with pytest.raises(MemoryError):
+            resident.state("default", "v1")
+    state = resident.state("default", "v1")
+    assert state is not None
+    assert state.vector is not None
+    assert state.vector[0] == 7.0
+
+
+def failing(*_: object) -> bool:
+    raise MemoryError
+
+
+@settings(max_examples=50, deadline=None)
+@given(log=logs(), reads=st.lists(st.booleans(), min_size=40, max_size=40), bound=st.integers(1, 9))
+def test_read_at_any_time_and_folded_at_any_time_it_is_the_fold(
+    log: FakeLog, reads: list[bool], bound: int
+) -> None:
+    resident, cache = Resident(), CacheSink()
+    resident.enter(log)
+    anyio.run(cache.open, log)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ROWS_MAX", bound)
+        for place, delivery in enumerate(log.deliveries()):
+            resident.apply([delivery], log)
+            cache.apply_now([delivery])
+            if not reads[place % 40]:
+                continue
+            for ref, state in oracle(log.batches[: place + 1]).items():
+                check_state(resident.state(*ref), state, context=ref)
+                cached = cache.peek(*ref)
+                if cached is not None:
+                    check_state(cached, state, counts=False, context=ref)
 
 
 def test_vectors_of_another_dimension_than_their_namespace_are_folded_one_by_one() -> None:
