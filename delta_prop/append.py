@@ -131,7 +131,7 @@ class Appender:
         return min(level, self.log.level)
 
     def draft(
-        self, draft: Draft | MatrixDraft | Merged, origin: int, now: float
+        self, draft: Draft | MatrixDraft, origin: int, now: float
     ) -> tuple[LoggedBatch | None, Published]:
         """Give a draft its dots and its place; None where all its rows were accepted before.
 
@@ -159,6 +159,27 @@ class Appender:
         return logged, Published(
             logged.offset, batch.dot(0), draft.count, self.kept_as(draft.ack_level), duplicates
         )
+
+    def merged(self, draft: Merged, origin: int, now: float) -> LoggedBatch:
+        """`draft` for what names no ids and no parents, so that nothing of it can be a repeat: the short way.
+
+        Raises Refused; nothing has changed then.
+        """
+        vectors, clock = self.vectors, self._changed_clock(draft, origin)
+        batch = draft.encode(
+            origin=origin,
+            base=self._watermarks.get(origin, 0) + 1,
+            clock=clock,
+            hybrid_time=self._next_hybrid_time(),
+        )
+        vectors.check(batch, self._load_head)
+        logged = self.log.append(batch, lamport=self.lamport + 1, source=Source.LOCAL)
+        self.lamport += batch.count
+        self.counters.accepted += batch.count
+        self._origins.appended(self._state(batch), batch, logged.offset, now)
+        self._clocks.appended(origin, clock)
+        vectors.appended(batch, Source.LOCAL)
+        return logged
 
     # --- from the log, and from checkpoints
 

@@ -133,7 +133,6 @@ class Propagator(Publishing):
             operating = await self._operating()
             self._gathering = Gathering(
                 self._chain,
-                gate=self._sinks.pacing,
                 turn=self._turn,
                 now=self._world.clock.now,
                 soon=self._world.soon,

@@ -17,7 +17,6 @@ from delta_prop_wire.validate import validate_batch
 
 if TYPE_CHECKING:
     from delta_prop.ingest.work import Draft, MatrixDraft
-    from delta_prop.merged import Merged
     from delta_prop.receipt import Receipt
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.errors import Refused
@@ -50,7 +49,7 @@ def entry_of(work: Sequenced, have: int = 0) -> Entry:
     )
 
 
-def named_in(work: Sequenced | Draft | MatrixDraft | Merged, kind: type[Waiting]) -> tuple[Waiting, ...]:
+def named_in(work: Sequenced | Draft | MatrixDraft, kind: type[Waiting]) -> tuple[Waiting, ...]:
     """What of the receipts named by `after=` still waits, in the queue (Item) or in pending (Entry)."""
     if isinstance(work, Sequenced):
         return ()

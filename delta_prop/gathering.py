@@ -21,7 +21,6 @@ from delta_prop_wire.errors import Refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delta_prop.gate import Gate
     from delta_prop.merged import Call
     from delta_prop.pipeline import Chain
     from delta_prop.turns import Turn
@@ -38,14 +37,12 @@ class Gathering:
         self,
         chain: Chain,
         *,
-        gate: Gate,
         turn: Turn,
         now: Callable[[], float],
         soon: Callable[[Callable[[], None]], object] | None = None,
     ) -> None:
         """`soon`: has a call made behind all that the event loop has to do already; None: `run` does it."""
         self._chain = chain
-        self._gate = gate
         self._turn = turn
         self._now = now
         self._soon = soon
@@ -55,6 +52,8 @@ class Gathering:
         self._callers = 0  # whose call has not returned
         self._went = False  # a call has gone at once in this turn
         self._due = False  # at the end of this turn
+        self.turn_began = -math.inf
+        """When the first call of this turn came; behind its end others have had their turn too."""
         self._alone_until = -math.inf
 
     def __enter__(self) -> None:
@@ -72,7 +71,7 @@ class Gathering:
         """Gather a call; when the event is set it has been sent."""
         if not self._calls:
             self._sent = anyio.Event()
-            self._see_to_end_of_turn()
+            self._see_to_end_of_turn(self._now())
         self._calls[call] = None
         call.receipt.waits(State.QUEUED, partial(self._withdraw, call))
         return self._sent
@@ -83,9 +82,9 @@ class Gathering:
             await self._bell.wait()
             self._end_turn()
 
-    def _see_to_end_of_turn(self) -> None:
+    def _see_to_end_of_turn(self, now: float) -> None:
         if not self._due:
-            self._due = True
+            self._due, self.turn_began = True, now
             if self._soon is None:
                 self._bell.ring()
             else:
@@ -100,9 +99,9 @@ class Gathering:
     def send_now(self, call: Call, now: float) -> None:
         """Send a call that need not wait for others."""
         self._went = True
-        self._see_to_end_of_turn()
+        self._see_to_end_of_turn(now)
         with self._turn:
-            if not self._send_together([call], now):
+            if not self._chain.offer_merged(Merged([call]), now):
                 self._send_alone(call, now)
             self._turn.press()
 
@@ -115,30 +114,11 @@ class Gathering:
         now = self._now()
         with self._turn:
             for group in groups(calls):
-                if not self._send_together(group, now):
+                if not self._chain.offer_merged(Merged(group), now):
                     for call in group:
                         self._send_alone(call, now)
             self._turn.press()
         self._sent.set()
-
-    def _send_together(self, group: list[Call], now: float) -> bool:
-        """False, and nothing has happened, where each has to be sent by itself."""
-        chain, draft = self._chain, Merged(group)
-        free = (
-            chain.stopped is None
-            and chain.lanes.depth == 0
-            and chain.log.accepting
-            and chain.orderer.next_deadline() is None  # nothing is pending, so it need not wait behind that
-            and self._gate.admits(draft.count, draft.size, now)
-            and draft.is_sound()
-        )
-        if not free:
-            return False
-        chain.offer(draft, now)
-        if draft.receipt.state is State.REFUSED and len(group) > 1:
-            chain.refused -= 1  # of which nobody is told
-            return False
-        return True
 
     def _send_alone(self, call: Call, now: float) -> None:
         try:

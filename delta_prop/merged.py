@@ -5,7 +5,7 @@ Values only. What has to be looked at row by row stays with its caller, who send
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from delta_prop.ingest.work import DELTA_OVERHEAD_BYTES, Draft, MatrixDraft
 from delta_prop.published import Published
 from delta_prop.receipt import Receipt
 from delta_prop_wire.batch import SPARSE_KINDS
-from delta_prop_wire.bounds import NUMBERS_MAX, NUMBERS_MIN, below, finite, name_is_sound
+from delta_prop_wire.bounds import NUMBERS_MAX, NUMBERS_MIN, finite, highest, name_is_sound
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source
 from delta_prop_wire.encode import encode_columns
 from delta_prop_wire.spec import BATCH_ROWS_MAX, DELTA_BYTES_MAX, DIMENSION_MAX, NAMESPACE_BYTES_MAX
@@ -138,54 +138,64 @@ def _is_row(numbers: NDArray[np.generic], kind: np.dtype[np.generic]) -> bool:
 
 
 class Merged:
-    """A draft of many calls, of one kind, namespace, width, lane and level."""
+    """A draft of one call or more, of one kind, namespace, width, lane and level."""
 
-    ids: ClassVar[None] = None
-    after: ClassVar[tuple[Receipt, ...]] = ()
-    forwards: ClassVar[bool] = False
-    source: ClassVar[Source] = Source.LOCAL
+    __slots__ = (
+        "_checked", "_highest", "_indices", "_values",
+        "ack_level", "alone", "count", "keys", "kind", "namespace", "priority", "receipt", "size", "width",
+    )  # fmt: skip
 
     def __init__(self, calls: Sequence[Call]) -> None:
         first = calls[0]
         self.kind, self.namespace, self.width, self.priority, self.ack_level = likeness(first)
-        self.receipt: Receipt = first.receipt if len(calls) == 1 else _Receipts(calls)
-        self.keys: list[str] = []
-        self._checked = True
+        self.alone = len(calls) == 1
+        self.receipt: Receipt = first.receipt if self.alone else _Receipts(calls)
+        self._highest: int | None = None  # of the indices, where they were looked at
+        if self.alone:
+            self._take(first)
+        else:
+            self._take_all(calls)
+        self.count = count = len(self.keys)
+        numbers = self._values.nbytes
+        self.size = (numbers if self._indices is None else 2 * numbers) + DELTA_OVERHEAD_BYTES * count
+        """Bytes, about."""
+
+    def _take(self, call: Call) -> None:
+        self._indices: NDArray[np.uint32] | None
+        if isinstance(call, Draft):
+            delta = call.deltas[0]
+            operation = delta.operation
+            assert operation.values is not None
+            self.keys, self._checked = [delta.vector_id], False
+            self._values, self._indices = operation.values, operation.indices
+        else:
+            self.keys, self._checked, indices = list(call.keys), call.checked, call.indices
+            self._values = call.matrix.reshape(-1)
+            self._indices = None if indices is None else indices.reshape(-1)
+
+    def _take_all(self, calls: Sequence[Call]) -> None:
+        keys: list[str] = []
+        checked = True
         values: list[NDArray[np.float32]] = []
-        indices: list[NDArray[np.uint32]] = []
+        indices: list[NDArray[np.uint32] | None] = []
         for call in calls:
             if isinstance(call, MatrixDraft):
-                self._checked = self._checked and call.checked
-                self.keys += call.keys
+                checked = checked and call.checked
+                keys += call.keys
                 values.append(call.matrix)
-                if call.indices is not None:
-                    indices.append(call.indices)
+                indices.append(call.indices)
             else:
                 delta = call.deltas[0]
                 operation = delta.operation
-                self._checked = False
-                self.keys.append(delta.vector_id)
-                assert operation.values is not None
-                values.append(operation.values)
-                if operation.indices is not None:
-                    indices.append(operation.indices)
-        self._values = b"".join(values)  # type: ignore[arg-type]  # arrays are buffers
-        self._indices = b"".join(indices) if indices else None  # type: ignore[arg-type]
-
-    @property
-    def count(self) -> int:
-        """Rows."""
-        return len(self.keys)
-
-    @property
-    def size(self) -> int:
-        """Bytes, about."""
-        return len(self._values) + len(self._indices or b"") + DELTA_OVERHEAD_BYTES * len(self.keys)
-
-    @property
-    def parents(self) -> set[Dot | bytes]:
-        """None are named."""
-        return set()
+                checked = False
+                keys.append(delta.vector_id)
+                values.append(operation.values)  # type: ignore[arg-type]  # one that may be merged has some
+                indices.append(operation.indices)
+        self.keys, self._checked = keys, checked
+        self._values = np.frombuffer(b"".join(values), np.float32)  # type: ignore[arg-type]  # are buffers
+        self._indices = (
+            None if indices[0] is None else np.frombuffer(b"".join(indices), np.uint32)  # type: ignore[arg-type]
+        )
 
     def vectors(self) -> list[tuple[str, str]]:
         """(namespace, vector id) of each row."""
@@ -195,25 +205,24 @@ class Merged:
         """Whether all rows are within the bounds, as `check_deltas` says it of each."""
         if self._checked:
             return True
+        if self._indices is not None:
+            self._highest = highest(self._indices)
         return (
             are_simple_names(self.keys)
             and type(self.namespace) is str
             and name_is_sound(self.namespace, NAMESPACE_BYTES_MAX)
             and NUMBERS_MIN[self.kind] <= self.width <= NUMBERS_MAX[self.kind]
             and 8 * self.width <= DELTA_BYTES_MAX
-            and finite(np.frombuffer(self._values, np.float32))
-            and (self._indices is None or below(np.frombuffer(self._indices, np.uint32), DIMENSION_MAX))
+            and finite(self._values)
+            and (self._highest is None or self._highest < DIMENSION_MAX)
         )
 
-    def encode(
-        self, rows: Sequence[int] | None, *, origin: int, base: int, clock: Sequence[Dot], hybrid_time: int
-    ) -> Batch:
+    def encode(self, *, origin: int, base: int, clock: Sequence[Dot], hybrid_time: int) -> Batch:
         """The batch of all rows under the dots from (origin, base) on; none of them can be a repeat."""
-        assert rows is None
-        return encode_columns(
+        batch = encode_columns(
             self.keys,
-            self._values,
-            self._indices,
+            self._values.data,
+            None if self._indices is None else self._indices.data,
             width=self.width,
             namespace=self.namespace,
             kind=self.kind,
@@ -224,6 +233,9 @@ class Merged:
             priority=self.priority,
             hybrid_time=hybrid_time,
         )
+        if self._highest is not None:
+            batch.index_highest = self._highest
+        return batch
 
 
 class _Receipts(Receipt):
@@ -274,14 +286,14 @@ def shares(whole: Published, calls: Iterable[Call]) -> list[Published]:
     return found
 
 
-def likeness(call: Call) -> tuple[Kind, str, int, Priority, AckLevel]:
+def likeness(call: Call) -> tuple[int, str, int, Priority, AckLevel]:
     """What calls have in common that may be one draft."""
     if isinstance(call, MatrixDraft):
         return call.kind, call.namespace, call.matrix.shape[1], call.priority, call.ack_level
     delta = call.deltas[0]
     values = delta.operation.values
     assert values is not None
-    return Kind(delta.operation.kind), delta.namespace, len(values), call.priority, call.ack_level
+    return delta.operation.kind, delta.namespace, len(values), call.priority, call.ack_level
 
 
 def groups(calls: Iterable[Call]) -> Iterator[list[Call]]:

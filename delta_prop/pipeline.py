@@ -17,7 +17,6 @@ from delta_prop.gate import OpenGate
 from delta_prop.ingest.lanes import Item, Lanes
 from delta_prop.ingest.origins import OWN, Grant, Origins
 from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
-from delta_prop.merged import Merged
 from delta_prop.order.orderer import Entry, Orderer, Refusal, Verdict
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.refusals import (
@@ -34,6 +33,7 @@ from delta_prop.refusals import (
     withdrawn,
 )
 from delta_prop.settling import Settling
+from delta_prop.standing import Standing
 from delta_prop_wire.delta import Dot, Priority, make_origin, origin_lane
 from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import Refused
@@ -46,12 +46,13 @@ if TYPE_CHECKING:
     from delta_prop.ingest.seen_ids import SeenIds
     from delta_prop.ingest.vectors import Vectors
     from delta_prop.ingest.work import Session
+    from delta_prop.merged import Merged
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import AckLevel
     from delta_prop_wire.frames import OriginClaim
 
-Work: TypeAlias = Sequenced | Draft | MatrixDraft | Merged
+Work: TypeAlias = Sequenced | Draft | MatrixDraft
 
 
 class Chain:
@@ -104,10 +105,7 @@ class Chain:
         self._own_origins = tuple(make_origin(own_producer_id, lane) for lane in Priority)
         for origin in self._own_origins:
             origins.hello(origin, OWN, 0.0)
-        # A draft that waits for a parent has no dot yet: a stand-in dot (of a negative origin) orders
-        # behind it what touches the same vectors.
-        self._stand_ins = 0
-        self._standing: dict[tuple[str, str], list[Dot]] = {}  # in order; the last is waited for
+        self._standing = Standing()
 
     def restore(self, logged: LoggedBatch, now: float) -> None:
         """Take in a batch of the log as it was found at start, in its order; nobody is shown it again."""
@@ -178,6 +176,43 @@ class Chain:
         if self.lanes.depth:
             self._on_queued()
         return work.receipt
+
+    def offer_merged(self, draft: Merged, now: float) -> bool:
+        """Append the draft of one call or more: what `offer` does for each of them, in fewer steps.
+
+        False, and nothing has happened, where something is in its way, or some of several calls are refused:
+        each is to be offered by itself then.
+        """
+        if self.stopped is not None or self._running or self.lanes.depth or not self.log.accepting:
+            return False
+        if self.orderer.any_pending or self.orderer.any_ready:  # it might have to wait behind that
+            return False
+        if not (self._gate.admits(draft.count, draft.size, now) and draft.is_sound()):
+            return False
+        self._now, self._running = now, True
+        try:
+            taken = self._append_merged(draft)
+        finally:
+            self._running = False
+        if self.lanes.depth:  # what was offered from within a callback just now
+            self.pump(now)
+            self._on_queued()
+        return taken
+
+    def _append_merged(self, draft: Merged) -> bool:
+        refusal = None
+        try:
+            logged = self.appender.merged(draft, self._own_origins[draft.priority], self._now)
+        except Refused as refused:
+            if not draft.alone:
+                return False
+            refusal = refused
+        self._gate.note(draft.count, draft.size, self._now)
+        if refusal is None:
+            self._note_run((logged,), draft.receipt)
+        else:
+            self._refuse_to(draft.receipt, refusal)
+        return True
 
     def offer_run(
         self, batches: Sequence[Batch], session: Session, receipt_of: Callable[[int], Receipt], now: float
@@ -425,22 +460,20 @@ class Chain:
         self.appender.counters.duplicates += batch.count
         return {row: state.first_offset(batch.counter(row)) for row in range(batch.count)}
 
-    def _run_draft(self, draft: Draft | MatrixDraft | Merged) -> None:
+    def _run_draft(self, draft: Draft | MatrixDraft) -> None:
         """A draft has no order of its own; it waits for its parents and behind drafts on its vectors."""
         refused = next((one for one in draft.after if one.done and one.state is not State.ACKNOWLEDGED), None)
         if refused is not None:
             self._refuse(draft, parent_refused(refused))
             return
         waits: set[Dot | bytes] = {Dot(entry.origin, entry.last) for entry in named_in(draft, Entry)}
-        if self._standing:
-            waits |= {self._standing[key][-1] for key in draft.vectors() if key in self._standing}
+        waits |= self._standing.before(draft)
         waits |= draft.parents
         if not waits:
             self._append_draft(draft, None)
             return
-        self._stand_ins += 1
         entry = Entry(
-            origin=-self._stand_ins,
+            origin=self._standing.draw(),
             first=1,
             last=1,
             previous=0,
@@ -483,8 +516,7 @@ class Chain:
             self._refuse_all(refusals)
             return
         if not isinstance(work, Sequenced):
-            for key in work.vectors():
-                self._standing.setdefault(key, []).append(Dot(entry.origin, 1))
+            self._standing.add(work, entry)
         if not work.receipt.done:
             work.receipt.item = entry
             work.receipt.waits(State.PENDING, lambda: self._withdraw(entry))
@@ -546,7 +578,7 @@ class Chain:
         self.settling.placed(logged)
         self._tell(work, self._level(work), outcome, logged.next_offset)
 
-    def _append_draft(self, draft: Draft | MatrixDraft | Merged, entry: Entry | None) -> None:
+    def _append_draft(self, draft: Draft | MatrixDraft, entry: Entry | None) -> None:
         origin = self._own_origins[draft.priority]
         if draft.after and isinstance(draft, Draft):
             draft.name_receipts()
@@ -572,19 +604,9 @@ class Chain:
 
     def _leave(self, entry: Entry) -> None:
         """A draft is pending no longer: what stood behind it may go on."""
-        work: Work = entry.item  # type: ignore[assignment]
-        self._unstand(work, entry)
+        self._standing.remove(entry.item, entry)  # type: ignore[arg-type]  # it stands for a draft
         self.orderer.delivered(entry.origin, entry.last)
         self.orderer.forget(entry.origin)
-
-    def _unstand(self, work: Work, entry: Entry) -> None:
-        stand_in = Dot(entry.origin, 1)
-        for key in work.vectors():
-            standing = self._standing.get(key, [])
-            if stand_in in standing:
-                standing.remove(stand_in)
-            if not standing:
-                self._standing.pop(key, None)
 
     # --- telling
 
@@ -623,4 +645,4 @@ class Chain:
             work: Work = entry.item  # type: ignore[assignment]
             self._refuse(work, refusal)
             if entry.origin < 0:
-                self._unstand(work, entry)
+                self._standing.remove(work, entry)  # type: ignore[arg-type]  # it stands for a draft

@@ -47,6 +47,8 @@ class Published:
     @property
     def next_offset(self) -> int:
         """The offset after the last row: what a sink's cursor must reach for all rows to be visible."""
+        if not self.duplicates and self.offset is not None:
+            return self.offset + max(self.count, 1)
         known = [at + 1 for at in self.duplicates.values() if at is not None]
         fresh = self.count - len(self.duplicates)
         if self.offset is not None:

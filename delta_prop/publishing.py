@@ -209,7 +209,8 @@ class Publishing:
                 await receipt.wait_for(gathering.add(call))
             else:
                 gathering.send_now(call, now)
-                await self._give_way()
+                if now - gathering.turn_began >= _GIVE_WAY_S:
+                    await anyio.lowlevel.cancel_shielded_checkpoint()  # see `_give_way`
             if receipt.state is State.ACKNOWLEDGED:
                 return receipt.result()
             return await self._put(make, call.priority, timeout_s, receipt)

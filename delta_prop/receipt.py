@@ -127,16 +127,14 @@ class Receipt:
 
     def acknowledge(self, published: Published) -> None:
         """Settle with an acknowledgement."""
-        self._settle(State.ACKNOWLEDGED, published)
+        assert self.state in _OPEN, f"settled twice: {self.state}, then acknowledged"
+        self.state, self._outcome = State.ACKNOWLEDGED, published
+        self._finish()
 
     def refuse(self, refusal: Refused) -> None:
         """Settle with a refusal."""
-        self._settle(State.REFUSED, refusal)
-
-    def _settle(self, state: State, outcome: Published | Refused) -> None:
-        assert not self.done, f"settled twice: {self.state}, then {state}"
-        self.state = state
-        self._outcome = outcome
+        assert self.state in _OPEN, f"settled twice: {self.state}, then refused"
+        self.state, self._outcome = State.REFUSED, refusal
         self._finish()
 
     def _finish(self) -> None:
@@ -144,6 +142,7 @@ class Receipt:
         self.item = None
         if self._event is not None:
             self._event.set()
-        waiting, self._then = self._then, None
-        for then in waiting or ():
-            then(self)
+        if self._then is not None:
+            waiting, self._then = self._then, None
+            for then in waiting:
+                then(self)

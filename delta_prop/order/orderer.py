@@ -145,6 +145,11 @@ class Orderer:
             self._release(origin, before, last, ids)
 
     @property
+    def any_pending(self) -> bool:
+        """Whether something waits for what comes before it."""
+        return bool(self._pending.entries)
+
+    @property
     def any_ready(self) -> bool:
         """Whether `next_ready` has something."""
         return bool(self._ready)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delta_prop.ingest.work import Draft, MatrixDraft
@@ -186,3 +186,44 @@ def test_groups_keep_order_likeness_and_bounds(shapes: list[tuple[int, bool, int
     for group in found:
         assert len({(call.matrix.shape[1], call.priority) for call in group}) == 1  # type: ignore[union-attr]
         assert len(group) == 1 or sum(call.count for call in group) <= ROWS_MAX
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(DELTAS, st.lists(st.sampled_from(NAMES), min_size=1, max_size=3)),
+            st.sampled_from([None, None, AckLevel.MEMORY, AckLevel.LOGGED]),
+            st.sampled_from(["", "", "", *NAMES]),  # what another producer changes before
+        ),
+        max_size=10,
+    )
+)
+@example([(["c"], None, "a"), (["b"], None, "b"), (Delta("a", sparse([0], [3])), AckLevel.MEMORY, "")])
+def test_the_short_way_of_a_call_leads_where_the_long_one_does(story: list[Any]) -> None:
+    async def play(p: RecordedPropagator) -> list[Any]:
+        told: list[Any] = []
+        await p.publish_many(NAMES, np.zeros((3, 3)))
+        other = p.producer("other")
+        for call, level, others in story:
+            if others:
+                await other.publish(Delta(others, sparse([1], [4])))
+            try:
+                if isinstance(call, Delta):
+                    told.append(await p.publish(call, ack_level=level))
+                else:
+                    told.append(await p.publish_many(call, np.ones((len(call), 3)), ack_level=level))
+            except Refused as refused:
+                told.append((refused.code, refused.message, refused.row, refused.field))
+        frames = p._log.read(0, rows_max=1000, bytes_max=1 << 20)
+        numbers = p.statistics()
+        logged = [(one.offset, one.lamport, one.source, bytes(one.batch.raw)) for one in frames]
+        counted = numbers.accepted, numbers.refused, numbers.conflicts, numbers.log
+        heads = [p.head("n" if at else "default", name) for at in range(2) for name in NAMES]
+        return [told, logged, counted, heads, p.recorder.vector_ids]
+
+    async def long(p: RecordedPropagator) -> list[Any]:
+        p._chain.offer_merged = lambda _draft, _now: False  # type: ignore[method-assign]
+        return await play(p)
+
+    assert run_propagator(play) == run_propagator(long)

@@ -36,7 +36,7 @@ def test_the_short_way_makes_the_same_bytes(deltas: list[Delta], priority: Prior
 
 
 @given(
-    st.lists(st.sampled_from(["a", "key-1", "a longer name"]), min_size=1, max_size=20),
+    st.lists(st.sampled_from(["a", "key-1", "a longer name", "é", "näme"]), min_size=1, max_size=20),
     st.integers(0, 5),
     st.sampled_from([Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD]),
     st.lists(st.builds(Dot, st.integers(1, 9), st.integers(1, 9)), max_size=2),
@@ -53,8 +53,13 @@ def test_columns_make_the_bytes_that_rows_make(ids: list[str], width: int, kind:
     long = encode_batch(deltas, clock=clock, **terms)
     assert bytes(short.raw) == bytes(long.raw)
     read = Batch(short.raw)
-    names = ("keys", "namespace", "namespace_names", "row_values", "index_highest", "clock")
+    names = ("keys", "namespace", "namespace_names", "row_values", "index_highest", "clock", "crc", "last")
     assert [getattr(short, name) for name in names] == [getattr(read, name) for name in names]
+    for name in ("values", "indices"):
+        ready, decoded = getattr(short, name), getattr(read, name)
+        assert ready.dtype == decoded.dtype
+        assert ready.tolist() == decoded.tolist()
+        assert not len(ready) or not ready.flags.writeable
 
 
 def test_a_delta_is_a_value_that_cannot_be_changed() -> None:
