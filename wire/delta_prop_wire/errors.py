@@ -55,11 +55,14 @@ class Refused(DeltaPropError):
 
 
 class InvalidDelta(Refused):
-    """A delta breaks a bound. `field` names the part, the message its value, bound and cure."""
+    """A delta breaks a bound. `field` names the part, the message its value, bound and cure; `reason` is the
+    message without row and field.
+    """
 
     def __init__(self, field: str, message: str, *, row: int | None = None) -> None:
         where = "" if row is None else f"row {row}: "
         super().__init__(ErrorCode.INVALID_DELTA, f"{where}{field}: {message}", row=row, field=field)
+        self.reason = message
 
 
 class PeerError(DeltaPropError):

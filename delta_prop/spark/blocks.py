@@ -1,0 +1,313 @@
+"""Arrow record batches of deltas as blocks: columns to columns, no row is looked at.
+
+Needs pyarrow, not Spark. What is in the rows is checked as for every other delta, by columns.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from delta_prop_wire.block import Block
+from delta_prop_wire.bounds import check_metadata
+from delta_prop_wire.delta import Kind
+from delta_prop_wire.encode import name_table
+from delta_prop_wire.errors import InvalidDelta
+from delta_prop_wire.layout import TAG, Column
+from delta_prop_wire.spec import DELTA_ID_BYTES
+from delta_prop_wire.topics import kind_name
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+KINDS = {kind_name(kind): int(kind) for kind in Kind if kind is not Kind.TRANSFORM}
+"""The operations that a row can name. A transform is resolved by who reads the vector: no job does."""
+_WHOLE = (Kind.CREATE, Kind.DENSE)
+
+
+def to_block(rows: pa.RecordBatch, *, namespace: str) -> Block:
+    """The deltas in rows that have the columns of `columns.py`; `namespace`: where a row names none.
+
+    Raises InvalidDelta, naming the row's vector id, the column and its bound.
+    """
+    names = rows.schema.names
+    given = {name: rows.column(name) for name in names}
+    try:
+        return _checked(given, rows.num_rows, namespace)
+    except InvalidDelta as error:
+        raise _named(error, given) from None
+
+
+def _checked(given: dict[str, pa.Array], count: int, namespace: str) -> Block:
+    columns: dict[Column, bytes] = {}
+    ids = _texts(given, "vector_id", count)
+    if ids is None or ids.null_count:
+        row = _first_null(ids)
+        raise InvalidDelta("vector_id", f"missing: each row needs one, and row {row} of its block has none")
+    columns[Column.KEY_ENDS], columns[Column.KEYS] = _ends_and_bytes(ids)
+    _add_namespaces(columns, _texts(given, "namespace", count), namespace, count)
+    kinds = _kinds(given, count)
+    present = np.unique(kinds)
+    if len(present) > 1:
+        columns[Column.KINDS] = kinds.tobytes()
+    dimension = _add_numbers(columns, given, kinds)
+    _add_blobs(columns, given, count)
+    _add_ids(columns, given, count)
+    _add_metadata(columns, given, count)
+    _add_topics(columns, given, count)
+    hybrid_time = _add_times(columns, given, count)
+    mask = sum(1 << int(kind) for kind in present)
+    block = Block(count, columns, mask, dimension, hybrid_time)
+    block.check()
+    return block
+
+
+def _named(error: InvalidDelta, given: dict[str, pa.Array]) -> InvalidDelta:
+    """The same, with the vector id, by which a user finds the row; its number in a block says nothing."""
+    if error.row is None or "vector_id" not in given:
+        return error
+    vector_id = given["vector_id"][error.row].as_py()
+    return InvalidDelta(error.field or "delta", f"of vector_id {vector_id!r:.100}: {error.reason}")
+
+
+# --- names and kinds
+
+
+def _texts(given: dict[str, pa.Array], name: str, count: int) -> pa.Array | None:
+    column = given.get(name)
+    if column is None or column.null_count == count:
+        return None
+    return column if pa.types.is_string(column.type) else column.cast(pa.string())
+
+
+def _first_null(column: pa.Array | None) -> int:
+    return 0 if column is None else int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+
+
+def _ends_and_bytes(column: pa.Array) -> tuple[bytes, bytes]:
+    """Ends and content of an array of texts or bytes without nulls; a null's content is nothing."""
+    at, count = column.offset, len(column)
+    stops = np.frombuffer(column.buffers()[1], np.int32)[at : at + count + 1]
+    content = column.buffers()[2]
+    first, last = int(stops[0]), int(stops[-1])
+    whole = b"" if content is None else content.slice(first, last - first).to_pybytes()
+    return (stops[1:] - first).astype("<u4").tobytes(), whole
+
+
+def _add_namespaces(columns: dict[Column, bytes], given: pa.Array | None, default: str, count: int) -> None:
+    if given is None:
+        columns[Column.NAMESPACES] = name_table([default])
+        return
+    coded = pc.dictionary_encode(pc.fill_null(given, default))
+    names = coded.dictionary.to_pylist()
+    columns[Column.NAMESPACES] = name_table(names)
+    if len(names) > 1:
+        columns[Column.NAMESPACE_INDEX] = coded.indices.to_numpy().astype("<u2").tobytes()
+
+
+def _kinds(given: dict[str, pa.Array], count: int) -> NDArray[np.uint8]:
+    """Each row's operation: what it names, else create where it has a vector, opaque where it has data."""
+    asked = _texts(given, "op", count)
+    if asked is None or asked.null_count:
+        has_vector, has_data = (_present(given, name, count) for name in ("vector", "data"))
+        kinds = np.where(has_vector, Kind.CREATE, Kind.OPAQUE).astype(np.uint8)
+        lost = ~(has_vector | has_data)
+    else:
+        kinds, lost = np.zeros(count, np.uint8), np.zeros(count, bool)
+    if asked is not None:
+        coded = pc.dictionary_encode(asked)
+        table = np.array([_kind_of(name, coded) for name in coded.dictionary.to_pylist()], np.uint8)
+        named = asked.is_valid().to_numpy(zero_copy_only=False)
+        kinds[named] = table[coded.indices.drop_null().to_numpy()]
+        lost = lost & ~named
+    if lost.any():
+        raise InvalidDelta(
+            "op", "missing, with neither a vector nor data: say what the row does", row=int(np.argmax(lost))
+        )
+    return kinds
+
+
+def _kind_of(name: str, coded: pa.DictionaryArray) -> int:
+    kind = KINDS.get(name)
+    if kind is None:
+        place = coded.dictionary.index(name).as_py()
+        row = int(coded.indices.index(place).as_py())
+        raise InvalidDelta("op", f"{name!r:.40} is none of {', '.join(KINDS)}", row=row)
+    return kind
+
+
+def _present(given: dict[str, pa.Array], name: str, count: int) -> NDArray[np.bool_]:
+    column = given.get(name)
+    if column is None:
+        return np.zeros(count, bool)
+    valid: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    return valid
+
+
+# --- what operations carry
+
+
+def _add_numbers(columns: dict[Column, bytes], given: dict[str, pa.Array], kinds: NDArray[np.uint8]) -> int:
+    """Add values and indices; returns the common dimension of whole vectors, 0 where there is none."""
+    count = len(kinds)
+    numbers = _numbers_of(given, count)
+    if numbers is None:
+        return 0
+    sizes = pc.fill_null(pc.list_value_length(numbers), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    columns[Column.VALUES] = _float32(numbers, sizes)
+    if count > 1 and (sizes != sizes[0]).any():
+        columns[Column.VALUE_ENDS] = np.cumsum(sizes).astype("<u4").tobytes()
+    _add_indices(columns, given, sizes, kinds)
+    if not columns[Column.VALUES]:
+        del columns[Column.VALUES]
+    dimensions = np.unique(sizes[np.isin(kinds, _WHOLE)])
+    return int(dimensions[0]) if len(dimensions) == 1 else 0
+
+
+def _numbers_of(given: dict[str, pa.Array], count: int) -> pa.Array | None:
+    found = [given[name] for name in ("vector", "values") if name in given]
+    found = [column for column in found if column.null_count < count]
+    if len(found) < 2:
+        return found[0] if found else None
+    vectors, values = found
+    both = pc.and_(vectors.is_valid(), values.is_valid()).to_numpy(zero_copy_only=False)
+    if both.any():
+        raise InvalidDelta(
+            "values", "beside a vector: an operation has one of them", row=int(np.argmax(both))
+        )
+    if vectors.type != values.type:
+        vectors, values = (column.cast(pa.list_(pa.float32())) for column in (vectors, values))
+    return pc.coalesce(vectors, values)
+
+
+def _float32(numbers: pa.Array, sizes: NDArray[np.int64]) -> bytes:
+    flat = numbers.flatten()
+    if flat.null_count:
+        raise InvalidDelta("vector", "has a null in it: numbers have no gaps", row=_row_at(flat, sizes))
+    with np.errstate(over="ignore"):  # what does not fit is infinite then, and refused for that
+        return np.ascontiguousarray(flat.to_numpy(), "<f4").tobytes()
+
+
+def _add_indices(
+    columns: dict[Column, bytes],
+    given: dict[str, pa.Array],
+    sizes: NDArray[np.int64],
+    kinds: NDArray[np.uint8],
+) -> None:
+    column = given.get("indices")
+    count = len(kinds)
+    parts = np.isin(kinds, (Kind.SPARSE, Kind.SPARSE_ADD))
+    if column is None or column.null_count == count:
+        lengths, flat = np.zeros(count, np.int64), np.zeros(0, np.int64)
+    else:
+        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        flat = column.flatten()
+        if flat.null_count:
+            row = _row_at(flat, lengths)
+            raise InvalidDelta("indices", "has a null in it: each value has an index", row=row)
+        flat = flat.to_numpy()
+    wrong = lengths != np.where(parts, sizes, 0)
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise InvalidDelta(
+            "indices",
+            f"{lengths[row]} indices for {sizes[row]} values: give one index a value, and only to sparse "
+            "operations",
+            row=row,
+        )
+    if len(flat):
+        if int(flat.min()) < 0 or int(flat.max()) >= 1 << 32:
+            place = int(np.argmax((flat < 0) | (flat >= 1 << 32)))
+            row = int(np.searchsorted(np.cumsum(lengths), place, "right"))
+            raise InvalidDelta("indices", f"{flat[place]} is no index: count from 0", row=row)
+        columns[Column.INDICES] = flat.astype("<u4").tobytes()
+
+
+def _row_at(flat: pa.Array, sizes: NDArray[np.int64]) -> int:
+    """The row of the first null in a flattened column."""
+    return int(np.searchsorted(np.cumsum(sizes), _first_null(flat), "right"))
+
+
+def _add_blobs(columns: dict[Column, bytes], given: dict[str, pa.Array], count: int) -> None:
+    column = given.get("data")
+    if column is None or column.null_count == count:
+        return
+    if not pa.types.is_binary(column.type):
+        column = column.cast(pa.binary())
+    ends, content = _ends_and_bytes(pc.fill_null(column, b""))
+    if content:
+        columns[Column.BLOB_ENDS], columns[Column.BLOBS] = ends, content
+
+
+# --- what some rows say
+
+
+def _add_ids(columns: dict[Column, bytes], given: dict[str, pa.Array], count: int) -> None:
+    column = given.get("id")
+    if column is None or column.null_count == count:
+        return
+    if column.null_count:
+        raise InvalidDelta(
+            "id", "missing, while other rows have one: give all an id or none", row=_first_null(column)
+        )
+    lengths = pc.binary_length(column).to_numpy()
+    if (lengths != DELTA_ID_BYTES).any():
+        row = int(np.argmax(lengths != DELTA_ID_BYTES))
+        raise InvalidDelta("id", f"{lengths[row]} bytes; an id has {DELTA_ID_BYTES}", row=row)
+    columns[Column.IDS] = _ends_and_bytes(column.cast(pa.binary()))[1]
+
+
+def _add_metadata(columns: dict[Column, bytes], given: dict[str, pa.Array], count: int) -> None:
+    column = _texts(given, "metadata", count)
+    if column is None:
+        return
+    packed = [b"" if text is None else _packed(text, row) for row, text in enumerate(column.to_pylist())]
+    columns[Column.METADATA] = b"".join(packed)
+    columns[Column.METADATA_ENDS] = np.cumsum([len(one) for one in packed]).astype("<u4").tobytes()
+
+
+def _packed(text: str, row: int) -> bytes:
+    try:
+        patch = json.loads(text)
+        check_metadata(patch)
+    except InvalidDelta as error:
+        raise InvalidDelta("metadata", error.reason, row=row) from None
+    except ValueError as error:
+        raise InvalidDelta("metadata", f"{text!r:.60} is no JSON: {error}", row=row) from None
+    return bytes(msgpack.packb(patch))
+
+
+def _add_topics(columns: dict[Column, bytes], given: dict[str, pa.Array], count: int) -> None:
+    column = given.get("topics")
+    if column is None or column.null_count == count:
+        return
+    names: dict[str, int] = {}
+    tags: list[bytes] = []
+    for row, topics in enumerate(column.to_pylist()):
+        for topic in topics or ():
+            if topic is None:
+                raise InvalidDelta("topics", "has a null in it: name topics, or none", row=row)
+            tags.append(TAG.pack(row, names.setdefault(topic, len(names))))
+    if tags:
+        columns[Column.TAG_NAMES], columns[Column.TAGS] = name_table(names), b"".join(tags)
+
+
+def _add_times(columns: dict[Column, bytes], given: dict[str, pa.Array], count: int) -> int:
+    """Add the rows' times; returns the one that all share, else 0."""
+    column = given.get("timestamp")
+    if column is None or column.null_count == count:
+        return 0
+    ms = column.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
+    times: NDArray[Any] = pc.fill_null(ms, 0).to_numpy()
+    if int(times.min()) < 0:
+        raise InvalidDelta("timestamp", "before 1970", row=int(np.argmin(times)))
+    hybrid = times.astype("<u8") << np.uint64(16)
+    if (hybrid == hybrid[0]).all():
+        return int(hybrid[0])
+    columns[Column.TIMES] = hybrid.tobytes()
+    return 0

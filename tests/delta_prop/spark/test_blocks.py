@@ -1,0 +1,164 @@
+"""Arrow becomes blocks, their batches become Arrow again, without a loss; bad rows are told by their id."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pa = pytest.importorskip("pyarrow")
+
+from delta_prop.spark.blocks import to_block  # noqa: E402
+from delta_prop.spark.rows import SCHEMA, to_arrow  # noqa: E402
+from delta_prop_wire import delta as d  # noqa: E402
+from delta_prop_wire.batch import LoggedBatch  # noqa: E402
+from delta_prop_wire.delta import Delta, Priority, Source  # noqa: E402
+from delta_prop_wire.encode import encode_batch  # noqa: E402
+from delta_prop_wire.errors import InvalidDelta  # noqa: E402
+
+SENT = pa.schema([SCHEMA.field(name) for name in SCHEMA.names if name not in ("offset",)])
+NUMBERS = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=4)
+OPERATIONS = st.one_of(
+    st.builds(d.create, NUMBERS),
+    st.builds(d.dense, NUMBERS),
+    st.builds(lambda values: d.sparse(range(len(values)), values), NUMBERS),
+    st.builds(lambda values: d.sparse_add(range(len(values)), values), NUMBERS),
+    st.builds(d.scale, st.floats(-9, 9, width=32)),
+    st.builds(d.opaque, st.binary(max_size=5)),
+    st.just(d.delete()),
+)
+METADATA = st.none() | st.dictionaries(st.text(max_size=3), st.integers() | st.text(max_size=3), max_size=2)
+DELTAS = st.lists(
+    st.builds(
+        Delta,
+        st.sampled_from(["doc-1", "ü", "doc-22"]),
+        OPERATIONS,
+        st.sampled_from(["docs", "äcker"]),
+        metadata=METADATA.filter(lambda patch: patch is None or fits(patch)),
+        topics=st.sampled_from([(), ("news",), ("news", "old")]),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+def fits(patch: dict[str, Any]) -> bool:
+    return all(not isinstance(value, int) or -(1 << 63) <= value < 1 << 64 for value in patch.values())
+
+
+def row_of(delta: Delta) -> dict[str, Any]:
+    """What a user's row holds for a delta."""
+    operation = delta.operation
+    name = operation.kind.name.lower()
+    row: dict[str, Any] = {"vector_id": delta.vector_id, "namespace": delta.namespace, "op": name}
+    if operation.indices is not None:
+        row |= {"indices": operation.indices.tolist(), "values": operation.values.tolist()}
+    elif operation.values is not None:
+        row["vector"] = operation.values.tolist()
+    if name == "opaque":
+        row["data"] = operation.data
+    if delta.metadata is not None:
+        row["metadata"] = json.dumps(dict(delta.metadata))
+    if delta.topics:
+        row["topics"] = list(delta.topics)
+    return row
+
+
+def arrow(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    names = {name for row in rows for name in row}
+    schema = pa.schema([SENT.field(name) for name in SENT.names if name in names])
+    return pa.RecordBatch.from_pylist(rows, schema=schema)
+
+
+@given(DELTAS, st.integers(0, 2))
+def test_rows_become_the_bytes_of_their_deltas(deltas: list[Delta], skipped: int) -> None:
+    rows = arrow([row_of(delta) for delta in deltas])
+    skipped = min(skipped, len(deltas) - 1)
+    block = to_block(rows.slice(skipped), namespace="docs")
+    wanted = encode_batch(deltas[skipped:], origin=3, base=1)
+    assert bytes(block.encode(origin=3, base=1).raw) == bytes(wanted.raw)
+
+
+@given(DELTAS)
+def test_what_was_read_is_what_was_written(deltas: list[Delta]) -> None:
+    batch = encode_batch(deltas, origin=0xAB, base=9, priority=Priority.HIGH)
+    rows = to_arrow(LoggedBatch(batch, 100, 50, Source.IMPORT))
+    assert rows.schema == SCHEMA
+    found = rows.to_pylist()
+    for row, delta in enumerate(deltas):
+        wanted = dict.fromkeys(SCHEMA.names) | row_of(delta)
+        wanted |= {"offset": 100 + row, "counter": 9 + row, "lamport": 50 + row, "origin": f"{0xAB:016x}"}
+        wanted |= {"priority": "high", "source": "import"}
+        if wanted["metadata"] is not None:
+            assert json.loads(found[row].pop("metadata")) == json.loads(wanted.pop("metadata"))
+        assert {name: found[row][name] for name in wanted if name in found[row]} == {
+            name: value for name, value in wanted.items() if name in found[row]
+        }
+
+
+def test_what_a_row_leaves_out() -> None:
+    block = to_block(arrow([{"vector_id": "a", "vector": [1.0]}]), namespace="docs")
+    wanted = encode_batch([Delta("a", d.create([1.0]), "docs")], origin=1, base=1)
+    assert bytes(block.encode(origin=1, base=1).raw) == bytes(wanted.raw)
+    block = to_block(arrow([{"vector_id": "a", "data": b"x"}]), namespace="docs")
+    assert block.encode(origin=1, base=1).delta(0).operation == d.opaque(b"x")
+
+
+def test_doubles_and_long_indices_are_taken() -> None:
+    schema = pa.schema(
+        {
+            "vector_id": pa.large_string(),
+            "op": pa.string(),
+            "indices": pa.list_(pa.int64()),
+            "values": pa.list_(pa.float64()),
+        }
+    )
+    rows = pa.RecordBatch.from_pylist(
+        [{"vector_id": "a", "op": "sparse", "indices": [3], "values": [0.1]}], schema=schema
+    )
+    delta = to_block(rows, namespace="n").encode(origin=1, base=1).delta(0)
+    assert delta.operation == d.sparse([3], [0.1])
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"op": "create"}, "vector: of vector_id 'bad': 0 numbers; create has 1 to 65536"),
+        ({"op": "frobnicate"}, "op: of vector_id 'bad': 'frobnicate' is none of create, sparse"),
+        ({}, "op: of vector_id 'bad': missing, with neither a vector nor data"),
+        ({"vector": [1e39]}, "vector: of vector_id 'bad': number 0 is inf"),
+        ({"vector": [1.0, None]}, "vector: of vector_id 'bad': has a null in it"),
+        (
+            {"op": "sparse", "indices": [1], "values": [1.0, 2.0]},
+            "indices: of vector_id 'bad': 1 indices for 2",
+        ),
+        ({"op": "sparse", "indices": [-1], "values": [1.0]}, "indices: of vector_id 'bad': -1 is no index"),
+        ({"op": "sparse", "indices": [70000], "values": [1.0]}, "indices: of vector_id 'bad': index 70000"),
+        ({"vector": [1.0], "values": [1.0]}, "values: of vector_id 'bad': beside a vector"),
+        ({"vector": [1.0], "metadata": "{"}, "metadata: of vector_id 'bad': '{' is no JSON"),
+        ({"vector": [1.0], "metadata": "[1]"}, "metadata: of vector_id 'bad': a list: give a JSON object"),
+        ({"vector": [1.0], "id": b"short"}, "id: of vector_id 'ok': missing, while other rows have one"),
+        ({"vector": [1.0], "namespace": "n\n"}, "namespace: of vector_id 'bad': character 1 is U+000A"),
+        ({"vector": [1.0], "topics": [""]}, "topics: of vector_id 'bad': 0 bytes"),
+    ],
+)
+def test_a_bad_row_is_told_by_its_vector_id(row: dict[str, Any], told: str) -> None:
+    good = {"vector_id": "ok", "vector": [1.0]}
+    rows = [good, {"vector_id": "bad", **row}]
+    names = {name for one in rows for name in one}
+    wide = {"vector": pa.list_(pa.float64()), "indices": pa.list_(pa.int64())}
+    schema = pa.schema(
+        [(name, wide.get(name, SENT.field(name).type)) for name in SENT.names if name in names]
+    )
+    with pytest.raises(InvalidDelta) as error:
+        to_block(pa.RecordBatch.from_pylist(rows, schema=schema), namespace="docs")
+    assert error.value.message.startswith(told)
+
+
+def test_a_row_without_a_vector_id() -> None:
+    rows = arrow([{"vector_id": "a", "vector": [1.0]}, {"vector_id": None, "vector": [1.0]}])
+    with pytest.raises(InvalidDelta, match="vector_id: missing: each row needs one, and row 1 of its block"):
+        to_block(rows, namespace="docs")

@@ -1,0 +1,56 @@
+"""Columns that somebody has already become the very bytes that deltas one by one become."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_wire.batch import Batch
+from delta_prop_wire.block import Block
+from delta_prop_wire.delta import AckLevel, Delta, Priority, create, opaque, sparse
+from delta_prop_wire.encode import columns_of, encode_batch
+from delta_prop_wire.errors import InvalidDelta
+from delta_prop_wire.soundness import parse_batch
+
+OPERATIONS = st.sampled_from([create([1.0, 2.0]), sparse([1], [0.5]), opaque(b"x"), opaque(b"")])
+DELTAS = st.lists(st.builds(Delta, st.sampled_from(["a", "é", "b:1"]), OPERATIONS), min_size=1, max_size=5)
+
+
+def block_of(deltas: list[Delta]) -> Block:
+    columns, mask, dimension = columns_of(deltas)
+    return Block(len(deltas), columns, mask, dimension)
+
+
+@given(DELTAS, st.sampled_from(AckLevel), st.sampled_from(Priority))
+def test_a_block_becomes_the_bytes_of_its_deltas(
+    deltas: list[Delta], level: AckLevel, priority: Priority
+) -> None:
+    block = block_of(deltas)
+    block.check()
+    made = block.encode(origin=7, base=5, epoch=2, previous=4, ack_level=level, priority=priority)
+    wanted = encode_batch(deltas, origin=7, base=5, epoch=2, ack_level=level, priority=priority)
+    assert bytes(made.raw) == bytes(wanted.raw)
+
+
+@given(DELTAS, st.integers(0, 9), st.integers(1, 9))
+def test_counters_that_leap_stand_in_the_batch(deltas: list[Delta], previous: int, leap: int) -> None:
+    base = previous + leap
+    made = block_of(deltas).encode(origin=7, base=base, previous=previous)
+    read: Batch = parse_batch(made.raw)
+    assert read.leaps == (leap > 1)
+    assert [read.counter(row) for row in range(read.count)] == list(range(base, base + len(deltas)))
+    assert read.previous == (previous if leap > 1 else 0)
+
+
+def test_a_bad_row_is_found() -> None:
+    block = block_of([Delta("a", create([1.0])), Delta("b", create([float("inf")]))])
+    with pytest.raises(InvalidDelta) as told:
+        block.check()
+    assert (told.value.row, told.value.field) == (1, "vector")
+
+
+@pytest.mark.parametrize("count", [0, 65_537])
+def test_a_block_has_as_many_rows_as_a_batch_may_have(count: int) -> None:
+    with pytest.raises(ValueError, match="1 to 65536"):
+        Block(count, {}, 1)

@@ -1,0 +1,80 @@
+"""A block: the columns of many deltas before they have their dots, from who has columns already.
+
+Pure. What `encode_batch` makes of deltas one by one, `Block.encode` makes of columns, to the same bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.delta import AckLevel, Priority
+from delta_prop_wire.encode import assemble
+from delta_prop_wire.layout import Column
+from delta_prop_wire.spec import ACK_LEVEL_SHIFT, BATCH_ROWS_MAX, PRIORITY_SHIFT
+from delta_prop_wire.validate import validate_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from delta_prop_wire.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """`columns`: as they lie in a body, without clock and counters. `kinds_mask`: bit k set where a row has
+    kind k; `dimension`: of whole vectors, 0 where there are none or they differ. `hybrid_time`: of all rows
+    that have none of their own.
+    """
+
+    count: int
+    columns: Mapping[Column, bytes]
+    kinds_mask: int
+    dimension: int = 0
+    hybrid_time: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= BATCH_ROWS_MAX:
+            raise ValueError(f"{self.count} rows; a block has 1 to {BATCH_ROWS_MAX}")
+
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        return sum(map(len, self.columns.values()))
+
+    def check(self) -> None:
+        """Look at every row. Raises InvalidDelta, with the first bad one."""
+        validate_batch(self.encode(origin=0, base=1))
+
+    def encode(
+        self,
+        *,
+        origin: int,
+        base: int,
+        epoch: int = 1,
+        previous: int | None = None,
+        ack_level: AckLevel = AckLevel.MEMORY,
+        priority: Priority = Priority.NORMAL,
+    ) -> Batch:
+        """The batch under the dots (origin, base), (origin, base + 1) and so on.
+
+        `previous`: the origin's last counter before it, where counters may leap. Raises Refused (TOO_LARGE)
+        beyond the frame's bound.
+        """
+        columns = dict(self.columns)
+        leaps = previous is not None and base != previous + 1
+        if leaps:
+            columns[Column.COUNTERS] = struct.pack(f"<{self.count}Q", *range(base, base + self.count))
+        return assemble(
+            columns,
+            attributes=ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT,
+            count=self.count,
+            origin=origin,
+            epoch=epoch,
+            base=base,
+            hybrid_time=self.hybrid_time,
+            kinds_mask=self.kinds_mask,
+            dimension=self.dimension,
+            previous=previous or 0 if leaps else 0,
+        )
