@@ -1,19 +1,25 @@
-"""What every test shares: the `--full` amounts and the profiles of hypothesis.
+"""What every test shares: the `--full` amounts, the profiles of hypothesis, and which tests run.
 
-A normal run is the same every time, on every machine; `--full` draws new examples, in full amounts.
+A normal run is the same every time, on every machine; `--full` draws new examples, in full amounts. What
+needs Spark runs where there is Java, in one worker, which starts Spark once.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from delta_prop.spark.java import check_java, check_packages
+from delta_prop_wire.errors import UsageError
 from tests.quiet import in_the_room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
 
 settings.register_profile(
     "normal",
@@ -31,12 +37,51 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="the full amounts instead of shrunk ones; takes minutes"
     )
+    parser.addoption(
+        "--spark", action="store_true", help="only the tests with Spark; fails where they cannot run"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the profile; `--hypothesis-profile` on the command line still wins."""
     settings.load_profile("full" if config.getoption("--full") else "normal")
     config.addinivalue_line("markers", "alone: judges time; runs while no other test does")
+    config.addinivalue_line("markers", "spark: starts Spark, so it runs only where there is Java")
+    if config.getoption("--spark") and (missing := missing_for_spark()) is not None:
+        raise pytest.UsageError(missing)
+
+
+def missing_for_spark() -> str | None:
+    """Why Spark cannot start here, and what cures that."""
+    try:
+        check_java()
+        check_packages()
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The tests with Spark first, since they take longest, and all in one worker."""
+    with_spark = [item for item in items if item.get_closest_marker("spark") is not None]
+    if not with_spark:
+        return
+    missing = None if config.getoption("--spark") else missing_for_spark()
+    for item in with_spark:
+        item.add_marker(pytest.mark.xdist_group("spark"))
+        if missing is not None:
+            item.add_marker(pytest.mark.skip(reason=missing))
+    others = [item for item in items if item.get_closest_marker("spark") is None]
+    items[:] = with_spark if config.getoption("--spark") else with_spark + others
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was not run for want of Spark, and what cures that."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    count = sum("spark" in report.keywords for report in skipped)
+    if count and (missing := missing_for_spark()) is not None:
+        terminalreporter.write_line(f"{count} tests with Spark did not run: {missing}")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -50,3 +95,15 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def full(pytestconfig: pytest.Config) -> bool:
     """Whether this run uses the full amounts."""
     return bool(pytestconfig.getoption("--full"))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Spark, started once for all tests that ask for it. They are marked `spark`."""
+    from delta_prop.spark.session import session
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own code, beside a Python that is newer than it
+        found = session("tests")
+        yield found
+        found.stop()

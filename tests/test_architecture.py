@@ -88,6 +88,7 @@ def test_a_forbidden_import_in_the_real_tree_is_found(tmp_path: Path) -> None:
         ("sinks/delta_prop_sinks/a.py", "import sqlite3", "port"),
         ("delta_prop/a.py", "import sniffio", "dependency"),
         ("delta_prop/a.py", "import zstandard", "dependency"),
+        ("delta_prop/a.py", "def f():\n    import pyspark", "dependency"),
         ("tests/a.py", "x = 1\n" * 651, "length"),
         ("delta_prop/a.py", "def f():\n" + "    x = 1\n" * 70, "length"),
         ("tests/a.py", "class C:\n    async def f(self):\n" + "        x = 1\n" * 70, "length"),
@@ -109,6 +110,7 @@ def test_a_file_opens_by_saying_what_it_is(tmp_path: Path) -> None:
         ("delta_prop/a.py", "import anyio\nx = anyio.current_time"),
         ("delta_prop/a.py", "async def f(sink):\n    await sink.open(1)"),
         ("delta_prop/a.py", "def f():\n    import zstandard"),
+        ("delta_prop/spark/a.py", "import pyarrow"),
         (
             "delta_prop/a.py",
             "from pathlib import PurePath\nasync def f(sink):\n    await sink.open(PurePath())",

@@ -89,6 +89,7 @@ EDGE = (
     "delta_prop/demo/edge.py",
     "delta_prop/readiness.py",
     "delta_prop/sockets.py",
+    "delta_prop/spark/edge.py",
     "delta_prop/streams.py",
     "delta_prop/synchronous.py",
     "delta_prop/tls.py",
@@ -154,6 +155,14 @@ BANNED_NAMES = {
 }
 # Calls on a path: told by their name, since a tree of syntax knows no types.
 FILE_METHODS = {"read_bytes", "read_text", "touch", "unlink", "write_bytes", "write_text", "tofile"}
+
+# Extras that one package is made for: at home there, nowhere else.
+HOMES = {
+    "pandas": "delta_prop/spark/*",
+    "py4j": "delta_prop/spark/*",
+    "pyarrow": "delta_prop/spark/*",
+    "pyspark": "delta_prop/spark/*",
+}
 
 COMPUTED = "?"  # the name of an import that only runs can tell
 
@@ -290,7 +299,11 @@ def third_parties(
         known = {COMPUTED, *ARROWS, *CHECKOUT_ONLY, *core, *sys.stdlib_module_names}
         if one.typing_only or top in known:
             continue
-        if top not in extras:
+        home = HOMES.get(top)
+        if home is not None:
+            if not matches(place, [home]):
+                yield Violation(place, one.line, "dependency", f"'{top}' is known to {home} alone")
+        elif top not in extras:
             yield Violation(place, one.line, "dependency", f"pyproject.toml does not declare '{top}'")
         elif not one.lazy:
             yield Violation(

@@ -1,0 +1,59 @@
+"""The jobs' contact with the world: the environment, the Java that is there, the time.
+
+The only module of the jobs that touches them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+now = time.monotonic
+"""Seconds, for how long something takes."""
+
+pause = time.sleep
+"""Wait some seconds; nothing else goes on in this task meanwhile."""
+
+PYTHON = sys.executable
+_ASK_S_MAX = 30.0
+
+
+def setting(name: str, default: str = "") -> str:
+    """A variable of the environment."""
+    return os.environ.get(name, default)
+
+
+def set_default(name: str, value: str) -> None:
+    """Give a variable of the environment a value, unless it has one."""
+    os.environ.setdefault(name, value)
+
+
+def java_path() -> str | None:
+    """The Java that Spark would start: of JAVA_HOME, else the one on the PATH."""
+    home = setting("JAVA_HOME")
+    if home:
+        path = Path(home) / "bin" / "java"
+        return str(path) if path.exists() else None
+    return shutil.which("java")
+
+
+def java_release(path: str) -> int | None:
+    """The release of a Java (1.8 is 8); None where it does not say."""
+    try:
+        asked = subprocess.run(
+            [path, "-version"], capture_output=True, text=True, timeout=_ASK_S_MAX, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    told = re.search(r'version "(?:1\.)?(\d+)', asked.stderr + asked.stdout)
+    return int(told[1]) if told else None
+
+
+def installer() -> str | None:
+    """The system's own way to install programs, as far as it is known here."""
+    return next((one for one in ("apt-get", "dnf", "apk", "brew") if shutil.which(one)), None)

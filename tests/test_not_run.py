@@ -1,0 +1,38 @@
+"""Tests with Spark are counted as not run where there is no Java, and the line that cures that is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CURE = "Spark needs Java 17 or later, and JAVA_HOME=/nowhere holds no bin/java: "
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The tests with Spark, where there is no Java."""
+    command = [sys.executable, "-m", "pytest", "-n", "1", "-p", "no:cacheprovider", *arguments]
+    tests = "tests/delta_prop/spark/test_session.py"
+    return subprocess.run(
+        [*command, tests],
+        cwd=ROOT,
+        env=os.environ | {"JAVA_HOME": "/nowhere"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_without_java_they_do_not_run_and_it_is_said_what_cures_that() -> None:
+    done = run()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"1 tests with Spark did not run: {CURE}" in done.stdout
+    assert "1 skipped" in done.stdout
+
+
+def test_asked_for_alone_they_fail() -> None:
+    done = run("--spark")
+    assert done.returncode != 0
+    assert CURE in done.stdout + done.stderr
