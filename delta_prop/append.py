@@ -389,7 +389,8 @@ class Appender:
 
     def _changed_clock(self, draft: Draft | MatrixDraft | Merged, origin: int) -> list[Dot]:
         """The heads that the draft builds on and that its origin has not said before."""
-        if self.vectors.writers == 0 or (self.vectors.writers == 1 and self._watermarks.get(origin, 0)):
+        writers = self.vectors.writers
+        if writers == 0 or (writers == 1 and self._watermarks.get(origin, 0)):
             return []
         changed: dict[int, int] = {}
         for _, head in self.vectors.other_heads(origin, iter(draft.vectors())):

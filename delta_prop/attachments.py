@@ -333,9 +333,7 @@ class Attachments:
         """The visible mark has moved: sinks for which nothing of that was meant have dealt with it."""
         self._offered = self._log.visible
         for attached in self.attached.values():
-            feed = attached.require_feed()
-            if not feed.passes_over:
-                feed.note_visible()
+            attached.require_feed().note_visible()
         for outlet in self._outlets:
             outlet.note_visible()
 

@@ -46,11 +46,16 @@ def may_be_merged(delta: Delta) -> bool:
     return (
         operation.kind in _KINDS
         and type(values) is np.ndarray
-        and _is_row(values, _F32)
+        and values.dtype == _F32
+        and values.ndim == 1
+        and values.flags.c_contiguous
         and (
             indices is None
             if operation.kind not in SPARSE_KINDS
-            else type(indices) is np.ndarray and _is_row(indices, _U32) and len(indices) == len(values)
+            else type(indices) is np.ndarray
+            and indices.dtype == _U32
+            and indices.shape == values.shape
+            and indices.flags.c_contiguous
         )
         and delta.metadata is None
         and delta.id is None
@@ -131,10 +136,6 @@ def _is_table(numbers: NDArray[np.generic], kind: np.dtype[np.generic], rows: in
         and 0 < rows <= BATCH_ROWS_MAX
         and numbers.flags.c_contiguous
     )
-
-
-def _is_row(numbers: NDArray[np.generic], kind: np.dtype[np.generic]) -> bool:
-    return numbers.dtype == kind and numbers.ndim == 1 and numbers.flags.c_contiguous
 
 
 class Merged:

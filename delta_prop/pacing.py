@@ -92,7 +92,8 @@ class Pacing:
 
     def note(self, count: int, size: int, now: float) -> None:
         """They go. A source may fill a log faster than ten times a second can see."""
-        self.pacer.note(count, size, now)
+        if self.pacer.rate is not None:
+            self.pacer.note(count, size, now)
         self._unseen += count * self._delta_share + size * self._byte_share + self._batch_share
         if self._unseen > LOOK_SHARE:
             self._unseen = 0.0

@@ -107,7 +107,8 @@ class Publishing:
         scope of anyio's): it never happened. A task cancelled past anyio in the very tick of the
         acknowledgement cannot be told; the receipt that `offer` gives tells always.
         """
-        self._check_open()
+        if self._closing or not self._open:
+            self._check_open()
         if len(deltas) == 1 and not after and may_be_merged(deltas[0]):
             call = Draft(deltas, Receipt(), deltas[0].priority, self._level(ack_level))
             return await self._call(call, lambda: self._draft(deltas, (), ack_level), timeout_s)
@@ -169,6 +170,8 @@ class Publishing:
         return self._world.clock.now()
 
     def _level(self, asked: AckLevel | None) -> AckLevel:
+        if type(asked) is AckLevel:
+            return asked
         return self._log.level if asked is None else check_level(asked)
 
     def _check_open(self) -> None:

@@ -76,7 +76,7 @@ class Calling(Progress):
 
     def call_at_once(self, delivery: Delivery) -> bool:
         """Have a quiet sink apply this without waiting; False where it has to come by `call`."""
-        self._settle(delivery.first_offset)
+        self._settle(delivery.logged.offset)
         try:
             done = self.sink.apply_now((delivery,))  # type: ignore[attr-defined]
         except Exception:  # it comes again, and its failure too
@@ -143,12 +143,14 @@ class Calling(Progress):
         """These are applied."""
         self._deliveries += 1
         for delivery in deliveries:
-            self._success += delivery.count
+            rows = delivery.rows
+            self._success += delivery.logged.count if rows is None else len(rows)
         last = deliveries[-1]
-        row = last.logged.count - 1 if last.rows is None else int(last.rows[-1])
-        self._handed_over = max(self._handed_over, last.first_offset + row + 1)
+        logged, rows = last.logged, last.rows
+        behind = logged.next_offset if rows is None else logged.offset + int(rows[-1]) + 1
+        self._handed_over = max(self._handed_over, behind)
         self._in_hand = 0
-        self._progress(last.next_offset)
+        self._progress(logged.next_offset if last.end is None else last.end)
 
     # --- telling
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.batch import LoggedBatch
 
+_IDLE = FeedState.IDLE
 READ_BYTES_MAX = 4 * 1024 * 1024
 
 logger = logging.getLogger("delta_prop")
@@ -154,14 +155,7 @@ class Feed(Calling):
 
     def offer(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> None:
         """Hand over a batch that has become visible; `rows` None means all. Never waits."""
-        if (
-            self.takes_at_once
-            and self._quiet
-            and logged.next_offset == self._log.visible
-            and not (self._requests or self.quarantine.concerns(logged.offset))
-            and not (self._keeper is not None and self._keeper.due)
-            and self.call_at_once(Delivery(logged, rows))
-        ):
+        if self.takes_at_once and self._may_be_called(logged) and self.call_at_once(Delivery(logged, rows)):
             self._end = logged.next_offset
             return
         if self._behind or self.ended or not self._push(logged, rows):
@@ -172,20 +166,33 @@ class Feed(Calling):
         if self._bell is not None and self._mailbox.deltas >= self._enough:
             self._bell.set()
 
+    def _may_be_called(self, logged: LoggedBatch) -> bool:
+        """Whether this batch is all there is to bring, and nothing else to see to: `_quiet`, in few steps."""
+        return (
+            self.state is _IDLE
+            and not (self._behind or self._mailbox.deltas or self._requests)
+            and (self.rebuilder is None or self.rebuilder.why is None)
+            and logged.next_offset == self._log.visible
+            and not self.quarantine.concerns(logged.offset)
+            and not (self._keeper is not None and self._keeper.due)
+        )
+
     def _push(self, logged: LoggedBatch, rows: NDArray[np.intp] | None) -> bool:
         if self._quiet:
             self._settle(logged.offset)
         return self._mailbox.put(Delivery(logged, rows), self._clock.now())
 
     def note_visible(self) -> None:
-        """More of the log may be read; what was meant for this sink has been offered."""
-        if self._applied < self._log.visible and self._quiet:
-            self._rest()
+        """More of the log may be read; what was meant for this sink has been offered.
 
-    @property
-    def passes_over(self) -> bool:
-        """Whether it need not be told now that more may be read: it finds out when it is asked."""
-        return self.unhurried and not (self._waiters or self._commit_waiters)
+        Where nobody waits for an unhurried one, it need not be told: it finds out when it is asked.
+        """
+        if self._applied >= self._log.visible or (
+            self.unhurried and not (self._waiters or self._commit_waiters)
+        ):
+            return
+        if self._quiet:
+            self._rest()
 
     def note_offered(self, offset: int) -> None:
         """Everything for this sink up to there has been offered; one that passed it over says so now."""
