@@ -11,11 +11,10 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-import anyio
-
 from delta_prop.merged import Merged, check_call, groups
 from delta_prop.receipt import State
 from delta_prop.turns import Bell
+from delta_prop.waking import waker_maker
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from delta_prop.merged import Call
     from delta_prop.pipeline import Chain
     from delta_prop.turns import Turn
+    from delta_prop.waking import Waker
 
 
 ALONE_S = 0.002
@@ -46,35 +46,28 @@ class Gathering:
         self._turn = turn
         self._now = now
         self._soon = soon
-        self._calls: dict[Call, None] = {}
-        self._sent = anyio.Event()
+        self._calls: dict[Call, Waker] = {}
+        self._waker = waker_maker()
         self._bell = Bell()
-        self._callers = 0  # whose call has not returned
+        self.callers = 0
+        """Whose call has not returned; each counts itself."""
         self._went = False  # a call has gone at once in this turn
         self._due = False  # at the end of this turn
         self.turn_began = -math.inf
         """When the first call of this turn came; behind its end others have had their turn too."""
         self._alone_until = -math.inf
 
-    def __enter__(self) -> None:
-        """A caller begins."""
-        self._callers += 1
-
-    def __exit__(self, *failure: object) -> None:
-        self._callers -= 1
-
     def wants(self, now: float) -> bool:
         """Whether a call is to be gathered: others wait, or have called in this turn. Else it goes."""
-        return self._callers > 1 or (self._went and now >= self._alone_until)
+        return self.callers > 1 or (self._went and now >= self._alone_until)
 
-    def add(self, call: Call) -> anyio.Event:
-        """Gather a call; when the event is set it has been sent."""
+    def add(self, call: Call) -> Waker:
+        """Gather a call; what is given wakes its caller when it has been sent."""
         if not self._calls:
-            self._sent = anyio.Event()
             self._see_to_end_of_turn(self._now())
-        self._calls[call] = None
+        self._calls[call] = waker = self._waker()
         call.receipt.waits(State.QUEUED, partial(self._withdraw, call))
-        return self._sent
+        return waker
 
     async def run(self) -> None:
         """Send, turn after turn, until cancelled."""
@@ -92,7 +85,7 @@ class Gathering:
 
     def _end_turn(self) -> None:
         self._due = self._went = False
-        if len(self._calls) == 1 and self._callers == 1:
+        if len(self._calls) == 1 and self.callers == 1:
             self._alone_until = self._now() + ALONE_S
         self.send()
 
@@ -107,10 +100,9 @@ class Gathering:
 
     def send(self) -> None:
         """Send what was gathered, in order. Who comes after it calls this first."""
-        calls = list(self._calls)
+        calls, self._calls = self._calls, {}
         if not calls:
             return
-        self._calls = {}
         now = self._now()
         with self._turn:
             for group in groups(calls):
@@ -118,7 +110,9 @@ class Gathering:
                     for call in group:
                         self._send_alone(call, now)
             self._turn.press()
-        self._sent.set()
+        for waker in calls.values():
+            if not waker.done():
+                waker.set_result(None)
 
     def _send_alone(self, call: Call, now: float) -> None:
         try:
@@ -130,4 +124,4 @@ class Gathering:
 
     def _withdraw(self, call: Call) -> bool:
         """It was not sent yet: it never happened."""
-        return self._calls.pop(call, self) is None
+        return self._calls.pop(call, None) is not None

@@ -260,9 +260,8 @@ class _Receipts(Receipt):
         super().acknowledge(published)
         owns = self._shares or shares(published, self._calls)
         for call, own in zip(self._calls, owns, strict=True):
-            receipt = call.receipt
-            if not receipt.done:
-                receipt.acknowledge(own)
+            if not call.receipt.done:
+                call.receipt.acknowledge(own)
 
     def refuse(self, refusal: Refused) -> None:
         """Before it has its place the callers are told nothing: each is sent alone."""

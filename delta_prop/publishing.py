@@ -207,7 +207,8 @@ class Publishing:
         if self._line.waited_for(call.priority):
             return await self._put(make, call.priority, timeout_s)
         receipt, gathering, now = call.receipt, self._gathering, self._now()
-        with gathering:
+        gathering.callers += 1
+        try:
             if gathering.wants(now):
                 await receipt.wait_for(gathering.add(call))
             else:
@@ -217,6 +218,8 @@ class Publishing:
             if receipt.state is State.ACKNOWLEDGED:
                 return receipt.result()
             return await self._put(make, call.priority, timeout_s, receipt)
+        finally:
+            gathering.callers -= 1
 
     async def _put(
         self,

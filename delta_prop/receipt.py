@@ -14,7 +14,7 @@ from delta_prop.published import Published, State
 from delta_prop_wire.errors import Refused, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator
 
 __all__ = ["Published", "Receipt", "State"]
 
@@ -72,13 +72,13 @@ class Receipt:
         if not self.done:
             if self._event is None:
                 self._event = anyio.Event()
-            await self.wait_for(self._event)
+            await self.wait_for(self._event.wait())
         return self.result()
 
-    async def wait_for(self, event: anyio.Event) -> None:
-        """Wait for an event that comes with the outcome, or before it. Cancelled: see the class."""
+    async def wait_for(self, told: Awaitable[object]) -> None:
+        """Wait for what comes with the outcome, or before it. Cancelled: see the class."""
         try:
-            await event.wait()
+            await told
         except anyio.get_cancelled_exc_class():
             if self.state is State.PLACED:  # it can no longer be taken back; a moment tells how it ends
                 self._event = self._event or anyio.Event()
@@ -115,7 +115,7 @@ class Receipt:
 
     def placed(self, place: Published | None = None) -> None:
         """It is in the log: nobody can take it back any more, and nothing needs to wait behind it."""
-        if not self.done:
+        if self.state in _OPEN:
             self.state = State.PLACED
             self._place = place
             self.item = self._withdraw = None

@@ -131,7 +131,7 @@ def test_cancelled_before_its_turn_it_never_happened() -> None:
             fate = "published"
 
         async with anyio.create_task_group() as tasks:
-            p._gathering._callers += 1  # another one, that is slow
+            p._gathering.callers += 1  # another one, that is slow
             tasks.start_soon(publish)
             while not (p._gathering._calls or fate == "published"):
                 await anyio.lowlevel.checkpoint()
