@@ -6,6 +6,8 @@ If the log refuses, nothing has changed. Pure but for the log it is handed.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from delta_prop.chain_state import Small
@@ -19,7 +21,7 @@ from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.validate import plain_is_sound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from delta_prop.chain_state import ChainState, SavedOrigins
     from delta_prop.ingest.origins import Origins, OriginState
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.contract import Log
     from delta_prop_broker.log.snapshot import OriginMark
     from delta_prop_wire.batch import Batch, LoggedBatch
+
+_NAMESPACE_AND_KIND = attrgetter("namespace", "kind")
 
 
 @dataclass(slots=True)
@@ -106,25 +110,36 @@ class Appender:
         if not self.log.fits(batches):
             return []
         sound, first = 0, self.lamport + 1
-        for batch in batches:
-            try:
-                if not plain_is_sound(batch):
+        for alike in _alike(batches):
+            if not (all(map(plain_is_sound, alike)) and self.vectors.append_alike(alike, source)):
+                singly = self._note_singly(alike, source)
+                sound += singly
+                if singly < len(alike):
                     break
-                self.vectors.check(batch, self._load_head)
-            except Refused:
-                break
-            self._count_conflicts(batch)
-            self.vectors.appended(batch, source)
-            self.lamport += batch.count
-            sound += 1
+            else:
+                sound += len(alike)
         if not sound:
             return []
         taken = batches if sound == len(batches) else batches[:sound]
+        self.lamport += sum([batch.count for batch in taken])
         placed = self.log.append_run(taken, lamport=first, source=source)
         self._origins.appended_run(state, taken, placed[0].offset, now)
         self._clocks.appended(batches[0].origin, ())
         self.counters.accepted += self.lamport + 1 - first
         return placed
+
+    def _note_singly(self, batches: Sequence[Batch], source: Source) -> int:
+        """Move heads and count conflicts for one after the other, up to the first that may not; how many."""
+        for place, batch in enumerate(batches):
+            try:
+                if not plain_is_sound(batch):
+                    return place
+                self.vectors.check(batch, self._load_head)
+            except Refused:
+                return place
+            self._count_conflicts(batch)
+            self.vectors.appended(batch, source)
+        return len(batches)
 
     def kept_as(self, level: AckLevel) -> AckLevel:
         """What an acknowledgement may say: what was asked, as far as this log can promise it."""
@@ -409,6 +424,13 @@ class Appender:
         """48 bits of ms, 16 logical; rises whatever the wall clock does."""
         self._hybrid_time = max(self._hybrid_time + 1, self._wall_us() // 1000 << 16)
         return self._hybrid_time
+
+
+def _alike(batches: Sequence[Batch]) -> Iterable[Sequence[Batch]]:
+    """Stretches of one namespace and one kind."""
+    if len(batches) == 1:
+        return (batches,)
+    return [[*some] for _, some in groupby(batches, _NAMESPACE_AND_KIND)]
 
 
 def _offsets(repeats: dict[int, int], rows: list[int] | None, base: int = 0) -> dict[int, int | None]:

@@ -328,6 +328,8 @@ class Attachments:
         """Offer a batch to every sink that wants something of it."""
         for feed, rows in self._table.plan(logged.batch):
             feed.offer(logged, rows)
+        if not self.attached:  # nobody in this process looks at rows
+            logged.batch.let_names_go()
 
     def note_visible(self) -> None:
         """The visible mark has moved: sinks for which nothing of that was meant have dealt with it."""

@@ -6,7 +6,7 @@ the log is the truth and ignores an operation that has nothing to work on.
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from delta_prop_wire.batch import Batch
 
@@ -117,9 +117,12 @@ class Vectors:
 
     def check(self, batch: Batch, load: Callable[[str, str], Dot | None]) -> None:
         """Raise Refused where a row cannot apply: dimension, unknown or deleted vector, `expect`."""
-        if batch.namespace is not None and batch.kind is not None:
-            self._check_alike(batch, batch.namespace, batch.kind)
-        else:
+        namespace, kind = batch.namespace, batch.kind
+        if (
+            namespace is None
+            or kind is None
+            or not _all_apply(self._namespaces.get(namespace), (batch,), kind)
+        ):
             self._check_rows(batch)
         if not batch.plain:
             for row, expected in batch.expects:
@@ -142,12 +145,28 @@ class Vectors:
         )
         if batch.namespace is not None and batch.kind is not None:
             known = self._namespace(batch.namespace)
-            self._append_alike(known, batch, batch.kind, codes, source)
+            self._append_alike(known, (batch,), batch.kind, codes, source)
             known.note_writer(place)
         else:
             self._append_rows(batch, codes, source)
         if self._count > self._heads_max:
             self._drop_oldest()
+
+    def append_alike(self, batches: Sequence[Batch], source: Source) -> bool:
+        """`check`, `count_conflicts` and `appended` for plain batches of one origin, namespace and kind whose
+        counters go on, in one go; whether they could be: else nothing has changed, and each goes by itself.
+        """
+        first = batches[0]
+        namespace, kind, origin = first.namespace, first.kind, first.origin
+        known, place = self._namespaces.get(namespace or ""), self._origins.get(origin)
+        if known is None or kind is None or place is None or known.writer != place:
+            return False
+        rows = sum([batch.count for batch in batches])
+        if self._count + rows > self._heads_max or not _all_apply(known, batches, kind):
+            return False
+        self._looked_up = None
+        self._append_alike(known, batches, kind, count(place << _ORIGIN_SHIFT | first.base), source)
+        return True
 
     def other_heads(self, batch_origin: int, rows: Iterator[tuple[str, str]]) -> Iterator[tuple[int, Dot]]:
         """(row, head) for each row whose vector was last written by another origin."""
@@ -267,28 +286,6 @@ class Vectors:
     def _dot(self, code: int) -> Dot:
         return Dot(self._by_place[code >> _ORIGIN_SHIFT], code & _COUNTER_MASK)
 
-    def _check_alike(self, batch: Batch, namespace: str, kind: int) -> None:
-        known = self._namespaces.get(namespace)
-        dimension = 0 if known is None else known.dimension
-        if kind in _VECTOR_KINDS:
-            if batch.row_values is None or batch.row_values != (dimension or batch.row_values):
-                self._check_rows(batch)
-            return
-        if kind not in PARTIAL_KINDS:
-            return
-        keys = batch.keys
-        alive = known is not None and (not known.dead or known.dead.isdisjoint(keys))
-        reaches = kind in SPARSE_KINDS and dimension and batch.index_highest >= dimension
-        # Whether there is a head, not which: that would be looked up somewhere in memory for each row.
-        # Where heads were dropped, none proves nothing, and each row would pass.
-        if (
-            reaches
-            or not alive
-            or known is None
-            or (known.complete and not all(map(known.heads.__contains__, keys)))
-        ):
-            self._check_rows(batch)
-
     def _check_rows(self, batch: Batch) -> None:
         """Row by row, as a row may build on one before it in the same batch."""
         alive: dict[tuple[str, str], bool] = {}
@@ -358,9 +355,9 @@ class Vectors:
             )
 
     def _append_alike(
-        self, known: _Namespace, batch: Batch, kind: int, codes: Iterator[int], source: Source
+        self, known: _Namespace, batches: Sequence[Batch], kind: int, codes: Iterator[int], source: Source
     ) -> None:
-        keys = batch.keys
+        keys = _keys_of(batches)
         before = len(known.heads)
         known.heads.update(zip(keys, codes, strict=False))
         self._count += len(known.heads) - before
@@ -369,7 +366,7 @@ class Vectors:
         elif known.dead and (kind in WHOLE_KINDS or source is Source.REPLICA):
             known.dead.difference_update(keys)
         if not known.dimension and kind in _VECTOR_KINDS:
-            known.dimension = batch.row_values or 0
+            known.dimension = batches[0].row_values or 0
 
     def _append_rows(self, batch: Batch, codes: Iterator[int], source: Source) -> None:
         named = {name: self._namespace(name) for name in batch.namespace_names}
@@ -408,6 +405,30 @@ class Vectors:
                 known.dead.discard(vector_id)
                 self._count -= 1
             known.complete = False
+
+
+def _all_apply(known: _Namespace | None, batches: Sequence[Batch], kind: int) -> bool:
+    """Whether all rows of a kind can apply, told without looking at each; where not, some may still."""
+    dimension = 0 if known is None else known.dimension
+    if kind in _VECTOR_KINDS:
+        width = dimension or batches[0].row_values
+        return width is not None and {batch.row_values for batch in batches} == {width}
+    if kind not in PARTIAL_KINDS:
+        return True
+    if known is None:
+        return False
+    if kind in SPARSE_KINDS and dimension and max([batch.index_highest for batch in batches]) >= dimension:
+        return False
+    keys = _keys_of(batches)
+    if known.dead and not known.dead.isdisjoint(keys):
+        return False
+    # Whether there is a head, not which: that would be looked up somewhere in memory for each row.
+    # Where heads were dropped, none proves nothing, and each row would pass.
+    return not known.complete or all(map(known.heads.__contains__, keys))
+
+
+def _keys_of(batches: Sequence[Batch]) -> list[str]:
+    return batches[0].keys if len(batches) == 1 else [*chain.from_iterable([one.keys for one in batches])]
 
 
 def _of_another_dimension(namespace: str, found: int, fixed: int, row: int) -> InvalidDelta:

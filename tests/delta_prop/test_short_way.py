@@ -52,8 +52,8 @@ SENT = st.tuples(
 
 
 class LongWay(Bench):
-    def __init__(self) -> None:
-        super().__init__(pending_deltas_max=20, log_deltas_max=60)
+    def __init__(self, log_deltas_max: int = 60) -> None:
+        super().__init__(pending_deltas_max=20, log_deltas_max=log_deltas_max)
         self.chain._run_plain = lambda _: False  # type: ignore[method-assign]
 
 
@@ -126,8 +126,9 @@ def test_batches_that_come_together_end_where_single_ones_do(
 
 
 def sent(story: list[Any], log_deltas_max: int, epoch: int, *, together: bool) -> list[object]:
-    """Offer all batches of one producer, in runs or one by one; what can be seen of it in the end."""
-    bench = Bench(pending_deltas_max=20, log_deltas_max=log_deltas_max)
+    """Offer all batches of one producer, in runs or one by one the long way; what can be seen in the end."""
+    short = Bench(pending_deltas_max=20, log_deltas_max=log_deltas_max)
+    bench = short if together else LongWay(log_deltas_max)
     origins = [bench.hello("p"), bench.hello("q")]
     batches, following = [], 1
     for deltas, extra in story:
@@ -178,3 +179,50 @@ def rows_of(receipt: Receipt) -> list[object]:
     assert result.offset is not None
     firsts = result.duplicates or {row: result.offset + row for row in range(result.count)}
     return [(firsts[row], result.level) for row in range(result.count)]
+
+
+ROWS = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(0, 3)), min_size=1, max_size=3)
+KINDS: dict[str, list[Operation]] = {
+    "create": [create([1, 2]), create([1, 2]), create([1, 2]), create([1, 2, 3])],
+    "dense": [dense([3, 4]), dense([3, 4]), dense([3, 4]), dense([3])],
+    "sparse": [sparse([1], [1]), sparse([0], [1]), sparse([0], [1]), sparse([2], [1])],
+    "offset": [offset(1.0)],
+    "delete": [delete()],
+    "opaque": [opaque(b"x")],
+}
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(KINDS)), st.lists(ROWS, min_size=2, max_size=4)),
+        min_size=1,
+        max_size=6,
+    ),
+    st.integers(5, 60),
+)
+def test_alike_batches_that_come_together_end_where_single_ones_do(
+    story: list[Any], log_deltas_max: int
+) -> None:
+    first = [([Delta(key, create([1, 2])) for key in "abc"], "")]
+    pieces = first + [
+        ([Delta(key, KINDS[kind][which % len(KINDS[kind])]) for key, which in rows], "")
+        for kind, batches in story
+        for rows in batches
+    ]
+    assert sent(pieces, log_deltas_max, 1, together=True) == sent(pieces, log_deltas_max, 1, together=False)
+
+
+def test_alike_batches_are_noted_in_one_go() -> None:
+    bench = Bench()
+    origin = bench.hello("p")
+    singly = bench.chain.appender._note_singly
+    ways: list[int] = []
+    bench.chain.appender._note_singly = lambda *some: (ways.append(len(some[0])), singly(*some))[1]  # type: ignore[method-assign]
+    batches = [batch_of(origin, 1 + row, Delta(f"key-{row}", create([1, 2]))) for row in range(4)]
+    session = Session("p", Source.LOCAL)
+    assert bench.chain.offer_run(batches[:1], session, lambda _: Receipt(), bench.now) == 1
+    assert ways == [1]  # a namespace that nobody has written in
+    assert bench.chain.offer_run(batches[1:], session, lambda _: Receipt(), bench.now) == 3
+    assert ways == [1]
+    heads = [bench.vectors.head("default", f"key-{row}") for row in range(4)]
+    assert heads == [Dot(origin, 1 + row) for row in range(4)]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delta_prop_wire import runs
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.codec import NEED_BYTES, encode
 from delta_prop_wire.connection import Connection
@@ -15,6 +17,7 @@ from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import PeerError
 from delta_prop_wire.frames import Ack, BatchFrame, Credit, DeltaFrame, Heartbeat, Hello, Subscribe, Welcome
 from delta_prop_wire.runs import FRAMES_MAX, Run
+from delta_prop_wire.soundness import plain_body_is_sound
 from delta_prop_wire.spec import HEADER_BYTES
 from delta_prop_wire.stamp import Stamp
 from delta_prop_wire.state import Role
@@ -32,7 +35,11 @@ KINDS = (
     "clock",
     "delta",
     "beat",
+    "no id",
+    "letters",
 )
+NAMES = {"no id": "", "letters": "é"}
+"""Ids that are not taken in a run."""
 PIECES = st.tuples(
     st.sampled_from(KINDS),
     st.sampled_from(OPERATIONS),
@@ -63,7 +70,7 @@ def bytes_of(story: list[Any]) -> bytes:
             sequence += kind == "delta"
             continue
         batch = encode_batch(
-            [Delta(f"key-{row}", operation) for row in range(rows)],
+            [Delta(NAMES.get(kind, f"key-{row}"), operation) for row in range(rows)],
             origin=9 if kind == "other origin" else 7,
             base=counter,
             epoch=2 if kind == "epoch" else 1,
@@ -86,14 +93,14 @@ def bytes_of(story: list[Any]) -> bytes:
     return b"".join(found)
 
 
-def heard(connection: Connection, raw: bytes, cuts: list[int], *, runs: bool) -> list[object]:
+def heard(connection: Connection, raw: bytes, cuts: list[int], *, together: bool) -> list[object]:
     """All that comes out, batch by batch, and the credit that is left, or how it ended."""
     found: list[object] = []
     try:
         for begin, end in zip([0, *cuts], [*cuts, len(raw)], strict=True):
             connection.receive(raw[begin:end])
             while True:
-                run = connection.next_run() if runs else None
+                run = connection.next_run() if together else None
                 if run is not None:
                     found += flat(run)
                     continue
@@ -125,7 +132,7 @@ def test_runs_say_what_single_frames_say(story: list[Any], data: st.DataObject) 
     raw = bytes_of(story)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(raw)), max_size=4)))
     credit = data.draw(st.sampled_from([Credit(1_000, 1_000_000), Credit(6, 1_000_000), Credit(1_000, 900)]))
-    assert heard(opened(credit), raw, cuts, runs=True) == heard(opened(credit), raw, cuts, runs=False)
+    assert heard(opened(credit), raw, cuts, together=True) == heard(opened(credit), raw, cuts, together=False)
 
 
 def test_what_goes_on_is_one_run_and_what_does_not_ends_it() -> None:
@@ -147,6 +154,25 @@ def test_what_goes_on_is_one_run_and_what_does_not_ends_it() -> None:
     assert lengths("plain", "plain", "clock", "plain") == [2]
     assert lengths("beat", "plain") == []
     assert lengths(*["plain"] * (FRAMES_MAX + 3)) == [FRAMES_MAX, 3]
+
+
+def test_frames_that_were_left_out_are_not_all_looked_at_again_and_again() -> None:
+    frames = 40
+    raw = bytes_of([("no id", opaque(b"x"), 1, 0, True)] * frames)
+    connection, looked_at = opened(Credit(10_000, 10_000_000)), 0
+
+    def counted(batch: Batch) -> bool:
+        nonlocal looked_at
+        looked_at += 1
+        return plain_body_is_sound(batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "plain_body_is_sound", counted)
+        connection.receive(raw)
+        for _ in range(frames):
+            assert connection.next_run() is None
+            assert isinstance(connection.next_event(), BatchFrame)
+    assert looked_at <= 2 * frames + 1
 
 
 def test_a_batch_of_a_run_keeps_nothing_else() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
@@ -32,10 +31,8 @@ from delta_prop_wire.spec import (
     BODY_HEADER_BYTES,
     CRC_BYTES,
     HEADER_BYTES,
-    NAMESPACE_BYTES_MAX,
     PRIORITY_SHIFT,
     STAMP_BYTES,
-    VECTOR_ID_BYTES_MAX,
     Attribute,
 )
 
@@ -133,16 +130,16 @@ class Batch:
     @lazy
     def _bounds_of(self) -> tuple[int, ...]:
         """Where the columns lie in the body: start and end of each that is present, in turn."""
-        _, lengths, at = _directory_of(self.columns_mask)
+        _, lengths, at = directory_of(self.columns_mask)
         bounds: tuple[int, ...] = ()
-        for length in lengths.unpack_from(self.raw, _DIRECTORY_AT):
+        for length in lengths.unpack_from(self.raw, DIRECTORY_AT):
             bounds += (at, at + length)
             at += length + -length % ALIGNMENT
         return bounds
 
     def _bounds_in(self, column: int) -> tuple[int, int] | None:
         """Where a column lies in the body, None where it is absent."""
-        place = _directory_of(self.columns_mask)[0].get(column)
+        place = directory_of(self.columns_mask)[0].get(column)
         return None if place is None else self._bounds_of[place : place + 2]  # type: ignore[return-value]
 
     def column(self, column: Column) -> memoryview | None:
@@ -167,6 +164,12 @@ class Batch:
     def keys(self) -> list[str]:
         """The vector id of each row."""
         return self._texts(Column.KEY_ENDS, Column.KEYS)
+
+    def let_names_go(self) -> None:
+        """Forget the vector ids, which take as much memory as small deltas; who asks has them decoded."""
+        if self.decoded:
+            self.decoded = False
+            del self.keys
 
     @lazy
     def namespace_names(self) -> tuple[str, ...]:
@@ -258,13 +261,13 @@ class Batch:
     def values(self) -> NDArray[np.float32]:
         """All rows' numbers, end to end."""
         array = self._array(Column.VALUES, F32)
-        return _NO_VALUES if array is None else array
+        return NO_VALUES if array is None else array
 
     @lazy
     def indices(self) -> NDArray[np.uint32]:
         """All sparse rows' indices, end to end."""
         array = self._array(Column.INDICES, U32)
-        return _NO_INDICES if array is None else array
+        return NO_INDICES if array is None else array
 
     @lazy
     def index_highest(self) -> int:
@@ -305,78 +308,9 @@ class Batch:
         return self.columns_mask >> Column.METADATA & 1 != 0
 
     decoded = False
-    """Whether `decode_plain` has decoded all columns."""
+    """Whether `plain.decode_plain` has decoded all columns."""
     key_bytes_bound: int
     """Of a batch that was decoded so: no vector id is longer, though it may be shorter."""
-
-    def decode_plain(self) -> bool:
-        """Decode all columns of a plain batch at once, in half the time; whether they are.
-
-        They are not where the batch is not plain, an id is empty or not printable ASCII, or the columns are
-        not what the header tells: ask for each column then.
-        """
-        if not self.decoded and self.plain:
-            self.decoded = self._decode_plain()
-        return self.decoded
-
-    def _decode_plain(self) -> bool:
-        body, columns = self.raw, self.columns_mask
-        _, lengths, ends_at = _directory_of(columns)
-        if self.kind is None or ends_at > self.length:
-            return False
-        ends, texts, names, *rest = lengths.unpack_from(body, _DIRECTORY_AT)
-        keys_at = ends_at + ends + -ends % ALIGNMENT
-        names_at = keys_at + texts + -texts % ALIGNMENT
-        at = rest_at = names_at + names + -names % ALIGNMENT
-        for size in rest:
-            at += size + -size % ALIGNMENT
-        if at != self.length or ends != 4 * self.count or names > _NAME_BYTES_MAX:
-            return False
-        named = _name_in(bytes(body[names_at : names_at + names]))
-        keys = self._keys_from(ends_at, keys_at, texts)
-        if named is None or keys is None:
-            return False
-        self.keys, self.namespace_names = keys, named
-        self.namespace = named[0]
-        blobs = columns & _BLOBS
-        return self._decode_blobs(rest_at, *rest) if blobs else self._decode_numbers(columns, rest_at, rest)
-
-    def _keys_from(self, ends_at: int, at: int, size: int) -> list[str] | None:
-        """The vector ids; None where one is empty or not of printable ASCII."""
-        raw = bytes(self.raw[at : at + size])
-        if not raw.isascii():
-            return None
-        text, keys = raw.decode("ascii"), []
-        start, stops = 0, _stops_of(self.count).unpack_from(self.raw, ends_at)
-        for stop in stops:
-            keys.append(text[start:stop])
-            start = stop
-        # Where no slice is empty all ends rise, up to the last one, which is looked at.
-        if start != size or not all(keys) or not text.isprintable():
-            return None
-        self.key_bytes_bound = size if size <= VECTOR_ID_BYTES_MAX else _longest_stretch(stops)
-        return keys
-
-    def _decode_numbers(self, columns: int, at: int, sizes: list[int]) -> bool:
-        """Numbers from there on; whether there are as many as there must be."""
-        count, indices, values = self.count, _NO_INDICES, _NO_VALUES
-        if columns & _INDICES:
-            size = sizes[0]
-            indices = np.frombuffer(self.raw, U32, size >> 2, at)
-            at += size + -size % ALIGNMENT
-        else:
-            self.index_highest = -1
-        if columns & _VALUES:
-            values = np.frombuffer(self.raw, F32, sizes[-1] >> 2, at)
-        self.indices, self.values, self.row_values = indices, values, len(values) // count
-        needed = len(values) if self.kind in SPARSE_KINDS else 0
-        whole = sum(sizes) == 4 * (len(indices) + len(values))
-        return whole and len(values) % count == 0 and len(indices) == needed
-
-    def _decode_blobs(self, at: int, ends: int, size: int) -> bool:
-        """Where bytes end, from there on; whether they rise as they must."""
-        self.indices, self.values, self.row_values, self.index_highest = _NO_INDICES, _NO_VALUES, 0, -1
-        return ends == 4 * self.count and _rise_to(size, bytes(self.raw[at : at + ends]), self.count)
 
     # --- rows
 
@@ -481,7 +415,7 @@ class Batch:
         bounds, raw = self._bounds_in(ends), self.column(texts)
         if bounds is None or raw is None:
             return [""] * self.count
-        stops = _stops_of(self.count).unpack_from(self.raw, bounds[0])
+        stops = stops_of(self.count).unpack_from(self.raw, bounds[0])
         found, at = [], 0
         try:
             whole = str(raw, "ascii")  # one decode, then slices: characters and bytes count alike
@@ -556,40 +490,37 @@ class LoggedBatch:
 
 _VALUE_KINDS = frozenset({Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD, Kind.SCALE, Kind.OFFSET})
 _BLOB_FREE_KINDS = _VALUE_KINDS | {Kind.DELETE, Kind.METADATA}
-_NO_VALUES = np.zeros(0, np.float32)
-_NO_INDICES = np.zeros(0, np.uint32)
+NO_VALUES = np.zeros(0, np.float32)
+NO_INDICES = np.zeros(0, np.uint32)
 _CONTROL, _LEAPS = int(Attribute.CONTROL), int(Attribute.COUNTERS_LEAP)
 _LEVELS, _LANES = tuple(AckLevel), tuple(Priority)
 _HIGHEST = np.maximum.reduce
 _FEW = 40
 """Below so many numbers a Python loop is quicker than a call of numpy."""
-_DIRECTORY_AT = BODY_HEADER_BYTES + COLUMN_MASK.size
-_INDICES, _VALUES = 1 << Column.INDICES, 1 << Column.VALUES
-_NUMBERS = _INDICES | _VALUES
+DIRECTORY_AT = BODY_HEADER_BYTES + COLUMN_MASK.size
+_NUMBERS = 1 << Column.INDICES | 1 << Column.VALUES
 _NAMES = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES
-_BLOBS = 1 << Column.BLOBS
-_NAMES_AND_BLOBS = _NAMES | 1 << Column.BLOB_ENDS | _BLOBS
-_NAME_BYTES_MAX = NAME_LENGTH.size + NAMESPACE_BYTES_MAX
+_NAMES_AND_BLOBS = _NAMES | 1 << Column.BLOB_ENDS | 1 << Column.BLOBS
 _FEW_NAMES_BYTES = 128
 
 
 _HEADER = struct.Struct("<2xHIQI4xQQQIIQQ")
 """What is read again and again of the body's header, and the mask of columns behind it."""
-assert _HEADER.size == _DIRECTORY_AT
+assert _HEADER.size == DIRECTORY_AT
 U16, U32, U64, F32 = (np.dtype(name) for name in ("<u2", "<u4", "<u8", "<f4"))
 
 
 @lru_cache(maxsize=1024)
-def _directory_of(mask: int) -> tuple[dict[int, int], struct.Struct, int]:
+def directory_of(mask: int) -> tuple[dict[int, int], struct.Struct, int]:
     """Of the columns in a mask: where the bounds of each stand, how to read the lengths, where they begin."""
     columns = [k for k in range(mask.bit_length()) if mask >> k & 1]
     lengths = struct.Struct(f"<{len(columns)}I")
     places = {column: 2 * place for place, column in enumerate(columns)}
-    return places, lengths, _DIRECTORY_AT + lengths.size + -lengths.size % ALIGNMENT
+    return places, lengths, DIRECTORY_AT + lengths.size + -lengths.size % ALIGNMENT
 
 
 @lru_cache(maxsize=4096)
-def _stops_of(count: int) -> struct.Struct:
+def stops_of(count: int) -> struct.Struct:
     """How to read where each of so many texts ends."""
     return struct.Struct(f"<{count}I")
 
@@ -617,34 +548,3 @@ def _known_names(raw: bytes | memoryview) -> tuple[str, ...]:
 
 _few_names = lru_cache(maxsize=1024)(_names_in)
 """The same names come with batch after batch: those of a short table are decoded once."""
-
-
-@lru_cache(maxsize=1024)
-def _name_in(raw: bytes) -> tuple[str] | None:
-    """A table of one name, None unless it is one."""
-    if len(raw) < NAME_LENGTH.size or len(raw) != NAME_LENGTH.size + NAME_LENGTH.unpack_from(raw)[0]:
-        return None
-    try:
-        return (str(raw[NAME_LENGTH.size :], "utf-8"),)
-    except UnicodeDecodeError:
-        return None
-
-
-def _rise_to(total: int, ends: bytes, count: int) -> bool:
-    """Whether these ends of so many texts rise to the end of the last."""
-    if total % count == 0 and ends == _even_ends(count, total // count):
-        return True
-    stops = _stops_of(count).unpack(ends)
-    return stops[-1] == total and sorted(stops) == list(stops)
-
-
-def _longest_stretch(stops: tuple[int, ...]) -> int:
-    """How far at most eight texts reach that end there one behind the other: none of them is longer."""
-    marks = (0, *stops[7::8], stops[-1])
-    return max([end - start for start, end in pairwise(marks)])
-
-
-@lru_cache(maxsize=64)
-def _even_ends(count: int, size: int) -> bytes:
-    """The ends of texts of one size."""
-    return struct.pack(f"<{count}I", *[size * row for row in range(1, count + 1)])

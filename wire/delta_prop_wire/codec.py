@@ -24,7 +24,7 @@ from delta_prop_wire.header import (
     pack_header,
     unpack_header,
 )
-from delta_prop_wire.runs import take_run
+from delta_prop_wire.runs import Runs
 from delta_prop_wire.soundness import parse_batch
 from delta_prop_wire.spec import (
     COUNTER_MAX,
@@ -115,6 +115,7 @@ class Decoder:
         self.payload_bytes_max = payload_bytes_max
         self._look_at = look_at
         self._buffer = ReceiveBuffer(FRAME_PAYLOAD_BYTES_MAX)
+        self._runs = Runs(self._buffer)
         self._header: Header | None = None
         self._error: PeerError | None = None
 
@@ -166,7 +167,7 @@ class Decoder:
         """
         if self._error is not None:
             return None
-        run = take_run(self._buffer, window, self.payload_bytes_max)
+        run = self._runs.take(window, self.payload_bytes_max)
         if run is not None:
             self._header = None
         return run

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.frames import Credit
-from delta_prop_wire.soundness import SMALLEST_BODY_BYTES, plain_is_whole
+from delta_prop_wire.plain import decode_columns, decode_names
+from delta_prop_wire.soundness import SMALLEST_BODY_BYTES, plain_body_is_sound
 from delta_prop_wire.spec import (
     COUNTER_MAX,
     HEADER_BYTES,
@@ -25,6 +26,7 @@ from delta_prop_wire.spec import (
 
 if TYPE_CHECKING:
     from delta_prop_wire.buffer import ReceiveBuffer
+    from delta_prop_wire.plain import Names
     from delta_prop_wire.window import Window
 
 FRAMES_MAX = 64
@@ -60,37 +62,65 @@ class Run:
     size: int
 
 
-def take_run(buffer: ReceiveBuffer, window: Window, payload_bytes_max: int) -> Run | None:
-    """Take the frames of a run out of a buffer, as far as they are whole and the window is open."""
-    view, at, end = buffer.held()
-    begin, start, sequence, rows = at, 0, 0, 0
-    rows_left, bytes_left = window.left or _UNBOUNDED
-    batches: list[Batch] = []
-    # A frame may come while both balances are above 0, and is charged in full.
-    while end - at > _BODY_AT and len(batches) < FRAMES_MAX and rows < rows_left and at - begin < bytes_left:
-        told, first, length, *stamp = _HEAD.unpack_from(view, at)
-        stop = at + HEADER_BYTES + length
+class Runs:
+    """Takes runs out of one receive buffer."""
+
+    def __init__(self, buffer: ReceiveBuffer) -> None:
+        self._buffer = buffer
+        self._frames_max = FRAMES_MAX
+
+    def take(self, window: Window, payload_bytes_max: int) -> Run | None:
+        """Take the frames of a run out of the buffer, as far as they are whole and the window is open."""
+        view, begin, end = self._buffer.held()
+        at, start, rows = begin, 0, 0
+        sequence = first_sequence = 0
+        rows_left, bytes_left = window.left or _UNBOUNDED
+        batches: list[Batch] = []
+        names: list[Names] = []
+        # A frame may come while both balances are above 0, and is charged in full.
+        while (
+            end - at > _BODY_AT
+            and len(batches) < self._frames_max
+            and rows < rows_left
+            and at - begin < bytes_left
+        ):
+            told, first, length, *stamp = _HEAD.unpack_from(view, at)
+            stop = at + HEADER_BYTES + length
+            if not batches:
+                start, sequence, first_sequence = told, first, first
+            if told != start or told not in _STARTS or first != sequence or not first or stamp != _NO_STAMP:
+                break
+            if stop > end or not _LENGTH_MIN <= length <= payload_bytes_max:
+                break
+            # A body of its own, so that a batch that is kept keeps nothing else.
+            batch = Batch(bytes(view[at + _BODY_AT : stop]))
+            if not batch.plain or (batches and not _goes_on(batches[-1], batch)):
+                break
+            if not plain_body_is_sound(batch) or first + batch.count > COUNTER_MAX:
+                break
+            named = decode_columns(batch)
+            if named is None:
+                break
+            batches.append(batch)
+            names.append(named)
+            sequence += batch.count
+            rows += batch.count
+            at = stop
+        return self._run(first_sequence, start, batches, names, window)
+
+    def _run(
+        self, sequence: int, start: int, batches: list[Batch], names: list[Names], window: Window
+    ) -> Run | None:
+        whole = decode_names(batches, names) if batches else 0
+        # What is left out is looked at again: where that happens, fewer at a time.
+        self._frames_max = 1 if whole < len(batches) else min(2 * self._frames_max, FRAMES_MAX)
+        del batches[whole:]
         if not batches:
-            start, sequence = told, first
-        if told != start or told not in _STARTS or first != sequence or not first or stamp != _NO_STAMP:
-            break
-        if stop > end or not _LENGTH_MIN <= length <= payload_bytes_max:
-            break
-        # A body of its own, so that a batch that is kept keeps nothing else.
-        batch = Batch(bytes(view[at + _BODY_AT : stop]))
-        if not batch.plain or (batches and not _goes_on(batches[-1], batch)):
-            break
-        if not plain_is_whole(batch) or first + batch.count > COUNTER_MAX:
-            break
-        batches.append(batch)
-        sequence += batch.count
-        rows += batch.count
-        at = stop
-    if not batches:
-        return None
-    buffer.skip(at - begin)
-    window.spend(rows, at - begin)
-    return Run(sequence - rows, _STARTS[start], batches, rows, at - begin)
+            return None
+        rows, size = sum([batch.count for batch in batches]), sum([batch.size for batch in batches])
+        self._buffer.skip(size)
+        window.spend(rows, size)
+        return Run(sequence, _STARTS[start], batches, rows, size)
 
 
 def _goes_on(before: Batch, batch: Batch) -> bool:

@@ -28,6 +28,7 @@ from delta_prop_wire.layout import (
     Column,
 )
 from delta_prop_wire.packing import check_shape
+from delta_prop_wire.plain import decode_plain
 from delta_prop_wire.spec import (
     ALIGNMENT,
     BATCH_ROWS_MAX,
@@ -115,6 +116,11 @@ def plain_is_whole(batch: Batch) -> bool:
 
     Where anything is otherwise it gives False, and the long way says what.
     """
+    return plain_body_is_sound(batch) and decode_plain(batch)
+
+
+def plain_body_is_sound(batch: Batch) -> bool:
+    """Whether header, padding and checksum of a plain batch are in order; its columns are for `plain.py`."""
     body, count, length = batch.raw, batch.count, batch.length
     size = len(body)
     return (
@@ -128,7 +134,6 @@ def plain_is_whole(batch: Batch) -> bool:
         and batch.kinds_mask != 0
         and crc32c(memoryview(body)[:-CRC_BYTES]) == batch.crc
         and not any(body[length:-CRC_BYTES])
-        and batch.decode_plain()
     )
 
 

@@ -41,6 +41,7 @@ from delta_prop_wire.bounds import (
 from delta_prop_wire.delta import Delta, Dot, Kind, Operation, Priority, Source
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.layout import Column
+from delta_prop_wire.plain import decode_plain
 from delta_prop_wire.spec import (
     CLOCK_ENTRIES_MAX,
     COUNTER_MAX,
@@ -160,7 +161,7 @@ def validate_batch(batch: Batch) -> None:
 
 def plain_is_sound(batch: Batch) -> bool:
     """Whether a batch is plain and sound, told in few steps; where it is not, `validate_batch` says why."""
-    if not batch.decoded and not batch.decode_plain():
+    if not batch.decoded and not decode_plain(batch):
         return False
     kind, width, namespace = batch.kind, batch.row_values, batch.namespace
     return (
