@@ -207,7 +207,7 @@ class Checkpointer:
         log = self._log
         log.needed_from = offset
         self._base_frames, self._base_bytes = log.committed_frames, log.committed_bytes
-        self._base_segment = log.position().base
+        self._base_segment = log.growing_from
 
     def _due(self) -> bool:
         log, settings = self._log, self._log.settings
@@ -218,9 +218,9 @@ class Checkpointer:
         if size >= quarter:
             return True
         due = frames >= settings.checkpoint_frames or size >= settings.checkpoint_bytes
-        return (
-            due or log.position().base != self._base_segment
-        ) and size >= _AMPLIFICATION * self._written_bytes
+        return size >= _AMPLIFICATION * self._written_bytes and (
+            due or log.growing_from != self._base_segment
+        )
 
     def _too_many_changes(self) -> bool:
         names = self._small.changes

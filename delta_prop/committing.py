@@ -132,11 +132,16 @@ class Committer:
     def _commit_now(self) -> None:
         """At the end of a turn: commit what only goes into the page cache, leave all else to the task."""
         self._due = False
-        commit = self._log.take_commit() if self._only_cached() else None
-        if commit is None:
-            self._bell.ring()
-            return
+        began = self._now()
         try:
+            if not self._sync and began >= self._aside_until and self._log.write_cached(CACHED_BYTES_MAX):
+                self._note_took(began)
+                self._on_moved()
+                return
+            commit = self._log.take_commit() if self._only_cached() else None
+            if commit is None:
+                self._bell.ring()
+                return
             self._write_here(commit)
         except OSError as error:
             self._fail(error)
@@ -152,6 +157,9 @@ class Committer:
     def _write_here(self, commit: Commit) -> None:
         began = self._now()
         commit.run()
+        self._note_took(began)
+
+    def _note_took(self, began: float) -> None:
         ended = self._now()
         if ended - began > CACHED_S_MAX:
             again = ended - self._aside_until < self._aside_s

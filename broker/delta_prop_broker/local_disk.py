@@ -82,13 +82,19 @@ class LocalFile:
         """Write these buffers one behind the other from `at` on; how many bytes were taken."""
         if at < 0:  # -1 would mean "where the last call stopped" to the system
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), self._name)
+        if len(parts) <= _PARTS_MAX:
+            try:
+                return os.pwritev(self._descriptor, parts, at)
+            except OSError as error:
+                error.filename = self._name
+                raise
         taken = 0
         with _Named(self._name):
             for first in range(0, len(parts), _PARTS_MAX):
                 some = parts[first : first + _PARTS_MAX]
                 now = os.pwritev(self._descriptor, some, at + taken)
                 taken += now
-                if len(parts) > _PARTS_MAX and now < sum(memoryview(part).nbytes for part in some):
+                if now < sum(memoryview(part).nbytes for part in some):
                     break
         return taken
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.damage import LogBusy
@@ -482,3 +484,35 @@ def test_what_the_disk_has_left_is_asked_now_and_then_and_reckoned_between() -> 
     writer.append()
     commit(log)
     assert asked == 3, "who waits for the disk asks it too"
+
+
+_steps = st.lists(
+    st.tuples(
+        st.sampled_from(["append", "append", "commit", "sync"]), st.integers(1, 12), st.sampled_from(AckLevel)
+    ),
+    max_size=30,
+)
+
+
+@given(_steps)
+def test_what_only_goes_into_the_page_cache_is_committed_by_the_short_way_as_by_the_long_one(
+    steps: list[tuple[str, int, AckLevel]],
+) -> None:
+    short, long = (open_log(SimDisk(), replace(LOGGED, tail_bytes_max=1_500))[0] for _ in range(2))
+    writers = Writer(short), Writer(long)
+    for step, rows, level in steps:
+        if step == "append":
+            asked = min(level, AckLevel.LOGGED) if rows % 4 else level
+            for writer in writers:
+                if writer.log.refusal(batch_of(rows)) is None and asked <= AckLevel.DURABLE:
+                    writer.append(rows, level=asked)
+        elif not (step == "commit" and short.write_cached(600)):
+            assert commit(short, sync=step == "sync") == commit(long, sync=step == "sync")
+        else:
+            assert long.cached_bytes is not None
+            assert long.cached_bytes <= 600
+            assert commit(long)
+        assert short.statistics() == long.statistics()
+        assert contents(short) == contents(long)
+        assert short.committed_frames == long.committed_frames
+    assert writers[0].appended == writers[1].appended

@@ -67,11 +67,6 @@ class Position:
     size: int = 0
     latest_time: int = 0
 
-    @property
-    def base(self) -> int:
-        """The first offset of the growing segment."""
-        return self.offset if self.index is None else self.index.base
-
 
 class PartName(NamedTuple):
     """A part as a checkpoint names it: file name, bytes, checksum."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _SMALL_BYTES = 2048
 _GATHERED = 512
+_FEW = 4  # which are not worth the call that makes one of them
 
 
 @dataclass(slots=True)
@@ -108,8 +109,7 @@ class Commit:
         if file is None:
             file = segment.file = self._create(segment)
         if piece.parts:
-            size = piece.position - piece.at
-            write_all(file, piece.at, _gathered(piece.parts, size), size)
+            _write_parts(file, piece)
         if piece.seals or self._sync:
             file.sync()
         if piece.seals and segment.index is not None:
@@ -130,6 +130,22 @@ class Commit:
             return
 
 
+def write_piece(piece: Piece) -> tuple[int, int]:
+    """Copy a piece into the page cache, where its file is made and nothing more is to be done: the short way
+    of a `Commit`. How many frames and bytes it was. Raises OSError.
+    """
+    segment = piece.segment
+    assert segment.file is not None, "a file is made by a commit"
+    _write_parts(segment.file, piece)
+    segment.readable = piece.position
+    return len(piece.parts) // 2, piece.position - piece.at
+
+
+def _write_parts(file: File, piece: Piece) -> None:
+    size = piece.position - piece.at
+    write_all(file, piece.at, _gathered(piece.parts, size), size)
+
+
 def all_have_files(pieces: Iterable[Piece]) -> bool:
     """Whether no file is to be made for what is to be written, which waits for the disk.
 
@@ -140,6 +156,6 @@ def all_have_files(pieces: Iterable[Piece]) -> bool:
 
 def _gathered(parts: list[Buffer], size: int) -> list[Buffer]:
     """Many small buffers as fewer large ones: a buffer costs the system more than copying 2 KB."""
-    if len(parts) * _SMALL_BYTES < size:
+    if len(parts) <= _FEW or len(parts) * _SMALL_BYTES < size:
         return parts
     return [b"".join(parts[first : first + _GATHERED]) for first in range(0, len(parts), _GATHERED)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_broker.log import refusals
 from delta_prop_broker.log.checkpoints import Position
-from delta_prop_broker.log.commit import Commit, Piece, all_have_files
+from delta_prop_broker.log.commit import Commit, Piece, all_have_files, write_piece
 from delta_prop_broker.log.cover import Cover
 from delta_prop_broker.log.damage import LogBusy, LogDamaged
 from delta_prop_broker.log.free_space import FreeSpace
@@ -83,12 +83,8 @@ class DurableLog:
         self._commits = self._syncs_skipped = self._removed_segments = self._refused = self._reopened = 0
         self._free = FreeSpace(disk, wall_us, read_only=recovered.mark is None)
         self._cover = Cover(disk, DIRECTORY, settings=settings, holders=self._holders)
-        self._cover.open(
-            recovered.identity.log_id,
-            start=recovered.start,
-            end=recovered.next_offset,
-            read_only=recovered.mark is None,
-        )
+        start, end, read_only = recovered.start, recovered.next_offset, recovered.mark is None
+        self._cover.open(recovered.identity.log_id, start=start, end=end, read_only=read_only)
         self._take_over(recovered)
         self.stretches = Stretches(disk, lambda: (self._segments, self._start, self.visible))
         """Readers of whole frames as they lie in the files."""
@@ -197,6 +193,12 @@ class DurableLog:
             return self.next_offset
         return self.written if level is AckLevel.LOGGED else self.synced
 
+    @property
+    def growing_from(self) -> int:
+        """The first offset of the segment that grows, as `position` tells it."""
+        last = self._segments.last
+        return self.next_offset if last is None or last.index is None or not last.size else last.index.base
+
     def position(self) -> Position:
         """Where the log ends now, as a checkpoint needs it; usable once `synced` has come there."""
         last = self._segments.last
@@ -238,8 +240,10 @@ class DurableLog:
 
     def fits(self, batches: Sequence[Batch]) -> bool:
         """Whether `append_run` would take these; makes room where nobody needs the oldest."""
-        size = sum([batch.size for batch in batches])
-        asked = max([batch.attributes >> ACK_LEVEL_SHIFT & 3 for batch in batches])
+        size, asked = batches[0].size, batches[0].attributes >> ACK_LEVEL_SHIFT & 3
+        if len(batches) > 1:
+            size = sum([batch.size for batch in batches])
+            asked = max([batch.attributes >> ACK_LEVEL_SHIFT & 3 for batch in batches])
         if self._mark is None or self._closed or asked > _DURABLE or size > self._batch_bytes_max:
             return False
         return self._has_room(size) or self._refusal(size) is None
@@ -282,9 +286,12 @@ class DurableLog:
         last = self._segments.last
         if last is not None and not last.size:
             last.first_time = now
-        elif last is None or self._rolls(last, size, now):
+        elif last is None or last.size + size > self.settings.segment_bytes_max or self._old(last, now):
             last = self._begin_segment(now)
         return self._piece_of(last)
+
+    def _old(self, segment: Segment, now: int) -> bool:
+        return now - segment.first_time >= self.settings.segment_s_max * 1e6
 
     def _begin_segment(self, now: int) -> Segment:
         """Seal the last segment with the next commit, and begin another one behind it."""
@@ -297,10 +304,6 @@ class DurableLog:
         self._segments.add(last)
         self._piece_of(last)
         return last
-
-    def _rolls(self, segment: Segment, size: int, now: int) -> bool:
-        old = now - segment.first_time >= self.settings.segment_s_max * 1e6
-        return old or segment.size + size > self.settings.segment_bytes_max
 
     def _piece_of(self, segment: Segment) -> Piece:
         if not self._pending or self._pending[-1].segment is not segment:
@@ -356,11 +359,12 @@ class DurableLog:
     @property
     def cached_bytes(self) -> int | None:
         """What a commit would copy into the page cache now; None if it had more to do, or nothing."""
-        if self._running is not None or self._pending_sync or self._removed or not self._pending:
+        pending = self._pending
+        if self._running is not None or self._pending_sync or self._removed or not pending:
             return None
-        if self.settings.level is AckLevel.DURABLE or not all_have_files(self._pending):
+        if self.settings.level is AckLevel.DURABLE or pending[-1].segment.file is None:  # quicker told alone
             return None
-        return self._unwritten_bytes
+        return self._unwritten_bytes if len(pending) == 1 or all_have_files(pending) else None
 
     def take_commit(self, *, sync: bool = False) -> Commit | None:
         """What the disk has to do now; None: nothing, or one is under way. `sync`: all that was written."""
@@ -373,17 +377,11 @@ class DurableLog:
             self._piece_of(self._segments.last)
         sealed = max((piece.segment.end for piece in self._pending if piece.seals), default=0)
         self._running = Commit(
-            self._disk,
-            DIRECTORY,
-            pieces=self._pending,
-            removed=self._removed,
-            mark=self._mark,
-            start=self._start,
-            end=self.next_offset,
-            synced=self.next_offset if sync else max(self.synced, sealed),
-            sync=sync and bool(self._pending),
+            self._disk, DIRECTORY, pieces=self._pending, removed=self._removed, mark=self._mark,
+            start=self._start, end=self.next_offset,
+            synced=self.next_offset if sync else max(self.synced, sealed), sync=sync and bool(self._pending),
             asks_free=self._free.is_due() or sync or bool(self._removed),
-        )
+        )  # fmt: skip
         self._syncs_skipped += not sync
         self._pending, self._removed, self._pending_sync = [], [], False
         return self._running
@@ -394,20 +392,38 @@ class DurableLog:
         self._running = None
         if self.failure is not None:
             return
-        self._commits += 1
         self._removed_segments += len(commit.removed)
         frames, size = commit.finish(self._segments)
-        self._free.written(size, commit.free_bytes)
+        assert self.synced <= commit.synced <= commit.end <= self.next_offset
+        self.synced = commit.synced
+        self._note_written(commit.end, frames, size, commit.free_bytes)
+
+    def write_cached(self, bytes_max: int) -> bool:
+        """The short way, at once, of a commit that only copies up to so many bytes into the page cache: False
+        where there is more to do, or nothing. Raises OSError: then `fail`.
+        """
+        size, mark = self.cached_bytes, self._mark
+        if size is None or size > bytes_max or len(self._pending) > 1 or self.failure is not None:
+            return False
+        if mark is None or self.synced > mark.newest.synced:
+            return False
+        piece, self._pending = self._pending[0], []
+        self._syncs_skipped += 1
+        frames, size = write_piece(piece)
+        left = self._disk.free_bytes() if self._free.is_due() else None
+        self._note_written(self.next_offset, frames, size, left)
+        return True
+
+    def _note_written(self, end: int, frames: int, size: int, free_bytes: int | None) -> None:
+        assert self.written <= end
+        self._commits += 1
+        self._free.written(size, free_bytes)
         self._unwritten_bytes -= size
         self.committed_bytes += size
         self.committed_frames += frames
-        self._move_marks(commit.end, commit.synced)
-
-    def _move_marks(self, written: int, synced: int) -> None:
-        assert self.synced <= synced <= written <= self.next_offset
-        assert self.written <= written
-        self.written, self.synced = written, synced
-        self._tail.trim(written)
+        self.written = end
+        if self._tail.bytes > self.settings.tail_bytes_max:
+            self._tail.trim(end)
 
     def fail(self, error: Exception) -> None:
         """A commit's `run` raised: nothing further is taken or marked. Reading goes on; then recover anew.
@@ -427,12 +443,10 @@ class DurableLog:
         """
         assert self.failure is not None, "a log that works is not recovered"
 
-        def recovering() -> Recovered:
-            return recover(
-                self._disk, DIRECTORY, draw=self._draw, made_by=self.settings.made_by, synced=self.synced
-            )
-
-        recovered = self.reserve.use(recovering)
+        made_by, draw = self.settings.made_by, self._draw
+        recovered = self.reserve.use(
+            lambda: recover(self._disk, DIRECTORY, draw=draw, made_by=made_by, synced=self.synced)
+        )
         if recovered.identity.log_id != self.log_id:
             recovered.close()
             raise LogDamaged(f"{DIRECTORY}/log", "it names another log than it did")
@@ -520,10 +534,9 @@ class DurableLog:
         return self._segments.offset_at(time_us, self.visible)
 
     def _fetch(self, offset: int) -> LoggedBatch | None:
-        if offset >= self._tail.first:
-            found = self._tail.read(offset, self.next_offset, rows_max=1, bytes_max=1)
-        else:
-            found = self._segments.read(offset, self.written, rows_max=1, bytes_max=1)
+        cached = offset >= self._tail.first
+        held, end = (self._tail, self.next_offset) if cached else (self._segments, self.written)
+        found = held.read(offset, end, rows_max=1, bytes_max=1)
         return found[0] if found else None
 
     # --- who holds it, and what goes
@@ -557,10 +570,9 @@ class DurableLog:
         last = self._segments.last
         if self.failure is not None or self._mark is None or last is None or not last.size:
             return False
-        if now_us - last.first_time < self.settings.segment_s_max * 1e6:
-            return False
-        self._begin_segment(now_us)
-        return True
+        if old := self._old(last, now_us):
+            self._begin_segment(now_us)
+        return old
 
     def retain(self, now_us: int) -> int:
         """Let whole old segments go, by size and age, as far as nobody needs them; how many go.
@@ -580,8 +592,8 @@ class DurableLog:
         """
         if self.failure is not None or self._mark is None or self._closed:
             return None
-        held = self._room.bytes
-        return self._cover.due(self._segments, now_us=now_us, readable=self.synced, held_bytes=held)
+        cover, held = self._cover, self._room.bytes
+        return cover.due(self._segments, now_us=now_us, readable=self.synced, held_bytes=held)
 
     def finish_compaction(self, compaction: Compaction, *, made: bool) -> None:
         """A compaction has ended; `made`: its snapshot is on stable storage, and what it covers may go."""
@@ -622,29 +634,17 @@ class DurableLog:
 
     def statistics(self) -> DurableLogStatistics:
         """A snapshot."""
+        room, cover, segments = self._room, self._cover, self._segments
         return DurableLogStatistics(
-            first_offset=self.first_offset,
-            next_offset=self.next_offset,
-            written=self.written,
-            synced=self.synced,
-            visible=self.visible,
-            segments=len(self._segments.all),
-            compressed_segments=sum(segment.compressed for segment in self._segments.all),
-            bytes=self._room.bytes,
-            bytes_max=self.settings.bytes_max,
-            unwritten_bytes=self._unwritten_bytes,
-            tail_bytes=self._tail.bytes,
-            commits=self._commits,
-            syncs_skipped=self._syncs_skipped,
-            removed_segments=self._removed_segments,
-            indexes_rebuilt=self._segments.indexes_rebuilt,
-            refused=self._refused,
-            held_by=self._holders.slowest(),
-            reopened=self._reopened,
-            reserve_bytes=self.reserve.bytes,
-            snapshot_offset=self._cover.offset,
-            snapshot_rows=self._cover.rows,
-            snapshot_bytes=self._cover.bytes,
-            snapshots_made=self._cover.made,
-            compacting=self._cover.under_way,
-        )
+            first_offset=self.first_offset, next_offset=self.next_offset,
+            written=self.written, synced=self.synced, visible=self.visible,
+            segments=len(segments.all), compressed_segments=sum(one.compressed for one in segments.all),
+            bytes=room.bytes, bytes_max=self.settings.bytes_max,
+            unwritten_bytes=self._unwritten_bytes, tail_bytes=self._tail.bytes,
+            commits=self._commits, syncs_skipped=self._syncs_skipped,
+            removed_segments=self._removed_segments, indexes_rebuilt=segments.indexes_rebuilt,
+            refused=self._refused, held_by=self._holders.slowest(),
+            reopened=self._reopened, reserve_bytes=self.reserve.bytes,
+            snapshot_offset=cover.offset, snapshot_rows=cover.rows, snapshot_bytes=cover.bytes,
+            snapshots_made=cover.made, compacting=cover.under_way,
+        )  # fmt: skip

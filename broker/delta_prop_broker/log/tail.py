@@ -30,6 +30,9 @@ class Tail:
 
     def extend(self, placed: list[LoggedBatch]) -> None:
         """The next batches, one behind the other."""
+        if len(placed) == 1:
+            self.append(placed[0])
+            return
         self._batches += placed
         self._starts += [logged.offset for logged in placed]
         self.bytes += sum([weight(logged.batch) for logged in placed])
