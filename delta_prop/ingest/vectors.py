@@ -6,7 +6,9 @@ the log is the truth and ignores an operation that has nothing to work on.
 
 from __future__ import annotations
 
-from itertools import chain, count
+from collections import deque
+from itertools import chain, compress, count
+from operator import contains, setitem
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -29,6 +31,12 @@ _VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
 _VECTOR_BITS = 1 << Kind.CREATE | 1 << Kind.DENSE
 _PARTIAL_BITS = sum(1 << kind for kind in PARTIAL_KINDS)
 _LIFE_KINDS = WHOLE_KINDS | {Kind.DELETE}
+_DELETE_BIT = 1 << Kind.DELETE
+_SPARSE_BITS = sum(1 << kind for kind in SPARSE_KINDS)
+_IS_PARTIAL = bytes(kind in PARTIAL_KINDS for kind in range(256))
+"""For `bytes.translate`: of each kind whether it needs a living vector."""
+_NO_HEADS: dict[str, int] = {}
+_get: Callable[[dict[str, int], str], int | None] = dict.get
 
 
 class _Namespace:
@@ -118,11 +126,11 @@ class Vectors:
     def check(self, batch: Batch, load: Callable[[str, str], Dot | None]) -> None:
         """Raise Refused where a row cannot apply: dimension, unknown or deleted vector, `expect`."""
         namespace, kind = batch.namespace, batch.kind
-        if (
-            namespace is None
-            or kind is None
-            or not _all_apply(self._namespaces.get(namespace), (batch,), kind)
-        ):
+        if namespace is not None and kind is not None:
+            apply = _all_apply(self._namespaces.get(namespace), (batch,), kind)
+        else:
+            apply = self._all_fit(batch)
+        if not apply:
             self._check_rows(batch)
         if not batch.plain:
             for row, expected in batch.expects:
@@ -221,13 +229,17 @@ class Vectors:
             known = self._namespaces.get(batch.namespace)
             codes = [None] * batch.count if known is None else list(map(known.heads.get, batch.keys))
         else:
-            getters = {
-                name: known.heads.get if (known := self._namespaces.get(name)) is not None else _nothing
-                for name in batch.namespace_names
-            }
-            codes = [getters[name](key) for name, key in zip(batch.namespaces, batch.keys, strict=True)]
+            codes = list(map(_get, self._heads_of(batch), batch.keys))
         self._looked_up = (batch, codes)
         return codes
+
+    def _heads_of(self, batch: Batch) -> list[dict[str, int]]:
+        """Of each row all the heads of its namespace, so that rows are looked up in one call, not a loop."""
+        named = {
+            name: _NO_HEADS if (known := self._namespaces.get(name)) is None else known.heads
+            for name in batch.namespace_names
+        }
+        return list(map(named.__getitem__, batch.namespaces))
 
     # --- checkpoints
 
@@ -285,6 +297,24 @@ class Vectors:
 
     def _dot(self, code: int) -> Dot:
         return Dot(self._by_place[code >> _ORIGIN_SHIFT], code & _COUNTER_MASK)
+
+    def _all_fit(self, batch: Batch) -> bool:
+        """The short way for rows of several namespaces or kinds: whether all of them apply, whatever stands
+        before them in the batch. Where that is not plain to see, `_check_rows` looks at each.
+        """
+        kinds, highest, keys = batch.kinds_mask, batch.index_highest, batch.keys
+        for name in batch.namespace_names:
+            known = self._namespaces.get(name)
+            if known is None or (known.dead and not known.dead.isdisjoint(keys)):
+                return False
+            if kinds & _VECTOR_BITS and not 0 < known.dimension == batch.dimension:
+                return False
+            if kinds & _SPARSE_BITS and 0 < known.dimension <= highest:
+                return False
+        if kinds & _DELETE_BIT or not kinds & _PARTIAL_BITS:
+            return not kinds & _PARTIAL_BITS
+        partial = batch.kinds.translate(_IS_PARTIAL)
+        return all(map(contains, compress(self._heads_of(batch), partial), compress(keys, partial)))
 
     def _check_rows(self, batch: Batch) -> None:
         """Row by row, as a row may build on one before it in the same batch."""
@@ -371,8 +401,28 @@ class Vectors:
     def _append_rows(self, batch: Batch, codes: Iterator[int], source: Source) -> None:
         named = {name: self._namespace(name) for name in batch.namespace_names}
         place, before = self._origins[batch.origin], sum([len(known.heads) for known in named.values()])
-        widths = np.diff(batch.value_bounds).tolist() if batch.kinds_mask & _VECTOR_BITS else []
         replica = source is Source.REPLICA
+        for known in named.values():
+            known.note_writer(place)
+        if self._heads_alone(named, batch, replica=replica):
+            deque(map(setitem, self._heads_of(batch), batch.keys, codes), maxlen=0)
+        else:
+            self._append_each(named, batch, codes, replica=replica)
+        self._count += sum([len(known.heads) for known in named.values()]) - before
+
+    def _heads_alone(self, named: dict[str, _Namespace], batch: Batch, *, replica: bool) -> bool:
+        """Whether heads are all that a mixed batch moves: no tombstone, no dimension."""
+        kinds, keys = batch.kinds_mask, batch.keys
+        return (
+            (replica or not kinds & _DELETE_BIT)
+            and all(not known.dead or known.dead.isdisjoint(keys) for known in named.values())
+            and (not kinds & _VECTOR_BITS or all(known.dimension for known in named.values()))
+        )
+
+    def _append_each(
+        self, named: dict[str, _Namespace], batch: Batch, codes: Iterator[int], *, replica: bool
+    ) -> None:
+        widths = np.diff(batch.value_bounds).tolist() if batch.kinds_mask & _VECTOR_BITS else []
         for row, (namespace, vector_id, kind, code) in enumerate(
             zip(batch.namespaces, batch.keys, batch.kinds, codes, strict=False)
         ):
@@ -385,9 +435,6 @@ class Vectors:
                 known.dead.discard(vector_id)
             if not known.dimension and kind in _VECTOR_KINDS:
                 known.dimension = widths[row]
-        for known in named.values():
-            known.note_writer(place)
-        self._count += sum([len(known.heads) for known in named.values()]) - before
 
     def _namespace(self, namespace: str) -> _Namespace:
         known = self._namespaces.get(namespace)
@@ -438,7 +485,3 @@ def _of_another_dimension(namespace: str, found: int, fixed: int, row: int) -> I
         "send that many, or use another namespace",
         row=row,
     )
-
-
-def _nothing(_: str) -> None:
-    """What a namespace without heads has of a vector."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from functools import lru_cache
+from itertools import compress
 from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
@@ -217,6 +218,7 @@ def validate_batch_dimensions(batch: Batch, dimensions: Mapping[str, int]) -> di
 
 _OPAQUE = Kind.OPAQUE
 _WHOLE_VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
+_IS_VECTOR = bytes(kind in _WHOLE_VECTOR_KINDS for kind in range(256))
 _VECTOR_BITS = 1 << Kind.CREATE | 1 << Kind.DENSE
 _METADATA_BIT = 1 << Kind.METADATA
 _TRANSFORM = int(Kind.TRANSFORM)
@@ -260,19 +262,21 @@ def _numbers_are_sound(batch: Batch, columns: int) -> bool:
 def _shapes_are_sound(batch: Batch) -> bool:
     kinds = np.frombuffer(batch.kinds, np.uint8)
     least, most, bytes_most = _SHAPES[:, kinds]
-    numbers, sizes = np.diff(batch.value_bounds), np.diff(batch.blob_bounds)
-    if (numbers < least).any() or (numbers > most).any() or (sizes > bytes_most).any():
+    ends, blob_ends = batch.value_bounds, batch.blob_bounds
+    numbers, sizes = ends[1:] - ends[:-1], blob_ends[1:] - blob_ends[:-1]
+    if ((numbers < least) | (numbers > most) | (sizes > bytes_most)).any():
         return False
-    if batch.dimension != _common_dimension(kinds, numbers):
+    if batch.dimension != _common_dimension(batch.kinds, numbers):
         return False
     sound = not batch.kinds_mask >> Kind.TRANSFORM & 1
-    rows = np.flatnonzero(kinds == Kind.TRANSFORM).tolist()
-    return sound or all(_transform_is_sound(batch.blob(row)) for row in rows)
+    return sound or all(
+        _transform_is_sound(batch.blob(row)) for row in np.flatnonzero(kinds == Kind.TRANSFORM).tolist()
+    )
 
 
-def _common_dimension(kinds: NDArray[np.uint8], numbers: NDArray[np.int64]) -> int:
-    widths = numbers[(kinds == Kind.CREATE) | (kinds == Kind.DENSE)]
-    return int(widths[0]) if len(widths) and (widths == widths[0]).all() else 0
+def _common_dimension(kinds: bytes, numbers: NDArray[np.int64]) -> int:
+    widths = {*compress(numbers.tolist(), kinds.translate(_IS_VECTOR))}
+    return widths.pop() if len(widths) == 1 else 0
 
 
 def _transform_is_sound(name: bytes) -> bool:

@@ -127,6 +127,43 @@ def test_what_is_refused_is_what_the_fold_would_ignore_and_nothing_changes(
                 assert edge.vectors.head(space, name) == heads.get((space, name))
 
 
+class RowByRow(Vectors):
+    """Looks at each row of a mixed batch."""
+
+    def _all_fit(self, batch: Batch) -> bool:
+        return False
+
+    def _heads_alone(self, *_: object, **__: object) -> bool:
+        return False
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(deltas, min_size=1, max_size=6), st.sampled_from([ORIGIN, OTHER])), max_size=10
+    )
+)
+def test_mixed_rows_are_looked_at_by_columns_as_one_by_one(history: list[tuple[list[Delta], int]]) -> None:
+    short, long = Edge(), Edge()
+    long.vectors = RowByRow()
+    for rows, origin in history:
+        outcomes = []
+        for edge in (short, long):
+            batch = edge.batch(*rows, origin=origin)
+            try:
+                edge.vectors.check(batch, nothing)
+            except InvalidDelta as error:
+                outcomes.append(str(error))
+            else:
+                edge.vectors.count_conflicts(batch, lambda _: 0)
+                edge.send(*rows, origin=origin)
+                outcomes.append("")
+        assert outcomes[0] == outcomes[1]
+        assert short.vectors.saved() == long.vectors.saved()
+        assert (short.vectors.held, short.vectors.conflicts) == (long.vectors.held, long.vectors.conflicts)
+        for name in short.vectors.saved().namespaces:
+            assert short.vectors.heads(name, [*"abc"]) == long.vectors.heads(name, [*"abc"])
+
+
 def _length(delta: Delta) -> int:
     assert delta.operation.values is not None
     return len(delta.operation.values)
