@@ -18,7 +18,7 @@ from delta_prop_wire.delta import AckLevel, Dot, KnownIds, Source
 from delta_prop_wire.encode import encode_void, read_void
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.validate import plain_is_sound
+from delta_prop_wire.validate import simple_is_sound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -111,7 +111,7 @@ class Appender:
             return []
         sound, first = 0, self.lamport + 1
         for alike in _alike(batches):
-            if not (all(map(plain_is_sound, alike)) and self.vectors.append_alike(alike, source)):
+            if not (all(map(simple_is_sound, alike)) and self.vectors.append_alike(alike, source)):
                 singly = self._note_singly(alike, source)
                 sound += singly
                 if singly < len(alike):
@@ -132,7 +132,7 @@ class Appender:
         """Move heads and count conflicts for one after the other, up to the first that may not; how many."""
         for place, batch in enumerate(batches):
             try:
-                if not plain_is_sound(batch):
+                if not simple_is_sound(batch):
                     return place
                 self.vectors.check(batch, self._load_head)
             except Refused:

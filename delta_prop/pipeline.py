@@ -389,7 +389,7 @@ class Chain:
         It does what the long way does. Where anything is otherwise it gives False, and nothing has happened.
         """
         batch, session = work.batch, work.session
-        if work.void is not None or work.lamport is not None or work.forwards or not batch.plain:
+        if work.void is not None or work.lamport is not None or work.forwards or not batch.simple:
             return False
         state = self.origins.writer(batch, session.owner)
         if state is None or batch.base != self.orderer.have.get(batch.origin, 0) + 1:

@@ -276,11 +276,12 @@ class Intake:
     # --- what became of it
 
     def _settled(self, entry: _Open) -> None:
-        if entry.state is State.ACKNOWLEDGED:
-            if entry.wanted:
-                self._add_ranges(entry, entry.result())
-        elif (refusal := entry.refusal()) is not None:
+        acknowledged = entry.state is State.ACKNOWLEDGED
+        refusal = None if acknowledged else entry.refusal()
+        if refusal is not None:
             self._refused(entry, refusal)
+        elif entry.wanted and acknowledged:
+            self._add_ranges(entry, entry.result())
         self._owed_deltas += entry.count
         self._owed_bytes += entry.size
         self.has_news = True

@@ -41,7 +41,12 @@ OPERATIONS: list[Operation] = [
     opaque(b"xyz"),
     opaque(b""),
 ]
-DELTAS = st.builds(Delta, st.sampled_from(["a", "b", "é", "", "x\n"]), st.sampled_from(OPERATIONS))
+DELTAS = st.builds(
+    Delta,
+    st.sampled_from(["a", "b", "é", "", "x\n"]),
+    st.sampled_from(OPERATIONS),
+    st.sampled_from(["default", "default", "default", "other"]),
+)
 SENT = st.tuples(
     st.sampled_from([0, 1]),  # who sends
     st.sampled_from([1, 1, 1, 1, 2, 0]),  # how far behind its last counter it begins
@@ -94,7 +99,7 @@ def test_the_short_way_ends_where_the_long_way_does(story: list[Any]) -> None:
     assert play(Bench(pending_deltas_max=20, log_deltas_max=60), story) == play(LongWay(), story)
 
 
-def test_a_plain_batch_goes_the_short_way_and_others_do_not() -> None:
+def test_a_simple_batch_goes_the_short_way_and_others_do_not() -> None:
     bench, ways = Bench(), []
     origin = bench.hello("p")
     long_way = bench.chain._run_sequenced
@@ -106,8 +111,13 @@ def test_a_plain_batch_goes_the_short_way_and_others_do_not() -> None:
     assert bench.send(batch_of(origin, 4, Delta("c", opaque(b"one")), Delta("d", opaque(b"")))).acknowledged
     assert not ways
     assert bench.send(batch_of(origin, 6, Delta("a", create([1, 2])), Delta("b", delete()))).acknowledged
-    assert bench.send(batch_of(origin, 8, Delta("c", delete()), clock=(Dot(origin, 1),))).acknowledged
-    assert ways == [6, 8]
+    assert bench.send(
+        batch_of(origin, 8, Delta("a", offset(1.0)), Delta("a", opaque(b"x"), namespace="other"))
+    ).acknowledged
+    assert not ways
+    assert bench.send(batch_of(origin, 10, Delta("c", delete()), clock=(Dot(origin, 1),))).acknowledged
+    assert bench.send(batch_of(origin, 11, Delta("é", delete()), Delta("d", opaque(b"")))).acknowledged
+    assert ways == [10, 11]
 
 
 PLAIN = st.tuples(

@@ -27,6 +27,7 @@ from delta_prop_wire.layout import (
     ROW_WIDTHS,
     Column,
 )
+from delta_prop_wire.mixed import decode_mixed
 from delta_prop_wire.packing import check_shape
 from delta_prop_wire.plain import decode_plain
 from delta_prop_wire.spec import (
@@ -103,7 +104,7 @@ def parse_batch(body: bytes | memoryview) -> Batch:
     """Read a body (with its padding and CRC) from elsewhere, every length checked. Raises PeerError."""
     if len(body) >= SMALLEST_BODY_BYTES:
         batch = Batch(body)
-        if batch.plain and plain_is_whole(batch):
+        if plain_is_whole(batch) if batch.plain else mixed_is_whole(batch):
             return batch
     check_body(memoryview(body))
     batch = Batch(body)
@@ -121,6 +122,15 @@ def plain_is_whole(batch: Batch) -> bool:
 
 def plain_body_is_sound(batch: Batch) -> bool:
     """Whether header, padding and checksum of a plain batch are in order; its columns are for `plain.py`."""
+    return not batch.attributes & _FLAGS and _body_is_sound(batch)
+
+
+def mixed_is_whole(batch: Batch) -> bool:
+    """`plain_is_whole` for batches whose rows differ in kind, namespace or length."""
+    return _body_is_sound(batch) and decode_mixed(batch)
+
+
+def _body_is_sound(batch: Batch) -> bool:
     body, count, length = batch.raw, batch.count, batch.length
     size = len(body)
     return (
@@ -128,7 +138,7 @@ def plain_body_is_sound(batch: Batch) -> bool:
         and size % ALIGNMENT == 0
         and size <= FRAME_PAYLOAD_BYTES_MAX
         and bytes(body[:2]) == _VERSION_AND_WORDS
-        and not batch.attributes & (_ATTRIBUTES_ZERO | _FLAGS)
+        and not batch.attributes & _ATTRIBUTES_ZERO
         and 1 <= count <= BATCH_ROWS_MAX
         and 1 <= batch.base <= COUNTER_MAX - count
         and batch.kinds_mask != 0

@@ -42,6 +42,7 @@ from delta_prop_wire.bounds import (
 from delta_prop_wire.delta import Delta, Dot, Kind, Operation, Priority, Source
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.layout import Column
+from delta_prop_wire.mixed import decode_mixed
 from delta_prop_wire.plain import decode_plain
 from delta_prop_wire.spec import (
     CLOCK_ENTRIES_MAX,
@@ -181,6 +182,19 @@ def plain_is_sound(batch: Batch) -> bool:
     )
 
 
+def simple_is_sound(batch: Batch) -> bool:
+    """The same for a simple batch, whose rows may differ."""
+    if batch.plain:
+        return plain_is_sound(batch)
+    return (
+        (batch.decoded or decode_mixed(batch))
+        and not batch.kinds_mask & _METADATA_BIT
+        and batch.size <= DELTA_BYTES_MAX
+        and _names_are_sound(batch)
+        and _numbers_are_sound(batch, batch.columns_mask)
+    )
+
+
 @lru_cache(maxsize=1024)
 def _is_namespace(name: str) -> bool:
     """The same few come with batch after batch."""
@@ -223,6 +237,7 @@ _VECTOR_BITS = 1 << Kind.CREATE | 1 << Kind.DENSE
 _METADATA_BIT = 1 << Kind.METADATA
 _TRANSFORM = int(Kind.TRANSFORM)
 _WITH_BYTES = frozenset({Kind.TRANSFORM, Kind.METADATA})
+_ANY = np.logical_or.reduce
 _SHAPES = np.array([NUMBERS_MIN, NUMBERS_MAX, BYTES_MAX], np.int64)
 _BLOBS = 1 << Column.BLOBS
 _VARIED = 1 << Column.KINDS | 1 << Column.VALUE_ENDS | 1 << Column.BLOBS
@@ -235,10 +250,12 @@ _EXTRAS = sum(
 
 
 def _names_are_sound(batch: Batch) -> bool:
-    names = batch.namespace_names
-    for name in names:
-        if not name_is_sound(name, NAMESPACE_BYTES_MAX):
-            return False
+    if not all(map(_is_namespace, batch.namespace_names)):
+        return False
+    if batch.decoded:  # so all are of printable ASCII, and none is empty
+        return (
+            batch.key_bytes_bound <= VECTOR_ID_BYTES_MAX or max(map(len, batch.keys)) <= VECTOR_ID_BYTES_MAX
+        )
     raw, keys = batch.column(Column.KEYS), batch.keys
     if raw is None:
         return False
@@ -261,10 +278,10 @@ def _numbers_are_sound(batch: Batch, columns: int) -> bool:
 
 def _shapes_are_sound(batch: Batch) -> bool:
     kinds = np.frombuffer(batch.kinds, np.uint8)
-    least, most, bytes_most = _SHAPES[:, kinds]
+    least, most, bytes_most = _SHAPES.take(kinds, 1)
     ends, blob_ends = batch.value_bounds, batch.blob_bounds
     numbers, sizes = ends[1:] - ends[:-1], blob_ends[1:] - blob_ends[:-1]
-    if ((numbers < least) | (numbers > most) | (sizes > bytes_most)).any():
+    if _ANY((numbers < least) | (numbers > most) | (sizes > bytes_most)):
         return False
     if batch.dimension != _common_dimension(batch.kinds, numbers):
         return False
