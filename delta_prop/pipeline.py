@@ -37,6 +37,7 @@ from delta_prop.standing import Standing
 from delta_prop_wire.delta import Dot, Priority, make_origin, origin_lane
 from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import Refused
+from delta_prop_wire.mixed import is_simple
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 
 if TYPE_CHECKING:
@@ -389,7 +390,7 @@ class Chain:
         It does what the long way does. Where anything is otherwise it gives False, and nothing has happened.
         """
         batch, session = work.batch, work.session
-        if work.void is not None or work.lamport is not None or work.forwards or not batch.simple:
+        if work.void is not None or work.lamport is not None or work.forwards or not is_simple(batch):
             return False
         state = self.origins.writer(batch, session.owner)
         if state is None or batch.base != self.orderer.have.get(batch.origin, 0) + 1:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -64,6 +64,7 @@ class Table(Generic[Target]):
         self._by_tag: dict[str, dict[Target, None]] = {}
         self._with_control_rows: dict[Target, None] = {}
         self._plans: dict[Hashable, _Plan[Target]] = {}
+        self._last: _Last[Target] = _NO_LAST
 
     def subscribe(self, target: Target, topics: Iterable[Topic], *, control_rows: bool = False) -> None:
         """Give a target these topics, in place of those it had; `control_rows`: those rows as well."""
@@ -78,6 +79,7 @@ class Table(Generic[Target]):
     def unsubscribe(self, target: Target) -> None:
         """Forget a target, if it is known."""
         self._plans.clear()
+        self._last = _NO_LAST
         self._with_control_rows.pop(target, None)
         wants = self._wants.pop(target, None)
         for index, names in () if wants is None else self._indexes(wants):
@@ -90,9 +92,16 @@ class Table(Generic[Target]):
         """Each target that gets something of a batch, once, with its rows (None: all of them)."""
         if batch.is_control:
             return tuple(self._with_control_rows.items())
+        names, kinds, whole = self._last
+        if (
+            batch.namespace_names is names and batch.kinds_mask == kinds
+        ):  # often it is the same table of names
+            return whole
         plan = self._plan(batch)
         named = self._by_vector_id and not self._by_vector_id.keys().isdisjoint(batch.keys)
         if not named and not plan.partly:
+            if not self._by_vector_id and not self._by_tag:
+                self._last = batch.namespace_names, batch.kinds_mask, plan.whole
             return plan.whole
         rows_by_id = self._rows_by_id(batch) if named else {}
         found: list[tuple[Target, Rows]] = list(plan.whole)
@@ -149,6 +158,11 @@ class Table(Generic[Target]):
             for target in self._by_vector_id.get(key, ()):
                 rows.setdefault(target, []).append(row)
         return rows
+
+
+_Last: TypeAlias = tuple[tuple[str, ...] | None, int, tuple[tuple[Target, None], ...]]
+"""Names and kinds of the batch that was planned last, and who took all of it, where nothing else counts."""
+_NO_LAST: _Last[Any] = (None, 0, ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,8 @@ class Intake:
         self._settings = settings
         self._grant = grant
         self._rates = rates
+        self._bounded = rates.bounds(grant)
+        self._allowed: tuple[tuple[str, ...] | None, int] = (None, 0)  # names and kinds that passed last
         self._counters = counters
         self._ring = ring
         self._audit = audit
@@ -139,6 +141,9 @@ class Intake:
         batches, done = run.batches, 0
         if self._may_run(batches):
             done = self._chain.offer_run(batches, self._session, partial(self._opened_run, run), self._now())
+        if done == len(batches):
+            self._counters.deltas_in += run.rows
+            return
         rows = sum([batch.count for batch in batches[:done]])
         self._counters.deltas_in += rows
         for batch in batches[done:]:
@@ -148,17 +153,19 @@ class Intake:
 
     def _may_run(self, batches: Sequence[Batch]) -> bool:
         """Whether the token allows all of these, and sets no rate that each would have to be held to."""
-        grant = self._grant
-        if self._rates.bounds(grant):
+        if self._bounded:
             return False
-        names, kinds = None, 0
+        names, kinds = self._allowed
         try:
             for batch in batches:
-                if batch.namespace_names != names or batch.kinds_mask != kinds:
+                if (
+                    batch.namespace_names is not names or batch.kinds_mask != kinds
+                ):  # often it is the same table
                     names, kinds = batch.namespace_names, batch.kinds_mask
-                    grant.check_publish(names, kinds)
+                    self._grant.check_publish(names, kinds)
         except Refused:
             return False
+        self._allowed = names, kinds
         return True
 
     def _opened_run(self, run: Run, frames: int) -> _Open:

@@ -102,11 +102,6 @@ class Batch:
         Without clock, parents, ids, metadata, topics, and with dots in a row: what most batches are.
         """
 
-    @property
-    def simple(self) -> bool:
-        """Whether it is plain but that rows may differ in kind, namespace and length."""
-        return self.plain or (not self.columns_mask & _RARE and not self.attributes & _NOT_SIMPLE)
-
     # --- the header's words
 
     @property
@@ -507,14 +502,6 @@ _NUMBERS = 1 << Column.INDICES | 1 << Column.VALUES
 _NAMES = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES
 _NAMES_AND_BLOBS = _NAMES | 1 << Column.BLOB_ENDS | 1 << Column.BLOBS
 _FEW_NAMES_BYTES = 128
-_MIXED = (Column.NAMESPACE_INDEX, Column.KINDS, Column.VALUE_ENDS)
-_RARE = ~(_NAMES_AND_BLOBS | _NUMBERS | sum(1 << column for column in _MIXED))
-_NOT_SIMPLE = sum(
-    (
-        *(Attribute.CONTROL, Attribute.IDS, Attribute.PARENTS, Attribute.CLOCK),
-        *(Attribute.ROW_OFFSETS, Attribute.COUNTERS_LEAP, Attribute.STATE_ROWS),
-    )
-)
 
 
 _HEADER = struct.Struct("<2xHIQI4xQQQIIQQ")

@@ -46,16 +46,22 @@ _TOLD = {
 }
 """Which attributes announce these columns."""
 _MIXED = 1 << _KINDS | 1 << _INDEX
-_FLAGS = sum(
+_RARE = sum(
     (
-        *(Attribute.IDS, Attribute.PARENTS, Attribute.CLOCK, Attribute.MIXED_KINDS, Attribute.CONTROL),
-        *(Attribute.MIXED_NAMESPACES, Attribute.ROW_OFFSETS, Attribute.COUNTERS_LEAP, Attribute.STATE_ROWS),
+        *(Attribute.IDS, Attribute.PARENTS, Attribute.CLOCK, Attribute.CONTROL),
+        *(Attribute.ROW_OFFSETS, Attribute.COUNTERS_LEAP, Attribute.STATE_ROWS),
     )
 )
+_FLAGS = _RARE | Attribute.MIXED_KINDS | Attribute.MIXED_NAMESPACES
 _IS_SPARSE = bytes(kind in SPARSE_KINDS for kind in range(256))
 _BIT = [1 << kind for kind in range(64)]
 _TABLE_BYTES_MAX = 4_096
 _LEAST, _MOST, _SUMS = np.minimum.reduce, np.maximum.reduce, np.add.accumulate
+
+
+def is_simple(batch: Batch) -> bool:
+    """Whether it is plain but that rows may differ in kind, namespace and length."""
+    return batch.plain or (not batch.columns_mask & ~_KNOWN and not batch.attributes & _RARE)
 
 
 def decode_mixed(batch: Batch) -> bool:
