@@ -237,7 +237,8 @@ class Chain:
         try:
             placed = self.appender.run(batches, state, session.source, now)
             if placed:
-                rows, size = sum([one.count for one in placed]), sum([one.batch.size for one in placed])
+                if len(placed) < len(batches):
+                    rows, size = sum([one.count for one in placed]), sum([one.batch.size for one in placed])
                 self._gate.note(rows, size, now)
                 self._note_run(placed, receipt_of(len(placed)))
         finally:

@@ -145,11 +145,12 @@ class Table(Generic[Target]):
         return plan
 
     def _make_plan(self, batch: Batch) -> _Plan[Target]:
-        takers = [target for target, wants in self._wants.items() if wants.whole(batch)]
+        takers = {target: None for target, wants in self._wants.items() if wants.whole(batch)}
+        others = [one for one in self._wants.items() if one[0] not in takers]
         return _Plan(
-            whole=tuple((target, None) for target in takers),
+            whole=tuple(takers.items()),
             takers=frozenset(takers),
-            partly=tuple(target for target, wants in self._wants.items() if wants.partly(batch)),
+            partly=tuple(target for target, wants in others if wants.partly(batch)),
         )
 
     def _rows_by_id(self, batch: Batch) -> dict[Target, list[int]]:
@@ -167,7 +168,7 @@ _NO_LAST: _Last[Any] = (None, 0, ())
 
 @dataclass(frozen=True, slots=True)
 class _Plan(Generic[Target]):
-    """What all batches of one combination have in common; `takers` are the targets in `whole`."""
+    """What all batches of one combination have in common; `takers`: those in `whole`; `partly`: others."""
 
     whole: tuple[tuple[Target, None], ...]
     takers: frozenset[Target]
