@@ -257,9 +257,9 @@ class CacheSink:
         table = self._tables.get(delivery.logged.batch.namespace)  # type: ignore[arg-type]
         if table is None:
             return True
-        if not unfolded.add(delivery, table):
+        if not unfolded.add(delivery, table, delivery.count):
             self._settle()
-            unfolded.add(delivery, table)
+            unfolded.add(delivery, table, delivery.count)
         if unfolded.is_full:
             self._settle()
         return True

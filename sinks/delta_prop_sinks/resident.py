@@ -255,13 +255,9 @@ class Resident:
         before = self._folded
         if self.chains.active:
             self.chains.expire(context.clock.now())
-        waiting = 0
         for one in deliveries:
             if not self._takes(one):
-                break
-            waiting += 1
-        if waiting < len(deliveries):
-            self._apply_now(deliveries[waiting:], context)
+                self._apply_now(one, context)
         if self.watchers:
             self._tell()
         return self._folded - before
@@ -271,13 +267,14 @@ class Resident:
         logged, unfolded = delivery.logged, self._unfolded
         if logged.lamport <= self.lamport or self.chains.active or not unfolded.may_wait(delivery):
             return False
-        table, count = self._tables.get(logged.batch.namespace), delivery.count  # type: ignore[arg-type]
-        if table is None or table.dimension is None or not self.complete or self.void:
+        table = self._tables.get(logged.batch.namespace)  # type: ignore[arg-type]
+        if table is None or table.dimension is None or self.void:
             return False
+        count = delivery.count
         self._spare -= count * (SLOT_BYTES + 4 * table.dimension)
         if self._spare < 0:
             return False
-        if not unfolded.add(delivery, table):
+        if not unfolded.add(delivery, table, count):
             self._settle()
             return self._takes(delivery)
         self.lamport = logged.lamport + logged.count - 1
@@ -288,9 +285,10 @@ class Resident:
         return True
 
     def _note(self, delivery: Delivery) -> None:
-        self._folded_whole.note(delivery)
-        if not delivery.late:
-            self.next_offset = max(self.next_offset, delivery.next_offset)
+        next_offset = delivery.next_offset
+        self._folded_whole.note(delivery, next_offset)
+        if next_offset > self.next_offset and not delivery.late:
+            self.next_offset = next_offset
 
     def _settle(self) -> None:
         """Fold what waits."""
@@ -303,17 +301,15 @@ class Resident:
         fold_new(run, slots)
         table.marks.put(slots, DIRTY | STALE)
 
-    def _apply_now(self, deliveries: Sequence[Delivery], context: SinkContext) -> None:
-        deliveries, folded = self._folded_whole.part(deliveries)
-        self._repeats += folded  # by another sink that shares these vectors
-        if not deliveries:
+    def _apply_now(self, delivery: Delivery, context: SinkContext) -> None:
+        if self._folded_whole.has(delivery):
+            self._repeats += delivery.count  # by another sink that shares these vectors
             return
         if self._unfolded.rows:
             self._settle()
         self.check_fits()
-        for one in deliveries:
-            self._deliver(one.logged, one.rows, context)
-            self._note(one)
+        self._deliver(delivery.logged, delivery.rows, context)
+        self._note(delivery)
         self._spare = self.resident_bytes_max - self._measured()
 
     def check_fits(self) -> None:
@@ -590,7 +586,6 @@ class Resident:
 
     def _exchange(self, tables: dict[str, Table]) -> None:
         self._tables, self.touched = tables, {}
-        self._unfolded.forget()
         self._folded_whole.forget()
         self._size, self._unsized = 0, set(tables.values())
         for table in tables.values():

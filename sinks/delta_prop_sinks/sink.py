@@ -70,9 +70,11 @@ if TYPE_CHECKING:
     from delta_prop_wire.states import StateRow
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Delivery:
     """A batch from the log for one sink; `rows` are those its topics match, ascending, None for all.
+
+    Never changed: it may be kept, and others may have it too.
 
     `late`: these rows come out of the sink's quarantine, behind rows with higher offsets.
     `end`: the batch is delivered up to this offset only, the rest comes later; None: all of it.

@@ -121,7 +121,11 @@ class Table:
         slots = self.slots
         if isinstance(slots, ColdSlots):
             slots.warm(keys)
-        return np.array([dict.get(slots, key, -1) for key in keys], np.intp)
+        try:
+            found = itemgetter(*keys)(slots)
+        except KeyError:
+            found = [dict.get(slots, key, -1) for key in keys]
+        return np.array(found, np.intp).reshape(len(keys))
 
     def _append(self, keys: Sequence[str], *, cold: bool = False) -> slice:
         """Give slots in a row to vectors that have none, each named once; `cold`: not to be found by name."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from delta_prop_sinks import CacheSink, Delivery
 from delta_prop_wire.algebra import State, fold
-from delta_prop_wire.delta import Delta, create, delete, dense, sparse_add
+from delta_prop_wire.delta import Delta, create, delete, dense, sparse, sparse_add
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import UsageError
 from tests.sinks.strategies import logs
@@ -75,6 +75,82 @@ def test_blocks_that_come_again_have_one_effect() -> None:
         for ref, state in oracle(log.batches).items():
             check_state(cache.peek(*ref), state, context=ref)
         assert cache.statistics().refreshed == 36
+
+    anyio.run(main)
+
+
+def changed(log: FakeLog, number: float) -> list[Delivery]:
+    return [Delivery(log.append(Delta("a", sparse([0], [number]))))]
+
+
+def test_what_waits_and_comes_again_has_one_effect() -> None:
+    async def main() -> None:
+        log, cache = FakeLog(), CacheSink()
+        await cache.open(log)
+        await cache.apply([Delivery(log.append(Delta("a", create([1, 2]))))])
+        first, second = changed(log, 5.0), changed(log, 6.0)
+        for deliveries in (first, second, first):
+            await cache.apply(deliveries)
+        check_state(cache.peek("default", "a"), oracle(log.batches)["default", "a"], context="a")
+        await cache.apply(changed(log, 7.0))
+        check_state(cache.peek("default", "a"), oracle(log.batches)["default", "a"], context="a")
+        assert cache.statistics().refreshed == 4
+
+    anyio.run(main)
+
+
+def test_what_is_in_a_loaded_state_is_not_folded_again() -> None:
+    async def main() -> None:
+        log = FakeLog()
+        log.append(Delta("a", create([1, 2])))
+        behind = changed(log, 5.0)
+        changed(log, 6.0)
+
+        async def loader(namespace: str, vector_id: str) -> State | None:
+            return oracle(log.batches)[namespace, vector_id]
+
+        cache = CacheSink(loader=loader)
+        await cache.open(log)
+        await cache.get("default", "a")
+        await cache.apply(behind)
+        check_state(cache.peek("default", "a"), oracle(log.batches)["default", "a"], context="a")
+
+    anyio.run(main)
+
+
+def test_numbers_that_overtake_a_load_are_not_forgotten() -> None:
+    async def main() -> None:
+        log = FakeLog()
+        log.append(Delta("a", create([1, 2])))
+        log.append(Delta("b", create([1, 2])))
+        loads = 0
+
+        async def loader(namespace: str, vector_id: str) -> State | None:
+            nonlocal loads
+            state = oracle(log.batches)[namespace, vector_id]
+            if not loads:
+                await cache.apply(changed(log, 5.0))
+            loads += 1
+            return state
+
+        cache = CacheSink(loader=loader)
+        await cache.open(log)
+        await cache.apply(log.deliveries()[1:])  # so that something of the namespace is cached
+        check_state(await cache.get("default", "a"), oracle(log.batches)["default", "a"], context="a")
+        assert loads == 2
+
+    anyio.run(main)
+
+
+def test_what_waits_is_void_once_the_cache_is_closed() -> None:
+    async def main() -> None:
+        log, cache = FakeLog(), CacheSink()
+        await cache.open(log)
+        await cache.apply([Delivery(log.append(Delta("a", create([1, 2]))))])
+        await cache.apply(changed(log, 5.0))
+        await cache.aclose()
+        statistics = cache.statistics()
+        assert (statistics.entries, statistics.bytes, statistics.refreshed) == (0, 0, 1)
 
     anyio.run(main)
 

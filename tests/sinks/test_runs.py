@@ -14,7 +14,8 @@ from delta_prop_sinks import CacheSink, Delivery, Resident, StopSink
 from delta_prop_sinks import runs as module
 from delta_prop_sinks.runs import ROWS_MAX
 from delta_prop_sinks.table import Table
-from delta_prop_wire.delta import Delta, create, delete, dense, scale, sparse
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.delta import Delta, KnownIds, Source, create, delete, dense, scale, sparse
 from delta_prop_wire.encode import encode_batch
 from tests.sinks.strategies import logs
 from tests.sinks.support import FakeLog, check_state, oracle
@@ -26,6 +27,7 @@ OPERATIONS = {
     "create": lambda number: create([number, 1, 2]),
     "dense": lambda number: dense([number, 3, 4]),
     "sparse": lambda number: sparse([0, 2], [number, 0.5]),
+    "nothing": lambda _: sparse([], []),
     "scale": scale,
     "delete": lambda _: delete(),
 }
@@ -123,6 +125,44 @@ def test_rows_wait_for_others_until_so_many_do_and_whoever_reads_has_them_folded
     assert state.vector is not None
     assert state.vector[0] == 4321.0
     assert waiting(resident) == 0
+
+
+ORDINARY = encode_batch([Delta("v1", sparse([0], [1.0]))], origin=7, base=1)
+STRANGE: dict[str, Delivery] = {
+    "late": Delivery(LoggedBatch(ORDINARY, 0, 1, Source.LOCAL), late=True),
+    "forwarded": Delivery(LoggedBatch(ORDINARY, 0, 1, Source.REPLICA)),
+    "a twin": Delivery(LoggedBatch(ORDINARY, 0, 1, Source.LOCAL, known_ids=KnownIds.ALL)),
+    "with metadata": Delivery(
+        LoggedBatch(
+            encode_batch([Delta("v1", sparse([0], [1.0]), metadata={"a": 1})], origin=7, base=1),
+            0,
+            1,
+            Source.LOCAL,
+        )
+    ),
+    "of two namespaces": Delivery(
+        LoggedBatch(
+            encode_batch(
+                [Delta("v1", sparse([0], [1.0])), Delta("v1", sparse([0], [1.0]), namespace="other")],
+                origin=7,
+                base=1,
+            ),
+            0,
+            1,
+            Source.LOCAL,
+        )
+    ),
+    "no mere numbers": Delivery(
+        LoggedBatch(encode_batch([Delta("v1", delete())], origin=7, base=1), 0, 1, Source.LOCAL)
+    ),
+}
+
+
+@pytest.mark.parametrize("what", sorted(STRANGE))
+def test_what_may_wait(what: str) -> None:
+    unfolded = module.Unfolded(module.SETTING_KINDS)
+    assert unfolded.may_wait(Delivery(LoggedBatch(ORDINARY, 0, 1, Source.LOCAL)))
+    assert not unfolded.may_wait(STRANGE[what])
 
 
 def test_bytes_that_wait_are_bounded() -> None:
