@@ -175,18 +175,21 @@ class Appender:
             logged.offset, batch.dot(0), draft.count, self.kept_as(draft.ack_level), duplicates
         )
 
-    def merged(self, draft: Merged, origin: int, now: float) -> LoggedBatch:
+    def merged(self, draft: Merged, origin: int, now: float) -> LoggedBatch | None:
         """`draft` for what names no ids and no parents, so that nothing of it can be a repeat: the short way.
 
-        Raises Refused; nothing has changed then.
+        None where its numbers are not sound. Raises Refused; in either case nothing has changed.
         """
-        vectors, clock = self.vectors, self._changed_clock(draft, origin)
+        vectors, clock, before = self.vectors, self._changed_clock(draft, origin), self._hybrid_time
         batch = draft.encode(
             origin=origin,
             base=self._watermarks.get(origin, 0) + 1,
             clock=clock,
             hybrid_time=self._next_hybrid_time(),
         )
+        if not draft.is_sound(batch):
+            self._hybrid_time = before
+            return None
         vectors.check(batch, self._load_head)
         logged = self.log.append(batch, lamport=self.lamport + 1, source=Source.LOCAL)
         self.lamport += batch.count

@@ -9,15 +9,22 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from delta_prop.checks import are_simple_names, check_columns, check_deltas, check_parts
+from delta_prop.checks import check_columns, check_deltas, check_parts
 from delta_prop.ingest.work import DELTA_OVERHEAD_BYTES, Draft, MatrixDraft
 from delta_prop.published import Published
 from delta_prop.receipt import Receipt
 from delta_prop_wire.batch import SPARSE_KINDS
-from delta_prop_wire.bounds import NUMBERS_MAX, NUMBERS_MIN, finite, highest, name_is_sound
+from delta_prop_wire.bounds import NUMBERS_MAX, NUMBERS_MIN, finite, name_is_sound
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source
 from delta_prop_wire.encode import encode_columns
-from delta_prop_wire.spec import BATCH_ROWS_MAX, DELTA_BYTES_MAX, DIMENSION_MAX, NAMESPACE_BYTES_MAX
+from delta_prop_wire.names import laid_out
+from delta_prop_wire.spec import (
+    BATCH_ROWS_MAX,
+    DELTA_BYTES_MAX,
+    DIMENSION_MAX,
+    NAMESPACE_BYTES_MAX,
+    VECTOR_ID_BYTES_MAX,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -142,7 +149,7 @@ class Merged:
     """A draft of one call or more, of one kind, namespace, width, lane and level."""
 
     __slots__ = (
-        "_checked", "_highest", "_indices", "_values",
+        "_checked", "_indices", "_names", "_values",
         "ack_level", "alone", "count", "keys", "kind", "namespace", "priority", "receipt", "size", "width",
     )  # fmt: skip
 
@@ -151,79 +158,59 @@ class Merged:
         self.kind, self.namespace, self.width, self.priority, self.ack_level = likeness(first)
         self.alone = len(calls) == 1
         self.receipt: Receipt = first.receipt if self.alone else _Receipts(calls)
-        self._highest: int | None = None  # of the indices, where they were looked at
-        if self.alone:
-            self._take(first)
-        else:
-            self._take_all(calls)
-        self.count = count = len(self.keys)
-        numbers = self._values.nbytes
-        self.size = (numbers if self._indices is None else 2 * numbers) + DELTA_OVERHEAD_BYTES * count
-        """Bytes, about."""
-
-    def _take(self, call: Call) -> None:
-        self._indices: NDArray[np.uint32] | None
-        if isinstance(call, Draft):
-            delta = call.deltas[0]
-            operation = delta.operation
-            assert operation.values is not None
-            self.keys, self._checked = [delta.vector_id], False
-            self._values, self._indices = operation.values, operation.indices
-        else:
-            self.keys, self._checked, indices = list(call.keys), call.checked, call.indices
-            self._values = call.matrix.reshape(-1)
-            self._indices = None if indices is None else indices.reshape(-1)
-
-    def _take_all(self, calls: Sequence[Call]) -> None:
         keys: list[str] = []
         checked = True
-        values: list[NDArray[np.float32]] = []
-        indices: list[NDArray[np.uint32] | None] = []
+        values: list[memoryview] = []
+        indices: list[memoryview] = []
         for call in calls:
-            if isinstance(call, MatrixDraft):
+            if isinstance(call, Draft):
+                delta = call.deltas[0]
+                operation, checked = delta.operation, False
+                keys.append(delta.vector_id)
+                numbers, places = operation.values, operation.indices
+                assert numbers is not None
+            else:
                 checked = checked and call.checked
                 keys += call.keys
-                values.append(call.matrix)
-                indices.append(call.indices)
-            else:
-                delta = call.deltas[0]
-                operation = delta.operation
-                checked = False
-                keys.append(delta.vector_id)
-                values.append(operation.values)  # type: ignore[arg-type]  # one that may be merged has some
-                indices.append(operation.indices)
+                numbers, places = call.matrix, call.indices
+            values.append(numbers.data)
+            if places is not None:
+                indices.append(places.data)
         self.keys, self._checked = keys, checked
-        self._values = np.frombuffer(b"".join(values), np.float32)  # type: ignore[arg-type]  # are buffers
-        self._indices = (
-            None if indices[0] is None else np.frombuffer(b"".join(indices), np.uint32)  # type: ignore[arg-type]
-        )
+        self._names: tuple[bytes, bytes] | None = None
+        self._values, self._indices = values, indices or None
+        self.count = count = len(keys)
+        bytes_a_row = (8 if indices else 4) * self.width + DELTA_OVERHEAD_BYTES
+        self.size = count * bytes_a_row
+        """Bytes, about."""
 
     def vectors(self) -> list[tuple[str, str]]:
         """(namespace, vector id) of each row."""
         return [(self.namespace, key) for key in self.keys]
 
-    def is_sound(self) -> bool:
-        """Whether all rows are within the bounds, as `check_deltas` says it of each."""
+    def may_be_sound(self) -> bool:
+        """Whether all names and shapes are within the bounds, as `check_deltas` says it of each."""
         if self._checked:
             return True
-        if self._indices is not None:
-            self._highest = highest(self._indices)
+        self._names = laid_out(self.keys, VECTOR_ID_BYTES_MAX)
         return (
-            are_simple_names(self.keys)
+            self._names is not None
             and type(self.namespace) is str
             and name_is_sound(self.namespace, NAMESPACE_BYTES_MAX)
             and NUMBERS_MIN[self.kind] <= self.width <= NUMBERS_MAX[self.kind]
             and 8 * self.width <= DELTA_BYTES_MAX
-            and finite(self._values)
-            and (self._highest is None or self._highest < DIMENSION_MAX)
         )
+
+    def is_sound(self, batch: Batch) -> bool:
+        """Whether the numbers are within the bounds too, told of the batch of one that may be."""
+        return self._checked or (finite(batch.values) and batch.index_highest < DIMENSION_MAX)
 
     def encode(self, *, origin: int, base: int, clock: Sequence[Dot], hybrid_time: int) -> Batch:
         """The batch of all rows under the dots from (origin, base) on; none of them can be a repeat."""
-        batch = encode_columns(
+        return encode_columns(
             self.keys,
-            self._values.data,
-            None if self._indices is None else self._indices.data,
+            self._values,
+            self._indices,
             width=self.width,
             namespace=self.namespace,
             kind=self.kind,
@@ -233,10 +220,8 @@ class Merged:
             ack_level=self.ack_level,
             priority=self.priority,
             hybrid_time=hybrid_time,
+            names=self._names,
         )
-        if self._highest is not None:
-            batch.index_highest = self._highest
-        return batch
 
 
 class _Receipts(Receipt):

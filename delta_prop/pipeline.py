@@ -188,7 +188,7 @@ class Chain:
             return False
         if self.orderer.any_pending or self.orderer.any_ready:  # it might have to wait behind that
             return False
-        if not (self._gate.admits(draft.count, draft.size, now) and draft.is_sound()):
+        if not (self._gate.admits(draft.count, draft.size, now) and draft.may_be_sound()):
             return False
         self._now, self._running = now, True
         try:
@@ -201,18 +201,17 @@ class Chain:
         return taken
 
     def _append_merged(self, draft: Merged) -> bool:
-        refusal = None
         try:
             logged = self.appender.merged(draft, self._own_origins[draft.priority], self._now)
-        except Refused as refused:
-            if not draft.alone:
-                return False
-            refusal = refused
+        except Refused as refusal:
+            if draft.alone:
+                self._gate.note(draft.count, draft.size, self._now)
+                self._refuse_to(draft.receipt, refusal)
+            return draft.alone
+        if logged is None:
+            return False
         self._gate.note(draft.count, draft.size, self._now)
-        if refusal is None:
-            self._note_run((logged,), draft.receipt)
-        else:
-            self._refuse_to(draft.receipt, refusal)
+        self._note_run((logged,), draft.receipt)
         return True
 
     def offer_run(

@@ -64,7 +64,6 @@ for _kind, _least, _most in (
 ):
     NUMBERS_MIN[_kind], NUMBERS_MAX[_kind], BYTES_MAX[_kind] = _least, _most, 0
 BYTES_MAX[Kind.TRANSFORM] = TRANSFORM_NAME_BYTES_MAX
-_MAXIMUM = np.maximum.reduce
 _FEW = 40
 """Below so many numbers a Python loop is quicker than a call of numpy."""
 
@@ -293,16 +292,12 @@ def finite(values: NDArray[np.float32]) -> bool:
     return int(np.count_nonzero(np.isfinite(values))) == count  # half of what `all` takes
 
 
-def highest(indices: NDArray[np.uint32]) -> int:
-    """The highest index, -1 where there is none."""
-    if len(indices) < _FEW:
-        return max(indices.tolist(), default=-1)
-    return int(_MAXIMUM(indices))
-
-
 def below(indices: NDArray[np.uint32], bound: int) -> bool:
     """Whether all indices are below the bound."""
-    return highest(indices) < bound
+    count = len(indices)
+    if count < _FEW:
+        return count == 0 or max(indices.tolist()) < bound
+    return int(indices.max()) < bound
 
 
 def refuse(field: str, message: str) -> NoReturn:

@@ -27,6 +27,7 @@ from delta_prop_wire.layout import (
     TAG,
     Column,
 )
+from delta_prop_wire.names import laid_out
 from delta_prop_wire.spec import (
     ACK_LEVEL_SHIFT,
     ALIGNMENT,
@@ -72,8 +73,6 @@ _SPARSE_HEAD = struct.Struct(f"{BODY_HEADER.format}Q5I4x")
 """Header and directory of a body with four or five columns."""
 _PADDING = [b"", *(bytes(ALIGNMENT - size) for size in range(1, ALIGNMENT))]
 """What follows a column, by what its length leaves."""
-_ENDS_OF_ONE = struct.Struct("<II")
-"""The column of ends of one text, and what follows it."""
 _U32, _F32 = np.dtype("<u4"), np.dtype("<f4")
 _NO_INDICES = np.zeros(0, np.uint32)
 
@@ -173,8 +172,8 @@ def encode_vectors(
     """
     return encode_columns(
         keys,
-        np.ascontiguousarray(matrix, "<f4").data,
-        None if indices is None else np.ascontiguousarray(indices, "<u4").data,
+        [np.ascontiguousarray(matrix, "<f4").data],
+        None if indices is None else [np.ascontiguousarray(indices, "<u4").data],
         width=matrix.shape[1],
         namespace=namespace,
         kind=kind,
@@ -191,8 +190,8 @@ def encode_vectors(
 
 def encode_columns(
     keys: Sequence[str],
-    values: Buffer,
-    indices: Buffer | None,
+    values: Sequence[Buffer],
+    indices: Sequence[Buffer] | None,
     *,
     width: int,
     namespace: str,
@@ -205,9 +204,11 @@ def encode_columns(
     ack_level: AckLevel = AckLevel.MEMORY,
     priority: Priority = Priority.NORMAL,
     hybrid_time: int = 0,
+    names: tuple[bytes, bytes] | None = None,
 ) -> Batch:
     """Encode rows of `width` numbers each, end to end as little-endian float32, with their indices as uint32
-    where they are parts of vectors. What the columns hold is handed to the batch, which need not decode it.
+    where they are parts of vectors; either in pieces, which are copied once. What the columns hold is handed
+    to the batch, which need not decode it. `names`: what `names.laid_out` gives of the keys, if it was asked.
     """
     attributes = ack_level << ACK_LEVEL_SHIFT | priority << PRIORITY_SHIFT
     if clock or ids is not None:
@@ -218,8 +219,8 @@ def encode_columns(
         if ids is not None:
             columns[Column.IDS] = b"".join(ids)
         if indices is not None:
-            columns[Column.INDICES] = bytes(indices)
-        columns[Column.VALUES] = bytes(values)
+            columns[Column.INDICES] = b"".join(indices)
+        columns[Column.VALUES] = b"".join(values)
         batch = assemble(
             columns,
             attributes=attributes,
@@ -233,7 +234,9 @@ def encode_columns(
         )
     else:
         header = attributes, len(keys), origin, epoch, 0, base, hybrid_time, 1 << kind
-        batch = _plain_batch(header, keys, namespace, width=width, values=values, indices=indices)
+        batch = _plain_batch(
+            header, keys, namespace, width=width, values=values, indices=indices, given=names
+        )
     if set(map(type, keys)) == _TEXT:
         batch.keys = list(keys)  # else they would be decoded; and names that come often are kept once
     batch.namespace, batch.namespace_names, batch.row_values = namespace, (namespace,), width
@@ -401,37 +404,29 @@ def _plain_batch(
     namespace: str,
     *,
     width: int,
-    values: Buffer,
-    indices: Buffer | None,
+    values: Sequence[Buffer],
+    indices: Sequence[Buffer] | None,
+    given: tuple[bytes, bytes] | None,
 ) -> Batch:
     """`assemble` in a third of the time, for columns that say nothing by their presence alone.
 
     `header`: its fields from the attributes to the mask of kinds. Names come first, then numbers, in the
     order of columns.
     """
-    text = "".join(keys)
     count = len(keys)
-    if count == 1:
-        texts = text.encode()
-        ends = _ENDS_OF_ONE.pack(len(texts), 0)
-    elif text.isascii():
-        texts, ends = text.encode("ascii"), _ends(map(len, keys))
-    else:
-        encoded = [key.encode() for key in keys]
-        texts, ends = b"".join(encoded), _ends(map(len, encoded))
+    texts, ends = given or laid_out(keys, FRAME_PAYLOAD_BYTES_MAX) or _texts(keys)
     names_size, names = _one_name(namespace)
     numbers, size = count * width, 4 * count * width
     padding = _PADDING[size % ALIGNMENT]
-    more, texts_padding = (
-        _PADDING[4 * count % ALIGNMENT] if count > 1 else b"",
-        _PADDING[len(texts) % ALIGNMENT],
-    )
+    more, texts_padding = _PADDING[len(ends) % ALIGNMENT], _PADDING[len(texts) % ALIGNMENT]
     sizes: tuple[int, ...]
+    columns: tuple[Buffer, ...]
     if indices is None:
-        head, mask, sizes, dimension, columns = _PLAIN_HEAD, _PLAIN_NAMES, (size,), width, (values, padding)
+        head, mask, sizes, dimension = _PLAIN_HEAD, _PLAIN_NAMES, (size,), width
+        columns = (*values, padding)
     else:
         head, mask, sizes, dimension = _SPARSE_HEAD, _SPARSE_NAMES, (size, size), 0
-        columns = (indices, padding, values, padding)  # type: ignore[assignment]
+        columns = (*indices, padding, *values, padding)
     numbers_at = head.size + len(ends) + len(more) + len(texts) + len(texts_padding) + len(names)
     length = numbers_at + len(sizes) * (size + len(padding))
     if STAMP_BYTES + length + ALIGNMENT > FRAME_PAYLOAD_BYTES_MAX:
@@ -477,15 +472,16 @@ def _add_clock(columns: dict[Column, bytes], clock: Iterable[Dot]) -> None:
 
 
 def _add_texts(columns: dict[Column, bytes], texts: Sequence[str]) -> None:
+    columns[Column.KEYS], columns[Column.KEY_ENDS] = _texts(texts)
+
+
+def _texts(texts: Sequence[str]) -> tuple[bytes, bytes]:
+    """Texts end to end, and where each ends."""
     whole = "".join(texts)
-    sizes: Iterable[int]
     if whole.isascii():
-        content, sizes = whole.encode("ascii"), map(len, texts)
-    else:
-        encoded = [text.encode() for text in texts]
-        content, sizes = b"".join(encoded), map(len, encoded)
-    columns[Column.KEYS] = content
-    columns[Column.KEY_ENDS] = _ends(sizes)
+        return whole.encode("ascii"), _ends(map(len, texts))
+    encoded = [text.encode() for text in texts]
+    return b"".join(encoded), _ends(map(len, encoded))
 
 
 def _ends(sizes: Iterable[int]) -> bytes:
