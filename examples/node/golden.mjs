@@ -85,7 +85,7 @@ function dot(item) {
   return Array.isArray(item) ? { origin: item[0], counter: item[1] } : item;
 }
 
-function control(type, { credit, ranges, cursor, welcome, granted, code, level, ...rest }) {
+function control(type, { credit, ranges, cursor, welcome, granted, job, code, level, ...rest }) {
   return {
     ...rest,
     credit: credit && amounts(credit),
@@ -93,6 +93,7 @@ function control(type, { credit, ranges, cursor, welcome, granted, code, level, 
     cursor: cursor && place(cursor),
     welcome: welcome && hello(Object.fromEntries(welcome)),
     granted: granted && { ...Object.fromEntries(granted), start: place(granted.get("start")) },
+    job: job && { ...Object.fromEntries(job), state: job.get("state").toUpperCase() },
     code: code && CODES[code],
     level: type === "backpressure" ? PRESSURES[level] : level,
   };
@@ -109,10 +110,15 @@ function hello({ features, origins, log, level, more, ...rest }) {
   };
 }
 
-function request({ topics, start, credit, origins, source, filter, deltas, ...rest }) {
+function request({ topics, start, credit, origins, source, filter, deltas, job, decide, parts, ...rest }) {
+  if (decide) {
+    const counted = parts?.map(([part, attempt, deltas]) => ({ part, attempt, deltas }));
+    return { ...rest, job, decision: decide.toUpperCase(), parts: counted };
+  }
   if (!topics) {
     const known = origins?.map(([origin, epoch]) => ({ origin, epoch }));
-    return { ...rest, origins: known, source: SOURCES[source ?? 0] };
+    const staged = job && { job: job[0], part: job[1], attempt: job[2] };
+    return { ...rest, origins: known, job: staged, source: SOURCES[source ?? 0] };
   }
   const only = filter && Object.fromEntries(filter);
   const at = { at: start[0].toUpperCase(), value: start[1] && place(start[1]) };

@@ -30,16 +30,22 @@ from delta_prop_wire.frames import (
     Backpressure,
     BatchFrame,
     Credit,
+    Decide,
+    Decision,
     DeltaFrame,
     Filter,
     Frame,
     Granted,
     Heartbeat,
     Hello,
+    JobPart,
+    JobState,
+    JobStatus,
     Level,
     Nack,
     OriginClaim,
     OriginGrant,
+    StagedPart,
     Start,
     StartAt,
     Subscribe,
@@ -192,6 +198,13 @@ SAMPLES: dict[str, Frame] = {
     "ack of a subscriber": Ack(dealt_with=19, cursor=CURSOR, credit=Credit(2, 416)),
     "heartbeat of a server": Heartbeat(3, sent_us=7_000_000, dealt_with=20),
     "unsubscribe": Unsubscribe(3, 1),
+    "hello of a part of a job": Subscribe(
+        1, Hello(origins=(OriginClaim(ORIGIN, 0),), job=JobPart("nightly", 7, 23))
+    ),
+    "decide": Subscribe(
+        2, Decide("nightly", Decision.COMMIT, (StagedPart(0, 17, 1000), StagedPart(7, 23, 250)))
+    ),
+    "answer to decide": Ack(answers=2, job=JobStatus(JobState.COMMITTED, 1250, published=1000, refused=1)),
 }
 NAMES = pytest.mark.parametrize("name", SAMPLES)
 WITH_DELTAS = pytest.mark.parametrize(

@@ -22,6 +22,8 @@ from delta_prop_wire.frames import (
     Backpressure,
     BatchFrame,
     Credit,
+    Decide,
+    Decision,
     DeltaFrame,
     Frame,
     Granted,
@@ -50,6 +52,7 @@ FRAMES: dict[Saying, Frame] = {
     Saying.WELCOME: Ack(answers=1, welcome=Welcome()),
     Saying.SUBSCRIBE: Subscribe(2, Subscription(1, (ALL,))),
     Saying.UNSUBSCRIBE: Unsubscribe(3, 1),
+    Saying.DECIDE: Subscribe(4, Decide("nightly", Decision.LOOK)),
     Saying.DELTA: DeltaFrame(1, DELTA),
     Saying.BATCH: BatchFrame(2, BATCH),
     Saying.LOGGED_DELTA: DeltaFrame(5, DELTA, lamport=9),
@@ -68,6 +71,7 @@ HELLO          + . + .  + . + .    . . . .
 WELCOME        ! . . .  ! . . .    . + + .
 SUBSCRIBE      ! . + .  ! . + .    . . . .
 UNSUBSCRIBE    ! . + .  ! . + .    . . . .
+DECIDE         ! . + .  ! . . .    . . . .
 DELTA          ! . + .  ! . . .    . . . .
 BATCH          ! . + .  ! . . .    . . . .
 LOGGED_DELTA   ! . . .  ! . . .    . . + .

@@ -109,6 +109,7 @@ def test_the_table_of_errors_that_may_pass() -> None:
         ("ranges of an Ack", control.RANGES_MAX),
         ("ranges of an Ack", control.ORIGINS_MAX),
         ("topics of a Subscribe", control.TOPICS_MAX),
+        ("parts of a decision", control.PARTS_MAX),
         ("features", control.FEATURES_MAX),
         ("features", control.FEATURE_BYTES_MAX),
         ("token, text", control.TOKEN_BYTES_MAX),
@@ -148,6 +149,7 @@ def test_the_topics_on_the_page_are_topics() -> None:
 SAID = {
     "hello": ["HELLO"],
     "Subscribe, Unsubscribe": ["SUBSCRIBE", "UNSUBSCRIBE"],
+    "a decision": ["DECIDE"],
     "Delta or Batch, without": ["DELTA", "BATCH"],
     "stamped Batch": ["LOGGED_BATCH"],
     "Delta with a Lamport": ["LOGGED_DELTA", "CUT_BATCH"],

@@ -14,6 +14,7 @@ from delta_prop_wire.errors import PeerError, UsageError
 from delta_prop_wire.frames import (
     Ack,
     BatchFrame,
+    Decide,
     DeltaFrame,
     Hello,
     Nack,
@@ -191,6 +192,8 @@ class Connection:
                 if self.phase is Phase.OPENING:
                     self.phase = Phase.GREETED
                     self._peer = _speaker_of(hello)
+            case Subscribe(request=Decide()):  # its answer changes nothing here
+                pass
             case Subscribe() | Unsubscribe():
                 if len(self._asked) >= REQUESTS_MAX:
                     raise PeerError(ErrorCode.BAD_FRAME, _TOO_MANY)
@@ -208,6 +211,8 @@ class Connection:
                 if self.phase is Phase.OPENING:
                     self.phase = Phase.GREETED
                     self._self = _speaker_of(hello)
+            case Subscribe(request=Decide()):
+                pass
             case Subscribe() | Unsubscribe():
                 self._note_asked(frame)
             case Ack():
@@ -223,7 +228,7 @@ class Connection:
 
     def _note_asked(self, frame: Subscribe | Unsubscribe) -> None:
         asked = frame.request if isinstance(frame, Subscribe) else frame
-        assert not isinstance(asked, Hello)
+        assert not isinstance(asked, Hello | Decide)
         self._asked[frame.sequence] = asked
 
     def _note_answer(self, ack: Ack) -> None:

@@ -5,7 +5,8 @@ Each is one msgpack map with documented keys (`docs/protocol.md`); one without f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from delta_prop_wire.cursor import LOG_ID_BYTES, Cursor
 from delta_prop_wire.delta import AckLevel, Priority, Source
@@ -15,14 +16,20 @@ from delta_prop_wire.frames import (
     AckRange,
     Backpressure,
     Credit,
+    Decide,
+    Decision,
     Filter,
     Granted,
     Heartbeat,
     Hello,
+    JobPart,
+    JobState,
+    JobStatus,
     Level,
     Nack,
     OriginClaim,
     OriginGrant,
+    StagedPart,
     Start,
     StartAt,
     Subscribe,
@@ -66,6 +73,7 @@ RANGES_MAX = 1024
 ORIGINS_MAX = 1024
 TOPICS_MAX = 256
 FEATURES_MAX = 32
+PARTS_MAX = 3_000
 FEATURE_BYTES_MAX = 64
 TOKEN_BYTES_MAX = 4096
 TEXT_BYTES_MAX = 4096
@@ -73,6 +81,8 @@ NAME_BYTES_MAX = 255
 WAIT_MS_MAX = 60_000
 
 _NOTHING_SAID = pack_map({})
+
+W = TypeVar("W", bound=Enum)
 
 ControlFrame = Ack | Nack | Backpressure | Heartbeat | Subscribe | Unsubscribe
 
@@ -147,6 +157,7 @@ def _ack_fields(ack: Ack) -> dict[str, Any]:
         "answers": ack.answers,
         "welcome": None if ack.welcome is None else _said(_welcome_fields(ack.welcome)),
         "granted": None if ack.granted is None else _granted_fields(ack.granted),
+        "job": None if ack.job is None else _job_fields(ack.job),
     }
 
 
@@ -168,6 +179,7 @@ def _unpack_ack(sequence: int, fields: Fields) -> Ack:
         answers=fields.get("answers", _u64, None),
         welcome=_unpack_welcome(fields.inner("welcome")) if "welcome" in fields else None,
         granted=_unpack_granted(fields.inner("granted")) if "granted" in fields else None,
+        job=_unpack_job(fields.inner("job")) if "job" in fields else None,
     )
 
 
@@ -208,6 +220,26 @@ def _unpack_granted(fields: Fields) -> Granted:
         start=fields.need("start", _cursor),
         batch_deltas_max=fields.need("batch_deltas_max", _rows),
         wait_ms_max=fields.need("wait_ms_max", _wait),
+    )
+
+
+def _job_fields(status: JobStatus) -> dict[str, Any]:
+    return {
+        "state": status.state.value,
+        "deltas": status.deltas,
+        "published": status.published,
+        "repeated": status.repeated,
+        "refused": status.refused,
+    }
+
+
+def _unpack_job(fields: Fields) -> JobStatus:
+    return JobStatus(
+        state=fields.need("state", _word_of(JobState)),
+        deltas=fields.get("deltas", _u64, 0),
+        published=fields.get("published", _u64, 0),
+        repeated=fields.get("repeated", _u64, 0),
+        refused=fields.get("refused", _u64, 0),
     )
 
 
@@ -301,12 +333,16 @@ def _subscribe_fields(frame: Subscribe) -> dict[str, Any]:
     request = frame.request
     if isinstance(request, Hello):
         return _hello_fields(request)
+    if isinstance(request, Decide):
+        return _decide_fields(request)
     return _subscription_fields(request)
 
 
 def _unpack_subscribe(sequence: int, fields: Fields) -> Subscribe:
     if "topics" in fields:
         return Subscribe(sequence, _unpack_subscription(fields))
+    if "decide" in fields:
+        return Subscribe(sequence, _unpack_decide(fields))
     return Subscribe(sequence, _unpack_hello(fields))
 
 
@@ -319,6 +355,7 @@ def _hello_fields(hello: Hello) -> dict[str, Any]:
         "source": None if hello.source is Source.LOCAL else int(hello.source),
         "client": None if hello.client is None else _cut(hello.client, NAME_BYTES_MAX),
         "log_id": hello.log_id,
+        "job": hello.job,
     }
 
 
@@ -331,6 +368,23 @@ def _unpack_hello(fields: Fields) -> Hello:
         source=fields.get("source", one_of(Source), Source.LOCAL),
         client=fields.get("client", _name, None),
         log_id=fields.get("log_id", blob(LOG_ID_BYTES, LOG_ID_BYTES), None),
+        job=fields.get("job", _job_part, None),
+    )
+
+
+def _decide_fields(request: Decide) -> dict[str, Any]:
+    return {
+        "job": _cut(request.job, NAME_BYTES_MAX),
+        "decide": request.decision.value,
+        "parts": list(request.parts) or None,
+    }
+
+
+def _unpack_decide(fields: Fields) -> Decide:
+    return Decide(
+        job=fields.need("job", _name),
+        decision=fields.need("decide", _word_of(Decision)),
+        parts=fields.get("parts", list_of(_staged_part, PARTS_MAX), ()),
     )
 
 
@@ -433,6 +487,27 @@ def _grant(value: Any) -> OriginGrant:
 
 def _claim(value: Any) -> OriginClaim:
     return OriginClaim(*record(_u64, _u32)(value))
+
+
+def _job_part(value: Any) -> JobPart:
+    return JobPart(*record(_name, _u32, _u64)(value))
+
+
+def _staged_part(value: Any) -> StagedPart:
+    return StagedPart(*record(_u32, _u64, _u64)(value))
+
+
+def _word_of(words: type[W]) -> Callable[[Any], W]:
+    """A word that `words` has as a value."""
+
+    def read(value: Any) -> W:
+        for one in words:
+            if one.value == value:
+                return one
+        known = ", ".join(str(one.value) for one in words)
+        raise ValueError(f"is {value!r:.60}; known are {known}")
+
+    return read
 
 
 def _topic(value: Any) -> Topic:

@@ -130,7 +130,7 @@ class Ack:
     `ranges`: first offsets, and what overtook. `dealt_with`: below this offset nothing is needed again; from
     a server, that everything below was delivered on this connection or is none of its business.
     `cursor`: commit it for the group. `credit`: adds to what is left. `answers`: the sequence of the
-    Subscribe or Unsubscribe that this answers, with `welcome` or `granted`.
+    Subscribe or Unsubscribe that this answers, with `welcome`, `granted` or `job`.
     """
 
     sequence: int = 0
@@ -141,6 +141,7 @@ class Ack:
     answers: int | None = None
     welcome: Welcome | None = None
     granted: Granted | None = None
+    job: JobStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +235,16 @@ class Heartbeat:
 # --- requests
 
 
+class JobPart(NamedTuple):
+    """Which part of a job a connection stages. `attempt`: parts may be sent several times at once, and the
+    job's decision names the one that counts.
+    """
+
+    job: str
+    part: int
+    attempt: int
+
+
 class OriginClaim(NamedTuple):
     """An origin that a producer will write as, and the epoch it has (0: it wants one)."""
 
@@ -245,7 +256,8 @@ class OriginClaim(NamedTuple):
 class Hello:
     """Opens a connection: who I am and what I speak. `source`: where the deltas of my origins come from.
 
-    `client`: a name for people. `log_id`: of the log that a forwarder reads.
+    `client`: a name for people. `log_id`: of the log that a forwarder reads. `job`: the part of a job that is
+    sent here, to be kept aside until the job is decided.
     """
 
     version: int = VERSION
@@ -255,6 +267,7 @@ class Hello:
     source: Source = Source.LOCAL
     client: str | None = None
     log_id: bytes | None = None
+    job: JobPart | None = None
 
 
 class StartAt(Enum):
@@ -304,12 +317,59 @@ class Subscription:
     deltas: bool = False
 
 
+class Decision(Enum):
+    """What is to become of a job; LOOK asks only how it is."""
+
+    COMMIT = "commit"
+    ABORT = "abort"
+    LOOK = "look"
+
+
+class StagedPart(NamedTuple):
+    """A part that counts: the attempt that brought it, and its deltas."""
+
+    part: int
+    attempt: int
+    deltas: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Decide a job: its staged parts are published, or dropped. `parts`: with COMMIT, all that count."""
+
+    job: str
+    decision: Decision
+    parts: tuple[StagedPart, ...] = ()
+
+
+class JobState(Enum):
+    """How far a job is."""
+
+    STAGING = "staging"
+    COMMITTED = "committed"
+    PUBLISHED = "published"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """The answer to a decision. Of its deltas so many were published, known before, or refused by now."""
+
+    state: JobState
+    deltas: int = 0
+    published: int = 0
+    repeated: int = 0
+    refused: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """A request; an Ack or a Nack answers it by its `sequence`. Without topics it is the hello."""
+    """A request; an Ack or a Nack answers it by its `sequence`. With neither topics nor a decision it is the
+    hello.
+    """
 
     sequence: int
-    request: Hello | Subscription
+    request: Hello | Subscription | Decide
 
 
 @dataclass(frozen=True, slots=True)

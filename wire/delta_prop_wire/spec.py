@@ -103,6 +103,8 @@ class ErrorCode(IntEnum):
     LEVEL_UNAVAILABLE = 22
     OVERLAP = 23
     BAD_REQUEST = 24
+    JOB_UNKNOWN = 25
+    JOB_DECIDED = 26
 
 
 VOIDING = frozenset(

@@ -12,11 +12,13 @@ from delta_prop_wire.frames import (
     Ack,
     Backpressure,
     BatchFrame,
+    Decide,
     DeltaFrame,
     Heartbeat,
     Hello,
     Nack,
     Subscribe,
+    Subscription,
     Unsubscribe,
 )
 from delta_prop_wire.spec import Attribute, ErrorCode, FrameType
@@ -65,6 +67,7 @@ class Saying(Enum):
     WELCOME = "the answer to a hello"
     SUBSCRIBE = "a Subscribe"
     UNSUBSCRIBE = "an Unsubscribe"
+    DECIDE = "a decision about a job"
     DELTA = "a Delta"
     BATCH = "a Batch without a stamp"
     LOGGED_DELTA = "a Delta with a Lamport number"
@@ -86,7 +89,7 @@ class Refusal(NamedTuple):
 _ALWAYS = {Saying.ACK, Saying.NACK, Saying.BACKPRESSURE, Saying.HEARTBEAT}
 _REQUESTS = {Saying.HELLO, Saying.SUBSCRIBE, Saying.UNSUBSCRIBE}
 _OPEN = {
-    Speaker.CLIENT: _ALWAYS | _REQUESTS | {Saying.DELTA, Saying.BATCH},
+    Speaker.CLIENT: _ALWAYS | _REQUESTS | {Saying.DECIDE, Saying.DELTA, Saying.BATCH},
     Speaker.FORWARDER: _ALWAYS | _REQUESTS | {Saying.LOGGED_BATCH},
     Speaker.SERVER: _ALWAYS | {Saying.WELCOME, Saying.LOGGED_DELTA, Saying.LOGGED_BATCH, Saying.CUT_BATCH},
 }
@@ -141,7 +144,7 @@ _SAYINGS = {
     FrameType.NACK: (Saying.NACK,),
     FrameType.BACKPRESSURE: (Saying.BACKPRESSURE,),
     FrameType.HEARTBEAT: (Saying.HEARTBEAT,),
-    FrameType.SUBSCRIBE: (Saying.SUBSCRIBE, Saying.HELLO),
+    FrameType.SUBSCRIBE: (Saying.SUBSCRIBE, Saying.HELLO, Saying.DECIDE),
     FrameType.UNSUBSCRIBE: (Saying.UNSUBSCRIBE,),
 }
 
@@ -153,6 +156,13 @@ def _by_type(table: dict[Saying, Refusal | None]) -> dict[FrameType, Refusal | N
 
 TYPES = {place: _by_type(table) for place, table in TABLE.items()}
 """The same of a frame's type alone: the refusal where nothing of that type may be said."""
+
+
+_REQUEST_SAYINGS: dict[type, Saying] = {
+    Hello: Saying.HELLO,
+    Subscription: Saying.SUBSCRIBE,
+    Decide: Saying.DECIDE,
+}
 
 
 def saying_of(frame: Frame) -> Saying:
@@ -173,6 +183,6 @@ def saying_of(frame: Frame) -> Saying:
         case Heartbeat():
             return Saying.HEARTBEAT
         case Subscribe():
-            return Saying.HELLO if isinstance(frame.request, Hello) else Saying.SUBSCRIBE
+            return _REQUEST_SAYINGS[type(frame.request)]
         case Unsubscribe():
             return Saying.UNSUBSCRIBE
