@@ -40,7 +40,9 @@ if TYPE_CHECKING:
     from delta_prop.client.offer import Place
     from delta_prop.client.outgoing import Counts
     from delta_prop.ports import Tls
+    from delta_prop_wire.block import Block
     from delta_prop_wire.delta import AckLevel, Delta, Dot
+    from delta_prop_wire.frames import JobPart
 
 PUSH_ROWS = 1_000
 """So many rows may be offered before a call looks at the connection by itself."""
@@ -82,7 +84,11 @@ class SyncProducer:
         ack_level: AckLevel | None = None,
         source: Source = Source.LOCAL,
         settings: ClientSettings | None = None,
+        job: JobPart | None = None,
     ) -> None:
+        """`job`: have all this kept aside, as a part of a job that is decided later; see `client.jobs`. Each
+        attempt of a part has a number of its own, and one priority; its name is `JOB/PART`.
+        """
         self.name = name
         self.settings = settings or ClientSettings()
         self._addresses = parse_addresses(addresses)
@@ -94,10 +100,11 @@ class SyncProducer:
             source=source,
             ack_level=None if ack_level is None else check_level(ack_level),
             chance=random.random,
+            job=job,
         )
         self._out = self._producing.out
         self._state = "not open yet"
-        self._wire: _Wire | None = None
+        self._wire: Wire | None = None
         self._turn = 0
         self._backoff = Backoff()
         self._not_before = 0.0
@@ -181,6 +188,26 @@ class SyncProducer:
         limit_s = self.settings.publish_s_max if after_s is None else after_s
         return self._offer(check_deltas([delta]), [delta], (), limit_s, counter=counter)
 
+    def offer_block(
+        self,
+        block: Block,
+        counter: int | None = None,
+        *,
+        priority: Priority = Priority.NORMAL,
+        after_s: float | None = None,
+    ) -> SyncReceipt:
+        """Send columns of many deltas, as they are, without waiting for the outcome; they share one fate.
+
+        With `counter` the caller numbers: rows have `counter`, `counter` + 1 and so on, above all that were
+        given in this priority. Its rows are not looked at here: who made them has. Raises as `offer` does.
+        """
+        limit_s = self.settings.publish_s_max if after_s is None else after_s
+        return self._offer(priority, (), (), limit_s, columns=block, counter=counter)
+
+    def watermark(self, priority: Priority = Priority.NORMAL) -> int:
+        """The counter up to which the service had dealt with this producer's deltas when it said hello."""
+        return self._out.watermark(priority)
+
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything offered has its outcome. Raises TimeoutError, or why nothing goes."""
         limit_s = self.settings.delivery_s_max if timeout_s is None else timeout_s
@@ -216,7 +243,7 @@ class SyncProducer:
         after: Sequence[SyncReceipt | Cause],
         limit_s: float,
         *,
-        columns: Columns | None = None,
+        columns: Columns | Block | None = None,
         counter: int | None = None,
         simple: bool = False,
     ) -> SyncReceipt:
@@ -299,7 +326,7 @@ class SyncProducer:
         if session.patience_s(time.monotonic()) <= 0:
             raise ConnectionError(f"{wire.address} has been silent for too long")
 
-    def _take_in(self, wire: _Wire, count: int) -> None:
+    def _take_in(self, wire: Wire, count: int) -> None:
         """What came, if anything did."""
         session, now = wire.session, time.monotonic()
         for frame in session.frames(now) if count else ():
@@ -318,7 +345,7 @@ class SyncProducer:
         if self._turn % len(self._addresses) == 0:
             self._not_before = now + self._backoff.next_s(random.random())
         timeout_s = min(self.settings.connect_s_max, max(deadline - now, 0.05))
-        wire = _Wire(address, timeout_s, self._context, self._server_name, self.settings)
+        wire = Wire(address, timeout_s, self._context, self._server_name, self.settings)
         self._wire = wire
         wire.send([wire.session.request(self._producing.hello())[1]])
 
@@ -341,8 +368,8 @@ class SyncProducer:
         return Unreachable(f"{told}: start the service or correct the address")
 
 
-class _Wire:
-    """One connected socket and what is said over it."""
+class Wire:
+    """One connected socket and what is said over it. Raises OSError."""
 
     def __init__(
         self,

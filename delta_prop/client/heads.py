@@ -1,6 +1,7 @@
 """What an offer follows on in other lanes, so that one vector's deltas keep the order of the calls.
 
-Pure. As long as a producer has one lane, that lane's order says it all and nothing is remembered.
+Pure. As long as a producer has one lane, that lane's order says it all and nothing is remembered. Blocks keep
+the order of their own lane alone: nobody looks at their rows.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Heads:
         """Whether this is the offer from which on heads are remembered."""
         if self._last is not None:
             return False
+        if offer.is_block:
+            return False
         return offer.counter is not None or any(lane.origin != offer.place.origin for lane in lanes)
 
     def note(self, offer: Offer, lanes: Sequence[Lane]) -> None:
@@ -42,7 +45,7 @@ class Heads:
             self._last = _found(lanes)
         last, place = self._last, offer.place
         behind: dict[Place, None] = {}
-        for delta in offer.deltas if offer.columns is None else offer.columns.deltas():
+        for delta in () if offer.is_block else offer.rows:
             key = (delta.namespace, delta.vector_id)
             head = last.pop(key, None)
             if head is not None and head.origin != place.origin:
@@ -64,6 +67,6 @@ def _found(lanes: Iterable[Lane]) -> dict[tuple[str, str], Place]:
                 first = max(row - frame.skipped, 0)
                 last.update(dict.fromkeys(names[first : first + offer.count], offer.place))
         for offer in lane.waiting:
-            deltas = offer.deltas if offer.columns is None else offer.columns.deltas()
-            last.update(((one.namespace, one.vector_id), offer.place) for one in deltas)
+            rows = () if offer.is_block else offer.rows
+            last.update(((one.namespace, one.vector_id), offer.place) for one in rows)
     return last

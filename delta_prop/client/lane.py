@@ -15,6 +15,8 @@ import numpy as np
 
 from delta_prop.checks import with_parents
 from delta_prop.client.backoff import Backoff
+from delta_prop.client.offer import Columns
+from delta_prop_wire.block import Block
 from delta_prop_wire.delta import Delta, Dot, Kind, Operation
 from delta_prop_wire.encode import encode_batch, encode_opaque, encode_vectors
 from delta_prop_wire.errors import Refused
@@ -139,6 +141,7 @@ class Lane:
         self.origin = origin
         self.priority = priority
         self.epoch = 0
+        self.known_before = False  # a hello was answered once
         self.claimed = False  # on this connection
         self.live = False  # granted on this connection
         self.next = 1
@@ -170,7 +173,7 @@ class Lane:
         """A hello was answered. Returns the counters that the service has lost: above the first, up to the
         second. Ask `line_up` next, when all lanes were granted.
         """
-        first = self.epoch == 0
+        first, self.known_before = not self.known_before, True  # the epoch of a staged part is 0 throughout
         self.epoch, self.watermark, self.live = epoch, watermark, True
         if first:
             self.known = self.previous = watermark
@@ -219,11 +222,13 @@ class Lane:
         rows = _rows(offers)
         clock = self._clock(offers, is_lost)
         base, previous = self.next, self.previous
-        question = first.counter is not None and first.counter <= self.known
+        question = first.counter is not None and first.counter + first.count - 1 <= self.known
         if first.counter is not None:
             base = first.counter
             if question:
                 previous = self.asked
+            elif base <= previous:  # the watermark lies within a block: the service says so, and it is cut
+                previous = base - 1
         try:
             batch = self._encode(offers, base, previous, clock=clock, level=level)
         except Refused as refusal:
@@ -310,7 +315,17 @@ class Lane:
         level: AckLevel,
     ) -> Batch:
         columns, leaps = offers[0].columns, base != previous + 1
-        if columns is not None and not leaps:
+        if offers[0].is_block and not clock and not offers[0].after:
+            assert isinstance(columns, Block)
+            return columns.encode(
+                origin=self.origin,
+                base=base,
+                previous=previous,
+                epoch=self.epoch,
+                ack_level=level,
+                priority=self.priority,
+            )
+        if isinstance(columns, Columns) and not leaps:
             return encode_vectors(
                 columns.ids,
                 columns.matrix,
@@ -375,11 +390,10 @@ def _rows(offers: Sequence[Offer]) -> list[tuple[int, Offer]]:
 
 def _deltas(offers: Sequence[Offer]) -> Sequence[Delta]:
     if len(offers) == 1 and not offers[0].after:
-        columns = offers[0].columns
-        return offers[0].deltas if columns is None else columns.deltas()
+        return offers[0].rows
     found: list[Delta] = []
     for offer in offers:
-        deltas = offer.deltas if offer.columns is None else offer.columns.deltas()
+        deltas = offer.rows
         found += with_parents(deltas, offer.parents()) if offer.after else deltas
     return found
 

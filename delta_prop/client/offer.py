@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgpack
 
 from delta_prop.published import Published
+from delta_prop_wire.cutting import deltas_of
 from delta_prop_wire.delta import Delta, Dot, create, dense
 from delta_prop_wire.delta import Kind as _Kind
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from delta_prop.client.lane import OpenFrame
+    from delta_prop_wire.block import Block
     from delta_prop_wire.delta import Priority
     from delta_prop_wire.errors import Refused
 
@@ -94,20 +96,25 @@ class Offer:
         deltas: Sequence[Delta],
         tell: Callable[[Published | Refused], None],
         *,
-        columns: Columns | None = None,
+        columns: Columns | Block | None = None,
         after: Sequence[Place | Dot | bytes] = (),
         counter: int | None = None,
         simple: bool = False,
     ) -> None:
         self.priority = priority
         self.deltas: Sequence[Delta] = deltas
-        self.columns = columns
+        self.columns: Columns | Block | None = columns
         self.tell = tell
         self.after = after
         self.behind: Sequence[Place] = ()
         self.counter = counter
-        self.count = len(deltas) if columns is None else len(columns.ids)
-        self.size = _size(deltas) if columns is None else columns.matrix.nbytes + ROW_BYTES * self.count
+        if columns is None:
+            self.count, self.size = len(deltas), _size(deltas)
+        elif isinstance(columns, Columns):
+            self.count = len(columns.ids)
+            self.size = columns.matrix.nbytes + ROW_BYTES * self.count
+        else:
+            self.count, self.size = columns.count, columns.size
         self.has_ids = bool(deltas) and deltas[0].id is not None
         self.alone = (
             counter is not None or columns is not None or any(one.expect is not None for one in deltas)
@@ -125,6 +132,20 @@ class Offer:
     def calls(self) -> int:
         """How many calls it holds."""
         return 1
+
+    @property
+    def is_block(self) -> bool:
+        """Whether it came as a block, of whose rows nobody has looked at one."""
+        return not isinstance(self.columns, Columns | None)
+
+    @property
+    def rows(self) -> Sequence[Delta]:
+        """Its deltas, as long as no batch holds them."""
+        if self.columns is None:
+            return self.deltas
+        if isinstance(self.columns, Columns):
+            return self.columns.deltas()
+        return list(deltas_of(self.columns.encode(origin=0, base=1)))
 
     @property
     def ready(self) -> bool:

@@ -142,7 +142,7 @@ class Outgoing:
         self.check_open()
         self.check_room()
         lane = self._lanes[offer.priority]
-        self._check_counter(lane, offer.counter)
+        self._check_counter(lane, offer.counter, offer.count)
         offer.at = now
         self._line_up(lane, offer)
 
@@ -310,16 +310,16 @@ class Outgoing:
     # --- offers, inside
 
     @staticmethod
-    def _check_counter(lane: Lane, counter: int | None) -> None:
+    def _check_counter(lane: Lane, counter: int | None, count: int) -> None:
         if lane.used and (counter is None) != (lane.numbered is None):
             raise UsageError(
                 f"priority {lane.priority.name.lower()}: either the caller numbers all of its deltas, or none"
             )
-        if counter is not None and not (lane.numbered or 0) < counter <= COUNTER_MAX:
+        if counter is not None and not (lane.numbered or 0) < counter <= COUNTER_MAX - count + 1:
             raise UsageError(
                 f"counter {counter}: within a priority they rise, and {lane.numbered or 0} was given"
             )
-        lane.numbered = counter
+        lane.numbered = None if counter is None else counter + count - 1
 
     def _gather(self, delta: Delta, now: float, tell: Callable[[Published | Refused], None]) -> Calls | None:
         """What this call and those behind it may join, until it is cut or something stands behind it."""

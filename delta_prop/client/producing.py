@@ -17,10 +17,21 @@ if TYPE_CHECKING:
 
     from delta_prop.client.session import Session
     from delta_prop_wire.delta import AckLevel
-    from delta_prop_wire.frames import Frame, Welcome
+    from delta_prop_wire.frames import Frame, JobPart, Welcome
 
 SEND_BYTES_MAX = 256 * 1024
 """How much is handed to the system at once, but for a batch that is larger."""
+JOBS = "jobs"
+"""What a service has among its features that can keep the parts of a job aside."""
+
+
+def check_stages(welcome: Welcome) -> None:
+    """Raise UsageError where a service keeps no jobs: it would log what is sent to be kept aside."""
+    if JOBS not in welcome.features:
+        raise UsageError(
+            "the service keeps no jobs: its log has to be in a directory, and the program new enough; or "
+            "send without a job"
+        )
 
 
 class Producing:
@@ -36,10 +47,14 @@ class Producing:
         chance: Callable[[], float],
         partition: int = 0,
         log_id: bytes | None = None,
+        job: JobPart | None = None,
     ) -> None:
+        """`job`: the part of a job that is staged here, instead of being published."""
         if source is Source.REPLICA:
             raise UsageError("source replica is what a service says that forwards: give another one")
         self.out = Outgoing(name, ack_level=ack_level, partition=partition, log_id=log_id)
+        self._job = job
+        self._met = False  # a service has answered
         self._token = token
         self._source = source
         self._chance = chance
@@ -47,11 +62,23 @@ class Producing:
     def hello(self) -> Hello:
         """What opens a connection."""
         return Hello(
-            token=self._token, origins=self.out.claims(), source=self._source, client=self.out.name[:60]
+            token=self._token,
+            origins=self.out.claims(),
+            source=self._source,
+            client=self.out.name[:60],
+            job=self._job,
         )
 
     def welcomed(self, welcome: Welcome, *, same_address: bool) -> None:
         """A hello was answered. Raises UsageError, Refused."""
+        if self._job is not None:
+            check_stages(welcome)
+            if not self._met and any(grant.watermark for grant in welcome.origins):
+                raise UsageError(
+                    f"attempt {self._job.attempt} of part {self._job.part} of job {self._job.job!r} holds "
+                    "deltas already, which another task sent: give each attempt a number of its own"
+                )
+        self._met = True
         self.out.welcomed(welcome, same_address=same_address)
 
     def take(self, frame: Frame, size: int, now: float) -> bool:

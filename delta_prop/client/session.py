@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from delta_prop_wire.codec import NEED_BYTES
 from delta_prop_wire.connection import Connection
-from delta_prop_wire.frames import Heartbeat, Hello, Subscribe, Subscription, Unsubscribe
+from delta_prop_wire.frames import Heartbeat, Subscribe, Unsubscribe
 from delta_prop_wire.state import Phase, Role
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop.client.settings import ClientSettings
-    from delta_prop_wire.frames import Frame
+    from delta_prop_wire.frames import Decide, Frame, Hello, Subscription
 
 
 class Session:
@@ -39,7 +39,7 @@ class Session:
 
     # --- what goes out
 
-    def request(self, request: Hello | Subscription) -> tuple[int, bytes]:
+    def request(self, request: Hello | Subscription | Decide) -> tuple[int, bytes]:
         """The number by which an answer names it, and the bytes of a request."""
         self._requests += 1
         return self._requests, self.connection.send(Subscribe(self._requests, request))

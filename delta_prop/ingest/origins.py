@@ -334,17 +334,22 @@ class Origins:
         later one. One that a former life of this log may have granted is believed. Raises Refused (FENCED,
         UNAUTHORIZED). Ask `check_room` before.
         """
+        self.check_owner(origin, owner)
         known = self._active.get(origin)
-        holder = known.owner if known is not None else self._idle.get(origin, (UNKNOWN_OWNER, 0))[0]
         present = known.epoch if known is not None else self._idle.get(origin, ("", 0))[1]
-        if holder not in (owner, UNKNOWN_OWNER):
-            raise _of_another(origin)
         if 0 < epoch < present:
             raise _fenced(origin, epoch, present)
         if epoch == 0 or (epoch > present and epoch > self._epochs_above):
             return self.hello(origin, owner, now, watermark)
         self._regrant(origin, owner, epoch, now, watermark)
         return self._active[origin]
+
+    def check_owner(self, origin: int, owner: str) -> None:
+        """Raise Refused (UNAUTHORIZED) where the origin is somebody else's."""
+        known = self._active.get(origin)
+        holder = known.owner if known is not None else self._idle.get(origin, (UNKNOWN_OWNER, 0))[0]
+        if holder not in (owner, UNKNOWN_OWNER):
+            raise _of_another(origin)
 
     def restore(self, origin: int, epoch: int, now: float) -> OriginState:
         """The state of an origin that a log names; it writes again once it has said hello."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from delta_prop.server.access import Access
     from delta_prop.server.audit import Audit
     from delta_prop.server.groups import Groups
+    from delta_prop.server.jobs import Jobs
     from delta_prop.server.limits import Rates
     from delta_prop.server.room import Room
     from delta_prop.server.settings import ServerSettings
@@ -33,6 +34,7 @@ class Hub:
     audit: Audit
     groups: Groups
     room: Room
+    jobs: Jobs
     now: Callable[[], float]
     codecs: tuple[Compression, ...] = field(default_factory=available)
     counters: Counters = field(default_factory=Counters)
@@ -47,7 +49,7 @@ class Hub:
     @property
     def features(self) -> tuple[str, ...]:
         """What this server reads and writes beyond the basics."""
-        return tuple(codec.name.lower() for codec in self.codecs)
+        return (*(codec.name.lower() for codec in self.codecs), *self.jobs.features)
 
     def running_number(self) -> int:
         """The next number of a frame that has none of its own."""

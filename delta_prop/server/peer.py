@@ -18,6 +18,7 @@ from delta_prop.server.intake import Intake
 from delta_prop.server.outbox import Outbox
 from delta_prop.server.outlet import Outlet
 from delta_prop.server.room import FREE_BYTES
+from delta_prop.server.staging import StagingIntake
 from delta_prop_wire.codec import NEED_BYTES
 from delta_prop_wire.connection import Connection
 from delta_prop_wire.cursor import Cursor
@@ -28,9 +29,11 @@ from delta_prop_wire.frames import (
     Backpressure,
     BatchFrame,
     Credit,
+    Decide,
     DeltaFrame,
     Heartbeat,
     Hello,
+    JobStatus,
     Level,
     Nack,
     OriginGrant,
@@ -57,6 +60,9 @@ WATERMARKS_A_PAGE = 1_024
 _FINISH_S_MAX = 5.0
 _TURN_S_MAX = 0.002
 _PROGRESS_S = 1.0
+_ONE_WAY = (
+    "this connection publishes or stages something else already: open another one for each part of a job"
+)
 
 
 class Peer:
@@ -78,6 +84,7 @@ class Peer:
         self.ring = self._outbox.ring
         """There may be something to write."""
         self._draining = self._finishing = False
+        self._deciding = 0  # decisions that are not answered yet
         self._since = self._heard_at = hub.now()
         self._frame_since: float | None = None  # a frame has begun to come and is not whole
         self._room_bytes = FREE_BYTES  # for the frame that is coming
@@ -137,7 +144,7 @@ class Peer:
 
     def finished(self) -> bool:
         """Whether nothing is to come that the client waits for: asked when there is nothing to write."""
-        if self.intake is not None and self.intake.open_frames:
+        if self._deciding or (self.intake is not None and self.intake.open_frames):
             return False
         if self._draining and not self._finishing:
             if self.outlet is not None and self.outlet.dealt_with < self._hub.inside.log.visible:
@@ -295,10 +302,12 @@ class Peer:
 
     # --- requests
 
-    def _answer(self, sequence: int, request: Hello | Subscription) -> None:
+    def _answer(self, sequence: int, request: Hello | Subscription | Decide) -> None:
         try:
             if isinstance(request, Hello):
                 self._hello(sequence, request)
+            elif isinstance(request, Decide):
+                self._decide(sequence, request)
             else:
                 self._subscribe(sequence, request)
         except Unauthorized as refused:
@@ -319,23 +328,50 @@ class Peer:
         assert grant is not None
         if hello.origins or hello.source is Source.REPLICA:
             grant.check_origins(hello.source)
-        if self.intake is None and grant.publish:
-            self.intake = self._make_intake(grant, hello.source)
+        if grant.publish and (self.intake is None or (hello.job is not None and not self.intake.in_use)):
+            self.intake = self._make_intake(grant, hello)
+        elif hello.job is not None:
+            grant.check_origins(hello.source)
+            raise Refused(ErrorCode.BAD_REQUEST, _ONE_WAY)
         granted = self.intake.claim(hello.origins) if self.intake is not None and hello.origins else []
         self._welcome(sequence, hello, granted, first=first)
 
-    def _make_intake(self, grant: Grant, source: Source) -> Intake:
-        hub = self._hub
-        return Intake(
+    def _make_intake(self, grant: Grant, hello: Hello) -> Intake:
+        hub, kind = self._hub, Intake if hello.job is None else StagingIntake
+        made = kind(
             hub.inside,
             hub.settings,
             grant,
-            source,
+            hello.source,
             rates=hub.rates,
             counters=hub.counters,
             ring=self.ring,
             audit=lambda refused: hub.audit.refused(self.address, grant, "DATA", refused),
         )
+        if isinstance(made, StagingIntake) and hello.job is not None:
+            made.stage(hello.job, hub.jobs)
+        return made
+
+    def _decide(self, sequence: int, request: Decide) -> None:
+        grant = self.grant
+        assert grant is not None
+        grant.check_origins(Source.LOCAL)
+        self._deciding += 1
+
+        def told(outcome: JobStatus | Refused) -> None:
+            self._deciding -= 1
+            if isinstance(outcome, Unauthorized):
+                self._unauthorized(outcome, "Decide", answers=sequence)
+            elif isinstance(outcome, Refused):
+                self._refuse(0, outcome, answers=sequence)
+            elif not self._outbox.ending:
+                self._tell(Ack(0, answers=sequence, job=outcome))
+
+        try:
+            self._hub.jobs.decide(request, grant.name, told)
+        except Refused as refused:
+            self._deciding -= 1
+            raise refused from None
 
     def _welcome(self, sequence: int, hello: Hello, granted: list[OriginGrant], *, first: bool) -> None:
         log, settings = self._hub.inside.log, self._hub.settings

@@ -16,6 +16,7 @@ from delta_prop.server.access import Access
 from delta_prop.server.audit import Audit
 from delta_prop.server.groups import Groups
 from delta_prop.server.hub import Hub
+from delta_prop.server.jobs import Jobs
 from delta_prop.server.limits import Connections, Rates
 from delta_prop.server.peer import Peer, shutting_down
 from delta_prop.server.room import Room
@@ -89,6 +90,7 @@ class Service:
             audit=Audit(inside.now),
             groups=Groups(inside.disk, inside.log, inside.world),
             room=Room(self.settings.receiving_bytes_max),
+            jobs=Jobs(inside, self.settings),
             now=inside.now,
         )
         access.changed = self._check_tokens
@@ -97,8 +99,10 @@ class Service:
             exits.push_async_callback(listener.aclose)
             self.address = Address(*listener.address)
             async with anyio.create_task_group() as watching:
-                for watch in (access.run, hub.audit.run, hub.groups.run, self._tick, self._pass_on_pressure):
+                for watch in (access.run, hub.audit.run, hub.groups.run, hub.jobs.run):
                     watching.start_soon(watch)
+                watching.start_soon(self._tick)
+                watching.start_soon(self._pass_on_pressure)
                 async with anyio.create_task_group() as serving:
                     accepting = anyio.CancelScope()
                     serving.start_soon(self._accept, listener, serving, accepting)

@@ -53,6 +53,10 @@ class ServerSettings:
     vector_rate: float = 0.0
     clock_entries_max: int = CLOCK_ENTRIES_MAX
     lamport_jump_max: int = 1 << 32
+    jobs_max: int = 1_000
+    staged_bytes_max: int = 16 * 1024 * MIB
+    jobs_kept_s_max: float = 86_400.0
+    job_names_kept_s_max: float = 604_800.0
 
     def __post_init__(self) -> None:
         for one in fields(self):

@@ -1,0 +1,160 @@
+"""What may be decided of a job, and every refusal that has to do with one, in words.
+
+Pure: nothing is written here, and nothing changes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop.server.grants import Unauthorized
+from delta_prop.server.job_files import Decided, KeptPart, content_of
+from delta_prop_broker.log.reserve import is_no_room
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.frames import Decision, JobState
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from delta_prop.pipeline import Chain
+    from delta_prop.server.jobs import Job
+    from delta_prop_wire.frames import Decide, StagedPart
+
+JOB_BYTES_MAX = 255
+_AGAIN_MS, _LATER_MS = 1_000, 60_000
+_DONE = (JobState.COMMITTED, JobState.PUBLISHED)
+
+
+def judged(request: Decide, job: Job | None, owner: str, chain: Chain, now_us: int) -> Decided:
+    """The decision as it is to be written down; the one that was made before, where it is the same.
+
+    Raises Refused (JOB_UNKNOWN, JOB_DECIDED, BAD_REQUEST, UNAUTHORIZED).
+    """
+    commit, parts = request.decision is Decision.COMMIT, request.parts
+    if job is not None:
+        check_owner(job, owner)
+        if job.decided is not None:
+            return _decided_again(request, job, job.decided)
+    elif not commit or any(part.deltas for part in parts):
+        raise none_here(request.job)
+    if not commit:
+        return Decided(request.job, owner, JobState.ABORTED, now_us, content_of(()))
+    kept = _kept(job, parts, owner, chain)
+    state = JobState.COMMITTED if kept else JobState.PUBLISHED
+    deltas = sum(part.deltas for part in kept)
+    return Decided(request.job, owner, state, now_us, content_of(parts), deltas, kept)
+
+
+def check_owner(job: Job, owner: str) -> None:
+    """Raise Unauthorized where the job is somebody else's."""
+    if job.owner != owner:
+        raise Unauthorized(f"job {job.name!r:.80} is that of token {job.owner!r}")
+
+
+def _decided_again(request: Decide, job: Job, decided: Decided) -> Decided:
+    if request.decision is Decision.ABORT and decided.state is JobState.ABORTED:
+        return decided
+    again = request.decision is Decision.COMMIT and decided.state in _DONE
+    if again and content_of(request.parts) == decided.content:
+        return decided
+    raise decided_before(job.name, decided.state, "with other parts, or other deltas in them" * again)
+
+
+def _kept(job: Job | None, parts: tuple[StagedPart, ...], owner: str, chain: Chain) -> tuple[KeptPart, ...]:
+    kept, origins = [], dict[int, int]()
+    for part in sorted(parts):
+        attempt = None if job is None else job.attempts.get((part.part, part.attempt))
+        there = 0 if attempt is None else attempt.kept
+        if there != part.deltas:
+            raise Refused(
+                ErrorCode.JOB_UNKNOWN,
+                f"part {part.part} of job {_named(parts, part)} has {there} deltas here in attempt "
+                f"{part.attempt}, and {part.deltas} are to be committed: nothing is decided; run the job "
+                "again, all of it against this service",
+            )
+        if attempt is None or attempt.mark is None:
+            continue
+        origin = attempt.head.origin
+        chain.origins.check_owner(origin, owner)
+        if origin in origins:
+            raise Refused(
+                ErrorCode.BAD_REQUEST,
+                f"parts {origins[origin]} and {part.part} were staged under one origin ({origin:016x}), or "
+                "one part is named twice: give each part a producer name of its own, JOB/PART",
+            )
+        origins[origin] = part.part
+        behind, mark = chain.orderer.have.get(origin, 0), attempt.mark
+        kept.append(KeptPart(part.part, part.attempt, part.deltas, mark.position, mark.checksum, behind))
+    return tuple(kept)
+
+
+def _named(parts: tuple[StagedPart, ...], part: StagedPart) -> str:
+    return f"with {len(parts)} parts" if len(parts) != 1 else f"whose only part is {part.part}"
+
+
+# --- refusals
+
+
+def kept_nowhere() -> Refused:
+    """Jobs beside a log in memory."""
+    return Refused(
+        ErrorCode.BAD_REQUEST,
+        "the log of this service is in memory, so it keeps no jobs: serve a directory (--data), or send "
+        "without a job",
+    )
+
+
+def not_read_yet() -> Refused:
+    """The server has just started."""
+    told = "the service has just started, and reads what is staged for jobs: try again"
+    return Refused(ErrorCode.RATE_LIMITED, told, retry_after_ms=_AGAIN_MS // 4)
+
+
+def none_here(job: str) -> Refused:
+    """Nothing is known of this job."""
+    return Refused(
+        ErrorCode.JOB_UNKNOWN,
+        f"no job {job!r:.80} is staged here: it was never begun, was sent to another service, or was dropped "
+        "because nobody decided of it in time; run it again",
+    )
+
+
+def expired(job: str) -> Refused:
+    """What is staged was dropped."""
+    return Refused(
+        ErrorCode.JOB_UNKNOWN,
+        f"job {job!r:.80} was dropped, as nobody decided of it in time (jobs_kept_s_max): run it again",
+    )
+
+
+def decided_before(job: str, state: JobState, otherwise: str = "") -> Refused:
+    """The job is decided."""
+    how = f"job {job!r:.80} is {state.value} already{', ' * bool(otherwise)}{otherwise}"
+    told = f"{how}: if it is the same job, nothing is left to do; give another one another name"
+    return Refused(ErrorCode.JOB_DECIDED, told, details={"state": state.value})
+
+
+def too_many(what: str, there: int, allowed: int) -> Refused:
+    """A bound of counts."""
+    told = f"{there} {what} are kept, allowed are {allowed}: have some decided, then try again"
+    return Refused(ErrorCode.RATE_LIMITED, told, retry_after_ms=_LATER_MS)
+
+
+def no_room(told: str) -> Refused:
+    """A bound of bytes."""
+    return Refused(
+        ErrorCode.LOG_FULL,
+        f"no room to keep parts of jobs aside: {told}; have jobs decided, or make room on the disk",
+        retry_after_ms=_AGAIN_MS,
+    )
+
+
+def unwritten(error: OSError) -> Refused:
+    """The disk failed for this."""
+    if is_no_room(error):
+        return no_room(f"the disk is full ({error})")
+    return Refused(
+        ErrorCode.LOG_FAILED,
+        f"what is to be kept for a job could not be written, as the disk fails with {error}: see to that, "
+        "and send again",
+        retry_after_ms=_AGAIN_MS,
+    )

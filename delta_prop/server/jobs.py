@@ -1,0 +1,444 @@
+"""Jobs: parts that are kept aside, what was decided of them, and their publication, as one server has them.
+
+One task writes: what connections stage gathers while the disk is busy, goes to it together, and is told when
+it is synced; decisions follow what was staged before them. Another one publishes what was committed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from delta_prop.server.job_files import Decided, JobFiles, Progress, stem_of
+from delta_prop.server.job_publishing import Publisher
+from delta_prop.server.job_rules import (
+    JOB_BYTES_MAX,
+    check_owner,
+    decided_before,
+    expired,
+    judged,
+    kept_nowhere,
+    no_room,
+    none_here,
+    not_read_yet,
+    too_many,
+    unwritten,
+)
+from delta_prop.server.part_file import PartHead, path_of
+from delta_prop.server.part_writing import close_all, write_parts
+from delta_prop.server.staging import Attempt
+from delta_prop.turns import Bell
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_wire.bounds import check_name
+from delta_prop_wire.delta import Source
+from delta_prop_wire.errors import InvalidDelta, Refused
+from delta_prop_wire.frames import Decision, JobState, JobStatus
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from delta_prop.inside import Inside
+    from delta_prop.receipt import Receipt
+    from delta_prop.server.job_files import Found, JobDamaged
+    from delta_prop.server.settings import ServerSettings
+    from delta_prop_wire.batch import Batch
+    from delta_prop_wire.frames import Decide, JobPart
+
+    Told = Callable[[JobStatus | Refused], None]
+
+logger = logging.getLogger("delta_prop.server")
+
+FEATURE = "jobs"
+NAMES_MAX = 10_000
+"""Jobs that are over and whose names are remembered; beyond that the oldest is forgotten before its time."""
+ATTEMPTS_MAX = 100_000
+LOOK_S_MAX = 60.0
+AGAIN_S = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One job. `touched_us`: when something of it was staged last, since 1970."""
+
+    name: str
+    owner: str
+    touched_us: int
+    attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
+    decided: Decided | None = None
+    deciding: bool = False
+
+    @property
+    def staged(self) -> int:
+        """Deltas on disk that nobody has decided of, of all attempts."""
+        return sum(one.kept for one in self.attempts.values())
+
+    def status(self) -> JobStatus:
+        """How it is, as clients are told."""
+        return JobStatus(JobState.STAGING, self.staged) if self.decided is None else self.decided.status()
+
+
+@dataclass(slots=True)
+class JobsCounted:
+    """Since the server started, in deltas but for `expired`: jobs that nobody decided of in time."""
+
+    staged: int = 0
+    published: int = 0
+    repeated: int = 0
+    refused: int = 0
+    expired: int = 0
+
+    def note(self, told: Progress, now: Progress) -> Progress:
+        """A publication has come further than it was when `told`; returns what is told now. It may have gone
+        back, with a log that failed: what was counted before is not counted again.
+        """
+        counts = {}
+        for name in ("published", "repeated", "refused"):
+            before = getattr(told, name)
+            counts[name] = max(before, getattr(now, name))
+            setattr(self, name, getattr(self, name) + counts[name] - before)
+        return replace(now, **counts)
+
+
+class _Asked(NamedTuple):
+    request: Decide
+    owner: str
+    tell: Told
+
+
+class Jobs:
+    """All jobs of one server. *Resources*: `run` owns the tasks; it ends by cancellation. *Errors*: a disk
+    that fails refuses what it should keep, for as long as it does.
+    """
+
+    def __init__(self, inside: Inside, settings: ServerSettings) -> None:
+        self.counted = JobsCounted()
+        self.staged_bytes = 0
+        self._inside = inside
+        self._settings = settings
+        self._wall_us = inside.world.clock.wall_us
+        self._files = None if inside.disk is None else JobFiles(inside.disk)
+        self._threads = inside.world.new_threads()
+        self._jobs: dict[str, Job] = {}
+        self._damaged: dict[str, JobDamaged] = {}
+        self._read = False
+        self._dirty: dict[Attempt, None] = {}
+        self._asked: deque[_Asked] = deque()
+        self._attempts = 0
+        self._free_bytes = self._taken_bytes = 0  # of the disk, when it was asked; taken since
+        self._ask_disk = True
+        self._bell, self._publish_bell = Bell(), Bell()
+
+    def _job(self, name: str, owner: str) -> Job | None:
+        """A job that is known. Raises Refused."""
+        if self._files is None:
+            raise kept_nowhere()
+        if not self._read:
+            raise not_read_yet()
+        if (damaged := self._damaged.get(stem_of(name))) is not None:
+            raise Refused(ErrorCode.PROCESSING_FAILED, str(damaged))
+        job = self._jobs.get(name)
+        if job is not None:
+            check_owner(job, owner)
+        return job
+
+    def _begin(self, name: str, owner: str) -> Job:
+        try:
+            check_name("job", name, JOB_BYTES_MAX)
+        except InvalidDelta as error:
+            raise Refused(ErrorCode.BAD_REQUEST, error.message) from None
+        begun = sum(not _is_over(one) for one in self._jobs.values())
+        if begun >= self._settings.jobs_max:
+            raise too_many("jobs", begun, self._settings.jobs_max)
+        job = self._jobs[name] = Job(name, owner, self._wall_us())
+        return job
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What a welcome says of it."""
+        return () if self._files is None else (FEATURE,)
+
+    # --- what connections do
+
+    def enter(self, part: JobPart, source: Source, owner: str) -> Attempt:
+        """The attempt that a connection stages. Raises Refused."""
+        if source is Source.REPLICA:
+            raise Refused(ErrorCode.BAD_REQUEST, "another service's deltas are forwarded, not staged")
+        job = self._job(part.job, owner) or self._begin(part.job, owner)
+        if job.decided is not None:
+            raise decided_before(job.name, job.decided.state)
+        attempt = job.attempts.get(part[1:])
+        if attempt is None:
+            if self._attempts >= ATTEMPTS_MAX:
+                raise too_many("attempts of parts", self._attempts, ATTEMPTS_MAX)
+            path = path_of(stem_of(job.name), part.part, part.attempt)
+            head = PartHead(job.name, part.part, part.attempt, 0, int(source), owner, self._wall_us())
+            attempt = job.attempts[part[1:]] = Attempt(part.part, part.attempt, path, head)
+            self._attempts += 1
+        return attempt
+
+    def take(self, attempt: Attempt, batch: Batch, receipt: Receipt) -> None:
+        """Have a batch of an attempt kept. Raises Refused."""
+        size, bound = batch.size, self._settings.staged_bytes_max
+        if self.staged_bytes + size > bound:
+            raise no_room(f"{self.staged_bytes} bytes of {bound} (staged_bytes_max) are kept aside")
+        if self._taken_bytes + size > self._free_bytes - self._spare_bytes:
+            self._ask_disk = True
+            self._bell.ring()
+            raise no_room(f"{self._free_bytes} bytes are free, {self._spare_bytes} of them stay so")
+        job = self._jobs[attempt.head.job]
+        job.touched_us = self._wall_us()
+        attempt.take(batch, receipt)
+        self._taken_bytes += size
+        self._recount(attempt)
+        self._dirty[attempt] = None
+        self._bell.ring()
+
+    def leave(self, attempt: Attempt) -> None:
+        """The connection that staged it is gone."""
+        job = self._jobs.get(attempt.head.job)
+        if job is not None and attempt.holder is None and not attempt.have and attempt.gone is None:
+            if job.attempts.pop((attempt.part, attempt.attempt), None) is not None:
+                self._attempts -= 1
+            if not job.attempts and job.decided is None:
+                del self._jobs[job.name]
+        self._dirty[attempt] = None  # its file is closed
+        self._bell.ring()
+
+    def decide(self, request: Decide, owner: str, tell: Told) -> None:
+        """Decide, or tell how it is; `tell` is called once, now or later. Raises Refused."""
+        job = self._job(request.job, owner)
+        if request.decision is Decision.LOOK:
+            if job is None:
+                raise none_here(request.job)
+            tell(job.status())
+            return
+        self._asked.append(_Asked(request, owner, tell))
+        self._bell.ring()
+
+    def statistics(self) -> list[Job]:
+        """All jobs, those that began first in front."""
+        return list(self._jobs.values())
+
+    # --- life
+
+    async def run(self) -> None:
+        """Keep, publish and forget until cancelled."""
+        files = self._files
+        if files is None:
+            return
+        try:
+            await self._open(files)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._keep, files)
+                tasks.start_soon(self._publish, files)
+                tasks.start_soon(self._look, files)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._threads.run(partial(close_all, self._all_attempts()))
+
+    async def _open(self, files: JobFiles) -> None:
+        while True:
+            try:
+                decided, self._damaged = await self._threads.run(files.read_decided)
+                found = await self._threads.run(partial(files.read_staged, decided, self._damaged))
+                break
+            except OSError as error:
+                logger.warning("what is staged for jobs cannot be read, which is tried again: %s", error)
+                await anyio.sleep(AGAIN_S)
+        for damaged in self._damaged.values():
+            logger.error("%s", damaged)
+        for one in decided:
+            self._jobs[one.job] = Job(one.job, one.owner, one.decided_us, decided=one)
+            self.staged_bytes += one.bytes
+        for part in found:
+            self._found(part)
+        self._read = True
+        self._bell.ring()
+        self._publish_bell.ring()
+
+    def _found(self, found: Found) -> None:
+        head, key = found.head, (found.head.part, found.head.attempt)
+        job = self._jobs.setdefault(head.job, Job(head.job, head.owner, head.begun_us))
+        job.touched_us = max(job.touched_us, head.begun_us)
+        path = path_of(stem_of(head.job), head.part, head.attempt)
+        attempt = job.attempts[key] = Attempt(head.part, head.attempt, path, head, found.end)
+        self._attempts += 1
+        self._recount(attempt)
+
+    # --- writing
+
+    async def _keep(self, files: JobFiles) -> None:
+        while True:
+            await self._bell.wait()
+            while self._dirty or self._asked or self._ask_disk:
+                await self._write(files)
+                if self._asked:
+                    await self._decide(files, self._asked.popleft())
+
+    async def _write(self, files: JobFiles) -> None:
+        dirty, self._dirty, self._ask_disk = list(self._dirty), {}, False
+        work = [(attempt, attempt.taken()) for attempt in dirty]
+        taken = self._taken_bytes
+        written = await self._threads.run(partial(write_parts, files, work))
+        if written.free_bytes is not None:
+            self._free_bytes = written.free_bytes
+            self._taken_bytes -= taken
+        with self._inside.turn:
+            for (attempt, frames), outcome in zip(work, written.outcomes, strict=True):
+                if isinstance(outcome, OSError):
+                    attempt.failed(frames, unwritten(outcome))
+                elif frames:
+                    attempt.written(frames, outcome)
+                    self.counted.staged += sum(batch.count for batch, _ in frames)
+                self._recount(attempt)
+
+    async def _decide(self, files: JobFiles, asked: _Asked) -> None:
+        request, job = asked.request, self._jobs.get(asked.request.job)
+        if job is not None:
+            job.deciding = True  # from here on it does not expire
+        try:
+            decided = judged(request, job, asked.owner, self._inside.chain, self._wall_us())
+            if job is None or decided is not job.decided:
+                await self._threads.run(partial(self._use_reserve, partial(files.write_decided, decided)))
+        except OSError as error:
+            asked.tell(unwritten(error))
+            return
+        except Refused as refused:
+            asked.tell(refused)
+            return
+        finally:
+            if job is not None:
+                job.deciding = False
+        job = self._jobs.setdefault(request.job, Job(request.job, asked.owner, decided.decided_us))
+        if job.decided is not decided:
+            job.decided = decided
+            kept = {(one.part, one.attempt) for one in decided.parts}
+            await self._drop(files, job, decided_before(job.name, decided.state), kept)
+            self._publish_bell.ring()
+        asked.tell(job.status())
+
+    async def _drop(
+        self, files: JobFiles, job: Job, why: Refused, kept: Iterable[tuple[int, int]] = ()
+    ) -> None:
+        """Take no more for this job, and remove what is there but for these parts."""
+        attempts, job.attempts = job.attempts, {}
+        for attempt in attempts.values():
+            attempt.end(why)
+        gone = [one for key, one in attempts.items() if key not in kept]
+        self._attempts -= len(attempts)
+        self.staged_bytes -= sum(one.charged for one in gone)  # what is kept counts until it is published
+
+        def remove() -> None:
+            close_all(attempts.values())
+            files.remove([one.path for one in gone])
+
+        try:
+            await self._threads.run(remove)
+        except OSError as error:
+            logger.warning("parts of job %r are removed at the next start only: %s", job.name, error)
+
+    # --- publishing
+
+    async def _publish(self, files: JobFiles) -> None:
+        publisher = Publisher(self._inside, files, self._use_reserve)
+        while True:
+            waiting = [one for one in self._jobs.values() if _is_committed(one)]
+            if not waiting:
+                await self._publish_bell.wait()
+                continue
+            job = min(waiting, key=_decided_us)
+            try:
+                await self._publish_one(publisher, files, job)
+            except OSError as error:
+                logger.warning("publishing job %r goes on when the disk is well: %s", job.name, error)
+                await anyio.sleep(AGAIN_S)
+
+    async def _publish_one(self, publisher: Publisher, files: JobFiles, job: Job) -> None:
+        decided = job.decided
+        assert decided is not None
+        done = told = decided.progress
+
+        def note(progress: Progress) -> None:
+            nonlocal done, told
+            done = progress
+            job.decided = replace(decided, progress=progress)
+            told = self.counted.note(told, progress)
+
+        await publisher.publish(decided, note)
+        over = replace(decided, state=JobState.PUBLISHED, parts=(), progress=done)
+        await publisher.write(partial(files.write_decided, over))
+        job.decided = over
+        self.staged_bytes -= decided.bytes
+        await publisher.write(partial(files.remove_parts, decided))
+
+    # --- forgetting
+
+    async def _look(self, files: JobFiles) -> None:
+        """Drop what nobody decided of, forget names, each in its time."""
+        settings = self._settings
+        every_s = min(settings.jobs_kept_s_max / 4, settings.job_names_kept_s_max / 4, LOOK_S_MAX)
+        while True:
+            now_us, over = self._wall_us(), [one for one in self._jobs.values() if _is_over(one)]
+            names_us = int(settings.job_names_kept_s_max * 1e6)
+            spare = len(over) - NAMES_MAX
+            for place, job in enumerate(sorted(over, key=_decided_us)):
+                if place < spare or now_us - _decided_us(job) > names_us:
+                    await self._forget(files, job)
+            for job in [one for one in self._jobs.values() if one.decided is None]:
+                if not job.deciding and now_us - job.touched_us > settings.jobs_kept_s_max * 1e6:
+                    self.counted.expired += 1
+                    del self._jobs[job.name]
+                    logger.warning("job %r was dropped: nobody decided of it in time", job.name)
+                    await self._drop(files, job, expired(job.name))
+            await anyio.sleep(every_s)
+
+    async def _forget(self, files: JobFiles, job: Job) -> None:
+        try:
+            await self._threads.run(partial(files.forget, job.name))
+        except OSError as error:
+            logger.warning("job %r is forgotten later: %s", job.name, error)
+        else:
+            del self._jobs[job.name]
+
+    # --- helpers
+
+    @property
+    def _spare_bytes(self) -> int:
+        """What stays free on the disk."""
+        log = self._inside.log
+        return log.settings.free_bytes_min + log.reserve.missing if isinstance(log, DurableLog) else 0
+
+    def _use_reserve(self, write: Callable[[], None]) -> None:
+        """Write something small, on a full disk too. For a thread; raises OSError."""
+        log = self._inside.log
+        if isinstance(log, DurableLog):
+            log.reserve.use(write)
+        else:
+            write()
+
+    def _recount(self, attempt: Attempt) -> None:
+        job = self._jobs.get(attempt.head.job)
+        if job is not None and job.attempts.get((attempt.part, attempt.attempt)) is attempt:
+            self.staged_bytes += attempt.bytes - attempt.charged
+            attempt.charged = attempt.bytes
+
+    def _all_attempts(self) -> list[Attempt]:
+        return [attempt for job in self._jobs.values() for attempt in job.attempts.values()]
+
+
+def _is_committed(job: Job) -> bool:
+    return job.decided is not None and job.decided.state is JobState.COMMITTED
+
+
+def _is_over(job: Job) -> bool:
+    return job.decided is not None and not _is_committed(job)
+
+
+def _decided_us(job: Job) -> int:
+    return 0 if job.decided is None else job.decided.decided_us
