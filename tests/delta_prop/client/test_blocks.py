@@ -1,0 +1,86 @@
+"""Columns offered as they are: the same promises as for deltas, under drawn counters and under given ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from delta_prop.client import SyncProducer
+from delta_prop_wire.delta import Delta, Priority, opaque, sparse
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.client.test_blocking import served
+from tests.delta_prop.server.jobs import block_of, rows
+
+
+def names(part: int, count: int, begin: int = 0) -> list[str]:
+    return [one.vector_id for one in rows(part, count, begin)]
+
+
+def test_a_block_is_told_as_one() -> None:
+    with served() as service, SyncProducer(service.address, name="x") as p:
+        first = p.offer_block(block_of(rows(0, 300)))
+        p.offer(*rows(1, 2))
+        second = p.offer_block(block_of(rows(2, 3)))
+        p.flush()
+        assert (first.result().offset, first.result().count) == (0, 300)
+        assert second.result().offset == 302
+        assert service.keys() == names(0, 300) + names(1, 2) + names(2, 3)
+        p.offer_block(block_of(rows(3, 3)))
+        service.break_off()
+        p.flush()
+        assert service.keys()[305:] == names(3, 3)
+
+
+def test_numbered_blocks_may_leap_and_are_repeats_when_they_come_again() -> None:
+    with served() as service:
+        for offsets in ([0, 5], []):
+            with SyncProducer(service.address, name="stream") as p:
+                told = [p.offer_block(block_of(rows(at, 5)), at << 32 | 1) for at in (1, 2)]
+                p.flush()
+                new = [one.result() for one in told if not one.result().duplicates]
+                assert [one.offset for one in new] == offsets
+            assert service.keys() == names(1, 5) + names(2, 5)
+        with SyncProducer(service.address, name="stream") as p:
+            assert p.watermark() == 2 << 32 | 5
+            p.offer_block(block_of(rows(3, 1)), 3 << 32 | 1).result()
+        assert service.keys()[10:] == names(3, 1)
+
+
+def test_a_block_of_which_a_part_is_there_is_cut() -> None:
+    with served() as service:
+        with SyncProducer(service.address, name="stream") as p:
+            p.offer_block(block_of(rows(0, 5)), 1).result()
+        with SyncProducer(service.address, name="stream") as p:
+            p.offer_block(block_of(rows(0, 12)), 1)
+            p.offer_block(block_of(rows(0, 3, begin=12)), 13)
+            p.flush()
+        assert service.keys() == names(0, 15)
+
+
+def test_counters_of_blocks_rise() -> None:
+    with served() as service, SyncProducer(service.address, name="x") as p:
+        p.offer_block(block_of(rows(0, 5)), 10)
+        for counter in (10, 14, None):
+            with pytest.raises(UsageError):
+                p.offer_block(block_of(rows(1, 2)), counter)
+        p.offer_block(block_of(rows(1, 2)), 15).result()
+
+
+def test_a_block_at_fault_leaves_those_behind_it_as_they_are() -> None:
+    with served() as service, SyncProducer(service.address, name="x") as p:
+        bad = p.offer_block(block_of([*rows(0, 2), Delta("none", sparse([0], [1.0]))]))
+        good = p.offer_block(block_of(rows(1, 2)))
+        p.flush()
+        assert isinstance(bad.outcome, Refused)
+        assert (bad.outcome.code, bad.outcome.row) == (ErrorCode.INVALID_DELTA, 2)
+        assert good.result().offset == 3  # behind a control row
+        assert service.keys() == names(1, 2)
+
+
+def test_blocks_of_two_priorities_keep_to_their_own() -> None:
+    with served() as service, SyncProducer(service.address, name="x") as p:
+        p.offer_block(block_of(rows(0, 2)))
+        p.offer(Delta("0-0", opaque(b"y")))
+        p.offer_block(block_of(rows(1, 2)), priority=Priority.HIGH)
+        p.flush()
+        assert sorted(service.keys()) == ["0-0", "0-0", "0-1", "1-0", "1-1"]

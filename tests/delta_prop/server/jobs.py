@@ -1,0 +1,128 @@
+"""What tests of jobs have in common: parts as a task sends them, and what of them is in a log."""
+
+from __future__ import annotations
+
+import time
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio.from_thread import start_blocking_portal
+
+from delta_prop.client import SyncProducer
+from delta_prop.client.jobs import Decision, JobPart, JobState, JobStatus, StagedPart, decide
+from delta_prop.embedded import Propagator
+from delta_prop.server.service import Service
+from delta_prop.server.settings import ServerSettings
+from delta_prop.world import real_world
+from delta_prop_wire.block import Block
+from delta_prop_wire.delta import Delta, opaque, sparse
+from delta_prop_wire.encode import columns_of
+from tests.whole_log import whole
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator, Sequence
+
+    from anyio.from_thread import BlockingPortal
+
+    from delta_prop.server.access import Access
+    from delta_prop.server.jobs import Jobs
+    from delta_prop_simulations.disk import SimDisk
+
+JOB = "nightly"
+NAMESPACE = "rows"
+
+
+def block_of(deltas: Sequence[Delta]) -> Block:
+    columns, mask, dimension = columns_of(deltas)
+    return Block(len(deltas), columns, mask, dimension)
+
+
+def rows(part: int, count: int, begin: int = 0) -> list[Delta]:
+    """The deltas of a part, the same each time it is made."""
+    made = (f"{part}-{begin + number}" for number in range(count))
+    return [Delta(name, opaque(name.encode()), NAMESPACE) for name in made]
+
+
+def at_fault(part: int, number: int) -> Delta:
+    """One that is refused when it is published: there is no such vector."""
+    return Delta(f"none-{part}-{number}", sparse([0], [1.0]), NAMESPACE)
+
+
+def stage(
+    address: str,
+    part: int,
+    attempt: int,
+    deltas: Sequence[Delta],
+    *,
+    job: str = JOB,
+    block_rows: int = 10,
+    token: str | None = None,
+) -> StagedPart:
+    """One task, from its beginning to its end."""
+    where = JobPart(job, part, attempt)
+    with SyncProducer(address, name=f"{job}/{part}", job=where, token=token) as producer:
+        for begin in range(0, len(deltas), block_rows):
+            producer.offer_block(block_of(deltas[begin : begin + block_rows]))
+        producer.flush()
+    return StagedPart(part, attempt, len(deltas))
+
+
+def published(address: str, job: str = JOB, *, s_max: float = 20.0) -> JobStatus:
+    """How a committed job ended."""
+    deadline = time.monotonic() + s_max
+    while (status := decide(address, job, Decision.LOOK)).state is not JobState.PUBLISHED:
+        assert time.monotonic() < deadline, f"not published in {s_max} s: {status}"
+        time.sleep(0.01)
+    return status
+
+
+def keys_in(propagator: Propagator) -> list[str]:
+    """Every vector id in the log, in its order, as often as it stands there."""
+    batches = whole(propagator.inside().log)
+    return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
+
+
+class Place:
+    """A service on a false disk, on a thread of its own, for clients that block."""
+
+    def __init__(self, portal: BlockingPortal, propagator: Propagator, service: Service) -> None:
+        self.portal = portal
+        self.propagator = propagator
+        self.service = service
+        assert service.address is not None
+        self.address = f"{service.address.host}:{service.address.port}"
+
+    @property
+    def jobs(self) -> Jobs:
+        hub = self.service._hub
+        assert hub is not None
+        return hub.jobs
+
+    def keys(self) -> list[str]:
+        """Every vector id in the log, in its order, as often as it stands there."""
+        return self.portal.call(lambda: keys_in(self.propagator))
+
+
+@contextmanager
+def place(disk: SimDisk | None, *, access: Access | None = None, **settings: Any) -> Iterator[Place]:
+    """Serve what is on a disk, until the block ends; None: with a log in memory."""
+
+    def made() -> Propagator:
+        if disk is None:
+            return Propagator()
+        return Propagator(data="x", world=replace(real_world(), open_disk=lambda _: disk))
+
+    @asynccontextmanager
+    async def running() -> AsyncIterator[tuple[Propagator, Service]]:
+        async with made() as propagator, anyio.create_task_group() as tasks:
+            service = Service(propagator, ServerSettings(port=0, **settings), access=access)
+            await tasks.start(service.run)
+            try:
+                yield propagator, service
+            finally:
+                service.stop()
+
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(running()) as (p, service):
+        yield Place(portal, p, service)
