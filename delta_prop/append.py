@@ -18,7 +18,7 @@ from delta_prop_wire.delta import AckLevel, Dot, KnownIds, Source
 from delta_prop_wire.encode import encode_void, read_void
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.validate import simple_is_sound
+from delta_prop_wire.validate import plain_is_sound, simple_is_sound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -103,7 +103,7 @@ class Appender:
     def run(
         self, batches: Sequence[Batch], state: OriginState, source: Source, now: float
     ) -> list[LoggedBatch]:
-        """`sequenced` for plain batches of a live origin, whose counters go on: the short way.
+        """`sequenced` for simple batches of a live origin, whose counters go on: the short way.
 
         Up to the first whose rows have to be looked at, or that finds no room; the rest has not happened.
         """
@@ -111,7 +111,8 @@ class Appender:
             return []
         sound, first = 0, self.lamport + 1
         for alike in _alike(batches):
-            if not (all(map(simple_is_sound, alike)) and self.vectors.append_alike(alike, source)):
+            sound_alike = alike[0].plain and all(map(plain_is_sound, alike))
+            if not (sound_alike and self.vectors.append_alike(alike, source)):
                 singly = self._note_singly(alike, source)
                 sound += singly
                 if singly < len(alike):

@@ -77,6 +77,7 @@ class Vectors:
         self._count = 0
         self._complete = True
         self._looked_up: tuple[Batch, list[int | None]] | None = None
+        self._found_heads: tuple[Batch, list[dict[str, int]]] | None = None
         self.conflicts = 0
 
     @property
@@ -235,11 +236,17 @@ class Vectors:
 
     def _heads_of(self, batch: Batch) -> list[dict[str, int]]:
         """Of each row all the heads of its namespace, so that rows are looked up in one call, not a loop."""
+        found = self._found_heads
+        if found is not None and found[0] is batch:
+            return found[1]
         named = {
             name: _NO_HEADS if (known := self._namespaces.get(name)) is None else known.heads
             for name in batch.namespace_names
         }
-        return list(map(named.__getitem__, batch.namespaces))
+        rows = list(map(named.__getitem__, batch.namespaces))
+        if all(name in self._namespaces for name in named):  # else they are others as soon as it is appended
+            self._found_heads = batch, rows
+        return rows
 
     # --- checkpoints
 
@@ -262,6 +269,7 @@ class Vectors:
 
     def restore(self, saved: SavedVectors, heads: Mapping[str, tuple[dict[str, int], set[str]]]) -> None:
         """Begin with what a checkpoint holds."""
+        self._looked_up = self._found_heads = None
         self._by_place = list(saved.writers)
         self._origins = {origin: place for place, origin in enumerate(self._by_place)}
         self._complete = saved.complete
@@ -408,6 +416,7 @@ class Vectors:
             deque(map(setitem, self._heads_of(batch), batch.keys, codes), maxlen=0)
         else:
             self._append_each(named, batch, codes, replica=replica)
+        self._found_heads = None
         self._count += sum([len(known.heads) for known in named.values()]) - before
 
     def _heads_alone(self, named: dict[str, _Namespace], batch: Batch, *, replica: bool) -> bool:
