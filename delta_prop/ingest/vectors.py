@@ -395,14 +395,14 @@ class Vectors:
     def _append_alike(
         self, known: _Namespace, batches: Sequence[Batch], kind: int, codes: Iterator[int], source: Source
     ) -> None:
-        keys = _keys_of(batches)
         before = len(known.heads)
-        known.heads.update(zip(keys, codes, strict=False))
+        for batch in batches:  # one by one: a long call would keep the thread that commits from going on
+            known.heads.update(zip(batch.keys, codes, strict=False))
         self._count += len(known.heads) - before
         if kind == Kind.DELETE and source is not Source.REPLICA:
-            known.dead.update(keys)
+            known.dead.update(_keys_of(batches))
         elif known.dead and (kind in WHOLE_KINDS or source is Source.REPLICA):
-            known.dead.difference_update(keys)
+            known.dead.difference_update(_keys_of(batches))
         if not known.dimension and kind in _VECTOR_KINDS:
             known.dimension = batches[0].row_values or 0
 
