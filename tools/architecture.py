@@ -62,12 +62,15 @@ PURE = (
     "delta_prop/client/session.py",
     "delta_prop/client/settings.py",
     "delta_prop/client/spreading.py",
+    "delta_prop/client/wanted_range.py",
+    "delta_prop/commands/places.py",
     "delta_prop/ingest/*",
     "delta_prop/order/*",
     "delta_prop/published.py",
     "delta_prop/recorded_traffic.py",
     "delta_prop/route/table.py",
     "delta_prop/server/wanted.py",
+    "delta_prop/spark/options.py",
 )
 IMPURE = {"anyio", "trio", "sniffio"}  # and everything in BANNED_MODULES
 
@@ -85,6 +88,7 @@ EDGE = (
     "broker/delta_prop_broker/local_disk.py",
     "delta_prop/client/blocking.py",
     "delta_prop/client/jobs.py",
+    "delta_prop/client/ranges.py",
     "delta_prop/commands/edge.py",
     "delta_prop/commands/logs.py",
     "delta_prop/demo/edge.py",

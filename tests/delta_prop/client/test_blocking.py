@@ -5,68 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import pytest
-from anyio.from_thread import start_blocking_portal
 
 from delta_prop.client import ClientSettings, SyncProducer, Unreachable
-from delta_prop.embedded import Propagator
 from delta_prop.ports import Tls
-from delta_prop.server.service import Service
-from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.delta import AckLevel, Delta, Priority, create, opaque
 from delta_prop_wire.errors import Refused, UsageError
+from tests.delta_prop.client.threaded import served
 from tests.delta_prop.networks import files
-from tests.whole_log import whole
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-
-class Served:
-    """A service on a thread of its own."""
-
-    def __init__(self, portal: Any, propagator: Propagator, service: Service) -> None:
-        self._portal = portal
-        self._propagator = propagator
-        self._service = service
-        assert service.address is not None
-        self.address = f"{service.address.host}:{service.address.port}"
-
-    def keys(self) -> list[str]:
-        def read() -> list[str]:
-            log = self._propagator.inside().log
-            batches = whole(log)
-            return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
-
-        return self._portal.call(read)  # type: ignore[no-any-return]
-
-    def break_off(self) -> None:
-        self._portal.call(lambda: [peer.break_off() for peer in self._service._peers.values()])
-
-
-@asynccontextmanager
-async def running(tls: Tls | None = None, **settings: Any) -> AsyncIterator[tuple[Propagator, Service]]:
-    async with Propagator() as p, anyio.create_task_group() as tasks:
-        service = Service(p, ServerSettings(port=0, **settings), tls=tls)
-        await tasks.start(service.run)
-        try:
-            yield p, service
-        finally:
-            service.stop()
-
-
-@contextmanager
-def served(tls: Tls | None = None, **settings: Any) -> Iterator[Served]:
-    with (
-        start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(running(tls, **settings)) as (propagator, service),
-    ):
-        yield Served(portal, propagator, service)
+    pass
 
 
 def made(key: str, **more: Any) -> Delta:

@@ -1,0 +1,274 @@
+"""The options of the data source: their names, their bounds, what is said where one does not fit.
+
+Pure. They are read on the driver, before anything is connected to; no message and no repr holds the token.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, TypeVar
+
+from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.settings import ClientSettings
+from delta_prop.commands.places import EARLIEST, LATEST, At, parse_at
+from delta_prop.ports import Tls
+from delta_prop_wire.bounds import check_name
+from delta_prop_wire.delta import Priority
+from delta_prop_wire.errors import InvalidDelta, UsageError
+from delta_prop_wire.spec import NAMESPACE_BYTES_MAX
+from delta_prop_wire.topics import Topic, TopicKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+URL_VARIABLE, TOKEN_VARIABLE = "DELTA_PROP_URL", "DELTA_PROP_TOKEN"
+PRODUCER_BYTES_MAX = 240
+"""Of a name to which parts add their numbers."""
+PARTITIONS_MAX = 10_000
+TOPICS_MAX = 256
+WAIT_S = 3_600.0
+_CONNECTING = ("url", "token", "tls", "tlsCa", "tlsName", "tlsCertificate", "tlsKey")
+_TIMES = {
+    "openSecondsMax": "open_s_max",
+    "deliverySecondsMax": "delivery_s_max",
+    "silenceSecondsMax": "silence_s_max",
+}
+_READING = ("since", "until", "topics", "namespace", "partitions", "pushdown", "maxRowsPerTrigger")
+_WRITING = ("producer", "namespace", "priority", "staged", "wait", "waitSecondsMax", "refused")
+_SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
+"""What Spark hands over with the options of a stream, for itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """The service to talk to. `addresses`: several ways to the same one."""
+
+    addresses: tuple[str, ...]
+    token: str | None = field(default=None, repr=False)
+    tls: Tls | None = None
+    settings: ClientSettings = field(default_factory=ClientSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What to read, from `since` up to `until`, which is left out. `partitions`: None: by size.
+
+    `rows_max`: offsets of one micro-batch.
+    """
+
+    remote: Remote
+    since: At = EARLIEST
+    until: At = LATEST
+    topics: tuple[str, ...] = ("*",)
+    partitions: int | None = None
+    rows_max: int | None = None
+    pushdown: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How to write. `producer`: None: what Spark calls the query. `namespace`: of rows that name none; None:
+    what their vector ids begin with. `refused_raises`: a delta that is refused fails the job.
+    """
+
+    remote: Remote
+    producer: str | None = None
+    namespace: str | None = None
+    priority: Priority = Priority.NORMAL
+    staged: bool = True
+    waits: bool = True
+    wait_s_max: float = WAIT_S
+    refused_raises: bool = True
+
+
+def read_options(given: Mapping[str, str], environment: Mapping[str, str]) -> ReadOptions:
+    """Options of a read. Raises UsageError."""
+    options = _Given(given, _READING, _WRITING, "read")
+    namespace = options.take("namespace", _namespace, None)
+    topics = options.take("topics", _topics, None)
+    if namespace is not None and topics is not None:
+        raise UsageError(f"option topics beside namespace: give topics alone, ns:{namespace} among them")
+    if namespace is not None:
+        topics = (str(Topic(TopicKind.NAMESPACE, namespace)),)
+    return ReadOptions(
+        remote=_remote(options, environment),
+        since=options.take("since", _place("since"), EARLIEST),
+        until=options.take("until", _place("until"), LATEST),
+        topics=topics or ("*",),
+        partitions=options.take("partitions", _number("partitions", PARTITIONS_MAX), None),
+        rows_max=options.take("maxRowsPerTrigger", _number("maxRowsPerTrigger", 1 << 53), None),
+        pushdown=options.take("pushdown", _flag("pushdown"), False),
+    )
+
+
+def write_options(given: Mapping[str, str], environment: Mapping[str, str]) -> WriteOptions:
+    """Options of a write. Raises UsageError."""
+    options = _Given(given, _WRITING, _READING, "write")
+    return WriteOptions(
+        remote=_remote(options, environment),
+        producer=options.take("producer", _producer, None),
+        namespace=options.take("namespace", _namespace, None),
+        priority=options.take("priority", _priority, Priority.NORMAL),
+        staged=options.take("staged", _flag("staged"), True),
+        waits=options.take("wait", _flag("wait"), True),
+        wait_s_max=options.take("waitSecondsMax", _seconds("waitSecondsMax"), WAIT_S),
+        refused_raises=options.take("refused", _refused, True),
+    )
+
+
+class _Given:
+    """Options as Spark hands them over: their names are the same in any case."""
+
+    def __init__(
+        self, given: Mapping[str, str], names: tuple[str, ...], others: tuple[str, ...], what: str
+    ) -> None:
+        known = {name.lower(): name for name in (*_CONNECTING, *_TIMES, *names)}
+        self._values: dict[str, str] = {}
+        for name, value in given.items():
+            if name.lower() in _SPARKS_OWN:
+                continue
+            if name.lower() not in known:
+                raise UsageError(_unknown(name, known, others, what))
+            self._values[known[name.lower()]] = value
+
+    def take(self, name: str, read: Callable[[str], T], absent: U) -> T | U:
+        """The value of an option."""
+        value = self._values.get(name)
+        return absent if value is None else read(value.strip())
+
+
+def _unknown(name: str, known: Mapping[str, str], others: tuple[str, ...], what: str) -> str:
+    if name.lower() == "path":
+        return "a path is given, and a service has none: give load() and save() no argument, and option url"
+    if name.lower() in {other.lower() for other in others}:
+        other = "write" if what == "read" else "read"
+        return f"option {name} is one of a {other}: leave it out of this {what}"
+    near = get_close_matches(name.lower(), known, 1)
+    told = f"did you mean {known[near[0]]}?" if near else f"there are {', '.join(known.values())}"
+    return f"option {name:.40} is none of a {what}: {told}"
+
+
+# --- where to, and how
+
+
+def _remote(options: _Given, environment: Mapping[str, str]) -> Remote:
+    url = options.take("url", str, None) or environment.get(URL_VARIABLE)
+    if not url:
+        raise UsageError(
+            f"option url is missing, and so is {URL_VARIABLE} in the environment: give the service's "
+            "address, such as delta://localhost:7373, or several of one service with commas between"
+        )
+    token = options.take("token", str, None) or environment.get(TOKEN_VARIABLE) or None
+    times = {
+        setting: options.take(name, _seconds(name), getattr(ClientSettings(), setting))
+        for name, setting in _TIMES.items()
+    }
+    return Remote(_addresses(url), token, _tls(options), ClientSettings(**times))
+
+
+def _addresses(url: str) -> tuple[str, ...]:
+    texts = [one.strip().removeprefix("delta://").rstrip("/") for one in url.split(",")]
+    try:
+        return tuple(map(str, parse_addresses(texts)))
+    except UsageError as error:
+        raise UsageError(f"option url: {error}") from None
+
+
+def _tls(options: _Given) -> Tls | None:
+    authorities, name, certificate, key = (
+        options.take(option, str, None) for option in ("tlsCa", "tlsName", "tlsCertificate", "tlsKey")
+    )
+    if (certificate is None) != (key is None):
+        raise UsageError("options tlsCertificate and tlsKey: give both, or neither")
+    wanted = options.take("tls", _flag("tls"), None)
+    named = any(one is not None for one in (authorities, name, certificate))
+    if wanted is False and named:
+        raise UsageError("option tls is false beside others of TLS: leave those out, or this one")
+    return Tls(certificate, key, authorities, name) if wanted or named else None
+
+
+# --- values
+
+
+def _flag(name: str) -> Callable[[str], bool]:
+    def read(text: str) -> bool:
+        if text.lower() not in ("true", "false"):
+            raise UsageError(f"option {name} {text!r:.40}: give true or false")
+        return text.lower() == "true"
+
+    return read
+
+
+def _number(name: str, most: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+        if not 1 <= number <= most:
+            raise UsageError(f"option {name} {text!r:.40}: give a whole number from 1 to {most:,}")
+        return number
+
+    return read
+
+
+def _seconds(name: str) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = 0.0
+        if not 0 < seconds < float("inf"):
+            raise UsageError(f"option {name} {text!r:.40}: give a number of seconds above 0")
+        return seconds
+
+    return read
+
+
+def _place(name: str) -> Callable[[str], At]:
+    return lambda text: parse_at(f"option {name}", text)
+
+
+def _topics(text: str) -> tuple[str, ...]:
+    """Topics with commas between, or as a list in JSON where one has a comma in it."""
+    names = text.split(",")
+    if text.startswith("["):
+        try:
+            names = json.loads(text)
+        except ValueError as error:
+            raise UsageError(f"option topics {text!r:.60} is no list in JSON: {error}") from None
+    if not 1 <= len(names) <= TOPICS_MAX or not all(isinstance(name, str) for name in names):
+        raise UsageError(f"option topics {text!r:.60}: give 1 to {TOPICS_MAX} topics, such as ns:docs,c:news")
+    return tuple(dict.fromkeys(str(Topic.parse(name.strip())) for name in names))
+
+
+def _namespace(text: str) -> str:
+    return _name("namespace", text, NAMESPACE_BYTES_MAX)
+
+
+def _producer(text: str) -> str:
+    return _name("producer", text, PRODUCER_BYTES_MAX)
+
+
+def _name(option: str, text: str, bytes_max: int) -> str:
+    try:
+        check_name(option, text, bytes_max)
+    except InvalidDelta as error:
+        raise UsageError(f"option {error.message}") from None
+    return text
+
+
+def _priority(text: str) -> Priority:
+    found = Priority.__members__.get(text.upper())
+    if found is None:
+        names = ", ".join(one.name.lower() for one in Priority)
+        raise UsageError(f"option priority {text!r:.40}: give {names}")
+    return found
+
+
+def _refused(text: str) -> bool:
+    if text.lower() not in ("raise", "allow"):
+        raise UsageError(f"option refused {text!r:.40}: give raise or allow")
+    return text.lower() == "raise"

@@ -1,0 +1,186 @@
+"""A range of a log is read once, exactly: over broken connections, cut at both ends, narrowed by topics."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from delta_prop.client import ClientSettings, SyncProducer, Unreachable
+from delta_prop.client.ranges import Asker
+from delta_prop.config import Settings
+from delta_prop.ports import Tls
+from delta_prop_wire.cutting import deltas_of
+from delta_prop_wire.delta import Delta, Priority, create, make_origin, opaque, producer_id_of
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.topics import Topic
+from tests.delta_prop.client.threaded import served
+from tests.delta_prop.networks import files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from delta_prop_wire.batch import LoggedBatch
+
+QUICK = ClientSettings(open_s_max=0.3)
+
+
+def made(key: str, **more: Any) -> Delta:
+    return Delta(key, opaque(key.encode()), **more)
+
+
+def rows_of(batches: list[LoggedBatch]) -> list[tuple[int, int, str]]:
+    """Offset, Lamport number and vector id of each row."""
+    found = []
+    for one in batches:
+        for row, delta in enumerate(deltas_of(one.batch)):
+            offset = one.row_offset(row)
+            found.append((offset, one.lamport + offset - one.offset, delta.vector_id))
+    return found
+
+
+def publish(address: str, counts: list[int], namespaces: tuple[str, ...] = ("docs",)) -> list[str]:
+    """Batches of so many rows, of the namespaces in turn; their vector ids by offset."""
+    keys: list[str] = []
+    with SyncProducer(address, name="test") as p:
+        for count in counts:
+            batch = [f"k{len(keys) + row}" for row in range(count)]
+            p.publish(
+                *(
+                    made(key, namespace=namespaces[(len(keys) + row) % len(namespaces)])
+                    for row, key in enumerate(batch)
+                )
+            )
+            keys += batch
+    return keys
+
+
+def test_a_range_is_read_exactly_wherever_it_is_cut() -> None:
+    with served() as service:
+        keys = publish(service.address, [3, 1, 4, 5])
+        asker = Asker(service.address)
+        bounds = asker.bounds()
+        assert (bounds.first, bounds.end) == (0, 13)
+        log = (bounds.log_id, bounds.epoch)
+        for start in range(13):
+            for end in range(start, 14):
+                found = rows_of(list(asker.read(start, end, log=log)))
+                assert found == [(at, at + 1, keys[at]) for at in range(start, end)]
+
+
+def test_topics_leave_rows_out_and_the_end_is_told_at_once() -> None:
+    with served() as service:
+        keys = publish(service.address, [10, 20], ("docs", "rows", "rows"))
+        asker = Asker(service.address)
+        began = time.monotonic()
+        topics = [Topic.parse("ns:docs"), Topic.parse("v:k4")]
+        found = rows_of(list(asker.read(2, 29, topics)))
+        wanted = [at for at in range(2, 29) if at % 3 == 0 or at == 4]
+        assert found == [(at, at + 1, keys[at]) for at in wanted]
+        assert list(asker.read(0, 30, [Topic.parse("ns:nobody's")])) == []
+        assert time.monotonic() - began < 0.9, "it waited for what is told each second"
+
+
+def test_connections_that_break_lose_and_double_nothing() -> None:
+    with served() as service:
+        keys = publish(service.address, [5] * 40)
+        found: list[LoggedBatch] = []
+        for batch in Asker(service.address).read(2, 199, credit_bytes=300):
+            found.append(batch)
+            if len(found) % 5 == 0:
+                service.break_off()
+        assert rows_of(found) == [(at, at + 1, keys[at]) for at in range(2, 199)]
+
+
+def test_what_is_not_read_is_not_sent() -> None:
+    with served() as service, SyncProducer(service.address, name="big") as p:
+        matrix = np.zeros((200, 1_000), np.float32)
+        for at in range(40):
+            p.publish_many([f"{at}-{row}" for row in range(200)], matrix, namespace="n")
+        reading = Asker(service.address).read(0, 8_000, credit_bytes=1_000_000)
+        assert next(reading).count == 200
+        time.sleep(0.2)
+        sent = service.call(lambda: sum(one.outlet.dealt_with for one in service.peers() if one.outlet))
+        assert sent < 1_000
+        assert sum(one.count for one in reading) == 7_800
+
+
+def test_a_place_that_is_gone_and_one_that_never_was() -> None:
+    settings = Settings(log_deltas_max=100)
+    with served(propagator={"settings": settings}) as service:
+        publish(service.address, [50] * 6)
+        asker = Asker(service.address, settings=QUICK)
+        bounds = asker.bounds()
+        assert bounds.first > 0
+        with pytest.raises(Refused, match=f"CURSOR_TOO_OLD: offset 0 .* starts at {bounds.first}"):
+            list(asker.read(0, 10))
+        with pytest.raises(Refused, match="offsets up to 500 are asked for, and the log ends at 300"):
+            list(asker.read(250, 500))
+        with pytest.raises(UsageError, match="this place is that of log 0101"):
+            list(asker.read(250, 300, log=(bytes([1]) * 16, bounds.epoch)))
+
+
+def test_what_is_void_in_the_log_is_passed_over() -> None:
+    with served() as service, SyncProducer(service.address, name="test") as p:
+        p.publish(Delta("a", create([1.0]), "n"))
+        with pytest.raises(Refused, match="INVALID_DELTA"):
+            p.publish(Delta("b", create([1.0, 2.0]), "n"))
+        began = time.monotonic()
+        assert rows_of(list(Asker(service.address).read(0, 2))) == [(0, 1, "a")]
+        assert time.monotonic() - began < 0.9
+
+
+def test_times_are_places(tmp_path: Path) -> None:
+    with served(propagator={"data": str(tmp_path / "data")}) as service:
+        publish(service.address, [3])
+        time.sleep(0.01)
+        between = datetime.now(UTC)
+        publish(service.address, [2])
+        asker = Asker(service.address)
+        assert asker.offset_at(round(between.timestamp() * 1e6)) == 3
+        assert asker.offset_at(0) == 0
+
+
+def test_a_watermark_is_told_and_its_holder_not_disturbed() -> None:
+    origin = make_origin(producer_id_of("job"), Priority.NORMAL)
+    with served() as service, SyncProducer(service.address, name="job") as p:
+        p.publish(made("a"), made("b"))
+        asker = Asker(service.address)
+        assert asker.watermark(origin, 1) == 2
+        p.publish(made("c"))
+        assert asker.watermark(origin, 1) == 3
+        with SyncProducer(service.address, name="job"):
+            with pytest.raises(Refused, match="FENCED"):
+                asker.watermark(origin, 1)
+            assert asker.watermark(origin, 2) == 3
+
+
+def test_a_service_that_is_not_there() -> None:
+    with served() as service:
+        pass
+    began = time.monotonic()
+    gone = Asker(service.address, settings=QUICK)
+    with pytest.raises(Unreachable, match=r"has answered for 0\.3 s"):
+        gone.bounds()
+    with pytest.raises(Unreachable, match=r"has answered for 0\.3 s"):
+        list(gone.read(0, 1))
+    assert time.monotonic() - began < 5
+
+
+def test_another_address_of_the_service_is_tried() -> None:
+    with served() as gone:
+        pass
+    with served() as service:
+        publish(service.address, [2])
+        assert len(rows_of(list(Asker([gone.address, service.address]).read(0, 2)))) == 2
+
+
+def test_over_tls() -> None:
+    made_files = files()
+    server = Tls(made_files.server, made_files.server_key, made_files.authority)
+    client = Tls(made_files.client, made_files.client_key, made_files.authority)
+    with served(server) as service:
+        assert Asker(service.address, tls=client).bounds().end == 0

@@ -1,0 +1,76 @@
+"""A service on a thread of its own, for clients that block."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+from anyio.from_thread import start_blocking_portal
+
+from delta_prop.embedded import Propagator
+from delta_prop.server.service import Service
+from delta_prop.server.settings import ServerSettings
+from tests.whole_log import whole
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from delta_prop.ports import Tls
+    from delta_prop.server.peer import Peer
+
+T = TypeVar("T")
+
+
+class Served:
+    """A service on a thread of its own."""
+
+    def __init__(self, portal: Any, propagator: Propagator, service: Service) -> None:
+        self._portal = portal
+        self._propagator = propagator
+        self._service = service
+        assert service.address is not None
+        self.address = f"{service.address.host}:{service.address.port}"
+
+    def keys(self) -> list[str]:
+        def read() -> list[str]:
+            log = self._propagator.inside().log
+            batches = whole(log)
+            return [key for one in batches if not one.batch.is_control for key in one.batch.keys]
+
+        return self._portal.call(read)  # type: ignore[no-any-return]
+
+    def peers(self) -> list[Peer]:
+        return list(self._service._peers.values())
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Call it where the service runs."""
+        return self._portal.call(function)  # type: ignore[no-any-return]
+
+    def break_off(self) -> None:
+        self.call(lambda: [peer.break_off() for peer in self.peers()])
+
+
+@asynccontextmanager
+async def running(
+    tls: Tls | None, propagator: dict[str, Any], settings: dict[str, Any]
+) -> AsyncIterator[tuple[Propagator, Service]]:
+    async with Propagator(**propagator) as p, anyio.create_task_group() as tasks:
+        service = Service(p, ServerSettings(port=0, **settings), tls=tls)
+        await tasks.start(service.run)
+        try:
+            yield p, service
+        finally:
+            service.stop()
+
+
+@contextmanager
+def served(
+    tls: Tls | None = None, *, propagator: dict[str, Any] | None = None, **settings: Any
+) -> Iterator[Served]:
+    """`propagator`: its arguments; without any its log is in memory."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(running(tls, propagator or {}, settings)) as (made, service),
+    ):
+        yield Served(portal, made, service)

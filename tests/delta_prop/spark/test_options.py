@@ -1,0 +1,154 @@
+"""Options are read on the driver: each by its name in any case, with its bounds; the token is never told."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from delta_prop.client.settings import ClientSettings
+from delta_prop.commands.places import At
+from delta_prop.ports import Tls
+from delta_prop.spark.options import ReadOptions, WriteOptions, read_options, write_options
+from delta_prop_wire.delta import Priority
+from delta_prop_wire.errors import UsageError
+
+URL = {"url": "delta://one:7373"}
+
+
+def read(**options: str) -> ReadOptions:
+    return read_options(URL | options, {})
+
+
+def write(**options: str) -> WriteOptions:
+    return write_options(URL | options, {})
+
+
+@pytest.mark.parametrize(
+    ("url", "addresses"),
+    [
+        ("one:7000", ("one:7000",)),
+        ("delta://one", ("one:7373",)),
+        ("delta://one:1/, delta://two:2,[::1]:3", ("one:1", "two:2", "[::1]:3")),
+    ],
+)
+def test_addresses(url: str, addresses: tuple[str, ...]) -> None:
+    assert read(url=url).remote.addresses == addresses
+
+
+def test_what_the_environment_says_where_the_options_do_not() -> None:
+    environment = {"DELTA_PROP_URL": "delta://there:1", "DELTA_PROP_TOKEN": "hush"}
+    found = read_options({}, environment).remote
+    assert (found.addresses, found.token) == (("there:1",), "hush")
+    given = read_options({"URL": "here:2", "Token": "mine"}, environment).remote
+    assert (given.addresses, given.token) == (("here:2",), "mine")
+
+
+def test_all_that_a_read_can_say() -> None:
+    found = read(
+        since="17",
+        until="2026-01-31T12:00:00Z",
+        topics="ns:docs, c:news",
+        partitions="3",
+        maxrowspertrigger="100",
+        pushDown="TRUE",
+        tlsCa="ca.pem",
+        tlsName="one",
+        openSecondsMax="2",
+    )
+    assert found.since == At(offset=17)
+    assert found.until == At(time_us=1_769_860_800_000_000)
+    assert found.topics == ("ns:docs", "c:news")
+    assert (found.partitions, found.rows_max, found.pushdown) == (3, 100, True)
+    assert found.remote.tls == Tls(authorities="ca.pem", server_name="one")
+    assert found.remote.settings == ClientSettings(open_s_max=2)
+
+
+def test_what_is_so_where_nothing_is_said() -> None:
+    found = read()
+    assert (found.since, found.until) == (At(earliest=True), At())
+    assert (found.topics, found.partitions, found.rows_max, found.pushdown) == (("*",), None, None, False)
+    assert found.remote.tls is None
+    wanted = WriteOptions(found.remote)
+    assert write() == wanted
+    assert (wanted.staged, wanted.waits, wanted.refused_raises) == (True, True, True)
+
+
+def test_topics_with_commas_and_a_namespace() -> None:
+    assert read(topics='["v:a,b", "ns:docs"]').topics == ("v:a,b", "ns:docs")
+    assert read(namespace="docs").topics == ("ns:docs",)
+
+
+def test_all_that_a_write_can_say() -> None:
+    found = write(
+        producer="nightly",
+        namespace="docs",
+        priority="low",
+        staged="false",
+        wait="False",
+        waitSecondsMax="9.5",
+        refused="allow",
+        tls="true",
+    )
+    assert (found.producer, found.namespace, found.priority) == ("nightly", "docs", Priority.LOW)
+    assert (found.staged, found.waits, found.wait_s_max, found.refused_raises) == (False, False, 9.5, False)
+    assert found.remote.tls == Tls()
+
+
+def test_what_spark_adds_for_itself_is_passed_over() -> None:
+    assert write(checkpointLocation="/x", queryName="q") == write()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"url": ""}, "option url is missing, and so is DELTA_PROP_URL"),
+        ({"url": "http://one:80"}, "option url: address 'http://one:80': give host:port"),
+        ({"maxRowsPerTriger": "1"}, r"option maxRowsPerTriger is none of a read: did you mean maxRowsPer"),
+        ({"zzz": "1"}, "option zzz is none of a read: there are url, token, tls"),
+        ({"producer": "p"}, "option producer is one of a write: leave it out of this read"),
+        ({"path": "/x"}, r"a path is given, and a service has none: give load\(\) and save\(\) no argument"),
+        ({"since": "soon"}, "option since 'soon': give earliest, latest, an offset, or a time like 2026"),
+        ({"until": "-1"}, "option until '-1': give"),
+        ({"partitions": "0"}, "option partitions '0': give a whole number from 1 to 10,000"),
+        ({"maxRowsPerTrigger": "many"}, "option maxRowsPerTrigger 'many': give a whole number from 1"),
+        ({"pushdown": "yes"}, "option pushdown 'yes': give true or false"),
+        ({"topics": "docs"}, "topic 'docs' is none of"),
+        ({"topics": "[1]"}, "option topics .*: give 1 to 256 topics"),
+        ({"topics": "["}, r"option topics '\[' is no list in JSON"),
+        ({"topics": "*", "namespace": "docs"}, "option topics beside namespace: give topics alone, ns:docs"),
+        ({"namespace": "a\nb"}, "option namespace: character 1 is U"),
+        ({"tlsKey": "k"}, "options tlsCertificate and tlsKey: give both, or neither"),
+        ({"tls": "false", "tlsCa": "a"}, "option tls is false beside others of TLS"),
+        ({"openSecondsMax": "0"}, "option openSecondsMax '0': give a number of seconds above 0"),
+        ({"silenceSecondsMax": "1"}, "heartbeat_s 5.0 and silence_s_max 1.0: they must rise"),
+    ],
+)
+def test_what_a_read_refuses(options: dict[str, str], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        read(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"since": "earliest"}, "option since is one of a read: leave it out of this write"),
+        ({"priority": "urgent"}, "option priority 'urgent': give critical, high, normal, low"),
+        ({"refused": "ignore"}, "option refused 'ignore': give raise or allow"),
+        ({"producer": "x" * 241}, "option producer: 241 bytes"),
+        ({"waitSecondsMax": "nan"}, "option waitSecondsMax 'nan': give a number of seconds"),
+        ({"stagd": "true"}, r"option stagd is none of a write: did you mean staged\?"),
+    ],
+)
+def test_what_a_write_refuses(options: dict[str, str], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        write(**options)
+
+
+def test_the_token_is_never_told() -> None:
+    found = write(token="hush-hush")
+    assert "hush" not in repr(found)
+    assert pickle.loads(pickle.dumps(found)).remote.token == "hush-hush"
+    with pytest.raises(UsageError) as refused:
+        write(token="hush-hush", nonsense="1")
+    assert "hush" not in str(refused.value)
