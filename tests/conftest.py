@@ -100,7 +100,7 @@ def full(pytestconfig: pytest.Config) -> bool:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """Spark, started once for all tests that ask for it. They are marked `spark`."""
-    from delta_prop.spark.session import session
+    from delta_prop.spark.sessions import session
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of its own code, beside a Python that is newer than it

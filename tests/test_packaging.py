@@ -50,7 +50,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_five_typed_packages_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
+    assert {top for top in tops if not top.endswith(".dist-info")} == {*PACKAGES, "pyspark_delta_prop.py"}
     assert {name.partition("/")[0] for name in names if name.endswith("/py.typed")} == PACKAGES
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
@@ -69,6 +69,21 @@ def test_the_wheel_lives_beside_foreign_packages_of_the_folders_names(wheel: Pat
     files = json.loads(run_python(python, program, tmp_path))
     assert all(Path(file).is_relative_to(site) for file in files)
     assert (python.parent / "delta-prop").exists()
+
+
+def test_spark_finds_the_data_source_of_an_installed_wheel(wheel: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    site, python = fresh_environment(tmp_path)
+    install_wheel(wheel, site, python)
+    program = """
+        import json, pyspark_delta_prop
+        from pyspark.sql.datasource import DataSource
+        found = pyspark_delta_prop.DefaultSource
+        print(json.dumps([found.name(), issubclass(found, DataSource), pyspark_delta_prop.__file__]))
+    """
+    name, fits, file = json.loads(run_python(python, program, tmp_path))
+    assert (name, fits) == ("delta_prop", True)
+    assert Path(file).is_relative_to(site)
 
 
 def test_importing_the_product_loads_no_extra_and_nothing_under_the_gpl(tmp_path: Path) -> None:

@@ -78,6 +78,7 @@ IMPURE = {"anyio", "trio", "sniffio"}  # and everything in BANNED_MODULES
 LAZY = (
     "delta_prop/__init__.py",
     "delta_prop/client/__init__.py",
+    "delta_prop/spark/__init__.py",
     "sinks/delta_prop_sinks/__init__.py",
     "delta_prop/sinks.py",
 )

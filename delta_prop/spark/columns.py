@@ -138,6 +138,8 @@ def check_read(schema: StructType) -> None:
                 f"column {field.name} is {field.dataType.simpleString()} in the schema, and a read gives "
                 f"{wanted.simpleString()}: leave the schema out, and cast what was read"
             )
+        if schema.names.count(field.name) > 1:
+            raise UsageError(f"column {field.name} is there {schema.names.count(field.name)} times")
 
 
 def _check_names(names: Sequence[str]) -> None:

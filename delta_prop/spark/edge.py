@@ -12,6 +12,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 now = time.monotonic
 """Seconds, for how long something takes."""
@@ -21,6 +25,11 @@ pause = time.sleep
 
 PYTHON = sys.executable
 _ASK_S_MAX = 30.0
+
+
+def environment() -> Mapping[str, str]:
+    """All variables of the environment."""
+    return os.environ
 
 
 def setting(name: str, default: str = "") -> str:

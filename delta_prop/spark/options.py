@@ -38,8 +38,12 @@ _TIMES = {
     "deliverySecondsMax": "delivery_s_max",
     "silenceSecondsMax": "silence_s_max",
 }
-_READING = ("since", "until", "topics", "namespace", "partitions", "pushdown", "maxRowsPerTrigger")
-_WRITING = ("producer", "namespace", "priority", "staged", "wait", "waitSecondsMax", "refused")
+_USES = {
+    "batch read": ("since", "until", "topics", "namespace", "partitions", "pushdown"),
+    "stream read": ("since", "topics", "namespace", "partitions", "maxRowsPerTrigger"),
+    "batch write": ("producer", "namespace", "priority", "refused", "staged", "wait", "waitSecondsMax"),
+    "stream write": ("producer", "namespace", "priority", "refused"),
+}
 _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 """What Spark hands over with the options of a stream, for itself."""
 
@@ -86,9 +90,11 @@ class WriteOptions:
     refused_raises: bool = True
 
 
-def read_options(given: Mapping[str, str], environment: Mapping[str, str]) -> ReadOptions:
+def read_options(
+    given: Mapping[str, str], environment: Mapping[str, str], *, stream: bool = False
+) -> ReadOptions:
     """Options of a read. Raises UsageError."""
-    options = _Given(given, _READING, _WRITING, "read")
+    options = _Given(given, "stream read" if stream else "batch read")
     namespace = options.take("namespace", _namespace, None)
     topics = options.take("topics", _topics, None)
     if namespace is not None and topics is not None:
@@ -106,9 +112,11 @@ def read_options(given: Mapping[str, str], environment: Mapping[str, str]) -> Re
     )
 
 
-def write_options(given: Mapping[str, str], environment: Mapping[str, str]) -> WriteOptions:
+def write_options(
+    given: Mapping[str, str], environment: Mapping[str, str], *, stream: bool = False
+) -> WriteOptions:
     """Options of a write. Raises UsageError."""
-    options = _Given(given, _WRITING, _READING, "write")
+    options = _Given(given, "stream write" if stream else "batch write")
     return WriteOptions(
         remote=_remote(options, environment),
         producer=options.take("producer", _producer, None),
@@ -124,16 +132,14 @@ def write_options(given: Mapping[str, str], environment: Mapping[str, str]) -> W
 class _Given:
     """Options as Spark hands them over: their names are the same in any case."""
 
-    def __init__(
-        self, given: Mapping[str, str], names: tuple[str, ...], others: tuple[str, ...], what: str
-    ) -> None:
-        known = {name.lower(): name for name in (*_CONNECTING, *_TIMES, *names)}
+    def __init__(self, given: Mapping[str, str], use: str) -> None:
+        known = {name.lower(): name for name in (*_CONNECTING, *_TIMES, *_USES[use])}
         self._values: dict[str, str] = {}
         for name, value in given.items():
             if name.lower() in _SPARKS_OWN:
                 continue
             if name.lower() not in known:
-                raise UsageError(_unknown(name, known, others, what))
+                raise UsageError(_unknown(name, known, use))
             self._values[known[name.lower()]] = value
 
     def take(self, name: str, read: Callable[[str], T], absent: U) -> T | U:
@@ -142,15 +148,15 @@ class _Given:
         return absent if value is None else read(value.strip())
 
 
-def _unknown(name: str, known: Mapping[str, str], others: tuple[str, ...], what: str) -> str:
+def _unknown(name: str, known: Mapping[str, str], use: str) -> str:
     if name.lower() == "path":
         return "a path is given, and a service has none: give load() and save() no argument, and option url"
-    if name.lower() in {other.lower() for other in others}:
-        other = "write" if what == "read" else "read"
-        return f"option {name} is one of a {other}: leave it out of this {what}"
+    others = [other for other, names in _USES.items() if name.lower() in {one.lower() for one in names}]
+    if others:
+        return f"option {name} is one of a {' and a '.join(others)}: leave it out of this {use}"
     near = get_close_matches(name.lower(), known, 1)
     told = f"did you mean {known[near[0]]}?" if near else f"there are {', '.join(known.values())}"
-    return f"option {name:.40} is none of a {what}: {told}"
+    return f"option {name:.40} is none of a {use}: {told}"
 
 
 # --- where to, and how

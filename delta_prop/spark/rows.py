@@ -17,6 +17,8 @@ from delta_prop_wire.layout import Column
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from numpy.typing import NDArray
 
     from delta_prop_wire.batch import Batch, LoggedBatch
@@ -44,6 +46,9 @@ SCHEMA = pa.schema(
 )
 """Columns of deltas that were read."""
 
+MERGE_ROWS = 10_000
+MERGE_BYTES = 8 * 1024 * 1024
+"""Batches of the log that are smaller go on together, up to so much."""
 _OPERATIONS = pa.array([kind_name(kind) for kind in range(64)], pa.string())
 _PARTS = np.array([Kind.SPARSE, Kind.SPARSE_ADD])
 _BYTES = np.array([Kind.TRANSFORM, Kind.OPAQUE, *range(max(Kind) + 1, 64)])
@@ -87,6 +92,35 @@ def to_arrow(logged: LoggedBatch) -> pa.RecordBatch:
         pa.array(logged.lamport + (places - logged.offset)),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def merged(
+    batches: Iterable[LoggedBatch], columns: Sequence[tuple[str, bool]] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Batches of the log as rows, small ones together. `columns`: those that are wanted, by name, and whether
+    they are declared to hold nulls.
+    """
+    schema = SCHEMA
+    if columns is not None:
+        schema = pa.schema([SCHEMA.field(name).with_nullable(nullable) for name, nullable in columns])
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for one in batches:
+        if rows and (rows + one.count > MERGE_ROWS or size + one.batch.size > MERGE_BYTES):
+            yield _together(waiting)
+            waiting, rows, size = [], 0, 0
+        found = to_arrow(one)
+        picked = [found.column(name) for name in schema.names]
+        waiting.append(pa.RecordBatch.from_arrays(picked, schema=schema))
+        rows, size = rows + one.count, size + one.batch.size
+    if waiting:
+        yield _together(waiting)
+
+
+def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def _repeated(text: str, count: int) -> pa.Array:

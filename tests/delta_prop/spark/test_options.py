@@ -50,7 +50,6 @@ def test_all_that_a_read_can_say() -> None:
         until="2026-01-31T12:00:00Z",
         topics="ns:docs, c:news",
         partitions="3",
-        maxrowspertrigger="100",
         pushDown="TRUE",
         tlsCa="ca.pem",
         tlsName="one",
@@ -59,9 +58,21 @@ def test_all_that_a_read_can_say() -> None:
     assert found.since == At(offset=17)
     assert found.until == At(time_us=1_769_860_800_000_000)
     assert found.topics == ("ns:docs", "c:news")
-    assert (found.partitions, found.rows_max, found.pushdown) == (3, 100, True)
+    assert (found.partitions, found.pushdown) == (3, True)
     assert found.remote.tls == Tls(authorities="ca.pem", server_name="one")
     assert found.remote.settings == ClientSettings(open_s_max=2)
+
+
+def test_what_a_stream_can_say_more() -> None:
+    assert read_options(URL | {"maxrowspertrigger": "100"}, {}, stream=True).rows_max == 100
+    with pytest.raises(
+        UsageError, match="option until is one of a batch read: leave it out of this stream read"
+    ):
+        read_options(URL | {"until": "9"}, {}, stream=True)
+    with pytest.raises(
+        UsageError, match="option staged is one of a batch write: leave it out of this stream wr"
+    ):
+        write_options(URL | {"staged": "true"}, {}, stream=True)
 
 
 def test_what_is_so_where_nothing_is_said() -> None:
@@ -104,14 +115,17 @@ def test_what_spark_adds_for_itself_is_passed_over() -> None:
     [
         ({"url": ""}, "option url is missing, and so is DELTA_PROP_URL"),
         ({"url": "http://one:80"}, "option url: address 'http://one:80': give host:port"),
-        ({"maxRowsPerTriger": "1"}, r"option maxRowsPerTriger is none of a read: did you mean maxRowsPer"),
-        ({"zzz": "1"}, "option zzz is none of a read: there are url, token, tls"),
-        ({"producer": "p"}, "option producer is one of a write: leave it out of this read"),
+        ({"partitons": "1"}, r"option partitons is none of a batch read: did you mean partitions\?"),
+        ({"zzz": "1"}, "option zzz is none of a batch read: there are url, token, tls"),
+        (
+            {"producer": "p"},
+            "option producer is one of a batch write and a stream write: leave it out of this bat",
+        ),
         ({"path": "/x"}, r"a path is given, and a service has none: give load\(\) and save\(\) no argument"),
         ({"since": "soon"}, "option since 'soon': give earliest, latest, an offset, or a time like 2026"),
         ({"until": "-1"}, "option until '-1': give"),
         ({"partitions": "0"}, "option partitions '0': give a whole number from 1 to 10,000"),
-        ({"maxRowsPerTrigger": "many"}, "option maxRowsPerTrigger 'many': give a whole number from 1"),
+        ({"partitions": "many"}, "option partitions 'many': give a whole number from 1"),
         ({"pushdown": "yes"}, "option pushdown 'yes': give true or false"),
         ({"topics": "docs"}, "topic 'docs' is none of"),
         ({"topics": "[1]"}, "option topics .*: give 1 to 256 topics"),
@@ -132,12 +146,12 @@ def test_what_a_read_refuses(options: dict[str, str], told: str) -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"since": "earliest"}, "option since is one of a read: leave it out of this write"),
+        ({"since": "earliest"}, "option since is one of a batch read and a stream read: leave it out"),
         ({"priority": "urgent"}, "option priority 'urgent': give critical, high, normal, low"),
         ({"refused": "ignore"}, "option refused 'ignore': give raise or allow"),
         ({"producer": "x" * 241}, "option producer: 241 bytes"),
         ({"waitSecondsMax": "nan"}, "option waitSecondsMax 'nan': give a number of seconds"),
-        ({"stagd": "true"}, r"option stagd is none of a write: did you mean staged\?"),
+        ({"stagd": "true"}, r"option stagd is none of a batch write: did you mean staged\?"),
     ],
 )
 def test_what_a_write_refuses(options: dict[str, str], told: str) -> None:

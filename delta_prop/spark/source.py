@@ -1,0 +1,53 @@
+"""The data source `delta_prop`: what Spark asks for readers and writers.
+
+It loads what they need when it is asked for them: Spark looks at every data source that it finds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+
+from delta_prop.spark import edge
+from delta_prop.spark.options import read_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.types import StructType
+
+NAME = "delta_prop"
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("delta_prop")` known to a session; needed where Spark does not find it by itself."""
+    spark.dataSource.register(DeltaPropSource)
+
+
+class DeltaPropSource(DataSource):
+    """Deltas of a service, read and written as rows."""
+
+    @classmethod
+    def name(cls) -> str:
+        """What `format` calls it."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """The columns of a read."""
+        from delta_prop.spark.columns import READ
+
+        return READ
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of what is in the log now. Raises UsageError."""
+        from delta_prop.spark.reading import PushingReader, Reader
+
+        options = read_options(self.options, edge.environment())
+        return PushingReader(options, schema) if options.pushdown else Reader(options, schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """A reader that goes on. Raises UsageError."""
+        from delta_prop.spark.reading import StreamReader
+
+        return StreamReader(read_options(self.options, edge.environment(), stream=True), schema)

@@ -1,0 +1,125 @@
+"""Spark reads a log: as rows and by SQL, in partitions, narrowed, as a stream that stops and goes on."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delta_prop.client import SyncProducer
+from delta_prop_wire.delta import Delta, Priority, create, opaque, sparse
+from tests.delta_prop.server.process import served
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+ROWS = 600
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server whose log has `ROWS` deltas, of three kinds in turn."""
+    with served(tmp_path_factory.mktemp("log")) as service:
+        address = f"127.0.0.1:{service.port}"
+        with SyncProducer(address, name="test") as p:
+            for at in range(0, ROWS, 3):
+                p.offer(
+                    Delta(f"doc-{at}", create([at, 0.5]), "docs", metadata={"n": at}, topics=("news",)),
+                    Delta(f"row-{at}", opaque(bytes([at % 256])), "rows"),
+                    Delta(f"doc-{at}", sparse([1], [0.25]), "docs"),
+                )
+            p.publish(Delta("last", opaque(b""), "rows", priority=Priority.LOW))
+        yield f"delta://{address}"
+
+
+def read(spark: SparkSession, url: str, **options: Any) -> DataFrame:
+    return spark.read.format("delta_prop").options(url=url, **options).load()
+
+
+def test_all_columns_of_all_rows(spark: SparkSession, url: str) -> None:
+    found = read(spark, url, partitions=3)
+    assert found.rdd.getNumPartitions() == 3
+    rows = found.orderBy("offset").collect()
+    assert [row.offset for row in rows] == list(range(ROWS + 1))
+    first, second, third = (row.asDict() for row in rows[:3])
+    assert (first["vector_id"], first["op"], first["vector"]) == ("doc-0", "create", [0.0, 0.5])
+    assert (first["metadata"], first["topics"], first["namespace"]) == ('{"n": 0}', ["news"], "docs")
+    assert (second["op"], second["data"], second["vector"]) == ("opaque", bytearray([0]), None)
+    assert (third["indices"], third["values"], third["vector"]) == ([1], [0.25], None)
+    assert (rows[-1].priority, rows[-2].priority, first["counter"], first["lamport"]) == (
+        "low",
+        "normal",
+        1,
+        1,
+    )
+
+
+def test_sql_and_options_that_narrow(spark: SparkSession, url: str) -> None:
+    spark.sql(
+        f"CREATE OR REPLACE TEMPORARY VIEW deltas USING delta_prop OPTIONS (url '{url}', namespace 'docs')"
+    )
+    (row,) = spark.sql("SELECT count(*) AS n, max(vector[0]) AS most FROM deltas").collect()
+    assert (row.n, row.most) == (2 * ROWS // 3, ROWS - 3)
+    some = read(spark, url, topics="v:doc-3,v:row-6", since=4, until=8).collect()
+    assert [row.offset for row in some] == [5, 7]
+
+
+def test_some_columns_alone(spark: SparkSession, url: str) -> None:
+    schema = "vector_id string, offset long"
+    found = spark.read.format("delta_prop").schema(schema).option("url", url).load().filter("offset = 7")
+    assert [tuple(row) for row in found.collect()] == [("row-6", 7)]
+
+
+def test_filters_that_are_pushed_down_change_nothing_but_what_is_sent(spark: SparkSession, url: str) -> None:
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        found = read(spark, url, pushdown="true").filter("vector_id = 'doc-3' AND offset > 3")
+        assert [row.offset for row in found.collect()] == [5]
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+
+
+def test_what_is_wrong_is_told_before_anything_runs(spark: SparkSession, url: str) -> None:
+    for options, told in (
+        ({"sinse": "1"}, "option sinse is none of a batch read: did you mean since?"),
+        ({"since": ROWS + 5}, f"option since {ROWS + 5}: the log has offsets 0 to {ROWS + 1}"),
+    ):
+        with pytest.raises(Exception, match="UsageError") as refused:
+            read(spark, url, **options).collect()
+        assert told in str(refused.value)
+
+
+def test_a_stream_in_bounded_batches_that_ends_and_goes_on(
+    spark: SparkSession, url: str, tmp_path: Path
+) -> None:
+    def run(**options: Any) -> list[int]:
+        """Read what there is now; the rows of each batch."""
+        stream = spark.readStream.format("delta_prop").options(url=url, **options).load()
+        query = (
+            stream.select("offset", "namespace")
+            .writeStream.format("parquet")
+            .option("path", str(tmp_path / "out"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(60)
+        return [progress["numInputRows"] for progress in query.recentProgress]
+
+    assert run(maxRowsPerTrigger=400, since=1) == [400, 200]
+    with SyncProducer(url.removeprefix("delta://"), name="more") as p:
+        p.publish(*(Delta(f"more-{at}", opaque(b""), "rows") for at in range(10)))
+    assert run() == [10]
+    offsets = [row.offset for row in spark.read.parquet(str(tmp_path / "out")).collect()]
+    assert sorted(offsets) == list(range(1, ROWS + 11))
+
+
+def test_the_environment_names_the_service_where_no_option_does(spark: SparkSession) -> None:
+    assert "DELTA_PROP_URL" not in os.environ
+    with pytest.raises(Exception, match="option url is missing, and so is DELTA_PROP_URL in the environment"):
+        spark.read.format("delta_prop").load().collect()
