@@ -1,0 +1,195 @@
+"""Changes: rows of the log, or states of a snapshot, as Arrow tables that `folding.py` takes and gives.
+
+Needs pyarrow, not Spark. A vector is named by one text, its namespace and id with a NUL between them; kinds,
+dots and patches are as in the log. No row is looked at.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from delta_prop_wire.layout import Column
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from delta_prop_wire.batch import Batch, LoggedBatch
+
+STATE = 0x80
+"""In the kind of a row: it is the whole state of a vector at an offset, no change."""
+
+CHANGES = pa.schema(
+    [
+        pa.field("key", pa.string(), nullable=False),
+        pa.field("kind", pa.uint8(), nullable=False),
+        pa.field("values", pa.list_(pa.float32()), nullable=False),
+        pa.field("indices", pa.list_(pa.uint32()), nullable=False),
+        pa.field("data", pa.binary(), nullable=False),
+        pa.field("patch", pa.binary()),
+        pa.field("id", pa.binary()),
+        pa.field("known", pa.uint8(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("lamport", pa.uint64(), nullable=False),
+        pa.field("origin", pa.uint64(), nullable=False),
+        pa.field("counter", pa.uint64(), nullable=False),
+        pa.field("ignored", pa.int64(), nullable=False),
+    ]
+)
+"""`patch`: a merge patch in msgpack, of a state all its metadata. `known`: of the ids of the row's frame.
+`ignored`: of a state, how many deltas had no effect.
+"""
+
+_WEIGHTS = 1 << 13
+"""No key is longer."""
+
+
+def changes_of(logged: LoggedBatch, end: int | None = None) -> pa.RecordBatch:
+    """The rows of a batch of the log below offset `end`, or the states in one of a snapshot.
+
+    Of a control batch none: it only fills places.
+    """
+    batch = logged.batch
+    if batch.is_control:
+        return EMPTY
+    count, kinds = batch.count, np.frombuffer(batch.kinds, np.uint8)
+    offsets = _offsets(logged)
+    known = 0 if batch.ids is None else int(logged.known_ids)
+    columns = {
+        "key": keys_of(batch),
+        "kind": kinds | np.uint8(STATE) if batch.is_state else kinds,
+        "values": _lists(batch.value_bounds, batch.values, pa.float32()),
+        "indices": _lists(batch.index_bounds, batch.indices, pa.uint32()),
+        "data": _bytes(batch.blob_bounds, batch.column(Column.BLOBS)),
+        "patch": _patches(batch),
+        "id": pa.nulls(count, pa.binary()) if batch.ids is None else pa.array(batch.ids, pa.binary()),
+        "known": np.full(count, known, np.uint8),
+        "offset": offsets,
+        **_canonical(logged, offsets),
+    }
+    found = pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in CHANGES.names], schema=CHANGES)
+    if end is None or batch.is_state or logged.next_offset <= end:
+        return found
+    return found.slice(0, int(np.searchsorted(offsets, end)))
+
+
+EMPTY = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in CHANGES], schema=CHANGES)
+"""No changes."""
+
+
+def keys_of(batch: Batch) -> pa.Array:
+    """What names each row's vector."""
+    ids = _texts(batch.column(Column.KEY_ENDS), batch.column(Column.KEYS), batch.count)
+    names = batch.namespace_names
+    if len(names) == 1:
+        return pc.binary_join_element_wise(pa.scalar(names[0]), ids, "\0")
+    index = batch.column(Column.NAMESPACE_INDEX)
+    assert index is not None
+    return join_keys(pa.array(names, pa.string()).take(pa.array(np.frombuffer(index, "<u2"))), ids)
+
+
+def join_keys(namespaces: pa.Array, vector_ids: pa.Array) -> pa.Array:
+    """The keys of vectors by their namespaces and ids."""
+    return pc.binary_join_element_wise(namespaces, vector_ids, "\0")
+
+
+def split_keys(keys: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """The namespaces and the ids of vectors by their keys."""
+    parts = pc.list_flatten(pc.split_pattern(keys, "\0", max_splits=1))
+    both = np.arange(2 * len(keys)).reshape(-1, 2)
+    return parts.take(pa.array(both[:, 0])), parts.take(pa.array(both[:, 1]))
+
+
+def buckets_of(keys: pa.Array, buckets: int) -> NDArray[np.int64]:
+    """In which of so many buckets each vector belongs, by its name alone: everywhere in the same."""
+    bounds, flat = text_bounds(keys)
+    sizes = np.diff(bounds)
+    first = int(bounds[0])
+    places = np.arange(first, int(bounds[-1])) - np.repeat(bounds[:-1], sizes)
+    terms = np.frombuffer(flat, np.uint8, len(places), first).astype(np.uint32) * _POWERS[places]
+    found = np.add.reduceat(terms, bounds[:-1] - first) if len(terms) else np.zeros(len(keys), np.uint32)
+    found ^= found >> np.uint32(15)
+    found *= np.uint32(0x85EBCA6B)
+    found ^= found >> np.uint32(13)
+    return (found % np.uint32(buckets)).astype(np.int64)
+
+
+def text_bounds(texts: pa.Array) -> tuple[NDArray[np.int32], Any]:
+    """Where each text of an array without nulls begins and ends, in the bytes that come with it."""
+    stops, content = texts.buffers()[1:]
+    bounds = np.frombuffer(stops, np.int32, len(texts) + 1, 4 * texts.offset)
+    return bounds, b"" if content is None else content
+
+
+def _powers() -> NDArray[np.uint32]:
+    powers = np.full(_WEIGHTS, 0x9E3779B1, np.uint32)
+    powers[0] = 1
+    return np.multiply.accumulate(powers)
+
+
+_POWERS = _powers()
+"""One odd number for each place in a key; products and sums wrap around."""
+
+
+def _offsets(logged: LoggedBatch) -> NDArray[np.int64]:
+    own = logged.batch.row_offsets
+    if own is not None:
+        return own.astype(np.int64)
+    return np.arange(logged.offset, logged.next_offset, dtype=np.int64)
+
+
+def _canonical(logged: LoggedBatch, offsets: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+    """What the canonical order of rows is by, and how many deltas without effect each stands for."""
+    batch = logged.batch
+    if batch.is_state:
+        names = {"lamport": Column.STATE_LAMPORTS, "origin": Column.STATE_ORIGINS}
+        names["counter"] = Column.STATE_COUNTERS
+        found = {name: np.frombuffer(batch.column(one), "<u8") for name, one in names.items()}  # type: ignore[arg-type]
+        ignored = batch.state_ignored
+        return {**found, "ignored": _zeros(batch) if ignored is None else ignored.astype(np.int64)}
+    counters = batch.counters
+    if counters is None:
+        counters = np.arange(batch.base, batch.base + batch.count, dtype=np.uint64)
+    return {
+        "lamport": (offsets + (logged.lamport - logged.offset)).astype(np.uint64),
+        "origin": np.full(batch.count, batch.origin, np.uint64),
+        "counter": counters,
+        "ignored": _zeros(batch),
+    }
+
+
+def _zeros(batch: Batch) -> NDArray[np.int64]:
+    return np.zeros(batch.count, np.int64)
+
+
+def _texts(ends: Any, content: Any, count: int) -> pa.Array:
+    bounds = np.zeros(count + 1, np.int32)
+    bounds[1:] = np.frombuffer(ends, "<u4")
+    return pa.StringArray.from_buffers(count, pa.py_buffer(bounds), _buffer(content))
+
+
+def _buffer(content: Any) -> pa.Buffer:
+    return pa.py_buffer(b"" if content is None else content)
+
+
+def _bytes(bounds: NDArray[np.int64], content: Any, there: pa.Buffer | None = None) -> pa.Array:
+    ends = pa.py_buffer(bounds.astype(np.int32))
+    return pa.BinaryArray.from_buffers(pa.binary(), len(bounds) - 1, [there, ends, _buffer(content)])
+
+
+def _lists(bounds: NDArray[np.int64], flat: NDArray[Any], kind: pa.DataType) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(bounds.astype(np.int32)), pa.array(flat, kind))
+
+
+def _patches(batch: Batch) -> pa.Array:
+    """Each row's patch as it lies in the batch, null where it has none."""
+    content = batch.column(Column.METADATA)
+    if content is None:
+        return pa.nulls(batch.count, pa.binary())
+    bounds = np.zeros(batch.count + 1, np.int64)
+    bounds[1:] = np.frombuffer(batch.column(Column.METADATA_ENDS), "<u4")  # type: ignore[arg-type]
+    there = np.packbits(np.diff(bounds) > 0, bitorder="little")
+    return _bytes(bounds, content, pa.py_buffer(there))

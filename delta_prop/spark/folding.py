@@ -1,0 +1,195 @@
+"""The state of every vector from its changes, in columns: the algebra of `wire` without a row of Python.
+
+Needs pyarrow, not Spark. Vectors that are set, changed, scaled, moved or deleted are folded all at once;
+those that call for more (twins, sums beyond float32, long mixed histories) one by one, by the algebra itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from delta_prop.spark.changes import CHANGES, STATE
+from delta_prop.spark.folding_numbers import Lists, change_numbers
+from delta_prop.spark.folding_rows import fold_rows, metadata_of, states_of
+from delta_prop_wire.delta import Kind
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_SETS = np.array([Kind.CREATE, Kind.DENSE, Kind.OPAQUE, Kind.DELETE])
+_VECTORS = np.array([Kind.CREATE, Kind.DENSE])
+_CLEARS = np.array([Kind.CREATE, Kind.DELETE])
+_ON_NUMBERS = np.array([Kind.SPARSE, Kind.SPARSE_ADD, Kind.SCALE, Kind.OFFSET])
+_NONE = -1
+
+
+def fold(changes: pa.Table) -> pa.Table:
+    """The states that changes give, one a vector, in the same columns.
+
+    Of each vector all changes are there, in whatever order, or a state and all that the log has behind it.
+    Repeats have one effect.
+    """
+    if not changes.num_rows:
+        return changes
+    rows = _sorted(changes)
+    last = rows.last_set[rows.ends]
+    kinds = np.where(last < 0, Kind.DELETE, rows.kinds[last])
+    vectors = np.isin(kinds, _VECTORS)
+    kinds[vectors] = Kind.CREATE
+    numbers = rows.values.taken(np.where(vectors, rows.order[last], _NONE))
+    alone = _twins(rows)
+    alone |= change_numbers(numbers, *_changing(rows, last))
+    states = _states(rows, last, kinds, numbers)
+    if not alone.any():
+        return states
+    slow = [
+        fold_rows(rows.table, rows.order[rows.starts[one] : rows.ends[one] + 1]) for one in alone.nonzero()[0]
+    ]
+    return pa.concat_tables([states.filter(pa.array(~alone)), states_of(slow)])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Changes by vector in canonical order, each once. Place p holds row `order[p]` of the table.
+
+    `vector` numbers the vectors, which reach from `starts` to `ends`; `begins`: where the changes begin that
+    count, those before being older than the state there.
+    """
+
+    table: pa.Table
+    order: NDArray[np.intp]
+    vector: NDArray[np.intp]
+    starts: NDArray[np.intp]
+    ends: NDArray[np.intp]
+    begins: NDArray[np.intp]
+    kinds: NDArray[np.uint8]
+    values: Lists
+    indices: Lists
+    last_set: NDArray[np.intp]
+    """Where each place's vector was last set as a whole or deleted, there or before; -1: nowhere."""
+    effective: NDArray[np.bool_]
+
+    def column(self, name: str) -> NDArray[Any]:
+        """A column of numbers, by place."""
+        found: NDArray[Any] = column_of(self.table, name).to_numpy()[self.order]
+        return found
+
+
+def column_of(table: pa.Table, name: str) -> pa.Array:
+    """A column in one piece."""
+    column = table.column(name)
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _sorted(changes: pa.Table) -> _Rows:
+    table = changes.combine_chunks()
+    codes = pc.dictionary_encode(column_of(table, "key")).indices.to_numpy()
+    kinds = column_of(table, "kind").to_numpy()
+    order, fresh = _canonical(table, codes, kinds)
+    order, codes = order[fresh], codes[order[fresh]]
+    first = np.concatenate([[True], codes[1:] != codes[:-1]])
+    starts = first.nonzero()[0]
+    ends = np.append(starts[1:], len(order)) - 1
+    vector = np.cumsum(first) - 1
+    state, kinds = kinds[order] >= STATE, kinds[order] & np.uint8(STATE - 1)
+    begins = starts.copy()
+    begins[vector[state]] = state.nonzero()[0]
+    places = np.arange(len(order))
+    counts = places >= begins[vector]
+    sets = np.isin(kinds, _SETS) & counts
+    last_set = np.maximum.accumulate(np.where(sets, places, _NONE))
+    last_set[last_set < begins[vector]] = _NONE
+    values, indices = (Lists.of(column_of(table, name)) for name in ("values", "indices"))
+    effective = sets | _takes(kinds, last_set, values.sizes[order], indices.highest()[order])
+    return _Rows(table, order, vector, starts, ends, begins, kinds, values, indices, last_set, effective)
+
+
+def _canonical(
+    table: pa.Table, codes: NDArray[np.int32], kinds: NDArray[np.uint8]
+) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+    """Rows by vector and canonical key, and which of them are there for the first time."""
+    keys = [column_of(table, name).to_numpy() for name in ("counter", "origin", "lamport")]
+    lamport = keys[-1]
+    order = np.argsort(codes, kind="stable")
+    rises = lamport[order[1:]] > lamport[order[:-1]]
+    if (rises | (codes[order[1:]] != codes[order[:-1]])).all():  # as in every log that nobody forwards to
+        return order, np.ones(len(order), bool)
+    order = np.lexsort((kinds < STATE, *keys, codes))
+    fresh = np.ones(len(order), bool)
+    fresh[1:] = np.any([one[order[1:]] != one[order[:-1]] for one in (codes, *keys)], axis=0)
+    return order, fresh
+
+
+def _takes(
+    kinds: NDArray[np.uint8],
+    last_set: NDArray[np.intp],
+    sizes: NDArray[np.int64],
+    highest: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """Which changes of a part have effect: those of metadata on what is there, others on a vector that has
+    the elements that they name.
+    """
+    base = np.where(last_set < 0, Kind.DELETE, kinds[last_set])
+    on_numbers = np.isin(kinds, _ON_NUMBERS) & np.isin(base, _VECTORS) & (highest < sizes[last_set])
+    found: NDArray[np.bool_] = on_numbers | ((kinds == Kind.METADATA) & (base != Kind.DELETE))
+    return found
+
+
+def _twins(rows: _Rows) -> NDArray[np.bool_]:
+    """Vectors some of whose changes may repeat the id of another one."""
+    found = np.zeros(len(rows.starts), bool)
+    found[rows.vector[rows.column("known") > 0]] = True
+    return found
+
+
+def _changing(
+    rows: _Rows, last: NDArray[np.intp]
+) -> tuple[NDArray[np.intp], NDArray[np.uint8], Lists, Lists]:
+    """What changes numbers of the vectors as they were last set: of which, how, where and by what."""
+    behind = rows.effective & np.isin(rows.kinds, _ON_NUMBERS) & (rows.last_set == last[rows.vector])
+    places = behind.nonzero()[0]
+    at = rows.order[places]
+    return rows.vector[places], rows.kinds[places], rows.indices.taken(at), rows.values.taken(at)
+
+
+def _states(rows: _Rows, last: NDArray[np.intp], kinds: NDArray[Any], numbers: Lists) -> pa.Table:
+    table, count = rows.table, len(rows.starts)
+    at = rows.order[rows.ends]
+    void = np.bincount(rows.vector[~rows.effective], minlength=count)
+    own = column_of(table, "ignored").to_numpy()[rows.order[rows.begins]]
+    set_by = pa.array(rows.order[last], mask=last < 0)
+    empty = pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), pa.array([], pa.uint32()))
+    columns = {
+        "key": column_of(table, "key").take(pa.array(at)),
+        "kind": kinds.astype(np.uint8) | np.uint8(STATE),
+        "values": numbers.array(),
+        "indices": empty,
+        "data": pc.fill_null(column_of(table, "data").take(set_by), b""),
+        "patch": metadata_of(table, *_patched(rows), count),
+        "id": pa.nulls(count, pa.binary()),
+        "known": np.zeros(count, np.uint8),
+        "ignored": own + void,
+    }
+    for name in ("offset", "lamport", "origin", "counter"):
+        columns[name] = column_of(table, name).take(pa.array(at))
+    return pa.table([columns[name] for name in CHANGES.names], schema=CHANGES)
+
+
+def _patched(rows: _Rows) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The rows whose patches make the metadata, in order, and the vectors that they belong to."""
+    there = column_of(rows.table, "patch").is_valid().to_numpy(zero_copy_only=False)[rows.order]
+    if not there.any():
+        return np.zeros(0, np.intp), np.zeros(0, np.intp)
+    places = np.arange(len(rows.order))
+    clears = np.isin(rows.kinds, _CLEARS) & rows.effective
+    cleared = np.maximum.accumulate(np.where(clears, places, _NONE))
+    since = np.maximum(cleared[rows.ends], rows.begins)
+    found = (there & rows.effective & (rows.kinds != Kind.DELETE) & (places >= since[rows.vector])).nonzero()[
+        0
+    ]
+    return rows.order[found], rows.vector[found]

@@ -1,0 +1,188 @@
+"""Folding by columns gives what the algebra gives, whatever the history, from the start or from states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pa = pytest.importorskip("pyarrow")
+
+from delta_prop.spark import folding_numbers  # noqa: E402
+from delta_prop.spark.changes import CHANGES, buckets_of, changes_of, join_keys, split_keys  # noqa: E402
+from delta_prop.spark.folding import fold  # noqa: E402
+from delta_prop.spark.folding_rows import state_in  # noqa: E402
+from delta_prop_broker.log.memory import MemoryLog  # noqa: E402
+from delta_prop_broker.log.runs import Change, Folding  # noqa: E402
+from delta_prop_wire import delta as d  # noqa: E402
+from delta_prop_wire.algebra import State  # noqa: E402
+from delta_prop_wire.batch import LoggedBatch  # noqa: E402
+from delta_prop_wire.delta import Delta, Source  # noqa: E402
+from delta_prop_wire.states import StateRow, encode_states  # noqa: E402
+from delta_prop_wire.twins import Identified  # noqa: E402
+from tests.broker.histories import Name, Rows, Step, Writer, seen, steps, steps_with_ids  # noqa: E402
+from tests.sinks.strategies import deltas as hard_deltas  # noqa: E402
+
+HARD = st.builds(Step, st.lists(hard_deltas, min_size=1, max_size=6), st.integers(1, 3), st.just(0))
+
+
+ENDS = st.sampled_from([3e38, -3e38, 2.0, 0.1])
+ONE = st.one_of(
+    st.builds(d.create, st.lists(ENDS, min_size=2, max_size=2)),
+    st.builds(
+        lambda pairs: d.sparse_add(*zip(*pairs, strict=True)),
+        st.lists(st.tuples(st.just(0), ENDS), min_size=1, max_size=3),
+    ),
+    st.builds(lambda value: d.sparse([1], [value]), ENDS),
+    st.builds(d.scale, ENDS),
+    st.builds(d.offset, ENDS),
+)
+TURNS = st.builds(
+    Step,
+    st.lists(st.builds(Delta, st.sampled_from("ab"), ONE), min_size=1, max_size=6),
+    st.integers(1, 2),
+    st.integers(0, 6),
+)
+
+
+def written(history: list[Step]) -> list[LoggedBatch]:
+    writer = Writer(MemoryLog(bytes(16)))  # type: ignore[arg-type]
+    for step in history:
+        writer.append(step)
+    return writer.batches
+
+
+def table(batches: list[LoggedBatch], end: int | None = None) -> Any:
+    return pa.Table.from_batches([changes_of(logged, end) for logged in batches], schema=CHANGES)
+
+
+def states(folded: Any) -> dict[Name, tuple[State, int]]:
+    folded.validate(full=True)
+    namespaces, ids = split_keys(folded.column("key").combine_chunks())
+    names = list(zip(namespaces.to_pylist(), ids.to_pylist(), strict=True))
+    assert len(set(names)) == len(names), "one row a vector"
+    rows = folded.to_pylist()
+    return {name: (state_in(row), row["offset"]) for name, row in zip(names, rows, strict=True)}
+
+
+def check(history: list[Step], end: int | None = None) -> None:
+    batches = written(history)
+    rows = Rows.below(batches, 1 << 60 if end is None else end)
+    found = states(fold(table(batches, end)))
+    assert {name: seen(state) for name, (state, _) in found.items()} == {
+        name: seen(state) for name, state in rows.fold().items()
+    }
+    for name, (state, offset) in found.items():
+        assert (state.key, offset) in [(key, at) for key, at, _, _ in rows.of[name]]
+
+
+@given(st.lists(steps_with_ids, max_size=20))
+def test_it_is_the_fold_of_the_log(history: list[Step]) -> None:
+    check(history)
+
+
+@given(st.lists(HARD, max_size=12) | st.lists(TURNS, min_size=1, max_size=4))
+def test_numbers_at_the_ends_of_their_range_saturate_alike(history: list[Step]) -> None:
+    check(history)
+
+
+@given(st.lists(HARD, max_size=8), st.integers(1, 3))
+def test_a_vector_that_is_changed_in_turns_again_and_again_is_folded_alike(
+    history: list[Step], rounds_max: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(folding_numbers, "ROUNDS_MAX", rounds_max)
+        check(history)
+
+
+@given(st.lists(steps, min_size=1, max_size=8), st.integers(0, 30))
+def test_what_stands_from_an_offset_on_does_not_count(history: list[Step], end: int) -> None:
+    check(history, end)
+
+
+@given(st.lists(steps_with_ids, min_size=2, max_size=16) | st.lists(TURNS, min_size=2, max_size=5), st.data())
+def test_it_goes_on_from_states_as_if_nothing_was_left_out(history: list[Step], data: st.DataObject) -> None:
+    batches = written(history)
+    cut = data.draw(st.integers(0, len(batches)))
+    below = fold(table(batches[:cut]))
+    logged = snapshot_of(below)
+    found = states(fold(pa.concat_tables([table(batches[cut:]), table(logged)])))
+    assert {name: (seen(one), at) for name, (one, at) in found.items()} == model(states(below), batches[cut:])
+
+
+def snapshot_of(folded: Any) -> list[LoggedBatch]:
+    """The states as they lie in a snapshot."""
+    rows = [StateRow(*name, state, offset) for name, (state, offset) in states(folded).items()]
+    return [LoggedBatch(encode_states(rows), 0, 0, Source.LOCAL)] if rows else []
+
+
+def model(before: dict[Name, tuple[State, int]], tail: list[LoggedBatch]) -> dict[Name, Any]:
+    """What compaction makes of states and what follows them."""
+    rows, folding, found = Rows.below(tail, 1 << 60), Folding(), {}
+    known = {logged.offset + row: logged.known_ids for logged in tail for row in range(logged.count)}
+    for name in before.keys() | rows.of.keys():
+        changes = []
+        for key, offset, operation, patch in sorted(rows.of.get(name, ()), key=lambda row: row[0]):
+            one = rows.ids.get(offset)
+            twin = None if one is None else Identified(one, key, offset, known[offset])
+            changes.append(Change("", key, offset, 0, operation, patch, twin))
+        state, offset = folding.fold(changes, *before.get(name, (State(), 0)))
+        found[name] = (seen(state), offset)
+    return found
+
+
+def test_repeats_have_one_effect() -> None:
+    batches = written([Step([Delta("a", d.create([1, 2])), Delta("a", d.sparse_add([0], [1]))], 1, 0)])
+    folded = fold(pa.concat_tables([table(batches), table(batches)]))
+    assert folded.column("values").to_pylist() == [[2.0, 2.0]]
+    assert fold(CHANGES.empty_table()).num_rows == 0
+
+
+def test_many_vectors_are_folded_without_a_call_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delta_prop.spark.folding.fold_rows", None)
+    numbers = np.random.default_rng(1).normal(size=(500, 8)).astype(np.float32)
+    rows = [Delta(f"v{row:03}", d.create(numbers[row])) for row in range(500)]
+    rows += [Delta(f"v{row:03}", d.sparse([row % 8], [row])) for row in range(0, 500, 3)]
+    rows += [Delta(f"v{row:03}", d.sparse_add([0, 7], [1, row])) for row in range(0, 500, 5)]
+    rows += [Delta(f"v{row:03}", d.scale(2)) for row in range(0, 500, 7)]
+    rows += [Delta(f"v{row:03}", d.delete()) for row in range(0, 500, 11)]
+    check([Step(rows, 1, 0), Step(rows[:250], 2, 0)])
+
+
+@given(st.lists(st.tuples(st.text(min_size=1, max_size=9), st.text(min_size=1, max_size=9)), max_size=9))
+def test_a_vector_is_in_one_bucket_by_its_name_alone(names: list[Name]) -> None:
+    names = [(a.replace("\0", "0"), b.replace("\0", "0")) for a, b in names]
+    columns = [pa.array([one[at] for one in names], pa.string()) for at in (0, 1)]
+    keys = join_keys(*columns)
+    assert [one.to_pylist() for one in split_keys(keys)] == [one.to_pylist() for one in columns]
+    found = buckets_of(keys, 7).tolist()
+    assert all(0 <= bucket < 7 for bucket in found)
+    for at in range(len(names)):
+        assert buckets_of(keys.slice(at, 1), 7).tolist() == [found[at]]
+
+
+def test_buckets_are_about_as_full() -> None:
+    keys = join_keys(pa.array(["ns"] * 8_000), pa.array([f"doc-{number}" for number in range(8_000)]))
+    counts = np.bincount(buckets_of(keys, 16), minlength=16)
+    assert counts.min() > 400
+    assert counts.max() < 600
+
+
+def test_control_rows_are_no_changes() -> None:
+    batches = written([Step(None, 1, 0), Step([Delta("a", d.create([1.0]))], 1, 0)])
+    assert table(batches).column("offset").to_pylist() == [2]
+
+
+def test_what_sorts_before_a_state_is_late_and_only_counts() -> None:
+    def one(value: float, origin: int, back: int) -> Step:
+        return Step([Delta("a", d.create([value])), Delta("a", d.offset(1))], origin, back)
+
+    batches = written([one(1, 1, 0), one(2, 1, 0), one(3, 2, 4), one(4, 2, 0)])
+    for cut, late in ((0, 0), (1, 1), (2, 2), (3, 0)):
+        below = fold(table(batches[:cut]))
+        found = fold(pa.concat_tables([table(batches[cut:]), table(snapshot_of(below))]))
+        assert found.column("values").to_pylist() == [[5.0]]
+        assert found.column("ignored").to_pylist() == [late]
