@@ -65,6 +65,17 @@ def test_what_was_written_is_read_and_found_by_name() -> None:
         assert snapshot.find(namespace, key) is None
 
 
+def test_some_frames_are_read_by_their_numbers() -> None:
+    snapshot = written(SimDisk(), FRAMES)
+    keys = [["x", "y"], ["é", "a"], ["b"]]
+    assert snapshot.frame_count == 3
+    for begin in range(3):
+        for stop in range(begin, 4):
+            found = [logged.batch.keys for logged in snapshot.frames(begin, stop)]
+            assert found == keys[begin:stop]
+        assert [logged.batch.keys for logged in snapshot.frames(begin)] == keys[begin:]
+
+
 def test_one_without_rows_is_one_too() -> None:
     snapshot = written(SimDisk(), [])
     snapshot.verify()

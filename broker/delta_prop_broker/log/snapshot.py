@@ -153,16 +153,26 @@ class Snapshot:
         """When the last delta below the offset was appended, in microseconds since 1970."""
         return self.facts.time_us
 
-    def frames(self) -> Iterator[LoggedBatch]:
-        """All states, sorted by namespace and vector id, a frame at a time. Raises LogDamaged, OSError."""
-        end = self._index.frames_end
-        walk = Walk(self._file, position=FRAMES_AT, offset=0, end=end, previous_crc=self.facts.chain)
+    @property
+    def frame_count(self) -> int:
+        """How many frames hold the states."""
+        return len(self._index.entries)
+
+    def frames(self, begin: int = 0, stop: int | None = None) -> Iterator[LoggedBatch]:
+        """All states, sorted by namespace and vector id, a frame at a time; or those of the frames from number
+        `begin` up to `stop`. Raises LogDamaged, OSError.
+        """
+        index = self._index
+        entries = [*index.entries, (index.frames_end, self.rows, index.last_crc)]
+        position, row, crc = entries[begin]
+        end, *closed_with = entries[-1 if stop is None else stop]
+        walk = Walk(self._file, position=position, offset=row, end=end, previous_crc=crc)
         try:
             for place in walk:
                 yield place.logged
         except BadFrame as bad:
             raise LogDamaged(self.path, bad.reason, position=bad.position) from None
-        if (walk.offset, walk.crc) != (self.rows, self._index.last_crc):
+        if [walk.offset, walk.crc] != closed_with:
             raise LogDamaged(self.path, "its frames are not those that it was closed with", position=end)
 
     def find(self, namespace: str, vector_id: str) -> tuple[LoggedBatch, int] | None:

@@ -1,0 +1,138 @@
+"""Replay: the state of every vector as a log tells it, now, or as of an offset or a time, as a table.
+
+Tasks read the log's parts and spread the changes over buckets by the vectors' names; a bucket's vectors are
+folded by one task, in canonical order, by columns.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from delta_prop.commands.places import LATEST, At
+from delta_prop.spark.buckets import BLOBS_DDL, buckets_for, folded, spread
+from delta_prop.spark.changes import STATE, split_keys
+from delta_prop.spark.segments import spark_parts, states_of
+from delta_prop_wire.delta import Kind
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from delta_prop.spark.segments import Log, Part
+
+STATES = pa.schema(
+    [
+        pa.field("namespace", pa.string(), nullable=False),
+        pa.field("vector_id", pa.string(), nullable=False),
+        pa.field("alive", pa.bool_(), nullable=False),
+        pa.field("vector", pa.list_(pa.float32())),
+        pa.field("data", pa.binary()),
+        pa.field("metadata", pa.string()),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("lamport", pa.int64(), nullable=False),
+        pa.field("origin", pa.string(), nullable=False),
+        pa.field("counter", pa.int64(), nullable=False),
+        pa.field("ignored", pa.int64(), nullable=False),
+    ]
+)
+"""A row a vector: what it is, and by which delta it last changed. `ignored`: deltas that had no effect."""
+STATES_DDL = (
+    "namespace string not null, vector_id string not null, alive boolean not null, vector array<float>, "
+    "data binary, metadata string, offset long not null, lamport long not null, origin string not null, "
+    "counter long not null, ignored long not null"
+)
+CONTENT = ("namespace", "vector_id", "vector", "data", "metadata")
+"""The columns of what a vector is, which `diff` takes too."""
+_ROWS = 8_192
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def replay(spark: SparkSession, path: str, at: int | datetime | None = None) -> DataFrame:
+    """The state of every vector in the log of a data directory, one row each, with the columns of `STATES`.
+
+    Vectors that were deleted have a row that is not alive. `at`: as of an offset, that one counted, or as of
+    a time; None: now. Raises UsageError, Refused (CURSOR_TOO_OLD) where the log tells no more of that place,
+    LogDamaged, OSError.
+    """
+    return replayed(spark, states_of(path, at=place(at)))
+
+
+def replayed(spark: SparkSession, log: Log) -> DataFrame:
+    """The same of a log that was looked at."""
+    return in_buckets(spark, log, buckets_for(log.bytes)).mapInArrow(_fold, STATES_DDL)
+
+
+def in_buckets(spark: SparkSession, log: Log, buckets: int) -> DataFrame:
+    """The changes in a log as blobs, a partition a bucket, in order within it."""
+    blobs = spark_parts(spark, log.parts, _spread(buckets, log.end), BLOBS_DDL)
+    return blobs.repartitionById(buckets, "bucket").sortWithinPartitions("first")
+
+
+def place(at: int | datetime | None) -> At:
+    """An offset or a time as the log's readers name it. Raises UsageError."""
+    if at is None:
+        return LATEST
+    if isinstance(at, datetime):
+        time = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+        return At(time_us=(time - _EPOCH) // timedelta(microseconds=1))
+    if isinstance(at, bool) or not isinstance(at, int) or at < 0:
+        raise UsageError(f"at {at!r:.60}: give an offset, from 0 on, or a datetime")
+    return At(offset=at)
+
+
+def shown(states: pa.Table) -> Iterator[pa.RecordBatch]:
+    """States as rows of `STATES`."""
+    for some in states.to_batches(_ROWS):
+        yield _shown(some)
+
+
+def _spread(buckets: int, end: int) -> Callable[[Part], Iterator[pa.RecordBatch]]:
+    return lambda part: spread(part.batches(), buckets, end)
+
+
+def _fold(blobs: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield from shown(folded(blobs))
+
+
+def _shown(states: pa.RecordBatch) -> pa.RecordBatch:
+    namespaces, vector_ids = split_keys(states.column("key"))
+    kinds = states.column("kind").to_numpy() & np.uint8(STATE - 1)
+    vectors, opaque = (pa.array(kinds == kind) for kind in (Kind.CREATE, Kind.OPAQUE))
+    origins = [f"{origin:016x}" for origin in np.unique(states.column("origin").to_numpy()).tolist()]
+    columns: dict[str, Any] = {
+        "namespace": namespaces,
+        "vector_id": vector_ids,
+        "alive": pa.array(kinds != Kind.DELETE),
+        "vector": pc.if_else(vectors, states.column("values"), pa.scalar(None, pa.list_(pa.float32()))),
+        "data": pc.if_else(opaque, states.column("data"), pa.scalar(None, pa.binary())),
+        "metadata": _metadata(states.column("patch")),
+        "origin": _hex(states.column("origin").to_numpy(), origins),
+    }
+    for name in ("offset", "lamport", "counter", "ignored"):
+        columns[name] = states.column(name).cast(pa.int64())
+    return pa.RecordBatch.from_arrays([columns[name] for name in STATES.names], schema=STATES)
+
+
+def _hex(origins: Any, texts: list[str]) -> pa.Array:
+    _, places = np.unique(origins, return_inverse=True)
+    return pa.array(texts, pa.string()).take(pa.array(places))
+
+
+def _metadata(packed: pa.Array) -> pa.Array:
+    """Metadata as JSON, null where there is none."""
+    if packed.null_count == len(packed):
+        return pa.nulls(len(packed), pa.string())
+    return pa.array([None if one is None else _json(one) for one in packed.to_pylist()], pa.string())
+
+
+def _json(packed: bytes) -> str:
+    return json.dumps(msgpack.unpackb(packed, strict_map_key=True), ensure_ascii=False, separators=(",", ":"))

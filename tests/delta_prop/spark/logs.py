@@ -1,0 +1,44 @@
+"""Logs in directories, as tests of jobs read them: in many small segments, some compacted or compressed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.compaction import run_to_end
+from tests.broker.durable import SMALL, Clock, commit, open_log
+from tests.broker.histories import Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from delta_prop_broker.log.retention import LogSettings
+    from tests.broker.histories import Step
+
+TINY = replace(SMALL, segment_bytes_max=900, bytes_max=1 << 22, keep_bytes_max=1 << 22)
+COMPACTING = replace(TINY, keep_bytes_max=1_000, compact=True, history_s=1.0)
+
+
+def write(path: Path, history: Iterable[Step], settings: LogSettings = TINY) -> Writer:
+    """A log that was closed, and all it was given. Where its settings say so it has lost its beginning."""
+    clock = Clock()
+    log, _ = open_log(LocalDisk(path), settings, clock=clock)
+    writer = Writer(log)
+    for step in history:
+        writer.append(step)
+        commit(log)
+    while (rewriting := log.take_rewriting()) is not None:
+        while not rewriting.step():
+            pass
+        rewriting.end()
+        log.finish_rewriting(rewriting)
+    if settings.compact:
+        compaction = log.take_compaction(clock.us + 10_000_000)
+        assert compaction is not None
+        log.finish_compaction(compaction, made=run_to_end(compaction))
+        assert log.retain(clock.us + 10_000_000)
+        commit(log, sync=True)
+    log.close()
+    return writer

@@ -1,0 +1,120 @@
+"""A replay on Spark gives every vector as the log's fold has it, now and as of any place."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from delta_prop.spark import buckets, segments
+from delta_prop.spark.replaying import STATES, STATES_DDL, place, replay
+from delta_prop.spark.segments import deltas_of
+from delta_prop_wire import delta as d
+from delta_prop_wire.delta import Delta
+from delta_prop_wire.errors import UsageError
+from tests.broker.histories import Rows, Step, Writer
+from tests.delta_prop.spark.logs import COMPACTING, write
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import Row, SparkSession
+
+    from delta_prop_wire.algebra import State
+
+OPERATIONS = [
+    d.create([1, 2, 3]),
+    d.sparse([1], [5]),
+    d.opaque(b"bytes"),
+    d.dense([7, 8, 9]),
+    d.scale(0.5),
+    d.delete(),
+    d.sparse_add([0, 2], [1, 1]),
+]
+HISTORY = [
+    Step(
+        [
+            Delta(
+                f"v{(number + row) % 13}", OPERATIONS[number * row % 7], "n" if row else "né", metadata=patch
+            )
+            for row, patch in enumerate([None, {"at": number, "ü": [None]}, None, {"at": None}])
+        ],
+        1 + number % 2,
+        3 * (number % 5 == 4),
+    )
+    for number in range(60)
+]
+
+
+def shown(state: State) -> tuple[Any, ...]:
+    assert state.key is not None
+    vector = None if state.vector is None else state.vector.tolist()
+    lamport, origin, counter = state.key
+    metadata = dict(state.metadata)
+    return (state.alive, vector, state.data, metadata, lamport, f"{origin:016x}", counter, state.ignored)
+
+
+def told(row: Row) -> tuple[Any, ...]:
+    data = None if row.data is None else bytes(row.data)
+    metadata = {} if row.metadata is None else json.loads(row.metadata)
+    return (row.alive, row.vector, data, metadata, row.lamport, row.origin, row.counter, row.ignored)
+
+
+def check(found: list[Row], writer: Writer, end: int = 1 << 60) -> None:
+    rows = Rows.below(writer.batches, end)
+    assert {(row.namespace, row.vector_id): told(row) for row in found} == {
+        name: shown(state) for name, state in rows.fold().items()
+    }
+    assert len(found) == len(rows.of)
+    for row in found:
+        assert row.offset in [offset for _, offset, _, _ in rows.of[row.namespace, row.vector_id]]
+
+
+@pytest.mark.spark
+def test_every_vector_comes_as_the_log_tells_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "PART_BYTES", 2_000)
+    monkeypatch.setattr(buckets, "BUCKET_BYTES", 4_000)
+    writer = write(tmp_path / "whole", HISTORY)
+    found = replay(spark, str(tmp_path / "whole"))
+    assert found.rdd.getNumPartitions() > 2
+    check(found.collect(), writer)
+    check(replay(spark, str(tmp_path / "whole"), at=101).collect(), writer, 102)
+    writer = write(tmp_path / "compacted", HISTORY, COMPACTING)
+    check(replay(spark, str(tmp_path / "compacted")).collect(), writer)
+
+
+@pytest.mark.spark
+def test_the_deltas_of_a_directory_are_a_table(spark: SparkSession, tmp_path: Path) -> None:
+    writer = write(tmp_path, HISTORY)
+    rows = deltas_of(spark, str(tmp_path)).orderBy("offset").collect()
+    assert [row.offset for row in rows] == list(range(writer.batches[-1].next_offset))
+    logged = writer.batches[7]
+    row = rows[logged.offset + 1]
+    batch = logged.batch
+    assert (row.vector_id, row.namespace, row.lamport) == (
+        batch.keys[1],
+        batch.namespaces[1],
+        logged.lamport + 1,
+    )
+    assert json.loads(row.metadata) == batch.metadata(1)
+    assert deltas_of(spark, str(tmp_path), since=place(50), until=place(53)).count() == 3
+    assert from_arrow_schema(STATES) == StructType.fromDDL(STATES_DDL)
+
+
+def test_a_place_is_an_offset_or_a_time() -> None:
+    assert place(None) == (None, None, False)
+    assert place(7).offset == 7
+    assert place(datetime(1970, 1, 2)).time_us == 86_400_000_000
+    assert place(datetime(1970, 1, 2, tzinfo=UTC)).time_us == 86_400_000_000
+    for wrong in (-1, True, "7"):
+        with pytest.raises(UsageError, match=r"give an offset, from 0 on, or a datetime"):
+            place(wrong)  # type: ignore[arg-type]

@@ -1,0 +1,201 @@
+"""The parts of a log in a directory hold everything that readers may see, each row once, and no more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pa = pytest.importorskip("pyarrow")
+
+from delta_prop.commands.places import At  # noqa: E402
+from delta_prop.spark import segments  # noqa: E402
+from delta_prop.spark.buckets import buckets_for, folded, spread  # noqa: E402
+from delta_prop.spark.changes import CHANGES, changes_of, split_keys  # noqa: E402
+from delta_prop.spark.folding import fold  # noqa: E402
+from delta_prop.spark.folding_rows import state_in  # noqa: E402
+from delta_prop.spark.segments import log_of, states_of  # noqa: E402
+from delta_prop_broker.log.damage import LogDamaged  # noqa: E402
+from delta_prop_wire import delta as d  # noqa: E402
+from delta_prop_wire.delta import Delta  # noqa: E402
+from delta_prop_wire.errors import Refused, UsageError  # noqa: E402
+from tests.broker.durable import SEGMENTS  # noqa: E402
+from tests.broker.histories import Rows, Step, Writer, seen, steps_with_ids  # noqa: E402
+from tests.delta_prop.spark.logs import COMPACTING, TINY, write  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLAIN = [
+    Step([Delta(f"v{(number * 3 + row) % 11}", d.create([number, row])) for row in range(4)], 1, 0)
+    for number in range(40)
+]
+
+
+@pytest.fixture(autouse=True)
+def a_segment_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "PART_BYTES", 1)
+
+
+def offsets(log: segments.Log) -> list[int]:
+    found = []
+    for part in log.parts:
+        table = pa.Table.from_batches([changes_of(one, log.end) for one in part.batches()], CHANGES)
+        rows = table.filter(
+            pa.array([at >= log.begin for at in table.column("offset").to_pylist()], pa.bool_())
+        )
+        found += rows.column("offset").to_pylist()
+    return found
+
+
+def states(log: segments.Log, buckets: int = 3) -> dict[Any, Any]:
+    """What a replay does, in this process."""
+    blobs: list[Any] = [blob for part in log.parts for blob in spread(part.batches(), buckets, log.end)]
+    found = {}
+    for bucket in range(buckets):
+        own = [
+            one.filter(pa.array([at == bucket for at in one.column(0).to_pylist()], pa.bool_()))
+            for one in blobs
+        ]
+        own = pa.Table.from_batches(own).sort_by("first").to_batches() if own else []
+        table = folded(own)
+        names = [one.to_pylist() for one in split_keys(table.column("key").combine_chunks())]
+        for namespace, vector_id, row in zip(*names, table.to_pylist(), strict=True):
+            assert (namespace, vector_id) not in found
+            found[namespace, vector_id] = seen(state_in(row))
+    return found
+
+
+def wanted(writer: Writer, end: int = 1 << 60) -> dict[Any, Any]:
+    return {name: seen(state) for name, state in Rows.below(writer.batches, end).fold().items()}
+
+
+def test_a_whole_log_is_read_from_its_segments(tmp_path: Path) -> None:
+    writer = write(tmp_path, PLAIN)
+    log = log_of(str(tmp_path))
+    assert (log.begin, log.end, log.whole) == (0, 160, True)
+    assert len(log.parts) > 5
+    assert offsets(log) == list(range(160))
+    assert states(states_of(str(tmp_path))) == wanted(writer)
+
+
+def test_small_segments_are_read_by_one_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, PLAIN)
+    monkeypatch.setattr(segments, "PART_BYTES", 1 << 20)
+    log = log_of(str(tmp_path))
+    assert len(log.parts) == 1
+    assert offsets(log) == list(range(160))
+
+
+@pytest.mark.parametrize(("since", "until"), [(0, 1), (3, 150), (41, 43), (159, 160), (100, 100), (160, 200)])
+def test_a_range_is_read_and_no_more(tmp_path: Path, since: int, until: int) -> None:
+    write(tmp_path, PLAIN)
+    log = log_of(str(tmp_path), since=At(offset=since), until=At(offset=until))
+    assert offsets(log) == list(range(since, min(until, 160)))
+
+
+def test_the_state_at_an_offset_counts_what_stands_there(tmp_path: Path) -> None:
+    writer = write(tmp_path, PLAIN)
+    for at in (0, 1, 57, 159):
+        assert states(states_of(str(tmp_path), at=At(offset=at))) == wanted(writer, at + 1)
+    with pytest.raises(UsageError, match="offset 160 is beyond the log, which ends before offset 160"):
+        states_of(str(tmp_path), at=At(offset=160))
+
+
+def test_the_state_at_a_time_counts_what_was_appended_then(tmp_path: Path) -> None:
+    writer = write(tmp_path, PLAIN)
+    begun = 1_700_000_000_000_000
+    for seconds in (0, 5, 20, 1_000):
+        log = states_of(str(tmp_path), at=At(time_us=begun + seconds * 1_000_000))
+        assert states(log) == wanted(writer, log.end)
+        assert log.end % 4 == 0
+    assert states_of(str(tmp_path), at=At(time_us=1)).end == 0
+
+
+@given(st.lists(steps_with_ids, min_size=4, max_size=20))
+def test_whatever_the_log_holds_its_parts_give_its_fold(
+    tmp_path_factory: pytest.TempPathFactory, history: list[Step]
+) -> None:
+    path = tmp_path_factory.mktemp("log")
+    writer = write(path, history)
+    assert states(states_of(str(path))) == wanted(writer)
+
+
+def test_a_log_that_has_lost_its_beginning_begins_with_its_snapshot(tmp_path: Path) -> None:
+    writer = write(tmp_path, PLAIN, COMPACTING)
+    log = states_of(str(tmp_path))
+    assert log.begin > 0
+    assert log.whole
+    assert states(log) == wanted(writer)
+    assert states(states_of(str(tmp_path), at=At(offset=log.begin + 2))) == wanted(writer, log.begin + 3)
+    with pytest.raises(Refused, match="deltas are kept one by one from offset"):
+        states_of(str(tmp_path), at=At(offset=log.begin - 2))
+    with pytest.raises(Refused, match="offset 0 is no longer in the log"):
+        log_of(str(tmp_path), since=At(offset=0))
+    assert offsets(log_of(str(tmp_path)))[-1] == 159
+
+
+def test_a_log_without_a_snapshot_is_not_whole(tmp_path: Path) -> None:
+    write(tmp_path, PLAIN, COMPACTING)
+    for snapshot in (tmp_path / SEGMENTS).glob("*.snapshot"):
+        snapshot.unlink()
+    log = states_of(str(tmp_path))
+    assert not log.whole
+    assert log.begin > 0
+    assert states(log)
+
+
+def test_compressed_segments_are_read_alike(tmp_path: Path) -> None:
+    pytest.importorskip("lz4")
+    numbers = [float(one % 7) for one in range(64)]
+    long = [
+        Step([Delta(f"v{(at + row) % 9}", d.create(numbers)) for row in range(6)], 1, 0) for at in range(30)
+    ]
+    larger = replace(TINY, segment_bytes_max=4_500)
+    writer = write(tmp_path / "packed", long, replace(larger, compress="lz4"))
+    write(tmp_path / "plain", long, larger)
+    assert states(states_of(str(tmp_path / "packed"))) == wanted(writer)
+    assert states_of(str(tmp_path / "packed")).bytes < states_of(str(tmp_path / "plain")).bytes * 0.8
+
+
+def test_what_goes_while_it_is_read_is_told(tmp_path: Path) -> None:
+    write(tmp_path, PLAIN, COMPACTING)
+    log = states_of(str(tmp_path))
+    for snapshot in (tmp_path / SEGMENTS).glob("*.snapshot"):
+        snapshot.unlink()
+    with pytest.raises(Refused, match="has given way to a newer one while it was read: begin again"):
+        states(log)
+
+
+def test_damage_is_told_and_not_stepped_over(tmp_path: Path) -> None:
+    write(tmp_path, PLAIN)
+    log = states_of(str(tmp_path))
+    path = sorted((tmp_path / SEGMENTS).glob("*.log"))[2]
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(bytes(raw))
+    with pytest.raises(LogDamaged):
+        states(log)
+
+
+def test_what_is_in_order_is_folded_as_it_comes_and_what_is_not_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delta_prop.spark.buckets._HELD_BYTES", 1)
+    folds: list[int] = []
+    monkeypatch.setattr("delta_prop.spark.buckets.fold", lambda changes: (folds.append(1), fold(changes))[1])
+    writer = write(tmp_path / "ordered", PLAIN)
+    assert states(states_of(str(tmp_path / "ordered")), 1) == wanted(writer)
+    assert len(folds) > 4
+    folds.clear()
+    back = [replace(step, back=3 * (number % 2), origin=1 + number % 2) for number, step in enumerate(PLAIN)]
+    writer = write(tmp_path / "forwarded", back)
+    assert states(states_of(str(tmp_path / "forwarded")), 1) == wanted(writer)
+    assert len(folds) == 1
+
+
+def test_a_large_log_is_spread_over_more_buckets() -> None:
+    assert [buckets_for(size) for size in (0, 1 << 20, 1 << 30, 1 << 50)] == [1, 1, 32, 10_000]
