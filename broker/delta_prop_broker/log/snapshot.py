@@ -159,8 +159,9 @@ class Snapshot:
         return len(self._index.entries)
 
     def frames(self, begin: int = 0, stop: int | None = None) -> Iterator[LoggedBatch]:
-        """All states, sorted by namespace and vector id, a frame at a time; or those of the frames from number
-        `begin` up to `stop`. Raises LogDamaged, OSError.
+        """All states, sorted by namespace and vector id, a frame at a time; or those of some frames.
+
+        From frame number `begin` up to `stop`, which is left out. Raises LogDamaged, OSError.
         """
         index = self._index
         entries = [*index.entries, (index.frames_end, self.rows, index.last_crc)]
