@@ -1,0 +1,231 @@
+"""Writing to a service from Spark, reading from it, replaying a log: beside limits in the same rounds.
+
+Two cores hold Spark, its Python workers and the service, as local[2]. Rows have a vector of 64 float32; all
+acknowledgements are durable. Rounds take turns; a rate counts the whole job, its start and its commit too.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks._measure import table
+from benchmarks._results import Goal, Results, options_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+WIDTH = 64
+ROWS = 200_000
+REPLAY_ROWS = (1_000_000, 10_000_000)
+REPLAY_KEYS, REPLAY_WIDTH, FRAME_ROWS = 100_000, 8, 1_000
+GROWTH_MAX = 12.0
+NOOP, ROW = "Spark's noop sink", "a writer of rows"
+DIRECT, STAGED = "direct", "staged, until it is published"
+READ, PARQUET = "read from the service", "the same data as Parquet"
+
+
+def main() -> int:
+    """Measure, print, write."""
+    parser = options_of("spark", __doc__, rounds=5)
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"of a job; default: {ROWS:,}")
+    parser.add_argument("--only", choices=("write", "read", "replay"), help="one part")
+    given = parser.parse_args()
+    if given.rounds < 1 or given.rows < 1_000:
+        parser.error("give at least 1 round and 1,000 rows")
+    from delta_prop.spark import register
+    from delta_prop.spark.session import session
+    from delta_prop_wire.errors import UsageError
+
+    try:
+        spark = session("bench", master="local[2]", settings={"spark.driver.memory": "4g"})
+    except UsageError as error:
+        print(f"./run bench spark: {error}", file=sys.stderr)
+        return 2
+    register(spark)
+    results = Results("spark")
+    rounds, rows = (2, 50_000) if given.quick else (given.rounds, given.rows)
+    with tempfile.TemporaryDirectory(prefix="delta-prop-spark-") as name:
+        folder = Path(name)
+        if given.only in (None, "write", "read"):
+            with served(folder / "data") as url:
+                if given.only != "read":
+                    writes(results, spark, url, rounds=rounds, rows=rows)
+                if given.only != "write":
+                    reads(results, spark, url, str(folder / "parquet"), rounds=rounds, rows=rows)
+        if given.only in (None, "replay"):
+            replays(results, spark, folder, 1 if given.quick else min(rounds, 3), quick=given.quick)
+    spark.stop()
+    return results.finish(given.json)
+
+
+@contextmanager
+def served(data: Path) -> Iterator[str]:
+    """A service in a process of its own; where it is."""
+    command = [
+        sys.executable,
+        "-m",
+        "delta_prop",
+        "serve",
+        "--data",
+        str(data),
+        "--port",
+        "0",
+        "--http-port",
+        "0",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line.startswith("ready "):
+            raise SystemExit(f"the service did not start: {line!r}")
+        yield f"127.0.0.1:{dict(part.split('=') for part in line.split()[1:])['port']}"
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def made(spark: SparkSession, rows: int) -> DataFrame:
+    """Rows with a vector, in memory, so that making them costs no job anything."""
+    from pyspark.sql import functions as f
+
+    numbers = f.transform(f.sequence(f.lit(1), f.lit(WIDTH)), lambda n: (f.col("id") * n % 997).cast("float"))
+    frame = spark.range(rows, numPartitions=2).select(
+        f.concat(f.lit("vector-"), f.col("id").cast("string")).alias("vector_id"), numbers.alias("vector")
+    )
+    kept = frame.persist()
+    kept.count()
+    return kept
+
+
+def writes(results: Results, spark: SparkSession, url: str, *, rounds: int, rows: int) -> None:
+    """The same rows by each way, under a name of its own each time."""
+    from benchmarks._spark_rows import PlainRows
+
+    spark.dataSource.register(PlainRows)
+    frame, turn = made(spark, rows), iter(range(10_000))
+
+    def ours(**options: str) -> None:
+        write = frame.write.format("delta_prop").option("url", url).option("namespace", "bench")
+        write.options(producer=f"bench-{next(turn)}", **options).mode("append").save()
+
+    def plain() -> None:
+        write = frame.write.format("plain_rows").option("url", url).option("producer", f"rows-{next(turn)}")
+        write.mode("append").save()
+
+    ways: dict[str, Callable[[], None]] = {
+        NOOP: lambda: frame.write.format("noop").mode("overwrite").save(),
+        ROW: plain,
+        DIRECT: lambda: ours(staged="false"),
+        STAGED: ours,
+    }
+    rates = measured(ways, rounds, rows)
+    frame.unpersist()
+    of_noop = [mine / limit for mine, limit in zip(rates[DIRECT], rates[NOOP], strict=True)]
+    of_rows = [mine / other for mine, other in zip(rates[DIRECT], rates[ROW], strict=True)]
+    results.goal(Goal("spark 4", "write, direct: of Spark's noop sink", 0.2), of_noop)
+    results.goal(Goal("spark 4", "write, direct: of a writer of rows", 4.0), of_rows)
+    told(results, f"writing {rows:,} rows", rates, NOOP)
+
+
+def reads(results: Results, spark: SparkSession, url: str, parquet: str, *, rounds: int, rows: int) -> None:
+    """The same rows from the service's log and from a file."""
+    made(spark, rows).write.parquet(parquet)
+    write = spark.read.parquet(parquet).write.format("delta_prop").option("url", url)
+    write.options(producer="to-read", namespace="read", staged="false").mode("append").save()
+    read = spark.read.format("delta_prop").options(url=url, topics="ns:read", partitions="2")
+    columns = ["vector_id", "vector"]
+    ways: dict[str, Callable[[], None]] = {
+        PARQUET: lambda: (
+            spark.read.parquet(parquet).select(columns).write.format("noop").mode("overwrite").save()
+        ),
+        READ: lambda: read.load().select(columns).write.format("noop").mode("overwrite").save(),
+    }
+    found = read.load().count()
+    if found != rows:
+        results.failures.append(f"{found:,} rows were read of {rows:,}")
+    rates = measured(ways, rounds, rows)
+    shares = [mine / limit for mine, limit in zip(rates[READ], rates[PARQUET], strict=True)]
+    results.goal(Goal("spark 4", "read: of the same data as Parquet", 0.5), shares)
+    told(results, f"reading {rows:,} rows", rates, PARQUET)
+
+
+def replays(results: Results, spark: SparkSession, folder: Path, rounds: int, *, quick: bool) -> None:
+    """The state of every vector from the log's files, of logs of two sizes."""
+    from delta_prop.spark import replay
+
+    sizes = (100_000, 1_000_000) if quick else REPLAY_ROWS
+    for size in sizes:
+        build_log(folder / str(size), size)
+    seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    for turn in range(rounds + 1):
+        for size in sizes:
+            begun = time.perf_counter()
+            vectors = replay(spark, str(folder / str(size))).count()
+            if turn:
+                seconds[size].append(time.perf_counter() - begun)
+            if vectors != REPLAY_KEYS:
+                results.failures.append(f"replay of {size:,}: {vectors:,} vectors of {REPLAY_KEYS:,}")
+    rows = [
+        (f"{size:,}", results.figure(f"replay of {size:,}", taken, "s", less=True))
+        for size, taken in seconds.items()
+    ]
+    growth = [large / small for small, large in zip(*seconds.values(), strict=True)]
+    results.goal(Goal("spark 7", "replay: ten times the deltas", GROWTH_MAX, less=True), growth)
+    results.tables.append(table("replay of a log", ("deltas", "s"), rows))
+
+
+def build_log(data: Path, size: int) -> None:
+    """A log of vectors that change again and again."""
+    import anyio
+    import numpy as np
+
+    from delta_prop.embedded import Propagator
+    from delta_prop_broker.log.retention import LogSettings
+    from delta_prop_wire.delta import AckLevel
+
+    names = [f"vector-{number}" for number in range(REPLAY_KEYS)]
+    numbers = np.random.default_rng(1).random((FRAME_ROWS, REPLAY_WIDTH), np.float32)
+
+    async def build() -> None:
+        settings = LogSettings(level=AckLevel.LOGGED, compact=False)
+        async with Propagator(data=data, log=settings) as propagator:
+            for at in range(0, size, FRAME_ROWS):
+                first = at % REPLAY_KEYS
+                await propagator.publish_many(names[first : first + FRAME_ROWS], numbers + np.float32(at % 7))
+
+    anyio.run(build)
+
+
+def measured(ways: dict[str, Callable[[], None]], rounds: int, rows: int) -> dict[str, list[float]]:
+    """Rows a second of each way, round by round; the first round warms up."""
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds + 1):
+        for name, way in ways.items():
+            begun = time.perf_counter()
+            way()
+            if turn:
+                rates[name].append(rows / (time.perf_counter() - begun))
+    return rates
+
+
+def told(results: Results, what: str, rates: dict[str, list[float]], limit: str) -> None:
+    """A table: each way, beside the limit of its round."""
+    rows = []
+    for name, found in rates.items():
+        rate = results.figure(f"{what}: {name}", found, "rows/s")
+        share = sorted(mine / best for mine, best in zip(found, rates[limit], strict=True))[len(found) // 2]
+        rows.append((name, f"{rate.median:,.0f} ({rate.low:,.0f}-{rate.high:,.0f})", f"{share:.0%}"))
+    results.tables.append(table(what, ("", "rows/s", f"of {limit}"), rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
