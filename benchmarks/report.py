@@ -170,20 +170,28 @@ def _goal_line(goal: Mapping[str, Any]) -> str:
 
 
 def _short_lines(goals: Sequence[Mapping[str, Any]], shorts: Sequence[Mapping[str, Any]]) -> list[str]:
-    lines: list[str] = []
+    """Goals that the same was tried for stand together, before that."""
+    together: dict[tuple[int, ...], list[str]] = {}
     for goal in goals:
         if goal["verdict"] not in ("short", "FAR"):
             continue
         bound = "at most" if goal["less"] else "at least"
-        lines += [
+        why = tuple(at for at, short in enumerate(shorts) if _is_why(short, goal))
+        together.setdefault(why, []).append(
             f"**{goal['what']}**: {spread(goal['found'])} {goal['unit']}, "
-            f"wanted {bound} {number(goal['target'])} {goal['unit']}.",
-            "",
-        ]
-        for short in shorts:
-            if short["row"] == goal["row"] and short.get("what", "") in goal["what"]:
-                lines += [*(f"- Tried: {idea}" for idea in short["ideas"]), f"- Limit: {short['limit']}", ""]
+            f"wanted {bound} {number(goal['target'])} {goal['unit']}."
+        )
+    lines: list[str] = []
+    for why, told in together.items():
+        for line in told:
+            lines += [line, ""]
+        for short in (shorts[at] for at in why):
+            lines += [*(f"- Tried: {idea}" for idea in short["ideas"]), f"- Limit: {short['limit']}", ""]
     return lines or ["Nothing.", ""]
+
+
+def _is_why(short: Mapping[str, Any], goal: Mapping[str, Any]) -> bool:
+    return goal["row"] in short["rows"] and short.get("what", "") in goal["what"]
 
 
 # --- plots

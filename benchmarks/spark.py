@@ -40,8 +40,8 @@ def main() -> int:
     given = parser.parse_args()
     if given.rounds < 1 or given.rows < 1_000:
         parser.error("give at least 1 round and 1,000 rows")
-    from delta_prop.spark import register
-    from delta_prop.spark.session import session
+    from delta_prop.spark.sessions import session
+    from delta_prop.spark.source import register
     from delta_prop_wire.errors import UsageError
 
     try:
@@ -160,7 +160,7 @@ def reads(results: Results, spark: SparkSession, url: str, parquet: str, *, roun
 
 def replays(results: Results, spark: SparkSession, folder: Path, rounds: int, *, quick: bool) -> None:
     """The state of every vector from the log's files, of logs of two sizes."""
-    from delta_prop.spark import replay
+    from delta_prop.spark.replaying import replay
 
     sizes = (100_000, 1_000_000) if quick else REPLAY_ROWS
     for size in sizes:

@@ -83,8 +83,8 @@ def test_the_page_tells_goals_what_is_short_and_why(tmp_path: Path) -> None:
     saved(tmp_path / "p.json", "peers", [4.0], [0.5])
     saved(tmp_path / "s.json", "sustained", [6.0], [0.9])
     shorts = [
-        {"row": "1", "what": "rate", "ideas": ["less work: + 10 %"], "limit": "the loop"},
-        {"row": "1", "what": "latency", "ideas": ["not this"], "limit": "no"},
+        {"rows": ["1", "2"], "what": "rate", "ideas": ["less work: + 10 %"], "limit": "the loop"},
+        {"rows": ["1"], "what": "latency", "ideas": ["not this"], "limit": "no"},
     ]
     report.write(read([tmp_path]), tmp_path / "performance.md", shorts)
     page = (tmp_path / "performance.md").read_text()
