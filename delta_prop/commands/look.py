@@ -13,6 +13,7 @@ from delta_prop.cursors import read_cursors, write_cursors
 from delta_prop.group_places import forget_group, read_groups
 from delta_prop.operator_requests import forget_requests
 from delta_prop.quarantine_file import path_of, remove_kept
+from delta_prop.server.job_files import JobFiles
 from delta_prop_broker.log.damage import LogBusy, LogDamaged
 from delta_prop_broker.log.durable import DIRECTORY
 from delta_prop_broker.log.identity import LOCK_PATH, read_identity, read_small
@@ -55,6 +56,7 @@ def status(data: str, *, as_json: bool) -> int:
             told |= {"health": "damaged", "damage": str(damage)}
         counts = quarantined(disk, log.log_id, log.epoch_end)
         told["quarantined"] = {name: len(held) for name, held in counts.items() if len(held)}
+        told["jobs"] = JobFiles(disk).count()
     if as_json:
         edge.put(json.dumps(told))
     else:

@@ -1,7 +1,8 @@
-"""How operators' verbs are called: `sinks`, `quarantine`, `token`. Loads nothing that they need."""
+"""How operators' verbs are called: `sinks`, `quarantine`, `jobs`, `token`. Loads nothing that they need."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands.parsers import (
@@ -22,6 +23,7 @@ def add_operator_verbs(verbs: Any, run: Runner) -> None:
     """Add them all; `run` runs a coroutine to its end."""
     _add_sinks(verbs, run)
     _add_quarantine(verbs)
+    _add_jobs(verbs, run)
     _add_token(verbs)
 
 
@@ -141,6 +143,61 @@ def _act(options: Namespace) -> int:
 
     chosen = Chosen(options.data, options.sink, tuple(options.offsets), options.all)
     return act(chosen, options.quarantine_verb)
+
+
+# --- jobs
+
+
+def _add_jobs(verbs: Any, run: Runner) -> None:
+    parser = verb_parser(
+        verbs,
+        "jobs",
+        "what is staged for jobs, and what was decided: list, show, abort",
+        "jobs list --data facts | delta-prop jobs abort nightly --to localhost:7373",
+        description="Jobs stage their parts aside, where nobody reads them, until they are committed. One of "
+        "which nobody decides is dropped after a day.",
+    )
+    below = parser.add_subparsers(title="verbs", metavar="VERB", dest="jobs_verb", required=True)
+    list_ = verb_parser(below, "list", "one line a job", "jobs list --http localhost:7374")
+    place_arguments(list_, "--http", "a server's HTTP port")
+    json_argument(list_)
+    list_.set_defaults(run=partial(_list_jobs, run))
+    show = verb_parser(below, "show", "one job, and how far it is", "jobs show nightly --to localhost:7373")
+    show.add_argument("job", metavar="JOB")
+    place_arguments(show, "--to", "a server; several times: addresses of one, tried in turn")
+    json_argument(show)
+    show.set_defaults(run=_show_job)
+    abort = verb_parser(
+        below, "abort", "drop what is staged for a job", "jobs abort nightly --to localhost:7373"
+    )
+    abort.add_argument("job", metavar="JOB")
+    place_arguments(abort, "--to", "a server; several times: addresses of one, tried in turn")
+    abort.set_defaults(run=_abort_job)
+
+
+def _list_jobs(run: Runner, options: Namespace) -> int:
+    from delta_prop.commands.connecting import link_of
+    from delta_prop.commands.jobs import list_of_directory, list_of_server
+
+    if options.data is not None:
+        return list_of_directory(options.data, as_json=options.json)
+    link = link_of(options)
+    return run(lambda: list_of_server(link, as_json=options.json))
+
+
+def _show_job(options: Namespace) -> int:
+    from delta_prop.commands.connecting import link_of
+    from delta_prop.commands.jobs import show
+
+    place = link_of(options) if options.data is None else options.data
+    return show(place, options.job, as_json=options.json)
+
+
+def _abort_job(options: Namespace) -> int:
+    from delta_prop.commands.connecting import link_of
+    from delta_prop.commands.jobs import abort
+
+    return abort(link_of(options) if options.data is None else options.data, options.job)
 
 
 # --- token

@@ -2,11 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from delta_prop.server.job_files import Progress
     from delta_prop_wire.spec import ErrorCode
+
+
+@dataclass(slots=True)
+class JobCounts:
+    """What there is of jobs: `active` ones, that are staged or being published, `staged_bytes` of them all.
+    Since the server started, in deltas: `staged`, `published`, `repeated` (known before), `refused`; and
+    `expired` jobs, of which nobody decided in time.
+    """
+
+    active: int = 0
+    staged_bytes: int = 0
+    staged: int = 0
+    published: int = 0
+    repeated: int = 0
+    refused: int = 0
+    expired: int = 0
+
+    def note(self, told: Progress, now: Progress) -> Progress:
+        """A publication has come further than it was when `told`; returns what is told now. It may have gone
+        back, with a log that failed: what was counted before is not counted again.
+        """
+        counts = {}
+        for name in ("published", "repeated", "refused"):
+            before = getattr(told, name)
+            counts[name] = max(before, getattr(now, name))
+            setattr(self, name, getattr(self, name) + counts[name] - before)
+        return replace(now, **counts)
 
 
 @dataclass(slots=True)
@@ -25,6 +53,7 @@ class Counters:
     repeated: int = 0
     peers_lost: int = 0
     nacks: dict[str, int] = field(default_factory=dict)
+    jobs: JobCounts = field(default_factory=JobCounts)
 
     def nack(self, code: ErrorCode) -> None:
         """One more refusal was told."""

@@ -139,6 +139,7 @@ class HttpPort:
             "/metrics": self._show_metrics,
             "/api/status": self._show_status,
             "/api/sinks": self._show_sinks,
+            "/api/jobs": self._show_jobs,
         }
         page = pages.get(request.path)
         if page is None:
@@ -180,6 +181,9 @@ class HttpPort:
 
     async def _show_sinks(self, _: _Request) -> Answer:
         return _json(200, self._look.sinks())
+
+    async def _show_jobs(self, _: _Request) -> Answer:
+        return _json(200, self._look.jobs())
 
     def _date(self) -> str:
         return formatdate(self._clock.wall_us() / 1e6, usegmt=True)

@@ -6,9 +6,10 @@ its name: there is one or there is none. Files that no decision needs are remove
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
@@ -93,6 +94,13 @@ class Decided:
         return JobStatus(self.state, self.deltas, done.published, done.repeated, done.refused)
 
 
+def job_told(job: str, owner: str, status: JobStatus, size: int) -> dict[str, Any]:
+    """A job, for JSON."""
+    told: dict[str, Any] = {"job": job, "state": status.state.value, "token": owner, "bytes": size}
+    told |= {"deltas": status.deltas, "published": status.published}
+    return told | {"repeated": status.repeated, "refused": status.refused}
+
+
 class Found(NamedTuple):
     """A part that nobody has decided of, as its file has it."""
 
@@ -141,9 +149,11 @@ class JobFiles:
             found.append(decided if progress is None else replace(decided, progress=progress))
         return sorted(found, key=lambda one: (one.decided_us, one.job)), damaged
 
-    def read_staged(self, decided: Iterable[Decided], damaged: Iterable[str] = ()) -> list[Found]:
-        """Read all parts that nobody has decided of, and cut what is unsound behind them. Remove what no
-        decision needs; nothing of the stems `damaged` is touched.
+    def read_staged(
+        self, decided: Iterable[Decided], damaged: Iterable[str] = (), *, read_only: bool = False
+    ) -> list[Found]:
+        """Read all parts that nobody has decided of. Unless `read_only`, cut what is unsound behind them, and
+        remove what no decision needs; nothing of the stems `damaged` is touched.
         """
         left_alone = frozenset(damaged)
         needed: dict[str, set[str]] = {}
@@ -160,13 +170,23 @@ class JobFiles:
                 continue
             kept, staged = needed.get(stem), None
             if kept is None and name.endswith(SUFFIX):
-                staged = self._read_part(path)
+                staged = self._read_part(path, read_only=read_only)
             if staged is not None:
                 found.append(staged)
             elif path not in (kept or ()) and name.endswith((SUFFIX, _PROGRESS, TEMPORARY)):
                 gone.append(path)
-        self.remove(gone)
+        if not read_only:
+            self.remove(gone)
         return found
+
+    def count(self) -> dict[str, int]:
+        """How many jobs there are, by state, without a look into what is staged."""
+        decided, damaged = self.read_decided()
+        known = damaged.keys() | {stem_of(one.job) for one in decided}
+        parts = {name.partition("-")[0] for name in self.disk.list(DIRECTORY) if name.endswith(SUFFIX)}
+        counts = Counter(one.state.value for one in decided)
+        counts |= Counter({JobState.STAGING.value: len(parts - known), "damaged": len(damaged)})
+        return {state: count for state, count in counts.items() if count}
 
     def write_decided(self, decided: Decided) -> None:
         """Write a decision down; durable when this returns."""
@@ -208,8 +228,8 @@ class JobFiles:
             return None
         return _progress(msgpack.unpackb(content))
 
-    def _read_part(self, path: str) -> Found | None:
-        file = self.disk.open(path)
+    def _read_part(self, path: str, *, read_only: bool) -> Found | None:
+        file = self.disk.open(path, read_only=read_only)
         try:
             known = read_head(file)
             if known is None:
@@ -217,7 +237,7 @@ class JobFiles:
             head, end = known
             for frame in frames(file, end):
                 end = frame.end
-            if file.size() > end.position:
+            if not read_only and file.size() > end.position:
                 file.truncate(end.position)
                 file.sync()
             return Found(head, end)

@@ -10,11 +10,11 @@ import logging
 from collections import deque
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 
-from delta_prop.server.job_files import Decided, JobFiles, Progress, stem_of
+from delta_prop.server.job_files import Decided, JobFiles, Progress, job_told, stem_of
 from delta_prop.server.job_publishing import Publisher
 from delta_prop.server.job_rules import (
     JOB_BYTES_MAX,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from delta_prop.inside import Inside
     from delta_prop.receipt import Receipt
+    from delta_prop.server.counters import JobCounts
     from delta_prop.server.job_files import Found, JobDamaged
     from delta_prop.server.settings import ServerSettings
     from delta_prop_wire.batch import Batch
@@ -78,31 +79,16 @@ class Job:
         """Deltas on disk that nobody has decided of, of all attempts."""
         return sum(one.kept for one in self.attempts.values())
 
+    @property
+    def bytes(self) -> int:
+        """What its parts take on disk."""
+        if self.decided is not None:
+            return self.decided.bytes
+        return sum(one.bytes for one in self.attempts.values())
+
     def status(self) -> JobStatus:
         """How it is, as clients are told."""
         return JobStatus(JobState.STAGING, self.staged) if self.decided is None else self.decided.status()
-
-
-@dataclass(slots=True)
-class JobsCounted:
-    """Since the server started, in deltas but for `expired`: jobs that nobody decided of in time."""
-
-    staged: int = 0
-    published: int = 0
-    repeated: int = 0
-    refused: int = 0
-    expired: int = 0
-
-    def note(self, told: Progress, now: Progress) -> Progress:
-        """A publication has come further than it was when `told`; returns what is told now. It may have gone
-        back, with a log that failed: what was counted before is not counted again.
-        """
-        counts = {}
-        for name in ("published", "repeated", "refused"):
-            before = getattr(told, name)
-            counts[name] = max(before, getattr(now, name))
-            setattr(self, name, getattr(self, name) + counts[name] - before)
-        return replace(now, **counts)
 
 
 class _Asked(NamedTuple):
@@ -116,9 +102,8 @@ class Jobs:
     that fails refuses what it should keep, for as long as it does.
     """
 
-    def __init__(self, inside: Inside, settings: ServerSettings) -> None:
-        self.counted = JobsCounted()
-        self.staged_bytes = 0
+    def __init__(self, inside: Inside, settings: ServerSettings, counted: JobCounts) -> None:
+        self.counted = counted
         self._inside = inside
         self._settings = settings
         self._wall_us = inside.world.clock.wall_us
@@ -152,10 +137,10 @@ class Jobs:
             check_name("job", name, JOB_BYTES_MAX)
         except InvalidDelta as error:
             raise Refused(ErrorCode.BAD_REQUEST, error.message) from None
-        begun = sum(not _is_over(one) for one in self._jobs.values())
-        if begun >= self._settings.jobs_max:
-            raise too_many("jobs", begun, self._settings.jobs_max)
+        if self.counted.active >= self._settings.jobs_max:
+            raise too_many("jobs", self.counted.active, self._settings.jobs_max)
         job = self._jobs[name] = Job(name, owner, self._wall_us())
+        self._count_active()
         return job
 
     @property
@@ -185,8 +170,8 @@ class Jobs:
     def take(self, attempt: Attempt, batch: Batch, receipt: Receipt) -> None:
         """Have a batch of an attempt kept. Raises Refused."""
         size, bound = batch.size, self._settings.staged_bytes_max
-        if self.staged_bytes + size > bound:
-            raise no_room(f"{self.staged_bytes} bytes of {bound} (staged_bytes_max) are kept aside")
+        if self.counted.staged_bytes + size > bound:
+            raise no_room(f"{self.counted.staged_bytes} bytes of {bound} (staged_bytes_max) are kept aside")
         if self._taken_bytes + size > self._free_bytes - self._spare_bytes:
             self._ask_disk = True
             self._bell.ring()
@@ -207,6 +192,7 @@ class Jobs:
                 self._attempts -= 1
             if not job.attempts and job.decided is None:
                 del self._jobs[job.name]
+                self._count_active()
         self._dirty[attempt] = None  # its file is closed
         self._bell.ring()
 
@@ -221,9 +207,9 @@ class Jobs:
         self._asked.append(_Asked(request, owner, tell))
         self._bell.ring()
 
-    def statistics(self) -> list[Job]:
-        """All jobs, those that began first in front."""
-        return list(self._jobs.values())
+    def told(self) -> list[dict[str, Any]]:
+        """Each job, for JSON."""
+        return [job_told(one.name, one.owner, one.status(), one.bytes) for one in self._jobs.values()]
 
     # --- life
 
@@ -255,9 +241,10 @@ class Jobs:
             logger.error("%s", damaged)
         for one in decided:
             self._jobs[one.job] = Job(one.job, one.owner, one.decided_us, decided=one)
-            self.staged_bytes += one.bytes
+            self.counted.staged_bytes += one.bytes
         for part in found:
             self._found(part)
+        self._count_active()
         self._read = True
         self._bell.ring()
         self._publish_bell.ring()
@@ -318,6 +305,7 @@ class Jobs:
         job = self._jobs.setdefault(request.job, Job(request.job, asked.owner, decided.decided_us))
         if job.decided is not decided:
             job.decided = decided
+            self._count_active()
             kept = {(one.part, one.attempt) for one in decided.parts}
             await self._drop(files, job, decided_before(job.name, decided.state), kept)
             self._publish_bell.ring()
@@ -332,7 +320,8 @@ class Jobs:
             attempt.end(why)
         gone = [one for key, one in attempts.items() if key not in kept]
         self._attempts -= len(attempts)
-        self.staged_bytes -= sum(one.charged for one in gone)  # what is kept counts until it is published
+        # What is kept counts until it is published.
+        self.counted.staged_bytes -= sum(one.charged for one in gone)
 
         def remove() -> None:
             close_all(attempts.values())
@@ -374,7 +363,8 @@ class Jobs:
         over = replace(decided, state=JobState.PUBLISHED, parts=(), progress=done)
         await publisher.write(partial(files.write_decided, over))
         job.decided = over
-        self.staged_bytes -= decided.bytes
+        self._count_active()
+        self.counted.staged_bytes -= decided.bytes
         await publisher.write(partial(files.remove_parts, decided))
 
     # --- forgetting
@@ -394,6 +384,7 @@ class Jobs:
                 if not job.deciding and now_us - job.touched_us > settings.jobs_kept_s_max * 1e6:
                     self.counted.expired += 1
                     del self._jobs[job.name]
+                    self._count_active()
                     logger.warning("job %r was dropped: nobody decided of it in time", job.name)
                     await self._drop(files, job, expired(job.name))
             await anyio.sleep(every_s)
@@ -422,10 +413,13 @@ class Jobs:
         else:
             write()
 
+    def _count_active(self) -> None:
+        self.counted.active = sum(not _is_over(one) for one in self._jobs.values())
+
     def _recount(self, attempt: Attempt) -> None:
         job = self._jobs.get(attempt.head.job)
         if job is not None and job.attempts.get((attempt.part, attempt.attempt)) is attempt:
-            self.staged_bytes += attempt.bytes - attempt.charged
+            self.counted.staged_bytes += attempt.bytes - attempt.charged
             attempt.charged = attempt.bytes
 
     def _all_attempts(self) -> list[Attempt]:

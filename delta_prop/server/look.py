@@ -43,6 +43,10 @@ class Look(Protocol):
         """Each connection, for JSON."""
         ...
 
+    def jobs(self) -> list[dict[str, Any]]:
+        """Each job, for JSON."""
+        ...
+
 
 def plain(value: Any) -> Any:
     """A value as JSON has it: dataclasses as objects, enums by name, bytes in hexadecimal, no number that

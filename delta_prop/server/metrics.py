@@ -123,6 +123,15 @@ SERVER = (
     Row("acks_total", "counter", "acks", "Frames of producers that were acknowledged."),
     Row("repeated_acks_total", "counter", "repeated", "Frames of producers that repeated what was there."),
 )
+JOBS = (
+    Row("jobs", "gauge", "active", "Jobs that are staged, or being published."),
+    Row("staged_bytes", "gauge", "staged_bytes", "What parts of jobs take on disk."),
+    Row("staged_deltas_total", "counter", "staged", "Deltas staged for jobs."),
+    Row("job_published_deltas_total", "counter", "published", "Deltas of jobs that were published."),
+    Row("job_repeated_deltas_total", "counter", "repeated", "Deltas of jobs that were known before."),
+    Row("job_refused_deltas_total", "counter", "refused", "Deltas of jobs that were refused when published."),
+    Row("jobs_expired_total", "counter", "expired", "Jobs that were dropped, as nobody decided of them."),
+)
 CONNECTIONS = "connections"
 SUBSCRIBERS = "subscribers"
 SUBSCRIBERS_BEHIND = "subscribers_behind"
@@ -183,6 +192,7 @@ class Metrics:
         if counters is None:
             return
         yield from _table(SERVER, (), [((), counters)])
+        yield from _table(JOBS, (), [((), counters.jobs)])
         nacks = [((code,), count) for code, count in sorted(counters.nacks.items())]
         yield _one(NACKS, "counter", "Refusals that clients were told, by code.", nacks, ("code",))
         peers = self._look.peers()

@@ -35,6 +35,10 @@ class Served(Protocol):
         """Each connection, for JSON."""
         ...
 
+    def jobs(self) -> list[dict[str, Any]]:
+        """Each job, for JSON."""
+        ...
+
 
 class Overview:
     """A `Look`. Whoever starts the server sets `propagator` and `service` as they open; the propagator to
@@ -89,3 +93,7 @@ class Overview:
     def peers(self) -> list[dict[str, Any]]:
         """Each connection."""
         return [] if self.service is None else self.service.peers()
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """Each job: how it is, and how far."""
+        return [] if self.service is None else self.service.jobs()

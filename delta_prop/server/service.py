@@ -14,6 +14,7 @@ from anyio.abc import TaskStatus
 
 from delta_prop.server.access import Access
 from delta_prop.server.audit import Audit
+from delta_prop.server.counters import Counters
 from delta_prop.server.groups import Groups
 from delta_prop.server.hub import Hub
 from delta_prop.server.jobs import Jobs
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from delta_prop.backpressure.pacer import Pressure
     from delta_prop.embedded import Propagator
     from delta_prop.ports import Listener, Stream, Tls
-    from delta_prop.server.counters import Counters
 
 logger = logging.getLogger("delta_prop.server")
 
@@ -82,6 +82,7 @@ class Service:
             raise UsageError("this world has no network to listen on")
         access = self._access or Access(inside.world)
         self._check_open_to_others(access)
+        counters = Counters()
         hub = self._hub = Hub(
             inside=inside,
             settings=self.settings,
@@ -90,8 +91,9 @@ class Service:
             audit=Audit(inside.now),
             groups=Groups(inside.disk, inside.log, inside.world),
             room=Room(self.settings.receiving_bytes_max),
-            jobs=Jobs(inside, self.settings),
+            jobs=Jobs(inside, self.settings, counters.jobs),
             now=inside.now,
+            counters=counters,
         )
         access.changed = self._check_tokens
         async with AsyncExitStack() as exits:
@@ -218,6 +220,10 @@ class Service:
     def peers(self) -> list[dict[str, Any]]:
         """A snapshot of each connection."""
         return [peer.statistics() for peer in self._peers.values()]
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """A snapshot of each job."""
+        return [] if self._hub is None else self._hub.jobs.told()
 
 
 def is_loopback(host: str) -> bool:

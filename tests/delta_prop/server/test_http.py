@@ -53,6 +53,9 @@ class Told:
     def counters(self) -> Counters | None:
         return None
 
+    def jobs(self) -> list[dict[str, Any]]:
+        return [{"job": "nightly"}]
+
     def peers(self) -> list[dict[str, Any]]:
         return []
 

@@ -24,7 +24,7 @@ def test_a_job_is_seen_when_it_is_committed_and_not_before() -> None:
         assert (told.state, told.deltas) == (JobState.COMMITTED, 75)
         assert published(at.address) == JobStatus(JobState.PUBLISHED, 75, published=75)
         assert at.keys() == [one.vector_id for part in range(3) for one in rows(part, 25)]
-        assert at.jobs.staged_bytes == 0
+        assert at.jobs.counted.staged_bytes == 0
 
 
 def test_of_two_attempts_the_one_that_is_named_counts() -> None:
@@ -42,7 +42,7 @@ def test_an_aborted_job_leaves_nothing() -> None:
         stage(at.address, 0, 1, rows(0, 8))
         assert decide(at.address, JOB, Decision.ABORT).state is JobState.ABORTED
         assert decide(at.address, JOB, Decision.ABORT).state is JobState.ABORTED
-        assert at.jobs.staged_bytes == 0
+        assert at.jobs.counted.staged_bytes == 0
         assert not [path for path in disk.paths() if path.endswith(".part")]
         with pytest.raises(Refused, match="JOB_DECIDED") as told:
             stage(at.address, 0, 2, rows(0, 8))

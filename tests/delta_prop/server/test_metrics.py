@@ -16,7 +16,7 @@ from delta_prop.order.orderer import OrdererStatistics
 from delta_prop.reopening import ReopeningStatistics
 from delta_prop.route.status import FeedState, FeedStatistics, RebuildProgress
 from delta_prop.server import metrics
-from delta_prop.server.counters import Counters
+from delta_prop.server.counters import Counters, JobCounts
 from delta_prop.server.metrics import Metrics
 from delta_prop.server.overview import Overview
 from delta_prop.statistics import Statistics
@@ -52,7 +52,7 @@ class Full:
             pressure=Pressure(Level.THROTTLE, 1234.5, 1, 2, None, None, ""),
             reopening=ReopeningStatistics(True, 1, 17, None, None),
         )
-        self.counted = filled(Counters, nacks={})
+        self.counted = filled(Counters, nacks={}, jobs=filled(JobCounts))
         self.counted.nack(ErrorCode.RATE_LIMITED)
         self.counted.nack(ErrorCode.RATE_LIMITED)
 
@@ -70,6 +70,9 @@ class Full:
 
     def counters(self) -> Counters | None:
         return self.counted
+
+    def jobs(self) -> list[dict[str, Any]]:
+        return [{"job": "nightly"}]
 
     def peers(self) -> list[dict[str, Any]]:
         states = [(False, False), (True, True), (True, False)]
@@ -104,6 +107,8 @@ def test_every_row_of_the_tables_finds_its_number() -> None:
             assert found[row.name, labels[subject]] == float(value), row.name
     for row in metrics.SERVER:
         assert found[row.name, ()] == float(getattr(look.counted, row.where)), row.name
+    for row in metrics.JOBS:
+        assert found[row.name, ()] == float(getattr(look.counted.jobs, row.where)), row.name
     assert found["nacks_total", ("RATE_LIMITED",)] == 2
     assert [found[name, ()] for name in ("connections", "subscribers", "subscribers_behind")] == [3, 2, 1]
     assert found["sink_state", ("storage", "idle")] == 1
@@ -126,7 +131,14 @@ def test_the_page_has_every_metric_with_its_type_and_no_other() -> None:
 
 
 def test_names_follow_the_rules() -> None:
-    for row in (*metrics.PROPAGATOR, *metrics.LOG, *metrics.LANE, *metrics.SINK, *metrics.SERVER):
+    for row in (
+        *metrics.PROPAGATOR,
+        *metrics.LOG,
+        *metrics.LANE,
+        *metrics.SINK,
+        *metrics.SERVER,
+        *metrics.JOBS,
+    ):
         assert (row.type == "counter") is row.name.endswith("_total"), row.name
         assert row.help.endswith("."), row.name
 

@@ -25,6 +25,9 @@ class Served:
     counters: Counters | None = None
     ending: bool = False
 
+    def jobs(self) -> list[dict[str, Any]]:
+        return [{"job": "nightly"}]
+
     def peers(self) -> list[dict[str, Any]]:
         return [{"number": 1, "client": None}]
 

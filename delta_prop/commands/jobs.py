@@ -1,0 +1,132 @@
+"""`jobs`: parts that are kept aside for a decision, and what was decided; `jobs abort` drops them.
+
+A server is asked by its HTTP port for all, and over 0xD3 for one; a directory is read beside its server, and
+decided of without one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from delta_prop.client.jobs import decide
+from delta_prop.commands import edge
+from delta_prop.commands.look import shown
+from delta_prop.commands.opened import open_disk
+from delta_prop.commands.top import web_of
+from delta_prop.server.job_files import Decided, JobFiles, content_of, job_told
+from delta_prop.server.job_rules import decided_before, none_here
+from delta_prop_broker.log.damage import LogBusy
+from delta_prop_broker.log.identity import LOCK_PATH
+from delta_prop_wire.frames import Decision, JobState, JobStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delta_prop.commands.connecting import Link
+    from delta_prop_broker.disk import Disk
+
+OK, FAILED = 0, 1
+_HEADS = ("job", "state", "deltas", "published", "repeated", "refused", "bytes", "token")
+
+
+async def list_of_server(link: Link, *, as_json: bool) -> int:
+    """All jobs of a server, by its HTTP port. Raises UsageError, NotTold."""
+    async with web_of(link) as web:
+        told: list[dict[str, Any]] = await web.get("/api/jobs")
+    return _listed(told, as_json=as_json)
+
+
+def list_of_directory(data: str, *, as_json: bool) -> int:
+    """All jobs of a directory; exit status 1 where a decision is damaged. Raises UsageError, OSError."""
+    found, damaged = _jobs_in(open_disk(data))
+    _listed(found, as_json=as_json)
+    for one in damaged:
+        edge.note(one)
+    return FAILED if damaged else OK
+
+
+def show(place: Link | str, job: str, *, as_json: bool) -> int:
+    """One job, of a server over 0xD3 or of a directory. Raises Refused (JOB_UNKNOWN), UsageError, OSError."""
+    if isinstance(place, str):
+        found = next((one for one in _jobs_in(open_disk(place))[0] if one["job"] == job), None)
+        if found is None:
+            raise none_here(job)
+    else:
+        found = _told(job, decide(place.addresses, job, Decision.LOOK, token=place.token, tls=place.tls))
+    if as_json:
+        edge.put(json.dumps(found))
+    else:
+        edge.put_all(f"{name:9}  {shown(value)}" for name, value in found.items())
+    return OK
+
+
+def abort(place: Link | str, job: str) -> int:
+    """Drop a job that is not committed. Raises Refused (JOB_UNKNOWN, JOB_DECIDED), LogBusy where a process
+    has the directory, UsageError, OSError.
+    """
+    if isinstance(place, str):
+        _abort_in(open_disk(place), job)
+    else:
+        decide(place.addresses, job, Decision.ABORT, token=place.token, tls=place.tls)
+    edge.put(f"aborted: job {job!r}; what was staged of it is gone")
+    return OK
+
+
+def _abort_in(disk: Disk, job: str) -> None:
+    try:
+        lock = disk.lock(LOCK_PATH)
+    except BlockingIOError as error:
+        raise LogBusy(f"{error.strerror}; or ask the server, with --to") from None
+    try:
+        files = JobFiles(disk)
+        decided, damaged = files.read_decided()
+        before = next((one for one in decided if one.job == job), None)
+        if before is not None and before.state is not JobState.ABORTED:
+            raise decided_before(job, before.state)
+        staged = files.read_staged(decided, damaged, read_only=True)
+        owner = next((one.head.owner for one in staged if one.head.job == job), None)
+        if before is None:
+            if owner is None:
+                raise none_here(job)
+            before = Decided(job, owner, JobState.ABORTED, edge.wall_us(), content_of(()))
+            files.write_decided(before)
+        files.read_staged([*decided, before], damaged)
+    finally:
+        lock.release()
+
+
+def _jobs_in(disk: Disk) -> tuple[list[dict[str, Any]], list[str]]:
+    files = JobFiles(disk)
+    decided, damaged = files.read_decided()
+    told = [job_told(one.job, one.owner, one.status(), one.bytes) for one in decided]
+    staged: dict[str, dict[str, Any]] = {}
+    for found in files.read_staged(decided, damaged, read_only=True):
+        head, end = found
+        one = staged.setdefault(head.job, job_told(head.job, head.owner, JobStatus(JobState.STAGING), 0))
+        one["deltas"] += end.counter
+        one["bytes"] += end.position
+    return told + list(staged.values()), [str(one) for one in damaged.values()]
+
+
+def _told(job: str, status: JobStatus) -> dict[str, Any]:
+    told = job_told(job, "", status, 0)
+    return {name: value for name, value in told.items() if name not in ("token", "bytes")}
+
+
+def _listed(found: Sequence[dict[str, Any]], *, as_json: bool) -> int:
+    if as_json:
+        edge.put_all(map(json.dumps, found))
+        return OK
+    edge.put(_line(dict(zip(_HEADS, _HEADS, strict=True))))
+    edge.put_all(_line(one) for one in found)
+    return OK
+
+
+def _line(one: dict[str, Any]) -> str:
+    numbers = "  ".join(f"{_number(one[name]):>11}" for name in _HEADS[2:7])
+    return f"{one['job']:24}  {one['state']:9}  {numbers}  {one['token']}".rstrip()
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,84 @@
+"""`jobs list|show|abort`: of a directory at rest, and of a server."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop.cli import main
+from delta_prop.client.jobs import Decision, decide
+from tests.delta_prop.server.jobs import at_fault, published, rows, stage
+from tests.delta_prop.server.process import served
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.delta_prop.commands.support import Command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with a job that is over, and two that are staged."""
+    data = tmp_path_factory.mktemp("jobs") / "facts"
+    with served(data) as server:
+        at = f"127.0.0.1:{server.port}"
+        deltas = [*rows(0, 4), at_fault(0, 4)]
+        decide(at, "over", Decision.COMMIT, [stage(at, 0, 1, deltas, job="over")])
+        published(at, "over")
+        for job in ("one", "two"):
+            stage(at, 0, 1, rows(0, 5), job=job)
+            stage(at, 1, 1, rows(1, 3), job=job)
+        assert main(["jobs", "list", "--http", f"127.0.0.1:{server.http_port}", "--json"]) == 0
+        assert main(["jobs", "abort", "two", "--to", at]) == 0
+        assert main(["jobs", "abort", "over", "--to", at]) == 1
+        assert main(["jobs", "show", "one", "--to", at, "--json"]) == 0
+        assert main(["jobs", "abort", "one", "--data", str(data)]) == 1, "its server has it"
+    return data
+
+
+@pytest.fixture
+def command(command: Command, folder: Path) -> Command:
+    command.data = folder
+    return command
+
+
+def test_a_directory_tells_its_jobs(command: Command) -> None:
+    done = command("jobs", "list", "--json")
+    assert done.status == 0
+    told = {one["job"]: one for one in done.lines}
+    assert {name: (one["state"], one["deltas"]) for name, one in told.items()} == {
+        "over": ("published", 5),
+        "one": ("staging", 8),
+        "two": ("aborted", 0),
+    }
+    assert (told["over"]["published"], told["over"]["refused"]) == (4, 1)
+    assert told["one"]["bytes"] > 0
+    lines = command("jobs", "list").out.splitlines()
+    assert lines[0].split()[:3] == ["job", "state", "deltas"]
+    assert len(lines) == 4
+    status = json.loads(command("status", "--json").out)
+    assert status["jobs"] == {"published": 1, "aborted": 1, "staging": 1}
+
+
+def test_one_is_shown_and_an_unknown_one_told(command: Command) -> None:
+    assert json.loads(command("jobs", "show", "over", "--json").out)["published"] == 4
+    assert "published  4\n" in command("jobs", "show", "over").out
+    done = command("jobs", "show", "other")
+    assert (done.status, done.err.startswith("delta-prop: JOB_UNKNOWN: no job 'other'")) == (1, True)
+
+
+def test_a_staged_one_is_dropped_and_a_published_one_not(command: Command) -> None:
+    done = command("jobs", "abort", "over")
+    assert (done.status, "JOB_DECIDED" in done.err) == (1, True)
+    for _ in range(2):
+        done = command("jobs", "abort", "one")
+        assert (done.status, done.out) == (0, "aborted: job 'one'; what was staged of it is gone\n")
+        assert {one["job"]: one["state"] for one in command("jobs", "list", "--json").lines} == {
+            "over": "published",
+            "one": "aborted",
+            "two": "aborted",
+        }
+    assert not list((command.data / "jobs").glob("*.part"))
+    assert command("jobs", "abort", "other").status == 1
