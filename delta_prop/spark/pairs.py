@@ -1,0 +1,99 @@
+"""Facts of two tables, paired by namespace and vector id, and looked over: what is wrong is told by its row.
+
+Needs pyarrow, not Spark. Rows come sorted by namespace, vector id and table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from delta_prop.spark.folding_numbers import Lists
+from delta_prop_wire.errors import InvalidDelta
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+OLD, NEW = 0, 1
+FACTS = ("namespace", "vector_id", "side", "vector", "data", "metadata", "wrong")
+"""The columns of a fact; behind them one for each of its metadata, as `"name": value`. `wrong`: a column in
+which a number is not finite.
+"""
+_NAMES = ("old", "new")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pairs:
+    """Each vector's row in the old and in the new table, -1 where it has none."""
+
+    rows: pa.RecordBatch
+    old: NDArray[np.intp]
+    new: NDArray[np.intp]
+    vectors: Lists
+    has_vector: NDArray[np.bool_]
+    has_data: NDArray[np.bool_]
+
+    @property
+    def both(self) -> NDArray[np.bool_]:
+        """Which are in both tables."""
+        found: NDArray[np.bool_] = (self.old >= 0) & (self.new >= 0)
+        return found
+
+
+def first_of_vector(rows: pa.RecordBatch) -> NDArray[np.bool_]:
+    """Where a vector's rows begin."""
+    first = np.ones(rows.num_rows, bool)
+    same = [pc.equal(one.slice(1), one.slice(0, len(one) - 1)) for one in (rows.column(0), rows.column(1))]
+    first[1:] = ~pc.fill_null(pc.and_(*same), False).to_numpy(zero_copy_only=False)
+    return first
+
+
+def paired(rows: pa.RecordBatch) -> Pairs:
+    """Pair them. Raises InvalidDelta where a row is not as it must be."""
+    first = first_of_vector(rows)
+    of = np.cumsum(first) - 1
+    sides = rows.column("side").to_numpy()
+    _check(rows, first, sides)
+    both = np.full((2, int(of[-1]) + 1), -1, np.intp)
+    both[sides, of] = np.arange(rows.num_rows)
+    there = [rows.column(name).is_valid().to_numpy(zero_copy_only=False) for name in ("vector", "data")]
+    column = rows.column("vector")
+    vectors = Lists.of(pc.coalesce(column, pa.scalar([], column.type)))
+    return Pairs(rows, both[OLD], both[NEW], vectors, *there)
+
+
+def _check(rows: pa.RecordBatch, first: NDArray[np.bool_], sides: NDArray[Any]) -> None:
+    ids = rows.column("vector_id")
+    if ids.null_count:
+        raise fault(rows, int(np.argmax(ids.is_null().to_numpy(zero_copy_only=False))), "the key is NULL")
+    twice = (~first[1:] & (sides[1:] == sides[:-1])).nonzero()[0]
+    if len(twice):
+        raise fault(rows, int(twice[0]), "the key is there more than once: a fact has one row")
+    wrong = rows.column("wrong")
+    if wrong.null_count < len(wrong):
+        row = int(np.argmax(wrong.is_valid().to_numpy(zero_copy_only=False)))
+        raise fault(rows, row, f"column {wrong[row].as_py()} is not finite: JSON has no such number")
+    column = rows.column("vector")
+    empty = pc.and_(column.is_null(), rows.column("data").is_null()).to_numpy(zero_copy_only=False)
+    if empty.any():
+        raise fault(rows, int(np.argmax(empty)), "the vector is NULL: leave the row out to delete the fact")
+    flat = column.flatten()
+    bad = flat.is_null().to_numpy(zero_copy_only=False) | ~np.isfinite(pc.fill_null(flat, 0).to_numpy())
+    if bad.any():
+        sizes = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        ends = np.cumsum(sizes)
+        place = int(np.argmax(bad))
+        row = int(np.searchsorted(ends, place, "right"))
+        at, number = place - int(ends[row] - sizes[row]), flat[place].as_py()
+        told = "NULL" if number is None else f"{number}, which is no finite number of 32 bits"
+        raise fault(rows, row, f"number {at} of the vector is {told}")
+
+
+def fault(rows: pa.RecordBatch, row: int, reason: str) -> InvalidDelta:
+    """What is wrong with a row, by its table and vector id."""
+    told = {name: rows.column(name)[row].as_py() for name in ("vector_id", "side")}
+    return InvalidDelta(f"{_NAMES[told['side']]} table", f"vector_id {told['vector_id']!r:.100}: {reason}")
