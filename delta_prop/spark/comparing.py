@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from delta_prop.spark.folding_numbers import Lists, spans
-from delta_prop.spark.pairs import FACTS, Pairs, fault, first_of_vector, paired
+from delta_prop.spark.pairs import FACTS, MEMBER, Pairs, fault, first_of_vector, paired
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.metadata import merge
 from delta_prop_wire.topics import kind_name
@@ -218,7 +218,7 @@ def _joined(rows: pa.RecordBatch, pairs: Pairs, names: Sequence[str]) -> pa.Arra
     for name in names:
         column = rows.column(name)
         old, new = (column.take(pa.array(at, mask=at < 0)) for at in (pairs.old, pairs.new))
-        gone = pa.scalar(f"{json.dumps(name, ensure_ascii=False)}:null")
+        gone = pa.scalar(f"{json.dumps(name.removeprefix(MEMBER), ensure_ascii=False)}:null")
         was, now = (one.is_valid().to_numpy(zero_copy_only=False) for one in (old, new))
         same = pc.fill_null(pc.equal(old, new), False).to_numpy(zero_copy_only=False)
         differs = there & ~same & (was | now)

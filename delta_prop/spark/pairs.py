@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 OLD, NEW = 0, 1
 FACTS = ("namespace", "vector_id", "side", "vector", "data", "metadata", "wrong")
-"""The columns of a fact; behind them one for each of its metadata, as `"name": value`. `wrong`: a column in
+"""The columns of a fact; behind them one for each of its metadata, as `"name":value`. `wrong`: a column in
 which a number is not finite.
 """
+MEMBER = "member:"
+"""What the columns of metadata are called by, before their own names."""
 _NAMES = ("old", "new")
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 
 from delta_prop.spark.comparing import DELTAS, compare, patch_between  # noqa: E402
-from delta_prop.spark.pairs import FACTS, NEW, OLD  # noqa: E402
+from delta_prop.spark.pairs import FACTS, MEMBER, NEW, OLD  # noqa: E402
 from delta_prop_wire import delta as d  # noqa: E402
 from delta_prop_wire.algebra import State, apply  # noqa: E402
 from delta_prop_wire.delta import Kind, Operation  # noqa: E402
@@ -52,7 +52,7 @@ def fact(name: Name, side: int, content: Any, metadata: dict[str, Any], *, colum
     row["data" if isinstance(content, bytes) else "vector"] = content
     if columns:
         return row | {
-            key: f"{json.dumps(key, ensure_ascii=False)}:{json.dumps(value)}"
+            MEMBER + key: f"{json.dumps(key, ensure_ascii=False)}:{json.dumps(value)}"
             for key, value in metadata.items()
             if value is not None
         }
@@ -70,7 +70,7 @@ def rows_of(
     rows.sort(key=lambda row: (row["namespace"], row["vector_id"], row["side"]))
     schema = SCHEMA
     for name in ("a", "ü") if columns else ():
-        schema = schema.append(pa.field(name, pa.string()))
+        schema = schema.append(pa.field(MEMBER + name, pa.string()))
     return pa.Table.from_pylist(rows, schema=schema).to_batches(size)
 
 

@@ -1,0 +1,67 @@
+"""Import: a table's rows as deltas that create what they hold, and their way into a service."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from delta_prop.spark.pairs import MEMBER, NEW
+from delta_prop.spark.tables import facts, shape_of
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
+"""How a file is read, by the end of its name."""
+
+
+def to_deltas(
+    table: DataFrame,
+    *,
+    key: str = "vector_id",
+    vector: str | Sequence[str] | None = "vector",
+    namespace: str | None = None,
+) -> DataFrame:
+    """Each row of a table as a delta that creates its fact, metadata and all. `diff` says how it is read.
+
+    Raises UsageError.
+    """
+    found = facts(table, shape_of([table], key, vector, namespace), NEW)
+    members = [F.col(f"`{name.replace('`', '``')}`") for name in found.columns if name.startswith(MEMBER)]
+    metadata = F.col("metadata")
+    if members:
+        metadata = F.nullif(F.concat(F.lit("{"), F.concat_ws(",", *members), F.lit("}")), F.lit("{}"))
+    fault = F.concat(F.col("vector_id"), F.lit(": column "), F.col("wrong"), F.lit(" is not finite"))
+    return found.select(
+        "vector_id",
+        "namespace",
+        F.when(F.col("data").isNull(), "create").otherwise("opaque").alias("op"),
+        "vector",
+        "data",
+        F.when(F.col("wrong").isNotNull(), F.raise_error(fault)).otherwise(metadata).alias("metadata"),
+    )
+
+
+def read_table(spark: SparkSession, path: str, format_: str | None = None) -> DataFrame:
+    """A table in files of Parquet, CSV (with a line of names) or JSON lines. Raises UsageError."""
+    named = next((one for end, one in FORMATS.items() if path.rstrip("/").lower().endswith(end)), None)
+    chosen = format_ or named
+    if chosen is None:
+        raise UsageError(f"{path!r:.100}: its name does not tell what it holds: say parquet, csv or json")
+    reader = spark.read
+    if chosen == "csv":
+        return reader.csv(path, header=True, inferSchema=True)
+    return reader.format(chosen).load(path)
+
+
+def write_deltas(deltas: DataFrame, url: str, producer: str, **options: Any) -> None:
+    """Send deltas to a service, each exactly once under this producer's name, however often this is done.
+
+    `options` are those of the data source. Raises what the write raises.
+    """
+    named = {name: str(value) for name, value in options.items()}
+    deltas.write.format("delta_prop").options(url=url, producer=producer, **named).mode("append").save()

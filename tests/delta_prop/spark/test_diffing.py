@@ -1,0 +1,169 @@
+"""Tables of vectors and of rows, compared on Spark: what comes out makes the new one of the old one."""
+
+from __future__ import annotations
+
+import argparse
+import email.message
+import json
+import logging
+import random
+import statistics
+import tarfile
+import typing
+import unittest.mock
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import numpy as np
+import pytest
+
+pytest.importorskip("pyspark")
+
+from delta_prop import Propagator
+from delta_prop.demo.corpus import documents_of
+from delta_prop.demo.embedding import Embedding
+from delta_prop.spark.blocks import to_block
+from delta_prop.spark.diffing import deltas_from, diff
+from delta_prop.spark.importing import read_table, to_deltas
+from delta_prop_sinks import StorageSink
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from delta_prop.demo.corpus import Document
+    from delta_prop_wire.algebra import State
+    from delta_prop_wire.batch import Batch
+
+MODULES = (argparse, email.message, logging, random, statistics, tarfile, typing, unittest.mock)
+COLUMNS = ("vector_id", "vector", "title", "words", "rate", "tags")
+
+
+def batches(deltas: DataFrame, rows: int = 500) -> list[Batch]:
+    """The frames that deltas are sent in."""
+    table = deltas.toArrow().combine_chunks()
+    blocks = [to_block(some, namespace="default") for some in table.to_batches(rows) if some.num_rows]
+    return [block.encode(origin=1, base=1) for block in blocks]
+
+
+async def applied(path: Path, *stages: list[Batch]) -> dict[str, State]:
+    """What a store holds after a service was given all of these."""
+    async with Propagator() as p:
+        storage = await p.attach(StorageSink(path / "vectors.db"))
+        for stage in stages:
+            for batch in stage:
+                published = await p.publish(*map(batch.delta, range(batch.count)))
+        await p.wait_visible(published, committed=True)
+        return {vector_id: state async for _, vector_id, state in storage.rows() if state.alive}
+
+
+def table_of(documents: list[Document], weights: Embedding) -> Any:
+    import pyarrow as pa
+
+    columns = [
+        [one.id for one in documents],
+        pa.array([weights.document(one) for one in documents], pa.list_(pa.float32())),
+        [one.signature for one in documents],
+        [len(one.text.split()) for one in documents],
+        pa.nulls(len(documents), pa.float64()),
+        [[one.module] for one in documents],
+    ]
+    return pa.table(columns, names=COLUMNS)
+
+
+@pytest.mark.spark
+def test_documents_before_and_after_an_edit(spark: SparkSession, tmp_path: Path) -> None:
+    documents = [
+        one
+        for module in MODULES
+        for one in documents_of(Path(module.__file__).name, Path(module.__file__).read_text())
+    ]
+    edited = list(documents)
+    for at in range(0, len(documents), 20):  # 5 of 100
+        edited[at] = replace(documents[at], text=documents[at].text + " A quokka juggles zeppelins.")
+    weights = Embedding()
+    weights.learn(documents)
+    before, after = table_of(documents, weights), table_of(edited, weights)
+    old, new = spark.createDataFrame(before), spark.createDataFrame(after)
+    creates, changes = batches(to_deltas(old)), batches(deltas_from(old, new))
+    count = sum(batch.count for batch in changes)
+    assert len(documents) > 500
+    assert count == len(range(0, len(documents), 20))
+    found = anyio.run(applied, tmp_path, creates, changes)
+    wanted = {row["vector_id"]: row for row in after.to_pylist()}
+    assert found.keys() == wanted.keys()
+    for name, state in found.items():
+        row = wanted[name]
+        assert state.vector is not None
+        assert state.vector.tobytes() == np.array(row["vector"], np.float32).tobytes()
+        assert state.metadata == {"title": row["title"], "words": row["words"], "tags": row["tags"]}
+    sent, full = (sum(batch.size for batch in some) for some in (changes, creates))
+    told = f"{sent:,} bytes for {full:,}, {full / sent:.0f} times fewer"
+    print(f"{count} of {len(documents)} documents changed: {told}")
+    assert full >= 10 * sent
+
+
+ROWS = "id long, name string, price double, at struct<x int, y int>"
+
+
+@pytest.mark.spark
+def test_rows_are_sent_whole_as_json_and_columns_of_numbers_are_a_vector(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    old = spark.createDataFrame(
+        [(1, "a", 1.5, (1, 2)), (2, "b", None, None), (3, "c", 0.1, (0, None)), (4, "gone", 1.0, None)], ROWS
+    )
+    new = spark.createDataFrame(
+        [(1, "a", 1.5, (1, 2)), (2, "b", 2.0, None), (3, "c", 0.1, (0, 7)), (5, 'ü"', 1.0, None)], ROWS
+    )
+    rows = {row.vector_id: row for row in diff(old, new, key="id", namespace="rows").collect()}
+    assert {name: row.op for name, row in rows.items()} == {
+        "2": "opaque",
+        "3": "opaque",
+        "4": "delete",
+        "5": "opaque",
+    }
+    assert bytes(rows["2"].data) == b'{"at":null,"id":2,"name":"b","price":2.0}'
+    assert bytes(rows["5"].data) == '{"at":null,"id":5,"name":"ü\\"","price":1.0}'.encode()
+    assert rows["5"].namespace == "rows"
+    # The same as vectors of two columns, with the others as metadata.
+    old, new = old.drop("name").fillna(0.0), new.drop("name")
+    rows = {row.vector_id: row for row in diff(old, new, key="id", vector=["price", "id"]).collect()}
+    assert rows["2"].vector == [2.0, 2.0]
+    assert (rows["3"].op, json.loads(rows["3"].metadata)) == ("metadata", {"at": {"x": 0, "y": 7}})
+    assert set(rows) == {"2", "3", "4", "5"}
+    path = tmp_path / "table.csv"
+    path.write_text('key,vector,colour\nx,"[1, 0.5]",red\ny,"[2, 1]",\n')
+    told = to_deltas(read_table(spark, str(path)), key="key", namespace="n").orderBy("vector_id").collect()
+    assert [(row.op, row.vector, row.metadata) for row in told] == [
+        ("create", [1.0, 0.5], '{"colour":"red"}'),
+        ("create", [2.0, 1.0], None),
+    ]
+    bad = spark.createDataFrame(
+        [("x", [1.0], float("nan"))], "vector_id string, vector array<double>, price double"
+    )
+    with pytest.raises(Exception, match="x: column price is not finite"):
+        to_deltas(bad).collect()
+
+
+@pytest.mark.spark
+def test_what_cannot_be_compared_is_refused_before_anything_runs(spark: SparkSession) -> None:
+    def empty(columns: str) -> DataFrame:
+        return spark.createDataFrame([], columns)
+
+    vectors = "vector_id int, vector array<float>"
+    for columns, more, told in (
+        ("id int, vector array<float>", {}, "column vector_id is missing, which is to be the key"),
+        ("vector_id int, vector int", {}, "column vector is int, and has to be an array of numbers: mend"),
+        ("vector_id int, v array<float>", {"vector": "w"}, "column w is missing, which is to hold the vec"),
+        ("vector_id int, a string", {"vector": ["a"]}, "column a is string, no number of a vector"),
+        (f"{vectors}, m map<string,int>", {}, "column m is map<string,int>"),
+        (f"{vectors}, metadata string, offset long", {}, r"leave it out with select\(\*CONTENT"),
+        (vectors, {"threshold": -1.0}, "threshold -1.0: give a number from 0 on"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            diff(empty(columns), empty(columns), **more)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="its name does not tell what it holds"):
+        read_table(spark, "table")
