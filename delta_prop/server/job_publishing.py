@@ -354,6 +354,8 @@ class _Publication:
         at, failures = self.at, list[Refused]()
         if at == self._written:
             return
+        if self._chain.stopped is not None:  # what waits for its marks now is not told that they were lost
+            raise self._chain.stopped
         told = anyio.Event()
 
         def tell(failure: Refused | None) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
+from delta_prop.server.endings import recovered, shutting_down
 from delta_prop.server.grants import Unauthorized
 from delta_prop.server.intake import Intake
 from delta_prop.server.outbox import Outbox
@@ -328,13 +329,18 @@ class Peer:
         assert grant is not None
         if hello.origins or hello.source is Source.REPLICA:
             grant.check_origins(hello.source)
-        if grant.publish and (self.intake is None or (hello.job is not None and not self.intake.in_use)):
+        if grant.publish and (self.intake is None or (hello.job is not None and self._is_unused())):
             self.intake = self._make_intake(grant, hello)
         elif hello.job is not None:
             grant.check_origins(hello.source)
             raise Refused(ErrorCode.BAD_REQUEST, _ONE_WAY)
         granted = self.intake.claim(hello.origins) if self.intake is not None and hello.origins else []
         self._welcome(sequence, hello, granted, first=first)
+
+    def _is_unused(self) -> bool:
+        """Whether nothing was claimed, sent or staged on this connection."""
+        intake = self.intake
+        return not (intake is None or intake.in_use or isinstance(intake, StagingIntake))
 
     def _make_intake(self, grant: Grant, hello: Hello) -> Intake:
         hub, kind = self._hub, Intake if hello.job is None else StagingIntake
@@ -626,22 +632,3 @@ class Peer:
             "behind": outlet is not None and outlet.behind,
             "group": None if outlet is None else outlet.group,
         }
-
-
-def recovered() -> Refused:
-    """The log was recovered in place."""
-    return Refused(
-        ErrorCode.SHUTTING_DOWN,
-        "the log was recovered after a failure of its disk, and may have less than it had: connect again, "
-        "and send again what was not acknowledged",
-        retry_after_ms=50,
-    )
-
-
-def shutting_down() -> Refused:
-    """The server ends."""
-    return Refused(
-        ErrorCode.SHUTTING_DOWN,
-        "the server is ending: connect again, and send again what was not acknowledged",
-        retry_after_ms=1_000,
-    )

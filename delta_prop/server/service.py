@@ -15,11 +15,12 @@ from anyio.abc import TaskStatus
 from delta_prop.server.access import Access
 from delta_prop.server.audit import Audit
 from delta_prop.server.counters import Counters
+from delta_prop.server.endings import shutting_down
 from delta_prop.server.groups import Groups
 from delta_prop.server.hub import Hub
 from delta_prop.server.jobs import Jobs
 from delta_prop.server.limits import Connections, Rates
-from delta_prop.server.peer import Peer, shutting_down
+from delta_prop.server.peer import Peer
 from delta_prop.server.room import Room
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.codec import encode

@@ -9,6 +9,7 @@ import anyio
 
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
+from delta_prop.server.access import Access
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import VirtualNetwork, virtual_world
@@ -33,7 +34,10 @@ from tests.delta_prop.server.raw import Raw
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from delta_prop.server.jobs import Jobs
+    from delta_prop_broker.log.retention import LogSettings
     from delta_prop_simulations.disk import SimDisk
+    from tests.delta_prop.server.tokens import File
 
 
 class Site:
@@ -53,24 +57,43 @@ class Site:
         finally:
             await stream.aclose()
 
-    async def stage(self, part: int, attempt: int, deltas: Sequence[Delta], *, rows: int = 4) -> StagedPart:
+    @property
+    def jobs(self) -> Jobs:
+        hub = self.service._hub
+        assert hub is not None
+        return hub.jobs
+
+    async def stage(
+        self,
+        part: int,
+        attempt: int,
+        deltas: Sequence[Delta],
+        *,
+        rows: int = 4,
+        job: str = JOB,
+        token: str | None = None,
+    ) -> StagedPart:
         """One task. Raises Refused where its hello is refused."""
         async with self.connected() as raw:
-            origin = origin_of(part)
-            ack = await staged_hello(raw, part, attempt)
+            ack = await staged_hello(raw, part, attempt, job, token)
             have = ack.welcome.origins[0].watermark
             for begin in range(have, len(deltas), rows):
-                block = block_of(deltas[begin : begin + rows])
-                batch = block.encode(origin=origin, base=begin + 1, epoch=0)
-                await raw.send(BatchFrame(begin + 1 - have, batch, ack_wanted=True))
+                await raw.send(frame(part, deltas[begin : begin + rows], begin + 1, begin + 1 - have))
             if len(deltas) > have:
                 await raw.told(len(deltas) - have)
         return StagedPart(part, attempt, len(deltas))
 
-    async def decide(self, decision: Decision, parts: Sequence[StagedPart] = (), job: str = JOB) -> JobStatus:
+    async def decide(
+        self,
+        decision: Decision,
+        parts: Sequence[StagedPart] = (),
+        job: str = JOB,
+        token: str | None = None,
+    ) -> JobStatus:
         """The driver. Raises Refused."""
         async with self.connected() as raw:
-            await raw.hello()
+            await raw.send(Subscribe(1, Hello(token=token)))
+            answer(await raw.next())
             return await decided(raw, decision, parts, job)
 
     async def published(self) -> JobStatus:
@@ -82,16 +105,20 @@ class Site:
             await anyio.sleep(0.05)
 
 
-def origin_of(part: int) -> int:
-    return make_origin(producer_id_of(f"{JOB}/{part}"), Priority.NORMAL)
+def origin_of(part: int, job: str = JOB) -> int:
+    return make_origin(producer_id_of(f"{job}/{part}"), Priority.NORMAL)
 
 
-async def staged_hello(raw: Raw, part: int, attempt: int, job: str = JOB) -> Any:
+def frame(part: int, deltas: Sequence[Delta], base: int, sequence: int | None = None) -> BatchFrame:
+    """Deltas as a task sends them. `sequence`: as `base`, where nothing else is said."""
+    batch = block_of(deltas).encode(origin=origin_of(part), base=base, epoch=0)
+    return BatchFrame(base if sequence is None else sequence, batch, ack_wanted=True)
+
+
+async def staged_hello(raw: Raw, part: int, attempt: int, job: str = JOB, token: str | None = None) -> Any:
     """The answer to a task's hello, once there is one. Raises Refused."""
-
-    await raw.send(
-        Subscribe(1, Hello(origins=(OriginClaim(origin_of(part)),), job=JobPart(job, part, attempt)))
-    )
+    claims = (OriginClaim(origin_of(part)),)
+    await raw.send(Subscribe(1, Hello(origins=claims, job=JobPart(job, part, attempt), token=token)))
     return answer(await raw.next())
 
 
@@ -117,17 +144,23 @@ def answer(frame: object) -> Ack:
 
 @asynccontextmanager
 async def site(
-    disk: SimDisk, seed: int = 1, settings: Settings | None = None, **server: Any
+    disk: SimDisk,
+    seed: int = 1,
+    settings: Settings | None = None,
+    *,
+    log: LogSettings | None = None,
+    tokens: File | None = None,
+    **server: Any,
 ) -> AsyncIterator[Site]:
     """Serve what is on a disk."""
     network = VirtualNetwork(seed, host="server")
     world = virtual_world(seed, thread_delay_s_max=0.002, network=network, disk=disk)
     async with (
-        Propagator(settings, data="x", world=world) as propagator,
+        Propagator(settings, data="x", log=log, world=world) as propagator,
         anyio.create_task_group() as tasks,
     ):
         made = ServerSettings(host="server", allow_anonymous=True, **server)
-        service = Service(propagator, made)
+        service = Service(propagator, made, access=None if tokens is None else Access(world, tokens))
         await tasks.start(service.run)
         found = Site(propagator, service, network)
         await until_read(found)
@@ -139,7 +172,5 @@ async def site(
 
 async def until_read(site: Site) -> None:
     """Wait until the server knows what is staged."""
-    hub = site.service._hub
-    assert hub is not None
-    while not hub.jobs._read:  # noqa: ASYNC110
+    while not site.jobs._read:  # noqa: ASYNC110
         await anyio.sleep(0.01)

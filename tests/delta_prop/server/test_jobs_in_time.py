@@ -1,0 +1,501 @@
+"""Jobs in virtual time, frame by frame: what expires, who may, what a failing disk does to them."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop import LogSettings, Settings
+from delta_prop.server import job_publishing
+from delta_prop.server.settings import ServerSettings
+from delta_prop.testing import run_virtual
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.delta import Delta, Dot, opaque
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.frames import (
+    Ack,
+    AckRange,
+    BatchFrame,
+    Decision,
+    DeltaFrame,
+    Hello,
+    JobPart,
+    JobState,
+    JobStatus,
+    Nack,
+    OriginClaim,
+    StagedPart,
+    Subscribe,
+)
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.server.jobs import JOB, at_fault, keys_in, rows
+from tests.delta_prop.server.jobs_virtual import (
+    Site,
+    decided,
+    frame,
+    origin_of,
+    site,
+    staged_hello,
+)
+from tests.delta_prop.server.raw import Raw
+from tests.delta_prop.server.tokens import File, table
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+DAY_S = 60.0
+"""A short one: a server ticks twice a second."""
+DAYS = {"jobs_kept_s_max": DAY_S, "job_names_kept_s_max": 7 * DAY_S}
+NO_ROOM_KEPT = LogSettings(free_bytes_min=0, reserve_bytes=0)
+
+
+def on(disk: SimDisk, story: Callable[[Site], Awaitable[None]], **more: object) -> None:
+    """Run a story on a service."""
+
+    async def main() -> None:
+        with anyio.fail_after(3_600):
+            async with site(disk, **more) as at:  # type: ignore[arg-type]
+                await story(at)
+
+    run_virtual(main)
+
+
+def parts_of(disk: SimDisk) -> list[str]:
+    return [path for path in disk.paths() if path.endswith(".part")]
+
+
+async def code_of(asked: Awaitable[object]) -> ErrorCode | None:
+    try:
+        await asked
+    except Refused as refused:
+        return refused.code
+    return None
+
+
+# --- time
+
+
+def test_a_job_is_kept_a_day_and_a_name_a_week() -> None:
+    settings = ServerSettings()
+    assert (settings.jobs_kept_s_max, settings.job_names_kept_s_max) == (86_400.0, 604_800.0)
+
+
+def test_what_nobody_decides_of_is_dropped_after_a_day() -> None:
+    disk = SimDisk()
+
+    async def story(at: Site) -> None:
+        await at.stage(0, 1, rows(0, 5))
+        async with at.connected() as raw:
+            await staged_hello(raw, 1, 1)
+            await raw.send(frame(1, rows(1, 2), 1))
+            await raw.told(2)
+            await anyio.sleep(5)  # a connection would not live so long
+        await anyio.sleep(0.9 * DAY_S)
+        await at.stage(2, 1, rows(2, 5))
+        await anyio.sleep(0.9 * DAY_S)
+        assert (await at.decide(Decision.LOOK)).deltas == 12
+        async with at.connected() as raw:
+            await staged_hello(raw, 3, 1)
+            at.jobs._jobs[JOB].touched_us -= int(DAY_S * 1e6)
+            await anyio.sleep(61)
+            await raw.send(frame(3, rows(3, 1), 1))
+            assert (await raw.until(Nack)).code is ErrorCode.JOB_UNKNOWN
+        assert await code_of(at.decide(Decision.LOOK)) is ErrorCode.JOB_UNKNOWN
+        assert parts_of(disk) == []
+        assert (at.jobs.counted.expired, at.jobs.counted.staged_bytes, at.jobs.counted.active) == (1, 0, 0)
+        await at.stage(0, 1, rows(0, 5))
+
+    on(disk, story, silence_s_max=1_000.0, heartbeat_s=900.0, **DAYS)
+
+
+def test_a_restart_does_not_begin_the_day_anew_for_ever() -> None:
+    disk = SimDisk()
+
+    async def stage(at: Site) -> None:
+        await at.stage(0, 1, rows(0, 5))
+
+    async def later(at: Site) -> None:
+        assert (await at.decide(Decision.LOOK)).deltas == 5
+        await anyio.sleep(1.3 * DAY_S)
+        assert await code_of(at.decide(Decision.LOOK)) is ErrorCode.JOB_UNKNOWN
+
+    on(disk, stage, **DAYS)
+    on(disk, later, **DAYS)
+    assert parts_of(disk) == []
+
+
+def test_a_name_is_remembered_for_a_week() -> None:
+    disk = SimDisk()
+
+    async def story(at: Site) -> None:
+        part = await at.stage(0, 1, rows(0, 5))
+        await at.decide(Decision.COMMIT, [part])
+        ended = await at.published()
+        await anyio.sleep(6.7 * DAY_S)
+        assert await at.decide(Decision.COMMIT, [part]) == ended
+        await anyio.sleep(0.6 * DAY_S)
+        assert [path for path in disk.paths() if path.startswith("jobs")] == []
+        await at.decide(Decision.COMMIT, [await at.stage(0, 1, rows(0, 7))])
+        assert await at.published() == JobStatus(JobState.PUBLISHED, 7, published=2, repeated=5)
+
+    on(disk, story, **DAYS)
+
+
+# --- who
+
+
+def test_a_job_is_its_tokens_own() -> None:
+    tokens = File(
+        table("one", "t-1", publish=True, namespaces=["*"])
+        + table("two", "t-2", publish=True, namespaces=["*"])
+        + table("narrow", "t-3", publish=True, namespaces=["other"])
+        + table("reads", "t-4", subscribe=True, namespaces=["*"])
+    )
+
+    async def story(at: Site) -> None:
+        part = await at.stage(0, 1, rows(0, 5), token="t-1")
+        for token in ("t-2", "t-4", "wrong"):
+            for decision in Decision:
+                asked = at.decide(decision, [part] if decision is Decision.COMMIT else [], token=token)
+                assert await code_of(asked) is ErrorCode.UNAUTHORIZED
+            assert await code_of(at.stage(1, 1, rows(1, 5), token=token)) is ErrorCode.UNAUTHORIZED
+        async with at.connected() as raw:
+            await staged_hello(raw, 0, 1, "narrow", "t-3")
+            await raw.send(frame(0, rows(0, 2), 1))
+            assert (await raw.until(Nack)).code is ErrorCode.UNAUTHORIZED
+        await at.decide(Decision.COMMIT, [part], token="t-1")
+        await anyio.sleep(1)
+        assert (await at.decide(Decision.LOOK, token="t-1")).published == 5
+        # Its origin is token one's now, under whatever job.
+        assert await code_of(at.stage(0, 1, rows(0, 5), job="x", token="t-2")) is ErrorCode.UNAUTHORIZED
+
+    on(SimDisk(), story, tokens=tokens)
+
+
+def test_the_rate_of_a_token_holds_while_staging() -> None:
+    tokens = File(table("one", "t-1", publish=True, namespaces=["*"], rate=10, burst=10))
+
+    async def story(at: Site) -> None:
+        async with at.connected() as raw:
+            await staged_hello(raw, 0, 1, token="t-1")
+            await raw.send(frame(0, rows(0, 10), 1), frame(0, rows(0, 5, 10), 11))
+            nack = await raw.until(Nack)
+            assert (nack.code, nack.sequence) == (ErrorCode.RATE_LIMITED, 11)
+            await anyio.sleep(0.6)
+            await raw.send(frame(0, rows(0, 5, 10), 11, 16))
+            assert (await raw.told(20)).ranges[-1] == AckRange(16, 20, 10)
+
+    on(SimDisk(), story, tokens=tokens)
+
+
+# --- frames
+
+
+async def begun(at: Site, raw: Raw, attempt: int = 1) -> None:
+    assert (await staged_hello(raw, 0, attempt)).welcome.origins == ((origin_of(0), 0, 0),)
+    await raw.send(frame(0, rows(0, 4), 1))
+    assert (await raw.told(4)).ranges == (AckRange(1, 4, 0),)
+
+
+def test_repeats_overlaps_and_gaps_are_told() -> None:
+    async def story(at: Site) -> None:
+        async with at.connected() as raw:
+            await begun(at, raw)
+            await raw.send(frame(0, rows(0, 4), 1, 5))
+            assert (await raw.told(8)).ranges == (AckRange(5, 8, 0, True),)
+            await raw.send(frame(0, rows(0, 4, 2), 3, 9))
+            nack = await raw.until(Nack)
+            assert (nack.code, nack.details) == (ErrorCode.OVERLAP, {"watermark": 4})
+            await raw.send(frame(0, rows(0, 4, 5), 6, 13))
+            assert (await raw.until(Nack)).code is ErrorCode.DEP_TIMEOUT
+            await raw.send(frame(0, rows(0, 1, 4), 5, 17))
+            await raw.told(17)
+        assert (await at.decide(Decision.LOOK)).deltas == 5
+        async with at.connected() as raw:
+            ack = await staged_hello(raw, 0, 1)
+            assert ack.welcome.origins[0].watermark == 5
+
+    on(SimDisk(), story)
+
+
+def test_a_repeat_of_what_is_being_written_waits_for_it() -> None:
+    disk = SimDisk()
+
+    async def story(at: Site) -> None:
+        async with at.connected() as first, at.connected() as second:
+            await staged_hello(first, 0, 1)
+            await first.send(frame(0, rows(0, 4), 1))
+            await staged_hello(second, 0, 1)
+            await second.send(frame(0, rows(0, 4), 1))
+            assert (await second.told(4)).ranges == (AckRange(1, 4, 0, True),)
+            await first.send(frame(0, rows(0, 4, 4), 5))
+            assert (await first.until(Nack)).code is ErrorCode.FENCED
+            await second.send(frame(0, rows(0, 4, 4), 5))
+            await second.told(8)
+
+    on(disk, story)
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"clock": (Dot(5, 1),)}, "clock"),
+        ({"parents": (Dot(5, 1),)}, "parents"),
+        ({"id": bytes(16)}, "id"),
+        ({"expect": Dot(5, 1)}, "expect"),
+        ({"counters": [1, 3]}, "counters"),
+    ],
+)
+def test_what_depends_on_other_deltas_cannot_wait_aside(more: dict[str, object], field: str) -> None:
+    async def story(at: Site) -> None:
+        named = {key: value for key, value in more.items() if key not in ("clock", "counters")}
+        deltas = [Delta(f"v{row}", opaque(b"x"), **named) for row in range(2)]  # type: ignore[arg-type]
+        if field == "id":
+            deltas[1] = Delta("v1", opaque(b"x"), id=bytes([1] * 16))
+        others = {key: value for key, value in more.items() if key in ("clock", "counters")}
+        batch = encode_batch(deltas, origin=origin_of(0), base=1, epoch=0, **others)  # type: ignore[arg-type]
+        async with at.connected() as raw:
+            await staged_hello(raw, 0, 1)
+            await raw.send(BatchFrame(1, batch, ack_wanted=True))
+            nack = await raw.until(Nack)
+            assert (nack.code, nack.field) == (ErrorCode.INVALID_DELTA, field)
+            await raw.send(frame(0, rows(0, 2), 1, 3))
+            assert (await raw.until(Nack)).code is ErrorCode.INVALID_DELTA
+
+    on(SimDisk(), story)
+
+
+def test_frames_that_have_no_place_there_are_refused() -> None:
+    async def story(at: Site) -> None:
+        async with at.connected() as raw:
+            await begun(at, raw)
+            await raw.send(DeltaFrame(5, Delta("a", opaque(b"x")), True))
+            assert (await raw.until(Nack)).code is ErrorCode.BAD_REQUEST
+            await raw.send(frame(1, rows(1, 1), 1, 6))
+            assert (await raw.until(Nack)).code is ErrorCode.UNKNOWN_ORIGIN
+            await raw.send(Subscribe(2, Hello(job=JobPart("other", 0, 1))))
+            assert (await raw.until(Nack)).code is ErrorCode.BAD_REQUEST
+            claims = (OriginClaim(origin_of(1)), OriginClaim(origin_of(2)))
+            await raw.send(Subscribe(3, Hello(origins=claims)))
+            assert (await raw.until(Nack)).code is ErrorCode.BAD_REQUEST
+        async with at.connected() as raw:
+            await raw.hello(origin_of(5))
+            await raw.send(Subscribe(2, Hello(job=JobPart(JOB, 0, 7))))
+            assert (await raw.until(Nack)).code is ErrorCode.BAD_REQUEST
+        async with at.connected() as raw:  # one that asked for the features first
+            await raw.hello()
+            await raw.send(Subscribe(2, Hello(origins=(OriginClaim(origin_of(0)),), job=JobPart(JOB, 0, 2))))
+            assert (await raw.until(Ack)).welcome.origins == ((origin_of(0), 0, 0),)
+            await raw.send(frame(0, rows(0, 3), 1))
+            await raw.told(3)
+        assert keys_in(at.propagator) == []
+
+    on(SimDisk(), story)
+
+
+def test_a_batch_that_the_queue_would_never_take_is_refused_at_once() -> None:
+    async def story(at: Site) -> None:
+        async with at.connected() as raw:
+            await staged_hello(raw, 0, 1)
+            await raw.send(frame(0, rows(0, 11), 1))
+            assert (await raw.until(Nack)).code is ErrorCode.TOO_LARGE
+
+    on(SimDisk(), story, settings=Settings(queue_deltas_max=10))
+
+
+def test_there_are_bounds_for_jobs() -> None:
+    async def story(at: Site) -> None:
+        for number in range(3):
+            await at.stage(0, 1, rows(0, 1), job=f"job-{number}")
+        assert await code_of(at.stage(0, 1, rows(0, 1), job="more")) is ErrorCode.RATE_LIMITED
+        await at.decide(Decision.ABORT, job="job-1")
+        await at.stage(0, 1, rows(0, 1), job="more")
+
+    on(SimDisk(), story, jobs_max=3)
+
+
+def test_a_server_that_ends_answers_what_was_staged_and_asked() -> None:
+    disk = SimDisk()
+    told: list[object] = []
+
+    async def story(at: Site) -> None:
+        part = await at.stage(0, 1, rows(0, 4))
+        async with at.connected() as raw, at.connected() as driver:
+            await staged_hello(raw, 1, 1)
+            await driver.hello()
+            await raw.send(frame(1, rows(1, 4), 1))
+            await anyio.sleep(0.0001)
+            async with anyio.create_task_group() as tasks:
+
+                async def ask() -> None:
+                    told.append(await decided(driver, Decision.COMMIT, [part]))
+
+                tasks.start_soon(ask)
+                await anyio.sleep(0.003)
+                at.service.stop()
+                told.append(await raw.told(4))
+
+    on(disk, story)
+    assert len(told) == 2
+
+
+# --- disks
+
+
+def test_a_full_disk_refuses_what_is_staged_until_there_is_room() -> None:
+    disk = SimDisk()
+    big = [Delta(f"v{row}", opaque(bytes(40_000))) for row in range(4)]
+
+    async def story(at: Site) -> None:
+        disk.capacity_bytes = disk.used_bytes + 100_000
+        async with at.connected() as raw:
+            await staged_hello(raw, 0, 1)
+            await raw.send(frame(0, big[:2], 1))
+            await raw.told(2)
+            for number in range(3):
+                await raw.send(frame(0, big[2:], 3, 3 + 2 * number))
+                nack = await raw.until(Nack)
+                assert (nack.code, nack.retry_after_ms) == (ErrorCode.LOG_FULL, 1_000)
+            disk.capacity_bytes = None
+            await anyio.sleep(1)
+            await raw.send(frame(0, big[2:], 3, 9))
+            while not isinstance(found := await raw.next(), Ack) or found.sequence < 10:
+                if isinstance(found, Nack):  # the disk had not been asked again yet
+                    await anyio.sleep(1)
+                    await raw.send(frame(0, big[2:], 3, 11))
+        await at.decide(Decision.COMMIT, [StagedPart(0, 1, 4)])
+        assert (await at.published()).published == 4
+
+    on(disk, story, log=NO_ROOM_KEPT)
+
+
+def test_a_disk_that_fails_at_the_decision_decides_nothing() -> None:
+    disk = SimDisk()
+
+    async def story(at: Site) -> None:
+        part = await at.stage(0, 1, rows(0, 4))
+        for name in ("open", "write", "sync", "rename"):
+            disk.fail(lambda call, name=name: call.name == name and "job" in call.path, errno.EIO)
+            with pytest.raises(Refused) as told:
+                await at.decide(Decision.COMMIT, [part])
+            assert (told.value.code, told.value.retryable) == (ErrorCode.LOG_FAILED, True)
+            assert (await at.decide(Decision.LOOK)).state is JobState.STAGING
+        await at.decide(Decision.COMMIT, [part])
+        assert (await at.published()).published == 4
+
+    on(disk, story, log=NO_ROOM_KEPT)
+
+
+@pytest.mark.parametrize("name", ["write", "sync"])
+def test_a_disk_that_fails_while_staging_loses_nothing(name: str) -> None:
+    disk = SimDisk()
+
+    async def story(at: Site) -> None:
+        async with at.connected() as raw:
+            await begun(at, raw)
+            disk.fail(lambda call: call.name == name and call.path.endswith(".part"), errno.EIO)
+            await raw.send(frame(0, rows(0, 4, 4), 5))
+            assert (await raw.until(Nack)).code is ErrorCode.LOG_FAILED
+            await raw.send(frame(0, rows(0, 4, 4), 5, 9))
+            await raw.told(12)
+        await at.decide(Decision.COMMIT, [StagedPart(0, 1, 8)])
+        await at.published()
+        assert keys_in(at.propagator) == [one.vector_id for one in rows(0, 8)]
+
+    on(disk, story)
+
+
+@pytest.mark.parametrize("times", [1, 7])
+def test_a_log_that_fails_amid_publishing_comes_back_and_nothing_is_lost(times: int) -> None:
+    disk = SimDisk()
+    deltas = rows(0, 200)
+    deltas[150] = at_fault(0, 150)
+    sound = [one.vector_id for one in deltas if one is not deltas[150]]
+
+    async def story(at: Site) -> None:
+        part = await at.stage(0, 1, deltas)
+        seen = 0
+
+        def strikes(call: object) -> bool:
+            nonlocal seen
+            if call.name in ("write", "sync") and call.path.startswith("streams"):  # type: ignore[attr-defined]
+                seen += 1
+                return seen > 1
+            return False
+
+        await at.decide(Decision.COMMIT, [part])
+        disk.fail(strikes, errno.EIO, times=times)
+        ended = await at.published()
+        assert at.propagator.inside().chain.rebuilt
+        assert ended == JobStatus(JobState.PUBLISHED, 200, published=199, refused=1)
+        assert keys_in(at.propagator) == sound
+        assert (at.jobs.counted.published, at.jobs.counted.refused) == (199, 1)
+
+    on(disk, story, log=NO_ROOM_KEPT)
+
+
+def test_a_full_log_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_publishing, "UNTOLD_BYTES_MAX", 1)
+
+    async def story(at: Site) -> None:
+        part = await at.stage(0, 1, rows(0, 40))
+        chain = at.propagator.inside().chain
+        offer, refused = chain.offer, 0
+
+        def full(work: object, now: float) -> object:
+            nonlocal refused
+            if refused < 5:
+                refused += 1
+                work.receipt.refuse(Refused(ErrorCode.LOG_FULL, "full", retry_after_ms=200))  # type: ignore[attr-defined]
+                return work.receipt  # type: ignore[attr-defined]
+            return offer(work, now)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(chain, "offer", full)
+        began = anyio.current_time()
+        await at.decide(Decision.COMMIT, [part])
+        assert await at.published() == JobStatus(JobState.PUBLISHED, 40, published=40)
+        assert anyio.current_time() - began >= 1.0
+        assert keys_in(at.propagator) == [one.vector_id for one in rows(0, 40)]
+
+    on(SimDisk(), story)
+
+
+def test_who_takes_its_origin_amid_publishing_does_not_stop_it() -> None:
+    async def story(at: Site) -> None:
+        part = await at.stage(0, 1, rows(0, 400))
+        async with at.connected() as raw:
+            await at.decide(Decision.COMMIT, [part])
+            for number in range(1, 9):
+                await raw.send(Subscribe(number, Hello(origins=(OriginClaim(origin_of(0)),))))
+                await anyio.sleep(0.002)
+        assert await at.published() == JobStatus(JobState.PUBLISHED, 400, published=400)
+        assert keys_in(at.propagator) == [one.vector_id for one in rows(0, 400)]
+
+    on(SimDisk(), story)
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_committed_part_that_cannot_be_read_is_told_and_the_next_goes_on(
+    gone: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = SimDisk()
+
+    async def story(at: Site) -> None:
+        parts = [await at.stage(number, 1, rows(number, 20)) for number in range(2)]
+        (path, _) = sorted(parts_of(disk))
+        if gone:
+            disk.remove(path)
+        else:
+            disk.flip(path, len(disk.peek(path)) - 200)
+        await at.decide(Decision.COMMIT, parts)
+        ended = await at.published()
+        assert ended.published + ended.refused == 40
+        assert ended.refused == 20 if gone else 4 <= ended.refused < 20
+        assert keys_in(at.propagator)[-20:] == [one.vector_id for one in rows(1, 20)]
+
+    on(disk, story)
+    assert "cannot be published" in caplog.text

@@ -1,0 +1,247 @@
+"""Files of parts and decisions, held against a list, on a disk that crashes, tears and forgets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop.receipt import Receipt
+from delta_prop.server.job_files import (
+    Decided,
+    JobDamaged,
+    JobFiles,
+    KeptPart,
+    Progress,
+    content_of,
+    read_decision,
+    stem_of,
+)
+from delta_prop.server.job_rules import no_room
+from delta_prop.server.part_file import Mark, PartHead, frames, path_of, read_head
+from delta_prop.server.part_writing import write_parts
+from delta_prop.server.staging import Attempt
+from delta_prop_simulations.disk import SimCrash, SimDisk
+from delta_prop_wire.delta import Delta, opaque
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.frames import JobState, StagedPart
+
+if TYPE_CHECKING:
+    from delta_prop_wire.batch import Batch
+
+JOB = "nightly"
+NUMBERS = st.integers(0, 2**63)
+
+
+def batch(base: int, count: int) -> Batch:
+    deltas = [Delta(f"v{base + row}", opaque(b"%d" % (base + row) * 9)) for row in range(count)]
+    return encode_batch(deltas, origin=7, base=base, epoch=0)
+
+
+def attempt(part: int = 0, number: int = 1) -> Attempt:
+    head = PartHead(JOB, part, number, 7, 0, "token", 17)
+    return Attempt(part, number, path_of(stem_of(JOB), part, number), head)
+
+
+def put(files: JobFiles, one: Attempt, batches: list[Batch]) -> bool:
+    """Write these as the jobs do; whether they are acknowledged."""
+    for each in batches:
+        one.take(each, Receipt())
+    work = [(one, one.taken())]
+    (outcome,) = write_parts(files, work).outcomes
+    if isinstance(outcome, Mark):
+        one.written(work[0][1], outcome)
+        return True
+    one.failed(work[0][1], no_room("a test says so"))
+    return False
+
+
+def read(disk: SimDisk, one: Attempt) -> list[bytes]:
+    """The bodies that a start finds."""
+    found = JobFiles(disk).read_staged([])
+    if not found:
+        return []
+    ((head, end),) = found
+    assert head == one.head
+    file = disk.open(one.path)
+    begun = read_head(file)
+    assert begun is not None
+    bodies = list(frames(file, begun[1]))
+    assert file.size() == end.position, "the torn end is cut"
+    assert end == (bodies[-1].end if bodies else begun[1])
+    return [bytes(each.batch.raw) for each in bodies]
+
+
+@given(
+    groups=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3), max_size=6),
+    crash=st.integers(1, 60),
+    seed=st.integers(0, 1000),
+    power=st.booleans(),
+)
+def test_what_was_acknowledged_is_found_whole_after_any_crash(
+    groups: list[list[int]], crash: int, seed: int, power: bool
+) -> None:
+    disk, one = SimDisk(seed), attempt()
+    disk.crash_at(crash)
+    sent: list[bytes] = []
+    acknowledged = 0
+    base = 1
+    try:
+        files = JobFiles(disk)
+        for group in groups:
+            batches = []
+            for count in group:
+                batches.append(batch(base, count))
+                base += count
+            sent += [bytes(each.raw) for each in batches]
+            assert put(files, one, batches)
+            acknowledged = len(sent)
+    except SimCrash:
+        pass
+    found = read(disk.crash(seed) if power else disk.kill(), one)
+    assert found == sent[: len(found)]
+    assert len(found) >= acknowledged
+
+
+@given(
+    failing=st.lists(st.tuples(st.sampled_from(["open", "write", "sync", "sync_directory"]), st.booleans())),
+    seed=st.integers(0, 1000),
+)
+def test_it_goes_on_after_calls_that_failed(failing: list[tuple[str, bool]], seed: int) -> None:
+    disk, one, kept = SimDisk(seed), attempt(), list[bytes]()
+    files = JobFiles(disk)
+    for name, fails in [*failing, ("", False)]:
+        if fails:
+            disk.fail(lambda call, name=name: call.name == name, 5)
+        new = batch(one.have + 1, 2)
+        if put(files, one, [new]):
+            kept.append(bytes(new.raw))
+        disk.heal()
+    assert one.kept == 2 * len(kept)
+    assert read(disk.crash(seed), one) == kept
+    assert kept
+
+
+@given(at=st.integers(0, 10_000), bit=st.integers(0, 7))
+def test_a_flipped_bit_makes_it_shorter_and_never_other(at: int, bit: int) -> None:
+    disk, one = SimDisk(1), attempt()
+    batches = [batch(1, 3), batch(4, 2), batch(6, 1)]
+    put(JobFiles(disk), one, batches)
+    size = len(disk.peek(one.path))
+    disk.flip(one.path, at % size, bit)
+    found = read(disk, one)
+    assert len(found) < len(batches)
+    assert found == [bytes(each.raw) for each in batches[: len(found)]]
+
+
+def test_the_same_parts_have_the_same_checksum_and_others_another() -> None:
+    marks = set()
+    for counts in ([3, 2], [3, 2], [2, 3], [5]):
+        disk, one, base = SimDisk(1), attempt(), 1
+        batches = []
+        for count in counts:
+            batches.append(batch(base, count))
+            base += count
+        put(JobFiles(disk), one, batches)
+        marks.add(one.mark)
+    assert len(marks) == 3
+
+
+# --- decisions
+
+PROGRESS = st.builds(
+    Progress,
+    st.integers(0, 3_000),
+    st.builds(Mark, NUMBERS, st.integers(0, 2**32 - 1), NUMBERS),
+    NUMBERS,
+    NUMBERS,
+    NUMBERS,
+    NUMBERS,
+)
+DECIDED = st.builds(
+    Decided,
+    job=st.text(min_size=1, max_size=9),
+    owner=st.text(max_size=5),
+    state=st.sampled_from([JobState.COMMITTED, JobState.PUBLISHED, JobState.ABORTED]),
+    decided_us=NUMBERS,
+    content=st.binary(min_size=16, max_size=16),
+    deltas=NUMBERS,
+    parts=st.lists(st.builds(KeptPart, *[NUMBERS] * 6), max_size=3).map(tuple),
+    progress=PROGRESS,
+)
+
+
+@given(DECIDED, PROGRESS)
+def test_a_decision_is_read_as_it_was_written(decided: Decided, later: Progress) -> None:
+    disk = SimDisk(1)
+    JobFiles(disk).write_decided(decided)
+    assert JobFiles(disk.crash()).read_decided() == ([decided], {})
+    JobFiles(disk).write_progress(decided.job, later)
+    (found,), _ = JobFiles(disk.crash()).read_decided()
+    assert found.progress == (later if decided.parts else decided.progress)
+    JobFiles(disk).forget(decided.job)
+    assert JobFiles(disk.crash()).read_decided() == ([], {})
+
+
+@given(st.integers(1, 12), st.booleans(), st.integers(0, 100))
+def test_a_crash_leaves_the_one_decision_or_the_other(crash: int, power: bool, seed: int) -> None:
+    first = Decided(JOB, "", JobState.COMMITTED, 1, content_of(()), 5, (KeptPart(0, 1, 5, 9, 9, 0),))
+    second = Decided(JOB, "", JobState.PUBLISHED, 1, content_of(()), 5)
+    disk = SimDisk(seed)
+    JobFiles(disk).write_decided(first)
+    disk.crash_at(disk.calls + crash)
+    try:
+        JobFiles(disk).write_decided(second)
+        done = True
+    except SimCrash:
+        done = False
+    (found,), damaged = JobFiles(disk.crash(seed) if power else disk.kill()).read_decided()
+    assert not damaged
+    assert found in ((second,) if done else (first, second))
+
+
+def test_a_damaged_decision_is_told_and_its_parts_are_left_alone() -> None:
+    disk, one, other = SimDisk(1), attempt(), attempt(1)
+    files = JobFiles(disk)
+    for each in (one, other):
+        put(files, each, [batch(1, 3)])
+    part = KeptPart(0, 1, 3, 9, 9, 0)
+    files.write_decided(Decided(JOB, "", JobState.COMMITTED, 1, content_of(()), 3, (part,)))
+    path = f"jobs/{stem_of(JOB)}.job"
+    disk.flip(path)
+    decided, damaged = files.read_decided()
+    assert (decided, list(damaged)) == ([], [stem_of(JOB)])
+    assert path in str(damaged[stem_of(JOB)])
+    with pytest.raises(JobDamaged):
+        read_decision(disk, path)
+    assert files.read_staged(decided, damaged) == []
+    assert {one.path, other.path} <= set(disk.paths())
+
+
+def test_what_no_decision_needs_is_removed() -> None:
+    disk = SimDisk(1)
+    files = JobFiles(disk)
+    for each in (attempt(0, 1), attempt(0, 2), attempt(1, 1)):
+        put(files, each, [batch(1, 3)])
+    files.write_decided(
+        Decided(JOB, "", JobState.COMMITTED, 1, content_of(()), 3, (KeptPart(0, 2, 3, 9, 9, 0),))
+    )
+    files.write_progress(JOB, Progress())
+    disk.put(f"jobs/{stem_of(JOB)}.at.new", b"half")
+    disk.put("jobs/other.txt", b"not ours")
+    decided, damaged = files.read_decided()
+    assert files.read_staged(decided, damaged, read_only=True) == []
+    assert len(disk.paths()) == 7
+    assert files.read_staged(decided, damaged) == []
+    left = {path.rpartition("/")[2] for path in disk.crash().paths()}
+    stem = stem_of(JOB)
+    assert left == {f"{stem}-0-2.part", f"{stem}.job", f"{stem}.at", "other.txt"}
+
+
+def test_the_digest_of_parts_knows_parts_and_deltas_alone() -> None:
+    parts = [StagedPart(0, 5, 10), StagedPart(1, 6, 20)]
+    assert content_of(parts) == content_of([StagedPart(1, 9, 20), StagedPart(2, 1, 0), StagedPart(0, 9, 10)])
+    assert content_of(parts) != content_of(parts[:1])
+    assert content_of(parts) != content_of([StagedPart(0, 5, 20), StagedPart(1, 6, 10)])
