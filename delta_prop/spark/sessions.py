@@ -5,6 +5,7 @@ Its workers run this very Python, where delta-prop is installed.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from delta_prop.spark import edge
@@ -14,6 +15,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pyspark.sql import SparkSession
+
+
+_LOGGING = Path(__file__).with_name("log4j2.properties").as_uri()
+_DEFAULTS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # Of the time until the first job a second goes to compiling what runs once.
+    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={_LOGGING}",
+}
 
 
 def session(
@@ -27,6 +41,7 @@ def session(
     check_java()
     # Else the workers would be the first python3 on the PATH, which need not know this package.
     edge.set_default("PYSPARK_PYTHON", edge.PYTHON)
+    edge.set_default("SPARK_LOCAL_IP", "127.0.0.1")
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name).master(master)
@@ -35,15 +50,3 @@ def session(
     found: SparkSession = builder.getOrCreate()
     found.sparkContext.setLogLevel("ERROR")
     return found
-
-
-_DEFAULTS = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.sql.shuffle.partitions": "4",
-    "spark.sql.session.timeZone": "UTC",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    # Of the time until the first job a second goes to compiling what runs once.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
-}
