@@ -1,0 +1,62 @@
+"""The page about Spark says what is so: its programs run, and it names every option and every column."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop.spark import options
+from tests.delta_prop.server.process import served
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PAGE = (Path(__file__).parents[3] / "docs" / "spark.md").read_text(encoding="utf-8")
+
+
+def section(title: str) -> str:
+    """What stands below a title."""
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE)
+    assert found, title
+    return found[1]
+
+
+def first_cells(text: str) -> list[str]:
+    """What the first column of a table names."""
+    return [
+        name
+        for row in re.findall(r"^\| (`.+?) \|", text, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    ]
+
+
+def test_every_option_is_told_and_no_other() -> None:
+    known = {
+        *options._CONNECTING,
+        *options._TIMES,
+        *(name for names in options._USES.values() for name in names),
+    }
+    assert sorted(first_cells(section("Options"))) == sorted(known)
+
+
+def test_every_column_is_told_and_no_other() -> None:
+    rows = pytest.importorskip("delta_prop.spark.rows", exc_type=ImportError)
+    assert sorted(first_cells(section("Columns"))) == sorted(rows.SCHEMA.names)
+
+
+@pytest.mark.spark
+def test_its_programs_run(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    programs = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    assert len(programs) >= 4
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    with served(tmp_path / "data") as server:
+        for program in programs:
+            text = program.replace("localhost:7373", f"127.0.0.1:{server.port}")
+            exec(compile(text, "docs/spark.md", "exec"), names)
+    assert "|doc-1|create|" in re.sub(r" +", "", capsys.readouterr().out)
