@@ -85,9 +85,11 @@ class SyncProducer:
         source: Source = Source.LOCAL,
         settings: ClientSettings | None = None,
         job: JobPart | None = None,
+        priority: Priority = Priority.NORMAL,
     ) -> None:
         """`job`: have all this kept aside, as a part of a job that is decided later; see `client.jobs`. Each
         attempt of a part has a number of its own, and one priority; its name is `JOB/PART`.
+        `priority`: that of which `watermark` tells before something is offered.
         """
         self.name = name
         self.settings = settings or ClientSettings()
@@ -101,6 +103,7 @@ class SyncProducer:
             ack_level=None if ack_level is None else check_level(ack_level),
             chance=random.random,
             job=job,
+            priority=priority,
         )
         self._out = self._producing.out
         self._state = "not open yet"
@@ -112,6 +115,8 @@ class SyncProducer:
         self._cause: Exception | None = None
         self._faults = 0
         self._offered_rows = 0
+        self.waited_s = 0.0
+        """How long its calls have waited for the service: for credit, for room, for outcomes."""
 
     # --- life
 
@@ -322,7 +327,10 @@ class SyncProducer:
             wire.send(() if beat is None else (beat,))
             asked = self._producing.wait_s(now)
             wait_s = min(wait_s, session.beat_wait_s(now), wait_s if asked is None else asked)
-        self._take_in(wire, wire.step(0.0 if until() else max(wait_s, 0.0)))
+        began = time.monotonic()
+        count = wire.step(0.0 if until() else max(wait_s, 0.0))
+        self.waited_s += time.monotonic() - began
+        self._take_in(wire, count)
         if session.patience_s(time.monotonic()) <= 0:
             raise ConnectionError(f"{wire.address} has been silent for too long")
 

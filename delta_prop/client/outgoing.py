@@ -72,7 +72,9 @@ class Outgoing:
         ack_level: AckLevel | None = None,
         partition: int = 0,
         log_id: bytes | None = None,
+        priority: Priority = Priority.NORMAL,
     ) -> None:
+        """`priority`: what is claimed first, before something is offered."""
         check_name("producer", name, VECTOR_ID_BYTES_MAX)
         self.name = name
         self.failure: Refused | UsageError | None = None
@@ -80,6 +82,7 @@ class Outgoing:
         self.advice = Advice()
         producer_id = producer_id_of(name)
         self._lanes = tuple(Lane(make_origin(producer_id, one, partition), one) for one in Priority)
+        self._first = self._lanes[priority]
         self._used: list[Lane] = []
         self._asked_level = ack_level
         self._level = AckLevel.MEMORY if ack_level is None else ack_level
@@ -210,7 +213,7 @@ class Outgoing:
 
     def claims(self) -> tuple[OriginClaim, ...]:
         """The origins for the hello that opens a connection."""
-        lanes = self._used or [self._lanes[Priority.NORMAL]]
+        lanes = self._used or [self._first]
         return self._claim(lanes)
 
     def further_claims(self) -> tuple[OriginClaim, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delta_prop.client.outgoing import Outgoing
-from delta_prop_wire.delta import Source
+from delta_prop_wire.delta import Priority, Source
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import Ack, Backpressure, Hello, Nack
 
@@ -48,11 +48,14 @@ class Producing:
         partition: int = 0,
         log_id: bytes | None = None,
         job: JobPart | None = None,
+        priority: Priority = Priority.NORMAL,
     ) -> None:
-        """`job`: the part of a job that is staged here, instead of being published."""
+        """`job`: the part of a job that is staged here, instead of being published. `priority`: what is
+        claimed first.
+        """
         if source is Source.REPLICA:
             raise UsageError("source replica is what a service says that forwards: give another one")
-        self.out = Outgoing(name, ack_level=ack_level, partition=partition, log_id=log_id)
+        self.out = Outgoing(name, ack_level=ack_level, partition=partition, log_id=log_id, priority=priority)
         self._job = job
         self._met = False  # a service has answered
         self._token = token

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from delta_prop_wire.block import Block
 from delta_prop_wire.bounds import check_metadata
-from delta_prop_wire.delta import Kind
+from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind
 from delta_prop_wire.encode import name_table
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.layout import TAG, Column
@@ -30,8 +30,9 @@ KINDS = {kind_name(kind): int(kind) for kind in Kind if kind is not Kind.TRANSFO
 _WHOLE = (Kind.CREATE, Kind.DENSE)
 
 
-def to_block(rows: pa.RecordBatch, *, namespace: str) -> Block:
-    """The deltas in rows that have the columns of `columns.py`; `namespace`: where a row names none.
+def to_block(rows: pa.RecordBatch, *, namespace: str | None) -> Block:
+    """The deltas in rows that have the columns of `columns.py`. `namespace`: of rows that name none; None:
+    the text before the first ":" of their vector id, else `default`.
 
     Raises InvalidDelta, naming the row's vector id, the column and its bound.
     """
@@ -43,14 +44,14 @@ def to_block(rows: pa.RecordBatch, *, namespace: str) -> Block:
         raise _named(error, given) from None
 
 
-def _checked(given: dict[str, pa.Array], count: int, namespace: str) -> Block:
+def _checked(given: dict[str, pa.Array], count: int, namespace: str | None) -> Block:
     columns: dict[Column, bytes] = {}
     ids = _texts(given, "vector_id", count)
     if ids is None or ids.null_count:
         row = _first_null(ids)
         raise InvalidDelta("vector_id", f"missing: each row needs one, and row {row} of its block has none")
     columns[Column.KEY_ENDS], columns[Column.KEYS] = _ends_and_bytes(ids)
-    _add_namespaces(columns, _texts(given, "namespace", count), namespace, count)
+    _add_namespaces(columns, _texts(given, "namespace", count), _absent(namespace, ids, columns))
     kinds = _kinds(given, count)
     present = np.unique(kinds)
     if len(present) > 1:
@@ -99,11 +100,21 @@ def _ends_and_bytes(column: pa.Array) -> tuple[bytes, bytes]:
     return (stops[1:] - first).astype("<u4").tobytes(), whole
 
 
-def _add_namespaces(columns: dict[Column, bytes], given: pa.Array | None, default: str, count: int) -> None:
-    if given is None:
-        columns[Column.NAMESPACES] = name_table([default])
+def _absent(namespace: str | None, ids: pa.Array, columns: dict[Column, bytes]) -> str | pa.Array:
+    """The namespace of rows that name none: one, or one a row."""
+    if namespace is not None:
+        return namespace
+    if b":" not in columns[Column.KEYS]:
+        return DEFAULT_NAMESPACE
+    heads = pc.list_element(pc.split_pattern(ids, ":", max_splits=1), 0)
+    return pc.if_else(pc.greater(pc.find_substring(ids, ":"), 0), heads, DEFAULT_NAMESPACE)
+
+
+def _add_namespaces(columns: dict[Column, bytes], given: pa.Array | None, absent: str | pa.Array) -> None:
+    if given is None and isinstance(absent, str):
+        columns[Column.NAMESPACES] = name_table([absent])
         return
-    coded = pc.dictionary_encode(pc.fill_null(given, default))
+    coded = pc.dictionary_encode(absent if given is None else pc.coalesce(given, absent))
     names = coded.dictionary.to_pylist()
     columns[Column.NAMESPACES] = name_table(names)
     if len(names) > 1:

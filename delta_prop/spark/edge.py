@@ -5,8 +5,10 @@ The only module of the jobs that touches them.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -23,8 +25,22 @@ now = time.monotonic
 pause = time.sleep
 """Wait some seconds; nothing else goes on in this task meanwhile."""
 
+drawn = secrets.randbits
+"""A number of so many random bits."""
+
 PYTHON = sys.executable
 _ASK_S_MAX = 30.0
+
+
+def logger() -> logging.Logger:
+    """Where goes what users are to see; to standard error in the processes of Spark, which have no log."""
+    found = logging.getLogger("delta_prop.spark")
+    if not found.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("delta_prop: %(message)s"))
+        found.addHandler(handler)
+        found.setLevel(logging.INFO)
+    return found
 
 
 def environment() -> Mapping[str, str]:

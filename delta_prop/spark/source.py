@@ -10,11 +10,17 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 
 from delta_prop.spark import edge
-from delta_prop.spark.options import read_options
+from delta_prop.spark.options import read_options, write_options
+from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
     from pyspark.sql.types import StructType
 
 NAME = "delta_prop"
@@ -51,3 +57,27 @@ class DeltaPropSource(DataSource):
         from delta_prop.spark.reading import StreamReader
 
         return StreamReader(read_options(self.options, edge.environment(), stream=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """A writer of a job's rows. Raises UsageError."""
+        from delta_prop.spark.writing import DirectWriter, StagedWriter
+
+        _check_appends(overwrite)
+        options = write_options(self.options, edge.environment())
+        return StagedWriter(options, schema) if options.staged else DirectWriter(options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """A writer of micro-batches. Raises UsageError."""
+        from delta_prop.spark.writing import StreamWriter
+
+        _check_appends(overwrite)
+        return StreamWriter(write_options(self.options, edge.environment(), stream=True), schema)
+
+
+def _check_appends(overwrite: bool) -> None:
+    if overwrite:
+        raise UsageError(
+            'a log is added to, never replaced: write with mode("append"), streams with'
+            ' outputMode("append"); '
+            "to make a state that of a table, write what differs (delta_prop.spark.diff)"
+        )

@@ -1,0 +1,222 @@
+"""A part that goes into the log at once, under numbers of its own: sent again, each row still has one effect.
+
+The numbers count the rows, so a task that comes again goes on where the one before it has stopped.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from delta_prop.client.ranges import Asker
+from delta_prop.spark import edge
+from delta_prop.spark.blocks import to_block
+from delta_prop.spark.sending import Rows, offer, producer_of
+from delta_prop.spark.told import RowsRefused, Sent, refused_text
+from delta_prop_wire.delta import make_origin, producer_id_of
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import VOIDING, ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import pyarrow as pa
+
+    from delta_prop.client.blocking import SyncProducer, SyncReceipt
+    from delta_prop.spark.options import WriteOptions
+
+REASONS_MAX = 5
+"""Refused rows of a part that are told one by one."""
+LOOK_S = 0.2
+COUNTERS_OF_A_BATCH = 1 << 32
+"""Each micro-batch of a stream has counters of its own."""
+_OF_ROWS = VOIDING - {ErrorCode.UNAUTHORIZED}
+
+
+class _Open(NamedTuple):
+    """A block without an outcome. `known`: a row of it asks what became of it when it was sent before."""
+
+    receipt: SyncReceipt
+    first: int
+    rows: pa.RecordBatch
+    known: bool
+
+
+class Numbered:
+    """A part, sent any number of times, also by two tasks at once. `base`: the counter before its first row.
+
+    The last row goes alone, once all others have their outcome: so a watermark that covers it says that the
+    part is done.
+    """
+
+    def __init__(self, options: WriteOptions, name: str, base: int = 0) -> None:
+        self._options = options
+        self._name = name
+        self._base = base
+        self._sent = Sent()
+        self._open: deque[_Open] = deque()
+        self._again: SyncProducer | None = None
+
+    def send(self, batches: Iterable[pa.RecordBatch]) -> Sent:
+        """Send what is missing. Raises Refused, RowsRefused, Unreachable, UsageError."""
+        rows = Rows(batches)
+        blocks = iter(rows)
+        first = next(blocks, None)
+        if first is None:
+            return self._sent
+        try:
+            with producer_of(self._options, self._name) as producer:
+                self._send(producer, self._last_row_apart(first, blocks))
+        except Refused as refused:
+            if refused.code is not ErrorCode.FENCED:
+                raise
+            self._wait_for_other(rows)
+        finally:
+            self._close_again()
+        return self._sent
+
+    def _send(self, producer: SyncProducer, pieces: Iterator[tuple[pa.RecordBatch, bool]]) -> None:
+        watermark = producer.watermark(self._options.priority)
+        check_batch(self._name, watermark, self._base)
+        for rows, last in pieces:
+            if last:
+                self._settle(waits=True)
+                self._check_refused()
+            self._offer(producer, rows, watermark)
+            self._settle(waits=last)
+        end = self._base + self._sent.deltas
+        if watermark > end:
+            raise UsageError(
+                f"{self._name} has {self._sent.deltas} rows, and {watermark - self._base} were written as it "
+                "before: the same part has to have the same rows when it runs again; make what comes before "
+                "deterministic (sort, repartition by a key), or take another producer"
+            )
+        self._check_refused()
+        self._sent.waited_s += producer.waited_s
+
+    def _offer(self, producer: SyncProducer, rows: pa.RecordBatch, watermark: int) -> None:
+        """Send a block; of one that was dealt with before a row, which asks what became of all."""
+        first = self._base + self._sent.deltas + 1
+        known = first + rows.num_rows - 1 <= watermark
+        receipt = offer(producer, rows.slice(0, 1) if known else rows, self._options, first)
+        self._open.append(_Open(receipt, first, rows, known))
+        self._sent.deltas += rows.num_rows
+
+    def _settle(self, *, waits: bool) -> None:
+        """Take in outcomes, in order."""
+        while self._open and (waits or self._open[0].receipt.done):
+            one = self._open.popleft()
+            try:
+                one.receipt.result()
+            except Refused as refused:
+                if refused.code not in _OF_ROWS:
+                    raise
+                if one.rows.num_rows == 1:
+                    self._note_refused(one, refused)
+                else:
+                    self._send_again(one.first, one.rows)
+
+    def _send_again(self, first: int, rows: pa.RecordBatch) -> None:
+        """Of a block that was refused each row by itself: what is sound has its effect, what is not is told.
+
+        The block's dots are used up, so they go under those of another origin, with the same counters.
+        """
+        if self._again is None:
+            self._again = producer_of(self._options, f"{self._name}/again").__enter__()
+        again, watermark = self._again, self._again.watermark(self._options.priority)
+        sent = []
+        for row in range(rows.num_rows):
+            one, counter = rows.slice(row, 1), first + row
+            receipt = offer(again, one, self._options, counter)
+            sent.append(_Open(receipt, counter, one, counter <= watermark))
+        for each in sent:
+            try:
+                each.receipt.result()
+            except Refused as refused:
+                if refused.code not in _OF_ROWS:
+                    raise
+                self._note_refused(each, refused)
+
+    def _note_refused(self, one: _Open, refused: Refused) -> None:
+        self._sent.refused += 1
+        if len(self._sent.reasons) < REASONS_MAX:
+            vector_id = one.rows.column("vector_id")[0].as_py()
+            why = refused.message.removeprefix("row 0: ")
+            if one.known:  # the service remembers the code alone
+                why = f"{refused.code.name} when it was sent before; the first failure of this part says why"
+            self._sent.reasons.append(f"vector_id {vector_id!r:.100}: {why:.300}")
+
+    def _check_refused(self) -> None:
+        """Raise RowsRefused, before the part counts as done: it is told again when it is sent again."""
+        if self._sent.refused and self._options.refused_raises:
+            raise RowsRefused(refused_text(self._sent))
+
+    def _close_again(self) -> None:
+        again, self._again = self._again, None
+        if again is not None:
+            self._sent.waited_s += again.waited_s
+            again.__exit__(None, None, None)
+
+    def _last_row_apart(
+        self, first: pa.RecordBatch, others: Iterator[pa.RecordBatch]
+    ) -> Iterator[tuple[pa.RecordBatch, bool]]:
+        """The same rows, the last one in a block of its own."""
+        held = first
+        for rows in others:
+            yield held, False
+            held = rows
+        if held.num_rows > 1:
+            to_block(held, namespace=self._options.namespace)  # looked at as a whole, before a part is sent
+            yield held.slice(0, held.num_rows - 1), False
+        yield held.slice(held.num_rows - 1), True
+
+    # --- another task has the part
+
+    def _wait_for_other(self, rows: Rows) -> None:
+        """Another attempt of this part writes it: wait until it is done. Raises UsageError if it stands."""
+        self._open.clear()
+        total, began = rows.count(), edge.now()
+        end = self._base + total
+        remote, origin = self._options.remote, make_origin(producer_id_of(self._name), self._options.priority)
+        asker = Asker(remote.addresses, token=remote.token, tls=remote.tls, settings=remote.settings)
+        seen, epoch, since = -1, 1, began
+        while seen < end:
+            now, epoch = _looked(asker, origin, epoch)
+            seen, since = now, edge.now() if now > seen else since
+            if edge.now() - since >= remote.settings.delivery_s_max:
+                raise UsageError(
+                    f"another attempt took over {self._name}, and stands at row {max(seen - self._base, 0)} "
+                    f"of {total}: this one ends, so that Spark can try again"
+                )
+            edge.pause(LOOK_S)
+        self._sent = Sent(total, waited_s=edge.now() - began)
+        assert rows.last is not None
+        with producer_of(
+            self._options, self._name
+        ) as producer:  # what became of the last row is not known yet
+            last = rows.last.slice(rows.last.num_rows - 1)
+            self._open.append(_Open(offer(producer, last, self._options, end), end, last, known=True))
+            self._settle(waits=True)
+        self._check_refused()
+
+
+def check_batch(name: str, watermark: int, base: int) -> None:
+    """Raise UsageError where a later micro-batch was written than this one."""
+    if not base or watermark < base + COUNTERS_OF_A_BATCH:
+        return
+    raise UsageError(
+        f"{name} has written micro-batch {watermark // COUNTERS_OF_A_BATCH - 1}, and this is micro-batch "
+        f"{base // COUNTERS_OF_A_BATCH - 1}: the checkpoint was lost or reset, or two streams have one "
+        "producer; go on with the checkpoint that the stream had, or give a new one a producer of its own"
+    )
+
+
+def _looked(asker: Asker, origin: int, epoch: int) -> tuple[int, int]:
+    """How far the present holder of an origin is, and its epoch. `epoch`: not above that."""
+    while True:
+        try:
+            return asker.watermark(origin, epoch), epoch
+        except Refused as refused:
+            if refused.code is not ErrorCode.FENCED:
+                raise
+            epoch = int(refused.details["epoch"])

@@ -1,0 +1,92 @@
+"""The data source with tasks and drivers that die at the worst moment; imported by Spark's own processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+
+from delta_prop.spark.options import write_options
+from delta_prop.spark.source import DeltaPropSource
+from delta_prop.spark.writing import DirectWriter, PartWritten, StagedWriter, StreamWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from pyspark.sql.datasource import DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.types import StructType
+
+
+def die_once() -> None:
+    """kill -9 of the Python process of the first attempt of each task."""
+    context = TaskContext.get()
+    assert context is not None
+    if context.attemptNumber() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DyingStaged(StagedWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
+        written = super().write(iterator)
+        die_once()
+        return written
+
+
+class DyingDirect(DirectWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
+        written = super().write(iterator)
+        die_once()
+        return written
+
+
+class DyingStream(StreamWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
+        written = super().write(iterator)
+        die_once()
+        return written
+
+
+class TasksDie(DeltaPropSource):
+    """Each task has sent all, and dies before it has said so."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "tasks_die"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        options = write_options(self.options, {})
+        return DyingStaged(options, schema) if options.staged else DyingDirect(options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return DyingStream(write_options(self.options, {}, stream=True), schema)
+
+
+class DriverDies(DeltaPropSource):
+    """The driver, with all its processes, dies when it is about to commit."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "driver_dies"
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return _DriverDies(write_options(self.options, {}), schema)
+
+
+class _DriverDies(StagedWriter):
+    def commit(self, messages: list[PartWritten | None]) -> None:
+        assert all(one is not None and one.sent.deltas for one in messages)
+        for process in driver_processes():
+            os.kill(process, signal.SIGKILL)
+
+
+def driver_processes() -> list[int]:
+    """The driver, its Java, and what leads to this process, which is the last one."""
+    found, leader = [os.getpid()], os.getsid(0)
+    while found[0] != leader:
+        told = Path(f"/proc/{found[0]}/stat").read_text().rpartition(")")[2].split()
+        found.insert(0, int(told[1]))
+    return found

@@ -1,0 +1,144 @@
+"""Whatever dies while a job is written, each of its deltas has one effect, or the job has none."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delta_prop.client.ranges import Asker
+from delta_prop.spark import register
+from delta_prop_wire.topics import Topic
+from tests.delta_prop.server.process import served
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.spark
+ROWS = 18_000
+PARTS = 2
+DRIVER = """
+import sys
+from delta_prop.spark import session
+from tests.delta_prop.spark.dying import DriverDies
+from tests.delta_prop.spark.test_exactly_once import deltas, save
+spark = session("dies", master="local[2]")
+spark.dataSource.register(DriverDies)
+save(deltas(spark), sys.argv[1], "crashed", source="driver_dies")
+"""
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("log")
+    with served(folder / "data", errors=folder / "errors") as service:
+        yield f"127.0.0.1:{service.port}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sources(spark: SparkSession) -> None:
+    from tests.delta_prop.spark.dying import TasksDie
+
+    register(spark)
+    spark.dataSource.register(TasksDie)
+
+
+def deltas(spark: SparkSession) -> DataFrame:
+    """Rows of several blocks a part."""
+    frame = spark.range(ROWS, numPartitions=PARTS)
+    return frame.selectExpr("concat('doc-', id) AS vector_id", "array(float(id), 0.5F) AS vector")
+
+
+def save(frame: DataFrame, address: str, job: str, *, source: str = "delta_prop", **options: Any) -> None:
+    write = frame.write.format(source).options(url=address, producer=job, namespace=job, **options)
+    write.mode("append").save()
+
+
+def effects(address: str, job: str) -> Counter[str]:
+    """How often each vector of a job stands in the log."""
+    asker = Asker(address)
+    bounds = asker.bounds()
+    found: Counter[str] = Counter()
+    for one in asker.read(bounds.first, bounds.end, [Topic.parse(f"ns:{job}")]):
+        found.update(one.batch.keys)
+    return found
+
+
+def once() -> Counter[str]:
+    return Counter(f"doc-{at}" for at in range(ROWS))
+
+
+def test_the_same_job_twice(spark: SparkSession, address: str) -> None:
+    for _ in range(2):
+        save(deltas(spark), address, "twice")
+        assert effects(address, "twice") == once()
+    for _ in range(2):
+        save(deltas(spark), address, "direct", staged="false")
+        assert effects(address, "direct") == once()
+
+
+@pytest.mark.parametrize("staged", ["true", "false"])
+def test_tasks_that_are_killed_when_they_have_sent(spark: SparkSession, address: str, staged: str) -> None:
+    job = f"killed-{staged}"
+    save(deltas(spark), address, job, source="tasks_die", staged=staged)
+    assert effects(address, job) == once()
+
+
+def test_a_job_that_fails_for_good_has_no_effect(spark: SparkSession, address: str) -> None:
+    def fails_late(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch
+            if f"doc-{ROWS - 1}" in batch.column("vector_id").to_pylist():
+                raise RuntimeError("no more")
+
+    frame = deltas(spark)
+    with pytest.raises(Exception, match="no more"):
+        save(frame.mapInArrow(fails_late, frame.schema), address, "failed")
+    assert effects(address, "failed") == Counter()
+
+
+def test_a_driver_that_is_killed_between_write_and_commit(spark: SparkSession, address: str) -> None:
+    child = subprocess.run(
+        [sys.executable, "-c", DRIVER, address],
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr[-2_000:]
+    assert effects(address, "crashed") == Counter()
+    save(deltas(spark), address, "crashed")
+    assert effects(address, "crashed") == once()
+
+
+def test_what_does_not_fit_is_told_on_the_driver(spark: SparkSession, address: str) -> None:
+    frame = deltas(spark)
+    for bad, told in (
+        (frame.withColumnRenamed("vector", "vec"), 'withColumnRenamed("vec", "vector")'),
+        (frame.selectExpr("1 AS vector_id", "vector"), "vector_id is int, and has to be string"),
+    ):
+        with pytest.raises(Exception, match="UsageError") as refused:
+            save(bad, address, "bad")
+        assert told in str(refused.value)
+    with pytest.raises(Exception, match="option producer is missing: name the job"):
+        frame.write.format("delta_prop").option("url", address).mode("append").save()
+    with pytest.raises(Exception, match="a log is added to, never replaced"):
+        frame.write.format("delta_prop").options(url=address, producer="x").mode("overwrite").save()
+    assert effects(address, "bad") == Counter()
+
+
+def test_a_bad_value_fails_the_job_and_names_the_row(spark: SparkSession, address: str) -> None:
+    frame = deltas(spark).selectExpr(
+        "vector_id", "if(vector_id = 'doc-77', array(float('nan'), 0.5F), vector) AS vector"
+    )
+    with pytest.raises(Exception, match="vector: of vector_id 'doc-77': number 0 is nan"):
+        save(frame, address, "nan")
+    assert effects(address, "nan") == Counter()

@@ -1,0 +1,262 @@
+"""A part is sent by tasks that die, come again and run twice at once: each of its rows has one effect."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pa = pytest.importorskip("pyarrow")
+
+from delta_prop.client import SyncProducer  # noqa: E402
+from delta_prop.client.jobs import Decision, JobState, StagedPart, decide  # noqa: E402
+from delta_prop.client.ranges import Asker  # noqa: E402
+from delta_prop.spark import cutting_up, numbering  # noqa: E402
+from delta_prop.spark.numbering import COUNTERS_OF_A_BATCH, Numbered  # noqa: E402
+from delta_prop.spark.options import WriteOptions, write_options  # noqa: E402
+from delta_prop.spark.sending import stage  # noqa: E402
+from delta_prop.spark.told import RowsRefused, Sent  # noqa: E402
+from delta_prop_wire.cutting import deltas_of  # noqa: E402
+from delta_prop_wire.delta import Delta, Priority, create  # noqa: E402
+from delta_prop_wire.errors import Refused, UsageError  # noqa: E402
+from tests.delta_prop.client.threaded import Served, served  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SCHEMA = pa.schema(
+    [
+        ("vector_id", pa.string()),
+        ("op", pa.string()),
+        ("vector", pa.list_(pa.float32())),
+        ("indices", pa.list_(pa.int32())),
+        ("values", pa.list_(pa.float32())),
+    ]
+)
+
+
+class Died(Exception):
+    """What ends a task."""
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cutting_up, "BLOCK_ROWS", 10)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Served]:
+    with served(propagator={"data": str(tmp_path / "data")}) as one:
+        yield one
+
+
+def options(service: Served, **more: str) -> WriteOptions:
+    return write_options({"url": service.address, "namespace": "docs", **more}, {})
+
+
+def rows(keys: list[str], *, dies_after: int | None = None) -> Iterator[pa.RecordBatch]:
+    """Batches of 7 rows; a key that begins with - changes a part of a vector that is not there."""
+    for at in range(0, len(keys), 7):
+        if dies_after is not None and at >= dies_after:
+            raise Died
+        yield pa.RecordBatch.from_pylist([row(key) for key in keys[at : at + 7]], schema=SCHEMA)
+
+
+def row(key: str) -> dict[str, Any]:
+    if key.startswith("-"):
+        return {"vector_id": key, "op": "sparse", "indices": [0], "values": [1.0]}
+    return {"vector_id": key, "op": "create", "vector": [1.0, 2.0]}
+
+
+def in_log(service: Served) -> list[str]:
+    asker = Asker(service.address)
+    bounds = asker.bounds()
+    found = asker.read(bounds.first, bounds.end)
+    return [delta.vector_id for one in found for delta in deltas_of(one.batch)]
+
+
+KEYS = [f"k{at}" for at in range(95)]
+
+# --- into the log at once
+
+
+def test_a_part_in_order_once(service: Served) -> None:
+    assert Numbered(options(service), "job/0").send(rows(KEYS)).deltas == 95
+    assert in_log(service) == KEYS
+    again = Numbered(options(service), "job/0").send(rows(KEYS))
+    assert (again.deltas, again.refused) == (95, 0)
+    assert in_log(service) == KEYS
+    assert Numbered(options(service), "job/1").send(rows([])) == Sent()
+
+
+@pytest.mark.parametrize("dies_after", [7, 21, 60, 91])
+def test_a_task_that_died_is_gone_on_with(service: Served, dies_after: int) -> None:
+    with pytest.raises(Died):
+        Numbered(options(service), "job/0").send(rows(KEYS, dies_after=dies_after))
+    assert 0 < len(in_log(service)) < 95 or dies_after == 7
+    Numbered(options(service), "job/0").send(rows(KEYS))
+    assert in_log(service) == KEYS
+
+
+def test_one_row_alone_and_another_priority(service: Served) -> None:
+    for _ in range(2):
+        assert Numbered(options(service, priority="low"), "job/0").send(rows(["a"])).deltas == 1
+    (found,) = list(Asker(service.address).read(0, 1))
+    assert (found.batch.priority, found.batch.namespace) == (Priority.LOW, "docs")
+    assert in_log(service) == ["a"]
+
+
+BAD = [*KEYS[:13], "-x", *KEYS[13:40], "-y", "-z", *KEYS[40:]]
+
+
+def test_refused_rows_alone_have_no_effect_where_that_is_allowed(service: Served) -> None:
+    known(service)
+    allowed = options(service, refused="allow")
+    for _ in range(3):
+        sent = Numbered(allowed, "job/0").send(rows(BAD))
+        assert (sent.deltas, sent.refused) == (98, 3)
+        assert [one.split(":")[0] for one in sent.reasons] == [f"vector_id '-{one}'" for one in "xyz"]
+        assert Counter(in_log(service)) == Counter(["first", *KEYS])
+
+
+def test_refused_rows_fail_the_part_each_time_until_they_are_allowed(service: Served) -> None:
+    known(service)
+    told = (
+        r"3 of 97 rows are refused \(option refused=allow goes on\): vector_id '-x': vector_id: .* is unknown"
+    )
+    for why in (told, "-x': INVALID_DELTA when it was sent before; .* '-y': INVALID"):
+        with pytest.raises(RowsRefused, match=why):
+            Numbered(options(service), "job/0").send(rows(BAD))
+    sent = Numbered(options(service, refused="allow"), "job/0").send(rows(BAD))
+    assert (sent.deltas, sent.refused) == (98, 3)
+    assert Counter(in_log(service)) == Counter(["first", *KEYS])
+
+
+def test_a_last_row_that_is_refused_fails_the_part_each_time(service: Served) -> None:
+    known(service)
+    keys = [*KEYS[:4], "-last"]
+    for _ in range(2):
+        with pytest.raises(RowsRefused, match="1 of 5 rows are refused"):
+            Numbered(options(service), "job/0").send(rows(keys))
+    assert Numbered(options(service, refused="allow"), "job/0").send(rows(keys)).refused == 1
+
+
+def test_a_task_that_died_while_refused_blocks_were_sent_again(
+    service: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known(service)
+    sent, real = [0], numbering.offer
+
+    def dying(producer: SyncProducer, block: pa.RecordBatch, *args: Any) -> Any:
+        if producer.name.endswith("/again"):
+            sent[0] += 1
+            if sent[0] == 6:
+                producer.flush()
+                raise Died
+        return real(producer, block, *args)
+
+    monkeypatch.setattr(numbering, "offer", dying)
+    with pytest.raises(Died):
+        Numbered(options(service, refused="allow"), "job/0").send(rows(BAD))
+    monkeypatch.setattr(numbering, "offer", real)
+    assert Numbered(options(service, refused="allow"), "job/0").send(rows(BAD)).refused == 3
+    assert Counter(in_log(service)) == Counter(["first", *KEYS])
+
+
+def test_two_tasks_at_once(service: Served) -> None:
+    slow, quick = Numbered(options(service), "job/0"), Numbered(options(service), "job/0")
+    told: list[Sent] = []
+
+    def overtaken() -> Iterator[pa.RecordBatch]:
+        for at, batch in enumerate(rows(KEYS)):
+            if at == 6:
+                told.append(quick.send(rows(KEYS)))
+            yield batch
+
+    assert slow.send(overtaken()).deltas == 95
+    assert told[0].deltas == 95
+    assert in_log(service) == KEYS
+
+
+def test_a_task_that_was_overtaken_by_one_that_stands(service: Served) -> None:
+    def overtaken() -> Iterator[pa.RecordBatch]:
+        for at, batch in enumerate(rows(KEYS)):
+            if at == 6:
+                with pytest.raises(Died):
+                    Numbered(options(service), "job/0").send(rows(KEYS, dies_after=60))
+            yield batch
+
+    with pytest.raises(UsageError, match=r"another attempt took over job/0, and stands at row \d+ of 95"):
+        Numbered(options(service, deliverySecondsMax="0.5"), "job/0").send(overtaken())
+    Numbered(options(service), "job/0").send(rows(KEYS))
+    assert in_log(service) == KEYS
+
+
+def test_a_part_that_is_not_the_same_when_it_comes_again(service: Served) -> None:
+    Numbered(options(service), "job/0").send(rows(KEYS))
+    with pytest.raises(UsageError, match="job/0 has 90 rows, and 95 were written as it before"):
+        Numbered(options(service), "job/0").send(rows(KEYS[:90]))
+
+
+def test_micro_batches_of_a_stream(service: Served) -> None:
+    def send(batch: int, keys: list[str]) -> None:
+        Numbered(options(service), "q/0", (batch + 1) * COUNTERS_OF_A_BATCH).send(rows(keys))
+
+    send(0, KEYS[:20])
+    send(0, KEYS[:20])
+    send(1, KEYS[20:21])
+    send(4, KEYS[21:60])
+    send(4, KEYS[21:60])
+    assert in_log(service) == KEYS[:60]
+    told = "q/0 has written micro-batch 4, and this is micro-batch 1: the checkpoint was lost or reset"
+    with pytest.raises(UsageError, match=told):
+        send(1, KEYS[20:21])
+
+
+def test_a_bad_value_is_told_before_its_block_is_sent(service: Served) -> None:
+    bad = pa.RecordBatch.from_pylist(
+        [row("a"), {"vector_id": "b", "op": "create", "vector": [float("nan")]}], schema=SCHEMA
+    )
+    with pytest.raises(Refused, match="vector: of vector_id 'b': number 0 is nan"):
+        Numbered(options(service), "job/0").send(iter([bad]))
+    assert in_log(service) == []
+
+
+def known(service: Served) -> None:
+    """The service knows the namespace, so that it tells which of its vectors are not there."""
+    with SyncProducer(service.address, name="known") as p:
+        p.publish(Delta("first", create([1.0, 2.0]), "docs"))
+
+
+# --- kept aside
+
+
+def commit(service: Served, job: str, parts: list[tuple[int, int, Sent]]) -> JobState:
+    named = [StagedPart(part, attempt, sent.deltas) for part, attempt, sent in parts if sent.deltas]
+    state = decide(service.address, job, Decision.COMMIT, named).state
+    for _ in range(400):
+        if state is JobState.PUBLISHED:
+            return state
+        state = decide(service.address, job, Decision.LOOK).state
+    return state
+
+
+def test_a_job_is_seen_once_it_is_committed(service: Served) -> None:
+    first = stage(rows(KEYS[:60]), options(service), "nightly", 0, 17)
+    with pytest.raises(Died):
+        stage(rows(KEYS[60:], dies_after=20), options(service), "nightly", 1, 18)
+    second = stage(rows(KEYS[60:]), options(service), "nightly", 1, 19)
+    empty = stage(rows([]), options(service), "nightly", 2, 20)
+    assert [one.deltas for one in (first, second, empty)] == [60, 35, 0]
+    assert in_log(service) == []
+    assert commit(service, "nightly", [(0, 17, first), (1, 19, second), (2, 20, empty)]) is JobState.PUBLISHED
+    assert in_log(service) == KEYS
+    for attempt in (0, 18):
+        sent = stage(rows(KEYS[60:]), options(service), "nightly", 1, attempt)
+        assert sent == Sent(35, decided=True)
+    assert commit(service, "nightly", [(0, 1, first), (1, 2, second)]) is JobState.PUBLISHED
+    assert in_log(service) == KEYS
+    with pytest.raises(Refused, match="JOB_DECIDED"):
+        commit(service, "nightly", [(0, 1, first)])

@@ -1,0 +1,122 @@
+"""A stream from log to log, stopped at random and started again: nothing is lost, nothing comes twice."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop.client import SyncProducer
+from delta_prop.client.ranges import Asker
+from delta_prop.spark import register
+from delta_prop_wire.delta import Delta, create
+from delta_prop_wire.topics import Topic
+from tests.delta_prop.server.process import served
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+pytestmark = pytest.mark.spark
+RESTARTS, RESTARTS_FULL = 3, 20
+ROWS_A_RESTART = 2_000
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("log")
+    with served(folder / "data", errors=folder / "errors") as service:
+        yield f"127.0.0.1:{service.port}"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sources(spark: SparkSession) -> None:
+    from tests.delta_prop.spark.dying import TasksDie
+
+    register(spark)
+    spark.dataSource.register(TasksDie)
+
+
+class Stream:
+    """What comes into namespace `in` goes out into `out`."""
+
+    def __init__(self, spark: SparkSession, address: str, checkpoint: Path, producer: str) -> None:
+        self._spark = spark
+        self._address = address
+        self._checkpoint = str(checkpoint)
+        self._producer = producer
+
+    def start(self, *, sink: str = "delta_prop", ends: bool = False) -> StreamingQuery:
+        read = self._spark.readStream.format("delta_prop")
+        came = read.options(url=self._address, namespace="in", maxRowsPerTrigger=1_000, partitions=2).load()
+        goes = came.selectExpr("vector_id", "vector", "'out' AS namespace")
+        write = goes.writeStream.format(sink).options(url=self._address, producer=self._producer)
+        write = write.option("checkpointLocation", self._checkpoint)
+        return (write.trigger(availableNow=True) if ends else write).start()
+
+    def finish(self) -> None:
+        query = self.start(ends=True)
+        assert query.awaitTermination(100)
+
+
+def feed(address: str, rounds: int) -> Counter[str]:
+    """Rows for so many rounds; their names."""
+    keys = [f"doc-{at}" for at in range(rounds * ROWS_A_RESTART)]
+    with SyncProducer(address, name="feed") as p:
+        for at in range(0, len(keys), 500):
+            p.offer(*(Delta(key, create([1.0, 2.0]), "in") for key in keys[at : at + 500]))
+        p.flush()
+    return Counter(keys)
+
+
+def out(address: str) -> Counter[str]:
+    asker = Asker(address)
+    bounds = asker.bounds()
+    found: Counter[str] = Counter()
+    for one in asker.read(bounds.first, bounds.end, [Topic.parse("ns:out")]):
+        found.update(one.batch.keys)
+    return found
+
+
+def test_a_stream_that_is_stopped_at_random(
+    spark: SparkSession, address: str, tmp_path: Path, full: bool
+) -> None:
+    restarts = RESTARTS_FULL if full else RESTARTS
+    chance = random.Random() if full else random.Random(4)
+    wanted = feed(address, restarts)
+    stream = Stream(spark, address, tmp_path / "checkpoint", "copies")
+    seen = []
+    for turn in range(restarts):
+        query = stream.start(sink="tasks_die" if turn % 3 == 1 else "delta_prop")
+        batches, deadline = chance.randrange(3), time.monotonic() + 60
+        while sum(p["numInputRows"] > 0 for p in query.recentProgress) < batches:
+            assert query.isActive, query.exception()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(chance.random())
+        query.stop()
+        seen.append(sum(out(address).values()))
+    stream.finish()
+    assert out(address) == wanted
+    print(f"{restarts} restarts, {len(wanted):,} rows; written when it was stopped: {seen}")
+
+
+def test_a_stream_that_has_lost_its_checkpoint(
+    spark: SparkSession, address: str, tmp_path: Path, full: bool
+) -> None:
+    if not full:
+        pytest.skip("two streams more; what the writer says is tested without Spark")
+    stream = Stream(spark, address, tmp_path / "checkpoint", "lost")
+    feed(address, 1)
+    stream.finish()
+    before = out(address)
+    told = r"lost/[01] has written micro-batch \d+, and this is micro-batch 0: the checkpoint was lost"
+    with pytest.raises(Exception, match=told):
+        Stream(spark, address, tmp_path / "another checkpoint", "lost").finish()
+    assert out(address) == before

@@ -1,0 +1,189 @@
+"""What the driver decides of a job, and what it says: one line about all of it, or why it fails."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+import pyarrow as pa
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    FloatType,
+    IntegerType,
+    StringType,
+    StructField,
+    StructType,
+)
+
+from delta_prop.client import SyncProducer
+from delta_prop.client.jobs import Decision, JobState, decide
+from delta_prop.client.ranges import Asker
+from delta_prop.spark.options import write_options
+from delta_prop.spark.sending import stage
+from delta_prop.spark.source import DeltaPropSource
+from delta_prop.spark.told import RowsRefused, Sent, refused_text, written_text
+from delta_prop.spark.writing import DirectWriter, PartWritten, StagedWriter, StreamWriter
+from delta_prop_wire.delta import Delta, create
+from delta_prop_wire.errors import Refused, UsageError
+from tests.delta_prop.client.threaded import Served, served
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SCHEMA = StructType().add("vector_id", StringType()).add("vector", ArrayType(FloatType()))
+SPARSE = (
+    StructType()
+    .add("vector_id", StringType())
+    .add("op", StringType())
+    .add("indices", ArrayType(IntegerType()))
+    .add("values", ArrayType(FloatType()))
+)
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Served]:
+    with served(propagator={"data": str(tmp_path / "data")}) as one:
+        yield one
+
+
+def source(service: Served, **options: str) -> DeltaPropSource:
+    return DeltaPropSource({"url": service.address, "producer": "nightly", **options})
+
+
+def writer(service: Served, schema: StructType = SCHEMA, **options: str) -> StagedWriter:
+    made = source(service, **options).writer(schema, overwrite=False)
+    assert isinstance(made, StagedWriter)
+    return made
+
+
+def staged(service: Served, made: StagedWriter, part: int, rows: pa.RecordBatch) -> PartWritten:
+    """What a task does, without Spark."""
+    options = write_options({"url": service.address, "namespace": "docs"}, {})
+    return PartWritten(part, 100 + part, stage(iter([rows]), options, "nightly", part, 100 + part))
+
+
+def vectors(*names: str) -> pa.RecordBatch:
+    return pa.record_batch(
+        {"vector_id": list(names), "vector": pa.array([[1.0]] * len(names), pa.list_(pa.float32()))}
+    )
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.name == "delta_prop.spark"]
+
+
+def test_a_job_in_one_line(service: Served, caplog: pytest.LogCaptureFixture) -> None:
+    made = writer(service)
+    parts = [staged(service, made, 0, vectors("a", "b")), staged(service, made, 1, vectors("c"))]
+    with caplog.at_level(logging.INFO, "delta_prop.spark"):
+        pickle.loads(pickle.dumps(made)).commit(pickle.loads(pickle.dumps(parts)))
+    (line,) = lines(caplog)
+    assert line.startswith("job nightly: 3 deltas of 2 parts in ")
+    assert line.endswith(" s for the service")
+    assert Asker(service.address).bounds().end == 3
+
+
+def test_a_job_that_is_not_waited_for_is_published_all_the_same(service: Served) -> None:
+    made = writer(service, wait="false")
+    made.commit([staged(service, made, 0, vectors("a"))])
+    state = decide(service.address, "nightly", Decision.LOOK).state
+    assert state in (JobState.COMMITTED, JobState.PUBLISHED)
+
+
+def test_a_job_that_is_not_published_in_time_goes_on(service: Served) -> None:
+    made = writer(service, waitSecondsMax="0.000001")
+    told = r"job nightly is committed, and after 1e-06 s \(waitSecondsMax\) 0 of 1 deltas are published: it"
+    with pytest.raises(UsageError, match=told):
+        made.commit([staged(service, made, 0, vectors("a"))])
+    made.abort([None])
+    assert decide(service.address, "nightly", Decision.LOOK).state is not JobState.ABORTED
+
+
+def test_deltas_that_are_refused_when_a_job_is_published(service: Served) -> None:
+    with SyncProducer(service.address, name="first") as p:
+        p.publish(Delta("first", create([1.0]), "docs"))
+    gone = pa.record_batch(
+        {
+            "vector_id": ["first", "gone"],
+            "op": ["sparse", "sparse"],
+            "indices": pa.array([[0], [0]], pa.list_(pa.int32())),
+            "values": pa.array([[2.0], [2.0]], pa.list_(pa.float32())),
+        }
+    )
+    parts = [staged(service, writer(service, SPARSE), 0, gone)]
+    with pytest.raises(
+        RowsRefused, match="job nightly: 1 of 2 deltas were refused when it was published, and"
+    ):
+        writer(service, SPARSE).commit(parts)
+    writer(service, SPARSE, refused="allow").commit(parts)
+
+
+def test_parts_that_are_not_there(service: Served) -> None:
+    with pytest.raises(Refused, match="JOB_UNKNOWN"):
+        writer(service).commit([PartWritten(0, 5, Sent(10))])
+    writer(service).abort([])
+
+
+def test_what_a_writer_takes(service: Served) -> None:
+    one = source(service)
+    assert isinstance(one.writer(SCHEMA, overwrite=False), StagedWriter)
+    assert isinstance(source(service, staged="false").writer(SCHEMA, overwrite=False), DirectWriter)
+    assert isinstance(one.streamWriter(SCHEMA, overwrite=False), StreamWriter)
+    for call in (one.writer, one.streamWriter):
+        with pytest.raises(
+            UsageError, match=r'a log is added to, never replaced: write with mode\("append"\)'
+        ):
+            call(SCHEMA, overwrite=True)
+        with pytest.raises(UsageError, match="column vec is no delta's"):
+            call(StructType().add("vector_id", StringType()).add("vec", StringType()), overwrite=False)
+    with pytest.raises(UsageError, match="column id: rows that are staged are told apart by their job"):
+        one.writer(StructType([*SCHEMA.fields, StructField("id", BinaryType())]), overwrite=False)
+    for staged_ in ("true", "false"):
+        nameless = DeltaPropSource({"url": service.address, "staged": staged_})
+        with pytest.raises(UsageError, match="option producer is missing: name the job"):
+            nameless.writer(SCHEMA, overwrite=False)
+
+
+def test_two_runs_have_attempts_of_their_own(service: Served) -> None:
+    runs = {writer(service)._run for _ in range(8)}
+    assert len(runs) == 8
+    assert max(runs) < 1 << 32
+
+
+def test_a_micro_batch_is_told_of_where_it_matters(service: Served, caplog: pytest.LogCaptureFixture) -> None:
+    made = source(service).streamWriter(SCHEMA, overwrite=False)
+    with caplog.at_level(logging.INFO, "delta_prop.spark"):
+        made.commit([PartWritten(0, 1, Sent(5, waited_s=0.1))], 3)
+        assert not lines(caplog)
+        made.commit([PartWritten(0, 1, Sent(5, waited_s=2.0)), None], 4)
+        made.commit([PartWritten(0, 1, Sent(5, refused=1))], 5)
+    waited, refused = lines(caplog)
+    assert waited.startswith("micro-batch 4: 5 deltas of 1 parts in ")
+    assert waited.endswith("tasks waited 2.0 s for the service")
+    assert ", 1 of them refused; " in refused
+
+
+def test_a_direct_job_says_what_stays(service: Served, caplog: pytest.LogCaptureFixture) -> None:
+    made = source(service, staged="false").writer(SCHEMA, overwrite=False)
+    with caplog.at_level(logging.INFO, "delta_prop.spark"):
+        made.commit([PartWritten(0, 1, Sent(5)), PartWritten(1, 1, Sent(2))])
+        made.abort([PartWritten(0, 1, Sent(5)), None])
+    done, failed = lines(caplog)
+    assert done.startswith("job nightly, written directly: 7 deltas of 2 parts in ")
+    assert failed.startswith(
+        "job nightly, written directly, has failed: 5 deltas of the parts that were done stay"
+    )
+
+
+def test_texts() -> None:
+    many = Sent(9, refused=7, reasons=["a", "b"])
+    assert refused_text(many).endswith("(option refused=allow goes on): a; b; and 5 more")
+    line = written_text("job x", [Sent(1, decided=True), Sent(2, decided=True)], 1.0)
+    assert line.endswith("; 2 parts had been committed before, and were not sent again")
