@@ -27,9 +27,9 @@ BUCKETS_MAX = 10_000
 _GATHERED_BYTES = 16 << 20
 _HELD_BYTES = 64 << 20
 _BLOBS = pa.schema([("bucket", pa.int32()), ("first", pa.int64()), ("changes", pa.binary())])
-_STATES, _UNORDERED = -1, -2
-"""In place of the first offset: states, which stand before everything; and word that the log's order is not
-the canonical one, which stands before them.
+STATES, UNORDERED, HELD = -1, -2, -3
+"""In place of the first offset: states of a snapshot, which stand before everything; word that the log's
+order is not the canonical one; what a sink holds.
 """
 
 
@@ -44,7 +44,7 @@ def spread(batches: Iterable[LoggedBatch], buckets: int, end: int | None = None)
     The batches come in the order of the log.
     """
     gathered: list[pa.RecordBatch] = []
-    size, first, lamport, in_order = 0, _STATES, 0, True
+    size, first, lamport, in_order = 0, STATES, 0, True
     least = max(_GATHERED_BYTES, buckets << 12)
     for logged in batches:
         batch = logged.batch
@@ -53,7 +53,7 @@ def spread(batches: Iterable[LoggedBatch], buckets: int, end: int | None = None)
             in_order = in_order and rises and logged.known_ids is KnownIds.NONE
             lamport = logged.lamport + logged.count - 1
         if not gathered:
-            first = _STATES if batch.is_state else logged.offset
+            first = STATES if batch.is_state else logged.offset
         gathered.append(changes_of(logged, end))
         size += batch.size
         if size >= least:
@@ -64,35 +64,56 @@ def spread(batches: Iterable[LoggedBatch], buckets: int, end: int | None = None)
     if not in_order:
         word = EMPTY.serialize().to_pybytes()
         yield pa.record_batch(
-            [np.arange(buckets, dtype=np.int32), np.full(buckets, _UNORDERED), pa.array([word] * buckets)],
+            [np.arange(buckets, dtype=np.int32), np.full(buckets, UNORDERED), pa.array([word] * buckets)],
             schema=_BLOBS,
         )
 
 
-def spread_changes(changes: pa.Table, buckets: int) -> pa.RecordBatch:
-    """Changes that are no log's, such as what a sink holds, as blobs for the same buckets."""
-    return _blobs(changes.to_batches(), buckets, _STATES)
+def spread_held(states: pa.Table, buckets: int) -> pa.RecordBatch:
+    """States that a sink holds as blobs, for the same buckets."""
+    return _blobs(states.to_batches(), buckets, HELD)
+
+
+def pieces(blobs: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """The changes in the blobs of a bucket, each with what it is sorted by."""
+    for some in blobs:
+        for first, blob in zip(some.column(1).to_pylist(), some.column(2), strict=True):
+            yield first, pa.ipc.read_record_batch(blob.as_buffer(), CHANGES)
+
+
+class Gathering:
+    """Changes that come in the order of the log, and their fold.
+
+    While that is the canonical order, what has come is folded before the next comes: a vector with very many
+    changes takes no more memory than others.
+    """
+
+    def __init__(self) -> None:
+        self.in_order = True
+        self._held: list[pa.RecordBatch] = []
+        self._bytes, self._bound = 0, _HELD_BYTES
+
+    def add(self, changes: pa.RecordBatch) -> None:
+        """The next ones."""
+        self._held.append(changes)
+        self._bytes += changes.nbytes
+        if self.in_order and self._bytes >= self._bound:
+            states = fold(self.table())
+            self._held, self._bytes = states.to_batches(), states.nbytes
+            self._bound = max(_HELD_BYTES, 2 * self._bytes)
+
+    def table(self) -> pa.Table:
+        """What is to be folded."""
+        return pa.Table.from_batches(self._held, CHANGES)
 
 
 def folded(blobs: Iterable[pa.RecordBatch]) -> pa.Table:
-    """The states that the blobs of a bucket give, which come sorted by `first`.
-
-    Where the log's order is the canonical one, what has come is folded before the next comes: a vector with
-    very many changes takes no more memory than others.
-    """
-    held: list[pa.RecordBatch] = []
-    size, bound, in_order = 0, _HELD_BYTES, True
-    for some in blobs:
-        for first, blob in zip(some.column(1).to_pylist(), some.column(2), strict=True):
-            in_order = in_order and first != _UNORDERED
-            buffer = blob.as_buffer()
-            held.append(pa.ipc.read_record_batch(buffer, CHANGES))
-            size += buffer.size
-            if in_order and size >= bound:
-                states = fold(pa.Table.from_batches(held, CHANGES))
-                held, size = states.to_batches(), states.nbytes
-                bound = max(_HELD_BYTES, 2 * size)
-    return fold(pa.Table.from_batches(held, CHANGES))
+    """The states that the blobs of a bucket give, which come sorted by `first`."""
+    gathering = Gathering()
+    for first, changes in pieces(blobs):
+        gathering.in_order = gathering.in_order and first != UNORDERED
+        gathering.add(changes)
+    return fold(gathering.table())
 
 
 def _blobs(gathered: list[pa.RecordBatch], buckets: int, first: int) -> pa.RecordBatch:

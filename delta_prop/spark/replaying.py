@@ -68,12 +68,17 @@ def replay(spark: SparkSession, path: str, at: int | datetime | None = None) -> 
 
 def replayed(spark: SparkSession, log: Log) -> DataFrame:
     """The same of a log that was looked at."""
-    return in_buckets(spark, log, buckets_for(log.bytes)).mapInArrow(_fold, STATES_DDL)
+    buckets = buckets_for(log.bytes)
+    return placed(read_parts(spark, log, buckets), buckets).mapInArrow(_fold, STATES_DDL)
 
 
-def in_buckets(spark: SparkSession, log: Log, buckets: int) -> DataFrame:
-    """The changes in a log as blobs, a partition a bucket, in order within it."""
-    blobs = spark_parts(spark, log.parts, _spread(buckets, log.end), BLOBS_DDL)
+def read_parts(spark: SparkSession, log: Log, buckets: int) -> DataFrame:
+    """The changes in a log as blobs."""
+    return spark_parts(spark, log.parts, _spread(buckets, log.end), BLOBS_DDL)
+
+
+def placed(blobs: DataFrame, buckets: int) -> DataFrame:
+    """Blobs where they belong, a partition a bucket, in order within it."""
     return blobs.repartitionById(buckets, "bucket").sortWithinPartitions("first")
 
 

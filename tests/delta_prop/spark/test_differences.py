@@ -1,0 +1,195 @@
+"""What is planted in a sink's rows is found, and nothing else; what mends it makes them right."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pa = pytest.importorskip("pyarrow")
+
+from delta_prop.spark.buckets import HELD, spread, spread_held  # noqa: E402
+from delta_prop.spark.differences import DIFFERENCES, differences  # noqa: E402
+from delta_prop.spark.folding import fold  # noqa: E402
+from delta_prop.spark.folding_rows import Folded, states_of  # noqa: E402
+from delta_prop_wire import delta as d  # noqa: E402
+from delta_prop_wire.algebra import State, apply  # noqa: E402
+from delta_prop_wire.delta import Delta, Kind, Operation  # noqa: E402
+from tests.broker.histories import Name, Rows, Step, seen, steps_with_ids  # noqa: E402
+from tests.delta_prop.spark.test_folding import states, table, written  # noqa: E402
+
+Held = dict[Name, tuple[State, int]]
+
+
+def audited(batches: list[Any], held: Held, come: int) -> list[dict[str, Any]]:
+    """The differences that are found in one bucket."""
+    rows = states_of([Folded("\0".join(name), *one) for name, one in held.items()])
+    blobs = [spread_held(rows, 1), *spread(batches, 1)]
+    assert blobs[0].column(1).to_pylist() in ([HELD], [])
+    blobs = pa.Table.from_batches(blobs).sort_by("first").to_batches()
+    found = [row for batch in differences(blobs, come) for row in batch.to_pylist()]
+    assert all(batch.schema == DIFFERENCES for batch in differences(blobs, come))
+    return found
+
+
+@given(st.lists(steps_with_ids, min_size=1, max_size=14), st.data())
+def test_a_sink_that_is_right_has_no_differences_however_far_it_has_come(
+    history: list[Step], data: st.DataObject
+) -> None:
+    batches = written(history)
+    come = data.draw(st.integers(0, batches[-1].next_offset))
+    held: Held = states(fold(table(batches, come)))
+    rows = Rows.below(batches, 1 << 60)
+    for name in data.draw(st.sets(st.sampled_from(sorted(rows.of)))) if rows.of else ():
+        later = [at for _, at, _, _ in rows.of[name] if at >= come]
+        if later:  # rows may be ahead of the cursor
+            ahead = data.draw(st.sampled_from(later))
+            state, _ = states(fold(table(batches, ahead + 1)))[name]
+            held[name] = (state, ahead)
+    assert audited(batches, held, come) == []
+
+
+LOG = [
+    Step([Delta(f"v{at}", d.create([at, 1, 2]), metadata={"at": at}) for at in range(6)], 1, 0),
+    Step([Delta("b", d.opaque(b"one"), metadata={"x": 1}), Delta("v5", d.delete())], 1, 0),
+    Step([Delta("v0", d.sparse([2], [9]))], 1, 0),
+    Step([Delta("v1", d.sparse([2], [9]))], 1, 0),
+]
+
+
+def planted() -> tuple[list[Any], Held]:
+    batches = written(LOG)
+    return batches, states(fold(table(batches)))
+
+
+def name(vector_id: str) -> Name:
+    return ("default", vector_id)
+
+
+def changed(state: State, **more: Any) -> State:
+    told = {
+        field: getattr(state, field) for field in ("alive", "vector", "data", "metadata", "ignored", "key")
+    }
+    return State(**(told | more))
+
+
+def test_every_kind_of_difference_is_told_with_its_reason() -> None:
+    batches, held = planted()
+    before = states(fold(table(batches, 8)))
+    del held[name("v2")]
+    held[name("v0")] = before[name("v0")]
+    held[name("v5")] = before[name("v4")]
+    held[name("w")] = before[name("v4")]
+    state, offset = held[name("v3")]
+    held[name("v3")] = (changed(state, vector=state.vector + np.float32([0, 1, 1])), offset)
+    state, offset = held[name("v4")]
+    held[name("v4")] = (changed(state, metadata={"at": 4, "more": 1}), offset)
+    found = {row["vector_id"]: row for row in audited(batches, held, 10)}
+    assert {one: (row["difference"], row["reason"]) for one, row in found.items()} == {
+        "v2": ("missing", "the log has it since offset 2, the sink has no row"),
+        "v0": ("stale", "number 2 is 2, not 9; it lacks the delta at offset 8"),
+        "v5": ("extra", "the log has it deleted since offset 7"),
+        "w": ("extra", "the log tells of no such vector"),
+        "v3": ("corrupted", "number 1 is 2, not 1, and 1 more; it has the delta at offset 3"),
+        "v4": ("corrupted", "its metadata differ in 'more'; it has the delta at offset 4"),
+    }
+    for one, row in found.items():
+        assert (row["op"], row["vector"]) == {
+            "v0": ("create", [0, 1, 9]),
+            "v2": ("create", [2, 1, 2]),
+            "v3": ("create", [3, 1, 2]),
+            "v4": ("create", [4, 1, 2]),
+            "v5": ("delete", None),
+            "w": ("delete", None),
+        }[one]
+        assert row["metadata"] == (None if row["vector"] is None else json.dumps({"at": int(one[1])}))
+        assert row["origin"] == (None if one == "w" else f"{1:016x}")
+        assert row["counter"] == {"v0": 9, "v2": 3, "v3": 4, "v4": 5, "v5": 8, "w": None}[one]
+
+
+FORMS = [
+    (
+        {"alive": False, "vector": None, "metadata": {}},
+        "corrupted",
+        "it is deleted, not a vector; it has the delta",
+    ),
+    (
+        {"vector": np.zeros(2, np.float32)},
+        "corrupted",
+        "it has 2 numbers, not 3; it has the delta at offset 2",
+    ),
+    ({"vector": None, "data": b"x"}, "corrupted", "it is bytes, not a vector; it has the delta at offset 2"),
+    ({"key": (2, 1, 2)}, "stale", "its content is right; it lacks the delta at offset 2"),
+    ({"key": (99, 1, 2)}, "corrupted", "its content is right; its last delta is none of the log's"),
+    (
+        {"alive": False, "vector": None, "metadata": {}, "key": (1, 1, 1)},
+        "missing",
+        "the log has it since offset 2, the s",
+    ),
+    ({"vector": np.float32([2, 1, -0.0])}, "corrupted", "number 2 is -0, not 2"),
+]
+
+
+@pytest.mark.parametrize(("change", "difference", "reason"), FORMS)
+def test_what_is_wrong_with_a_row_is_told(change: dict[str, Any], difference: str, reason: str) -> None:
+    batches, held = planted()
+    state, offset = held[name("v2")]
+    held[name("v2")] = (changed(state, **change), offset)
+    (row,) = audited(batches, held, 10)
+    assert row["difference"] == difference
+    assert row["reason"].startswith(reason)
+    assert (row["op"], row["vector"]) == ("create", [2, 1, 2])
+
+
+def test_bytes_are_mended_with_their_metadata_and_what_is_too_much_goes() -> None:
+    batches, held = planted()
+    state, offset = held[name("b")]
+    held[name("b")] = (changed(state, data=b"other", metadata={"y": 2, "x": 1}), offset)
+    (row,) = audited(batches, held, 10)
+    assert row["reason"] == "its 5 bytes are not the 3 of the log; it has the delta at offset 6"
+    assert (row["op"], row["data"], json.loads(row["metadata"])) == ("opaque", b"one", {"x": 1, "y": None})
+
+
+def test_a_sink_that_lags_is_mended_with_what_the_log_makes_of_the_vector_now() -> None:
+    batches, _ = planted()
+    held = states(fold(table(batches, 8)))
+    state, offset = held[name("v1")]
+    held[name("v1")] = (changed(state, vector=np.zeros(3, np.float32)), offset)
+    (row,) = audited(batches, held, 8)
+    assert row["reason"] == "number 0 is 0, not 1, and 2 more; it has the delta at offset 1"
+    assert (row["vector"], row["counter"]) == ([1, 1, 9], 10)
+
+
+def test_the_order_of_metadata_does_not_count() -> None:
+    batches = written([Step([Delta("a", d.create([1.0]), metadata={"x": 1, "y": {"b": 1, "a": 2}})], 1, 0)])
+    held = states(fold(table(batches)))
+    state, offset = held[name("a")]
+    held[name("a")] = (changed(state, metadata={"y": {"a": 2, "b": 1}, "x": 1}), offset)
+    assert audited(batches, held, 1) == []
+
+
+@given(st.lists(steps_with_ids, min_size=2, max_size=12), st.data())
+def test_what_mends_a_row_makes_it_right_whatever_it_was(history: list[Step], data: st.DataObject) -> None:
+    batches = written(history)
+    held = states(fold(table(batches)))
+    names = sorted(held)
+    if not names:
+        return
+    one = data.draw(st.sampled_from(names))
+    other = data.draw(st.sampled_from([State(key=(1, 9, 9)), *(state for state, _ in held.values())]))
+    state, offset = held[one]
+    held[one] = (changed(other, key=state.key), offset)
+    found = audited(batches, held, batches[-1].next_offset)
+    if seen(changed(other, key=state.key, ignored=0)) == seen(changed(state, ignored=0)):
+        assert found == []
+        return
+    (row,) = found
+    vector = None if row["vector"] is None else np.array(row["vector"], np.float32)
+    operation = Operation(Kind[row["op"].upper()], vector, data=row["data"] or b"")
+    patch = None if row["metadata"] is None else json.loads(row["metadata"])
+    for before in (held[one][0], state, State()):
+        assert apply(before, operation, patch).content == state.content
