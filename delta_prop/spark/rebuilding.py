@@ -1,0 +1,100 @@
+"""Rebuild: a storage sink's file made from the log, for a new sink or after a loss.
+
+It is written beside nobody: a sink that has the file open keeps it. What an index loads is a table of what is
+alive: `replay(…).where("alive").select(*CONTENT)`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from delta_prop.spark.replaying import STATES, place, replayed
+from delta_prop.spark.segments import states_of
+from delta_prop_sinks.storage_file import StorageFile
+from delta_prop_wire.algebra import State
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.errors import UsageError
+from delta_prop_wire.states import StateRow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from datetime import datetime
+
+    from pyspark.sql import SparkSession
+
+WAL_BYTES_MAX = 64 << 20
+
+
+class Rebuilt(NamedTuple):
+    """How many rows a file was given, how many of them are alive, and the offset that its cursor names."""
+
+    rows: int
+    alive: int
+    next_offset: int
+
+
+def rebuild(
+    spark: SparkSession,
+    path: str,
+    file: str,
+    *,
+    at: int | datetime | None = None,
+    replace: bool = False,
+    tell: Callable[[int], None] = lambda _: None,
+) -> Rebuilt:
+    """Make a storage sink's file of the log in a data directory, with its cursor: a sink goes on from there.
+
+    `at`: as of an offset or a time; the sink then takes what follows. `replace`: a file that is there already
+    loses what it holds. `tell` is called with the rows done so far. Broken off, the file says that it is
+    void, and is made anew by this or by the sink. Raises UsageError, Refused, FileFailed, LogDamaged,
+    OSError.
+    """
+    log = states_of(path, at=place(at))
+    if not log.whole:
+        raise UsageError(f"the log in {path!r} lost its beginning without a snapshot: it cannot tell of all")
+    states = replayed(spark, log).sort(
+        "namespace", "vector_id"
+    )  # as the file has them: neighbours share pages
+    blobs = states.mapInArrow(_pack, "rows binary")
+    stored = StorageFile(file, wal_bytes_max=WAL_BYTES_MAX)
+    opened = stored.connect(log.log_id)
+    try:
+        if opened.cursor is not None and not opened.rebuilding and not replace:
+            raise UsageError(f"{file} holds vectors already: name a new file, or say that it may be replaced")
+        stored.begin_rebuild()
+        rows = alive = lamport = 0
+        for blob in blobs.toLocalIterator(prefetchPartitions=True):
+            some = pa.ipc.read_record_batch(pa.py_buffer(bytes(blob.rows)), STATES)
+            stored.take_states(list(_rows(some)))
+            stored.checkpoint()
+            rows, alive = rows + some.num_rows, alive + some.column("alive").true_count
+            lamport = max(lamport, *some.column("lamport").to_pylist())
+            tell(rows)
+        stored.end_rebuild(Cursor(log.log_id, log.epoch, log.end), lamport)
+        stored.checkpoint(idle=True)
+    finally:
+        stored.close()
+    return Rebuilt(rows, alive, log.end)
+
+
+def _pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for some in batches:
+        blob = some.cast(STATES).serialize().to_pybytes()
+        yield pa.record_batch([pa.array([blob], pa.binary())], names=["rows"])
+
+
+def _rows(states: pa.RecordBatch) -> Iterator[StateRow]:
+    columns = [states.column(name).to_pylist() for name in STATES.names if name != "vector"]
+    vectors = states.column("vector")
+    bounds = np.concatenate([[0], np.cumsum(vectors.value_lengths().fill_null(0).to_numpy())])
+    flat = vectors.flatten().to_numpy()
+    for row, one in enumerate(zip(*columns, strict=True)):
+        namespace, vector_id, alive, data, text, offset, lamport, origin, counter, ignored = one
+        metadata: dict[str, Any] = {} if text is None else json.loads(text)
+        vector = flat[bounds[row] : bounds[row + 1]] if alive and data is None else None
+        key = (lamport, int(origin, 16), counter)
+        yield StateRow(namespace, vector_id, State(alive, vector, data, metadata, ignored, key), offset)

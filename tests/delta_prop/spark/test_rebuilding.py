@@ -1,0 +1,73 @@
+"""A storage file made from the log alone: a sink opens it, goes on from its cursor, and nothing differs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+pytest.importorskip("pyspark")
+
+from delta_prop import Propagator
+from delta_prop.spark.rebuilding import rebuild
+from delta_prop_sinks import StorageSink
+from delta_prop_wire.delta import Delta, create, delete, opaque, scale, sparse
+from delta_prop_wire.errors import UsageError
+from tests.broker.histories import seen
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from pyspark.sql import SparkSession
+
+Contents = dict[tuple[str, str], "Any"]
+
+
+async def written(path: Path, begin: int, count: int) -> Contents:
+    """Publish beside a storage sink; what it holds then."""
+    async with Propagator(data=path / "log") as p:
+        storage = await p.attach(StorageSink(path / "first.db"))
+        for at in range(begin, begin + count):
+            name = f"v{at % 17}"
+            await p.publish(Delta(name, create([at, 0.5]), metadata={"at": at, "ü": [1]}))
+            await p.publish(Delta(name, sparse([1], [at])))
+            await p.publish(Delta(f"r{at % 3}", opaque(bytes([at])), "rows"))
+            if at % 5 == 0:
+                await p.publish(Delta(name, delete()))
+        return await contents(p, storage)
+
+
+async def contents(p: Propagator, storage: StorageSink) -> Contents:
+    await p.wait_visible(p.inside().log.visible - 1, committed=True)
+    return {row[:2]: seen(row[2]) async for row in storage.rows()}
+
+
+async def opened(path: Path, file: Path, *more: Delta) -> tuple[int, Contents]:
+    """How far a file is when a sink opens it, and what it holds when it has gone on."""
+    async with Propagator(data=path / "log") as p:
+        storage = await p.attach(StorageSink(file), name="second")
+        begun = storage.statistics().committed_offset
+        if more:
+            await p.publish(*more)
+        return begun, await contents(p, storage)
+
+
+@pytest.mark.spark
+def test_a_sink_goes_on_from_a_file_made_of_the_log(spark: SparkSession, tmp_path: Path) -> None:
+    first = anyio.run(written, tmp_path, 0, 40)
+    made = rebuild(spark, str(tmp_path / "log"), str(tmp_path / "second.db"))
+    assert made.rows == len(first)
+    assert made.alive == sum(row[0] for row in first.values())
+    with pytest.raises(UsageError, match="holds vectors already: name a new file"):
+        rebuild(spark, str(tmp_path / "log"), str(tmp_path / "second.db"))
+    told: list[int] = []
+    earlier = rebuild(spark, str(tmp_path / "log"), str(tmp_path / "third.db"), at=50, tell=told.append)
+    assert (earlier.next_offset, told[-1]) == (51, earlier.rows)
+    assert anyio.run(opened, tmp_path, tmp_path / "second.db") == (made.next_offset, first)
+    assert anyio.run(opened, tmp_path, tmp_path / "third.db") == (51, first)
+    now = anyio.run(written, tmp_path, 40, 5)
+    assert (
+        anyio.run(opened, tmp_path, tmp_path / "second.db", Delta("v2", scale(0.5)))[1].keys() == now.keys()
+    )
