@@ -35,7 +35,7 @@ def test_a_morning(run_propagator: Any) -> None:
         await p.settle()
         assert p.recorder.vector_ids == ["weight"] * 5
 
-    run_propagator(morning)  # takes milliseconds
+    run_propagator(morning)  # takes seconds
 
 
 def test_what_happens_when_a_sink_is_too_slow(run_propagator: Any) -> None:

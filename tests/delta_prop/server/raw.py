@@ -89,7 +89,8 @@ class Raw:
     async def subscribe(self, *topics: str, start: Start = EARLIEST, **more: Any) -> Ack:
         parsed = tuple(Topic.parse(topic) for topic in topics or ("*",))
         await self.send(Subscribe(2, Subscription(1, parsed, start, **more)))
-        ack = await self.next()
+        while isinstance(ack := await self.next(), Ack) and ack.answers is None:
+            pass  # how far it is, which a server tells now and then
         assert isinstance(ack, Ack), ack
         return ack
 
