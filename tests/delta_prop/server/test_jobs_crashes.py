@@ -80,7 +80,7 @@ def test_any_crash_leaves_one_effect_of_each_delta(power: bool, full: bool) -> N
     begin = next(call.number for call in probe.trace if call.path.startswith("jobs"))
     deciding = next(call.number for call in probe.trace if call.name == "rename" and ".job" in call.path)
     unheard = published = 0
-    for number in sorted({*range(begin, probe.calls + 1, 1 if full else 8), deciding, deciding + 1}):
+    for number in sorted({*range(begin, probe.calls + 1, 1 if full else 11), deciding, deciding + 1}):
         story, disk = Story(), SimDisk(number)
         disk.crash_at(number, "after" if number == deciding + 1 else None)  # durable, and nobody was told
         assert life(disk, story) is None
@@ -94,7 +94,7 @@ def test_any_crash_leaves_one_effect_of_each_delta(power: bool, full: bool) -> N
 
 
 def test_it_may_crash_again_and_again(full: bool) -> None:
-    for seed in range(60 if full else 8):
+    for seed in range(60 if full else 6):
         story, disk = Story(), SimDisk(seed)
         for _ in range(4):
             disk.crash_at(disk.calls + 1 + disk.chance.randrange(150))

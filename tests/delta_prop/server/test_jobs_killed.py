@@ -1,0 +1,185 @@
+"""A real server killed at each step of a job, and its driver and tasks too: one effect of each delta."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop.client import ClientSettings, SyncProducer, Unreachable
+from delta_prop.client.jobs import Decision, JobPart, JobState, JobStatus, StagedPart, decide
+from delta_prop.commands.opened import open_log
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.server.jobs import JOB, at_fault, block_of, published, rows, stage
+from tests.delta_prop.server.process import Served, served
+from tests.whole_log import whole
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PARTS = 3
+ROWS = 3_000
+BLOCK_ROWS = 60
+FAULTS = (17, 2_000, 2_999)
+PATIENT = ClientSettings(open_s_max=60.0)
+
+
+def deltas_of(part: int) -> list[object]:
+    deltas = rows(part, ROWS)
+    for number in FAULTS if part == 1 else ():
+        deltas[number] = at_fault(part, number)
+    return deltas  # type: ignore[return-value]
+
+
+WANTED = [one.vector_id for part in range(PARTS) for one in rows(part, ROWS)]
+FAULTY = {f"1-{number}" for number in FAULTS}
+ENDED = JobStatus(JobState.PUBLISHED, PARTS * ROWS, published=PARTS * ROWS - len(FAULTS), refused=len(FAULTS))
+
+
+class Life:
+    """A server that is killed and comes back, on one port."""
+
+    def __init__(self, data: Path, stack: ExitStack) -> None:
+        self.data = data
+        self._stack = stack
+        self.kills = 0
+        self.server: Served
+        self._start(0)
+        self.port = self.server.port
+        self.address = f"127.0.0.1:{self.port}"
+
+    def _start(self, port: int) -> None:
+        self.server = self._stack.enter_context(served(self.data, port=port))
+
+    def kill(self) -> None:
+        self.server.kill()
+        self.kills += 1
+        self._start(self.port)
+
+
+def keys_of(data: Path) -> list[str]:
+    """What the log has, once its server has ended."""
+    _, log, _ = open_log(str(data))
+    return [key for one in whole(log) if not one.batch.is_control for key in one.batch.keys]
+
+
+def task(life: Life, part: int, attempt: int, kill_after: int | None) -> StagedPart:
+    """Stage a part; the server dies under it after so many blocks, and the task goes on."""
+    deltas = deltas_of(part)
+    where = JobPart(JOB, part, attempt)
+    with SyncProducer(life.address, name=f"{JOB}/{part}", job=where, settings=PATIENT) as producer:
+        for number, begin in enumerate(range(0, ROWS, BLOCK_ROWS)):
+            producer.offer_block(block_of(deltas[begin : begin + BLOCK_ROWS]))  # type: ignore[arg-type]
+            if number == kill_after:
+                life.kill()
+        producer.flush()
+    return StagedPart(part, attempt, ROWS)
+
+
+def test_a_server_killed_at_each_step_of_a_job(tmp_path: Path, full: bool) -> None:
+    chance = random.Random("jobs")
+    with ExitStack() as stack:
+        life = Life(tmp_path / "data", stack)
+        parts = [task(life, 0, 1, kill_after=20)]
+        life.kill()  # between parts
+        parts += [task(life, part, 1, None) for part in range(1, PARTS)]
+        life.kill()  # before the decision
+        assert decide(life.address, JOB, Decision.COMMIT, parts, timeout_s=60).deltas == PARTS * ROWS
+        life.kill()  # before the first is published, or amid that
+        amid = 0
+        for _ in range(20 if full else 1):
+            status = look(life)
+            if status.state is JobState.PUBLISHED:
+                break
+            amid += 0 < status.published < PARTS * ROWS
+            time.sleep(chance.uniform(0, 0.02))
+            life.kill()
+        assert published(life.address, s_max=60) == ENDED
+        assert decide(life.address, JOB, Decision.COMMIT, parts, timeout_s=60) == ENDED
+    assert keys_of(life.data) == [key for key in WANTED if key not in FAULTY]
+    print(f"{life.kills} kills, {amid} of them amid publishing")
+
+
+def look(life: Life) -> JobStatus:
+    return decide(life.address, JOB, Decision.LOOK, timeout_s=60)
+
+
+def test_two_attempts_at_once_tasks_that_die_and_a_driver_that_dies(tmp_path: Path) -> None:
+    """Of each part one attempt is killed amid sending, two run at once; the first driver dies undecided."""
+    with served(tmp_path / "data") as server:
+        address = f"127.0.0.1:{server.port}"
+        for part in range(2):
+            killed_task(address, part)
+        results: dict[tuple[int, int], StagedPart] = {}
+
+        def run(part: int, attempt: int) -> None:
+            results[part, attempt] = stage(address, part, attempt, rows(part, ROWS), block_rows=50)
+
+        tasks = [
+            threading.Thread(target=run, args=(part, attempt)) for part in range(2) for attempt in (1, 2)
+        ]
+        for one in tasks:
+            one.start()
+        for one in tasks:
+            one.join()
+        assert decide(address, JOB, Decision.LOOK).state is JobState.STAGING
+        # The driver died here. The job is run again, all of it, and commits.
+        again = [stage(address, part, 100 + part, rows(part, ROWS), block_rows=50) for part in range(2)]
+        decide(address, JOB, Decision.COMMIT, again)
+        assert published(address).published == 2 * ROWS
+        with pytest.raises(Refused) as told:  # what a driver that was only thought dead says now
+            decide(address, JOB, Decision.ABORT)
+        assert told.value.code is ErrorCode.JOB_DECIDED
+        assert (
+            decide(address, JOB, Decision.COMMIT, [results[part, 2] for part in range(2)]).deltas == 2 * ROWS
+        )
+    assert keys_of(tmp_path / "data") == [one.vector_id for part in range(2) for one in rows(part, ROWS)]
+    assert not list((tmp_path / "data" / "jobs").glob("*.part"))
+
+
+SENDS = """
+import sys
+from delta_prop.client import SyncProducer
+from delta_prop.client.jobs import JobPart
+from tests.delta_prop.server.jobs import JOB, block_of, rows
+
+part = int(sys.argv[2])
+with SyncProducer(sys.argv[1], name=f"{JOB}/{part}", job=JobPart(JOB, part, 99)) as producer:
+    for begin in range(0, 1_000_000, 50):
+        producer.offer_block(block_of(rows(part, 50, begin)))
+        if begin == 1_000:
+            producer.flush()
+            print("well on its way", flush=True)
+"""
+
+
+def killed_task(address: str, part: int) -> None:
+    """One in a process of its own, which is killed amid sending."""
+    command = [sys.executable, "-c", SENDS, address, str(part)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.kill()
+
+
+def test_a_decision_that_nobody_heard_is_the_same_when_it_is_sent_again(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        life = Life(tmp_path / "data", stack)
+        part = stage(life.address, 0, 1, rows(0, 500))
+        killer = threading.Timer(0.02, life.server.kill)
+        killer.start()
+        with suppress(Refused, Unreachable):
+            while not killer.finished.is_set() or life.server.process.poll() is None:
+                decide(life.address, JOB, Decision.COMMIT, [part], timeout_s=0.5)
+        killer.join()
+        life.kill()
+        decide(life.address, JOB, Decision.COMMIT, [part], timeout_s=60)
+        assert published(life.address).published == 500
+    assert keys_of(life.data) == [one.vector_id for one in rows(0, 500)]
