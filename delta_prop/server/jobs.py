@@ -116,7 +116,7 @@ class Jobs:
         self._asked: deque[_Asked] = deque()
         self._attempts = 0
         self._free_bytes = self._taken_bytes = 0  # of the disk, when it was asked; taken since
-        self._ask_disk = True
+        self._ask_disk = False
         self._bell, self._publish_bell = Bell(), Bell()
 
     def _job(self, name: str, owner: str) -> Job | None:
@@ -233,6 +233,7 @@ class Jobs:
             try:
                 decided, self._damaged = await self._threads.run(files.read_decided)
                 found = await self._threads.run(partial(files.read_staged, decided, self._damaged))
+                self._free_bytes = await self._threads.run(files.disk.free_bytes)
                 break
             except OSError as error:
                 logger.warning("what is staged for jobs cannot be read, which is tried again: %s", error)
@@ -246,7 +247,6 @@ class Jobs:
             self._found(part)
         self._count_active()
         self._read = True
-        self._bell.ring()
         self._publish_bell.ring()
 
     def _found(self, found: Found) -> None:

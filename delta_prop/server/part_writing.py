@@ -52,9 +52,9 @@ def _write(files: JobFiles, attempt: Attempt, batches: Sequence[Batch]) -> Mark 
     mark = attempt.mark
     if not batches:
         return mark or Mark()
+    new = mark is None
     try:
         files.prepare()
-        new = mark is None
         if mark is None:
             attempt.file, mark = begin(files.disk, attempt.path, attempt.head)
         elif attempt.file is None:
@@ -67,6 +67,9 @@ def _write(files: JobFiles, attempt: Attempt, batches: Sequence[Batch]) -> Mark 
             files.disk.sync_directory(DIRECTORY)
     except OSError as error:
         _close(attempt)
+        if new:  # a name whose sync failed may never be kept: the next try makes it anew
+            with suppress(OSError):
+                files.disk.remove(attempt.path)
         return error
     return mark
 

@@ -150,11 +150,12 @@ async def site(
     *,
     log: LogSettings | None = None,
     tokens: File | None = None,
+    thread_delay_s_max: float = 0.002,
     **server: Any,
 ) -> AsyncIterator[Site]:
     """Serve what is on a disk."""
     network = VirtualNetwork(seed, host="server")
-    world = virtual_world(seed, thread_delay_s_max=0.002, network=network, disk=disk)
+    world = virtual_world(seed, thread_delay_s_max=thread_delay_s_max, network=network, disk=disk)
     async with (
         Propagator(settings, data="x", log=log, world=world) as propagator,
         anyio.create_task_group() as tasks,

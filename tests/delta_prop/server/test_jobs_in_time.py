@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -46,6 +46,8 @@ from tests.delta_prop.server.tokens import File, table
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from delta_prop.ports import Threads
 
 DAY_S = 60.0
 """A short one: a server ticks twice a second."""
@@ -222,15 +224,38 @@ def test_repeats_overlaps_and_gaps_are_told() -> None:
     on(SimDisk(), story)
 
 
-def test_a_repeat_of_what_is_being_written_waits_for_it() -> None:
+class Gate:
+    """A thread that does nothing before it is let."""
+
+    def __init__(self, threads: Threads) -> None:
+        self.opened = anyio.Event()
+        self._threads = threads
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        await self.opened.wait()
+        return await self._threads.run(function)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_repeat_of_what_is_being_written_waits_for_it(fails: bool) -> None:
     disk = SimDisk()
 
     async def story(at: Site) -> None:
         async with at.connected() as first, at.connected() as second:
             await staged_hello(first, 0, 1)
+            at.jobs._threads = gate = Gate(at.jobs._threads)  # type: ignore[assignment]
             await first.send(frame(0, rows(0, 4), 1))
+            await anyio.sleep(0.1)
             await staged_hello(second, 0, 1)
             await second.send(frame(0, rows(0, 4), 1))
+            await anyio.sleep(0.1)
+            if fails:
+                disk.fail(lambda call: call.name == "sync" and call.path.endswith(".part"), errno.EIO)
+            gate.opened.set()
+            if fails:
+                for one in (first, second):
+                    assert (await one.until(Nack)).code is ErrorCode.LOG_FAILED
+                return
             assert (await second.told(4)).ranges == (AckRange(1, 4, 0, True),)
             await first.send(frame(0, rows(0, 4, 4), 5))
             assert (await first.until(Nack)).code is ErrorCode.FENCED
@@ -464,18 +489,71 @@ def test_a_full_log_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     on(SimDisk(), story)
 
 
-def test_who_takes_its_origin_amid_publishing_does_not_stop_it() -> None:
+def test_who_takes_its_origin_amid_publishing_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(at: Site) -> None:
-        part = await at.stage(0, 1, rows(0, 400))
-        async with at.connected() as raw:
-            await at.decide(Decision.COMMIT, [part])
-            for number in range(1, 9):
-                await raw.send(Subscribe(number, Hello(origins=(OriginClaim(origin_of(0)),))))
-                await anyio.sleep(0.002)
-        assert await at.published() == JobStatus(JobState.PUBLISHED, 400, published=400)
-        assert keys_in(at.propagator) == [one.vector_id for one in rows(0, 400)]
+        part = await at.stage(0, 1, rows(0, 40))
+        chain, offers = at.propagator.inside().chain, 0
+        offer = chain.offer
+
+        def fenced(work: Any, now: float) -> Any:
+            nonlocal offers
+            offers += 1
+            if offers in (3, 7):
+                chain.claim([OriginClaim(origin_of(0), 0)], work.session.owner, now)
+            return offer(work, now)
+
+        monkeypatch.setattr(chain, "offer", fenced)
+        await at.decide(Decision.COMMIT, [part])
+        with anyio.fail_after(5):
+            assert await at.published() == JobStatus(JobState.PUBLISHED, 40, published=40)
+        assert keys_in(at.propagator) == [one.vector_id for one in rows(0, 40)]
 
     on(SimDisk(), story)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("power", [True, False])
+def test_what_is_found_in_the_log_is_not_taken_for_kept(power: bool, seed: int) -> None:
+    """Some of a part is in the log and not synced when the publisher has to begin again; then it is lost."""
+    disk = SimDisk(seed)
+    wanted = [one.vector_id for one in rows(0, 40)]
+
+    async def story(at: Site) -> None:
+        part = await at.stage(0, 1, rows(0, 40))
+        chain, offers = at.propagator.inside().chain, 0
+        offer = chain.offer
+
+        def held_up(work: Any, now: float) -> Any:
+            nonlocal offers
+            offers += 1
+            if offers == 10:
+                work.receipt.refuse(Refused(ErrorCode.QUEUE_FULL, "full", retry_after_ms=1))
+                return work.receipt
+            return offer(work, now)
+
+        chain.offer = held_up  # type: ignore[method-assign]
+        if not power:
+            disk.fail(lambda call: call.name == "sync" and call.path.startswith("streams"), errno.EIO)
+        await at.decide(Decision.COMMIT, [part])
+        while (await at.decide(Decision.LOOK)).state is not JobState.PUBLISHED:  # noqa: ASYNC110
+            await anyio.sleep(0.001)
+        if power:
+            disk.crash_at(disk.calls + 1, "before")
+        else:
+            assert chain.rebuilt
+            assert keys_in(at.propagator) == wanted
+
+    async def later(at: Site) -> None:
+        assert (await at.decide(Decision.LOOK)).published == 40
+        assert keys_in(at.propagator) == wanted
+
+    try:
+        on(disk, story, seed=seed, log=NO_ROOM_KEPT, thread_delay_s_max=0.1)
+    except BaseException:
+        if not disk.is_off:
+            raise
+    if power:
+        on(disk.crash(seed), later, log=NO_ROOM_KEPT)
 
 
 @pytest.mark.parametrize("gone", [True, False])
