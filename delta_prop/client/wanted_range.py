@@ -129,7 +129,7 @@ class WantedRange:
     def _wanted_of(self, frame: BatchFrame) -> Iterator[LoggedBatch]:
         batch, stamp = frame.batch, frame.stamp
         assert stamp is not None, "the connection lets no other batch come"
-        logged = LoggedBatch(batch, frame.sequence, stamp.lamport, stamp.source)
+        logged = LoggedBatch(batch, frame.sequence, stamp.lamport, stamp.source, known_ids=stamp.known_ids)
         first, last = logged.row_offset(0), logged.row_offset(batch.count - 1)
         before, self.received = self.received, max(self.received, last + 1)
         if batch.is_control or last < before or first >= self._end:
@@ -161,4 +161,5 @@ def _cut(logged: LoggedBatch, begin: int, end: int) -> Iterator[LoggedBatch]:
         batch = Batch(raw)
         assert batch.row_offsets is not None
         offset = int(batch.row_offsets[0])
-        yield LoggedBatch(batch, offset, logged.lamport + offset - logged.offset, logged.source)
+        lamport = logged.lamport + offset - logged.offset
+        yield LoggedBatch(batch, offset, lamport, logged.source, known_ids=logged.known_ids)

@@ -71,7 +71,7 @@ def changes_of(logged: LoggedBatch, end: int | None = None) -> pa.RecordBatch:
         **_canonical(logged, offsets),
     }
     found = pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in CHANGES.names], schema=CHANGES)
-    if end is None or batch.is_state or logged.next_offset <= end:
+    if end is None or batch.is_state or int(offsets[-1]) < end:
         return found
     return found.slice(0, int(np.searchsorted(offsets, end)))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from delta_prop.spark.replaying import STATES, place, replayed
+from delta_prop.spark.replaying import STATES, at_of, replayed
 from delta_prop.spark.segments import states_of
 from delta_prop_sinks.storage_file import StorageFile
 from delta_prop_wire.algebra import State
@@ -53,7 +53,7 @@ def rebuild(
     void, and is made anew by this or by the sink. Raises UsageError, Refused, FileFailed, LogDamaged,
     OSError.
     """
-    log = states_of(path, at=place(at))
+    log = states_of(path, at=at_of(at))
     if not log.whole:
         raise UsageError(f"the log in {path!r} lost its beginning without a snapshot: it cannot tell of all")
     states = replayed(spark, log).sort(

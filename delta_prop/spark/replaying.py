@@ -19,6 +19,7 @@ from delta_prop.commands.places import LATEST, At
 from delta_prop.spark.buckets import BLOBS_DDL, buckets_for, folded, spread
 from delta_prop.spark.changes import STATE, split_keys
 from delta_prop.spark.segments import spark_parts, states_of
+from delta_prop.spark.served import remote_of, served_log
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import UsageError
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from delta_prop.spark.options import Remote
     from delta_prop.spark.segments import Log, Part
 
 STATES = pa.schema(
@@ -56,14 +58,30 @@ _ROWS = 8_192
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def replay(spark: SparkSession, path: str, at: int | datetime | None = None) -> DataFrame:
-    """The state of every vector in the log of a data directory, one row each, with the columns of `STATES`.
+def replay(spark: SparkSession, place: str | Remote, at: int | datetime | None = None) -> DataFrame:
+    """The state of every vector in a log, one row each, with the columns of `STATES`.
 
+    `place`: a data directory, or a service as `delta://host:port`, which needs to have all of its log still.
     Vectors that were deleted have a row that is not alive. `at`: as of an offset, that one counted, or as of
     a time; None: now. Raises UsageError, Refused (CURSOR_TOO_OLD) where the log tells no more of that place,
-    LogDamaged, OSError.
+    LogDamaged, OSError, Unreachable.
     """
-    return replayed(spark, states_of(path, at=place(at)))
+    return replayed(spark, log_at(place, at))
+
+
+def log_at(place: str | Remote, at: int | datetime | None = None) -> Log:
+    """What there is to fold, in a directory or at a service. Raises as `replay` does."""
+    remote = remote_of(place)
+    if remote is None:
+        assert isinstance(place, str)
+        return states_of(place, at=at_of(at))
+    log = served_log(remote, at=at_of(at))
+    if not log.whole:
+        raise UsageError(
+            f"the service has its log from offset {log.begin} on, what was before is in its snapshot alone: "
+            "replay its directory"
+        )
+    return log
 
 
 def replayed(spark: SparkSession, log: Log) -> DataFrame:
@@ -82,7 +100,7 @@ def placed(blobs: DataFrame, buckets: int) -> DataFrame:
     return blobs.repartitionById(buckets, "bucket").sortWithinPartitions("first")
 
 
-def place(at: int | datetime | None) -> At:
+def at_of(at: int | datetime | None) -> At:
     """An offset or a time as the log's readers name it. Raises UsageError."""
     if at is None:
         return LATEST

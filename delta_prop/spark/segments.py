@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol
 
 from delta_prop.commands.edge import existing_disk
 from delta_prop.commands.opened import open_log
@@ -85,8 +85,17 @@ class SnapshotPart:
             snapshot.close()
 
 
-Part: TypeAlias = SegmentPart | SnapshotPart
-"""What a task reads."""
+class Part(Protocol):
+    """What a task reads; about so many bytes."""
+
+    @property
+    def bytes(self) -> int:
+        """About how much it is."""
+        ...
+
+    def batches(self) -> Iterator[LoggedBatch]:
+        """The batches in it, in order; the last one may reach beyond its end."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

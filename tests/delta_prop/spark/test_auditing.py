@@ -15,6 +15,7 @@ pytest.importorskip("pyspark")
 from delta_prop.client import SyncProducer
 from delta_prop.spark.auditing import Repaired, audit, repair
 from delta_prop.spark.held import contents_of
+from delta_prop.spark.replaying import replay
 from delta_prop.spark.stored import StoredFile
 from delta_prop_sinks import IndexSink, Resident, StorageSink
 from delta_prop_sinks.table import put
@@ -159,6 +160,8 @@ def test_what_is_planted_is_found_and_a_repair_mends_just_that(spark: SparkSessi
         after = {row[:2]: seen(row[2]) for row in service.rows()}
         assert {name[1] for name, row in after.items() if row != held.get(name)} == set(planted())
         assert audit(spark, data, contents_of(spark, service.rows())).collect() == []
+        told = replay(spark, f"delta://{running.address}", at=150).collect()
+        assert sorted(told) == sorted(replay(spark, data, at=150).collect())
     assert audit(spark, data, str(service.file)).collect() == []
 
 

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from delta_prop.spark import buckets, segments
-from delta_prop.spark.replaying import STATES, STATES_DDL, place, replay
+from delta_prop.spark.replaying import STATES, STATES_DDL, at_of, replay
 from delta_prop.spark.segments import deltas_of
 from delta_prop_wire import delta as d
 from delta_prop_wire.delta import Delta
@@ -106,15 +106,15 @@ def test_the_deltas_of_a_directory_are_a_table(spark: SparkSession, tmp_path: Pa
         logged.lamport + 1,
     )
     assert json.loads(row.metadata) == batch.metadata(1)
-    assert deltas_of(spark, str(tmp_path), since=place(50), until=place(53)).count() == 3
+    assert deltas_of(spark, str(tmp_path), since=at_of(50), until=at_of(53)).count() == 3
     assert from_arrow_schema(STATES) == StructType.fromDDL(STATES_DDL)
 
 
 def test_a_place_is_an_offset_or_a_time() -> None:
-    assert place(None) == (None, None, False)
-    assert place(7).offset == 7
-    assert place(datetime(1970, 1, 2)).time_us == 86_400_000_000
-    assert place(datetime(1970, 1, 2, tzinfo=UTC)).time_us == 86_400_000_000
+    assert at_of(None) == (None, None, False)
+    assert at_of(7).offset == 7
+    assert at_of(datetime(1970, 1, 2)).time_us == 86_400_000_000
+    assert at_of(datetime(1970, 1, 2, tzinfo=UTC)).time_us == 86_400_000_000
     for wrong in (-1, True, "7"):
         with pytest.raises(UsageError, match=r"give an offset, from 0 on, or a datetime"):
-            place(wrong)  # type: ignore[arg-type]
+            at_of(wrong)  # type: ignore[arg-type]
