@@ -30,6 +30,7 @@ from delta_prop_wire.frames import (
     Nack,
     StagedPart,
 )
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     import ssl
@@ -54,7 +55,8 @@ def decide(
     tls: Tls | None = None,
     timeout_s: float = 30.0,
 ) -> JobStatus:
-    """Have a job published (COMMIT, with all `parts` that count) or dropped (ABORT), or ask how it is (LOOK).
+    """Have a job published (COMMIT, with all `parts` that count), or dropped and forgotten (ABORT), or ask
+    how it is (LOOK).
 
     Once this returns the decision is on disk. Raises Refused (JOB_UNKNOWN, JOB_DECIDED, …; nothing is decided
     then), Unreachable (nobody knows), UsageError.
@@ -65,7 +67,7 @@ def decide(
     where = parse_addresses(addresses)
     call = _Call(Decide(job, decision, named), token, time.monotonic() + timeout_s)
     context = None if tls is None else client_context(tls)
-    backoff, turn = Backoff(), 0
+    backoff, turn, unheard = Backoff(), 0, False
     while True:
         address = where[turn % len(where)]
         turn += 1
@@ -73,8 +75,10 @@ def decide(
             return call.ask(address, context, None if tls is None else tls.server_name)
         except (OSError, PeerError) as error:
             cause: Exception = error
-            wait_s = 0.0
+            wait_s, unheard = 0.0, True
         except Refused as refused:
+            if unheard and decision is Decision.ABORT and refused.code is ErrorCode.JOB_UNKNOWN:
+                return JobStatus(JobState.ABORTED)  # as was asked before, and not heard
             if not refused.retryable:
                 raise
             cause, wait_s = refused, (refused.retry_after_ms or 0) / 1000

@@ -14,8 +14,9 @@ from delta_prop.commands import edge
 from delta_prop.commands.look import shown
 from delta_prop.commands.opened import open_disk
 from delta_prop.commands.top import web_of
-from delta_prop.server.job_files import Decided, JobFiles, content_of, job_told
+from delta_prop.server.job_files import JobFiles, job_told, stem_of
 from delta_prop.server.job_rules import decided_before, none_here
+from delta_prop.server.part_file import path_of
 from delta_prop_broker.log.damage import LogBusy
 from delta_prop_broker.log.identity import LOCK_PATH
 from delta_prop_wire.frames import Decision, JobState, JobStatus
@@ -82,16 +83,13 @@ def _abort_in(disk: Disk, job: str) -> None:
         files = JobFiles(disk)
         decided, damaged = files.read_decided()
         before = next((one for one in decided if one.job == job), None)
-        if before is not None and before.state is not JobState.ABORTED:
+        if before is not None:
             raise decided_before(job, before.state)
         staged = files.read_staged(decided, damaged, read_only=True)
-        owner = next((one.head.owner for one in staged if one.head.job == job), None)
-        if before is None:
-            if owner is None:
-                raise none_here(job)
-            before = Decided(job, owner, JobState.ABORTED, edge.wall_us(), content_of(()))
-            files.write_decided(before)
-        files.read_staged([*decided, before], damaged)
+        heads = [one.head for one in staged if one.head.job == job]
+        if not heads:
+            raise none_here(job)
+        files.drop(job, [path_of(stem_of(job), one.part, one.attempt) for one in heads])
     finally:
         lock.release()
 

@@ -203,6 +203,11 @@ class JobFiles:
         """Remove what was decided of a job."""
         self.remove([f"{DIRECTORY}/{stem_of(job)}{_DECISION}"])
 
+    def drop(self, job: str, paths: Iterable[str]) -> None:
+        """Remove what is staged of a job, and first of all a decision of which nobody was told."""
+        stem = stem_of(job)
+        self.remove([f"{DIRECTORY}/{stem}{_DECISION}", *paths])
+
     def remove_parts(self, decided: Decided) -> None:
         """Remove what a decision needs no more."""
         stem = stem_of(decided.job)

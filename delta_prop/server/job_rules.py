@@ -11,7 +11,7 @@ from delta_prop.server.grants import Unauthorized
 from delta_prop.server.job_files import Decided, KeptPart, content_of
 from delta_prop_broker.log.reserve import is_no_room
 from delta_prop_wire.errors import Refused
-from delta_prop_wire.frames import Decision, JobState
+from delta_prop_wire.frames import JobState
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
@@ -21,23 +21,20 @@ if TYPE_CHECKING:
 
 JOB_BYTES_MAX = 255
 _AGAIN_MS, _LATER_MS = 1_000, 60_000
-_DONE = (JobState.COMMITTED, JobState.PUBLISHED)
 
 
 def judged(request: Decide, job: Job | None, owner: str, chain: Chain, now_us: int) -> Decided:
-    """The decision as it is to be written down; the one that was made before, where it is the same.
+    """What a commit is to write down; the decision that was made before, where it is the same.
 
     Raises Refused (JOB_UNKNOWN, JOB_DECIDED, BAD_REQUEST, UNAUTHORIZED).
     """
-    commit, parts = request.decision is Decision.COMMIT, request.parts
+    parts = request.parts
     if job is not None:
         check_owner(job, owner)
         if job.decided is not None:
-            return _decided_again(request, job, job.decided)
-    elif not commit or any(part.deltas for part in parts):
+            return _decided_again(job, job.decided, parts)
+    elif any(part.deltas for part in parts):
         raise none_here(request.job)
-    if not commit:
-        return Decided(request.job, owner, JobState.ABORTED, now_us, content_of(()))
     kept = _kept(job, parts, owner, chain)
     state = JobState.COMMITTED if kept else JobState.PUBLISHED
     deltas = sum(part.deltas for part in kept)
@@ -50,13 +47,20 @@ def check_owner(job: Job, owner: str) -> None:
         raise Unauthorized(f"job {job.name!r:.80} is that of token {job.owner!r}")
 
 
-def _decided_again(request: Decide, job: Job, decided: Decided) -> Decided:
-    if request.decision is Decision.ABORT and decided.state is JobState.ABORTED:
+def abortable(name: str, job: Job | None, owner: str) -> Job:
+    """The job that may be dropped. Raises Refused (JOB_UNKNOWN, JOB_DECIDED, UNAUTHORIZED)."""
+    if job is None:
+        raise none_here(name)
+    check_owner(job, owner)
+    if job.decided is not None:
+        raise decided_before(name, job.decided.state)
+    return job
+
+
+def _decided_again(job: Job, decided: Decided, parts: tuple[StagedPart, ...]) -> Decided:
+    if content_of(parts) == decided.content:
         return decided
-    again = request.decision is Decision.COMMIT and decided.state in _DONE
-    if again and content_of(request.parts) == decided.content:
-        return decided
-    raise decided_before(job.name, decided.state, "with other parts, or other deltas in them" * again)
+    raise decided_before(job.name, decided.state, "with other parts, or other deltas in them")
 
 
 def _kept(job: Job | None, parts: tuple[StagedPart, ...], owner: str, chain: Chain) -> tuple[KeptPart, ...]:
@@ -116,6 +120,12 @@ def none_here(job: str) -> Refused:
         f"no job {job!r:.80} is staged here: it was never begun, was sent to another service, or was dropped "
         "because nobody decided of it in time; run it again",
     )
+
+
+def aborted(job: str) -> Refused:
+    """What is staged was dropped by its driver."""
+    told = f"job {job!r:.80} was aborted, and what was staged of it is gone: run it again"
+    return Refused(ErrorCode.JOB_UNKNOWN, told)
 
 
 def expired(job: str) -> Refused:

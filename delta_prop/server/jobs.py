@@ -18,6 +18,8 @@ from delta_prop.server.job_files import Decided, JobFiles, Progress, job_told, s
 from delta_prop.server.job_publishing import Publisher
 from delta_prop.server.job_rules import (
     JOB_BYTES_MAX,
+    abortable,
+    aborted,
     check_owner,
     decided_before,
     expired,
@@ -286,51 +288,71 @@ class Jobs:
                 self._recount(attempt)
 
     async def _decide(self, files: JobFiles, asked: _Asked) -> None:
-        request, job = asked.request, self._jobs.get(asked.request.job)
-        if job is not None:
-            job.deciding = True  # from here on it does not expire
         try:
-            decided = judged(request, job, asked.owner, self._inside.chain, self._wall_us())
-            if job is None or decided is not job.decided:
-                await self._threads.run(partial(self._use_reserve, partial(files.write_decided, decided)))
+            if asked.request.decision is Decision.ABORT:
+                asked.tell(await self._abort(files, asked))
+            else:
+                asked.tell(await self._commit(files, asked))
         except OSError as error:
             asked.tell(unwritten(error))
-            return
         except Refused as refused:
             asked.tell(refused)
-            return
-        finally:
-            if job is not None:
-                job.deciding = False
-        job = self._jobs.setdefault(request.job, Job(request.job, asked.owner, decided.decided_us))
-        if job.decided is not decided:
+
+    async def _commit(self, files: JobFiles, asked: _Asked) -> JobStatus:
+        request, job = asked.request, self._jobs.get(asked.request.job)
+        decided = judged(request, job, asked.owner, self._inside.chain, self._wall_us())
+        if job is None:
+            job = self._begin(request.job, asked.owner)
+        if job.decided is decided:
+            return job.status()
+        job.deciding = True  # from here on it does not expire
+        try:
+            await self._threads.run(partial(self._use_reserve, partial(files.write_decided, decided)))
             job.decided = decided
-            self._count_active()
-            kept = {(one.part, one.attempt) for one in decided.parts}
+        finally:
+            job.deciding = False
+        self._count_active()
+        kept = {(one.part, one.attempt) for one in decided.parts}
+        try:
             await self._drop(files, job, decided_before(job.name, decided.state), kept)
-            self._publish_bell.ring()
-        asked.tell(job.status())
+        except OSError as error:
+            logger.warning("other attempts of job %r are removed at the next start: %s", job.name, error)
+        self._publish_bell.ring()
+        return job.status()
+
+    async def _abort(self, files: JobFiles, asked: _Asked) -> JobStatus:
+        job = abortable(asked.request.job, self._jobs.get(asked.request.job), asked.owner)
+        del self._jobs[job.name]  # it may be staged anew at once
+        await self._drop(files, job, aborted(job.name))
+        return JobStatus(JobState.ABORTED)
 
     async def _drop(
         self, files: JobFiles, job: Job, why: Refused, kept: Iterable[tuple[int, int]] = ()
     ) -> None:
-        """Take no more for this job, and remove what is there but for these parts."""
+        """Take no more for this job, and remove what is there but for these parts, which count until they are
+        published. Raises OSError: then it is there still.
+        """
         attempts, job.attempts = job.attempts, {}
         for attempt in attempts.values():
             attempt.end(why)
         gone = [one for key, one in attempts.items() if key not in kept]
-        self._attempts -= len(attempts)
-        # What is kept counts until it is published.
-        self.counted.staged_bytes -= sum(one.charged for one in gone)
+        paths = [one.path for one in gone]
+        drop = partial(files.remove, paths) if kept else partial(files.drop, job.name, paths)
 
         def remove() -> None:
             close_all(attempts.values())
-            files.remove([one.path for one in gone])
+            drop()
 
         try:
             await self._threads.run(remove)
-        except OSError as error:
-            logger.warning("parts of job %r are removed at the next start only: %s", job.name, error)
+        except OSError:
+            left = self._jobs.setdefault(job.name, job).attempts
+            left |= {(one.part, one.attempt): one for one in gone} | left
+            raise
+        finally:
+            self._count_active()
+        self._attempts -= len(attempts)
+        self.counted.staged_bytes -= sum(one.charged for one in gone)
 
     # --- publishing
 
@@ -381,13 +403,20 @@ class Jobs:
                 if place < spare or now_us - _decided_us(job) > names_us:
                     await self._forget(files, job)
             for job in [one for one in self._jobs.values() if one.decided is None]:
-                if not job.deciding and now_us - job.touched_us > settings.jobs_kept_s_max * 1e6:
-                    self.counted.expired += 1
-                    del self._jobs[job.name]
-                    self._count_active()
-                    logger.warning("job %r was dropped: nobody decided of it in time", job.name)
-                    await self._drop(files, job, expired(job.name))
+                late = now_us - job.touched_us > settings.jobs_kept_s_max * 1e6
+                if late and not job.deciding and self._jobs.get(job.name) is job:
+                    await self._expire(files, job)
             await anyio.sleep(every_s)
+
+    async def _expire(self, files: JobFiles, job: Job) -> None:
+        del self._jobs[job.name]
+        try:
+            await self._drop(files, job, expired(job.name))
+        except OSError as error:
+            logger.warning("job %r is dropped later: %s", job.name, error)
+        else:
+            self.counted.expired += 1
+            logger.warning("job %r was dropped: nobody decided of it in time", job.name)
 
     async def _forget(self, files: JobFiles, job: Job) -> None:
         try:

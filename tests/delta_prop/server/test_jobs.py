@@ -41,15 +41,29 @@ def test_an_aborted_job_leaves_nothing() -> None:
     with place(disk) as at:
         stage(at.address, 0, 1, rows(0, 8))
         assert decide(at.address, JOB, Decision.ABORT).state is JobState.ABORTED
-        assert decide(at.address, JOB, Decision.ABORT).state is JobState.ABORTED
         assert at.jobs.counted.staged_bytes == 0
-        assert not [path for path in disk.paths() if path.endswith(".part")]
-        with pytest.raises(Refused, match="JOB_DECIDED") as told:
-            stage(at.address, 0, 2, rows(0, 8))
-        assert told.value.details == {"state": "aborted"}
-        with pytest.raises(Refused, match="JOB_DECIDED"):
+        assert not [path for path in disk.paths() if path.startswith("jobs")]
+        for decision in (Decision.ABORT, Decision.LOOK):
+            with pytest.raises(Refused, match="JOB_UNKNOWN"):
+                decide(at.address, JOB, decision)
+        with pytest.raises(Refused, match="JOB_UNKNOWN"):
             decide(at.address, JOB, Decision.COMMIT, [StagedPart(0, 1, 8)])
         assert at.keys() == []
+
+
+def test_a_job_that_was_aborted_is_run_again_under_its_name() -> None:
+    with place(SimDisk()) as at:
+        with SyncProducer(at.address, name="late", job=JobPart(JOB, 0, 1), settings=QUICK) as late:
+            late.offer_block(block_of(rows(0, 8)))
+            late.flush()
+            decide(at.address, JOB, Decision.ABORT)
+            again = stage(at.address, 0, 2, rows(0, 5))
+            receipt = late.offer_block(block_of(rows(0, 8, 8)))
+            with pytest.raises(Refused, match="was aborted"):
+                receipt.result()
+        decide(at.address, JOB, Decision.COMMIT, [again])
+        assert published(at.address) == JobStatus(JobState.PUBLISHED, 5, published=5)
+        assert at.keys() == [one.vector_id for one in rows(0, 5)]
 
 
 def test_the_same_job_again_is_answered_and_another_one_under_its_name_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pytest
@@ -47,7 +48,7 @@ async def run_job(at: Site, story: Story) -> None:
         for number, deltas in enumerate(PARTS):
             parts.append(await at.stage(number, story.lives, deltas))
     except Refused as refused:
-        if refused.code is not ErrorCode.JOB_DECIDED or refused.details["state"] == "aborted":
+        if refused.code is not ErrorCode.JOB_DECIDED:
             raise
         story.decided_unheard += 1
         return
@@ -103,3 +104,24 @@ def test_it_may_crash_again_and_again(full: bool) -> None:
             disk = disk.crash() if disk.chance.random() < 0.5 else disk.kill()
         disk.heal()
         check(life(disk, story))
+
+
+@pytest.mark.parametrize("power", [True, False])
+def test_a_crash_while_it_aborts_leaves_the_name_free(power: bool) -> None:
+    async def aborted(disk: SimDisk) -> None:
+        async with site(disk) as at:
+            for number, deltas in enumerate(PARTS):
+                await at.stage(number, 1_000, deltas)
+            if not disk.struck["ready"]:
+                disk.struck["ready"] = disk.calls
+            await at.decide(Decision.ABORT)
+
+    probe = SimDisk(0)
+    run_virtual(aborted, probe)
+    for number in range(probe.struck["ready"] + 1, probe.calls + 1, 2):
+        disk, story = SimDisk(number), Story()
+        disk.crash_at(number)
+        with suppress(BaseException):
+            run_virtual(aborted, disk)
+        assert disk.is_off
+        check(life(disk.crash(number) if power else disk.kill(), story))

@@ -165,7 +165,7 @@ DECIDED = st.builds(
     Decided,
     job=st.text(min_size=1, max_size=9),
     owner=st.text(max_size=5),
-    state=st.sampled_from([JobState.COMMITTED, JobState.PUBLISHED, JobState.ABORTED]),
+    state=st.sampled_from([JobState.COMMITTED, JobState.PUBLISHED]),
     decided_us=NUMBERS,
     content=st.binary(min_size=16, max_size=16),
     deltas=NUMBERS,
