@@ -81,7 +81,8 @@ def served(data: Path) -> Iterator[str]:
         "--http-port",
         "0",
     ]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with (data.parent / "service.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
