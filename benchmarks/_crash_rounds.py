@@ -29,6 +29,7 @@ from benchmarks._crash_check import (
     read_table,
 )
 from benchmarks._crash_writer import UNDER_WAY, made
+from benchmarks._processes import apart
 from delta_prop_wire.jsonlines import delta_to_json
 
 if TYPE_CHECKING:
@@ -62,14 +63,15 @@ class Life:
         """`errors`: the file for what it says on its error output; `arguments`: Python's."""
         self.began = time.monotonic()
         self._errors = errors.open("w+")
-        self._process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=_ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-        )
+        with apart():
+            self._process = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=_ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+            )
         self.lines: list[str] = []
         self._first = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)

@@ -6,10 +6,9 @@ It is told by its pipe when to measure, so that several can be measured in turn;
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import tempfile
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ import anyio
 import anyio.to_thread
 import numpy as np
 
+from benchmarks._processes import PROCESSES, end_forked, end_when_told, forked
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
 from delta_prop_broker.log.retention import LogSettings
@@ -39,7 +39,6 @@ NAMESPACE = "vectors"
 ORIGIN = make_origin(producer_id_of("growth"), Priority.NORMAL)
 PENDING_ROWS = 10
 WAIT_S = 600.0
-_PROCESSES = multiprocessing.get_context("forkserver")
 _INDICES = np.arange(CHANGED, dtype=np.uint32) * 2
 
 
@@ -66,10 +65,13 @@ class Service:
 
     def __init__(self, held: Held) -> None:
         """Build; returns when it is built."""
-        self._pipe, there = _PROCESSES.Pipe()
-        self._process = _PROCESSES.Process(target=_run, args=(held, there), daemon=True)
-        self._process.start()
-        self.built_s: float = self._hear()
+        self._pipe, there = PROCESSES.Pipe()
+        self._process = forked(_run, held, there)
+        try:
+            self.built_s: float = self._hear()
+        except BaseException:
+            self.stop()
+            raise
 
     def cpu_us(self, kind: Kind, deltas: int) -> float:
         """CPU µs a delta, of all threads."""
@@ -78,10 +80,9 @@ class Service:
 
     def stop(self) -> None:
         """End it."""
-        if self._process.is_alive():
-            self._pipe.send(None)
-            self._process.join(30)
-        self._process.kill()
+        with suppress(OSError):
+            self._pipe.send(None)  # its thread that reads waits for a word
+        end_forked(self._process)
 
     def _hear(self) -> Any:
         if not self._pipe.poll(WAIT_S):
@@ -197,8 +198,11 @@ def settings_of(held: Held) -> Settings:
 
 
 def _run(held: Held, pipe: Connection) -> None:
+    end_when_told()
     try:
         anyio.run(_serve, held, pipe)
+    except KeyboardInterrupt:
+        return
     except Exception as error:
         pipe.send(f"{held.name}: {error!r}")
 

@@ -31,10 +31,14 @@ class Replica(Peer):
 
     def __enter__(self) -> Self:
         serve = ["-m", "delta_prop", "serve", "--data", str(self._folder / "data"), "--level", "logged"]
-        self.port = self._started("serve", [*serve, "--port", "0", "--http-port", "0"], "ready ")
-        if self._delay_ms:
-            link = ["-m", "benchmarks._inside_link", str(self.port), str(self._delay_ms)]
-            self.port = self._started("link", link, "ready ")
+        try:
+            self.port = self._started("serve", [*serve, "--port", "0", "--http-port", "0"], "ready ")
+            if self._delay_ms:
+                link = ["-m", "benchmarks._inside_link", str(self.port), str(self._delay_ms)]
+                self.port = self._started("link", link, "ready ")
+        except BaseException:
+            self.stop()
+            raise
         return self
 
     def __exit__(self, *failure: object) -> None:
@@ -51,7 +55,6 @@ class Replica(Peer):
                 if line.startswith(ready):
                     return int(dict(word.split("=") for word in line.split()[1:])["port"])
             time.sleep(0.05)
-        self.stop()
         raise TimeoutError(f"{name} is not ready: {(folder / 'said').read_text()}")
 
 

@@ -6,12 +6,13 @@ Taken in every round of what is compared with it, as a shared machine's limits m
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import os
 import socket
 import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+from benchmarks._processes import PROCESSES, end_forked, forked
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 SECONDS = 0.4
 """Of one way to send."""
 MIB = 1 << 20
-_PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def limits_mb_s(folder: Path) -> dict[str, float]:
@@ -33,9 +33,8 @@ def limits_mb_s(folder: Path) -> dict[str, float]:
 
 def tcp_mb_s(way: str, size: int) -> float:
     """One sender, one receiver, each a process: raw sockets, or the protocols of a loop."""
-    here, there = _PROCESSES.Pipe()
-    receiver = _PROCESSES.Process(target=_receive, args=(way, there), daemon=True)
-    receiver.start()
+    here, there = PROCESSES.Pipe()
+    receiver = forked(_receive, way, there)
     try:
         port = here.recv()
         began = time.monotonic()
@@ -46,9 +45,9 @@ def tcp_mb_s(way: str, size: int) -> float:
         if not here.poll(30):
             raise RuntimeError("the receiver has said nothing")
         count, ended = here.recv()
-    finally:
         receiver.join(5)
-        receiver.kill()
+    finally:
+        end_forked(receiver)
     return float(count / (ended - began) / 1e6)
 
 

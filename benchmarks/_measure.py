@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[object]]) -> 
     return "\n".join([title, lines[0], "-" * len(lines[0]), *lines[1:], ""])
 
 
-def write_json(path: str | None, figures: Mapping[str, object]) -> None:
+def write_json(path: Path | str | None, figures: Mapping[str, object]) -> None:
     """Write the figures for programs, where a path was given."""
     if path is not None:
         with open(path, "w") as file:

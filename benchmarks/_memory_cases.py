@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks._growth_service import Taken, send, vector_id
 from benchmarks._peers_contract import Wire, connect
 from benchmarks._peers_ours import Ours, hello_of, next_frame, subscription_of
+from benchmarks._processes import end_when_told
 from benchmarks.sustained import private_mb
 from delta_prop.config import (
     BYTES_PER_HEAD,
@@ -299,7 +300,10 @@ CASES = (
 def run(name: str, count: int, pipe: Connection) -> None:
     """In a process of its own: tell the bytes of one, or what went wrong."""
     (case,) = (one for one in CASES if one.name == name)
+    end_when_told()
     try:
         pipe.send(anyio.run(case.measure, count))
+    except KeyboardInterrupt:
+        return
     except Exception as error:
         pipe.send(repr(error))

@@ -5,7 +5,6 @@ It takes large pieces and goes from frame to frame; of each it sees that offsets
 
 from __future__ import annotations
 
-import multiprocessing
 import struct
 import time
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks._peers_contract import Wire, connect
 from benchmarks._peers_ours import hello_of, next_frame
+from benchmarks._processes import PROCESSES, end_forked, forked
 from delta_prop_wire.codec import encode
 from delta_prop_wire.frames import Ack, Start, StartAt, Subscribe, Subscription
 from delta_prop_wire.spec import HEADER_BYTES, STAMP_BYTES, FrameType
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from benchmarks._peers_scenes import Measured, Scene
 
 PIECE_BYTES = 1 << 20
-_PROCESSES = multiprocessing.get_context("forkserver")
 _HEADER = struct.Struct(">4xQI")
 _ROWS = struct.Struct("<4xI16xQ")
 """Of a body's header: how many rows, the counter of the first."""
@@ -42,15 +41,14 @@ def caught_up(peer: Peer, scene: Scene, topic: str, fill: Callable[[Peer, Scene,
     begin = subscribe(wire, Start(StartAt.LATEST))
     wire.socket.close()
     filled = fill(peer, replace(scene, from_log=False, consumers=0), topic)
-    here, there = _PROCESSES.Pipe()
-    reader = _PROCESSES.Process(target=_read, args=(peer.port, begin, filled.payloads, there), daemon=True)
+    here, there = PROCESSES.Pipe()
     cpu = peer.cpu_s()
-    reader.start()
+    reader = forked(_read, peer.port, begin, filled.payloads, there)
     try:
         told = here.recv() if here.poll(60) else "the consumer has said nothing"
-    finally:
         reader.join(5)
-        reader.kill()
+    finally:
+        end_forked(reader)
     if isinstance(told, str):
         raise RuntimeError(told)
     seconds, consumer_cpu_s = told

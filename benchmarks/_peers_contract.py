@@ -6,7 +6,7 @@ Clients are blocking and in processes of their own, so that the server is what i
 from __future__ import annotations
 
 import os
-import signal
+import shutil
 import socket
 import struct
 import subprocess
@@ -15,6 +15,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
+
+from benchmarks._processes import apart, end
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,7 +87,7 @@ class Peer:
 
     def missing(self) -> str | None:
         """What is to be installed before this peer can be measured."""
-        return None if any((Path(one) / self.program).exists() for one in PATHS) else self.program
+        return None if shutil.which(self.program, path=PATHS) else self.program
 
     def start(self, folder: Path) -> None:
         """Start the server with its data below `folder`; return when it can be connected to."""
@@ -126,15 +128,15 @@ class Peer:
 
     def spawn(self, arguments: Sequence[str], folder: Path, **more: object) -> subprocess.Popen[bytes]:
         """Start a process of this peer; what it says goes to a file `said` in `folder`."""
-        with (folder / "said").open("wb") as said:
+        with (folder / "said").open("wb") as said, apart():
             process = subprocess.Popen(
-                arguments,
+                [shutil.which(arguments[0], path=PATHS) or arguments[0], *arguments[1:]],
                 stdin=subprocess.DEVNULL,
                 stdout=said,
                 stderr=subprocess.STDOUT,
                 **more,  # type: ignore[call-overload]
             )
-        self.processes.append(process)
+            self.processes.append(process)
         return process  # type: ignore[no-any-return]
 
     def wait_open(self, folder: Path) -> None:
@@ -154,7 +156,8 @@ class Peer:
         )
 
 
-PATHS = (*os.get_exec_path(), "/usr/sbin", "/usr/local/bin")
+PATHS = os.pathsep.join((*os.get_exec_path(), "/usr/sbin", "/usr/local/bin"))
+"""Where servers are looked for: administrators' programs are often not on the path of others."""
 
 
 @dataclass(slots=True)
@@ -197,18 +200,6 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Stop one process that was started here."""
-    if process.poll() is not None:
-        return
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait(5)
 
 
 def cpu_s(process_id: int) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import multiprocessing
 import os
 import time
 from array import array
@@ -21,6 +20,7 @@ from benchmarks._measure import percentile
 from benchmarks._peers_bulk import caught_up
 from benchmarks._peers_calls import published_singly
 from benchmarks._peers_contract import WAIT_S_MAX
+from benchmarks._processes import PROCESSES, end_forked, forked
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
     from benchmarks._peers_contract import Consumer, Peer, Publisher
 
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload([__name__, "benchmarks.peers"])
+PROCESSES.set_forkserver_preload([__name__, "benchmarks.peers"])
 _WARM_SHARE = 0.1
 """Of the first samples of a latency, nothing is told."""
 
@@ -94,10 +93,10 @@ def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: in
         return caught_up(peer, scene, topic, partial(measure, size=size, window=window))
     size, window = size * scene.pack, window or scene.window
     peer.create(topic, scene.consumers)
-    target = _PROCESSES.Value("q", -1)
+    target = PROCESSES.Value("q", -1)
     pipes, processes = [], []
     for number in range(scene.consumers + 1):
-        here, there = _PROCESSES.Pipe()
+        here, there = PROCESSES.Pipe()
         if number < scene.consumers:
             work: tuple[Any, ...] = (_consume, peer, topic, (number, size, scene.sampled), target, there)
         else:
@@ -109,10 +108,8 @@ def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: in
                 target,
                 there,
             )
-        process = _PROCESSES.Process(target=_run, args=work, daemon=True)
-        process.start()
         pipes.append(here)
-        processes.append(process)
+        processes.append(forked(_run, *work))
     try:
         for pipe in pipes:
             _hear(pipe)
@@ -121,10 +118,11 @@ def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: in
             pipe.send("go")
         told = [_hear(pipe, scene.seconds_max) for pipe in pipes]
         cpu, counters = peer.cpu_s() - cpu, peer.counters()
-    finally:
         for process in processes:
             process.join(5)
-            process.kill()
+    finally:
+        for process in processes:
+            end_forked(process)
     peer.drop(topic)
     *received, sent = told
     last = max((one["last"] for one in received), default=sent["acked_at"])

@@ -1,11 +1,10 @@
-"""What a benchmark has found: figures by name, goals and how far they are met, tables; as text and as JSON.
+"""What a benchmark has found: figures by name, how far goals are reached, tables; as text and as JSON.
 
 Every benchmark writes the same JSON, so that one report and one comparison can read all of them.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
@@ -13,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks._arguments import Arguments, whole, writable_file
 from benchmarks._measure import Figure, calibration_ns, table
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 GATE = 3.0
 """Noise moves a figure of a shared machine, but not so far: beyond, the run fails."""
+FAR_BEYOND, REACHED, SHORT, FAR_SHORT = "far beyond", "reached", "short", "far short"
+NOT_MEASURED = "not measured"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class Goal:
     what: str
     target: float
     moonshot: float | None = None
+    """From where on it is far beyond the target."""
     unit: str = "×"
     less: bool = False
 
@@ -41,13 +44,13 @@ class Goal:
     def verdict(self, figure: Figure | None) -> str:
         """In a word."""
         if figure is None:
-            return "not measured"
+            return NOT_MEASURED
         if self.moonshot is not None and self.within(figure.median, self.moonshot):
-            return "moonshot"
+            return FAR_BEYOND
         if self.within(figure.median, self.target):
-            return "met"
+            return REACHED
         gate = self.target * GATE if self.less else self.target / GATE
-        return "short" if self.within(figure.median, gate) else "FAR"
+        return SHORT if self.within(figure.median, gate) else FAR_SHORT
 
 
 @dataclass(slots=True)
@@ -85,7 +88,7 @@ class Results:
     @property
     def failed(self) -> bool:
         """Whether something went wrong, or is out of all proportion."""
-        return bool(self.failures) or any(goal["verdict"] == "FAR" for goal in self.goals)
+        return bool(self.failures) or any(goal["verdict"] == FAR_SHORT for goal in self.goals)
 
     def text(self) -> str:
         """For people."""
@@ -97,7 +100,7 @@ class Results:
         parts += [f"FAILED: {failure}" for failure in self.failures]
         return "\n".join(parts)
 
-    def finish(self, path: str | None) -> int:
+    def finish(self, path: Path | str | None) -> int:
         """Print, write the JSON where a path was given; the exit status."""
         print(self.text())
         if path is not None:
@@ -116,7 +119,7 @@ def goal_table(goals: Sequence[dict[str, Any]]) -> str:
             for one in ("target", "moonshot")
         )
         rows.append((f"{goal['row']:>4}  {goal['what']}", wanted, moon, spread(found), goal["verdict"]))
-    return table("Goals", (" row", "target", "moonshot", "found", ""), rows)
+    return table("Goals", (" row", "target", FAR_BEYOND, "found", ""), rows)
 
 
 def spread(figure: dict[str, Any] | None) -> str:
@@ -131,10 +134,15 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
 
 
-def options_of(bench: str, about: str | None, *, rounds: int) -> argparse.ArgumentParser:
-    """The options that every benchmark has."""
-    parser = argparse.ArgumentParser(prog=f"./run bench {bench}", description=about)
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"interleaved rounds; default: {rounds}")
+def options_of(bench: str, about: str | None, *, rounds: int, rounds_min: int = 1) -> Arguments:
+    """The options that every benchmark has that writes results."""
+    parser = Arguments(bench, about)
+    parser.add_argument(
+        "--rounds",
+        type=whole(rounds_min, 10_000),
+        default=rounds,
+        help=f"interleaved rounds, at least {rounds_min}; default: {rounds}",
+    )
     parser.add_argument("--quick", action="store_true", help="a short run: rough figures")
-    parser.add_argument("--json", metavar="FILE", help="write what was found to FILE too")
+    parser.add_argument("--json", type=writable_file, metavar="FILE", help="write what was found to FILE too")
     return parser

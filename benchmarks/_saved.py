@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._results import GATE
+from benchmarks._shape import check, judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+FAR_WORSE = "far worse"
 Run = dict[str, dict[str, Any]]
 """By benchmark, what it wrote."""
 
@@ -19,21 +21,42 @@ Run = dict[str, dict[str, Any]]
 def read(places: Iterable[Path]) -> Run:
     """Files, and all files of folders. Of a benchmark that wrote several, what they have together.
 
-    Of a figure or goal that several have, the last file's. Raises ValueError where nothing is there.
+    Of a figure or goal that several have, the last file's. What else lies in a folder is left out. Raises
+    ValueError where nothing is there, or a file is not what a benchmark writes.
     """
     files = [
         path for place in places for path in (sorted(place.glob("*.json")) if place.is_dir() else [place])
     ]
     run: Run = {}
     for path in files:
-        told = json.loads(path.read_text())
-        if not isinstance(told, dict) or told.get("format") != 1:
+        told = _told(path)
+        if told is None:
+            if path in places:
+                raise ValueError(f"{path} was not written by --json of a benchmark")
             continue
         before = run.get(told["bench"])
         run[told["bench"]] = told if before is None else _together(before, told)
     if not run:
         raise ValueError(f"no results in {', '.join(map(str, places)) or 'nothing'}: give what --json wrote")
     return run
+
+
+def _told(path: Path) -> dict[str, Any] | None:
+    """What a benchmark wrote into this file; None where another program did."""
+    try:
+        told = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(told, dict) or "format" not in told or "bench" not in told:
+        return None
+    try:
+        check(told)
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    for goal in told["goals"]:
+        # Judged anew, as the words may have been others when it was written.
+        goal["verdict"] = judged(goal)
+    return told
 
 
 def _together(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +95,7 @@ class Change:
     def verdict(self) -> str:
         """In a word; within the spread of the rounds nothing is known."""
         if self.ratio < 1 / GATE:
-            return "FAR"
+            return FAR_WORSE
         apart = self.now["low"] > self.before["high"] or self.now["high"] < self.before["low"]
         if not apart:
             return ""

@@ -6,18 +6,18 @@ only where one is worse than a third of what it was: a shared machine moves figu
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
+from benchmarks._arguments import Arguments
 from benchmarks._measure import table
 from benchmarks._results import number, spread
-from benchmarks._saved import Run, changes, read
+from benchmarks._saved import FAR_WORSE, Change, Run, changes, read
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Compare, print."""
-    parser = argparse.ArgumentParser(prog="./run bench compare", description=__doc__)
+    parser = Arguments("compare", __doc__, failed="a figure is worse than a third of what it was")
     parser.add_argument("old", type=Path, help="a file, or a folder of files")
     parser.add_argument("new", type=Path, help="the same of another run")
     parser.add_argument("--all", action="store_true", help="figures too that are within the noise")
@@ -26,12 +26,17 @@ def main(arguments: list[str] | None = None) -> int:
         old, new = read([given.old]), read([given.new])
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    return report(old, new, everything=given.all)
-
-
-def report(old: Run, new: Run, *, everything: bool) -> int:
-    """Print; the exit status."""
     found = changes(old, new)
+    if not found:
+        names = ", ".join(old), ", ".join(new)
+        parser.error(f"no figure is in both: {given.old} is of {names[0]}, {given.new} of {names[1]}")
+    for name in sorted(old.keys() ^ new.keys()):
+        print(f"{name} is left out: only {given.old if name in old else given.new} has it", file=sys.stderr)
+    return report(old, new, found, everything=given.all)
+
+
+def report(old: Run, new: Run, found: list[Change], *, everything: bool) -> int:
+    """Print; the exit status."""
     shown = [one for one in found if everything or one.verdict]
     rows = [
         (
@@ -50,7 +55,7 @@ def report(old: Run, new: Run, *, everything: bool) -> int:
     print(f"{len(found)} figures in both, {same} of them within the noise of their rounds")
     paces = [[told["calibration_ns"] for told in run.values()] for run in (old, new)]
     print("a loop turn took", " and ".join(f"{number(min(one))} to {number(max(one))} ns" for one in paces))
-    return int(any(one.verdict == "FAR" for one in found))
+    return int(any(one.verdict == FAR_WORSE for one in found))
 
 
 if __name__ == "__main__":

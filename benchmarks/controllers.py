@@ -6,13 +6,13 @@ Runs the shipped scenario `controllers` with several seeds. With `--write` the t
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
+from benchmarks._arguments import Arguments, amount, whole
 from delta_prop_simulations.files import shipped
 from delta_prop_simulations.laboratory.reading import read_setups
 from delta_prop_simulations.laboratory.result import Result
@@ -31,13 +31,15 @@ DOCS = Path(__file__).parent.parent / "docs"
 _BEGIN, _END = "<!-- measured -->", "<!-- end of measured -->"
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Run, print, write if asked."""
-    parser = argparse.ArgumentParser(prog="./run bench controllers")
-    parser.add_argument("--seeds", type=int, default=5, help="how many runs of each; default: 5")
-    parser.add_argument("--duration", type=float, default=60.0, help="virtual seconds; default: 60")
+    parser = Arguments("controllers", __doc__, failed="does not occur")
+    parser.add_argument("--seeds", type=whole(1, 1_000), default=5, help="how many runs of each; default: 5")
+    parser.add_argument(
+        "--duration", type=amount(1, 3_600), default=60.0, help="virtual seconds; default: 60"
+    )
     parser.add_argument("--write", action="store_true", help="put table and pictures into docs/")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     logging.getLogger("delta_prop").addHandler(logging.NullHandler())  # the table tells
     runs = [_result(seed, options.duration) for seed in range(1, options.seeds + 1)]
     table = "\n".join(_table(runs))

@@ -8,7 +8,6 @@ the command `delta-prop publish`. Exit status 1 where anything is not as it was 
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import sqlite3
@@ -19,12 +18,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks._arguments import Arguments, whole, writable_file
 from benchmarks._crash_check import Verdict
 from benchmarks._crash_rounds import CommandStory, Story, Terms, Totals
 from benchmarks._crash_writer import UNDER_WAY
 from benchmarks._measure import percentile, table, write_json
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable
 
 RESTART_S_MAX = 2.0
@@ -37,16 +38,23 @@ KINDS = (
 
 def main(arguments: list[str] | None = None) -> int:
     """Kill, check, print."""
-    parser = argparse.ArgumentParser(prog="./run bench crash", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=50, help="how often the process is killed")
-    parser.add_argument("--lives", type=int, default=10, help="kills a directory, before it is closed well")
-    parser.add_argument("--producers", type=int, default=4)
+    parser = Arguments(
+        "crash", __doc__, failed="anything is not as it was acknowledged, or a start took too long"
+    )
+    parser.add_argument(
+        "--rounds", type=whole(1, 1_000_000), default=50, help="how often the process is killed"
+    )
+    parser.add_argument("--quick", action="store_true", help="a short run: 6 kills at most")
+    parser.add_argument(
+        "--lives", type=whole(1, 1_000_000), default=10, help="kills a directory, before it is closed well"
+    )
+    parser.add_argument("--producers", type=whole(1, 1_000), default=4)
     parser.add_argument("--seed", type=int, help="of the moments; without it, another each time")
     parser.add_argument("--plant", choices=PLANTS, help="plant a fault, which the check must find")
-    parser.add_argument("--json", metavar="FILE", help="write the figures to FILE too")
+    parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the figures to FILE too")
     given = parser.parse_args(arguments)
-    if min(given.rounds, given.lives, given.producers) < 1:
-        parser.error("give at least 1 round, 1 life and 1 producer")
+    if given.quick:
+        given.rounds, given.lives = min(given.rounds, 6), min(given.lives, 2)
     seed = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
     with tempfile.TemporaryDirectory(prefix="delta-prop-crash-") as folder:
         totals = _run(Path(folder), given, random.Random(seed))
@@ -74,7 +82,7 @@ def _run(folder: Path, given: argparse.Namespace, draw: random.Random) -> dict[s
     return totals
 
 
-def report(title: str, totals: dict[str, Totals], path: str | None) -> int:
+def report(title: str, totals: dict[str, Totals], path: Path | str | None) -> int:
     """Print what was found; the exit status."""
     columns = {name: one for name, one in totals.items() if one.rounds}
     rows: list[tuple[object, ...]] = [

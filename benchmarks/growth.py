@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from benchmarks._arguments import named, whole
 from benchmarks._growth_service import Held, Service
 from benchmarks._measure import table
 from benchmarks._results import Goal, Results, options_of
@@ -39,12 +40,18 @@ KINDS = (Kind.DENSE, Kind.SPARSE)
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write."""
     parser = options_of("growth", __doc__, rounds=7)
-    parser.add_argument("--only", default="", metavar="PART", help="only names with it, and the small one")
-    parser.add_argument("--heads", type=int, default=0, help="vectors whose last dot is held; 0: the default")
+    parser.add_argument(
+        "--only",
+        type=named([case.name for case in CASES]),
+        default="",
+        metavar="PART",
+        help="only names with it, and the small one",
+    )
+    parser.add_argument(
+        "--heads", type=whole(0), default=0, help="vectors whose last dot is held; 0: the default"
+    )
     given = parser.parse_args(arguments)
-    if given.rounds < 1 or given.heads < 0:
-        parser.error("give at least 1 round, and no number of heads below 0")
-    cases = [case for case in CASES if case.name == BASE or given.only in case.name]
+    cases = [case for case in CASES if case.name in (BASE, *given.only)]
     if given.quick:
         cases = [_smaller(case) for case in cases]
     cases = [replace(case, heads_max=given.heads) for case in cases]

@@ -8,7 +8,6 @@ embeddings do; pure noise has no near neighbours and would flatter nobody.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 import numpy as np
 
+from benchmarks._arguments import Arguments, amount, whole, writable_file
 from benchmarks._measure import calibration_ns, percentile, table, write_json
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
@@ -117,18 +117,21 @@ class Vectors:
         return chosen, [self.names[slot] for slot in chosen.tolist()]
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write; 1 where a search was stale or recall too low."""
-    parser = argparse.ArgumentParser(prog="./run bench index", description=__doc__)
-    parser.add_argument("--vectors", type=int, default=100_000, help="vectors of 128 numbers")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each mix")
-    parser.add_argument("--rate", type=int, default=20_000, help="updates a second")
+    parser = Arguments("index", __doc__, failed="a search was stale, or recall@10 was below 0.95")
+    parser.add_argument(
+        "--vectors", type=whole(1_000, 10_000_000), default=100_000, help="vectors of 128 numbers"
+    )
+    parser.add_argument("--seconds", type=amount(1, 86_400), default=60.0, help="for each mix")
+    parser.add_argument("--rate", type=whole(BATCH, 10_000_000), default=20_000, help="updates a second")
+    parser.add_argument("--quick", action="store_true", help="a short run: 10,000 vectors, 5 seconds at most")
     parser.add_argument("--mix", choices=list(MIXES), action="append", help="only this one (may be repeated)")
-    parser.add_argument("--unlinked-rows-max", type=int, default=Linked().unlinked_rows_max)
-    parser.add_argument("--json", metavar="FILE", help="write the figures to FILE too")
-    given = parser.parse_args()
-    if given.vectors < 1000 or given.seconds < 1 or given.rate < BATCH:
-        parser.error(f"give at least 1000 vectors, 1 second and {BATCH} updates a second")
+    parser.add_argument("--unlinked-rows-max", type=whole(2 * BATCH), default=Linked().unlinked_rows_max)
+    parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the figures to FILE too")
+    given = parser.parse_args(arguments)
+    if given.quick:
+        given.vectors, given.seconds = min(given.vectors, 10_000), min(given.seconds, 5.0)
     print(f"calibration: {calibration_ns():.0f} ns CPU a loop turn; ack level memory; log in memory")
     runs = {
         name: anyio.run(_measure, name, given.vectors, given.seconds, given.rate, given.unlinked_rows_max)

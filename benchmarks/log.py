@@ -25,6 +25,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
+from benchmarks._arguments import whole, writable_directory
 from benchmarks._measure import Figure, percentile, table
 from benchmarks._results import Goal, Results, options_of
 from delta_prop.config import Settings
@@ -86,13 +87,17 @@ _WAIT_S = 60.0
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write. Exit status 1 where a target is missed by far."""
     parser = options_of("log", __doc__, rounds=5)
-    parser.add_argument("--mib", type=int, default=48, help="MiB that a round publishes")
-    parser.add_argument("--acks", type=int, default=200, help="acknowledgements, one at a time, a round")
-    parser.add_argument("--directory", metavar="DIR", help="measure the disk that DIR is on")
+    parser.add_argument(
+        "--mib", type=whole(FLIGHT_BYTES // MIB, 100_000), default=48, help="MiB that a round publishes"
+    )
+    parser.add_argument(
+        "--acks", type=whole(10, 1_000_000), default=200, help="acknowledgements, one at a time, a round"
+    )
+    parser.add_argument(
+        "--directory", type=writable_directory, metavar="DIR", help="measure the disk that DIR is on"
+    )
     given = parser.parse_args(arguments)
-    if given.rounds < 1 or given.mib < FLIGHT_BYTES // MIB or given.acks < 10:
-        parser.error("give at least 1 round, 4 MiB and 10 acks")
-    mib, acks = (12, 50) if given.quick else (given.mib, given.acks)
+    mib, acks = (min(given.mib, 12), min(given.acks, 50)) if given.quick else (given.mib, given.acks)
     rounds: dict[str, list[Round]] = {WHOLE: [], SPARSE: []}
     with tempfile.TemporaryDirectory(prefix="delta-prop-log-", dir=given.directory) as folder:
         for number in range(given.rounds):

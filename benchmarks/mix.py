@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 
@@ -29,9 +28,6 @@ from delta_prop_wire.codec import encode
 from delta_prop_wire.delta import AckLevel, Priority, make_origin, producer_id_of
 from delta_prop_wire.frames import BatchFrame
 
-if TYPE_CHECKING:
-    pass
-
 TRAFFICS = (*ONE, BY_BATCH, BY_ROW)
 ROWS = 100
 SERVER, INSIDE = "server", "in process"
@@ -41,8 +37,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write."""
     parser = options_of("mix", __doc__, rounds=5)
     given = parser.parse_args(arguments)
-    if given.rounds < 1:
-        parser.error("give at least 1 round")
     seconds = 0.6 if given.quick else 1.5
     rates: dict[tuple[str, str], list[float]] = {}
     lost = 0

@@ -15,6 +15,7 @@ first, for all alike, so that the garbage collector walks over the calls alone.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmarks._arguments import amount, named, whole, writable_directory
 from benchmarks._limits import limits_mb_s
 from benchmarks._measure import Figure, table
 from benchmarks._peers_goals import IDLE, OURS, RATE, SCENES, Limits, Rounds, judged, played_by
@@ -33,7 +35,6 @@ from benchmarks._peers_scenes import Measured, Scene, measure
 from benchmarks._results import Results, number, options_of, spread
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterable, Mapping, Sequence
 
     from benchmarks._peers_contract import Peer
@@ -52,12 +53,11 @@ QUICK = {True: 0.5, False: 0.7}
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write. Exit status 1 where a delta was lost, or a goal missed by far."""
     given = _given(arguments)
-    names = [name for name in given.peers.split(",") if name]
     rounds: Rounds = {}
     limits: Limits = {}
     with ExitStack() as exits:
         folder = Path(exits.enter_context(tempfile.TemporaryDirectory(prefix="peers-", dir=given.directory)))
-        peers = dict(started(names, folder, exits))
+        peers = dict(started(given.peers, folder, exits))
         for turn in range(given.rounds):
             limits[turn] = {} if given.no_limits else limits_mb_s(folder)
             for scene in _scenes(given):
@@ -71,32 +71,47 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _given(arguments: list[str] | None) -> argparse.Namespace:
     parser = options_of("peers", __doc__, rounds=5)
-    parser.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--peers", type=_peer_names, default=",".join(PEERS), help=f"of {', '.join(PEERS)}")
     parser.add_argument(
-        "--scenes", default="", metavar="PARTS", help="only scenes whose name has one of them"
+        "--scenes",
+        type=named([scene.name for scene in SCENES]),
+        default="",
+        metavar="PARTS",
+        help="only scenes whose name has one of them",
     )
-    parser.add_argument("--seconds", type=float, default=1.5, help="how long a measurement publishes at most")
-    parser.add_argument("--size", type=int, default=128, help="bytes of a payload, a multiple of 8")
+    parser.add_argument(
+        "--seconds", type=amount(0.01, 3_600), default=1.5, help="how long a measurement publishes at most"
+    )
+    parser.add_argument(
+        "--size", type=whole(8, 65_536), default=128, help="bytes of a payload, a multiple of 8"
+    )
     parser.add_argument("--all", action="store_true", help="every scene with every peer, goal or not")
     parser.add_argument("--no-limits", action="store_true", help="leave the machine's limits out")
     parser.add_argument(
-        "--directory", metavar="DIR", help="keep the servers' data on the disk that DIR is on"
+        "--directory",
+        type=writable_directory,
+        metavar="DIR",
+        help="keep the servers' data on the disk that DIR is on",
     )
     given = parser.parse_args(arguments)
-    unknown = [name for name in given.peers.split(",") if name and name not in PEERS]
-    if unknown:
-        parser.error(f"unknown peers {', '.join(unknown)}: there are {', '.join(PEERS)}")
-    if given.rounds < 1 or given.size < 8 or given.size % 8:
-        parser.error("give at least 1 round, and a multiple of 8 bytes")
+    if given.size % 8:
+        parser.error(f"--size {given.size} is no multiple of 8")
     return given
+
+
+def _peer_names(text: str) -> list[str]:
+    names = [name for name in text.split(",") if name]
+    unknown = [name for name in names if name not in PEERS]
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(f"no peer '{','.join(unknown)}': there are {', '.join(PEERS)}")
+    return names
 
 
 def _scenes(given: argparse.Namespace) -> list[Scene]:
     """Those asked for, as long as asked for."""
-    parts = given.scenes.split(",")
     found = []
     for scene in SCENES:
-        if any(part in scene.name for part in parts):
+        if scene.name in given.scenes:
             seconds = scene.seconds_max if scene.timed else given.seconds
             quick = QUICK[scene.timed] if given.quick else 1.0
             found.append(replace(scene, seconds_max=seconds * quick))

@@ -11,11 +11,14 @@ import sys
 import tempfile
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeAlias
 
 import anyio
 
+from benchmarks._arguments import amount, named
 from benchmarks._inside import DIMENSION, KEYS, NUMBERS, UNLINKED_ROWS_MAX, Bench, Sent, bare_rate
 from benchmarks._inside_link import Replica
 from benchmarks._measure import Figure, percentile, table
@@ -65,21 +68,27 @@ SCENES = (
 LEVELS = (AckLevel.LOGGED, AckLevel.DURABLE)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write."""
-    parser = options_of("pipeline", __doc__, rounds=5)
-    parser.add_argument("--seconds", type=float, default=0.25, help="of each measurement in a round")
-    parser.add_argument("--only", default="", help="scenes whose name has this in it")
-    parser.add_argument("--uvloop", action="store_true", help="on uvloop, where it is installed")
-    given = parser.parse_args()
-    if given.rounds < 5 or given.seconds <= 0:
-        parser.error("give at least 5 rounds, and seconds above 0")
-    seconds = 0.05 if given.quick else given.seconds
-    scenes = [one for one in SCENES if given.only in one.name]
-    results = Results("pipeline")
-    found = anyio.run(
-        measured, results, scenes, given.rounds, seconds, backend_options={"use_uvloop": given.uvloop}
+    parser = options_of("pipeline", __doc__, rounds=5, rounds_min=5)
+    parser.add_argument(
+        "--seconds", type=amount(0.001, 3_600), default=0.25, help="of each measurement in a round"
     )
+    parser.add_argument(
+        "--only",
+        type=named([scene.name for scene in SCENES]),
+        default="",
+        metavar="PART",
+        help="the scene of this name, or those that have it in theirs",
+    )
+    parser.add_argument("--uvloop", action="store_true", help="on uvloop, where it is installed")
+    given = parser.parse_args(arguments)
+    if given.uvloop and find_spec("uvloop") is None:
+        parser.error("--uvloop: uvloop is not installed")
+    seconds = min(given.seconds, 0.05) if given.quick else given.seconds
+    scenes = [one for one in SCENES if one.name in given.only]
+    results = Results("pipeline")
+    found = measured(results, scenes, given.rounds, seconds, uvloop=given.uvloop)
     _tell(results, scenes, found)
     results.notes += [
         f"a delta: {NUMBERS} of {DIMENSION} float32, {KEYS:,} vectors; the log in a directory; calls of one "
@@ -100,16 +109,32 @@ Found: TypeAlias = dict[str, dict[AckLevel, list[Sent]]]
 """The runs of each scene, by level."""
 
 
-async def measured(results: Results, scenes: list[Scene], rounds: int, seconds: float) -> Found:
-    """Measure in rounds that take turns."""
+def measured(
+    results: Results, scenes: list[Scene], rounds: int, seconds: float, *, uvloop: bool = False
+) -> Found:
+    """Measure in rounds that take turns. Replicas run around the loop, so that they end however it ends."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="delta-prop-replica-")))
+        benches = {
+            name: _bench(name, folder, stack) for name in dict.fromkeys(scene.bench for scene in scenes)
+        }
+        work = partial(_measured, results, scenes, benches, folder=folder, rounds=rounds, seconds=seconds)
+        return anyio.run(work, backend_options={"use_uvloop": uvloop})
+
+
+async def _measured(
+    results: Results,
+    scenes: list[Scene],
+    unopened: dict[str, Bench],
+    *,
+    folder: Path,
+    rounds: int,
+    seconds: float,
+) -> Found:
     found: Found = {scene.name: {level: [] for level in LEVELS} for scene in scenes}
     bare: dict[int, list[float]] = {scene.size: [] for scene in scenes}
     async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="delta-prop-replica-")))
-        benches = {
-            name: await stack.enter_async_context(_bench(name, folder, stack))
-            for name in dict.fromkeys(scene.bench for scene in scenes)
-        }
+        benches = {name: await stack.enter_async_context(bench) for name, bench in unopened.items()}
         for scene in scenes:  # what is done first pays for what all have
             await benches[scene.bench].closed_loop(scene.size, AckLevel.LOGGED, flight=1, seconds=seconds / 4)
         gc.collect()
@@ -135,7 +160,7 @@ def bare_name(size: int) -> str:
     return f"bare loop, {size} a call"
 
 
-def _bench(name: str, folder: Path, stack: ExitStack | AsyncExitStack) -> Bench:
+def _bench(name: str, folder: Path, stack: ExitStack) -> Bench:
     sinks, replica = BENCHES[name], None
     if sinks[-1].endswith("replica"):
         delay_ms = DELAY_MS if sinks[-1].startswith("far") else 0.0

@@ -9,12 +9,10 @@ if they do not, nothing was cut. Needs root, losetup, mkfs and mount; where one 
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import os
 import random
 import shutil
-import signal
 import struct
 import subprocess
 import sys
@@ -23,8 +21,9 @@ import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
+from benchmarks._arguments import FAILED, Arguments, amount, whole, writable_file
 from benchmarks._crash_rounds import START_SHARE, Story, Terms, Totals
 from benchmarks.crash import report
 
@@ -52,16 +51,21 @@ class Unusable(Exception):
 
 def main(arguments: list[str] | None = None) -> int:
     """Cut, check, print. Exit status 77 where nothing could be run."""
-    parser = argparse.ArgumentParser(prog="./run bench powercut", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40, help="cuts, over all file systems")
-    parser.add_argument("--lives", type=int, default=10, help="cuts a directory, before it is closed well")
-    parser.add_argument("--minutes", type=float, default=30.0, help="no further cut is made after that time")
+    parser = Arguments("powercut", __doc__, failed=f"{FAILED}; {_SKIPPED}: nothing could be run")
+    parser.add_argument("--rounds", type=whole(1, 1_000_000), default=40, help="cuts, over all file systems")
+    parser.add_argument("--quick", action="store_true", help="a short run: 4 cuts at most")
+    parser.add_argument(
+        "--lives", type=whole(1, 1_000_000), default=10, help="cuts a directory, before it is closed well"
+    )
+    parser.add_argument(
+        "--minutes", type=amount(0.01, 10_000), default=30.0, help="no further cut is made after that time"
+    )
     parser.add_argument("--fs", choices=KINDS, help="this file system alone")
     parser.add_argument("--seed", type=int, help="of the moments; without it, another each time")
-    parser.add_argument("--json", metavar="FILE", help="write the figures to FILE too")
+    parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the figures to FILE too")
     given = parser.parse_args(arguments)
-    if min(given.rounds, given.lives) < 1 or given.minutes <= 0:
-        parser.error("give at least 1 round, 1 life, and some minutes")
+    if given.quick:
+        given.rounds, given.lives = min(given.rounds, 4), min(given.lives, 2)
     seed = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
     usable = []
     for kind in [given.fs] if given.fs else KINDS:
@@ -72,7 +76,6 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"NOT RUN on {kind}: {reason}", file=sys.stderr)
     if not usable:
         return _SKIPPED
-    signal.signal(signal.SIGTERM, _end)  # so that what is mounted is unmounted
     totals: dict[str, Totals] = {}
     logged: dict[str, Totals] = {}
     draw, deadline = random.Random(seed), time.monotonic() + given.minutes * 60
@@ -237,10 +240,6 @@ def _run(*command: str) -> None:
         error = subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
         error.add_note(done.stderr.strip())
         raise error
-
-
-def _end(_number: int, _frame: object) -> NoReturn:
-    raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
 import subprocess
@@ -17,8 +16,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks._arguments import Arguments, kept_directory, writable_file
 from benchmarks._bars import Bar, bars
-from benchmarks._results import number, spread
+from benchmarks._processes import apart, end
+from benchmarks._results import FAR_BEYOND, FAR_SHORT, NOT_MEASURED, REACHED, SHORT, number, spread
 from benchmarks._saved import Run, read
 from delta_prop_simulations.report.axis import linear
 from delta_prop_simulations.report.picture import picture
@@ -42,17 +43,24 @@ RUN_S_MAX = 3_600
 
 def main(arguments: list[str] | None = None) -> int:
     """Run or read, write the page. Exit status 1 where a benchmark failed."""
-    parser = argparse.ArgumentParser(prog="./run bench report", description=__doc__)
+    parser = Arguments("report", __doc__, failed="a benchmark failed, or found a goal far short")
     parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="take what is there")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep what the benchmarks write there")
+    parser.add_argument(
+        "--keep", type=kept_directory, metavar="DIR", help="keep what the benchmarks write there"
+    )
     parser.add_argument("--quick", action="store_true", help="run them all shortly")
-    parser.add_argument("--to", type=Path, metavar="FILE", default=PAGE, help="the page; default: docs/")
+    parser.add_argument(
+        "--to",
+        type=writable_file,
+        metavar="FILE",
+        default=PAGE,
+        help="the page; default: docs/performance.md",
+    )
     given = parser.parse_args(arguments)
     failed: list[str] = []
     if given.source is None:
         place = nullcontext(given.keep) if given.keep else tempfile.TemporaryDirectory(prefix="report-")
         with place as folder:
-            Path(folder).mkdir(parents=True, exist_ok=True)
             failed = ran(Path(folder), quick=given.quick)
             run = read([Path(folder)])
     else:
@@ -62,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
             parser.error(str(error))
     write(run, given.to)
     for name in failed:
-        print(f"{name} failed, or found something far from its goal", file=sys.stderr)
+        print(f"{name} failed, or found a goal far short", file=sys.stderr)
     return int(bool(failed))
 
 
@@ -73,9 +81,16 @@ def ran(folder: Path, *, quick: bool) -> list[str]:
         if not (Path(__file__).parent / f"{name}.py").exists():
             continue
         command = [sys.executable, "-m", "benchmarks", name, "--json", str(folder / f"{name}.json")]
-        done = subprocess.run([*command, *(["--quick"] if quick else [])], check=False, timeout=RUN_S_MAX)
-        if done.returncode:
+        with apart():
+            process = subprocess.Popen([*command, *(["--quick"] if quick else [])])
+        try:
+            if process.wait(RUN_S_MAX):
+                failed.append(name)
+        except subprocess.TimeoutExpired:
+            print(f"{name} took more than {RUN_S_MAX:,} s", file=sys.stderr)
             failed.append(name)
+        finally:
+            end(process)
     return failed
 
 
@@ -98,7 +113,7 @@ def lines_of(
 ) -> list[str]:
     """The page, line by line."""
     verdicts = [goal["verdict"] for goal in goals]
-    reached = sum(one in ("met", "moonshot") for one in verdicts)
+    reached = sum(one in (REACHED, FAR_BEYOND) for one in verdicts)
     measured_at = max(told["measured_at"] for told in run.values())
     calibrations = [told["calibration_ns"] for told in run.values()]
     loads = [told["load"] for told in run.values()]
@@ -114,9 +129,9 @@ def lines_of(
         f"the load when benchmarks began was {min(loads):.1f} to {max(loads):.1f}. The machine is shared, "
         "so ratios within a run say more than any figure alone.",
         "- A figure is the median of its rounds, with the lowest and the highest behind it.",
-        f"- {len(goals)} goals: {reached} reached, {verdicts.count('moonshot')} of these far beyond; "
-        f"{sum(one in ('short', 'FAR') for one in verdicts)} [short](#short); "
-        f"{verdicts.count('not measured')} not measured.",
+        f"- {len(goals)} goals: {reached} reached, {verdicts.count(FAR_BEYOND)} of these far beyond; "
+        f"{sum(one in (SHORT, FAR_SHORT) for one in verdicts)} [short](#short); "
+        f"{verdicts.count(NOT_MEASURED)} {NOT_MEASURED}.",
         "",
         "## Goals",
         "",
@@ -161,19 +176,15 @@ def _goal_line(goal: Mapping[str, Any]) -> str:
         "" if goal[one] is None else f"{bound} {number(goal[one])} {goal['unit']}"
         for one in ("target", "moonshot")
     )
-    verdict = {"moonshot": "far beyond", "met": "reached", "FAR": "short", "short": "short"}
     found = spread(goal["found"])
-    return (
-        f"| {goal['row']} | {goal['what']} | {wanted} | {moon} | {found} "
-        f"| {verdict.get(goal['verdict'], goal['verdict'])} |"
-    )
+    return f"| {goal['row']} | {goal['what']} | {wanted} | {moon} | {found} | {goal['verdict']} |"
 
 
 def _short_lines(goals: Sequence[Mapping[str, Any]], shorts: Sequence[Mapping[str, Any]]) -> list[str]:
     """Goals that the same was tried for stand together, before that."""
     together: dict[tuple[int, ...], list[str]] = {}
     for goal in goals:
-        if goal["verdict"] not in ("short", "FAR"):
+        if goal["verdict"] not in (SHORT, FAR_SHORT):
             continue
         bound = "at most" if goal["less"] else "at least"
         why = tuple(at for at, short in enumerate(shorts) if _is_why(short, goal))

@@ -8,7 +8,6 @@ Times count from the start of the process, imports included; the system's page c
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -17,12 +16,19 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from benchmarks._arguments import Arguments, kept_directory, whole, writable_directory
 from benchmarks._measure import Figure, percentile, table
+from benchmarks._processes import apart, end
 from benchmarks._restart_service import LANES, MIB, Terms, command
-from benchmarks._results import Goal, Results
+from benchmarks._results import REACHED, Goal, Results, options_of
 
+if TYPE_CHECKING:
+    import argparse
+
+QUICK = {"rounds": 1, "vectors": 100_000, "origins": 1_000, "changes": 10_000, "starts": 4, "mib": 32}
+"""At most, in a quick run."""
 ACCEPTED_S_MAX, SEARCHED_S_MAX, PLAIN_P99_S_MAX = 5.0, 30.0, 2.0
 CLOSED, KILLED = "after a clean close", "after kill -9"
 STEPS = (
@@ -39,12 +45,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Build, start again and again, print. Exit status 1 where a target is missed or a search is wrong."""
     options = parser()
     given = options.parse_args(arguments)
-    if min(given.rounds, given.mib) < 1 or min(given.vectors, given.starts, given.changes) < 0:
-        options.error("give at least 1 round and 1 MiB, and no number below 0")
-    if given.origins < LANES:
-        options.error(f"give at least {LANES} origins, the lanes of one producer")
-    if given.keep:
-        Path(given.keep).mkdir(parents=True, exist_ok=True)
+    if not given.vectors and not given.starts:
+        options.error("nothing is left to measure: give vectors, or starts of the plain log")
+    for name, most in QUICK.items():
+        if given.quick:
+            setattr(given, name, min(getattr(given, name), most))
     place = (
         nullcontext(given.keep)
         if given.keep
@@ -66,18 +71,32 @@ def main(arguments: list[str] | None = None) -> int:
     return report(figures, given).finish(given.json)
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Arguments:
     """What can be asked for."""
-    options = argparse.ArgumentParser(prog="./run bench restart", description=__doc__)
-    options.add_argument("--rounds", type=int, default=2, help="starts of each kind, with vectors")
-    options.add_argument("--vectors", type=int, default=10_000_000, help="0: leave that out")
-    options.add_argument("--origins", type=int, default=10_000)
-    options.add_argument("--changes", type=int, default=100_000, help="vectors that each start writes anew")
-    options.add_argument("--starts", type=int, default=20, help="of the plain log; 0: leave that out")
-    options.add_argument("--mib", type=int, default=1024, help="MiB of the plain log")
-    options.add_argument("--directory", metavar="DIR", help="build on the disk that DIR is on")
-    options.add_argument("--keep", metavar="DIR", help="build in DIR, or use what was built there; it stays")
-    options.add_argument("--json", metavar="FILE", help="write the figures to FILE too")
+    options = options_of("restart", __doc__, rounds=2)
+    options.add_argument(
+        "--vectors",
+        type=whole(0, 100_000_000),
+        default=10_000_000,
+        help="0: leave that out; default: 10 million",
+    )
+    options.add_argument("--origins", type=whole(LANES, 1_000_000), default=10_000, help="default: 10,000")
+    options.add_argument(
+        "--changes", type=whole(0), default=100_000, help="vectors that each start writes anew"
+    )
+    options.add_argument(
+        "--starts", type=whole(0, 10_000), default=20, help="of the plain log; 0: leave that out"
+    )
+    options.add_argument("--mib", type=whole(1, 1_000_000), default=1024, help="MiB of the plain log")
+    options.add_argument(
+        "--directory", type=writable_directory, metavar="DIR", help="build on the disk that DIR is on"
+    )
+    options.add_argument(
+        "--keep",
+        type=kept_directory,
+        metavar="DIR",
+        help="build in DIR, or use what was built there; it stays",
+    )
     return options
 
 
@@ -88,7 +107,13 @@ def built(terms: Terms) -> float:
     if not mark.exists():
         folder.mkdir()
         begin = time.monotonic()
-        subprocess.run(command(replace(terms, build=True)), check=True)
+        with apart():
+            process = subprocess.Popen(command(replace(terms, build=True)))
+        try:
+            if process.wait():
+                raise SystemExit(f"FAILED: {terms.kind} could not be built, status {process.returncode}")
+        finally:
+            end(process)
         mark.write_text(json.dumps({"seconds": time.monotonic() - begin, "life": 0}))
     told = json.loads(mark.read_text())
     sizes = {name: _size(folder, name) / MIB for name in ("data", "vectors.db", "graphs")}
@@ -118,26 +143,34 @@ def lives(terms: Terms, rounds: int) -> dict[str, list[dict[str, Any]]]:
 
 def live(terms: Terms, *, kill: bool) -> dict[str, Any]:
     """Start a process, take its figures, end it."""
-    process = subprocess.Popen(
-        command(replace(terms, spawned_at=time.monotonic())),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    with apart():
+        process = subprocess.Popen(
+            command(replace(terms, spawned_at=time.monotonic())),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
     with process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise SystemExit(f"FAILED: the service in {terms.directory} ended, status {process.wait()}")
-        told: dict[str, Any] = json.loads(line)
-        begin = time.monotonic()
-        if kill:
+        try:
+            return _lived(process, terms, kill=kill)
+        finally:
             process.kill()
-        else:
-            process.stdin.write("close\n")
-            process.stdin.flush()
-            if process.wait():
-                raise SystemExit(f"FAILED: closing the service in {terms.directory} failed")
-        told["end_s"] = time.monotonic() - begin
+
+
+def _lived(process: subprocess.Popen[str], terms: Terms, *, kill: bool) -> dict[str, Any]:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise SystemExit(f"FAILED: the service in {terms.directory} ended, status {process.wait()}")
+    told: dict[str, Any] = json.loads(line)
+    begin = time.monotonic()
+    if kill:
+        process.kill()
+    else:
+        process.stdin.write("close\n")
+        process.stdin.flush()
+        if process.wait():
+            raise SystemExit(f"FAILED: closing the service in {terms.directory} failed")
+    told["end_s"] = time.monotonic() - begin
     return told
 
 
@@ -187,7 +220,7 @@ def _report_vectors(
         took = [one[f"{step}_s"] for one in every]
         results.figure(f"{step} after", took, "s", less=True)
         goal = Goal("", f"restart: {step} after, the slowest", most, unit="s", less=True)
-        if results.goal(goal, [max(took)]) != "met":
+        if results.goal(goal, [max(took)]) != REACHED:
             results.failures.append(f"{step} after {max(took):.1f} s, target {most:.0f} s")
 
 
@@ -215,7 +248,7 @@ def _report_plain(
     results.figure("plain log: accepted after", took, "s", less=True)
     goal = Goal("", "restart: plain log, accepted after, p99", PLAIN_P99_S_MAX, unit="s", less=True)
     slowest = percentile(took, 0.99)
-    if results.goal(goal, [slowest]) != "met":
+    if results.goal(goal, [slowest]) != REACHED:
         results.failures.append(f"plain log p99 {slowest:.1f} s, target {PLAIN_P99_S_MAX:.0f} s")
 
 

@@ -66,8 +66,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write."""
     parser = options_of("scale", __doc__, rounds=5)
     given = parser.parse_args(arguments)
-    if given.rounds < 1:
-        parser.error("give at least 1 round")
     seconds = 0.5 if given.quick else 1.5
     seen: dict[tuple[str, int], list[Seen]] = {}
     programs: dict[int, list[float]] = {}

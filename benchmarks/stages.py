@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 import numpy as np
 
+from benchmarks._arguments import whole
 from benchmarks._inside import DIMENSION, KEYS, NAMES, NUMBERS, Bench, Columns, Sent, prepared
 from benchmarks._measure import cpu_us, percentile, table
 from benchmarks._results import Goal, Results, options_of
@@ -53,13 +54,13 @@ CLAIMS = (
 CLAIMED_TOTAL_US = {50: 175.0, 95: 780.0, 99: 3300.0}
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write."""
-    parser = options_of("stages", __doc__, rounds=7)
-    parser.add_argument("--samples", type=int, default=10_000, help="latency samples in open loop")
-    given = parser.parse_args()
-    if given.rounds < 5 or given.samples < 1_000:
-        parser.error("give at least 5 rounds and 1000 samples")
+    parser = options_of("stages", __doc__, rounds=7, rounds_min=5)
+    parser.add_argument(
+        "--samples", type=whole(1_000, 10_000_000), default=10_000, help="latency samples in open loop"
+    )
+    given = parser.parse_args(arguments)
     results = Results("stages")
     _measure_stages(results, given)
     anyio.run(_measure_total, results, given)

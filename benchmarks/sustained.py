@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from benchmarks._arguments import amount
 from benchmarks._measure import table
 from benchmarks._peers_ours import Ours
 from benchmarks._peers_scenes import Measured, Scene, measure
@@ -39,10 +40,8 @@ SAMPLE_S = 0.5
 def main(arguments: list[str] | None = None) -> int:
     """Measure, print, write."""
     parser = options_of("sustained", __doc__, rounds=3)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of the long run")
+    parser.add_argument("--seconds", type=amount(3, 86_400), default=60.0, help="of the long run")
     given = parser.parse_args(arguments)
-    if given.rounds < 1 or given.seconds < 3:
-        parser.error("give at least 1 round and 3 seconds")
     seconds = min(given.seconds, 15.0) if given.quick else given.seconds
     with tempfile.TemporaryDirectory(prefix="sustained-") as folder:
         server = Ours()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import _peers_nats, _peers_redis, peers
+from benchmarks import _peers_contract, _peers_nats, _peers_redis, peers
 from benchmarks._peers_calls import published_singly, raw_calls
 from benchmarks._peers_contract import Wire
 from benchmarks._peers_goals import (
@@ -38,6 +38,7 @@ from delta_prop_wire.validate import plain_is_sound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
     from types import ModuleType
 
     from benchmarks._peers_contract import Consumer
@@ -269,7 +270,9 @@ def test_what_is_lost_or_far_from_its_goal_is_the_exit_status(capsys: pytest.Cap
     assert fine.finish(None) == 0
     said = capsys.readouterr().out
     assert "delta-prop raw: published 1,200, lost 0, repeated 84\n" in said
-    assert re.search(r"3  publish to receive, rate: ours / jetstream +>= 7 × +>= 12 × +7 \(7-7\) +met", said)
+    assert re.search(
+        r"3  publish to receive, rate: ours / jetstream +>= 7 × +>= 12 × +7 \(7-7\) +reached", said
+    )
     assert re.search(r"tcp +0.001 \(0.001-0.001\)", said)
     short = told(rounds(ours=(13.0, 0.1), jetstream=(2.0, 2.0)))
     assert short.finish(None) == 0
@@ -288,6 +291,21 @@ def test_a_peer_that_is_not_installed_is_named(
     monkeypatch.setattr(_peers_nats.JetStream, "program", "no-such-program")
     assert peers.main(["--peers", "jetstream", "--rounds", "1", "--no-limits"]) == 0
     assert "JetStream raw is left out: no-such-program is not installed" in capsys.readouterr().err
+
+
+def test_a_server_off_the_path_is_found_where_administrators_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = tmp_path / "nats-server"
+    server.write_text("#!/bin/sh\necho started $*\n")
+    monkeypatch.setattr(_peers_contract, "PATHS", str(tmp_path))
+    monkeypatch.setenv("PATH", "/nonexistent")
+    peer = _peers_nats.JetStream()
+    assert peer.missing() == "nats-server", "it is no program"
+    server.chmod(0o755)
+    assert peer.missing() is None
+    assert peer.spawn([peer.program, "-c", "x"], tmp_path).wait(20) == 0
+    assert (tmp_path / "said").read_text() == "started -c x\n"
 
 
 def test_scenes_that_are_timed_know_it() -> None:

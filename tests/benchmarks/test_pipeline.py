@@ -44,7 +44,7 @@ def test_each_call_is_told_when_it_was_acknowledged_and_visible(size: int) -> No
 def test_scenes_are_measured_at_both_levels_and_judged(tmp_path: Path) -> None:
     scenes = [scene for scene in pipeline.SCENES if scene.name in ("batch 10", "single sink")]
     results = Results("pipeline")
-    found = anyio.run(pipeline.measured, results, scenes, 1, 0.01)
+    found = pipeline.measured(results, scenes, 1, 0.01)
     pipeline._tell(results, scenes, found)
     assert {goal["row"] for goal in results.goals} == {"13", "14"}
     assert results.figures["batch 10, durable: rate"]["median"] > 0

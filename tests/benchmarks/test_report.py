@@ -15,6 +15,7 @@ from benchmarks._saved import changes, read
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
 FAST = Goal("1", "rate: ours / theirs", 5.0, 10.0)
 SLOW = Goal("8", "p99: ours / theirs", 1.0, 0.8, less=True)
@@ -35,7 +36,13 @@ def saved(path: Path, bench: str, rate: list[float], p99: list[float]) -> Path:
 
 @pytest.mark.parametrize(
     ("rates", "verdict"),
-    [([10.0], "moonshot"), ([9.0], "met"), ([4.9], "short"), ([1.6], "FAR"), (None, "not measured")],
+    [
+        ([10.0], "far beyond"),
+        ([9.0], "reached"),
+        ([4.9], "short"),
+        ([1.6], "far short"),
+        (None, "not measured"),
+    ],
 )
 def test_a_goal_is_judged_by_its_median(rates: list[float] | None, verdict: str) -> None:
     assert Results("b", calibration_ns=1.0).goal(FAST, rates) == verdict
@@ -43,7 +50,12 @@ def test_a_goal_is_judged_by_its_median(rates: list[float] | None, verdict: str)
 
 def test_less_is_better_where_it_is_said() -> None:
     results = Results("b", calibration_ns=1.0)
-    assert [results.goal(SLOW, [one]) for one in (0.8, 1.0, 2.9, 3.1)] == ["moonshot", "met", "short", "FAR"]
+    assert [results.goal(SLOW, [one]) for one in (0.8, 1.0, 2.9, 3.1)] == [
+        "far beyond",
+        "reached",
+        "short",
+        "far short",
+    ]
     assert results.failed
 
 
@@ -61,7 +73,7 @@ def test_what_a_benchmark_wrote_in_pieces_is_put_together(tmp_path: Path) -> Non
         ("2", 1.0),
     ]
     assert run["peers"]["figures"].keys() == {"publish: ours", "p99"}
-    with pytest.raises(ValueError, match="no results"):
+    with pytest.raises(ValueError, match=r"c\.json was not written by"):
         read([tmp_path / "c.json"])
 
 
@@ -76,7 +88,7 @@ def test_a_change_is_told_only_beyond_the_noise(tmp_path: Path, capsys: pytest.C
     assert "worse" in capsys.readouterr().out
     far = saved(tmp_path / "far.json", "peers", [30.0, 30.0, 30.0], [10.0, 11.0, 12.0])
     assert compare.main([str(old), str(far), "--all"]) == 1
-    assert "FAR" in capsys.readouterr().out
+    assert "far worse" in capsys.readouterr().out
 
 
 def test_the_page_tells_goals_what_is_short_and_why(tmp_path: Path) -> None:
@@ -103,15 +115,18 @@ def test_a_run_that_failed_is_the_exit_status(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(report, "BENCHES", ("sustained", "nothing"))
     calls = []
 
-    class Done:
-        returncode = 1
+    class Failed:
+        def __init__(self, command: list[str]) -> None:
+            calls.append(command)
+            saved(tmp_path / "sustained.json", "sustained", [6.0], [0.9])
 
-    def run(command: list[str], **_: object) -> Done:
-        calls.append(command)
-        saved(tmp_path / "sustained.json", "sustained", [6.0], [0.9])
-        return Done()
+        def wait(self, timeout_s: float) -> int:
+            return 1
 
-    monkeypatch.setattr(report.subprocess, "run", run)
+        def poll(self) -> int:
+            return 1
+
+    monkeypatch.setattr(report.subprocess, "Popen", Failed)
     page = tmp_path / "docs.md"
     assert report.main(["--keep", str(tmp_path), "--quick", "--to", str(page)]) == 1
     assert page.exists()
@@ -141,3 +156,79 @@ def test_a_page_of_nothing_is_refused_in_a_line(
         report.main(["--from", str(folder), "--to", str(tmp_path / "page.md")])
     assert str(folder) in capsys.readouterr().err
     assert not (tmp_path / "page.md").exists()
+
+
+def test_a_verdict_is_judged_anew_when_it_is_read(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.json", "peers", [5.0], [9.0])
+    told = json.loads(path.read_text())
+    for goal in told["goals"]:
+        goal["verdict"] = "a word of another version"
+    path.write_text(json.dumps(told))
+    assert [goal["verdict"] for goal in read([path])["peers"]["goals"]] == ["reached", "far short"]
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("format",), 2),
+        (("bench",), 7),
+        (("calibration_ns",), "50"),
+        (("calibration_ns",), float("nan")),
+        (("load",), None),
+        (("tables",), "a table"),
+        (("notes", 0), 7),
+        (("figures",), 5),
+        (("figures", "p99"), 5),
+        (("figures", "p99", "median"), "fast"),
+        (("figures", "p99", "low"), True),
+        (("figures", "p99", "less"), "no"),
+        (("goals",), {}),
+        (("goals", 0), 5),
+        (("goals", 0, "target"), "5"),
+        (("goals", 0, "moonshot"), []),
+        (("goals", 0, "found"), 4.0),
+        (("goals", 0, "found", "high"), None),
+        (("more",), []),
+        (("more", "memory"), [[1.0]]),
+        (("measured_at",), 2026),
+    ],
+    ids=str,
+)
+def test_a_file_with_something_else_in_it_is_refused_by_its_name(
+    place: tuple[str | int, ...], value: object, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = (saved(tmp_path / f"{name}.json", "peers", [4.0], [0.5]) for name in ("good", "bad"))
+    told = one = json.loads(bad.read_text())
+    for step in place[:-1]:
+        one = one[step]
+    one[place[-1]] = value
+    bad.write_text(json.dumps(told))
+    for arguments in ([str(good), str(bad)], [str(bad), str(good)]):
+        refused(compare, arguments, f"{bad} cannot be read: ", capsys)
+    arguments = ["--from", str(tmp_path), "--to", str(tmp_path / "page.md")]
+    refused(report, arguments, f"{bad} cannot be read: ", capsys)
+    assert not (tmp_path / "page.md").exists()
+
+
+def refused(module: ModuleType, arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        module.main(arguments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "5", "{}", '{"figures": 5}', '"text"', "\x00"])
+def test_a_file_of_another_program_is_refused(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, other = saved(tmp_path / "good.json", "peers", [4.0], [0.5]), tmp_path / "other"
+    other.write_text(text)
+    refused(compare, [str(good), str(other)], str(other), capsys)
+    refused(report, ["--from", str(other), "--to", str(tmp_path / "page.md")], str(other), capsys)
+
+
+def test_runs_of_two_benchmarks_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = (saved(tmp_path / f"{name}.json", name, [4.0], [0.5]) for name in ("peers", "scale"))
+    refused(compare, [str(one), str(other)], f"{one} is of peers, {other} of scale", capsys)
+    assert compare.main([str(tmp_path), str(one)]) == 0
+    assert capsys.readouterr().err == f"scale is left out: only {tmp_path} has it\n"

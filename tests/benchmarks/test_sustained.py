@@ -33,7 +33,7 @@ def test_what_grows_or_is_late_is_short_and_what_is_lost_fails() -> None:
     level, rising = ([(float(at), 100.0 + at * slope) for at in range(60)] for slope in (0.0, 1.0))
     shorts = [measured(one) for one in (9.0, 10.0, 11.0)]
     fine = sustained.report(shorts, shorts, measured(14.0), level, 60.0)
-    assert [goal["verdict"] for goal in fine.goals] == ["met", "moonshot"]
+    assert [goal["verdict"] for goal in fine.goals] == ["reached", "far beyond"]
     late = sustained.report(shorts, shorts, measured(40.0), rising, 60.0)
     assert [goal["verdict"] for goal in late.goals] == ["short", "short"]
     assert not late.failed

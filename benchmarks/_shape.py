@@ -1,0 +1,84 @@
+"""What a file of results is to look like, field by field; says which one is not as it is to be. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from benchmarks._measure import Figure
+from benchmarks._results import Goal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+FORMAT = 1
+
+
+def check(told: Mapping[str, Any]) -> None:
+    """Raise ValueError with the first field that is not as a benchmark writes it."""
+    if told["format"] != FORMAT:
+        raise ValueError(f"its format is {told['format']!r}, known is {FORMAT}")
+    for name, is_right, what in _FIELDS:
+        if not is_right(told.get(name)):
+            raise ValueError(f"{name} is not {what}")
+    for name, figure in told["figures"].items():
+        if not _is_figure(figure) or not _has(figure, unit=str, less=bool):
+            raise ValueError(f"figure '{name}' is not a median between low and high, with unit and less")
+    for at, goal in enumerate(told["goals"]):
+        if not _is_goal(goal):
+            raise ValueError(f"goal {at + 1} is not row, what, target, moonshot, unit, less and found")
+    samples = told["more"].get("memory", [])
+    if not _is_list(samples, lambda one: _is_list(one, _is_number) and len(one) == 2):
+        raise ValueError("more.memory is not a list of pairs of numbers")
+
+
+def judged(goal: Mapping[str, Any]) -> str:
+    """The verdict over a goal that was written."""
+    wanted = {name: goal[name] for name in ("row", "what", "target", "moonshot", "unit", "less")}
+    return Goal(**wanted).verdict(None if goal["found"] is None else Figure(**goal["found"]))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
+def _is_list(value: object, of: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and all(map(of, value))
+
+
+def _has(value: Mapping[str, Any], **kinds: type) -> bool:
+    return all(isinstance(value.get(name), kind) for name, kind in kinds.items())
+
+
+def _is_figure(value: object) -> bool:
+    return isinstance(value, dict) and all(_is_number(value.get(one)) for one in ("median", "low", "high"))
+
+
+def _is_goal(value: object) -> bool:
+    if not isinstance(value, dict) or not _has(value, row=str, what=str, unit=str, less=bool):
+        return False
+    if not _is_number(value.get("target")) or not {"moonshot", "found"} <= value.keys():
+        return False
+    moonshot, found = value["moonshot"], value["found"]
+    plain = found is None or (_is_figure(found) and len(found) == 3)
+    return plain and (moonshot is None or _is_number(moonshot))
+
+
+def _fields() -> Iterator[tuple[str, Callable[[Any], bool], str]]:
+    yield from ((name, _is_text, "a text") for name in ("bench", "measured_at"))
+    yield from ((name, _is_number, "a number") for name in ("calibration_ns", "load"))
+    for name in ("tables", "notes", "failures"):
+        yield name, lambda value: _is_list(value, _is_text), "a list of texts"
+    yield from ((name, _is_object, "an object") for name in ("figures", "more"))
+    yield "goals", lambda value: _is_list(value, _is_object), "a list of objects"
+
+
+_FIELDS = tuple(_fields())

@@ -1,0 +1,200 @@
+"""What benchmarks are asked for: what cannot be is refused in one line, before anything is measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from benchmarks import __main__ as bench
+from benchmarks import peers, pipeline, restart
+from benchmarks._arguments import named
+
+ROOT = Path(__file__).parents[2]
+NAMES = bench.benchmark_names(ROOT / "benchmarks")
+MISSING = ("--json", "/nonexistent/x.json")
+WRITING = [name for name in NAMES if name not in ("compare", "controllers", "report")]
+SCENES = [scene.name for scene in pipeline.SCENES]
+
+
+def refused(
+    name: str, *arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> str:
+    """The one line that a benchmark refuses with."""
+    monkeypatch.setattr(sys, "argv", ["bench", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        import_module(f"benchmarks.{name}").main()
+    told = capsys.readouterr()
+    assert (ended.value.code, told.out) == (2, "")
+    (line,) = told.err.splitlines()
+    assert line.startswith(f"./run bench {name}: ")
+    return line
+
+
+@pytest.mark.parametrize("name", WRITING)
+def test_a_file_that_cannot_be_written_is_refused_at_the_start(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(name, *MISSING, monkeypatch=monkeypatch, capsys=capsys)
+    assert "/nonexistent" in line
+
+
+@pytest.mark.parametrize("value", ["nan", "-1", "inf", "0", "1e400", "many"])
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        *(("peers", "--seconds"), ("pipeline", "--seconds"), ("sustained", "--seconds")),
+        *(("index", "--seconds"), ("controllers", "--duration"), ("powercut", "--minutes")),
+        *(("restart", "--mib"), ("log", "--acks"), ("stages", "--samples"), ("mix", "--rounds")),
+        *(("scale", "--rounds"), ("memory", "--rounds"), ("crash", "--producers")),
+    ],
+)
+def test_an_odd_number_is_refused_with_its_bounds(
+    name: str, option: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused(name, option, value, monkeypatch=monkeypatch, capsys=capsys)
+    assert f"argument {option}: {value} is no " in line
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "told"),
+    [
+        ("peers", ("--scenes", "nope"), "no name has 'nope': there are publish to "),
+        ("peers", ("--peers", "nope"), "no peer 'nope': there are jetstream, redis"),
+        ("peers", ("--peers", ","), "no peer"),
+        ("peers", ("--directory", "/nonexistent"), "there is no directory /nonexistent"),
+        ("peers", ("--size", "12"), "no multiple of 8"),
+        ("pipeline", ("--only", "nope"), "; batch 1000"),
+        ("growth", ("--only", "nope"), "; 8 sinks; "),
+        ("memory", ("--only", "nope"), "; connection; "),
+        ("log", ("--directory", "/nonexistent"), "there is no directory /nonexistent"),
+        ("restart", ("--directory", "/nonexistent"), "there is no directory /nonexistent"),
+        ("restart", ("--keep", "/dev/null/x"), "/dev/null/x cannot be made"),
+        ("restart", ("--vectors", "0", "--starts", "0"), "nothing is left to measure"),
+        ("report", ("--to", "/nonexistent/page.md"), "there is no directory /nonexistent"),
+        ("report", ("--keep", "/dev/null/x"), "/dev/null/x cannot be made"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    name: str,
+    arguments: tuple[str, ...],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert told in refused(name, *arguments, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_a_directory_is_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = refused("mix", "--json", str(tmp_path), monkeypatch=monkeypatch, capsys=capsys)
+    assert f"{tmp_path} is a directory" in line
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ("", SCENES),
+        ("batch 1", ["batch 1"]),
+        ("batch 10", ["batch 10"]),
+        ("batch", ["batch 1", "batch 10", "batch 100", "batch 1000"]),
+        ("geo,single", ["single sink", "geo"]),
+        ("geo,batch 1,", None),
+    ],
+)
+def test_an_exact_name_wins_over_parts(asked: str, found: list[str] | None) -> None:
+    if found is None:
+        with pytest.raises(Exception, match="no name has ''"):
+            named(SCENES)(asked)
+    else:
+        assert named(SCENES)(asked) == found
+
+
+def test_a_name_with_a_comma_can_be_asked_for() -> None:
+    scenes = [scene.name for scene in peers.SCENES]
+    assert named(scenes)("2,000 a second") == ["2,000 a second"]
+    assert named(scenes)("2,000") == ["2,000 a second"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_benchmark_tells_what_its_exit_status_means(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["bench", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        import_module(f"benchmarks.{name}").main()
+    assert ended.value.code == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.startswith(f"usage: ./run bench {name} ")
+    assert "exit status: 0; 1: " in told
+
+
+def test_every_benchmark_of_the_page_can_be_quick(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in import_module("benchmarks.report").BENCHES:
+        assert "/nonexistent" in refused(name, "--quick", *MISSING, monkeypatch=monkeypatch, capsys=capsys)
+
+
+def test_a_quick_start_is_of_little(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = []
+
+    class Enough(Exception):
+        pass
+
+    def built(terms: object) -> float:
+        asked.append(terms)
+        raise Enough
+
+    monkeypatch.setattr(restart, "built", built)
+    for more in ([], ["--vectors", "5000"]):
+        with pytest.raises(Enough):
+            restart.main(["--quick", "--keep", str(tmp_path), *more])
+    assert [(one.vectors, one.changes) for one in asked] == [(100_000, 10_000), (5_000, 5_000)]  # type: ignore[attr-defined]
+
+
+# --- ./run bench
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_help_names_each_with_the_first_line_of_what_it_is() -> None:
+    done = run("--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in NAMES:
+        first = (import_module(f"benchmarks.{name}").__doc__ or "").splitlines()[0]
+        assert f"  {name:12} {first}\n" in done.stdout
+    asked_nothing = run()
+    assert (asked_nothing.returncode, asked_nothing.stdout, asked_nothing.stderr) == (2, "", done.stdout)
+
+
+def test_a_benchmark_runs_under_its_own_name_so_that_its_processes_find_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+    scale = import_module("benchmarks.scale")
+    monkeypatch.setattr(bench.signal, "signal", lambda *_: None)  # the tests keep their own
+    monkeypatch.setattr(scale, "main", lambda: seen.append((scale._AtOnce.__module__, sys.argv)) or 3)
+    monkeypatch.setattr(sys, "argv", [])
+    assert bench.main(["scale", "--quick"]) == 3
+    assert seen == [("benchmarks.scale", ["./run bench scale", "--quick"])]
+
+
+def test_an_interruption_is_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main() -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(import_module("benchmarks.mix"), "main", main)
+    assert bench.main(["mix"]) == 130
+    assert capsys.readouterr().err == "\n./run bench mix: interrupted\n"
