@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import Decide, StagedPart
 
 JOB_BYTES_MAX = 255
-_AGAIN_MS, _LATER_MS = 1_000, 60_000
+_SOON_MS, _AGAIN_MS, _LATER_MS = 20, 1_000, 60_000
 
 
 def judged(request: Decide, job: Job | None, owner: str, chain: Chain, now_us: int) -> Decided:
@@ -147,6 +147,12 @@ def too_many(what: str, there: int, allowed: int) -> Refused:
     """A bound of counts."""
     told = f"{there} {what} are kept, allowed are {allowed}: have some decided, then try again"
     return Refused(ErrorCode.RATE_LIMITED, told, retry_after_ms=_LATER_MS)
+
+
+def too_fast(there: int, allowed: int) -> Refused:
+    """What is staged comes faster than the disk takes it."""
+    told = f"{there} bytes wait to be kept aside, allowed are {allowed}: send again in a moment"
+    return Refused(ErrorCode.QUEUE_FULL, told, retry_after_ms=_SOON_MS, details={"depth": there})
 
 
 def no_room(told: str) -> Refused:

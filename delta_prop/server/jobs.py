@@ -28,6 +28,7 @@ from delta_prop.server.job_rules import (
     no_room,
     none_here,
     not_read_yet,
+    too_fast,
     too_many,
     unwritten,
 )
@@ -61,6 +62,9 @@ FEATURE = "jobs"
 NAMES_MAX = 10_000
 """Jobs that are over and whose names are remembered; beyond that the oldest is forgotten before its time."""
 ATTEMPTS_MAX = 100_000
+"""Of parts that nobody has decided of, and parts that are to be published."""
+UNWRITTEN_BYTES_MAX = 64 * 1024 * 1024
+"""What may wait for the disk, over all connections."""
 LOOK_S_MAX = 60.0
 AGAIN_S = 5.0
 
@@ -117,7 +121,7 @@ class Jobs:
         self._dirty: dict[Attempt, None] = {}
         self._asked: deque[_Asked] = deque()
         self._attempts = 0
-        self._free_bytes = self._taken_bytes = 0  # of the disk, when it was asked; taken since
+        self._free_bytes = self._taken_bytes = 0  # of the disk, when it was asked; not written yet
         self._ask_disk = False
         self._bell, self._publish_bell = Bell(), Bell()
 
@@ -174,6 +178,8 @@ class Jobs:
         size, bound = batch.size, self._settings.staged_bytes_max
         if self.counted.staged_bytes + size > bound:
             raise no_room(f"{self.counted.staged_bytes} bytes of {bound} (staged_bytes_max) are kept aside")
+        if self._taken_bytes and self._taken_bytes + size > UNWRITTEN_BYTES_MAX:
+            raise too_fast(self._taken_bytes, UNWRITTEN_BYTES_MAX)
         if self._taken_bytes + size > self._free_bytes - self._spare_bytes:
             self._ask_disk = True
             self._bell.ring()
@@ -245,6 +251,7 @@ class Jobs:
         for one in decided:
             self._jobs[one.job] = Job(one.job, one.owner, one.decided_us, decided=one)
             self.counted.staged_bytes += one.bytes
+            self._attempts += len(one.parts)
         for part in found:
             self._found(part)
         self._count_active()
@@ -275,9 +282,8 @@ class Jobs:
         work = [(attempt, attempt.taken()) for attempt in dirty]
         taken = self._taken_bytes
         written = await self._threads.run(partial(write_parts, files, work))
-        if written.free_bytes is not None:
-            self._free_bytes = written.free_bytes
-            self._taken_bytes -= taken
+        self._taken_bytes -= taken
+        self._free_bytes = self._free_bytes - taken if written.free_bytes is None else written.free_bytes
         with self._inside.turn:
             for (attempt, frames), outcome in zip(work, written.outcomes, strict=True):
                 if isinstance(outcome, OSError):
@@ -351,7 +357,7 @@ class Jobs:
             raise
         finally:
             self._count_active()
-        self._attempts -= len(attempts)
+        self._attempts -= len(gone)
         self.counted.staged_bytes -= sum(one.charged for one in gone)
 
     # --- publishing
@@ -385,6 +391,7 @@ class Jobs:
         over = replace(decided, state=JobState.PUBLISHED, parts=(), progress=done)
         await publisher.write(partial(files.write_decided, over))
         job.decided = over
+        self._attempts -= len(decided.parts)
         self._count_active()
         self.counted.staged_bytes -= decided.bytes
         await publisher.write(partial(files.remove_parts, decided))

@@ -15,6 +15,10 @@ from delta_prop_wire.spec import CLOCK_ENTRIES_MAX, FRAME_PAYLOAD_BYTES_MAX, HEA
 MIB = 1024 * 1024
 PORT = 7373
 HTTP_PORT = 7374
+JOBS_BYTES_MAX = 128 * MIB
+"""What parts of jobs take in memory on their way to the disk, and from there to the log, with a batch of each
+that may go over its bound.
+"""
 
 _MAY_BE_ZERO = frozenset({"vector_rate", "port", "http_port"})
 _PORT_MAX = 65_535
@@ -92,7 +96,7 @@ class ServerSettings:
         own queue and log, within their bounds.
         """
         one = self.outlet_bytes_max + self.send_bytes_max + ROOM_BYTES_MAX + CONTROL_PAYLOAD_BYTES_MAX
-        return self.connections_max * one + self.receiving_bytes_max
+        return self.connections_max * one + self.receiving_bytes_max + JOBS_BYTES_MAX
 
 
 def _check(name: str, value: object, default: object) -> None:

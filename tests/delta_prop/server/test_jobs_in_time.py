@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 import pytest
 
 from delta_prop import LogSettings, Settings
-from delta_prop.server import job_publishing
+from delta_prop.server import job_publishing, jobs
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import SimDisk
@@ -55,7 +55,13 @@ DAYS = {"jobs_kept_s_max": DAY_S, "job_names_kept_s_max": 7 * DAY_S}
 NO_ROOM_KEPT = LogSettings(free_bytes_min=0, reserve_bytes=0)
 
 
-def on(disk: SimDisk, story: Callable[[Site], Awaitable[None]], **more: object) -> None:
+def on(
+    disk: SimDisk,
+    story: Callable[[Site], Awaitable[None]],
+    *,
+    backend: Literal["asyncio", "trio"] = "asyncio",
+    **more: object,
+) -> None:
     """Run a story on a service."""
 
     async def main() -> None:
@@ -63,7 +69,7 @@ def on(disk: SimDisk, story: Callable[[Site], Awaitable[None]], **more: object) 
             async with site(disk, **more) as at:  # type: ignore[arg-type]
                 await story(at)
 
-    run_virtual(main)
+    run_virtual(main, backend=backend)
 
 
 def parts_of(disk: SimDisk) -> list[str]:
@@ -192,6 +198,20 @@ def test_the_rate_of_a_token_holds_while_staging() -> None:
             assert (await raw.told(20)).ranges[-1] == AckRange(16, 20, 10)
 
     on(SimDisk(), story, tokens=tokens)
+
+
+# --- loops
+
+
+def test_it_runs_on_another_loop() -> None:
+    deltas = [*rows(0, 20), at_fault(0, 20), *rows(0, 20, 21)]
+
+    async def story(at: Site) -> None:
+        await at.decide(Decision.COMMIT, [await at.stage(0, 1, deltas)])
+        assert await at.published() == JobStatus(JobState.PUBLISHED, 41, published=40, refused=1)
+        assert keys_in(at.propagator) == [one.vector_id for one in deltas if one is not deltas[20]]
+
+    on(SimDisk(), story, backend="trio")
 
 
 # --- frames
@@ -330,6 +350,46 @@ def test_a_batch_that_the_queue_would_never_take_is_refused_at_once() -> None:
             assert (await raw.until(Nack)).code is ErrorCode.TOO_LARGE
 
     on(SimDisk(), story, settings=Settings(queue_deltas_max=10))
+
+
+def test_what_waits_for_the_disk_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "UNWRITTEN_BYTES_MAX", 400)
+
+    async def story(at: Site) -> None:
+        async with at.connected() as raw:
+            await staged_hello(raw, 0, 1)
+            at.jobs._threads = gate = Gate(at.jobs._threads)  # type: ignore[assignment]
+            await raw.send(frame(0, rows(0, 4), 1), frame(0, rows(0, 4, 4), 5))
+            nack = await raw.until(Nack)
+            assert (nack.code, nack.sequence) == (ErrorCode.QUEUE_FULL, 5)
+            gate.opened.set()
+            await raw.told(4)
+            await raw.send(frame(0, rows(0, 4, 4), 5, 9))
+            await raw.told(12)
+
+    on(SimDisk(), story)
+
+
+def test_attempts_are_bounded_until_they_are_published_or_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "ATTEMPTS_MAX", 3)
+    disk = SimDisk()
+
+    async def story(at: Site) -> None:
+        parts = [await at.stage(number, 1, rows(number, 1)) for number in range(3)]
+        assert await code_of(at.stage(3, 1, rows(3, 1))) is ErrorCode.RATE_LIMITED
+        await at.decide(Decision.COMMIT, parts[:2])
+        await at.published()
+        for number in range(3):
+            await at.stage(number, 1, rows(number, 1), job="other")
+        assert await code_of(at.stage(3, 1, rows(3, 1), job="other")) is ErrorCode.RATE_LIMITED
+
+    async def later(at: Site) -> None:
+        assert await code_of(at.stage(3, 1, rows(3, 1), job="other")) is ErrorCode.RATE_LIMITED
+        await at.decide(Decision.ABORT, job="other")
+        await at.stage(3, 1, rows(3, 1), job="other")
+
+    on(disk, story)
+    on(disk, later)
 
 
 def test_there_are_bounds_for_jobs() -> None:
