@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._arguments import Arguments, whole, writable_file
+from benchmarks._arguments import FAILED, Arguments, whole, writable_file
 from benchmarks._measure import Figure, calibration_ns, table
 
 if TYPE_CHECKING:
@@ -134,9 +134,11 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
 
 
-def options_of(bench: str, about: str | None, *, rounds: int, rounds_min: int = 1) -> Arguments:
+def options_of(
+    bench: str, about: str | None, *, rounds: int, rounds_min: int = 1, failed: str = FAILED
+) -> Arguments:
     """The options that every benchmark has that writes results."""
-    parser = Arguments(bench, about)
+    parser = Arguments(bench, about, failed=failed)
     parser.add_argument(
         "--rounds",
         type=whole(rounds_min, 10_000),

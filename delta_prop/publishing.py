@@ -103,9 +103,11 @@ class Publishing:
     ) -> Published:
         """Send deltas and wait for the acknowledgement, through a full queue or log too, in order.
 
-        Raises Refused; where the cause might have passed, after `timeout_s`. Cancelled (by a
-        scope of anyio's): it never happened. A task cancelled past anyio in the very tick of the
-        acknowledgement cannot be told; the receipt that `offer` gives tells always.
+        Raises Refused; where the cause might have passed, after `timeout_s`. Cancelled by a scope of
+        anyio's, it never happens unseen: either it has not happened, or the acknowledgement is returned.
+        Who cancels past anyio (`asyncio.wait_for`, `task.cancel()`) once the delta has its place gets the
+        cancellation although it has happened, or will. Use `anyio.move_on_after`, `timeout_s`, or `offer`,
+        whose receipt tells always.
         """
         if self._closing or not self._open:
             self._check_open()

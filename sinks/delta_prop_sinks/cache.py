@@ -97,7 +97,9 @@ class CacheSink:
     `invalidate` drops what a delta touches. `loader(namespace, vector_id)` answers misses, usually a storage
     sink's `get`; a load that a newer delta overtakes is repeated, never cached. Where the loader's source may
     be behind this sink, `loader_offset` tells how far it has applied: what it gives while behind is returned
-    and not cached. A state's `ignored` counts from where the cache began to know it.
+    and not cached. Without a loader, a vector whose first delta is a DENSE is not known here: it may have
+    older metadata, which only a create or a loader tells. A state's `ignored` counts from where the cache
+    began to know it.
     """
 
     def __init__(

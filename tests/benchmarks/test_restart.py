@@ -88,3 +88,7 @@ def test_a_missed_target_and_a_wrong_search_are_told(capsys: pytest.CaptureFixtu
     assert "searched after 30.1 s, target 30 s" in capsys.readouterr().out
     assert not failed(accepted_s=1.9)
     assert failed(accepted_s=2.1)
+    given.quick = True
+    assert not failed(accepted_s=5.1)
+    assert failed(accepted_s=6.1), "of the plain log it is more than three times"
+    assert failed(right=False)
