@@ -52,7 +52,8 @@ def _run(name: str, arguments: list[str]) -> int:
         # Under its own name, so that processes of its own find what it hands them.
         return int(import_module(f"benchmarks.{name}").main())
     except KeyboardInterrupt:
-        print(f"\n./run bench {name}: interrupted", file=sys.stderr)
+        if status == _INTERRUPTED:  # who ends it by SIGTERM knows
+            print(f"./run bench {name}: interrupted", file=sys.stderr)
         return status
 
 

@@ -197,4 +197,4 @@ def test_an_interruption_is_told_in_one_line(
     monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(import_module("benchmarks.mix"), "main", main)
     assert bench.main(["mix"]) == 130
-    assert capsys.readouterr().err == "\n./run bench mix: interrupted\n"
+    assert capsys.readouterr().err == "./run bench mix: interrupted\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import re
 
 import anyio
 import pytest
@@ -38,3 +39,12 @@ def test_what_is_found_is_held_against_what_is_counted_on() -> None:
     (goal,) = results.goals
     assert (goal["what"], goal["verdict"]) == ("memory: bound", "short")
     assert results.figures["free"]["median"] == 500.0
+
+
+@pytest.mark.parametrize(("quick", "added", "said"), [(True, "5,000", "was"), (False, "20,000", "was not")])
+def test_how_many_were_added_stands_beside_the_bytes_of_one(quick: bool, added: str, said: str) -> None:
+    case = Case("some", pending, 20_000)
+    results = memory.report({case: [500.0]}, quick=quick)
+    assert re.search(rf"\nsome +{added} +500 ", results.text())
+    (note,) = results.notes
+    assert note.endswith(f"--quick; this one {said}")
