@@ -160,13 +160,14 @@ class Jobs:
         """The attempt that a connection stages. Raises Refused."""
         if source is Source.REPLICA:
             raise Refused(ErrorCode.BAD_REQUEST, "another service's deltas are forwarded, not staged")
-        job = self._job(part.job, owner) or self._begin(part.job, owner)
-        if job.decided is not None:
+        job = self._job(part.job, owner)
+        if job is not None and job.decided is not None:
             raise decided_before(job.name, job.decided.state)
-        attempt = job.attempts.get(part[1:])
+        attempt = None if job is None else job.attempts.get(part[1:])
         if attempt is None:
             if self._attempts >= ATTEMPTS_MAX:
                 raise too_many("attempts of parts", self._attempts, ATTEMPTS_MAX)
+            job = job or self._begin(part.job, owner)
             path = path_of(stem_of(job.name), part.part, part.attempt)
             head = PartHead(job.name, part.part, part.attempt, 0, int(source), owner, self._wall_us())
             attempt = job.attempts[part[1:]] = Attempt(part.part, part.attempt, path, head)
@@ -364,17 +365,25 @@ class Jobs:
 
     async def _publish(self, files: JobFiles) -> None:
         publisher = Publisher(self._inside, files, self._use_reserve)
+        postponed: set[str] = set()
         while True:
-            waiting = [one for one in self._jobs.values() if _is_committed(one)]
-            if not waiting:
+            committed = [one for one in self._jobs.values() if _is_committed(one)]
+            waiting = [one for one in committed if one.name not in postponed]
+            if not committed:
                 await self._publish_bell.wait()
-                continue
-            job = min(waiting, key=_decided_us)
-            try:
-                await self._publish_one(publisher, files, job)
-            except OSError as error:
-                logger.warning("publishing job %r goes on when the disk is well: %s", job.name, error)
+            elif not waiting:  # for each of them the disk failed
                 await anyio.sleep(AGAIN_S)
+                postponed.clear()
+            else:
+                job = min(waiting, key=_decided_us)
+                try:
+                    await self._publish_one(publisher, files, job)
+                except OSError as error:
+                    logger.warning("publishing job %r is tried again, as the disk fails: %s", job.name, error)
+                    postponed.add(job.name)
+                except Exception:  # a defect here must not end the server
+                    logger.exception("publishing job %r failed, and is tried again", job.name)
+                    postponed.add(job.name)
 
     async def _publish_one(self, publisher: Publisher, files: JobFiles, job: Job) -> None:
         decided = job.decided

@@ -69,7 +69,7 @@ def stage(
     return StagedPart(part, attempt, len(deltas))
 
 
-def published(address: str, job: str = JOB, *, s_max: float = 20.0) -> JobStatus:
+def published(address: str, job: str = JOB, *, s_max: float = 60.0) -> JobStatus:
     """How a committed job ended."""
     deadline = time.monotonic() + s_max
     while (status := decide(address, job, Decision.LOOK)).state is not JobState.PUBLISHED:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
 
@@ -12,10 +12,13 @@ from delta_prop.embedded import Propagator
 from delta_prop.server.access import Access
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
-from delta_prop.testing import VirtualNetwork, virtual_world
+from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
+from delta_prop_broker.log.retention import LogSettings
 from delta_prop_wire.delta import Delta, Priority, make_origin, producer_id_of
+from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import (
     Ack,
+    AckRange,
     BatchFrame,
     Decide,
     Decision,
@@ -28,16 +31,19 @@ from delta_prop_wire.frames import (
     StagedPart,
     Subscribe,
 )
-from tests.delta_prop.server.jobs import JOB, block_of
+from tests.delta_prop.server.jobs import JOB, block_of, rows
 from tests.delta_prop.server.raw import Raw
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from delta_prop.server.jobs import Jobs
-    from delta_prop_broker.log.retention import LogSettings
     from delta_prop_simulations.disk import SimDisk
+    from delta_prop_wire.spec import ErrorCode
     from tests.delta_prop.server.tokens import File
+
+
+NO_ROOM_KEPT = LogSettings(free_bytes_min=0, reserve_bytes=0)
 
 
 class Site:
@@ -69,7 +75,7 @@ class Site:
         attempt: int,
         deltas: Sequence[Delta],
         *,
-        rows: int = 4,
+        block_rows: int = 4,
         job: str = JOB,
         token: str | None = None,
     ) -> StagedPart:
@@ -77,8 +83,8 @@ class Site:
         async with self.connected() as raw:
             ack = await staged_hello(raw, part, attempt, job, token)
             have = ack.welcome.origins[0].watermark
-            for begin in range(have, len(deltas), rows):
-                await raw.send(frame(part, deltas[begin : begin + rows], begin + 1, begin + 1 - have))
+            for begin in range(have, len(deltas), block_rows):
+                await raw.send(frame(part, deltas[begin : begin + block_rows], begin + 1, begin + 1 - have))
             if len(deltas) > have:
                 await raw.told(len(deltas) - have)
         return StagedPart(part, attempt, len(deltas))
@@ -175,3 +181,38 @@ async def until_read(site: Site) -> None:
     """Wait until the server knows what is staged."""
     while not site.jobs._read:  # noqa: ASYNC110
         await anyio.sleep(0.01)
+
+
+def on(
+    disk: SimDisk,
+    story: Callable[[Site], Awaitable[None]],
+    *,
+    backend: Literal["asyncio", "trio"] = "asyncio",
+    **more: object,
+) -> None:
+    """Run a story on a service."""
+
+    async def main() -> None:
+        with anyio.fail_after(3_600):
+            async with site(disk, **more) as at:  # type: ignore[arg-type]
+                await story(at)
+
+    run_virtual(main, backend=backend)
+
+
+def parts_of(disk: SimDisk) -> list[str]:
+    return [path for path in disk.paths() if path.endswith(".part")]
+
+
+async def code_of(asked: Awaitable[object]) -> ErrorCode | None:
+    try:
+        await asked
+    except Refused as refused:
+        return refused.code
+    return None
+
+
+async def begun(at: Site, raw: Raw, attempt: int = 1) -> None:
+    assert (await staged_hello(raw, 0, attempt)).welcome.origins == ((origin_of(0), 0, 0),)
+    await raw.send(frame(0, rows(0, 4), 1))
+    assert (await raw.told(4)).ranges == (AckRange(1, 4, 0),)

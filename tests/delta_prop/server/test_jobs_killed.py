@@ -7,12 +7,12 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop.client import ClientSettings, SyncProducer, Unreachable
+from delta_prop.client import ClientSettings, SyncProducer
 from delta_prop.client.jobs import Decision, JobPart, JobState, JobStatus, StagedPart, decide
 from delta_prop.commands.opened import open_log
 from delta_prop_wire.errors import Refused
@@ -167,19 +167,3 @@ def killed_task(address: str, part: int) -> None:
         assert process.stdout is not None
         assert process.stdout.readline()
         process.kill()
-
-
-def test_a_decision_that_nobody_heard_is_the_same_when_it_is_sent_again(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        life = Life(tmp_path / "data", stack)
-        part = stage(life.address, 0, 1, rows(0, 500))
-        killer = threading.Timer(0.02, life.server.kill)
-        killer.start()
-        with suppress(Refused, Unreachable):
-            while not killer.finished.is_set() or life.server.process.poll() is None:
-                decide(life.address, JOB, Decision.COMMIT, [part], timeout_s=0.5)
-        killer.join()
-        life.kill()
-        decide(life.address, JOB, Decision.COMMIT, [part], timeout_s=60)
-        assert published(life.address).published == 500
-    assert keys_of(life.data) == [one.vector_id for one in rows(0, 500)]
