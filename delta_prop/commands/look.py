@@ -46,7 +46,7 @@ def status(data: str, *, as_json: bool) -> int:
         told |= {"log_id": log.log_id.hex(), "epoch": log.epoch, "closed": report.clean}
         told |= {"first_offset": log.first_offset, "next_offset": log.visible}
         told |= {"segments": report.segments, "bytes": report.bytes, "bytes_free": disk.free_bytes()}
-        known = _all_sinks(disk, log)
+        known = all_sinks(disk, log)
         told |= {"sinks": len(known), "snapshot": None}
         damaged = [one["damage"] for one in known if "damage" in one]
         told |= {"health": "damaged", "damage": "; ".join(damaged)} if damaged else {}
@@ -83,7 +83,7 @@ def sinks(data: str, *, as_json: bool) -> int:
     Raises UsageError, LogDamaged, OSError.
     """
     disk, log, _ = open_log(data)
-    found = _all_sinks(disk, log)
+    found = all_sinks(disk, log)
     if as_json:
         edge.put_all(map(json.dumps, found))
         return _judged(found)
@@ -104,7 +104,8 @@ def _judged(found: list[dict[str, Any]]) -> int:
     return FAILED if any("damage" in one for one in found) else OK
 
 
-def _all_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
+def all_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
+    """Everybody whose place is kept beside the log, and how far behind each is. Raises OSError."""
     held, requests = quarantined(disk, log.log_id, log.epoch_end), waiting_requests(disk, log.log_id)
     found: list[dict[str, Any]] = []
     for name, cursor in sorted(read_cursors(disk, log.log_id).items()):

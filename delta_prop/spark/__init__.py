@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from delta_prop.spark.auditing import audit, repair, repairs
+    from delta_prop.spark.counting import stats
     from delta_prop.spark.diffing import deltas_from, diff
     from delta_prop.spark.held import contents_of
     from delta_prop.spark.importing import to_deltas
@@ -32,6 +33,7 @@ _HOME_OF = {
     "repairs": "delta_prop.spark.auditing",
     "replay": "delta_prop.spark.replaying",
     "session": "delta_prop.spark.sessions",
+    "stats": "delta_prop.spark.counting",
     "to_deltas": "delta_prop.spark.importing",
 }
 
@@ -48,6 +50,7 @@ __all__ = [
     "repairs",
     "replay",
     "session",
+    "stats",
     "to_deltas",
 ]
 

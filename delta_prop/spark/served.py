@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from delta_prop.client.ranges import Asker
-from delta_prop.commands.places import LATEST
+from delta_prop.commands.places import EARLIEST, LATEST
 from delta_prop.spark import edge
 from delta_prop.spark.options import Remote, read_options
 from delta_prop.spark.segments import Log
@@ -20,6 +20,7 @@ from delta_prop_wire.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from delta_prop.client.ranges import Bounds
     from delta_prop.commands.places import At
     from delta_prop_wire.batch import LoggedBatch
 
@@ -72,8 +73,25 @@ def served_log(remote: Remote, *, at: At = LATEST) -> Log:
         end = at.offset + 1
     elif at.time_us is not None:
         end = asker.offset_at(at.time_us + 1)
-    end = max(end, bounds.first)
-    marks = [*range(bounds.first, end, PART_ROWS), end]
+    return _log(remote, bounds, bounds.first, end)
+
+
+def served_range(remote: Remote, *, since: At = EARLIEST, until: At = LATEST) -> Log:
+    """What a service has from one place up to another. Raises Refused, Unreachable."""
+    asker = asker_of(remote)
+    bounds = asker.bounds()
+
+    def offset(at: At) -> int:
+        if at.time_us is not None:
+            return asker.offset_at(at.time_us)
+        return at.offset if at.offset is not None else bounds.first if at.earliest else bounds.end
+
+    return _log(remote, bounds, offset(since), min(offset(until), bounds.end))
+
+
+def _log(remote: Remote, bounds: Bounds, begin: int, end: int) -> Log:
+    end = max(begin, end)
+    marks = [*range(begin, end, PART_ROWS), end]
     log = (bounds.log_id, bounds.epoch)
-    parts = [ServicePart(remote, log, begin, stop) for begin, stop in pairwise(marks)]
-    return Log(*log, bounds.first, end, bounds.first == 0, parts)
+    parts = [ServicePart(remote, log, start, stop) for start, stop in pairwise(marks)]
+    return Log(*log, begin, end, bounds.first == 0, parts)

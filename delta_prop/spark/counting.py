@@ -1,0 +1,169 @@
+"""Stats: what went through a log, which vectors change most, how sparse changes are, who lags behind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from delta_prop.commands.look import all_sinks
+from delta_prop.commands.opened import open_log
+from delta_prop.commands.places import EARLIEST, LATEST
+from delta_prop.spark.changes import CHANGES, changes_of, split_keys
+from delta_prop.spark.folding import column_of
+from delta_prop.spark.segments import log_of, spark_parts
+from delta_prop.spark.served import remote_of, served_range
+from delta_prop_wire.topics import kind_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+    from pyspark.sql import DataFrame, SparkSession
+
+    from delta_prop.commands.places import At
+    from delta_prop.spark.options import Remote
+    from delta_prop.spark.segments import Log, Part
+    from delta_prop_wire.batch import LoggedBatch
+
+COUNTS = pa.schema(
+    [
+        pa.field("namespace", pa.string(), nullable=False),
+        pa.field("vector_id", pa.string()),
+        pa.field("op", pa.string()),
+        pa.field("deltas", pa.int64(), nullable=False),
+        pa.field("bytes", pa.int64(), nullable=False),
+        pa.field("numbers", pa.int64(), nullable=False),
+        pa.field("dimension", pa.int64(), nullable=False),
+    ]
+)
+"""Counts of a part of the log: by vector, or by operation, whichever is named. `numbers`: how many the
+deltas carry; `dimension`: of the longest vector.
+"""
+COUNTS_DDL = (
+    "namespace string not null, vector_id string, op string, deltas long not null, bytes long not null, "
+    "numbers long not null, dimension long not null"
+)
+_ROWS = 100_000
+_KINDS = 256
+
+
+class Stats(NamedTuple):
+    """What was counted.
+
+    `traffic`: by namespace and op the deltas, their bytes, the numbers that they carry on average, and the
+    share of its vector's numbers that a sparse one changes on average. `vectors`: by vector its deltas and
+    bytes, those with most first. `sinks`: who reads the log in a directory, and how far behind each is.
+    """
+
+    first_offset: int
+    next_offset: int
+    traffic: DataFrame
+    vectors: DataFrame
+    sinks: list[dict[str, Any]]
+
+
+def stats(spark: SparkSession, place: str | Remote, *, since: At = EARLIEST, until: At = LATEST) -> Stats:
+    """Count the deltas in a data directory, or of a service, from one place up to another.
+
+    Raises UsageError, Refused, LogDamaged, OSError, Unreachable.
+    """
+    from pyspark.sql import functions as F
+
+    remote = remote_of(place)
+    if remote is None:
+        assert isinstance(place, str)
+        log, sinks = log_of(place, since=since, until=until), all_sinks(*open_log(place)[:2])
+    else:
+        log, sinks = served_range(remote, since=since, until=until), []
+    counts = spark_parts(spark, log.parts, _read(log), COUNTS_DDL).localCheckpoint()
+    sums = [F.sum(name).alias(name) for name in ("deltas", "bytes", "numbers")]
+    by_op = counts.where("op is not null").groupBy("namespace", "op").agg(*sums)
+    dimension = counts.groupBy("namespace").agg(F.max("dimension").alias("dimension"))
+    share = F.when(F.col("op").startswith("sparse"), F.col("numbers") / F.col("deltas") / F.col("dimension"))
+    traffic = by_op.join(dimension, "namespace").select(
+        "namespace",
+        "op",
+        "deltas",
+        "bytes",
+        (F.col("numbers") / F.col("deltas")).alias("numbers"),
+        F.when(F.col("dimension") > 0, share).alias("share"),
+    )
+    by_vector = counts.where("vector_id is not null").groupBy("namespace", "vector_id").agg(*sums[:2])
+    vectors = by_vector.orderBy(F.desc("deltas"), F.desc("bytes"), "namespace", "vector_id")
+    return Stats(log.begin, log.end, traffic.orderBy("namespace", "op"), vectors, sinks)
+
+
+def count(batches: Iterable[LoggedBatch], begin: int, end: int) -> Iterator[pa.RecordBatch]:
+    """Counts of the rows from one offset up to another, a part at a time."""
+    gathered: list[pa.RecordBatch] = []
+    rows = 0
+    for logged in batches:
+        gathered.append(changes_of(logged, end))
+        rows += gathered[-1].num_rows
+        if rows >= _ROWS:
+            yield _counts(gathered, begin)
+            gathered, rows = [], 0
+    if rows:
+        yield _counts(gathered, begin)
+
+
+def _read(log: Log) -> Any:
+    begin, end = log.begin, log.end
+
+    def read(part: Part) -> Iterator[pa.RecordBatch]:
+        return count(part.batches(), begin, end)
+
+    return read
+
+
+def _counts(gathered: list[pa.RecordBatch], begin: int) -> pa.RecordBatch:
+    table = pa.Table.from_batches(gathered, CHANGES).combine_chunks()
+    table = table.filter(pc.greater_equal(table.column("offset"), begin)).combine_chunks()
+    coded = pc.dictionary_encode(column_of(table, "key"))
+    namespaces, ids = split_keys(coded.dictionary)
+    named = pc.dictionary_encode(namespaces)
+    codes = coded.indices.to_numpy()
+    kinds, numbers = column_of(table, "kind").to_numpy(), _lengths(table, "values")
+    sizes = pc.binary_length(column_of(table, "key")).to_numpy() + 4 * numbers
+    sizes += 4 * _lengths(table, "indices") + _bytes(table, "data") + _bytes(table, "patch")
+    by_key, by_kind = _Sums(codes, len(ids)), _Sums(named.indices.to_numpy()[codes] * _KINDS + kinds)
+    at = by_kind.deltas.nonzero()[0]
+    longest = np.zeros(len(by_kind.deltas), np.int64)
+    np.maximum.at(longest, by_kind.codes, np.where(np.isin(kinds, (0, 2)), numbers, 0))
+    zeros = np.zeros(len(ids), np.int64)
+    columns = {
+        "namespace": pa.concat_arrays([namespaces, named.dictionary.take(pa.array(at // _KINDS))]),
+        "vector_id": pa.concat_arrays([ids, pa.nulls(len(at), pa.string())]),
+        "op": pa.array([None] * len(ids) + [kind_name(one % _KINDS) for one in at.tolist()], pa.string()),
+        "deltas": np.concatenate([by_key.deltas, by_kind.deltas[at]]),
+        "bytes": np.concatenate([by_key.sum(sizes), by_kind.sum(sizes)[at]]),
+        "numbers": np.concatenate([zeros, by_kind.sum(numbers)[at]]),
+        "dimension": np.concatenate([zeros, longest[at]]),
+    }
+    return pa.RecordBatch.from_arrays([pa.array(columns[name]) for name in COUNTS.names], schema=COUNTS)
+
+
+class _Sums:
+    """Sums of rows by a code of each."""
+
+    def __init__(self, codes: NDArray[Any], least: int = 0) -> None:
+        self.codes = codes
+        self.deltas = np.bincount(codes, minlength=least)
+
+    def sum(self, values: NDArray[Any]) -> NDArray[np.int64]:
+        """Of each code the sum of these."""
+        return np.bincount(self.codes, values, len(self.deltas)).astype(np.int64)
+
+
+def _lengths(table: pa.Table, name: str) -> NDArray[np.int64]:
+    found: NDArray[np.int64] = pc.list_value_length(column_of(table, name)).to_numpy().astype(np.int64)
+    return found
+
+
+def _bytes(table: pa.Table, name: str) -> NDArray[np.int64]:
+    sizes = pc.fill_null(pc.binary_length(column_of(table, name)), 0)
+    found: NDArray[np.int64] = sizes.to_numpy().astype(np.int64)
+    return found

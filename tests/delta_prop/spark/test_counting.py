@@ -1,0 +1,66 @@
+"""What is counted of a log is what a look at each of its rows counts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("pyspark")
+
+from delta_prop.spark.counting import COUNTS, COUNTS_DDL, count, stats  # noqa: E402
+from delta_prop.spark.replaying import at_of  # noqa: E402
+from delta_prop_wire.topics import kind_name  # noqa: E402
+from tests.broker.histories import Step, changes, steps  # noqa: E402
+from tests.delta_prop.spark.logs import write  # noqa: E402
+from tests.delta_prop.spark.test_folding import written  # noqa: E402
+from tests.delta_prop.spark.test_replaying import HISTORY  # noqa: E402
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+
+def looked_at(batches: list[Any], begin: int, end: int) -> tuple[Counter[Any], Counter[Any]]:
+    vectors: Counter[Any] = Counter()
+    kinds: Counter[Any] = Counter()
+    for name, (_, offset, operation, _) in changes(batches):
+        if begin <= offset < end:
+            vectors[name] += 1
+            kinds[name[0], kind_name(operation.kind)] += 1
+    return vectors, kinds
+
+
+@given(st.lists(steps, min_size=1, max_size=10), st.integers(0, 20), st.integers(0, 40))
+def test_counts_are_those_of_the_rows(history: list[Step], begin: int, end: int) -> None:
+    batches = written(history)
+    rows = [row for some in count(batches, begin, end) for row in some.cast(COUNTS).to_pylist()]
+    vectors = Counter(
+        {(row["namespace"], row["vector_id"]): row["deltas"] for row in rows if row["vector_id"]}
+    )
+    kinds = Counter({(row["namespace"], row["op"]): row["deltas"] for row in rows if row["op"]})
+    assert (vectors, kinds) == looked_at(batches, begin, end)
+    sizes = [sum(row["bytes"] for row in rows if row[one]) for one in ("op", "vector_id")]
+    assert sizes[0] == sizes[1]
+
+
+@pytest.mark.spark
+def test_a_log_is_counted(spark: SparkSession, tmp_path: Path) -> None:
+    from pyspark.sql.pandas.types import from_arrow_schema
+    from pyspark.sql.types import StructType
+
+    batches = write(tmp_path, HISTORY).batches
+    found = stats(spark, str(tmp_path), since=at_of(20))
+    vectors, kinds = looked_at(batches, 20, 1 << 60)
+    assert (found.first_offset, found.next_offset, found.sinks) == (20, 240, [])
+    assert {(row.namespace, row.op): row.deltas for row in found.traffic.collect()} == kinds
+    hot = [((row.namespace, row.vector_id), row.deltas) for row in found.vectors.limit(3).collect()]
+    assert [deltas for _, deltas in hot] == [deltas for _, deltas in vectors.most_common(3)]
+    sparse = next(row for row in found.traffic.collect() if row.op == "sparse")
+    assert (sparse.numbers, sparse.share) == (1.0, pytest.approx(1 / 3))
+    assert from_arrow_schema(COUNTS) == StructType.fromDDL(COUNTS_DDL)
