@@ -107,18 +107,38 @@ def repair(found: DataFrame, producer: SyncProducer) -> Repaired:
     return repaired
 
 
+async def repair_directory(found: DataFrame, data: str) -> Repaired:
+    """Write these deltas into a data directory that nobody serves. Raises LogBusy, Refused, OSError."""
+    from delta_prop.embedded import Propagator
+
+    repaired = Repaired()
+    async with Propagator(data=data) as propagator:
+        for delta in repairs(found):
+            try:
+                await propagator.publish(delta)
+            except Refused as refusal:
+                _note(delta, refusal, repaired)
+            else:
+                repaired.mended += 1
+    return repaired
+
+
 def _settle(delta: Delta, receipt: SyncReceipt, repaired: Repaired) -> None:
     try:
         receipt.result()
     except Refused as refusal:
-        if refusal.code is ErrorCode.CONFLICT:
-            repaired.moved_on += 1
-        else:
-            repaired.refused += 1
-        if len(repaired.told) < TOLD_MAX:
-            repaired.told.append(f"{delta.namespace} {delta.vector_id}: {refusal.message}")
+        _note(delta, refusal, repaired)
     else:
         repaired.mended += 1
+
+
+def _note(delta: Delta, refusal: Refused, repaired: Repaired) -> None:
+    if refusal.code is ErrorCode.CONFLICT:
+        repaired.moved_on += 1
+    else:
+        repaired.refused += 1
+    if len(repaired.told) < TOLD_MAX:
+        repaired.told.append(f"{delta.namespace} {delta.vector_id}: {refusal.message}")
 
 
 def _delta(row: Row) -> Delta:

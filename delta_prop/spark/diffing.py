@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop.spark.comparing import DELTAS_DDL, compare
 from delta_prop.spark.pairs import NEW, OLD
-from delta_prop.spark.tables import facts, shape_of
+from delta_prop.spark.tables import facts, has_whole_metadata, shape_of
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ def diff(
     if not (threshold >= 0 and math.isfinite(threshold)):
         raise UsageError(f"threshold {threshold!r}: give a number from 0 on")
     shape = shape_of([old, new], key, vector, namespace)
-    both = facts(old, shape, OLD).unionByName(facts(new, shape, NEW), allowMissingColumns=True)
+    whole = any(has_whole_metadata(table, shape) for table in (old, new))
+    before, after = facts(old, shape, OLD, whole=whole), facts(new, shape, NEW, whole=whole)
+    both = before.unionByName(after, allowMissingColumns=True)
     placed = both.repartition("namespace", "vector_id")
     rows = placed.sortWithinPartitions("namespace", "vector_id", "side")
     return rows.mapInArrow(partial(compare, threshold=threshold), DELTAS_DDL)

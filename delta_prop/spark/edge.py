@@ -58,6 +58,11 @@ def set_default(name: str, value: str) -> None:
     os.environ.setdefault(name, value)
 
 
+def on_terminal() -> bool:
+    """Whether somebody looks at what is told meanwhile."""
+    return sys.stderr.isatty()
+
+
 def java_path() -> str | None:
     """The Java that Spark would start: of JAVA_HOME, else the one on the PATH."""
     home = setting("JAVA_HOME")

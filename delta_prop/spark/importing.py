@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from delta_prop.spark.pairs import MEMBER, NEW
-from delta_prop.spark.tables import facts, shape_of
+from delta_prop.spark.tables import facts, joined, shape_of
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def to_deltas(
     members = [F.col(f"`{name.replace('`', '``')}`") for name in found.columns if name.startswith(MEMBER)]
     metadata = F.col("metadata")
     if members:
-        metadata = F.nullif(F.concat(F.lit("{"), F.concat_ws(",", *members), F.lit("}")), F.lit("{}"))
+        metadata = joined(members)
     fault = F.concat(F.col("vector_id"), F.lit(": column "), F.col("wrong"), F.lit(" is not finite"))
     return found.select(
         "vector_id",

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from delta_prop.commands.places import At
+
 WAL_BYTES_MAX = 64 << 20
 
 
@@ -42,7 +44,7 @@ def rebuild(
     path: str,
     file: str,
     *,
-    at: int | datetime | None = None,
+    at: int | datetime | At | None = None,
     replace: bool = False,
     tell: Callable[[int], None] = lambda _: None,
 ) -> Rebuilt:

@@ -58,7 +58,7 @@ _ROWS = 8_192
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def replay(spark: SparkSession, place: str | Remote, at: int | datetime | None = None) -> DataFrame:
+def replay(spark: SparkSession, place: str | Remote, at: int | datetime | At | None = None) -> DataFrame:
     """The state of every vector in a log, one row each, with the columns of `STATES`.
 
     `place`: a data directory, or a service as `delta://host:port`, which needs to have all of its log still.
@@ -69,7 +69,7 @@ def replay(spark: SparkSession, place: str | Remote, at: int | datetime | None =
     return replayed(spark, log_at(place, at))
 
 
-def log_at(place: str | Remote, at: int | datetime | None = None) -> Log:
+def log_at(place: str | Remote, at: int | datetime | At | None = None) -> Log:
     """What there is to fold, in a directory or at a service. Raises as `replay` does."""
     remote = remote_of(place)
     if remote is None:
@@ -100,10 +100,10 @@ def placed(blobs: DataFrame, buckets: int) -> DataFrame:
     return blobs.repartitionById(buckets, "bucket").sortWithinPartitions("first")
 
 
-def at_of(at: int | datetime | None) -> At:
+def at_of(at: int | datetime | At | None) -> At:
     """An offset or a time as the log's readers name it. Raises UsageError."""
-    if at is None:
-        return LATEST
+    if at is None or isinstance(at, At):
+        return LATEST if at is None else at
     if isinstance(at, datetime):
         time = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
         return At(time_us=(time - _EPOCH) // timedelta(microseconds=1))

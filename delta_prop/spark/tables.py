@@ -70,28 +70,45 @@ def shape_of(
     return Shape(key, chosen, namespace)
 
 
-def facts(table: DataFrame, shape: Shape, side: int) -> DataFrame:
-    """The table's facts, with the columns of `pairs.py`. Raises UsageError."""
+def has_whole_metadata(table: DataFrame, shape: Shape) -> bool:
+    """Whether a table has all metadata in one column, of JSON, as a replay gives them."""
+    return shape.vector is not None and _has_content(dict(_fields(table)))
+
+
+def facts(table: DataFrame, shape: Shape, side: int, *, whole: bool = False) -> DataFrame:
+    """The table's facts, with the columns of `pairs.py`; `whole`: all metadata in one. Raises UsageError."""
     _check(table, shape)
-    fields = {field.name: field.dataType for field in table.schema.fields}
+    fields = dict(_fields(table))
     own = {shape.key} | ({"namespace"} if shape.namespace is None else set())
     if shape.vector is not None:
         own |= {shape.vector} if isinstance(shape.vector, str) else set(shape.vector)
-        own |= {"data", "metadata"} if _has_content(fields) else set()
+        own |= {"namespace", "data", "metadata"} if _has_content(fields) else set()
     others = [name for name in fields if name not in own]
     told = others if shape.vector is not None else sorted(fields)
     wrong = F.coalesce(F.lit(None).cast("string"), *(_wrong(name, fields[name]) for name in told))
+    names = others if shape.vector is not None else []
+    metadata = F.col("metadata") if "metadata" in own and "metadata" in fields else _nothing()
+    if whole and names:
+        metadata, names = joined([_member(name) for name in names]), []
     selected = [
         _namespace(fields, shape).alias("namespace"),
         F.col(_quoted(shape.key)).cast("string").alias("vector_id"),
         F.lit(side).alias("side"),
         _vector(fields, shape).alias("vector"),
         _data(fields, shape).alias("data"),
-        (F.col("metadata") if "metadata" in own and "metadata" in fields else _nothing()).alias("metadata"),
+        metadata.alias("metadata"),
         wrong.alias("wrong"),
     ]
-    names = others if shape.vector is not None else []
     return table.select(*selected, *(_member(name).alias(MEMBER + name) for name in names))
+
+
+def joined(members: Sequence[Column]) -> Column:
+    """Members as one object of JSON; NULL where there is none."""
+    return F.nullif(F.concat(F.lit("{"), F.concat_ws(",", *members), F.lit("}")), F.lit("{}"))
+
+
+def _fields(table: DataFrame) -> list[tuple[str, DataType]]:
+    return [(field.name, field.dataType) for field in table.schema.fields]
 
 
 def _check(table: DataFrame, shape: Shape) -> None:
@@ -101,7 +118,7 @@ def _check(table: DataFrame, shape: Shape) -> None:
             raise UsageError(
                 f"column {name} is there {names.count(name)} times: select the one that is meant"
             )
-    fields = {field.name: field.dataType for field in table.schema.fields}
+    fields = dict(_fields(table))
     if _has_content(fields) and shape.vector is not None:
         known = {shape.key, "namespace", shape.vector, "data", "metadata"}
         more = [name for name in names if name not in known]

@@ -1,0 +1,114 @@
+"""What jobs give, as lines of JSON, files of Parquet, and tables for people."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import TYPE_CHECKING, Any
+
+from delta_prop.commands import edge
+from delta_prop.commands.places import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from pyspark.sql import DataFrame, Row
+
+    from delta_prop.spark.counting import Stats
+
+ROWS_MAX = 20
+"""Of a table for people."""
+_WIDTH_MAX = 60
+
+
+def give(rows: DataFrame, output: str | None, line: Callable[[Row], dict[str, Any]]) -> None:
+    """Write rows to a new file, as Parquet or JSON lines, or these to standard output. Raises UsageError."""
+    if output is not None and output.endswith(".parquet"):
+        rows.write.mode("error").parquet(output)
+        return
+    with edge.output(output) as out:
+        for row in rows.toLocalIterator():
+            out.write(json.dumps(line(row), ensure_ascii=False).encode() + b"\n")
+        out.flush()
+
+
+def delta_line(row: Row) -> dict[str, Any]:
+    """A delta as `publish` reads it."""
+    told = {"vector_id": row.vector_id, "namespace": row.namespace, "op": row.op}
+    return told | _payload(row)
+
+
+def state_line(row: Row) -> dict[str, Any]:
+    """A vector's state."""
+    told = {"vector_id": row.vector_id, "namespace": row.namespace, "alive": row.alive} | _payload(row)
+    told |= {"offset": row.offset, "lamport": row.lamport, "dot": f"{row.origin}:{row.counter}"}
+    return told | ({"ignored": row.ignored} if row.ignored else {})
+
+
+def difference_line(row: Row) -> dict[str, Any]:
+    """A difference, and the delta that mends it."""
+    told = {"vector_id": row.vector_id, "namespace": row.namespace}
+    told |= {"difference": row.difference, "reason": row.reason}
+    expect = {} if row.origin is None else {"expect": f"{row.origin}:{row.counter}"}
+    return told | {"mended_by": delta_line(row) | expect}
+
+
+def _payload(row: Row) -> dict[str, Any]:
+    fields = row.asDict()
+    told = {name: fields.get(name) for name in ("vector", "indices", "values")}
+    told["data"] = None if row.data is None else base64.b64encode(row.data).decode()
+    told["metadata"] = None if row.metadata is None else json.loads(row.metadata)
+    return {name: value for name, value in told.items() if value is not None}
+
+
+# --- tables
+
+
+def put_table(rows: DataFrame) -> None:
+    """The first rows, and whether there are more."""
+    found = rows.limit(ROWS_MAX + 1).collect()
+    _put_rows(rows.columns, [[_cell(value) for value in row] for row in found[:ROWS_MAX]])
+    if len(found) > ROWS_MAX:
+        edge.put("and more: --json or --output give all")
+
+
+def put_stats(found: Stats, top: int, *, as_json: bool) -> None:
+    """What was counted."""
+    traffic = [row.asDict() for row in found.traffic.collect()]
+    vectors = [row.asDict() for row in found.vectors.limit(top).collect()]
+    if as_json:
+        told = {"first_offset": found.first_offset, "next_offset": found.next_offset, "traffic": traffic}
+        edge.put(json.dumps(told | {"vectors": vectors, "sinks": found.sinks}, ensure_ascii=False))
+        return
+    deltas, size = (sum(row[name] for row in traffic) for name in ("deltas", "bytes"))
+    edge.put(f"offsets {found.first_offset:,} to {found.next_offset:,}: {deltas:,} deltas, {size:,} bytes\n")
+    heads = ["namespace", "op", "deltas", "bytes", "numbers", "share of a vector"]
+    _put_rows(heads, [[_cell(value) for value in row.values()] for row in traffic])
+    edge.put("\nvectors that change most")
+    _put_rows(
+        ["namespace", "vector", "deltas", "bytes"], [[_cell(one) for one in row.values()] for row in vectors]
+    )
+    if found.sinks:
+        edge.put("\nwho reads the log in this directory")
+        rows = [[one["name"], one["kind"], _cell(one["offset"]), _cell(one["lag"])] for one in found.sinks]
+        _put_rows(["name", "kind", "offset", "lag"], rows)
+
+
+def _put_rows(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    table = [list(heads), *map(list, rows)]
+    widths = [max(len(row[at]) for row in table) for at in range(len(heads))]
+    edge.put_all("  ".join(map(str.ljust, row, widths)).rstrip() for row in table)
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    text = ", ".join(f"{one:.4g}" for one in value) if isinstance(value, list) else str(value)
+    text = printable(text)
+    return text if len(text) <= _WIDTH_MAX else text[: _WIDTH_MAX - 1] + "…"

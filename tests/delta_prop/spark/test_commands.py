@@ -1,0 +1,164 @@
+"""The verbs of `delta-prop spark`: what they print, how they end, and what they say of a mistake."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from delta_prop.cli import main
+from delta_prop.spark import verbs
+from delta_prop.spark.verbs import told
+from delta_prop_wire.errors import UsageError
+from delta_prop_wire.jsonlines import delta_from_line
+from tests.delta_prop.client.threaded import served
+from tests.delta_prop.commands.support import Command, created
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """The verbs share the tests' session: starting one takes ten seconds."""
+    real = verbs._spark
+
+    @contextmanager
+    def kept(options: Any) -> Iterator[SparkSession]:
+        with monkeypatch.context() as patched:
+            patched.setattr("delta_prop.spark.sessions.session", lambda *_, **__: spark)
+            patched.setattr(type(spark), "stop", lambda _: None)
+            with real(options) as found:
+                yield found
+
+    monkeypatch.setattr(verbs, "_spark", kept)
+    return spark
+
+
+@pytest.fixture
+def command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Command:
+    return Command(tmp_path, capfd)
+
+
+@pytest.mark.spark
+def test_a_directory_is_replayed_compared_rebuilt_audited_and_counted(
+    on_spark: SparkSession, command: Command, tmp_path: Path
+) -> None:
+    lines = [created(f"v{at}", float(at), 0.5, namespace="n", metadata={"at": at}) for at in range(30)]
+    assert command.publish([*lines, '{"vector_id": "v1", "namespace": "n", "op": "delete"}']).status == 0
+
+    shown = command("spark", "replay", "--alive")
+    assert shown.status == 0
+    assert shown.out.splitlines()[0].split() == [
+        "namespace",
+        "vector_id",
+        "alive",
+        "vector",
+        "metadata",
+        "offset",
+    ]
+    assert shown.out.splitlines()[-1] == "and more: --json or --output give all"
+    rows = command("spark", "replay", "--json", "--at", "29").lines
+    assert len(rows) == 30
+    assert next(row for row in rows if row["vector_id"] == "v1")["alive"]
+    then = tmp_path / "then.parquet"
+    assert command("spark", "replay", "--output", then).status == 0
+
+    new = on_spark.read.parquet(str(then)).where("alive and vector_id != 'v2'")
+    new = new.selectExpr("vector_id", "vector", "offset as at").where("at != 3")
+    new.write.parquet(str(tmp_path / "new.parquet"))
+    changes = command("spark", "diff", tmp_path / "new.parquet", "--namespace", "n").lines
+    assert [delta_from_line(json.dumps(one)) for one in changes]
+    assert {one["vector_id"]: one["op"] for one in changes} == {"v2": "delete", "v3": "delete"}
+
+    file = tmp_path / "vectors.db"
+    made = command("spark", "rebuild", "--storage", file)
+    assert made.status == 0
+    assert made.out == f"{file}: 30 rows, 29 of them alive; its sink goes on from offset 31\n"
+    assert command("spark", "rebuild", "--storage", file).status == 2
+    clean = command("spark", "audit", "--storage", file)
+    assert (clean.status, clean.out, clean.err) == (0, "", "delta-prop: no differences\n")
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("DELETE FROM vectors WHERE vector_id = 'v7'")
+    spoiled = command("spark", "audit", "--storage", file)
+    assert spoiled.status == 1
+    assert spoiled.err == "delta-prop: 1 differences: 1 missing\n"
+    assert "v7" in spoiled.out.splitlines()[1]
+    mended = command("spark", "audit", "--storage", file, "--repair", "--json")
+    assert mended.status == 0
+    assert mended.lines[0]["mended_by"]["op"] == "create"
+    assert "1 of 1 were said again; 0 have moved on since, 0 were refused" in mended.err
+
+    (told,) = command("spark", "stats", "--top", "1", "--json").lines
+    assert [(row["op"], row["deltas"]) for row in told["traffic"]] == [("create", 31), ("delete", 1)]
+    assert [row["deltas"] for row in told["vectors"]] == [2]
+    assert "32 deltas" in command("spark", "stats").out
+
+
+@pytest.mark.spark
+def test_a_table_goes_to_a_server_once_however_often_it_is_imported(
+    on_spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table = tmp_path / "table.csv"
+    table.write_text('key,vector\nx,"[1, 0.5]"\ny,"[2, 1]"\n')
+    with served(propagator={"data": str(tmp_path / "log")}) as running:
+        job = ["spark", "import", str(table), "--key", "key", "--to", running.address, "--producer", "one"]
+        assert [main(job), main(job)] == [0, 0]
+        assert sorted(running.keys()) == ["x", "y"]
+    assert main(["spark", "import", str(tmp_path / "none.csv"), "--key", "key"]) == 1
+    assert "PATH_NOT_FOUND" in capsys.readouterr().err
+    assert main(["spark", "import", str(table)]) == 2
+    assert "column vector_id is missing, which is to be the key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["diff", "one.parquet"], "1 tables are named: name the old and the new one"),
+        (
+            ["diff", "a", "b", "--data", "facts"],
+            "2 tables are named: name the new one alone, beside --data",
+        ),
+        (["import", "a.csv", "--to", "localhost:1"], "--to: give the job a --producer too"),
+        (["audit", "--data", "x", "--storage", "y", "--to", "localhost:1"], "--to: only a repair sends"),
+        (["replay", "--data", "x", "--at", "soon"], "--at 'soon': give an offset, or a time like"),
+        (["replay"], "one of the arguments --data --from is required"),
+    ],
+)
+def test_a_mistake_is_told_before_spark_starts(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verbs, "_spark", None)
+    assert main(["spark", *arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_java_one_line_says_what_brings_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    assert main(["spark", "stats", "--data", "facts"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(
+        "delta-prop: Spark needs Java 17 or later, and JAVA_HOME=/nowhere holds no bin/java"
+    )
+    assert len(err.splitlines()) == 1
+
+
+def test_what_a_task_said_is_told_and_not_its_traceback() -> None:
+    said = "delta_prop_wire.errors.InvalidDelta: INVALID_DELTA: old"
+    text = f"[PYTHON_EXCEPTION] An exception was thrown\n  File x\n{said}\n at y"
+    assert str(told(Exception(text))) == "INVALID_DELTA: old"
+    assert isinstance(told(Exception("x\ndelta_prop_wire.errors.UsageError: name another\n")), UsageError)
+    other = told(
+        Exception("An error occurred while calling o1.x.\n: org.apache.X: no room SQLSTATE: 42000\n")
+    )
+    assert str(other) == "Spark: org.apache.X: no room"
