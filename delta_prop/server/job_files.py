@@ -71,7 +71,7 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class Decided:
     """What was decided of a job, and what became of it. `parts`: until it is published; `content`: a digest
-    of (part, deltas) of all. Times in microseconds since 1970.
+    of (part, deltas) of all; `said`: one of what they say as well. Times in microseconds since 1970.
     """
 
     job: str
@@ -82,6 +82,7 @@ class Decided:
     deltas: int = 0
     parts: tuple[KeptPart, ...] = ()
     progress: Progress = field(default_factory=Progress)
+    said: bytes = b""
 
     @property
     def bytes(self) -> int:
@@ -115,8 +116,16 @@ def stem_of(job: str) -> str:
 
 def content_of(parts: Iterable[StagedPart]) -> bytes:
     """A digest that is the same for the same parts with as many deltas, whichever attempts brought them."""
-    counted = sorted((one.part, one.deltas) for one in parts if one.deltas)
-    return blake2b(msgpack.packb(counted), digest_size=16).digest()
+    return _digest(sorted((one.part, one.deltas) for one in parts if one.deltas))
+
+
+def said_of(parts: Iterable[StagedPart]) -> bytes:
+    """A digest that is the same for parts that say the same."""
+    return _digest(sorted((one.part, one.deltas, one.checksum) for one in parts if one.deltas))
+
+
+def _digest(told: list[tuple[int, ...]]) -> bytes:
+    return blake2b(msgpack.packb(told), digest_size=16).digest()
 
 
 class JobFiles:
@@ -256,11 +265,11 @@ def read_decision(disk: Disk, path: str) -> Decided:
     content = None if raw is None else _checked(raw)
     if content is None:
         raise JobDamaged(path, "it does not fit its checksum")
-    version, job, owner, state, decided_us, digest, deltas, parts, progress = msgpack.unpackb(content)
+    version, job, owner, state, decided_us, digest, deltas, parts, progress, said = msgpack.unpackb(content)
     if version != VERSION:
         raise JobDamaged(path, f"it says version {version}, this program knows {VERSION}")
     kept = tuple(KeptPart(*one) for one in parts)
-    return Decided(job, owner, JobState(state), decided_us, digest, deltas, kept, _progress(progress))
+    return Decided(job, owner, JobState(state), decided_us, digest, deltas, kept, _progress(progress), said)
 
 
 def _packed(decided: Decided) -> bytes:
@@ -275,6 +284,7 @@ def _packed(decided: Decided) -> bytes:
             decided.deltas,
             decided.parts,
             _plain(decided.progress),
+            decided.said,
         ]
     )
     return packed

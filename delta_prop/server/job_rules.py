@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delta_prop.server.grants import Unauthorized
-from delta_prop.server.job_files import Decided, KeptPart, content_of
+from delta_prop.server.job_files import Decided, KeptPart, content_of, said_of
 from delta_prop_broker.log.reserve import is_no_room
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import JobState
@@ -38,7 +38,8 @@ def judged(request: Decide, job: Job | None, owner: str, chain: Chain, now_us: i
     kept = _kept(job, parts, owner, chain)
     state = JobState.COMMITTED if kept else JobState.PUBLISHED
     deltas = sum(part.deltas for part in kept)
-    return Decided(request.job, owner, state, now_us, content_of(parts), deltas, kept)
+    there = [_as_staged(job, part) for part in parts]
+    return Decided(request.job, owner, state, now_us, content_of(parts), deltas, kept, said=said_of(there))
 
 
 def check_owner(job: Job, owner: str) -> None:
@@ -57,8 +58,17 @@ def abortable(name: str, job: Job | None, owner: str) -> Job:
     return job
 
 
+def _as_staged(job: Job | None, part: StagedPart) -> StagedPart:
+    attempt = None if job is None else job.attempts.get((part.part, part.attempt))
+    mark = None if attempt is None else attempt.mark
+    return part if mark is None else part._replace(checksum=mark.content)
+
+
 def _decided_again(job: Job, decided: Decided, parts: tuple[StagedPart, ...]) -> Decided:
-    if content_of(parts) == decided.content:
+    same = content_of(parts) == decided.content
+    if same and any(part.checksum for part in parts):
+        same = said_of(parts) == decided.said
+    if same:
         return decided
     raise decided_before(job.name, decided.state, "with other parts, or other deltas in them")
 
@@ -77,6 +87,12 @@ def _kept(job: Job | None, parts: tuple[StagedPart, ...], owner: str, chain: Cha
             )
         if attempt is None or attempt.mark is None:
             continue
+        if part.checksum not in (0, attempt.mark.content):
+            raise Refused(
+                ErrorCode.JOB_UNKNOWN,
+                f"part {part.part} of job {_named(parts, part)} says {attempt.mark.content} here, and "
+                f"{part.checksum} is to be committed: nothing is decided; run the job again",
+            )
         origin = attempt.head.origin
         chain.origins.check_owner(origin, owner)
         if origin in origins:

@@ -8,7 +8,7 @@ never acknowledged, or is found missing when the job is decided.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgpack
@@ -51,11 +51,14 @@ class PartHead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A place in a part: behind a sound record. `counter`: of the last delta before it."""
+    """A place in a part: behind a sound record. `counter`: of the last delta before it; `content`: the
+    checksum of what all batches before it say.
+    """
 
     position: int = 0
     checksum: int = 0
     counter: int = 0
+    content: int = 0
 
 
 class StagedFrame(NamedTuple):
@@ -84,7 +87,11 @@ def begin(disk: Disk, path: str, head: PartHead) -> tuple[File, Mark]:
 
 def append(file: File, mark: Mark, batches: Sequence[Batch]) -> Mark:
     """Write these behind `mark`. Syncs nothing. Raises OSError."""
-    return _append(file, mark, [(_FRAME, batch.raw, batch.count) for batch in batches])
+    end = _append(file, mark, [(_FRAME, batch.raw, batch.count) for batch in batches])
+    content = mark.content
+    for batch in batches:
+        content = batch.content_crc(content)
+    return replace(end, content=content)
 
 
 def read_head(file: File) -> tuple[PartHead, Mark] | None:
@@ -105,7 +112,8 @@ def frames(file: File, mark: Mark) -> Iterator[StagedFrame]:
     while (found := _read(file, mark, _FRAME)) is not None:
         content, end = found
         batch = Batch(content)
-        mark = Mark(end.position, end.checksum, mark.counter + batch.count)
+        counter, crc = mark.counter + batch.count, batch.content_crc(mark.content)
+        mark = Mark(end.position, end.checksum, counter, crc)
         yield StagedFrame(batch, mark)
 
 

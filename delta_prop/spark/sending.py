@@ -6,6 +6,8 @@ is looked at before anything of it is sent.
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from delta_prop.client.blocking import SyncProducer
@@ -23,20 +25,21 @@ if TYPE_CHECKING:
 
     from delta_prop.client.blocking import SyncReceipt
     from delta_prop.spark.options import WriteOptions
+    from delta_prop_wire.block import Block
 
 _HAPPENED = ("committed", "published")
 
 
 class Rows:
-    """The blocks of a part, counted as they are taken."""
+    """What the blocks of a part hold, counted as they are taken."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
-        self._blocks = blocks_of(batches)
+        self._cut = blocks_of(batches)
         self.taken = 0
         self.last: pa.RecordBatch | None = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        for rows in self._blocks:
+        for rows in self._cut:
             self.taken += rows.num_rows
             self.last = rows
             yield rows
@@ -48,26 +51,42 @@ class Rows:
         return self.taken
 
 
+class Blocks:
+    """The blocks of a part, counted and summed up as they are taken. Iterating raises InvalidDelta."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch], namespace: str | None) -> None:
+        self._cut = blocks_of(batches)
+        self._namespace = namespace
+        self.deltas = self.checksum = 0
+
+    def __iter__(self) -> Iterator[Block]:
+        for rows in self._cut:
+            block = to_block(rows, namespace=self._namespace)
+            self.deltas += block.count
+            self.checksum = block.content_crc(self.checksum)
+            yield block
+
+
 def stage(
     batches: Iterable[pa.RecordBatch], options: WriteOptions, job: str, part: int, attempt: int
 ) -> Sent:
     """Have a part kept aside, as one attempt of it. Raises Refused, Unreachable, UsageError."""
-    rows = Rows(batches)
-    blocks = iter(rows)
-    first = next(blocks, None)
+    blocks = Blocks(batches, options.namespace)
+    ahead = iter(blocks)
+    first = next(ahead, None)
     if first is None:
         return Sent()
     try:
         with producer_of(options, f"{job}/{part}", JobPart(job, part, attempt)) as producer:
-            receipts = [offer(producer, first, options)]
-            receipts += [offer(producer, block, options) for block in blocks]
+            receipts = [_offer_block(producer, block, options) for block in chain([first], ahead)]
             for receipt in receipts:
                 receipt.result()
-            return Sent(rows.taken, waited_s=producer.waited_s)
+            return Sent(blocks.deltas, waited_s=producer.waited_s, checksum=blocks.checksum)
     except Refused as refused:
         if refused.code is not ErrorCode.JOB_DECIDED or refused.details.get("state") not in _HAPPENED:
             raise
-        return Sent(rows.count(), decided=True)
+        deque(ahead, 0)  # what they say is compared with what was committed
+        return Sent(blocks.deltas, decided=True, checksum=blocks.checksum)
 
 
 def producer_of(options: WriteOptions, name: str, job: JobPart | None = None) -> SyncProducer:
@@ -88,6 +107,11 @@ def offer(
     producer: SyncProducer, rows: pa.RecordBatch, options: WriteOptions, counter: int | None = None
 ) -> SyncReceipt:
     """Send a block, once all of it was looked at. Raises InvalidDelta, which names the row; Refused."""
-    block = to_block(rows, namespace=options.namespace)
+    return _offer_block(producer, to_block(rows, namespace=options.namespace), options, counter)
+
+
+def _offer_block(
+    producer: SyncProducer, block: Block, options: WriteOptions, counter: int | None = None
+) -> SyncReceipt:
     limit_s = options.remote.settings.delivery_s_max
     return producer.offer_block(block, counter, priority=options.priority, after_s=limit_s)

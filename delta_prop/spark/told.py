@@ -23,6 +23,7 @@ class Sent:
     """What became of a part: `refused` of its rows have no effect, `reasons` are those of the first of them.
 
     `decided`: its job had been committed before, so nothing was sent. `waited_s`: for the service.
+    `checksum`: of what the rows say, where they are kept aside.
     """
 
     deltas: int = 0
@@ -30,6 +31,7 @@ class Sent:
     reasons: list[str] = field(default_factory=list)
     decided: bool = False
     waited_s: float = 0.0
+    checksum: int = 0
 
 
 def refused_text(sent: Sent) -> str:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from delta_prop.spark.options import WriteOptions
     from delta_prop_wire.frames import Decision, JobStatus, StagedPart
 
-PARTS_MAX = 3_000
+PARTS_MAX = 2_500
 """Parts of one decision."""
 SHOWN_WAIT_S = 1.0
 """From so long a wait on a micro-batch is worth a line."""
@@ -46,6 +46,12 @@ class PartWritten(WriterCommitMessage):
     part: int
     attempt: int = 0
     sent: Sent = field(default_factory=Sent)
+
+    def staged(self) -> StagedPart:
+        """As the decision names it."""
+        from delta_prop.client.jobs import StagedPart
+
+        return StagedPart(self.part, self.attempt, self.sent.deltas, self.sent.checksum)
 
 
 class StagedWriter(DataSourceArrowWriter):
@@ -78,10 +84,10 @@ class StagedWriter(DataSourceArrowWriter):
 
     def commit(self, messages: list[PartWritten | None]) -> None:
         """Have all parts published. Raises Refused, RowsRefused, Unreachable."""
-        from delta_prop.client.jobs import Decision, StagedPart
+        from delta_prop.client.jobs import Decision
 
         written = [one for one in messages if one is not None]
-        parts = [StagedPart(one.part, one.attempt, one.sent.deltas) for one in written if one.sent.deltas]
+        parts = [one.staged() for one in written if one.sent.deltas]
         status = self._decide(Decision.COMMIT, parts)
         if self._options.waits:
             status = self._published(status)

@@ -112,7 +112,7 @@ function hello({ features, origins, log, level, more, ...rest }) {
 
 function request({ topics, start, credit, origins, source, filter, deltas, job, decide, parts, ...rest }) {
   if (decide) {
-    const counted = parts?.map(([part, attempt, deltas]) => ({ part, attempt, deltas }));
+    const counted = parts?.map(([part, attempt, deltas, checksum]) => ({ part, attempt, deltas, checksum }));
     return { ...rest, job, decision: decide.toUpperCase(), parts: counted };
   }
   if (!topics) {

@@ -202,7 +202,7 @@ SAMPLES: dict[str, Frame] = {
         1, Hello(origins=(OriginClaim(ORIGIN, 0),), job=JobPart("nightly", 7, 23))
     ),
     "decide": Subscribe(
-        2, Decide("nightly", Decision.COMMIT, (StagedPart(0, 17, 1000), StagedPart(7, 23, 250)))
+        2, Decide("nightly", Decision.COMMIT, (StagedPart(0, 17, 1000, 0x0A0B0C0D), StagedPart(7, 23, 250)))
     ),
     "answer to decide": Ack(answers=2, job=JobStatus(JobState.COMMITTED, 1250, published=1000, refused=1)),
 }

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgpack
 import numpy as np
 
+from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, KnownIds, Operation, Priority, Source
 from delta_prop_wire.layout import (
     CLOCK_ENTRY,
@@ -48,6 +49,8 @@ PRINTABLE = bytes(range(0x20, 0x7F))
 """ASCII without control characters."""
 _CRC = struct.Struct("<I")
 _HEAD_BYTES = HEADER_BYTES + STAMP_BYTES
+_KINDS_AT = 40
+"""Where a body begins to tell of its rows alone: kinds, dimension, lengths, columns."""
 
 
 class Batch:
@@ -113,6 +116,10 @@ class Batch:
     def crc(self) -> int:
         """The checksum that the batch's producer gave it."""
         return int(_CRC.unpack_from(self.raw, len(self.raw) - CRC_BYTES)[0])
+
+    def content_crc(self, before: int = 0) -> int:
+        """The checksum of what the rows say, whoever says it and under which dots, continued from another."""
+        return crc32c(memoryview(self.raw)[_KINDS_AT:-CRC_BYTES], before)
 
     @property
     def is_state(self) -> bool:

@@ -47,6 +47,10 @@ class Block:
         """Look at every row. Raises InvalidDelta, with the first bad one."""
         validate_batch(self.encode(origin=0, base=1))
 
+    def content_crc(self, before: int = 0) -> int:
+        """The checksum of what the rows say, as a batch of them tells it, continued from another."""
+        return self.encode(origin=0, base=1).content_crc(before)
+
     def encode(
         self,
         *,

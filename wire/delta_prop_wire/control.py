@@ -73,7 +73,7 @@ RANGES_MAX = 1024
 ORIGINS_MAX = 1024
 TOPICS_MAX = 256
 FEATURES_MAX = 32
-PARTS_MAX = 3_000
+PARTS_MAX = 2_500
 FEATURE_BYTES_MAX = 64
 TOKEN_BYTES_MAX = 4096
 TEXT_BYTES_MAX = 4096
@@ -494,7 +494,7 @@ def _job_part(value: Any) -> JobPart:
 
 
 def _staged_part(value: Any) -> StagedPart:
-    return StagedPart(*record(_u32, _u64, _u64)(value))
+    return StagedPart(*record(_u32, _u64, _u64, _u32)(value))
 
 
 def _word_of(words: type[W]) -> Callable[[Any], W]:

@@ -326,11 +326,14 @@ class Decision(Enum):
 
 
 class StagedPart(NamedTuple):
-    """A part that counts: the attempt that brought it, and its deltas."""
+    """A part that counts: the attempt that brought it, and its deltas. `checksum`: of what its batches say,
+    one after the other (`content_crc`); 0: not told.
+    """
 
     part: int
     attempt: int
     deltas: int
+    checksum: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -234,7 +234,9 @@ def known(service: Served) -> None:
 
 
 def commit(service: Served, job: str, parts: list[tuple[int, int, Sent]]) -> JobState:
-    named = [StagedPart(part, attempt, sent.deltas) for part, attempt, sent in parts if sent.deltas]
+    named = [
+        StagedPart(part, attempt, sent.deltas, sent.checksum) for part, attempt, sent in parts if sent.deltas
+    ]
     state = decide(service.address, job, Decision.COMMIT, named).state
     for _ in range(400):
         if state is JobState.PUBLISHED:
@@ -255,8 +257,26 @@ def test_a_job_is_seen_once_it_is_committed(service: Served) -> None:
     assert in_log(service) == KEYS
     for attempt in (0, 18):
         sent = stage(rows(KEYS[60:]), options(service), "nightly", 1, attempt)
-        assert sent == Sent(35, decided=True)
+        assert sent == Sent(35, decided=True, checksum=second.checksum)
     assert commit(service, "nightly", [(0, 1, first), (1, 2, second)]) is JobState.PUBLISHED
     assert in_log(service) == KEYS
     with pytest.raises(Refused, match="JOB_DECIDED"):
         commit(service, "nightly", [(0, 1, first)])
+
+
+def test_as_many_other_rows_under_a_name_that_was_committed_are_refused(service: Served) -> None:
+    first = stage(rows(KEYS[:60]), options(service), "nightly", 0, 17)
+    assert commit(service, "nightly", [(0, 17, first)]) is JobState.PUBLISHED
+    other = stage(rows(KEYS[1:61]), options(service), "nightly", 0, 18)
+    assert (other.deltas, other.decided) == (first.deltas, True)
+    with pytest.raises(Refused, match="JOB_DECIDED"):
+        commit(service, "nightly", [(0, 18, other)])
+    assert in_log(service) == KEYS[:60]
+
+
+def test_a_part_that_says_something_else_than_its_task_knows_is_not_committed(service: Served) -> None:
+    sent = stage(rows(KEYS[:60]), options(service), "nightly", 0, 17)
+    sent.checksum ^= 1
+    with pytest.raises(Refused, match=r"JOB_UNKNOWN.*nothing is decided"):
+        commit(service, "nightly", [(0, 17, sent)])
+    assert in_log(service) == []
