@@ -198,18 +198,13 @@ class Vectors:
         lowest = place << _ORIGIN_SHIFT  # of the codes of its own dots
         highest = lowest | _COUNTER_MASK
         codes = self._codes(batch)
-        try:
-            own = lowest <= min(codes) and max(codes) <= highest  # type: ignore[type-var,operator]
-        except TypeError:  # some row has no head
-            own = False
-        if own:
+        counted = self._conflicts_alike(batch, codes, lowest, seen)
+        if counted is not None:
+            self.conflicts += counted
             return
         parents = () if batch.plain else set(batch.parents)
-        first, last, limit = (
-            0,
-            -1,
-            0,
-        )  # of the codes of the origin that was met last; what has been seen of it
+        # Of the codes of the origin that was met last; what has been seen of it.
+        first, last, limit = 0, -1, 0
         for row, code in enumerate(codes):
             if code is None or lowest <= code <= highest:
                 continue
@@ -219,6 +214,26 @@ class Vectors:
                 last, limit = first | _COUNTER_MASK, first | seen(self._by_place[place])
             if code > limit and (not parents or (row, self._dot(code)) not in parents):
                 self.conflicts += 1
+
+    def _conflicts_alike(
+        self, batch: Batch, codes: list[int | None], lowest: int, seen: Callable[[int], int]
+    ) -> int | None:
+        """How many rows conflict where it is all or none; None where only a look at each row tells."""
+        if codes.count(None) == len(codes):  # all are new, as when many producers fill a namespace
+            return 0
+        try:
+            least, most = min(codes), max(codes)  # type: ignore[type-var]
+        except TypeError:  # some row has no head
+            return None
+        assert least is not None
+        assert most is not None
+        if lowest <= least and most <= lowest | _COUNTER_MASK:
+            return 0
+        place = least >> _ORIGIN_SHIFT
+        alike = place == most >> _ORIGIN_SHIFT and batch.plain
+        # What another job wrote and this one writes anew, say.
+        unseen = alike and least > place << _ORIGIN_SHIFT | seen(self._by_place[place])
+        return len(codes) if unseen else None
 
     def _codes(self, batch: Batch) -> list[int | None]:
         """The head of each row before the batch is appended; looked up once, as till then nothing moves."""

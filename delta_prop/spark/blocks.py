@@ -6,13 +6,14 @@ Needs pyarrow, not Spark. What is in the rows is checked as for every other delt
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgpack
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from delta_prop.spark.arrays import flags_of, lengths_of, numbers_of, repeated, valid_of
 from delta_prop_wire.block import Block
 from delta_prop_wire.bounds import check_metadata
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind
@@ -87,13 +88,15 @@ def _texts(given: dict[str, pa.Array], name: str, count: int) -> pa.Array | None
 
 
 def _first_null(column: pa.Array | None) -> int:
-    return 0 if column is None else int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))
+    return 0 if column is None else int(np.argmin(valid_of(column)))
 
 
 def _ends_and_bytes(column: pa.Array) -> tuple[bytes, bytes]:
-    """Ends and content of an array of texts or bytes without nulls; a null's content is nothing."""
+    """Ends and content of an array of texts or bytes; a null's content is nothing."""
     at, count = column.offset, len(column)
     stops = np.frombuffer(column.buffers()[1], np.int32)[at : at + count + 1]
+    if column.null_count and np.diff(stops)[~valid_of(column)].any():  # something lies below a null
+        return _ends_and_bytes(pc.fill_null(column, b"" if pa.types.is_binary(column.type) else ""))
     content = column.buffers()[2]
     first, last = int(stops[0]), int(stops[-1])
     whole = b"" if content is None else content.slice(first, last - first).to_pybytes()
@@ -106,19 +109,22 @@ def _absent(namespace: str | None, ids: pa.Array, columns: dict[Column, bytes]) 
         return namespace
     if b":" not in columns[Column.KEYS]:
         return DEFAULT_NAMESPACE
-    heads = pc.list_element(pc.split_pattern(ids, ":", max_splits=1), 0)
-    return pc.if_else(pc.greater(pc.find_substring(ids, ":"), 0), heads, DEFAULT_NAMESPACE)
+    heads = pc.replace_substring_regex(ids, pattern="(?s):.*", replacement="", max_replacements=1)
+    named = flags_of(numbers_of(pc.find_substring(ids, ":")) > 0)
+    return pc.if_else(named, heads, repeated(DEFAULT_NAMESPACE, len(ids)))
 
 
 def _add_namespaces(columns: dict[Column, bytes], given: pa.Array | None, absent: str | pa.Array) -> None:
     if given is None and isinstance(absent, str):
         columns[Column.NAMESPACES] = name_table([absent])
         return
+    if given is not None and isinstance(absent, str):
+        absent = repeated(absent, len(given))
     coded = pc.dictionary_encode(absent if given is None else pc.coalesce(given, absent))
     names = coded.dictionary.to_pylist()
     columns[Column.NAMESPACES] = name_table(names)
     if len(names) > 1:
-        columns[Column.NAMESPACE_INDEX] = coded.indices.to_numpy().astype("<u2").tobytes()
+        columns[Column.NAMESPACE_INDEX] = numbers_of(coded.indices).astype("<u2").tobytes()
 
 
 def _kinds(given: dict[str, pa.Array], count: int) -> NDArray[np.uint8]:
@@ -133,8 +139,8 @@ def _kinds(given: dict[str, pa.Array], count: int) -> NDArray[np.uint8]:
     if asked is not None:
         coded = pc.dictionary_encode(asked)
         table = np.array([_kind_of(name, coded) for name in coded.dictionary.to_pylist()], np.uint8)
-        named = asked.is_valid().to_numpy(zero_copy_only=False)
-        kinds[named] = table[coded.indices.drop_null().to_numpy()]
+        named = valid_of(asked)
+        kinds[named] = table[numbers_of(coded.indices)[named]]
         lost = lost & ~named
     if lost.any():
         raise InvalidDelta(
@@ -156,8 +162,7 @@ def _present(given: dict[str, pa.Array], name: str, count: int) -> NDArray[np.bo
     column = given.get(name)
     if column is None:
         return np.zeros(count, bool)
-    valid: NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
-    return valid
+    return valid_of(column)
 
 
 # --- what operations carry
@@ -169,7 +174,7 @@ def _add_numbers(columns: dict[Column, bytes], given: dict[str, pa.Array], kinds
     numbers = _numbers_of(given, count)
     if numbers is None:
         return 0
-    sizes = pc.fill_null(pc.list_value_length(numbers), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    sizes = lengths_of(numbers)
     columns[Column.VALUES] = _float32(numbers, sizes)
     if count > 1 and (sizes != sizes[0]).any():
         columns[Column.VALUE_ENDS] = np.cumsum(sizes).astype("<u4").tobytes()
@@ -186,7 +191,7 @@ def _numbers_of(given: dict[str, pa.Array], count: int) -> pa.Array | None:
     if len(found) < 2:
         return found[0] if found else None
     vectors, values = found
-    both = pc.and_(vectors.is_valid(), values.is_valid()).to_numpy(zero_copy_only=False)
+    both = valid_of(vectors) & valid_of(values)
     if both.any():
         raise InvalidDelta(
             "values", "beside a vector: an operation has one of them", row=int(np.argmax(both))
@@ -201,7 +206,7 @@ def _float32(numbers: pa.Array, sizes: NDArray[np.int64]) -> bytes:
     if flat.null_count:
         raise InvalidDelta("vector", "has a null in it: numbers have no gaps", row=_row_at(flat, sizes))
     with np.errstate(over="ignore"):  # what does not fit is infinite then, and refused for that
-        return np.ascontiguousarray(flat.to_numpy(), "<f4").tobytes()
+        return np.ascontiguousarray(numbers_of(flat), "<f4").tobytes()
 
 
 def _add_indices(
@@ -216,12 +221,12 @@ def _add_indices(
     if column is None or column.null_count == count:
         lengths, flat = np.zeros(count, np.int64), np.zeros(0, np.int64)
     else:
-        lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+        lengths = lengths_of(column)
         flat = column.flatten()
         if flat.null_count:
             row = _row_at(flat, lengths)
             raise InvalidDelta("indices", "has a null in it: each value has an index", row=row)
-        flat = flat.to_numpy()
+        flat = numbers_of(flat)
     wrong = lengths != np.where(parts, sizes, 0)
     if wrong.any():
         row = int(np.argmax(wrong))
@@ -250,7 +255,7 @@ def _add_blobs(columns: dict[Column, bytes], given: dict[str, pa.Array], count: 
         return
     if not pa.types.is_binary(column.type):
         column = column.cast(pa.binary())
-    ends, content = _ends_and_bytes(pc.fill_null(column, b""))
+    ends, content = _ends_and_bytes(column)
     if content:
         columns[Column.BLOB_ENDS], columns[Column.BLOBS] = ends, content
 
@@ -266,7 +271,7 @@ def _add_ids(columns: dict[Column, bytes], given: dict[str, pa.Array], count: in
         raise InvalidDelta(
             "id", "missing, while other rows have one: give all an id or none", row=_first_null(column)
         )
-    lengths = pc.binary_length(column).to_numpy()
+    lengths = numbers_of(pc.binary_length(column))
     if (lengths != DELTA_ID_BYTES).any():
         row = int(np.argmax(lengths != DELTA_ID_BYTES))
         raise InvalidDelta("id", f"{lengths[row]} bytes; an id has {DELTA_ID_BYTES}", row=row)
@@ -314,7 +319,7 @@ def _add_times(columns: dict[Column, bytes], given: dict[str, pa.Array], count: 
     if column is None or column.null_count == count:
         return 0
     ms = column.cast(pa.timestamp("ms"), safe=False).cast(pa.int64())
-    times: NDArray[Any] = pc.fill_null(ms, 0).to_numpy()
+    times = np.where(valid_of(ms), numbers_of(ms), 0)
     if int(times.min()) < 0:
         raise InvalidDelta("timestamp", "before 1970", row=int(np.argmin(times)))
     hybrid = times.astype("<u8") << np.uint64(16)

@@ -6,18 +6,20 @@ Needs pyarrow, not Spark.
 from __future__ import annotations
 
 import json
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from delta_prop.spark.arrays import array_of, flags_of, repeated
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.layout import Column
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -49,49 +51,17 @@ SCHEMA = pa.schema(
 MERGE_ROWS = 10_000
 MERGE_BYTES = 8 * 1024 * 1024
 """Batches of the log that are smaller go on together, up to so much."""
-_OPERATIONS = pa.array([kind_name(kind) for kind in range(64)], pa.string())
+LONE_ROWS = 2_000
+"""From so many rows on a batch goes on alone: to put it beside others would copy it."""
 _PARTS = np.array([Kind.SPARSE, Kind.SPARSE_ADD])
 _BYTES = np.array([Kind.TRANSFORM, Kind.OPAQUE, *range(max(Kind) + 1, 64)])
 
 
-def to_arrow(logged: LoggedBatch) -> pa.RecordBatch:
-    """A batch of the log as rows of `SCHEMA`; control rows have none."""
-    batch = logged.batch
-    count = batch.count
-    kinds = np.frombuffer(batch.kinds, np.uint8)
-    offsets = batch.row_offsets
-    places = (
-        np.arange(logged.offset, logged.offset + count, dtype=np.int64)
-        if offsets is None
-        else offsets.astype(np.int64)
-    )
-    counters = batch.counters
-    numbers, indices = batch.value_bounds, batch.index_bounds
-    parts, whole = np.isin(kinds, _PARTS), ~np.isin(kinds, _PARTS) & (np.diff(numbers) > 0)
-    columns = [
-        pa.array(places),
-        _text_column(batch, Column.KEY_ENDS, Column.KEYS),
-        _names_column(batch),
-        _OPERATIONS.take(pa.array(kinds)),
-        _list_column(numbers, batch.values, whole, pa.float32()),
-        _list_column(indices, batch.indices.view(np.int32), parts, pa.int32()),
-        _list_column(numbers, batch.values, parts, pa.float32()),
-        _blob_column(batch, kinds),
-        _metadata_column(batch),
-        _topics_column(batch),
-        pa.array([None] * count if batch.ids is None else batch.ids, pa.binary()),
-        _time_column(batch),
-        _repeated(batch.priority.name.lower(), count),
-        _repeated(logged.source.name.lower(), count),
-        _repeated(f"{batch.origin:016x}", count),
-        pa.array(
-            np.arange(batch.base, batch.base + count, dtype=np.int64)
-            if counters is None
-            else counters.astype(np.int64)
-        ),
-        pa.array(logged.lamport + (places - logged.offset)),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+def to_arrow(logged: LoggedBatch, schema: pa.Schema = SCHEMA) -> pa.RecordBatch:
+    """A batch of the log as rows with these columns, some of `SCHEMA`; control rows have none."""
+    made = _Made(logged)
+    columns = [_MAKERS[name](made) for name in schema.names]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def merged(
@@ -106,12 +76,15 @@ def merged(
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for one in batches:
-        if rows and (rows + one.count > MERGE_ROWS or size + one.batch.size > MERGE_BYTES):
+        large = one.count >= LONE_ROWS
+        if rows and (large or rows + one.count > MERGE_ROWS or size + one.batch.size > MERGE_BYTES):
             yield _together(waiting)
             waiting, rows, size = [], 0, 0
-        found = to_arrow(one)
-        picked = [found.column(name) for name in schema.names]
-        waiting.append(pa.RecordBatch.from_arrays(picked, schema=schema))
+        found = to_arrow(one, schema)
+        if large:
+            yield found
+            continue
+        waiting.append(found)
         rows, size = rows + one.count, size + one.batch.size
     if waiting:
         yield _together(waiting)
@@ -123,14 +96,49 @@ def _together(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
-def _repeated(text: str, count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(text), count)
+class _Made:
+    """What columns of a batch are made from, each once."""
+
+    def __init__(self, logged: LoggedBatch) -> None:
+        self.logged = logged
+        self.batch = logged.batch
+        self.count = logged.batch.count
+
+    @cached_property
+    def places(self) -> NDArray[np.int64]:
+        """The rows' offsets."""
+        offsets = self.batch.row_offsets
+        if offsets is not None:
+            return offsets.astype(np.int64)
+        return np.arange(self.logged.offset, self.logged.next_offset, dtype=np.int64)
+
+    @cached_property
+    def kinds(self) -> NDArray[np.uint8]:
+        """The rows' operations."""
+        return np.frombuffer(self.batch.kinds, np.uint8)
+
+    @cached_property
+    def parts(self) -> NDArray[np.bool_]:
+        """Which rows change some elements of a vector."""
+        if self.batch.kind is not None:
+            return np.full(self.count, self.batch.kind in _PARTS)
+        return np.isin(self.kinds, _PARTS)
+
+    @cached_property
+    def whole(self) -> NDArray[np.bool_]:
+        """Which rows have numbers that are not for some elements."""
+        return ~self.parts & (np.diff(self.batch.value_bounds) > 0)
+
+
+def _int64(values: NDArray[np.int64]) -> pa.Array:
+    return array_of(values, pa.int64())
 
 
 def _text_column(batch: Batch, ends: Column, texts: Column) -> pa.Array:
     stops, content = batch.column(ends), batch.column(texts)
     assert stops is not None
-    bounds = np.concatenate([[0], np.frombuffer(stops, "<u4")]).astype(np.int32)
+    bounds = np.zeros(batch.count + 1, np.int32)
+    bounds[1:] = np.frombuffer(stops, "<u4")
     data = pa.py_buffer(b"" if content is None else content)
     return pa.StringArray.from_buffers(batch.count, pa.py_buffer(bounds), data)
 
@@ -138,10 +146,21 @@ def _text_column(batch: Batch, ends: Column, texts: Column) -> pa.Array:
 def _names_column(batch: Batch) -> pa.Array:
     names = batch.namespace_names
     if len(names) == 1:
-        return _repeated(names[0], batch.count)
+        return repeated(names[0], batch.count)
     index = batch.column(Column.NAMESPACE_INDEX)
     assert index is not None
-    return pa.array(names, pa.string()).take(pa.array(np.frombuffer(index, "<u2")))
+    return pa.array(names, pa.string()).take(array_of(np.frombuffer(index, "<u2"), pa.uint16()))
+
+
+def _operations_column(made: _Made) -> pa.Array:
+    if made.batch.kind is not None:
+        return repeated(kind_name(made.batch.kind), made.count)
+    return _operations().take(array_of(made.kinds, pa.uint8()))
+
+
+@lru_cache(maxsize=1)
+def _operations() -> pa.Array:
+    return pa.array([kind_name(kind) for kind in range(64)], pa.string())
 
 
 def _list_column(
@@ -150,23 +169,26 @@ def _list_column(
     """Lists where `there` is true, null elsewhere; the numbers stay where they lie."""
     if not there.any():
         return pa.nulls(len(there), pa.list_(kind))
-    sizes = np.where(there, np.diff(bounds), 0)
-    if not there.all() and int(sizes.sum()) != len(flat):
-        flat = flat[np.repeat(there, np.diff(bounds))]
-    ends = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)
-    mask = None if there.all() else pa.array(~there)
-    return pa.ListArray.from_arrays(pa.array(ends), pa.array(flat, kind), mask=mask)
+    all_there = bool(there.all())
+    ends = bounds.astype(np.int32)
+    if not all_there:
+        sizes = np.where(there, np.diff(bounds), 0)
+        if int(sizes.sum()) != len(flat):
+            flat = flat[np.repeat(there, np.diff(bounds))]
+        ends[1:] = np.cumsum(sizes)
+    offsets, values = array_of(ends, pa.int32()), array_of(flat, kind)
+    return pa.ListArray.from_arrays(offsets, values, mask=None if all_there else flags_of(~there))
 
 
-def _blob_column(batch: Batch, kinds: NDArray[np.uint8]) -> pa.Array:
-    there = np.isin(kinds, _BYTES)
+def _blob_column(made: _Made) -> pa.Array:
+    batch, there = made.batch, np.isin(made.kinds, _BYTES)
     if not there.any():
         return pa.nulls(batch.count, pa.binary())
     content = batch.column(Column.BLOBS)
     bounds = pa.py_buffer(batch.blob_bounds.astype(np.int32))
     data = pa.py_buffer(b"" if content is None else content)
     found = pa.BinaryArray.from_buffers(pa.binary(), batch.count, [None, bounds, data])
-    return found if there.all() else pc.if_else(pa.array(there), found, pa.scalar(None, pa.binary()))
+    return found if there.all() else pc.if_else(flags_of(there), found, pa.nulls(batch.count, pa.binary()))
 
 
 def _metadata_column(batch: Batch) -> pa.Array:
@@ -192,6 +214,42 @@ def _time_column(batch: Batch) -> pa.Array:
     own = batch.column(Column.TIMES)
     if own is None:
         ms = batch.hybrid_time >> 16
-        return pa.nulls(batch.count, kind) if not ms else pa.repeat(pa.scalar(ms * 1000, kind), batch.count)
+        return array_of(np.full(batch.count, ms * 1000), kind) if ms else pa.nulls(batch.count, kind)
     times = np.frombuffer(own, "<u8") >> np.uint64(16)
     return pa.array((times * np.uint64(1000)).astype(np.int64), pa.int64(), mask=times == 0).cast(kind)
+
+
+def _counters_column(made: _Made) -> pa.Array:
+    batch, counters = made.batch, made.batch.counters
+    if counters is None:
+        return _int64(np.arange(batch.base, batch.base + batch.count, dtype=np.int64))
+    return _int64(counters.astype(np.int64))
+
+
+def _ids_column(made: _Made) -> pa.Array:
+    ids = made.batch.ids
+    return pa.nulls(made.count, pa.binary()) if ids is None else pa.array(ids, pa.binary())
+
+
+_MAKERS: dict[str, Callable[[_Made], pa.Array]] = {
+    "offset": lambda made: _int64(made.places),
+    "vector_id": lambda made: _text_column(made.batch, Column.KEY_ENDS, Column.KEYS),
+    "namespace": lambda made: _names_column(made.batch),
+    "op": _operations_column,
+    "vector": lambda made: _list_column(made.batch.value_bounds, made.batch.values, made.whole, pa.float32()),
+    "indices": lambda made: _list_column(
+        made.batch.index_bounds, made.batch.indices.view(np.int32), made.parts, pa.int32()
+    ),
+    "values": lambda made: _list_column(made.batch.value_bounds, made.batch.values, made.parts, pa.float32()),
+    "data": _blob_column,
+    "metadata": lambda made: _metadata_column(made.batch),
+    "topics": lambda made: _topics_column(made.batch),
+    "id": _ids_column,
+    "timestamp": lambda made: _time_column(made.batch),
+    "priority": lambda made: repeated(made.batch.priority.name.lower(), made.count),
+    "source": lambda made: repeated(made.logged.source.name.lower(), made.count),
+    "origin": lambda made: repeated(f"{made.batch.origin:016x}", made.count),
+    "counter": _counters_column,
+    "lamport": lambda made: _int64(made.logged.lamport + (made.places - made.logged.offset)),
+}
+assert list(_MAKERS) == SCHEMA.names

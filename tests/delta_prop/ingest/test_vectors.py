@@ -309,6 +309,8 @@ WRITTEN = st.tuples(
 
 @given(st.lists(WRITTEN, max_size=20), st.integers(0, 30), st.integers(0, 20))
 @example([(3, [("one", "a")]), (4, [("one", "b")]), (4, [("one", "a")])], 0, 9)
+@example([(3, [("one", "a"), ("one", "b")]), (4, [("one", "a"), ("one", "b")])], 1, 9)
+@example([(3, [("one", "a"), ("one", "b")]), (4, [("one", "a"), ("one", "b")])], 0, 9)
 def test_conflicts_are_counted_as_they_would_be_row_by_row(
     story: list[tuple[int, list[tuple[str, str]]]], seen: int, saved_after: int
 ) -> None:

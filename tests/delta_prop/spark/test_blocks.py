@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from delta_prop.spark.blocks import to_block  # noqa: E402
 from delta_prop.spark.rows import SCHEMA, to_arrow  # noqa: E402
 from delta_prop_wire import delta as d  # noqa: E402
 from delta_prop_wire.batch import LoggedBatch  # noqa: E402
-from delta_prop_wire.delta import Delta, Priority, Source  # noqa: E402
+from delta_prop_wire.delta import Delta, Priority, Source, namespace_of  # noqa: E402
 from delta_prop_wire.encode import encode_batch  # noqa: E402
 from delta_prop_wire.errors import InvalidDelta  # noqa: E402
 
@@ -162,3 +164,35 @@ def test_a_row_without_a_vector_id() -> None:
     rows = arrow([{"vector_id": "a", "vector": [1.0]}, {"vector_id": None, "vector": [1.0]}])
     with pytest.raises(InvalidDelta, match="vector_id: missing: each row needs one, and row 1 of its block"):
         to_block(rows, namespace="docs")
+
+
+def test_a_namespace_that_nobody_names_is_what_the_vector_id_begins_with() -> None:
+    ids = ["docs:1", "plain", ":odd", "rows:a:b", "docs:2"]
+    rows = pa.record_batch({"vector_id": ids, "op": ["delete"] * 5})
+    batch = to_block(rows.slice(1), namespace=None).encode(origin=1, base=1)
+    assert [batch.delta(row).namespace for row in range(4)] == [namespace_of(one) for one in ids[1:]]
+    named = rows.append_column("namespace", pa.array(["x", None, "x", None, None], pa.string()))
+    batch = to_block(named, namespace=None).encode(origin=1, base=1)
+    assert [batch.delta(row).namespace for row in range(5)] == ["x", "default", "x", "rows", "docs"]
+    batch = to_block(named, namespace="given").encode(origin=1, base=1)
+    assert [batch.delta(row).namespace for row in range(5)] == ["x", "given", "x", "given", "given"]
+
+
+def test_columns_become_batches_and_back_without_pandas() -> None:
+    program = """
+import sys
+import numpy as np
+import pyarrow as pa
+from delta_prop.spark.arrays import array_of, repeated
+numbers = array_of(np.ones(3, "f4"), pa.float32())
+vectors = pa.ListArray.from_arrays(array_of(np.array([0, 3], "i4"), pa.int32()), numbers)
+rows = pa.record_batch([repeated("a:b", 1), vectors], ["vector_id", "vector"])
+from delta_prop.spark.blocks import to_block
+from delta_prop.spark.rows import to_arrow
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.delta import Source
+batch = to_block(rows, namespace=None).encode(origin=1, base=1)
+assert to_arrow(LoggedBatch(batch, 0, 1, Source.LOCAL)).num_rows == 1
+assert "pandas" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -91,7 +91,7 @@ def test_tasks_that_are_killed_when_they_have_sent(spark: SparkSession, address:
     assert effects(address, job) == once()
 
 
-def test_a_job_that_fails_for_good_has_no_effect(spark: SparkSession, address: str) -> None:
+def test_a_job_that_fails_for_good_has_no_effect_and_is_run_again(spark: SparkSession, address: str) -> None:
     def fails_late(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             yield batch
@@ -102,6 +102,8 @@ def test_a_job_that_fails_for_good_has_no_effect(spark: SparkSession, address: s
     with pytest.raises(Exception, match="no more"):
         save(frame.mapInArrow(fails_late, frame.schema), address, "failed")
     assert effects(address, "failed") == Counter()
+    save(frame, address, "failed")
+    assert effects(address, "failed") == once()
 
 
 def test_a_driver_that_is_killed_between_write_and_commit(spark: SparkSession, address: str) -> None:

@@ -280,3 +280,12 @@ def test_a_part_that_says_something_else_than_its_task_knows_is_not_committed(se
     with pytest.raises(Refused, match=r"JOB_UNKNOWN.*nothing is decided"):
         commit(service, "nightly", [(0, 17, sent)])
     assert in_log(service) == []
+
+
+def test_a_job_that_was_dropped_is_run_again_under_its_name(service: Served) -> None:
+    stage(rows(KEYS), options(service), "nightly", 0, 1)
+    decide(service.address, "nightly", Decision.ABORT)
+    sent = stage(rows(KEYS), options(service), "nightly", 0, 2)
+    assert not sent.decided
+    commit(service, "nightly", [(0, 2, sent)])
+    assert in_log(service) == KEYS
