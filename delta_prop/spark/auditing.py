@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame
 
+from delta_prop.commands.opened import open_log
+from delta_prop.commands.quarantine import quarantined
 from delta_prop.spark.buckets import BLOBS_DDL, buckets_for, spread_held
 from delta_prop.spark.differences import DIFFERENCES_DDL, differences
 from delta_prop.spark.held import held_of, told_columns
@@ -36,12 +38,20 @@ OPEN_MAX = 1_000
 TOLD_MAX = 100
 
 
-def audit(spark: SparkSession, path: str, sink: str | DataFrame, *, come: int | None = None) -> DataFrame:
+def audit(
+    spark: SparkSession,
+    path: str,
+    sink: str | DataFrame,
+    *,
+    come: int | None = None,
+    name: str | None = None,
+) -> DataFrame:
     """Every difference between a sink and the log in a data directory, with its reason and what mends it.
 
     `sink`: a storage sink's file, which may be in use; or a table of what another one holds (`contents_of`).
     A sink is held to what it has come to: the file's cursor, or `come`, the offset behind the last delta that
-    it has applied (None: all). The columns are those of `differences.py`; see `repair`.
+    it has applied (None: all). The columns are those of `differences.py`; see `repair`. `name`: what the sink
+    is attached as: vectors of which its quarantine holds deltas are told as set aside, and not repaired.
 
     Raises UsageError where the file, or the log, cannot tell; Refused, LogDamaged, OSError.
     """
@@ -50,7 +60,8 @@ def audit(spark: SparkSession, path: str, sink: str | DataFrame, *, come: int | 
         raise UsageError(f"the log in {path!r} lost its beginning without a snapshot: it cannot tell of all")
     buckets = buckets_for(log.bytes)
     if isinstance(sink, DataFrame):
-        held = told_columns(sink).mapInArrow(_spread_table(buckets), BLOBS_DDL)
+        spread = _spread_table(buckets, metadata="metadata" in sink.columns)
+        held = told_columns(sink).mapInArrow(spread, BLOBS_DDL)
         reached = log.end if come is None else come
     else:
         with StoredFile(sink) as file:
@@ -67,8 +78,14 @@ def audit(spark: SparkSession, path: str, sink: str | DataFrame, *, come: int | 
             f"the sink has come to offset {reached}, the log tells of single deltas from {log.begin} on: it "
             "is rebuilt when it is attached; audit it then"
         )
+    if reached > log.end:
+        raise UsageError(
+            f"the sink has come to offset {reached}, the log ends at {log.end}: it is ahead, by what the log "
+            "has lost, or is of another copy of it"
+        )
+    aside = frozenset() if name is None else _set_aside(path, name)
     both = held.unionByName(read_parts(spark, log, buckets))
-    return placed(both, buckets).mapInArrow(lambda blobs: differences(blobs, reached), DIFFERENCES_DDL)
+    return placed(both, buckets).mapInArrow(lambda blobs: differences(blobs, reached, aside), DIFFERENCES_DDL)
 
 
 @dataclass(slots=True)
@@ -90,7 +107,7 @@ def repairs(found: DataFrame) -> Iterator[Delta]:
     is deleted again: also where only one sink held too much, every sink takes the delta and ends up right.
     Each expects the last delta that the log has of its vector, and is refused where that has moved on.
     """
-    for row in found.toLocalIterator():
+    for row in found.where("op is not null").toLocalIterator():
         yield _delta(row)
 
 
@@ -163,5 +180,14 @@ def _spread_file(path: str, buckets: int) -> Callable[[Iterator[pa.RecordBatch]]
     return spread
 
 
-def _spread_table(buckets: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    return lambda rows: (spread_held(held_of(some), buckets) for some in rows)
+def _spread_table(
+    buckets: int, *, metadata: bool
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    return lambda rows: (spread_held(held_of(some, metadata=metadata), buckets) for some in rows)
+
+
+def _set_aside(path: str, name: str) -> frozenset[str]:
+    """The keys of the vectors of which a sink's quarantine holds deltas."""
+    disk, log, _ = open_log(path)
+    kept = quarantined(disk, log.log_id, log.epoch_end).get(name)
+    return frozenset() if kept is None else frozenset("\0".join(one.vector) for one in kept.records())

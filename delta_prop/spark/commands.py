@@ -210,6 +210,9 @@ def _add_audit(below: Any) -> None:
         "--come", metavar="OFFSET", type=int, help="behind what TABLE has of the log; default: all"
     )
     parser.add_argument(
+        "--sink", metavar="NAME", help="what it is attached as: its quarantine counts; of a file: storage"
+    )
+    parser.add_argument(
         "--repair",
         action="store_true",
         help="say again, for each, what the log says; to the server, or without --to into the directory",

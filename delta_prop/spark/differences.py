@@ -20,23 +20,25 @@ from delta_prop.spark.comparing import patch_between
 from delta_prop.spark.folding import column_of, fold
 from delta_prop.spark.folding_numbers import Lists
 from delta_prop.spark.folding_rows import state_in
+from delta_prop.spark.stored import UNTOLD
 from delta_prop_wire.algebra import State
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
     from numpy.typing import NDArray
 
 MISSING, STALE, EXTRA, CORRUPTED = "missing", "stale", "extra", "corrupted"
+SET_ASIDE = "set aside"
 DIFFERENCES = pa.schema(
     [
         pa.field("namespace", pa.string(), nullable=False),
         pa.field("vector_id", pa.string(), nullable=False),
         pa.field("difference", pa.string(), nullable=False),
         pa.field("reason", pa.string(), nullable=False),
-        pa.field("op", pa.string(), nullable=False),
+        pa.field("op", pa.string()),
         pa.field("vector", pa.list_(pa.float32())),
         pa.field("data", pa.binary()),
         pa.field("metadata", pa.string()),
@@ -45,20 +47,23 @@ DIFFERENCES = pa.schema(
     ]
 )
 """`op`, `vector`, `data`, `metadata`: the delta that mends it. `origin`, `counter`: the last delta that the
-log has of the vector, which that one goes behind; null where it has none.
+log has of the vector, which that one goes behind; null where it has none. A vector of which the sink has set
+deltas aside has no delta that mends it: it would line up behind them.
 """
 DIFFERENCES_DDL = (
     "namespace string not null, vector_id string not null, difference string not null, "
-    "reason string not null, op string not null, vector array<float>, data binary, metadata string, "
+    "reason string not null, op string, vector array<float>, data binary, metadata string, "
     "origin string, counter long"
 )
 
 
-def differences(blobs: Iterable[pa.RecordBatch], come: int) -> Iterator[pa.RecordBatch]:
+def differences(
+    blobs: Iterable[pa.RecordBatch], come: int, aside: Container[str] = ()
+) -> Iterator[pa.RecordBatch]:
     """Tell where the sink's states of a bucket are not what the log makes of their vectors.
 
     Up to offset `come`; rows of the sink may be ahead of that: each is held to what the log has up to its own
-    last delta. The blobs come sorted by `first`.
+    last delta. The blobs come sorted by `first`. `aside`: vectors of which the sink has set deltas aside.
     """
     before, held, behind = Gathering(), [], []
     for first, changes in pieces(blobs):
@@ -79,7 +84,7 @@ def differences(blobs: Iterable[pa.RecordBatch], come: int) -> Iterator[pa.Recor
         keys = pa.array([one.key for one in found], pa.string())
         now = pa.concat_tables([before.table(), rest])
         present = fold(now.filter(pc.is_in(now.column("key"), keys)))
-        yield _told(found, {row["key"]: row for row in present.to_pylist()}, _Rows(sink))
+        yield _told(found, {row["key"]: row for row in present.to_pylist()}, _Rows(sink), aside)
 
 
 def _applied(changes: pa.Table, sink: pa.Table) -> pa.Table:
@@ -180,6 +185,7 @@ def _same_content(
     patches = log.patches.take(left), sink.patches.take(right)
     equal = pc.fill_null(pc.equal(*patches), False).to_numpy(zero_copy_only=False)
     equal |= pc.and_(*(one.is_null() for one in patches)).to_numpy(zero_copy_only=False)
+    equal |= pc.fill_null(pc.equal(patches[1], UNTOLD), False).to_numpy(zero_copy_only=False)
     for at in (same & ~equal).nonzero()[0].tolist():  # the order of members does not count
         same[at] = _canonical(patches[0][at].as_py()) == _canonical(patches[1][at].as_py())
     return same
@@ -223,7 +229,9 @@ def _detail(wanted: State, sink: _Rows, row: int) -> str:
     return f"its metadata differ in {', '.join(map(repr, sorted(patch)[:3]))}"
 
 
-def _told(found: list[_Found], present: dict[str, dict[str, Any]], sink: _Rows) -> pa.RecordBatch:
+def _told(
+    found: list[_Found], present: dict[str, dict[str, Any]], sink: _Rows, aside: Container[str]
+) -> pa.RecordBatch:
     rows = []
     for one in found:
         namespace, _, vector_id = one.key.partition("\0")
@@ -235,7 +243,10 @@ def _told(found: list[_Found], present: dict[str, dict[str, Any]], sink: _Rows) 
         }
         now = present.get(one.key)
         held = None if one.row < 0 else _unpacked(sink.patches[one.row].as_py())
-        row |= {"op": kind_name(Kind.DELETE)} if now is None else _mending(state_in(now), held or {})
+        if one.key in aside:
+            row |= {"difference": SET_ASIDE, "reason": f"{one.reason}; deltas of it wait in the quarantine"}
+        else:
+            row |= {"op": kind_name(Kind.DELETE)} if now is None else _mending(state_in(now), held or {})
         if now is not None:
             row |= {"origin": f"{now['origin']:016x}", "counter": now["counter"]}
         rows.append(row)

@@ -1,6 +1,6 @@
 """What a sink holds, given as rows or as a table, as states that can be laid beside the log's.
 
-Columns that are not there are not compared: a table of another system's index may have the vectors alone.
+Metadata that are not there are not compared: a table of another system's index may have the vectors alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from delta_prop.spark.changes import CHANGES, STATE, join_keys
 from delta_prop.spark.replaying import STATES
-from delta_prop.spark.stored import packed
+from delta_prop.spark.stored import UNTOLD, packed
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind
 from delta_prop_wire.errors import UsageError
 
@@ -55,21 +55,22 @@ def told_columns(contents: DataFrame) -> DataFrame:
     return contents.select(*(column.alias(name) for column, name in zip(columns, _TOLD.names, strict=True)))
 
 
-def held_of(rows: pa.RecordBatch) -> pa.Table:
-    """Rows with the columns of `told_columns` as states."""
+def held_of(rows: pa.RecordBatch, *, metadata: bool) -> pa.Table:
+    """Rows with the columns of `told_columns` as states; `metadata`: whether the table told any."""
     count = rows.num_rows
     alive = pc.fill_null(rows.column("alive"), True).to_numpy(zero_copy_only=False)
     vectors = rows.column("vector").is_valid().to_numpy(zero_copy_only=False)
     kinds = np.where(alive, np.where(vectors, Kind.CREATE, Kind.OPAQUE), Kind.DELETE).astype(np.uint8)
     empty = pa.scalar([], pa.list_(pa.float32()))
     lists = pc.coalesce(rows.column("vector").cast(pa.list_(pa.float32())), empty)
+    patches = rows.column("metadata").to_pylist()
     columns = {
         "key": join_keys(rows.column("namespace"), rows.column("vector_id")),
         "kind": kinds | np.uint8(STATE),
         "values": pc.if_else(pa.array(kinds == Kind.CREATE), lists, empty),
         "indices": pa.array([[]] * count, pa.list_(pa.uint32())),
         "data": pc.if_else(pa.array(kinds == Kind.OPAQUE), pc.fill_null(rows.column("data"), b""), b""),
-        "patch": pa.array(map(packed, rows.column("metadata").to_pylist()), pa.binary()),
+        "patch": pa.array(map(packed, patches) if metadata else [UNTOLD] * count, pa.binary()),
         "id": pa.nulls(count, pa.binary()),
         "known": np.zeros(count, np.uint8),
         "offset": pc.fill_null(rows.column("offset"), NOWHERE),

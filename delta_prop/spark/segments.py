@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 from delta_prop.commands.edge import existing_disk
 from delta_prop.commands.opened import open_log
 from delta_prop.commands.places import EARLIEST, LATEST, offset_of, shown_time
-from delta_prop.spark.rows import SCHEMA, to_arrow
+from delta_prop.spark.rows import merged
 from delta_prop_broker.log.durable import DIRECTORY
 from delta_prop_broker.log.follow import Follower
 from delta_prop_broker.log.segment import Segment, segment_bases
@@ -123,10 +125,10 @@ def deltas_of(spark: SparkSession, path: str, *, since: At = EARLIEST, until: At
 
     From `since` on, up to `until`, which is left out. Raises UsageError, Refused, LogDamaged, OSError.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema
+    from delta_prop.spark.columns import READ
 
     log = log_of(path, since=since, until=until)
-    return spark_parts(spark, log.parts, _rows(log.begin, log.end), from_arrow_schema(SCHEMA))
+    return spark_parts(spark, log.parts, _rows(log.begin, log.end), READ)
 
 
 def spark_parts(
@@ -245,10 +247,8 @@ def _snapshot_parts(path: str, snapshot: Snapshot) -> list[SnapshotPart]:
 
 def _rows(begin: int, end: int) -> Callable[[Part], Iterator[pa.RecordBatch]]:
     def read(part: Part) -> Iterator[pa.RecordBatch]:
-        for logged in part.batches():
-            if not logged.batch.is_control:
-                rows = to_arrow(logged)
-                first, stop = max(begin - logged.offset, 0), min(end - logged.offset, rows.num_rows)
-                yield rows.slice(first, stop - first)
+        for rows in merged(one for one in part.batches() if not one.batch.is_control):
+            first, stop = np.searchsorted(rows.column("offset").to_numpy(), (begin, end)).tolist()
+            yield rows.slice(first, stop - first)
 
     return read

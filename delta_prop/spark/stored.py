@@ -24,8 +24,8 @@ from delta_prop_wire.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-UNREADABLE = b"\xc1"
-"""In place of metadata that are no JSON object: no msgpack begins so."""
+UNREADABLE, UNTOLD = b"\xc1", b"\xc1\x00"
+"""In place of metadata that are no JSON object, and of such that nobody tells: no msgpack begins so."""
 _ROWS = 8_192
 _NO_INDICES = pa.array([], pa.uint32())
 _KINDS = {0: Kind.DELETE, 1: Kind.CREATE, 2: Kind.OPAQUE}

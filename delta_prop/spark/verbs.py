@@ -163,7 +163,8 @@ def run_audit(options: Namespace) -> int:
         raise UsageError("--to: only a repair sends something; add --repair")
     with _spark(options) as spark:
         sink = options.storage if options.contents is None else read_table(spark, options.contents)
-        found = audit(spark, options.data, sink, come=options.come).localCheckpoint()
+        name = options.sink or (None if options.storage is None else "storage")
+        found = audit(spark, options.data, sink, come=options.come, name=name).localCheckpoint()
         counts = {row.difference: row["count"] for row in found.groupBy("difference").count().collect()}
         if options.output is not None or options.json:
             shown.give(found, options.output, shown.difference_line)

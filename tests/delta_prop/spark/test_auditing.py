@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import numpy as np
 import pytest
 
 pytest.importorskip("pyspark")
 
+from delta_prop import Propagator
 from delta_prop.client import SyncProducer
-from delta_prop.spark.auditing import Repaired, audit, repair
+from delta_prop.spark.auditing import Repaired, _set_aside, audit, repair
 from delta_prop.spark.held import contents_of
 from delta_prop.spark.replaying import replay
 from delta_prop.spark.stored import StoredFile
-from delta_prop_sinks import IndexSink, Resident, StorageSink
+from delta_prop_sinks import CallbackSink, IndexSink, RejectDelta, Resident, StorageSink
 from delta_prop_sinks.table import put
 from delta_prop_wire.algebra import State
 from delta_prop_wire.delta import Delta, create, delete, opaque, sparse
-from delta_prop_wire.errors import UsageError
+from delta_prop_wire.errors import Refused, UsageError
 from tests.broker.histories import seen
 from tests.delta_prop.client.threaded import Served, served
 
@@ -173,7 +175,7 @@ def test_what_cannot_be_audited_is_told(spark: SparkSession, tmp_path: Path) -> 
         served(propagator={"data": str(tmp_path / "other")}) as running,
         SyncProducer(running.address, name="x") as p,
     ):
-        p.publish(Delta("a", create([1.0])))
+        p.publish(Delta("a", create([1.0]), metadata={"not": "told"}))
     file, other = str(tmp_path / "vectors.db"), str(tmp_path / "other")
     with pytest.raises(UsageError, match=r"is of log [0-9a-f]{32}, the log in .* is [0-9a-f]{32}"):
         audit(spark, other, file)
@@ -188,6 +190,26 @@ def test_what_cannot_be_audited_is_told(spark: SparkSession, tmp_path: Path) -> 
     foreign = spark.createDataFrame([("a", [1.0]), ("b", [2.0])], "vector_id string, vector array<double>")
     (row,) = audit(spark, other, foreign).collect()  # of another system's index, which tells no deltas
     assert (row.vector_id, row.difference, row.op) == ("b", "extra", "delete")
+    with pytest.raises(UsageError, match="come to offset 2, the log ends at 1: it is ahead"):
+        audit(spark, other, foreign, come=2)
     (tmp_path / "broken.db").write_bytes((tmp_path / "vectors.db").read_bytes()[:5_000])
     with pytest.raises(UsageError, match="cannot be read"), StoredFile(str(tmp_path / "broken.db")) as broken:
         list(broken.states())
+
+
+def test_vectors_in_a_sinks_quarantine_are_known(tmp_path: Path) -> None:
+    def reject(offset: int, _: Delta) -> None:
+        if offset == 1:
+            raise RejectDelta(offset, "not this one")
+
+    async def run() -> None:
+        async with Propagator(data=tmp_path) as p:
+            await p.attach(CallbackSink(reject, name="picky"))
+            for vector_id in ("a", "b", "a"):
+                published = await p.publish(Delta(vector_id, create([1.0]), "n"))
+            with suppress(Refused):
+                await p.wait_visible(published)
+
+    anyio.run(run)
+    assert _set_aside(str(tmp_path), "picky") == {"n\0b"}
+    assert _set_aside(str(tmp_path), "storage") == frozenset()

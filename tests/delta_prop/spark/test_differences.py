@@ -25,13 +25,13 @@ from tests.delta_prop.spark.test_folding import states, table, written  # noqa: 
 Held = dict[Name, tuple[State, int]]
 
 
-def audited(batches: list[Any], held: Held, come: int) -> list[dict[str, Any]]:
+def audited(batches: list[Any], held: Held, come: int, aside: Any = ()) -> list[dict[str, Any]]:
     """The differences that are found in one bucket."""
     rows = states_of([Folded("\0".join(name), *one) for name, one in held.items()])
     blobs = [spread_held(rows, 1), *spread(batches, 1)]
     assert blobs[0].column(1).to_pylist() in ([HELD], [])
     blobs = pa.Table.from_batches(blobs).sort_by("first").to_batches()
-    found = [row for batch in differences(blobs, come) for row in batch.to_pylist()]
+    found = [row for batch in differences(blobs, come, aside) for row in batch.to_pylist()]
     assert all(batch.schema == DIFFERENCES for batch in differences(blobs, come))
     return found
 
@@ -193,3 +193,12 @@ def test_what_mends_a_row_makes_it_right_whatever_it_was(history: list[Step], da
     patch = None if row["metadata"] is None else json.loads(row["metadata"])
     for before in (held[one][0], state, State()):
         assert apply(before, operation, patch).content == state.content
+
+
+def test_what_waits_in_the_quarantine_is_told_and_not_mended() -> None:
+    batches, held = planted()
+    del held[name("v2")]
+    (row,) = audited(batches, held, 10, aside={"default\0v2"})
+    assert row["difference"] == "set aside"
+    assert row["reason"].endswith("the sink has no row; deltas of it wait in the quarantine")
+    assert row["op"] is None
