@@ -32,6 +32,10 @@ settings.register_profile(
 settings.register_profile("full", max_examples=1_000, deadline=None, print_blob=True)
 
 
+SPARK = "delta_prop/spark/"
+"""Where the tests are that start Spark."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--full`."""
     parser.addoption(
@@ -61,19 +65,29 @@ def missing_for_spark() -> str | None:
     return None
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The tests with Spark first, since they take longest, and all in one worker."""
+    """The tests with Spark first, since they take longest; skipped where it cannot start."""
     with_spark = [item for item in items if item.get_closest_marker("spark") is not None]
-    if not with_spark:
+    if config.getoption("--spark"):
+        items[:] = with_spark
         return
-    missing = None if config.getoption("--spark") else missing_for_spark()
-    for item in with_spark:
-        item.add_marker(pytest.mark.xdist_group("spark"))
-        if missing is not None:
+    missing = missing_for_spark() if with_spark else None
+    if missing is not None:
+        for item in with_spark:
             item.add_marker(pytest.mark.skip(reason=missing))
-    others = [item for item in items if item.get_closest_marker("spark") is None]
-    items[:] = with_spark if config.getoption("--spark") else with_spark + others
+    items.sort(key=lambda item: SPARK not in item.nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """Who gives the workers their tests: those with Spark to one of them, any other to whoever is free."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return SPARK if SPARK in nodeid else nodeid
+
+    return Scheduling(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

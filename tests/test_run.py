@@ -137,7 +137,7 @@ def test_spark_that_cannot_be_installed_is_told_and_hinders_nothing(checkout: Ch
     (checkout.root / "broken").touch()
     done = checkout.run("test", "x")
     assert (done.returncode, done.stderr) == (0, "./run: goes on without Spark\n")
-    assert done.stdout == "ran -m pytest -n auto --maxprocesses 8 --dist loadgroup x\n"
+    assert done.stdout == "ran -m pytest -n auto --maxprocesses 8 x\n"
 
 
 @pytest.mark.parametrize(
