@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -82,6 +84,29 @@ def test_the_same_job_twice(spark: SparkSession, address: str) -> None:
     for _ in range(2):
         save(deltas(spark), address, "direct", staged="false")
         assert effects(address, "direct") == once()
+
+
+@pytest.mark.parametrize("staged", ["true", "false"])
+def test_two_attempts_of_a_part_at_once(spark: SparkSession, address: str, staged: str) -> None:
+    """As with speculation, for which Spark wants a second machine: here two jobs of one name do it."""
+
+    def slowly(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            time.sleep(0.4)
+            yield batch
+
+    def run() -> None:
+        java = spark._jvm.org.apache.spark.sql.classic.SparkSession
+        java.setActiveSession(spark._jsparkSession)  # Spark knows a data source in a thread that has one
+        save(slow, address, job, staged=staged)
+
+    job, frame = f"at-once-{staged}", deltas(spark).coalesce(1)
+    slow = frame.mapInArrow(slowly, frame.schema)
+    with ThreadPoolExecutor(2) as threads:
+        both = [threads.submit(run) for _ in range(2)]
+        for one in both:
+            one.result(60)
+    assert effects(address, job) == once()
 
 
 @pytest.mark.parametrize("staged", ["true", "false"])
