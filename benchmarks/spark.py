@@ -161,7 +161,7 @@ def reads(results: Results, spark: SparkSession, url: str, parquet: str, *, roun
 
 def replays(results: Results, spark: SparkSession, folder: Path, rounds: int, *, quick: bool) -> None:
     """The state of every vector from the log's files, of logs of two sizes."""
-    from delta_prop.spark.replaying import replay
+    from delta_prop.spark.jobs.replaying import replay
 
     sizes = (100_000, 1_000_000) if quick else REPLAY_ROWS
     for size in sizes:

@@ -15,7 +15,7 @@ from delta_prop.commands.operators import add_operator_verbs
 from delta_prop.commands.parsers import add_verbs
 from delta_prop.commands.serving import add_server_verbs
 from delta_prop.commands.tracing import add_trace_verbs
-from delta_prop.spark.commands import add_spark_verbs
+from delta_prop.spark.command.commands import add_spark_verbs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence

@@ -96,7 +96,7 @@ EDGE = (
     "delta_prop/readiness.py",
     "delta_prop/sockets.py",
     "delta_prop/spark/edge.py",
-    "delta_prop/spark/stored.py",
+    "delta_prop/spark/states/stored.py",
     "delta_prop/streams.py",
     "delta_prop/synchronous.py",
     "delta_prop/tls.py",

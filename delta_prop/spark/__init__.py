@@ -9,32 +9,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from delta_prop.spark.auditing import audit, repair, repairs
-    from delta_prop.spark.counting import stats
-    from delta_prop.spark.diffing import deltas_from, diff
-    from delta_prop.spark.held import contents_of
-    from delta_prop.spark.importing import to_deltas
-    from delta_prop.spark.rebuilding import rebuild
-    from delta_prop.spark.replaying import CONTENT, replay
-    from delta_prop.spark.segments import deltas_of
+    from delta_prop.spark.jobs.auditing import audit, repair, repairs
+    from delta_prop.spark.jobs.counting import stats
+    from delta_prop.spark.jobs.diffing import deltas_from, diff
+    from delta_prop.spark.jobs.importing import to_deltas
+    from delta_prop.spark.jobs.rebuilding import rebuild
+    from delta_prop.spark.jobs.replaying import CONTENT, replay
+    from delta_prop.spark.reads.segments import deltas_of
     from delta_prop.spark.sessions import session
     from delta_prop.spark.source import register
+    from delta_prop.spark.states.held import contents_of
 
 _HOME_OF = {
-    "CONTENT": "delta_prop.spark.replaying",
-    "audit": "delta_prop.spark.auditing",
-    "contents_of": "delta_prop.spark.held",
-    "deltas_from": "delta_prop.spark.diffing",
-    "deltas_of": "delta_prop.spark.segments",
-    "diff": "delta_prop.spark.diffing",
-    "rebuild": "delta_prop.spark.rebuilding",
+    "CONTENT": "delta_prop.spark.jobs.replaying",
+    "audit": "delta_prop.spark.jobs.auditing",
+    "contents_of": "delta_prop.spark.states.held",
+    "deltas_from": "delta_prop.spark.jobs.diffing",
+    "deltas_of": "delta_prop.spark.reads.segments",
+    "diff": "delta_prop.spark.jobs.diffing",
+    "rebuild": "delta_prop.spark.jobs.rebuilding",
     "register": "delta_prop.spark.source",
-    "repair": "delta_prop.spark.auditing",
-    "repairs": "delta_prop.spark.auditing",
-    "replay": "delta_prop.spark.replaying",
+    "repair": "delta_prop.spark.jobs.auditing",
+    "repairs": "delta_prop.spark.jobs.auditing",
+    "replay": "delta_prop.spark.jobs.replaying",
     "session": "delta_prop.spark.sessions",
-    "stats": "delta_prop.spark.counting",
-    "to_deltas": "delta_prop.spark.importing",
+    "stats": "delta_prop.spark.jobs.counting",
+    "to_deltas": "delta_prop.spark.jobs.importing",
 }
 
 __all__ = [

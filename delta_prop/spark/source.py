@@ -47,20 +47,20 @@ class DeltaPropSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """A reader of what is in the log now. Raises UsageError."""
-        from delta_prop.spark.reading import PushingReader, Reader
+        from delta_prop.spark.reads.reading import PushingReader, Reader
 
         options = read_options(self.options, edge.environment())
         return PushingReader(options, schema) if options.pushdown else Reader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A reader that goes on. Raises UsageError."""
-        from delta_prop.spark.reading import StreamReader
+        from delta_prop.spark.reads.reading import StreamReader
 
         return StreamReader(read_options(self.options, edge.environment(), stream=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A writer of a job's rows. Raises UsageError."""
-        from delta_prop.spark.writing import DirectWriter, StagedWriter
+        from delta_prop.spark.writes.writing import DirectWriter, StagedWriter
 
         _check_appends(overwrite)
         options = write_options(self.options, edge.environment())
@@ -68,7 +68,7 @@ class DeltaPropSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """A writer of micro-batches. Raises UsageError."""
-        from delta_prop.spark.writing import StreamWriter
+        from delta_prop.spark.writes.writing import StreamWriter
 
         _check_appends(overwrite)
         return StreamWriter(write_options(self.options, edge.environment(), stream=True), schema)

@@ -11,7 +11,7 @@ from pyspark import TaskContext
 
 from delta_prop.spark.options import write_options
 from delta_prop.spark.source import DeltaPropSource
-from delta_prop.spark.writing import DirectWriter, PartWritten, StagedWriter, StreamWriter
+from delta_prop.spark.writes.writing import DirectWriter, PartWritten, StagedWriter, StreamWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,10 +15,10 @@ pytest.importorskip("pyspark")
 
 from delta_prop import Propagator
 from delta_prop.client import SyncProducer
-from delta_prop.spark.auditing import Repaired, _set_aside, audit, repair
-from delta_prop.spark.held import contents_of
-from delta_prop.spark.replaying import replay
-from delta_prop.spark.stored import StoredFile
+from delta_prop.spark.jobs.auditing import Repaired, _set_aside, audit, repair
+from delta_prop.spark.jobs.replaying import replay
+from delta_prop.spark.states.held import contents_of
+from delta_prop.spark.states.stored import StoredFile
 from delta_prop_sinks import CallbackSink, IndexSink, RejectDelta, Resident, StorageSink
 from delta_prop_sinks.table import put
 from delta_prop_wire.algebra import State

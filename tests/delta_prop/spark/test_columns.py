@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 )
 
 from delta_prop.spark.columns import READ, TAKEN, check_read, check_written
-from delta_prop.spark.rows import SCHEMA
+from delta_prop.spark.reads.rows import SCHEMA
 from delta_prop_wire.errors import UsageError
 
 

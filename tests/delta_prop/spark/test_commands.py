@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("pyspark")
 
 from delta_prop.cli import main
-from delta_prop.spark import verbs
-from delta_prop.spark.verbs import told
+from delta_prop.spark.command import verbs
+from delta_prop.spark.command.verbs import told
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import delta_from_line
 from tests.delta_prop.client.threaded import served

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from delta_prop.spark.buckets import HELD, spread, spread_held  # noqa: E402
-from delta_prop.spark.differences import DIFFERENCES, differences  # noqa: E402
-from delta_prop.spark.folding import fold  # noqa: E402
-from delta_prop.spark.folding_rows import Folded, states_of  # noqa: E402
+from delta_prop.spark.states.buckets import HELD, spread, spread_held  # noqa: E402
+from delta_prop.spark.states.differences import DIFFERENCES, differences  # noqa: E402
+from delta_prop.spark.states.folding import fold  # noqa: E402
+from delta_prop.spark.states.folding_rows import Folded, states_of  # noqa: E402
 from delta_prop_wire import delta as d  # noqa: E402
 from delta_prop_wire.algebra import State, apply  # noqa: E402
 from delta_prop_wire.delta import Delta, Kind, Operation  # noqa: E402

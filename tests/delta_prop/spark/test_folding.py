@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 
 from delta_prop.spark import folding_numbers  # noqa: E402
-from delta_prop.spark.changes import CHANGES, buckets_of, changes_of, join_keys, split_keys  # noqa: E402
-from delta_prop.spark.folding import fold  # noqa: E402
-from delta_prop.spark.folding_rows import state_in  # noqa: E402
+from delta_prop.spark.states.changes import CHANGES, buckets_of, changes_of, join_keys, split_keys  # noqa: E402
+from delta_prop.spark.states.folding import fold  # noqa: E402
+from delta_prop.spark.states.folding_rows import state_in  # noqa: E402
 from delta_prop_broker.log.memory import MemoryLog  # noqa: E402
 from delta_prop_broker.log.runs import Change, Folding  # noqa: E402
 from delta_prop_wire import delta as d  # noqa: E402
@@ -142,7 +142,7 @@ def test_repeats_have_one_effect() -> None:
 
 
 def test_many_vectors_are_folded_without_a_call_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delta_prop.spark.folding.fold_rows", None)
+    monkeypatch.setattr("delta_prop.spark.states.folding.fold_rows", None)
     numbers = np.random.default_rng(1).normal(size=(500, 8)).astype(np.float32)
     rows = [Delta(f"v{row:03}", d.create(numbers[row])) for row in range(500)]
     rows += [Delta(f"v{row:03}", d.sparse([row % 8], [row])) for row in range(0, 500, 3)]

@@ -43,7 +43,7 @@ def test_every_option_is_told_and_no_other() -> None:
 
 
 def test_every_column_is_told_and_no_other() -> None:
-    rows = pytest.importorskip("delta_prop.spark.rows", exc_type=ImportError)
+    rows = pytest.importorskip("delta_prop.spark.reads.rows", exc_type=ImportError)
     assert sorted(first_cells(section("Columns"))) == sorted(rows.SCHEMA.names)
 
 

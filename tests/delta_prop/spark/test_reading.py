@@ -23,12 +23,12 @@ from pyspark.sql.datasource import (
 )
 
 from delta_prop.client.ranges import Bounds
-from delta_prop.spark import reading, rows
 from delta_prop.spark.columns import READ
 from delta_prop.spark.options import read_options
-from delta_prop.spark.pushing import Narrowed, narrowed
-from delta_prop.spark.reading import Reader, cut_up
-from delta_prop.spark.rows import SCHEMA, merged
+from delta_prop.spark.reads import reading, rows
+from delta_prop.spark.reads.pushing import Narrowed, narrowed
+from delta_prop.spark.reads.reading import Reader, cut_up
+from delta_prop.spark.reads.rows import SCHEMA, merged
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Delta, Source, create
 from delta_prop_wire.encode import encode_batch

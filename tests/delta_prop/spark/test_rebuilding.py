@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from delta_prop import Propagator
-from delta_prop.spark.rebuilding import rebuild
+from delta_prop.spark.jobs.rebuilding import rebuild
 from delta_prop_sinks import StorageSink
 from delta_prop_wire.delta import Delta, create, delete, opaque, scale, sparse
 from delta_prop_wire.errors import UsageError

@@ -13,9 +13,10 @@ pytest.importorskip("pyspark")
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from delta_prop.spark import buckets, segments
-from delta_prop.spark.replaying import STATES, STATES_DDL, at_of, replay
-from delta_prop.spark.segments import deltas_of
+from delta_prop.spark.jobs.replaying import STATES, STATES_DDL, at_of, replay
+from delta_prop.spark.reads import segments
+from delta_prop.spark.reads.segments import deltas_of
+from delta_prop.spark.states import buckets
 from delta_prop_wire import delta as d
 from delta_prop_wire.delta import Delta
 from delta_prop_wire.errors import UsageError

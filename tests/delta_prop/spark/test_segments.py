@@ -13,11 +13,11 @@ pa = pytest.importorskip("pyarrow")
 
 from delta_prop.commands.places import At  # noqa: E402
 from delta_prop.spark import segments  # noqa: E402
-from delta_prop.spark.buckets import buckets_for, folded, spread  # noqa: E402
-from delta_prop.spark.changes import CHANGES, changes_of, split_keys  # noqa: E402
-from delta_prop.spark.folding import fold  # noqa: E402
-from delta_prop.spark.folding_rows import state_in  # noqa: E402
-from delta_prop.spark.segments import log_of, states_of  # noqa: E402
+from delta_prop.spark.reads.segments import log_of, states_of  # noqa: E402
+from delta_prop.spark.states.buckets import buckets_for, folded, spread  # noqa: E402
+from delta_prop.spark.states.changes import CHANGES, changes_of, split_keys  # noqa: E402
+from delta_prop.spark.states.folding import fold  # noqa: E402
+from delta_prop.spark.states.folding_rows import state_in  # noqa: E402
 from delta_prop_broker.log.damage import LogDamaged  # noqa: E402
 from delta_prop_wire import delta as d  # noqa: E402
 from delta_prop_wire.delta import Delta  # noqa: E402
@@ -184,9 +184,11 @@ def test_damage_is_told_and_not_stepped_over(tmp_path: Path) -> None:
 def test_what_is_in_order_is_folded_as_it_comes_and_what_is_not_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delta_prop.spark.buckets._HELD_BYTES", 1)
+    monkeypatch.setattr("delta_prop.spark.states.buckets._HELD_BYTES", 1)
     folds: list[int] = []
-    monkeypatch.setattr("delta_prop.spark.buckets.fold", lambda changes: (folds.append(1), fold(changes))[1])
+    monkeypatch.setattr(
+        "delta_prop.spark.states.buckets.fold", lambda changes: (folds.append(1), fold(changes))[1]
+    )
     writer = write(tmp_path / "ordered", PLAIN)
     assert states(states_of(str(tmp_path / "ordered")), 1) == wanted(writer)
     assert len(folds) > 4

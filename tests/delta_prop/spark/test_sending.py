@@ -13,10 +13,10 @@ from delta_prop.client import SyncProducer  # noqa: E402
 from delta_prop.client.jobs import Decision, JobState, StagedPart, decide  # noqa: E402
 from delta_prop.client.ranges import Asker  # noqa: E402
 from delta_prop.spark import cutting_up, numbering  # noqa: E402
-from delta_prop.spark.numbering import COUNTERS_OF_A_BATCH, Numbered  # noqa: E402
 from delta_prop.spark.options import WriteOptions, write_options  # noqa: E402
-from delta_prop.spark.sending import stage  # noqa: E402
-from delta_prop.spark.told import RowsRefused, Sent  # noqa: E402
+from delta_prop.spark.writes.numbering import COUNTERS_OF_A_BATCH, Numbered  # noqa: E402
+from delta_prop.spark.writes.sending import stage  # noqa: E402
+from delta_prop.spark.writes.told import RowsRefused, Sent  # noqa: E402
 from delta_prop_wire.cutting import deltas_of  # noqa: E402
 from delta_prop_wire.delta import Delta, Priority, create  # noqa: E402
 from delta_prop_wire.errors import Refused, UsageError  # noqa: E402

@@ -14,7 +14,7 @@ from delta_prop.client import SyncProducer
 from delta_prop.config import Settings
 from delta_prop.spark.columns import READ
 from delta_prop.spark.options import read_options
-from delta_prop.spark.reading import StreamReader
+from delta_prop.spark.reads.reading import StreamReader
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.errors import Refused, UsageError
 from tests.delta_prop.client.threaded import Served, served

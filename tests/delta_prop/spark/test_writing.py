@@ -25,10 +25,10 @@ from delta_prop.client import SyncProducer
 from delta_prop.client.jobs import Decision, JobState, decide
 from delta_prop.client.ranges import Asker
 from delta_prop.spark.options import write_options
-from delta_prop.spark.sending import stage
 from delta_prop.spark.source import DeltaPropSource
-from delta_prop.spark.told import RowsRefused, Sent, refused_text, written_text
-from delta_prop.spark.writing import DirectWriter, PartWritten, StagedWriter, StreamWriter
+from delta_prop.spark.writes.sending import stage
+from delta_prop.spark.writes.told import RowsRefused, Sent, refused_text, written_text
+from delta_prop.spark.writes.writing import DirectWriter, PartWritten, StagedWriter, StreamWriter
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused, UsageError
 from tests.delta_prop.client.threaded import Served, served

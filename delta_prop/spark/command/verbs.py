@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from delta_prop.commands import edge
 from delta_prop.commands.connecting import link_of
 from delta_prop.commands.places import EARLIEST, LATEST, parse_at
-from delta_prop.spark import shown
+from delta_prop.spark.command import shown
 from delta_prop.spark.edge import on_terminal
 from delta_prop.spark.java import check_java, check_packages
 from delta_prop_wire.delta import DEFAULT_NAMESPACE
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from delta_prop.commands.places import At
-    from delta_prop.spark.auditing import Repaired
+    from delta_prop.spark.jobs.auditing import Repaired
     from delta_prop.spark.options import Remote
 
 OK, FAILED = 0, 1
@@ -40,9 +40,9 @@ class JobFailed(DeltaPropError):
 
 def run_diff(options: Namespace) -> int:
     """`diff`. Raises UsageError, JobFailed, and what reading the log raises."""
-    from delta_prop.spark.diffing import diff
-    from delta_prop.spark.importing import read_table
-    from delta_prop.spark.replaying import CONTENT, replay
+    from delta_prop.spark.jobs.diffing import diff
+    from delta_prop.spark.jobs.importing import read_table
+    from delta_prop.spark.jobs.replaying import CONTENT, replay
 
     _check_output(options)
     if len(options.tables) != (2 if options.data is None else 1):
@@ -74,7 +74,7 @@ def _held(states: DataFrame, options: Namespace, namespace: str | None) -> DataF
 
 def run_import(options: Namespace) -> int:
     """`import`. Raises UsageError, JobFailed."""
-    from delta_prop.spark.importing import read_table, to_deltas
+    from delta_prop.spark.jobs.importing import read_table, to_deltas
 
     _check_output(options)
     with _spark(options) as spark:
@@ -100,7 +100,7 @@ def _give_deltas(deltas: DataFrame, options: Namespace) -> None:
     if options.server is None:
         shown.give(deltas, options.output, shown.delta_line)
         return
-    from delta_prop.spark.importing import write_deltas
+    from delta_prop.spark.jobs.importing import write_deltas
     from delta_prop.spark.source import register
 
     register(deltas.sparkSession)
@@ -119,7 +119,7 @@ def _give_deltas(deltas: DataFrame, options: Namespace) -> None:
 
 def run_replay(options: Namespace) -> int:
     """`replay`. Raises UsageError, JobFailed, and what reading the log raises."""
-    from delta_prop.spark.replaying import replay
+    from delta_prop.spark.jobs.replaying import replay
 
     at = _at(options.at)
     with _spark(options) as spark:
@@ -134,7 +134,7 @@ def run_replay(options: Namespace) -> int:
 
 def run_rebuild(options: Namespace) -> int:
     """`rebuild`. Raises UsageError, JobFailed, and what reading the log raises."""
-    from delta_prop.spark.rebuilding import rebuild
+    from delta_prop.spark.jobs.rebuilding import rebuild
 
     at, progress = _at(options.at), edge.Progress()
     with _spark(options) as spark:
@@ -156,8 +156,8 @@ def run_rebuild(options: Namespace) -> int:
 
 def run_audit(options: Namespace) -> int:
     """`audit`. Raises UsageError, JobFailed, Refused, and what reading the log raises."""
-    from delta_prop.spark.auditing import audit
-    from delta_prop.spark.importing import read_table
+    from delta_prop.spark.jobs.auditing import audit
+    from delta_prop.spark.jobs.importing import read_table
 
     if options.server is not None and not options.repair:
         raise UsageError("--to: only a repair sends something; add --repair")
@@ -186,7 +186,7 @@ def run_audit(options: Namespace) -> int:
 
 
 def _repair(found: DataFrame, options: Namespace) -> Repaired:
-    from delta_prop.spark.auditing import repair, repair_directory
+    from delta_prop.spark.jobs.auditing import repair, repair_directory
 
     if options.server is None:
         import anyio
@@ -201,7 +201,7 @@ def _repair(found: DataFrame, options: Namespace) -> Repaired:
 
 def run_stats(options: Namespace) -> int:
     """`stats`. Raises UsageError, JobFailed, and what reading the log raises."""
-    from delta_prop.spark.counting import stats
+    from delta_prop.spark.jobs.counting import stats
 
     since = EARLIEST if options.start is None else parse_at("--start", options.start)
     until = LATEST if options.until is None else parse_at("--until", options.until)

@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame
 
 from delta_prop.commands.opened import open_log
 from delta_prop.commands.quarantine import quarantined
-from delta_prop.spark.buckets import BLOBS_DDL, buckets_for, spread_held
-from delta_prop.spark.differences import DIFFERENCES_DDL, differences
-from delta_prop.spark.held import held_of, told_columns
-from delta_prop.spark.replaying import placed, read_parts
-from delta_prop.spark.segments import states_of
-from delta_prop.spark.stored import StoredFile
+from delta_prop.spark.jobs.replaying import placed, read_parts
+from delta_prop.spark.reads.segments import states_of
+from delta_prop.spark.states.buckets import BLOBS_DDL, buckets_for, spread_held
+from delta_prop.spark.states.differences import DIFFERENCES_DDL, differences
+from delta_prop.spark.states.held import held_of, told_columns
+from delta_prop.spark.states.stored import StoredFile
 from delta_prop_wire.delta import Delta, Dot, Operation, create, delete, opaque
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode

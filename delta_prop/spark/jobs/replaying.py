@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from delta_prop.commands.places import LATEST, At
-from delta_prop.spark.buckets import BLOBS_DDL, buckets_for, folded, spread
-from delta_prop.spark.changes import STATE, split_keys
-from delta_prop.spark.segments import spark_parts, states_of
-from delta_prop.spark.served import remote_of, served_log
+from delta_prop.spark.reads.segments import spark_parts, states_of
+from delta_prop.spark.reads.served import remote_of, served_log
+from delta_prop.spark.states.buckets import BLOBS_DDL, buckets_for, folded, spread
+from delta_prop.spark.states.changes import STATE, split_keys
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import UsageError
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from delta_prop.spark.options import Remote
-    from delta_prop.spark.segments import Log, Part
+    from delta_prop.spark.reads.segments import Log, Part
 
 STATES = pa.schema(
     [

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop.client.ranges import Asker
 from delta_prop.spark import edge
-from delta_prop.spark.blocks import to_block
-from delta_prop.spark.sending import Rows, offer, producer_of
-from delta_prop.spark.told import RowsRefused, Sent, refused_text
+from delta_prop.spark.writes.blocks import to_block
+from delta_prop.spark.writes.sending import Rows, offer, producer_of
+from delta_prop.spark.writes.told import RowsRefused, Sent, refused_text
 from delta_prop_wire.delta import make_origin, producer_id_of
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import VOIDING, ErrorCode

@@ -11,9 +11,9 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from delta_prop.client.blocking import SyncProducer
-from delta_prop.spark.blocks import to_block
-from delta_prop.spark.cutting_up import blocks_of
-from delta_prop.spark.told import Sent
+from delta_prop.spark.writes.blocks import to_block
+from delta_prop.spark.writes.cutting_up import blocks_of
+from delta_prop.spark.writes.told import Sent
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import JobPart
 from delta_prop_wire.spec import ErrorCode

@@ -91,7 +91,7 @@ def _output_argument(parser: Any, what: str) -> None:
 
 def _add_diff(below: Any) -> None:
     def start(options: Namespace) -> int:
-        from delta_prop.spark.verbs import run_diff
+        from delta_prop.spark.command.verbs import run_diff
 
         return run_diff(options)
 
@@ -121,7 +121,7 @@ def _add_diff(below: Any) -> None:
 
 def _add_import(below: Any) -> None:
     def start(options: Namespace) -> int:
-        from delta_prop.spark.verbs import run_import
+        from delta_prop.spark.command.verbs import run_import
 
         return run_import(options)
 
@@ -144,7 +144,7 @@ def _add_import(below: Any) -> None:
 
 def _add_replay(below: Any) -> None:
     def start(options: Namespace) -> int:
-        from delta_prop.spark.verbs import run_replay
+        from delta_prop.spark.command.verbs import run_replay
 
         return run_replay(options)
 
@@ -165,7 +165,7 @@ def _add_replay(below: Any) -> None:
 
 def _add_rebuild(below: Any) -> None:
     def start(options: Namespace) -> int:
-        from delta_prop.spark.verbs import run_rebuild
+        from delta_prop.spark.command.verbs import run_rebuild
 
         return run_rebuild(options)
 
@@ -185,7 +185,7 @@ def _add_rebuild(below: Any) -> None:
 
 def _add_audit(below: Any) -> None:
     def start(options: Namespace) -> int:
-        from delta_prop.spark.verbs import run_audit
+        from delta_prop.spark.command.verbs import run_audit
 
         return run_audit(options)
 
@@ -224,7 +224,7 @@ def _add_audit(below: Any) -> None:
 
 def _add_stats(below: Any) -> None:
     def start(options: Namespace) -> int:
-        from delta_prop.spark.verbs import run_stats
+        from delta_prop.spark.command.verbs import run_stats
 
         return run_stats(options)
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from delta_prop.spark.changes import CHANGES, EMPTY, buckets_of, changes_of
-from delta_prop.spark.folding import fold
+from delta_prop.spark.states.changes import CHANGES, EMPTY, buckets_of, changes_of
+from delta_prop.spark.states.folding import fold
 from delta_prop_wire.delta import KnownIds, Source
 
 if TYPE_CHECKING:

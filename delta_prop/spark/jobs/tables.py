@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     UserDefinedType,
 )
 
-from delta_prop.spark.pairs import MEMBER
+from delta_prop.spark.jobs.pairs import MEMBER
 from delta_prop_wire.delta import DEFAULT_NAMESPACE
 from delta_prop_wire.errors import UsageError
 

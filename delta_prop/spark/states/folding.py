@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.spark.changes import CHANGES, STATE
-from delta_prop.spark.folding_numbers import Lists, change_numbers
-from delta_prop.spark.folding_rows import fold_rows, metadata_of, states_of
+from delta_prop.spark.states.changes import CHANGES, STATE
+from delta_prop.spark.states.folding_numbers import Lists, change_numbers
+from delta_prop.spark.states.folding_rows import fold_rows, metadata_of, states_of
 from delta_prop_wire.delta import Kind
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import (
 
 from delta_prop.client.ranges import Asker
 from delta_prop.spark.columns import check_read
-from delta_prop.spark.pushing import Narrowed, narrowed
+from delta_prop.spark.reads.pushing import Narrowed, narrowed
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.topics import Topic
 
@@ -73,7 +73,9 @@ class _Reads:
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition, on an executor."""
-        from delta_prop.spark.rows import merged  # the driver, which only plans, starts quicker without Arrow
+        from delta_prop.spark.reads.rows import (
+            merged,  # the driver, which only plans, starts quicker without Arrow
+        )
 
         assert isinstance(partition, OffsetRange)
         log = (partition.log_id, partition.epoch)

@@ -16,7 +16,7 @@ import msgpack
 import numpy as np
 import pyarrow as pa
 
-from delta_prop.spark.changes import CHANGES, STATE
+from delta_prop.spark.states.changes import CHANGES, STATE
 from delta_prop_sinks.storage_file import APPLICATION_ID, REBUILDING_VERSION, SCHEMA_VERSION
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import UsageError

@@ -14,7 +14,7 @@ from delta_prop.client.ranges import Asker
 from delta_prop.commands.places import EARLIEST, LATEST
 from delta_prop.spark import edge
 from delta_prop.spark.options import Remote, read_options
-from delta_prop.spark.segments import Log
+from delta_prop.spark.reads.segments import Log
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

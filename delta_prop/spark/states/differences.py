@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.spark.buckets import HELD, UNORDERED, Gathering, pieces
-from delta_prop.spark.changes import CHANGES, STATE
-from delta_prop.spark.comparing import patch_between
-from delta_prop.spark.folding import column_of, fold
-from delta_prop.spark.folding_numbers import Lists
-from delta_prop.spark.folding_rows import state_in
-from delta_prop.spark.stored import UNTOLD
+from delta_prop.spark.jobs.comparing import patch_between
+from delta_prop.spark.states.buckets import HELD, UNORDERED, Gathering, pieces
+from delta_prop.spark.states.changes import CHANGES, STATE
+from delta_prop.spark.states.folding import column_of, fold
+from delta_prop.spark.states.folding_numbers import Lists
+from delta_prop.spark.states.folding_rows import state_in
+from delta_prop.spark.states.stored import UNTOLD
 from delta_prop_wire.algebra import State
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.topics import kind_name

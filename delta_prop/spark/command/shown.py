@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, Row
 
-    from delta_prop.spark.counting import Stats
+    from delta_prop.spark.jobs.counting import Stats
 
 ROWS_MAX = 20
 """Of a table for people."""

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.spark.folding_numbers import Lists
+from delta_prop.spark.states.folding_numbers import Lists
 from delta_prop_wire.errors import InvalidDelta
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
-from delta_prop.spark.comparing import DELTAS_DDL, compare
-from delta_prop.spark.pairs import NEW, OLD
-from delta_prop.spark.tables import facts, has_whole_metadata, shape_of
+from delta_prop.spark.jobs.comparing import DELTAS_DDL, compare
+from delta_prop.spark.jobs.pairs import NEW, OLD
+from delta_prop.spark.jobs.tables import facts, has_whole_metadata, shape_of
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
 
 from delta_prop.spark import edge
 from delta_prop.spark.columns import check_written
-from delta_prop.spark.told import RowsRefused, Sent, job_refused_text, job_waits_text, written_text
+from delta_prop.spark.writes.told import RowsRefused, Sent, job_refused_text, job_waits_text, written_text
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
@@ -71,7 +71,7 @@ class StagedWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
         """Have a part kept aside, on an executor."""
-        from delta_prop.spark.sending import stage
+        from delta_prop.spark.writes.sending import stage
 
         part, attempt = _task()
         if part >= PARTS_MAX:
@@ -149,7 +149,7 @@ class DirectWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
         """Write a part, on an executor."""
-        from delta_prop.spark.numbering import Numbered
+        from delta_prop.spark.writes.numbering import Numbered
 
         part, attempt = _task()
         return PartWritten(part, attempt, Numbered(self._options, f"{self._job}/{part}").send(iterator))
@@ -179,7 +179,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
         """Write a part of a micro-batch, on an executor."""
-        from delta_prop.spark.numbering import COUNTERS_OF_A_BATCH, Numbered
+        from delta_prop.spark.writes.numbering import COUNTERS_OF_A_BATCH, Numbered
 
         part, attempt = _task()
         context = TaskContext.get()

@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 from delta_prop.commands.look import all_sinks
 from delta_prop.commands.opened import open_log
 from delta_prop.commands.places import EARLIEST, LATEST
-from delta_prop.spark.changes import CHANGES, changes_of, split_keys
-from delta_prop.spark.folding import column_of
-from delta_prop.spark.segments import log_of, spark_parts
-from delta_prop.spark.served import remote_of, served_range
+from delta_prop.spark.reads.segments import log_of, spark_parts
+from delta_prop.spark.reads.served import remote_of, served_range
+from delta_prop.spark.states.changes import CHANGES, changes_of, split_keys
+from delta_prop.spark.states.folding import column_of
 from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from delta_prop.commands.places import At
     from delta_prop.spark.options import Remote
-    from delta_prop.spark.segments import Log, Part
+    from delta_prop.spark.reads.segments import Log, Part
     from delta_prop_wire.batch import LoggedBatch
 
 COUNTS = pa.schema(

@@ -15,7 +15,7 @@ import numpy as np
 from delta_prop.commands.edge import existing_disk
 from delta_prop.commands.opened import open_log
 from delta_prop.commands.places import EARLIEST, LATEST, offset_of, shown_time
-from delta_prop.spark.rows import merged
+from delta_prop.spark.reads.rows import merged
 from delta_prop_broker.log.durable import DIRECTORY
 from delta_prop_broker.log.follow import Follower
 from delta_prop_broker.log.segment import Segment, segment_bases

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.spark.folding_numbers import Lists, spans
-from delta_prop.spark.pairs import FACTS, MEMBER, Pairs, fault, first_of_vector, paired
+from delta_prop.spark.jobs.pairs import FACTS, MEMBER, Pairs, fault, first_of_vector, paired
+from delta_prop.spark.states.folding_numbers import Lists, spans
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.metadata import merge
 from delta_prop_wire.topics import kind_name

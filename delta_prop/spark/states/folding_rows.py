@@ -11,7 +11,7 @@ import msgpack
 import numpy as np
 import pyarrow as pa
 
-from delta_prop.spark.changes import CHANGES, STATE
+from delta_prop.spark.states.changes import CHANGES, STATE
 from delta_prop_wire.algebra import State, ignoring
 from delta_prop_wire.algebra import fold as fold_state
 from delta_prop_wire.delta import Kind, KnownIds, Operation

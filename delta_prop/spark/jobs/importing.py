@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
-from delta_prop.spark.pairs import MEMBER, NEW
-from delta_prop.spark.tables import facts, joined, shape_of
+from delta_prop.spark.jobs.pairs import MEMBER, NEW
+from delta_prop.spark.jobs.tables import facts, joined, shape_of
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.spark.changes import CHANGES, STATE, join_keys
-from delta_prop.spark.replaying import STATES
-from delta_prop.spark.stored import UNTOLD, packed
+from delta_prop.spark.jobs.replaying import STATES
+from delta_prop.spark.states.changes import CHANGES, STATE, join_keys
+from delta_prop.spark.states.stored import UNTOLD, packed
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind
 from delta_prop_wire.errors import UsageError
 

@@ -1,0 +1,1 @@
+"""`delta-prop spark …`: the arguments, the runs, and what they print."""
