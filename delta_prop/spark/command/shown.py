@@ -49,6 +49,8 @@ def difference_line(row: Row) -> dict[str, Any]:
     """A difference, and the delta that mends it."""
     told = {"vector_id": row.vector_id, "namespace": row.namespace}
     told |= {"difference": row.difference, "reason": row.reason}
+    if row.op is None:
+        return told
     expect = {} if row.origin is None else {"expect": f"{row.origin}:{row.counter}"}
     return told | {"mended_by": delta_line(row) | expect}
 

@@ -135,18 +135,23 @@ def run_replay(options: Namespace) -> int:
 def run_rebuild(options: Namespace) -> int:
     """`rebuild`. Raises UsageError, JobFailed, and what reading the log raises."""
     from delta_prop.spark.jobs.rebuilding import rebuild
+    from delta_prop_sinks.storage_file import FileFailed
 
     at, progress = _at(options.at), edge.Progress()
     with _spark(options) as spark:
-        made = rebuild(
-            spark,
-            options.data,
-            options.storage,
-            at=at,
-            replace=options.replace,
-            tell=lambda rows: progress.tell(f"{rows:,} rows"),
-        )
-    progress.end()
+        try:
+            made = rebuild(
+                spark,
+                options.data,
+                options.storage,
+                at=at,
+                replace=options.replace,
+                tell=lambda rows: progress.tell(f"{rows:,} rows"),
+            )
+        except FileFailed as failure:
+            raise JobFailed(str(failure)) from failure
+        finally:
+            progress.end()
     edge.put(
         f"{options.storage}: {made.rows:,} rows, {made.alive:,} of them alive; its sink goes on from offset "
         f"{made.next_offset}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from delta_prop.spark.states.buckets import buckets_for
 from delta_prop.spark.jobs.replaying import STATES, at_of, replayed
 from delta_prop.spark.reads.segments import states_of
 from delta_prop_sinks.storage_file import StorageFile
@@ -58,10 +59,9 @@ def rebuild(
     log = states_of(path, at=at_of(at))
     if not log.whole:
         raise UsageError(f"the log in {path!r} lost its beginning without a snapshot: it cannot tell of all")
-    states = replayed(spark, log).sort(
-        "namespace", "vector_id"
-    )  # as the file has them: neighbours share pages
-    blobs = states.mapInArrow(_pack, "rows binary")
+    names = ("namespace", "vector_id")  # the order of the file: neighbours share pages
+    states = replayed(spark, log).repartitionByRange(buckets_for(log.bytes), *names)
+    blobs = states.sortWithinPartitions(*names).mapInArrow(_pack, "rows binary")
     stored = StorageFile(file, wal_bytes_max=WAL_BYTES_MAX)
     opened = stored.connect(log.log_id)
     try:
