@@ -25,8 +25,10 @@ RATE = Scene("2,000 a second", consumers=1, batch=1, rate=2_000.0, seconds_max=5
 IDLE = Scene("idle to idle", consumers=1, batch=1, pause_s=0.01, seconds_max=3.0)
 BULK = Scene("bulk to one receiver", consumers=1, batch=1_000, window=64_000)
 CATCH_UP = Scene("bulk from the log to one receiver", consumers=1, batch=1_000, window=64_000, from_log=True)
+LARGE = Scene("bulk of large deltas to one receiver", consumers=1, batch=100, window=2_000, size=3_072)
+LARGE_PUBLISH = Scene("bulk of large deltas to acknowledgement", 0, batch=100, window=2_000, size=3_072)
 BULK_PUBLISH = Scene("bulk to acknowledgement", consumers=0, batch=1_000, window=64_000)
-SCENES = (PUBLISH, FLOW, FAN_OUT, PACKED, SINGLE, RATE, IDLE, BULK, CATCH_UP, BULK_PUBLISH)
+SCENES = (PUBLISH, FLOW, FAN_OUT, PACKED, SINGLE, RATE, IDLE, BULK, CATCH_UP, BULK_PUBLISH, LARGE, LARGE_PUBLISH)
 
 Rounds = dict[tuple[str, str], dict[int, Measured]]
 """Scene and peer, then the rounds."""
@@ -64,7 +66,7 @@ class Comparison(NamedTuple):
         if not self.theirs:
             return list(ours.values())
         if self.theirs in LIMITS:
-            mb = size / 1e6
+            mb = (self.scene.size or size) / 1e6
             return [
                 ours[number] * mb / limits[number][LIMITS[self.theirs]] for number in ours if number in limits
             ]
@@ -95,6 +97,8 @@ COMPARISONS = (
     Comparison("9", FLOW, CPU, OURS, JETSTREAM, 1 / 15, 1 / 35),
     Comparison("10", BULK, SPEED, OURS, "best loopback TCP", 0.25, 0.4),
     Comparison("10", CATCH_UP, SPEED, OURS, "best loopback TCP", 0.25, 0.4),
+    Comparison("10", LARGE, SPEED, OURS, "best loopback TCP", 0.25, 0.4),
+    Comparison("11", LARGE_PUBLISH, SPEED, DURABLE, "1 MiB write + fdatasync", 0.35, 0.6),
     Comparison("11", BULK_PUBLISH, SPEED, DURABLE, "1 MiB write + fdatasync", 0.35, 0.6),
 )
 

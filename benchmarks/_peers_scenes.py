@@ -46,6 +46,8 @@ class Scene:
     """Between two calls, each of which waits for nothing; nothing else happens meanwhile."""
     pack: int = 1
     """Deltas that the application has put into one payload."""
+    size: int = 0
+    """Bytes of a delta; 0: as many as those of the run."""
     window: int = 4_000
     """Payloads that may be unacknowledged."""
     tasks: bool = False
@@ -91,7 +93,7 @@ def measure(peer: Peer, scene: Scene, topic: str, *, size: int = 128, window: in
     """
     if scene.from_log:
         return caught_up(peer, scene, topic, partial(measure, size=size, window=window))
-    size, window = size * scene.pack, window or scene.window
+    size, window = (scene.size or size) * scene.pack, window or scene.window
     peer.create(topic, scene.consumers)
     target = PROCESSES.Value("q", -1)
     pipes, processes = [], []
