@@ -28,7 +28,20 @@ CATCH_UP = Scene("bulk from the log to one receiver", consumers=1, batch=1_000, 
 LARGE = Scene("bulk of large deltas to one receiver", consumers=1, batch=100, window=2_000, size=3_072)
 LARGE_PUBLISH = Scene("bulk of large deltas to acknowledgement", 0, batch=100, window=2_000, size=3_072)
 BULK_PUBLISH = Scene("bulk to acknowledgement", consumers=0, batch=1_000, window=64_000)
-SCENES = (PUBLISH, FLOW, FAN_OUT, PACKED, SINGLE, RATE, IDLE, BULK, CATCH_UP, BULK_PUBLISH, LARGE, LARGE_PUBLISH)
+SCENES = (
+    PUBLISH,
+    FLOW,
+    FAN_OUT,
+    PACKED,
+    SINGLE,
+    RATE,
+    IDLE,
+    BULK,
+    CATCH_UP,
+    BULK_PUBLISH,
+    LARGE,
+    LARGE_PUBLISH,
+)
 
 Rounds = dict[tuple[str, str], dict[int, Measured]]
 """Scene and peer, then the rounds."""

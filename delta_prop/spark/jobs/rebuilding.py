@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from delta_prop.spark.states.buckets import buckets_for
 from delta_prop.spark.jobs.replaying import STATES, at_of, replayed
 from delta_prop.spark.reads.segments import states_of
+from delta_prop.spark.states.buckets import buckets_for
 from delta_prop_sinks.storage_file import StorageFile
 from delta_prop_wire.algebra import State
 from delta_prop_wire.cursor import Cursor
