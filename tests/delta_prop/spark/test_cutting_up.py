@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from delta_prop.spark import cutting_up  # noqa: E402
+from delta_prop.spark.writes import cutting_up  # noqa: E402
 from delta_prop.spark.writes.cutting_up import blocks_of  # noqa: E402
 
 ROWS = [{"vector_id": f"doc-{at}", "vector": [float(at)] * (at % 7)} for at in range(200)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from delta_prop.spark import folding_numbers  # noqa: E402
+from delta_prop.spark.states import folding_numbers  # noqa: E402
 from delta_prop.spark.states.changes import CHANGES, buckets_of, changes_of, join_keys, split_keys  # noqa: E402
 from delta_prop.spark.states.folding import fold  # noqa: E402
 from delta_prop.spark.states.folding_rows import state_in  # noqa: E402

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 
 from delta_prop.commands.places import At  # noqa: E402
-from delta_prop.spark import segments  # noqa: E402
+from delta_prop.spark.reads import segments  # noqa: E402
 from delta_prop.spark.reads.segments import log_of, states_of  # noqa: E402
 from delta_prop.spark.states.buckets import buckets_for, folded, spread  # noqa: E402
 from delta_prop.spark.states.changes import CHANGES, changes_of, split_keys  # noqa: E402

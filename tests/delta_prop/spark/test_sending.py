@@ -12,8 +12,8 @@ pa = pytest.importorskip("pyarrow")
 from delta_prop.client import SyncProducer  # noqa: E402
 from delta_prop.client.jobs import Decision, JobState, StagedPart, decide  # noqa: E402
 from delta_prop.client.ranges import Asker  # noqa: E402
-from delta_prop.spark import cutting_up, numbering  # noqa: E402
 from delta_prop.spark.options import WriteOptions, write_options  # noqa: E402
+from delta_prop.spark.writes import cutting_up, numbering  # noqa: E402
 from delta_prop.spark.writes.numbering import COUNTERS_OF_A_BATCH, Numbered  # noqa: E402
 from delta_prop.spark.writes.sending import stage  # noqa: E402
 from delta_prop.spark.writes.told import RowsRefused, Sent  # noqa: E402
