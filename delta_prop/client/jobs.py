@@ -29,6 +29,7 @@ from delta_prop_wire.frames import (
     JobStatus,
     Nack,
     StagedPart,
+    attempt_of,
 )
 from delta_prop_wire.spec import ErrorCode
 
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from delta_prop.ports import Tls
     from delta_prop_wire.frames import Frame
 
-__all__ = ["Decision", "JobPart", "JobState", "JobStatus", "StagedPart", "decide"]
+__all__ = ["Decision", "JobPart", "JobState", "JobStatus", "StagedPart", "attempt_of", "decide"]
 
 _CLIENT = "decides a job"
 
@@ -51,12 +52,14 @@ def decide(
     decision: Decision,
     parts: Iterable[StagedPart] = (),
     *,
+    run: int | None = None,
     token: str | None = None,
     tls: Tls | None = None,
     timeout_s: float = 30.0,
 ) -> JobStatus:
     """Have a job published (COMMIT, with all `parts` that count), or dropped and forgotten (ABORT), or ask
-    how it is (LOOK).
+    how it is (LOOK). `run`: with ABORT, drop only what this run of the job has staged (`attempt_of`), if
+    anything; what another driver stages under the same name stays.
 
     Once this returns the decision is on disk. Raises Refused (JOB_UNKNOWN, JOB_DECIDED, …; nothing is decided
     then), Unreachable (nobody knows), UsageError.
@@ -65,7 +68,7 @@ def decide(
     if len(named) > PARTS_MAX:
         raise UsageError(f"job {job!r} has {len(named)} parts, allowed are {PARTS_MAX}: stage fewer, larger")
     where = parse_addresses(addresses)
-    call = _Call(Decide(job, decision, named), token, time.monotonic() + timeout_s)
+    call = _Call(Decide(job, decision, named, run), token, time.monotonic() + timeout_s)
     context = None if tls is None else client_context(tls)
     backoff, turn, unheard = Backoff(), 0, False
     while True:

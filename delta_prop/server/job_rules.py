@@ -23,8 +23,9 @@ JOB_BYTES_MAX = 255
 _SOON_MS, _AGAIN_MS, _LATER_MS = 20, 1_000, 60_000
 
 
-def judged(request: Decide, job: Job | None, owner: str, chain: Chain, now_us: int) -> Decided:
-    """What a commit is to write down; the decision that was made before, where it is the same.
+def judged(request: Decide, job: Job | None, owner: str, chain: Chain, now_us: int) -> Decided | None:
+    """What a commit is to write down; the decision that was made before, where it is the same; None where
+    there is nothing to publish, which stands for no job.
 
     Raises Refused (JOB_UNKNOWN, JOB_DECIDED, BAD_REQUEST, UNAUTHORIZED).
     """
@@ -36,10 +37,12 @@ def judged(request: Decide, job: Job | None, owner: str, chain: Chain, now_us: i
     elif any(part.deltas for part in parts):
         raise none_here(request.job)
     kept = _kept(job, parts, owner, chain)
-    state = JobState.COMMITTED if kept else JobState.PUBLISHED
+    if not kept:
+        return None
     deltas = sum(part.deltas for part in kept)
     there = [_as_staged(job, part) for part in parts]
-    return Decided(request.job, owner, state, now_us, content_of(parts), deltas, kept, said=said_of(there))
+    content, said = content_of(parts), said_of(there)
+    return Decided(request.job, owner, JobState.COMMITTED, now_us, content, deltas, kept, said=said)
 
 
 def check_owner(job: Job, owner: str) -> None:
@@ -48,13 +51,18 @@ def check_owner(job: Job, owner: str) -> None:
         raise Unauthorized(f"job {job.name!r:.80} is that of token {job.owner!r}")
 
 
-def abortable(name: str, job: Job | None, owner: str) -> Job:
-    """The job that may be dropped. Raises Refused (JOB_UNKNOWN, JOB_DECIDED, UNAUTHORIZED)."""
+def abortable(request: Decide, job: Job | None, owner: str) -> Job | None:
+    """The job of which something is dropped; None where a run of it has nothing here, which is no fault.
+
+    Raises Refused (JOB_UNKNOWN, JOB_DECIDED, UNAUTHORIZED).
+    """
     if job is None:
-        raise none_here(name)
+        if request.run is None:
+            raise none_here(request.job)
+        return None
     check_owner(job, owner)
     if job.decided is not None:
-        raise decided_before(name, job.decided.state)
+        raise decided_before(job.name, job.decided.state)
     return job
 
 

@@ -40,7 +40,7 @@ from delta_prop_broker.log.durable import DurableLog
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import InvalidDelta, Refused
-from delta_prop_wire.frames import Decision, JobState, JobStatus
+from delta_prop_wire.frames import Decision, JobState, JobStatus, run_of
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
@@ -308,8 +308,8 @@ class Jobs:
     async def _commit(self, files: JobFiles, asked: _Asked) -> JobStatus:
         request, job = asked.request, self._jobs.get(asked.request.job)
         decided = judged(request, job, asked.owner, self._inside.chain, self._wall_us())
-        if job is None:
-            job = self._begin(request.job, asked.owner)
+        if job is None or decided is None:  # without deltas: its name stays free for some that has any
+            return JobStatus(JobState.PUBLISHED)
         if job.decided is decided:
             return job.status()
         job.deciding = True  # from here on it does not expire
@@ -328,18 +328,29 @@ class Jobs:
         return job.status()
 
     async def _abort(self, files: JobFiles, asked: _Asked) -> JobStatus:
-        job = abortable(asked.request.job, self._jobs.get(asked.request.job), asked.owner)
-        del self._jobs[job.name]  # it may be staged anew at once
-        await self._drop(files, job, aborted(job.name))
+        request = asked.request
+        job = abortable(request, self._jobs.get(request.job), asked.owner)
+        if job is not None:
+            dropped = {key for key in job.attempts if request.run in (None, run_of(key[1]))}
+            if len(dropped) == len(job.attempts):
+                del self._jobs[job.name]  # it may be staged anew at once
+            await self._drop(files, job, aborted(job.name), others=job.attempts.keys() - dropped)
         return JobStatus(JobState.ABORTED)
 
     async def _drop(
-        self, files: JobFiles, job: Job, why: Refused, kept: Iterable[tuple[int, int]] = ()
+        self,
+        files: JobFiles,
+        job: Job,
+        why: Refused,
+        kept: Iterable[tuple[int, int]] = (),
+        others: Iterable[tuple[int, int]] = (),
     ) -> None:
-        """Take no more for this job, and remove what is there but for these parts, which count until they are
-        published. Raises OSError: then it is there still.
+        """Take no more for this job, and remove what is there but for the parts `kept`, which count until
+        they are published; `others` go on as they are. Raises OSError: then it is there still.
         """
-        attempts, job.attempts = job.attempts, {}
+        left_alone = {key: job.attempts[key] for key in others}
+        attempts = {key: one for key, one in job.attempts.items() if key not in left_alone}
+        job.attempts = left_alone
         for attempt in attempts.values():
             attempt.end(why)
         gone = [one for key, one in attempts.items() if key not in kept]

@@ -204,6 +204,7 @@ SAMPLES: dict[str, Frame] = {
     "decide": Subscribe(
         2, Decide("nightly", Decision.COMMIT, (StagedPart(0, 17, 1000, 0x0A0B0C0D), StagedPart(7, 23, 250)))
     ),
+    "decide to drop one run": Subscribe(3, Decide("nightly", Decision.ABORT, run=0x0A0B0C0D)),
     "answer to decide": Ack(answers=2, job=JobStatus(JobState.COMMITTED, 1250, published=1000, refused=1)),
 }
 NAMES = pytest.mark.parametrize("name", SAMPLES)

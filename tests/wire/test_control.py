@@ -67,6 +67,7 @@ def control(kind: FrameType, **fields: Any) -> bytes:
         (FrameType.ACK, "state", {"job": {"state": "gone"}}),
         (FrameType.SUBSCRIBE, "job", ["nightly", 1]),
         (FrameType.SUBSCRIBE, "decide", {"job": "nightly", "decide": "perhaps"}),
+        (FrameType.SUBSCRIBE, "run", {"job": "nightly", "decide": "abort", "run": 1 << 32}),
         (FrameType.SUBSCRIBE, "parts", {"job": "nightly", "decide": "commit", "parts": [[1, 2]]}),
         (FrameType.NACK, "answers", {"code": 6, "answers": -1}),
         (FrameType.HEARTBEAT, "dealt_with", 1 << 63),

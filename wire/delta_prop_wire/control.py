@@ -377,6 +377,7 @@ def _decide_fields(request: Decide) -> dict[str, Any]:
         "job": _cut(request.job, NAME_BYTES_MAX),
         "decide": request.decision.value,
         "parts": list(request.parts) or None,
+        "run": request.run,
     }
 
 
@@ -385,6 +386,7 @@ def _unpack_decide(fields: Fields) -> Decide:
         job=fields.need("job", _name),
         decision=fields.need("decide", _word_of(Decision)),
         parts=fields.get("parts", list_of(_staged_part, PARTS_MAX), ()),
+        run=fields.get("run", _u32, None),
     )
 
 

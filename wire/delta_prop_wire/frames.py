@@ -325,6 +325,16 @@ class Decision(Enum):
     LOOK = "look"
 
 
+def attempt_of(run: int, number: int) -> int:
+    """The number of an attempt that belongs to a run of its job: that stands in its upper 32 bits."""
+    return run << 32 | number & 0xFFFFFFFF
+
+
+def run_of(attempt: int) -> int:
+    """The run of its job that an attempt belongs to."""
+    return attempt >> 32
+
+
 class StagedPart(NamedTuple):
     """A part that counts: the attempt that brought it, and its deltas. `checksum`: of what its batches say,
     one after the other (`content_crc`); 0: not told.
@@ -338,11 +348,14 @@ class StagedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """Decide a job: its staged parts are published, or dropped. `parts`: with COMMIT, all that count."""
+    """Decide a job: its staged parts are published, or dropped. `parts`: with COMMIT, all that count; `run`:
+    with ABORT, drop only the attempts of this run of the job.
+    """
 
     job: str
     decision: Decision
     parts: tuple[StagedPart, ...] = ()
+    run: int | None = None
 
 
 class JobState(Enum):

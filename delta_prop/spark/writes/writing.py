@@ -71,6 +71,7 @@ class StagedWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> PartWritten:
         """Have a part kept aside, on an executor."""
+        from delta_prop.client.jobs import attempt_of
         from delta_prop.spark.writes.sending import stage
 
         part, attempt = _task()
@@ -79,7 +80,7 @@ class StagedWriter(DataSourceArrowWriter):
                 f"partition {part}: a staged job has up to {PARTS_MAX:,} parts: df.coalesce({PARTS_MAX}), or "
                 "option staged=false"
             )
-        number = self._run << 32 | attempt & 0xFFFFFFFF
+        number = attempt_of(self._run, attempt)
         return PartWritten(part, number, stage(iterator, self._options, self._job, part, number))
 
     def commit(self, messages: list[PartWritten | None]) -> None:
@@ -96,13 +97,13 @@ class StagedWriter(DataSourceArrowWriter):
             raise RowsRefused(job_refused_text(self._job, status))
 
     def abort(self, messages: list[PartWritten | None]) -> None:
-        """Have all parts dropped, unless the job is committed: then it has had its effect."""
+        """Have all parts of this run dropped, unless the job is committed: then it has had its effect."""
         from delta_prop.client.jobs import Decision
 
         try:
-            self._decide(Decision.ABORT, ())
+            self._decide(Decision.ABORT, run=self._run)
         except Refused as refused:
-            if refused.code not in (ErrorCode.JOB_UNKNOWN, ErrorCode.JOB_DECIDED):
+            if refused.code is not ErrorCode.JOB_DECIDED:
                 raise
 
     def _published(self, status: JobStatus) -> JobStatus:
@@ -120,10 +121,12 @@ class StagedWriter(DataSourceArrowWriter):
                 tell(f"job {self._job}: {status.published:,} of {status.deltas:,} deltas are published")
             edge.pause(pause_s)
             pause_s = min(pause_s * 2, _LOOK_S_MAX)
-            status = self._decide(Decision.LOOK, ())
+            status = self._decide(Decision.LOOK)
         return status
 
-    def _decide(self, decision: Decision, parts: Sequence[StagedPart]) -> JobStatus:
+    def _decide(
+        self, decision: Decision, parts: Sequence[StagedPart] = (), run: int | None = None
+    ) -> JobStatus:
         from delta_prop.client.jobs import decide
 
         remote = self._options.remote
@@ -132,6 +135,7 @@ class StagedWriter(DataSourceArrowWriter):
             self._job,
             decision,
             parts,
+            run=run,
             token=remote.token,
             tls=remote.tls,
             timeout_s=remote.settings.delivery_s_max,

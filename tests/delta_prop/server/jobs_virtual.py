@@ -95,12 +95,13 @@ class Site:
         parts: Sequence[StagedPart] = (),
         job: str = JOB,
         token: str | None = None,
+        run: int | None = None,
     ) -> JobStatus:
         """The driver. Raises Refused."""
         async with self.connected() as raw:
             await raw.send(Subscribe(1, Hello(token=token)))
             answer(await raw.next())
-            return await decided(raw, decision, parts, job)
+            return await decided(raw, decision, parts, job, run)
 
     async def published(self) -> JobStatus:
         """How a committed job ended."""
@@ -129,9 +130,13 @@ async def staged_hello(raw: Raw, part: int, attempt: int, job: str = JOB, token:
 
 
 async def decided(
-    raw: Raw, decision: Decision, parts: Sequence[StagedPart] = (), job: str = JOB
+    raw: Raw,
+    decision: Decision,
+    parts: Sequence[StagedPart] = (),
+    job: str = JOB,
+    run: int | None = None,
 ) -> JobStatus:
-    await raw.send(Subscribe(9, Decide(job, decision, tuple(parts))))
+    await raw.send(Subscribe(9, Decide(job, decision, tuple(parts), run)))
     while (frame := await raw.next()) is not None:
         if isinstance(frame, Ack | Nack) and frame.answers == 9:
             status = answer(frame).job

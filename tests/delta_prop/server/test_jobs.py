@@ -61,9 +61,15 @@ def test_a_job_that_was_aborted_is_run_again_under_its_name() -> None:
             receipt = late.offer_block(block_of(rows(0, 8, 8)))
             with pytest.raises(Refused, match="was aborted"):
                 receipt.result()
+        with pytest.raises(Refused, match="JOB_UNKNOWN"):  # the attempt that was dropped
+            decide(at.address, JOB, Decision.COMMIT, [StagedPart(0, 1, 8)])
         decide(at.address, JOB, Decision.COMMIT, [again])
         assert published(at.address) == JobStatus(JobState.PUBLISHED, 5, published=5)
         assert at.keys() == [one.vector_id for one in rows(0, 5)]
+        with pytest.raises(Refused, match="JOB_DECIDED"):
+            decide(at.address, JOB, Decision.ABORT)
+        with pytest.raises(Refused, match="JOB_DECIDED"):
+            stage(at.address, 0, 3, rows(0, 5))
 
 
 def test_the_same_job_again_is_answered_and_another_one_under_its_name_refused() -> None:
@@ -101,11 +107,25 @@ def test_a_job_that_nobody_staged_is_unknown(decision: Decision) -> None:
     assert told.value.code is ErrorCode.JOB_UNKNOWN
 
 
-def test_a_job_without_deltas_is_published_at_once() -> None:
-    with place(SimDisk()) as at:
-        told = decide(at.address, JOB, Decision.COMMIT, [StagedPart(0, 1, 0), StagedPart(1, 2, 0)])
-        assert told == JobStatus(JobState.PUBLISHED)
-        assert decide(at.address, JOB, Decision.COMMIT) == told
+def test_a_job_without_deltas_is_published_at_once_and_takes_no_name() -> None:
+    disk, empty = SimDisk(), [StagedPart(0, 1, 0), StagedPart(1, 2, 0)]
+    with place(disk) as at:
+        for parts in (empty, []):
+            assert decide(at.address, JOB, Decision.COMMIT, parts) == JobStatus(JobState.PUBLISHED)
+        assert at.jobs.counted.active == 0
+    assert not [path for path in disk.paths() if path.startswith("jobs")]
+    with place(disk) as at:
+        with pytest.raises(Refused, match="JOB_UNKNOWN"):
+            decide(at.address, JOB, Decision.LOOK)
+        part = stage(at.address, 0, 3, rows(0, 5))
+        assert decide(at.address, JOB, Decision.COMMIT) == JobStatus(JobState.PUBLISHED)
+        assert decide(at.address, JOB, Decision.LOOK) == JobStatus(JobState.STAGING, 5)
+        with pytest.raises(Refused, match="JOB_UNKNOWN"):  # it has 5
+            decide(at.address, JOB, Decision.COMMIT, [part._replace(deltas=0)])
+        decide(at.address, JOB, Decision.COMMIT, [part])
+        assert published(at.address) == JobStatus(JobState.PUBLISHED, 5, published=5)
+        with pytest.raises(Refused, match="JOB_DECIDED"):
+            decide(at.address, JOB, Decision.COMMIT, empty)
 
 
 def test_rows_at_fault_are_counted_and_the_others_come_in_order() -> None:

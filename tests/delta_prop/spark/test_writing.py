@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 )
 
 from delta_prop.client import SyncProducer
-from delta_prop.client.jobs import Decision, JobState, decide
+from delta_prop.client.jobs import Decision, JobState, attempt_of, decide
 from delta_prop.client.ranges import Asker
 from delta_prop.spark.options import write_options
 from delta_prop.spark.source import DeltaPropSource
@@ -66,7 +66,8 @@ def writer(service: Served, schema: StructType = SCHEMA, **options: str) -> Stag
 def staged(service: Served, made: StagedWriter, part: int, rows: pa.RecordBatch) -> PartWritten:
     """What a task does, without Spark."""
     options = write_options({"url": service.address, "namespace": "docs"}, {})
-    return PartWritten(part, 100 + part, stage(iter([rows]), options, "nightly", part, 100 + part))
+    attempt = attempt_of(made._run, part)
+    return PartWritten(part, attempt, stage(iter([rows]), options, "nightly", part, attempt))
 
 
 def vectors(*names: str) -> pa.RecordBatch:
@@ -155,6 +156,27 @@ def test_two_runs_have_attempts_of_their_own(service: Served) -> None:
     runs = {writer(service)._run for _ in range(8)}
     assert len(runs) == 8
     assert max(runs) < 1 << 32
+
+
+def test_of_two_drivers_under_one_name_the_one_that_fails_drops_its_own_parts(
+    service: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second, third = writer(service), writer(service), writer(service)
+    staged(service, first, 0, vectors("a", "b"))
+    parts = [staged(service, second, 0, vectors("a", "b"))]
+    first.abort([])
+    third.abort([])  # it had come to nothing
+    assert "JOB_UNKNOWN" not in {vars(one).get("code") for one in caplog.records}
+    second.commit(parts)
+    first.abort([])  # the other one has committed it
+    assert Asker(service.address).bounds().end == 2
+
+
+def test_a_job_without_rows_leaves_its_name_to_one_that_has_some(service: Served) -> None:
+    writer(service).commit([PartWritten(0, 7)])
+    made = writer(service)
+    made.commit([staged(service, made, 0, vectors("a"))])
+    assert Asker(service.address).bounds().end == 1
 
 
 def test_a_micro_batch_is_told_of_where_it_matters(service: Served, caplog: pytest.LogCaptureFixture) -> None:
