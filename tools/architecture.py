@@ -70,6 +70,7 @@ PURE = (
     "delta_prop/recorded_traffic.py",
     "delta_prop/route/table.py",
     "delta_prop/server/wanted.py",
+    "delta_prop/spark/option_values.py",
     "delta_prop/spark/options.py",
 )
 IMPURE = {"anyio", "trio", "sniffio"}  # and everything in BANNED_MODULES

@@ -1,4 +1,4 @@
-"""The jobs' contact with the world: the environment, the Java that is there, the time.
+"""The jobs' contact with the world: the environment, the Java that is there, files, names of hosts, the time.
 
 The only module of the jobs that touches them.
 """
@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -29,7 +30,9 @@ drawn = secrets.randbits
 """A number of so many random bits."""
 
 PYTHON = sys.executable
+HOST = socket.gethostname()
 _ASK_S_MAX = 30.0
+_UNKNOWN_HOST = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
 def logger() -> logging.Logger:
@@ -61,6 +64,27 @@ def set_default(name: str, value: str) -> None:
 def on_terminal() -> bool:
     """Whether somebody looks at what is told meanwhile."""
     return sys.stderr.isatty()
+
+
+def file_fault(path: str) -> str | None:
+    """Why a file cannot be read here; None: it can."""
+    try:
+        with open(path, "rb") as file:
+            file.read(1)
+    except (OSError, ValueError) as error:  # a name that no file can have, too
+        return getattr(error, "strerror", None) or str(error)
+    return None
+
+
+def host_fault(host: str) -> str | None:
+    """Why a host has no address; None: it has one, or nobody can tell for now."""
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as error:
+        return error.strerror if error.errno in _UNKNOWN_HOST else None
+    except UnicodeError:
+        return "no name of a host looks so"
+    return None
 
 
 def java_path() -> str | None:

@@ -1,23 +1,20 @@
-"""The options of the data source: their names, their bounds, what is said where one does not fit.
+"""The options of the data source: their names, which of them go together, what is so without them.
 
 Pure. They are read on the driver, before anything is connected to; no message and no repr holds the token.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, TypeVar
 
-from delta_prop.client.addresses import parse_addresses
 from delta_prop.client.settings import ClientSettings
-from delta_prop.commands.places import EARLIEST, LATEST, At, parse_at
+from delta_prop.commands.places import EARLIEST, LATEST, At
 from delta_prop.ports import Tls
-from delta_prop_wire.bounds import check_name
+from delta_prop.spark import option_values as values
 from delta_prop_wire.delta import Priority
-from delta_prop_wire.errors import InvalidDelta, UsageError
-from delta_prop_wire.spec import NAMESPACE_BYTES_MAX
+from delta_prop_wire.errors import UsageError
 from delta_prop_wire.topics import Topic, TopicKind
 
 if TYPE_CHECKING:
@@ -27,12 +24,10 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 URL_VARIABLE, TOKEN_VARIABLE = "DELTA_PROP_URL", "DELTA_PROP_TOKEN"
-PRODUCER_BYTES_MAX = 240
-"""Of a name to which parts add their numbers."""
-PARTITIONS_MAX = 10_000
-TOPICS_MAX = 256
 WAIT_S = 3_600.0
-_CONNECTING = ("url", "token", "tls", "tlsCa", "tlsName", "tlsCertificate", "tlsKey")
+TLS_FILES = ("tlsCa", "tlsCertificate", "tlsKey")
+"""Options that name files."""
+_CONNECTING = ("url", "token", "tls", "tlsName", *TLS_FILES)
 _TIMES = {
     "openSecondsMax": "open_s_max",
     "deliverySecondsMax": "delivery_s_max",
@@ -95,20 +90,20 @@ def read_options(
 ) -> ReadOptions:
     """Options of a read. Raises UsageError."""
     options = _Given(given, "stream read" if stream else "batch read")
-    namespace = options.take("namespace", _namespace, None)
-    topics = options.take("topics", _topics, None)
+    namespace = options.take("namespace", values.namespace, None)
+    topics = options.take("topics", values.topics, None)
     if namespace is not None and topics is not None:
         raise UsageError(f"option topics beside namespace: give topics alone, ns:{namespace} among them")
     if namespace is not None:
         topics = (str(Topic(TopicKind.NAMESPACE, namespace)),)
     return ReadOptions(
         remote=_remote(options, environment),
-        since=options.take("since", _place("since"), EARLIEST),
-        until=options.take("until", _place("until"), LATEST),
+        since=options.take("since", values.place("since"), EARLIEST),
+        until=options.take("until", values.place("until"), LATEST),
         topics=topics or ("*",),
-        partitions=options.take("partitions", _number("partitions", PARTITIONS_MAX), None),
-        rows_max=options.take("maxRowsPerTrigger", _number("maxRowsPerTrigger", 1 << 53), None),
-        pushdown=options.take("pushdown", _flag("pushdown"), False),
+        partitions=options.take("partitions", values.number("partitions", values.PARTITIONS_MAX), None),
+        rows_max=options.take("maxRowsPerTrigger", values.number("maxRowsPerTrigger", values.ROWS_MAX), None),
+        pushdown=options.take("pushdown", values.flag("pushdown"), False),
     )
 
 
@@ -119,13 +114,13 @@ def write_options(
     options = _Given(given, "stream write" if stream else "batch write")
     return WriteOptions(
         remote=_remote(options, environment),
-        producer=options.take("producer", _producer, None),
-        namespace=options.take("namespace", _namespace, None),
-        priority=options.take("priority", _priority, Priority.NORMAL),
-        staged=options.take("staged", _flag("staged"), True),
-        waits=options.take("wait", _flag("wait"), True),
-        wait_s_max=options.take("waitSecondsMax", _seconds("waitSecondsMax"), WAIT_S),
-        refused_raises=options.take("refused", _refused, True),
+        producer=options.take("producer", values.producer, None),
+        namespace=options.take("namespace", values.namespace, None),
+        priority=options.take("priority", values.priority, Priority.NORMAL),
+        staged=options.take("staged", values.flag("staged"), True),
+        waits=options.take("wait", values.flag("wait"), True),
+        wait_s_max=options.take("waitSecondsMax", values.seconds("waitSecondsMax"), WAIT_S),
+        refused_raises=options.take("refused", values.refused, True),
     )
 
 
@@ -163,118 +158,29 @@ def _unknown(name: str, known: Mapping[str, str], use: str) -> str:
 
 
 def _remote(options: _Given, environment: Mapping[str, str]) -> Remote:
-    url = options.take("url", str, None) or environment.get(URL_VARIABLE)
+    named, url = "option url", options.take("url", str, None)
+    if not url:
+        named, url = f"variable {URL_VARIABLE}", environment.get(URL_VARIABLE, "").strip()
     if not url:
         raise UsageError(
             f"option url is missing, and so is {URL_VARIABLE} in the environment: give the service's "
             "address, such as delta://localhost:7373, or several of one service with commas between"
         )
-    token = options.take("token", str, None) or environment.get(TOKEN_VARIABLE) or None
+    token = options.take("token", values.token, None) or environment.get(TOKEN_VARIABLE) or None
     times = {
-        setting: options.take(name, _seconds(name), getattr(ClientSettings(), setting))
+        setting: options.take(name, values.seconds(name), getattr(ClientSettings(), setting))
         for name, setting in _TIMES.items()
     }
-    return Remote(_addresses(url), token, _tls(options), ClientSettings(**times))
-
-
-def _addresses(url: str) -> tuple[str, ...]:
-    texts = [one.strip().removeprefix("delta://").rstrip("/") for one in url.split(",")]
-    try:
-        return tuple(map(str, parse_addresses(texts)))
-    except UsageError as error:
-        raise UsageError(f"option url: {error}") from None
+    return Remote(values.addresses(named, url), token, _tls(options), ClientSettings(**times))
 
 
 def _tls(options: _Given) -> Tls | None:
-    authorities, name, certificate, key = (
-        options.take(option, str, None) for option in ("tlsCa", "tlsName", "tlsCertificate", "tlsKey")
-    )
+    authorities, certificate, key = (options.take(option, str, None) for option in TLS_FILES)
+    name = options.take("tlsName", values.host, None)
     if (certificate is None) != (key is None):
         raise UsageError("options tlsCertificate and tlsKey: give both, or neither")
-    wanted = options.take("tls", _flag("tls"), None)
+    wanted = options.take("tls", values.flag("tls"), None)
     named = any(one is not None for one in (authorities, name, certificate))
     if wanted is False and named:
         raise UsageError("option tls is false beside others of TLS: leave those out, or this one")
     return Tls(certificate, key, authorities, name) if wanted or named else None
-
-
-# --- values
-
-
-def _flag(name: str) -> Callable[[str], bool]:
-    def read(text: str) -> bool:
-        if text.lower() not in ("true", "false"):
-            raise UsageError(f"option {name} {text!r:.40}: give true or false")
-        return text.lower() == "true"
-
-    return read
-
-
-def _number(name: str, most: int) -> Callable[[str], int]:
-    def read(text: str) -> int:
-        number = int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
-        if not 1 <= number <= most:
-            raise UsageError(f"option {name} {text!r:.40}: give a whole number from 1 to {most:,}")
-        return number
-
-    return read
-
-
-def _seconds(name: str) -> Callable[[str], float]:
-    def read(text: str) -> float:
-        try:
-            seconds = float(text)
-        except ValueError:
-            seconds = 0.0
-        if not 0 < seconds < float("inf"):
-            raise UsageError(f"option {name} {text!r:.40}: give a number of seconds above 0")
-        return seconds
-
-    return read
-
-
-def _place(name: str) -> Callable[[str], At]:
-    return lambda text: parse_at(f"option {name}", text)
-
-
-def _topics(text: str) -> tuple[str, ...]:
-    """Topics with commas between, or as a list in JSON where one has a comma in it."""
-    names = text.split(",")
-    if text.startswith("["):
-        try:
-            names = json.loads(text)
-        except ValueError as error:
-            raise UsageError(f"option topics {text!r:.60} is no list in JSON: {error}") from None
-    if not 1 <= len(names) <= TOPICS_MAX or not all(isinstance(name, str) for name in names):
-        raise UsageError(f"option topics {text!r:.60}: give 1 to {TOPICS_MAX} topics, such as ns:docs,c:news")
-    return tuple(dict.fromkeys(str(Topic.parse(name.strip())) for name in names))
-
-
-def _namespace(text: str) -> str:
-    return _name("namespace", text, NAMESPACE_BYTES_MAX)
-
-
-def _producer(text: str) -> str:
-    return _name("producer", text, PRODUCER_BYTES_MAX)
-
-
-def _name(option: str, text: str, bytes_max: int) -> str:
-    try:
-        check_name(option, text, bytes_max)
-    except InvalidDelta as error:
-        raise UsageError(f"option {error.message}") from None
-    return text
-
-
-def _priority(text: str) -> Priority:
-    found = Priority.__members__.get(text.upper())
-    if found is None:
-        names = ", ".join(one.name.lower() for one in Priority)
-        raise UsageError(f"option priority {text!r:.40}: give {names}")
-    return found
-
-
-def _refused(text: str) -> bool:
-    if text.lower() not in ("raise", "allow"):
-        raise UsageError(f"option refused {text!r:.40}: give raise or allow")
-    return text.lower() == "raise"

@@ -11,6 +11,7 @@ from pyspark.sql.datasource import DataSource
 
 from delta_prop.spark import edge
 from delta_prop.spark.options import read_options, write_options
+from delta_prop.spark.reach import check_on_driver
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
         DataSourceWriter,
     )
     from pyspark.sql.types import StructType
+
+    from delta_prop.spark.options import ReadOptions, WriteOptions
 
 NAME = "delta_prop"
 
@@ -49,21 +52,21 @@ class DeltaPropSource(DataSource):
         """A reader of what is in the log now. Raises UsageError."""
         from delta_prop.spark.reads.reading import PushingReader, Reader
 
-        options = read_options(self.options, edge.environment())
+        options = self._to_read()
         return PushingReader(options, schema) if options.pushdown else Reader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A reader that goes on. Raises UsageError."""
         from delta_prop.spark.reads.reading import StreamReader
 
-        return StreamReader(read_options(self.options, edge.environment(), stream=True), schema)
+        return StreamReader(self._to_read(stream=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A writer of a job's rows. Raises UsageError."""
         from delta_prop.spark.writes.writing import DirectWriter, StagedWriter
 
         _check_appends(overwrite)
-        options = write_options(self.options, edge.environment())
+        options = self._to_write()
         return StagedWriter(options, schema) if options.staged else DirectWriter(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
@@ -71,7 +74,17 @@ class DeltaPropSource(DataSource):
         from delta_prop.spark.writes.writing import StreamWriter
 
         _check_appends(overwrite)
-        return StreamWriter(write_options(self.options, edge.environment(), stream=True), schema)
+        return StreamWriter(self._to_write(stream=True), schema)
+
+    def _to_read(self, *, stream: bool = False) -> ReadOptions:
+        options = read_options(self.options, edge.environment(), stream=stream)
+        check_on_driver(options.remote)
+        return options
+
+    def _to_write(self, *, stream: bool = False) -> WriteOptions:
+        options = write_options(self.options, edge.environment(), stream=stream)
+        check_on_driver(options.remote)
+        return options
 
 
 def _check_appends(overwrite: bool) -> None:

@@ -16,8 +16,9 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from delta_prop.client.ranges import Asker
 from delta_prop.spark.columns import check_read
+from delta_prop.spark.reach import asker_of
+from delta_prop.spark.reads.beyond import check_reached
 from delta_prop.spark.reads.pushing import Narrowed, narrowed
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.topics import Topic
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
-    from delta_prop.client.ranges import Bounds
+    from delta_prop.client.ranges import Asker, Bounds
     from delta_prop.commands.places import At
     from delta_prop.spark.options import ReadOptions
 
@@ -68,8 +69,7 @@ class _Reads:
         self._narrowed = Narrowed(tuple(map(Topic.parse, options.topics)))
 
     def _asker(self) -> Asker:
-        remote = self._options.remote
-        return Asker(remote.addresses, token=remote.token, tls=remote.tls, settings=remote.settings)
+        return asker_of(self._options.remote)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition, on an executor."""
@@ -93,7 +93,10 @@ class Reader(_Reads, DataSourceReader):
         start = _offset("since", options.since, asker, bounds)
         end = _offset("until", options.until, asker, bounds)
         if start > end:
-            raise UsageError(f"options since and until: the read begins at offset {start}, and ends at {end}")
+            raise UsageError(
+                f"options since and until: the read would begin at offset {start} and end before {end}: give "
+                "an until that is not before since"
+            )
         start, end = self._narrowed.within(start, end)
         return cut_up(start, end, bounds, options.partitions)
 
@@ -171,11 +174,11 @@ def _offset(option: str, at: At, asker: Asker, bounds: Bounds) -> int:
         return min(max(asker.offset_at(at.time_us), bounds.first), bounds.end)
     if at.offset is None:
         return bounds.first if at.earliest else bounds.end
-    if not bounds.first <= at.offset <= bounds.end:
+    check_reached(f"option {option}", at.offset, bounds.end)
+    if at.offset < bounds.first:
         raise UsageError(
-            f"option {option} {at.offset}: the log has offsets {bounds.first} to {bounds.end}"
-            + (", older ones are gone" * (at.offset < bounds.first))
-            + ": give one of these, or earliest"
+            f"option {option} {at.offset}: the log has let go of what lies before offset {bounds.first}: "
+            "give that one or a later one, or earliest"
         )
     return at.offset
 

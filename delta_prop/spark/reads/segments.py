@@ -15,6 +15,7 @@ import numpy as np
 from delta_prop.commands.edge import existing_disk
 from delta_prop.commands.opened import open_log
 from delta_prop.commands.places import EARLIEST, LATEST, offset_of, shown_time
+from delta_prop.spark.reads.beyond import check_reached
 from delta_prop.spark.reads.rows import merged
 from delta_prop_broker.log.durable import DIRECTORY
 from delta_prop_broker.log.follow import Follower
@@ -152,6 +153,7 @@ def log_of(path: str, *, since: At = EARLIEST, until: At = LATEST) -> Log:
     """The deltas from one place up to another. Raises UsageError, Refused, LogDamaged, OSError."""
     disk, log, _ = open_log(path)
     begin, end = offset_of(since, log), min(offset_of(until, log), log.visible)
+    check_reached("offset", begin, log.visible)
     if begin < log.first_offset:
         raise Refused(
             ErrorCode.CURSOR_TOO_OLD,

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from delta_prop.client.ranges import Asker
 from delta_prop.commands.places import EARLIEST, LATEST
 from delta_prop.spark import edge
 from delta_prop.spark.options import Remote, read_options
+from delta_prop.spark.reach import asker_of, check_on_driver
+from delta_prop.spark.reads.beyond import check_reached
 from delta_prop.spark.reads.segments import Log
 from delta_prop_wire.errors import UsageError
 
@@ -48,18 +49,15 @@ class ServicePart:
         return asker_of(self.remote).read(self.begin, self.end, log=self.log)
 
 
-def asker_of(remote: Remote) -> Asker:
-    """Who asks a service."""
-    return Asker(remote.addresses, token=remote.token, tls=remote.tls, settings=remote.settings)
-
-
 def remote_of(place: str | Remote) -> Remote | None:
     """The service that a place names, as `delta://host:port`; None: it is a directory. Raises UsageError."""
     if isinstance(place, Remote):
         return place
     if not place.startswith("delta://"):
         return None
-    return read_options({"url": place}, edge.environment()).remote
+    remote = read_options({"url": place}, edge.environment()).remote
+    check_on_driver(remote)
+    return remote
 
 
 def served_log(remote: Remote, *, at: At = LATEST) -> Log:
@@ -77,7 +75,7 @@ def served_log(remote: Remote, *, at: At = LATEST) -> Log:
 
 
 def served_range(remote: Remote, *, since: At = EARLIEST, until: At = LATEST) -> Log:
-    """What a service has from one place up to another. Raises Refused, Unreachable."""
+    """What a service has from one place up to another. Raises UsageError, Refused, Unreachable."""
     asker = asker_of(remote)
     bounds = asker.bounds()
 
@@ -86,7 +84,9 @@ def served_range(remote: Remote, *, since: At = EARLIEST, until: At = LATEST) ->
             return asker.offset_at(at.time_us)
         return at.offset if at.offset is not None else bounds.first if at.earliest else bounds.end
 
-    return _log(remote, bounds, offset(since), min(offset(until), bounds.end))
+    begin = offset(since)
+    check_reached("offset", begin, bounds.end)
+    return _log(remote, bounds, begin, min(offset(until), bounds.end))
 
 
 def _log(remote: Remote, bounds: Bounds, begin: int, end: int) -> Log:

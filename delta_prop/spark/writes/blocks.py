@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from delta_prop.spark.arrays import flags_of, lengths_of, numbers_of, repeated, valid_of
+from delta_prop.spark.writes.bad_rows import named
 from delta_prop_wire.block import Block
 from delta_prop_wire.bounds import check_metadata
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind
@@ -31,9 +32,10 @@ KINDS = {kind_name(kind): int(kind) for kind in Kind if kind is not Kind.TRANSFO
 _WHOLE = (Kind.CREATE, Kind.DENSE)
 
 
-def to_block(rows: pa.RecordBatch, *, namespace: str | None) -> Block:
+def to_block(rows: pa.RecordBatch, *, namespace: str | None, before: int = 0) -> Block:
     """The deltas in rows that have the columns of `columns.py`. `namespace`: of rows that name none; None:
-    the text before the first ":" of their vector id, else `default`.
+    the text before the first ":" of their vector id, else `default`. `before`: rows of the partition that
+    come before these.
 
     Raises InvalidDelta, naming the row's vector id, the column and its bound.
     """
@@ -42,15 +44,14 @@ def to_block(rows: pa.RecordBatch, *, namespace: str | None) -> Block:
     try:
         return _checked(given, rows.num_rows, namespace)
     except InvalidDelta as error:
-        raise _named(error, given) from None
+        raise named(error, given, before) from None
 
 
 def _checked(given: dict[str, pa.Array], count: int, namespace: str | None) -> Block:
     columns: dict[Column, bytes] = {}
     ids = _texts(given, "vector_id", count)
     if ids is None or ids.null_count:
-        row = _first_null(ids)
-        raise InvalidDelta("vector_id", f"missing: each row needs one, and row {row} of its block has none")
+        raise InvalidDelta("vector_id", "missing", row=_first_null(ids))
     columns[Column.KEY_ENDS], columns[Column.KEYS] = _ends_and_bytes(ids)
     _add_namespaces(columns, _texts(given, "namespace", count), _absent(namespace, ids, columns))
     kinds = _kinds(given, count)
@@ -67,14 +68,6 @@ def _checked(given: dict[str, pa.Array], count: int, namespace: str | None) -> B
     block = Block(count, columns, mask, dimension, hybrid_time)
     block.check()
     return block
-
-
-def _named(error: InvalidDelta, given: dict[str, pa.Array]) -> InvalidDelta:
-    """The same, with the vector id, by which a user finds the row; its number in a block says nothing."""
-    if error.row is None or "vector_id" not in given:
-        return error
-    vector_id = given["vector_id"][error.row].as_py()
-    return InvalidDelta(error.field or "delta", f"of vector_id {vector_id!r:.100}: {error.reason}")
 
 
 # --- names and kinds
@@ -205,7 +198,7 @@ def _float32(numbers: pa.Array, sizes: NDArray[np.int64]) -> bytes:
     flat = numbers.flatten()
     if flat.null_count:
         raise InvalidDelta("vector", "has a null in it: numbers have no gaps", row=_row_at(flat, sizes))
-    with np.errstate(over="ignore"):  # what does not fit is infinite then, and refused for that
+    with np.errstate(over="ignore"):  # what does not fit is infinite then, and refused for that by `named`
         return np.ascontiguousarray(numbers_of(flat), "<f4").tobytes()
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop.client.ranges import Asker
 from delta_prop.spark import edge
+from delta_prop.spark.reach import asker_of
 from delta_prop.spark.writes.blocks import to_block
 from delta_prop.spark.writes.sending import Rows, offer, producer_of
 from delta_prop.spark.writes.told import RowsRefused, Sent, refused_text
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from delta_prop.client.blocking import SyncProducer, SyncReceipt
+    from delta_prop.client.ranges import Asker
     from delta_prop.spark.options import WriteOptions
 
 REASONS_MAX = 5
@@ -78,6 +79,8 @@ class Numbered:
     def _send(self, producer: SyncProducer, pieces: Iterator[tuple[pa.RecordBatch, bool]]) -> None:
         watermark = producer.watermark(self._options.priority)
         check_batch(self._name, watermark, self._base)
+        if self._base and not watermark:
+            self._check_stream()
         for rows, last in pieces:
             if last:
                 self._settle(waits=True)
@@ -94,11 +97,23 @@ class Numbered:
         self._check_refused()
         self._sent.waited_s += producer.waited_s
 
+    def _check_stream(self) -> None:
+        """Of a part that has written nothing yet, ask how far the stream's first one is."""
+        stream, _, part = self._name.rpartition("/")
+        if part != "0":
+            first = f"{stream}/0"
+            watermark, _ = _looked(asker_of(self._options.remote), self._origin_of(first), 1)
+            check_batch(first, watermark, self._base)
+
+    def _origin_of(self, name: str) -> int:
+        return make_origin(producer_id_of(name), self._options.priority)
+
     def _offer(self, producer: SyncProducer, rows: pa.RecordBatch, watermark: int) -> None:
         """Send a block; of one that was dealt with before a row, which asks what became of all."""
-        first = self._base + self._sent.deltas + 1
+        before = self._sent.deltas
+        first = self._base + before + 1
         known = first + rows.num_rows - 1 <= watermark
-        receipt = offer(producer, rows.slice(0, 1) if known else rows, self._options, first)
+        receipt = offer(producer, rows.slice(0, 1) if known else rows, self._options, first, before)
         self._open.append(_Open(receipt, first, rows, known))
         self._sent.deltas += rows.num_rows
 
@@ -166,7 +181,8 @@ class Numbered:
             yield held, False
             held = rows
         if held.num_rows > 1:
-            to_block(held, namespace=self._options.namespace)  # looked at as a whole, before a part is sent
+            # Looked at as a whole, before a part is sent.
+            to_block(held, namespace=self._options.namespace, before=self._sent.deltas)
             yield held.slice(0, held.num_rows - 1), False
         yield held.slice(held.num_rows - 1), True
 
@@ -177,8 +193,8 @@ class Numbered:
         self._open.clear()
         total, began = rows.count(), edge.now()
         end = self._base + total
-        remote, origin = self._options.remote, make_origin(producer_id_of(self._name), self._options.priority)
-        asker = Asker(remote.addresses, token=remote.token, tls=remote.tls, settings=remote.settings)
+        remote, origin = self._options.remote, self._origin_of(self._name)
+        asker = asker_of(remote)
         seen, epoch, since = -1, 1, began
         while seen < end:
             now, epoch = _looked(asker, origin, epoch)

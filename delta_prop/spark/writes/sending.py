@@ -11,6 +11,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from delta_prop.client.blocking import SyncProducer
+from delta_prop.spark.reach import check_on_worker
 from delta_prop.spark.writes.blocks import to_block
 from delta_prop.spark.writes.cutting_up import blocks_of
 from delta_prop.spark.writes.told import Sent
@@ -61,7 +62,7 @@ class Blocks:
 
     def __iter__(self) -> Iterator[Block]:
         for rows in self._cut:
-            block = to_block(rows, namespace=self._namespace)
+            block = to_block(rows, namespace=self._namespace, before=self.deltas)
             self.deltas += block.count
             self.checksum = block.content_crc(self.checksum)
             yield block
@@ -90,8 +91,9 @@ def stage(
 
 
 def producer_of(options: WriteOptions, name: str, job: JobPart | None = None) -> SyncProducer:
-    """Who sends a part."""
+    """Who sends a part. Raises UsageError."""
     remote = options.remote
+    check_on_worker(remote)
     return SyncProducer(
         remote.addresses,
         name=name,
@@ -104,10 +106,14 @@ def producer_of(options: WriteOptions, name: str, job: JobPart | None = None) ->
 
 
 def offer(
-    producer: SyncProducer, rows: pa.RecordBatch, options: WriteOptions, counter: int | None = None
+    producer: SyncProducer, rows: pa.RecordBatch, options: WriteOptions, counter: int, before: int = 0
 ) -> SyncReceipt:
-    """Send a block, once all of it was looked at. Raises InvalidDelta, which names the row; Refused."""
-    return _offer_block(producer, to_block(rows, namespace=options.namespace), options, counter)
+    """Send a block, once all of it was looked at. `before`: rows of the part that come before it.
+
+    Raises InvalidDelta, which names the row; Refused.
+    """
+    block = to_block(rows, namespace=options.namespace, before=before)
+    return _offer_block(producer, block, options, counter)
 
 
 def _offer_block(

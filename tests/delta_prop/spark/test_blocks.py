@@ -131,7 +131,13 @@ def test_doubles_and_long_indices_are_taken() -> None:
         ({"op": "create"}, "vector: of vector_id 'bad': 0 numbers; create has 1 to 65536"),
         ({"op": "frobnicate"}, "op: of vector_id 'bad': 'frobnicate' is none of create, sparse"),
         ({}, "op: of vector_id 'bad': missing, with neither a vector nor data"),
-        ({"vector": [1e39]}, "vector: of vector_id 'bad': number 0 is inf"),
+        (
+            {"vector": [1.0, -1e300]},
+            "vector: of vector_id 'bad': number 1 is -1e+300, which does not fit in float32: numbers are "
+            "finite and within ±3.4028235e+38 (float32): clamp it",
+        ),
+        ({"vector": [float("inf")]}, "vector: of vector_id 'bad': number 0 is inf; numbers are finite"),
+        ({"op": "scale", "vector": [1e39]}, "factor: of vector_id 'bad': number 0 is 1e+39, which does not"),
         ({"vector": [1.0, None]}, "vector: of vector_id 'bad': has a null in it"),
         (
             {"op": "sparse", "indices": [1], "values": [1.0, 2.0]},
@@ -160,10 +166,21 @@ def test_a_bad_row_is_told_by_its_vector_id(row: dict[str, Any], told: str) -> N
     assert error.value.message.startswith(told)
 
 
-def test_a_row_without_a_vector_id() -> None:
-    rows = arrow([{"vector_id": "a", "vector": [1.0]}, {"vector_id": None, "vector": [1.0]}])
-    with pytest.raises(InvalidDelta, match="vector_id: missing: each row needs one, and row 1 of its block"):
-        to_block(rows, namespace="docs")
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        (["a", None], "row 7,001 of its partition, counted from 0, behind vector_id 'a': each row needs one"),
+        ([None, "b"], "row 7,000 of its partition, counted from 0, before vector_id 'b': "),
+        ([None, None], "row 7,000 of its partition, counted from 0: each row needs one; look with df.where"),
+    ],
+)
+def test_a_row_without_a_vector_id_is_told_by_its_place_and_its_neighbour(
+    ids: list[str | None], told: str
+) -> None:
+    rows = arrow([{"vector_id": one, "vector": [1.0]} for one in ids])
+    with pytest.raises(InvalidDelta) as error:
+        to_block(rows, namespace="docs", before=7_000)
+    assert error.value.message.startswith(f"vector_id: missing in {told}")
 
 
 def test_a_namespace_that_nobody_names_is_what_the_vector_id_begins_with() -> None:

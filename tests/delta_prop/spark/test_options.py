@@ -114,7 +114,19 @@ def test_what_spark_adds_for_itself_is_passed_over() -> None:
     ("options", "told"),
     [
         ({"url": ""}, "option url is missing, and so is DELTA_PROP_URL"),
-        ({"url": "http://one:80"}, "option url: address 'http://one:80': give host:port"),
+        ({"url": "http://one:80"}, "option url: 'http://one:80' is no address: give host:port with a port"),
+        (
+            {"url": "nonsense"},
+            "option url: 'nonsense' is no address: give host:port with a port from 1 to 65",
+        ),
+        ({"url": "delta://"}, "option url: 'delta://' is no address"),
+        ({"url": "delta://one:99999"}, "option url: 'delta://one:99999' is no address: .* from 1 to 65535"),
+        ({"url": "one:0x1"}, "option url: 'one:0x1' is no address"),
+        ({"url": "one:1,,two:2"}, "option url: '' is no address: .* commas between"),
+        ({"url": ",".join(f"one:{at}" for at in range(1, 66))}, "option url: 65 addresses: give 1 to 64"),
+        ({"token": "x" * 4097}, "option token: 4,097 bytes; a token has up to 4,096"),
+        ({"tlsName": "one:7373"}, "option tlsName 'one:7373': give the name of a host"),
+        ({"tlsName": ""}, "option tlsName '': give the name of a host"),
         ({"partitons": "1"}, r"option partitons is none of a batch read: did you mean partitions\?"),
         ({"zzz": "1"}, "option zzz is none of a batch read: there are url, token, tls"),
         (
@@ -127,15 +139,21 @@ def test_what_spark_adds_for_itself_is_passed_over() -> None:
         ({"partitions": "0"}, "option partitions '0': give a whole number from 1 to 10,000"),
         ({"partitions": "many"}, "option partitions 'many': give a whole number from 1"),
         ({"pushdown": "yes"}, "option pushdown 'yes': give true or false"),
-        ({"topics": "docs"}, "topic 'docs' is none of"),
+        ({"topics": "docs"}, "option topics: topic 'docs' is none of"),
+        ({"topics": "ns:" + "x" * 300}, "option topics: topic 'ns:x*"),
         ({"topics": "[1]"}, "option topics .*: give 1 to 256 topics"),
         ({"topics": "["}, r"option topics '\[' is no list in JSON"),
         ({"topics": "*", "namespace": "docs"}, "option topics beside namespace: give topics alone, ns:docs"),
-        ({"namespace": "a\nb"}, "option namespace: character 1 is U"),
+        ({"namespace": "a\nb"}, r"option namespace 'a\\nb': character 1 is U"),
+        ({"namespace": "x" * 300}, "option namespace 'x*: 300 bytes of UTF-8; allowed are 1 to 255: shorten"),
         ({"tlsKey": "k"}, "options tlsCertificate and tlsKey: give both, or neither"),
         ({"tls": "false", "tlsCa": "a"}, "option tls is false beside others of TLS"),
         ({"openSecondsMax": "0"}, "option openSecondsMax '0': give a number of seconds above 0"),
-        ({"silenceSecondsMax": "1"}, "heartbeat_s 5.0 and silence_s_max 1.0: they must rise"),
+        ({"openSecondsMax": "1e9"}, "option openSecondsMax '1e9': give .* above 0, up to 31,536,000"),
+        (
+            {"silenceSecondsMax": "1"},
+            "option silenceSecondsMax '1': give a number of seconds above 5, up to ",
+        ),
     ],
 )
 def test_what_a_read_refuses(options: dict[str, str], told: str) -> None:
@@ -149,7 +167,11 @@ def test_what_a_read_refuses(options: dict[str, str], told: str) -> None:
         ({"since": "earliest"}, "option since is one of a batch read and a stream read: leave it out"),
         ({"priority": "urgent"}, "option priority 'urgent': give critical, high, normal, low"),
         ({"refused": "ignore"}, "option refused 'ignore': give raise or allow"),
-        ({"producer": "x" * 241}, "option producer: 241 bytes"),
+        (
+            {"producer": "x" * 241},
+            "option producer 'x*: 241 bytes of UTF-8; allowed are 1 to 240: shorten it",
+        ),
+        ({"producer": ""}, "option producer '': 0 bytes of UTF-8; allowed are 1 to 240: give one"),
         ({"waitSecondsMax": "nan"}, "option waitSecondsMax 'nan': give a number of seconds"),
         ({"stagd": "true"}, r"option stagd is none of a batch write: did you mean staged\?"),
     ],
@@ -159,10 +181,22 @@ def test_what_a_write_refuses(options: dict[str, str], told: str) -> None:
         write(**options)
 
 
+def test_a_variable_that_names_no_address_is_named() -> None:
+    with pytest.raises(UsageError, match="variable DELTA_PROP_URL: 'nonsense' is no address: give host:port"):
+        read_options({}, {"DELTA_PROP_URL": "nonsense"})
+
+
+def test_a_time_before_all_is_the_first_one() -> None:
+    assert read(since="1960-01-01").since == At(time_us=0)
+
+
 def test_the_token_is_never_told() -> None:
     found = write(token="hush-hush")
     assert "hush" not in repr(found)
     assert pickle.loads(pickle.dumps(found)).remote.token == "hush-hush"
     with pytest.raises(UsageError) as refused:
         write(token="hush-hush", nonsense="1")
+    assert "hush" not in str(refused.value)
+    with pytest.raises(UsageError, match="no user and no password: give a token by option token") as refused:
+        write(url="delta://me:hush@one:7373")
     assert "hush" not in str(refused.value)

@@ -97,6 +97,14 @@ def test_a_range_is_read_and_no_more(tmp_path: Path, since: int, until: int) -> 
     assert offsets(log) == list(range(since, min(until, 160)))
 
 
+def test_a_range_that_begins_beyond_the_end_is_told(tmp_path: Path) -> None:
+    write(tmp_path, PLAIN)
+    with pytest.raises(
+        UsageError, match="offset 161 is beyond the end of the log: its last delta has offset 15"
+    ):
+        log_of(str(tmp_path), since=At(offset=161))
+
+
 def test_the_state_at_an_offset_counts_what_stands_there(tmp_path: Path) -> None:
     writer = write(tmp_path, PLAIN)
     for at in (0, 1, 57, 159):

@@ -23,7 +23,7 @@ from delta_prop_wire.errors import Refused, UsageError  # noqa: E402
 from tests.delta_prop.client.threaded import Served, served  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 SCHEMA = pa.schema(
@@ -56,7 +56,7 @@ def options(service: Served, **more: str) -> WriteOptions:
     return write_options({"url": service.address, "namespace": "docs", **more}, {})
 
 
-def rows(keys: list[str], *, dies_after: int | None = None) -> Iterator[pa.RecordBatch]:
+def rows(keys: Sequence[str | None], *, dies_after: int | None = None) -> Iterator[pa.RecordBatch]:
     """Batches of 7 rows; a key that begins with - changes a part of a vector that is not there."""
     for at in range(0, len(keys), 7):
         if dies_after is not None and at >= dies_after:
@@ -64,8 +64,8 @@ def rows(keys: list[str], *, dies_after: int | None = None) -> Iterator[pa.Recor
         yield pa.RecordBatch.from_pylist([row(key) for key in keys[at : at + 7]], schema=SCHEMA)
 
 
-def row(key: str) -> dict[str, Any]:
-    if key.startswith("-"):
+def row(key: str | None) -> dict[str, Any]:
+    if key is not None and key.startswith("-"):
         return {"vector_id": key, "op": "sparse", "indices": [0], "values": [1.0]}
     return {"vector_id": key, "op": "create", "vector": [1.0, 2.0]}
 
@@ -213,6 +213,32 @@ def test_micro_batches_of_a_stream(service: Served) -> None:
     told = "q/0 has written micro-batch 4, and this is micro-batch 1: the checkpoint was lost or reset"
     with pytest.raises(UsageError, match=told):
         send(1, KEYS[20:21])
+
+
+def test_a_stream_without_its_checkpoint_is_told_in_a_partition_that_it_never_wrote(service: Served) -> None:
+    def send(batch: int, part: int) -> None:
+        Numbered(options(service), f"q/{part}", (batch + 1) * COUNTERS_OF_A_BATCH).send(rows([f"k{part}"]))
+
+    send(0, 3)  # before the first part has written
+    send(0, 0)
+    send(5, 0)
+    send(5, 7)
+    for part, told in ((0, "q/0"), (3, "q/0"), (9, "q/0")):
+        with pytest.raises(UsageError, match=f"{told} has written micro-batch 5, and this is micro-batch 1"):
+            send(1, part)
+    assert in_log(service) == ["k3", "k0", "k0", "k7"]
+
+
+def test_a_row_without_a_vector_id_is_told_by_its_row_of_the_part(service: Served) -> None:
+    keys = [*KEYS[:34], None, *KEYS[35:]]
+    told = "vector_id: missing in row 34 of its partition, counted from 0, behind vector_id 'k33': each row"
+    with pytest.raises(Refused, match=told):
+        Numbered(options(service), "job/0").send(rows(keys))
+    with pytest.raises(Refused, match=told):
+        stage(rows(keys), options(service), "nightly", 0, 17)
+    told = "vector_id: missing in row 94 of its partition, counted from 0, behind vector_id 'k93': each row"
+    with pytest.raises(Refused, match=told):
+        Numbered(options(service), "job/1").send(rows([*KEYS[:94], None]))
 
 
 def test_a_bad_value_is_told_before_its_block_is_sent(service: Served) -> None:

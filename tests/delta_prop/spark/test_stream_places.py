@@ -11,10 +11,12 @@ pytest.importorskip("pyspark")
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from delta_prop.client import SyncProducer
+from delta_prop.commands.places import At
 from delta_prop.config import Settings
 from delta_prop.spark.columns import READ
 from delta_prop.spark.options import read_options
-from delta_prop.spark.reads.reading import StreamReader
+from delta_prop.spark.reads.reading import Reader, StreamReader
+from delta_prop.spark.reads.served import served_range
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.errors import Refused, UsageError
 from tests.delta_prop.client.threaded import Served, served
@@ -77,8 +79,16 @@ def test_where_a_new_stream_begins(since: str, wanted: int) -> None:
 def test_a_place_outside_the_log_is_told_on_the_driver() -> None:
     with served() as service:
         publish(service, 7)
-        with pytest.raises(UsageError, match="option since 8: the log has offsets 0 to 7: give one of these"):
+        told = (
+            "option since 8 is beyond the end of the log: its last delta has offset 6, the next one will have "
+            "7; give an offset up to 7, earliest or latest"
+        )
+        with pytest.raises(UsageError, match=told):
             stream(service, since="8").initialOffset()
+        with pytest.raises(UsageError, match=told):
+            Reader(read_options({"url": service.address, "since": "8"}, {}), READ).partitions()
+        with pytest.raises(UsageError, match="offset 8 is beyond the end of the log"):
+            served_range(read_options({"url": service.address}, {}).remote, since=At(offset=8))
 
 
 def test_another_log_is_refused_and_not_skipped() -> None:
@@ -103,6 +113,11 @@ def test_what_the_log_has_let_go_of_is_told() -> None:
         (early,) = reader.partitions(place, place | {"0": 10})
         publish(service, 300)
         first = reader._asker().bounds().first
+        gone = (
+            f"option since 3: the log has let go of what lies before offset {first}: give that one or a later"
+        )
+        with pytest.raises(UsageError, match=gone):
+            stream(service, since="3").initialOffset()
         told = f"at offset 0, and the log has let go of what lies before {first}: {first} offsets are lost"
         with pytest.raises(UsageError, match=told):
             reader.latestOffset(place, ALL_THERE_IS)

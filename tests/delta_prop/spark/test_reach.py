@@ -1,0 +1,90 @@
+"""A service that cannot be reached as the options say is told on the driver, in one line that cures it."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from delta_prop.spark import edge
+from delta_prop.spark.columns import READ
+from delta_prop.spark.options import read_options, write_options
+from delta_prop.spark.reach import check_on_driver
+from delta_prop.spark.reads.reading import OffsetRange, Reader
+from delta_prop.spark.source import DeltaPropSource
+from delta_prop.spark.writes.sending import producer_of
+from delta_prop_wire.errors import UsageError
+from tests.delta_prop.networks import files
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+URL = "delta://127.0.0.1:1"
+
+
+@pytest.fixture
+def unknown_hosts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Nobody knows a name; the number of the error stands in this list."""
+    numbers = [socket.EAI_NONAME]
+
+    def look_up(host: str, _: object) -> list[object]:
+        if host.startswith("127."):
+            return []
+        raise socket.gaierror(numbers[0], "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    return numbers
+
+
+def test_a_host_that_nobody_knows_is_told_on_the_driver(unknown_hosts: list[int]) -> None:
+    told = (
+        "option url 'nonsense:7373': no host of the name 'nonsense' is known here .Name or service not known"
+    )
+    for call in (
+        lambda source: source.reader(READ),
+        lambda source: source.streamReader(READ),
+        lambda source: source.writer(READ, overwrite=False),
+        lambda source: source.streamWriter(READ, overwrite=False),
+    ):
+        with pytest.raises(UsageError, match=told):
+            call(DeltaPropSource({"url": "delta://nonsense:7373"}))
+    check_on_driver(read_options({"url": "nonsense:7373,127.0.0.1:7373"}, {}).remote)
+    unknown_hosts[0] = socket.EAI_AGAIN  # nobody can tell for now
+    check_on_driver(read_options({"url": "nonsense:7373"}, {}).remote)
+
+
+def test_a_name_that_no_host_can_have() -> None:
+    with pytest.raises(UsageError, match="no name of a host looks so"):
+        check_on_driver(read_options({"url": "x" * 64 + ".org:7373"}, {}).remote)
+
+
+def test_files_of_tls_are_looked_at_on_the_driver(tmp_path: Path) -> None:
+    (tmp_path / "odd.pem").write_text("no certificate")
+    for option, name, told in (
+        ("tlsCa", "none.pem", "none.pem': No such file or directory: name a file that is there on the dr"),
+        ("tlsCa", "", "Is a directory: name a file"),
+        ("tlsCa", "a\0b", "embedded null byte: name a file"),
+    ):
+        with pytest.raises(UsageError, match=f"option {option} '.*{told}"):
+            DeltaPropSource({"url": URL, option: f"{tmp_path}/{name}"}).reader(READ)
+    with pytest.raises(
+        UsageError, match=r"options tlsCa: TLS cannot use .*odd.pem: .*; certificates and keys"
+    ):
+        DeltaPropSource({"url": URL, "tlsCa": f"{tmp_path}/odd.pem"}).reader(READ)
+    made = files()
+    known = {"url": URL, "tlsCa": made.authority, "tlsCertificate": made.client, "tlsKey": made.client_key}
+    assert isinstance(DeltaPropSource(known).reader(READ), Reader)
+    with pytest.raises(UsageError, match=r"options tlsCa, tlsCertificate, tlsKey: TLS cannot use .*: "):
+        DeltaPropSource(known | {"tlsKey": made.server_key}).reader(READ)
+
+
+def test_a_file_that_only_the_driver_has_is_told_by_the_task(tmp_path: Path) -> None:
+    given = {"url": URL, "tlsCa": str(tmp_path / "gone.pem")}
+    told = f"option tlsCa '.*gone.pem': No such file or directory on the worker {edge.HOST}, while the dr"
+    with pytest.raises(UsageError, match=told):
+        Reader(read_options(given, {}), READ).read(OffsetRange(0, 1, bytes(16), 1))
+    with pytest.raises(UsageError, match=told):
+        producer_of(write_options(given, {}), "job/0")
