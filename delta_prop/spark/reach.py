@@ -26,8 +26,8 @@ def check_on_driver(remote: Remote) -> None:
     faults = [edge.host_fault(host) for host in hosts]
     if all(fault is not None for fault in faults):
         raise UsageError(
-            f"option url {','.join(remote.addresses)!r:.80}: no host of the name {hosts[0]!r:.60} is known here "
-            f"({faults[0]}): correct it, or give the host's number"
+            f"option url {','.join(remote.addresses)!r:.80}: no host {hosts[0]!r:.60} is known here "
+            f"({faults[0]}): correct its name, or give its number"
         )
     if remote.tls is None:
         return

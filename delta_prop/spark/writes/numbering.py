@@ -79,7 +79,7 @@ class Numbered:
     def _send(self, producer: SyncProducer, pieces: Iterator[tuple[pa.RecordBatch, bool]]) -> None:
         watermark = producer.watermark(self._options.priority)
         check_batch(self._name, watermark, self._base)
-        if self._base and not watermark:
+        if self._base and not self._base - COUNTERS_OF_A_BATCH < watermark <= self._base:
             self._check_stream()
         for rows, last in pieces:
             if last:
@@ -98,7 +98,7 @@ class Numbered:
         self._sent.waited_s += producer.waited_s
 
     def _check_stream(self) -> None:
-        """Of a part that has written nothing yet, ask how far the stream's first one is."""
+        """Ask how far the stream's first part is. A part that wrote the micro-batch before need not ask."""
         stream, _, part = self._name.rpartition("/")
         if part != "0":
             first = f"{stream}/0"

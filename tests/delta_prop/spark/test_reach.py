@@ -40,9 +40,7 @@ def unknown_hosts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_host_that_nobody_knows_is_told_on_the_driver(unknown_hosts: list[int]) -> None:
-    told = (
-        "option url 'nonsense:7373': no host of the name 'nonsense' is known here .Name or service not known"
-    )
+    told = "option url 'nonsense:7373': no host 'nonsense' is known here .Name or service not known"
     for call in (
         lambda source: source.reader(READ),
         lambda source: source.streamReader(READ),

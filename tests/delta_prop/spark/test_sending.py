@@ -223,10 +223,25 @@ def test_a_stream_without_its_checkpoint_is_told_in_a_partition_that_it_never_wr
     send(0, 0)
     send(5, 0)
     send(5, 7)
-    for part, told in ((0, "q/0"), (3, "q/0"), (9, "q/0")):
-        with pytest.raises(UsageError, match=f"{told} has written micro-batch 5, and this is micro-batch 1"):
-            send(1, part)
+    for batch, part in ((0, 0), (0, 3), (0, 9), (1, 9)):
+        told = f"q/0 has written micro-batch 5, and this is micro-batch {batch}: the checkpoint was lost"
+        with pytest.raises(UsageError, match=told):
+            send(batch, part)
     assert in_log(service) == ["k3", "k0", "k0", "k7"]
+    send(6, 9)
+    send(6, 7)
+    assert in_log(service)[4:] == ["k9", "k7"]
+
+
+def test_a_part_asks_for_its_stream_only_where_it_did_not_write_the_micro_batch_before(
+    service: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    looked = numbering._looked
+    monkeypatch.setattr(numbering, "_looked", lambda *args: (asked.append(1), looked(*args))[1])
+    for batch in (0, 1, 2, 2, 3):
+        Numbered(options(service), "q/1", (batch + 1) * COUNTERS_OF_A_BATCH).send(rows(KEYS))
+    assert len(asked) == 2
 
 
 def test_a_row_without_a_vector_id_is_told_by_its_row_of_the_part(service: Served) -> None:

@@ -80,8 +80,8 @@ def test_a_place_outside_the_log_is_told_on_the_driver() -> None:
     with served() as service:
         publish(service, 7)
         told = (
-            "option since 8 is beyond the end of the log: its last delta has offset 6, the next one will have "
-            "7; give an offset up to 7, earliest or latest"
+            "option since 8 is beyond the end of the log: its last delta has offset 6, the next one will "
+            "have 7; give an offset up to 7, earliest or latest"
         )
         with pytest.raises(UsageError, match=told):
             stream(service, since="8").initialOffset()
