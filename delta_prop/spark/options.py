@@ -146,9 +146,10 @@ class _Given:
 def _unknown(name: str, known: Mapping[str, str], use: str) -> str:
     if name.lower() == "path":
         return "a path is given, and a service has none: give load() and save() no argument, and option url"
-    others = [other for other, names in _USES.items() if name.lower() in {one.lower() for one in names}]
+    spelt = {one.lower(): one for names in _USES.values() for one in names}.get(name.lower())
+    others = [other for other, names in _USES.items() if spelt in names]
     if others:
-        return f"option {name} is one of a {' and a '.join(others)}: leave it out of this {use}"
+        return f"option {spelt} is one of a {' and a '.join(others)}: leave it out of this {use}"
     near = get_close_matches(name.lower(), known, 1)
     told = f"did you mean {known[near[0]]}?" if near else f"there are {', '.join(known.values())}"
     return f"option {name:.40} is none of a {use}: {told}"

@@ -41,7 +41,8 @@ def check_on_driver(remote: Remote) -> None:
     try:
         client_context(remote.tls)
     except UsageError as error:
-        raise UsageError(f"options {', '.join(_given(remote.tls))}: {error}") from None
+        given = list(_given(remote.tls))
+        raise UsageError(f"option{'s' * (len(given) > 1)} {', '.join(given)}: {error}") from None
 
 
 def asker_of(remote: Remote) -> Asker:

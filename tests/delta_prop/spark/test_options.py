@@ -69,6 +69,8 @@ def test_what_a_stream_can_say_more() -> None:
         UsageError, match="option until is one of a batch read: leave it out of this stream read"
     ):
         read_options(URL | {"until": "9"}, {}, stream=True)
+    with pytest.raises(UsageError, match="option maxRowsPerTrigger is one of a stream read: leave it out"):
+        read(maxrowspertrigger="9")  # as Spark hands it over
     with pytest.raises(
         UsageError, match="option staged is one of a batch write: leave it out of this stream wr"
     ):

@@ -69,7 +69,7 @@ def test_files_of_tls_are_looked_at_on_the_driver(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=f"option {option} '.*{told}"):
             DeltaPropSource({"url": URL, option: f"{tmp_path}/{name}"}).reader(READ)
     with pytest.raises(
-        UsageError, match=r"options tlsCa: TLS cannot use .*odd.pem: .*; certificates and keys"
+        UsageError, match=r"option tlsCa: TLS cannot use .*odd.pem: .*; certificates and keys"
     ):
         DeltaPropSource({"url": URL, "tlsCa": f"{tmp_path}/odd.pem"}).reader(READ)
     made = files()
