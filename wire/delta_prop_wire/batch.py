@@ -48,6 +48,7 @@ SPARSE_KINDS = frozenset({Kind.SPARSE, Kind.SPARSE_ADD})
 PRINTABLE = bytes(range(0x20, 0x7F))
 """ASCII without control characters."""
 _CRC = struct.Struct("<I")
+_WORD = struct.Struct("<Q")
 _HEAD_BYTES = HEADER_BYTES + STAMP_BYTES
 _KINDS_AT = 40
 """Where a body begins to tell of its rows alone: kinds, dimension, lengths, columns."""
@@ -55,6 +56,12 @@ _KINDS_AT = 40
 
 class Batch:
     """Columns of one body. Shapes: n rows; `values` float32 and `indices` uint32 of all rows, end to end."""
+
+    __slots__ = (
+        "__dict__",  # for what is decoded
+        "ack_level", "attributes", "base", "columns_mask", "count", "dimension", "epoch", "is_control",
+        "kind", "kinds_mask", "leaps", "length", "origin", "plain", "priority", "raw", "size",
+    )  # fmt: skip
 
     def __init__(self, body: bytes | memoryview) -> None:
         """Read the header of a body that is known to be sound; `soundness.parse_batch` is for others."""
@@ -65,12 +72,10 @@ class Batch:
         self.origin: int
         self.epoch: int
         self.base: int
-        self.hybrid_time: int
         self.kinds_mask: int
         self.dimension: int
         self.length: int
         """Bytes of the body without padding and checksum."""
-        self.previous: int
         self.columns_mask: int
         """Bit k set where column k is present."""
         (
@@ -79,11 +84,9 @@ class Batch:
             self.origin,
             self.epoch,
             self.base,
-            self.hybrid_time,
             kinds,
             self.dimension,
             self.length,
-            self.previous,
             columns,
         ) = _HEADER.unpack_from(body)
         self.kinds_mask, self.columns_mask = kinds, columns
@@ -125,6 +128,16 @@ class Batch:
     def is_state(self) -> bool:
         """Whether each row is the whole state of a vector at an offset, no change (`states.py`)."""
         return bool(self.attributes & Attribute.STATE_ROWS)
+
+    @property
+    def hybrid_time(self) -> int:
+        """When the rows were made, where they do not say it themselves."""
+        return int(_WORD.unpack_from(self.raw, _TIME_AT)[0])
+
+    @property
+    def previous(self) -> int:
+        """Where counters may leap, the one before the first row's."""
+        return int(_WORD.unpack_from(self.raw, _PREVIOUS_AT)[0])
 
     @lazy
     def last(self) -> int:
@@ -316,6 +329,8 @@ class Batch:
 
     decoded = False
     """Whether `plain.decode_plain` has decoded all columns."""
+    sound = False
+    """Whether it was found to be within all bounds when it was read (`forms.py`)."""
     key_bytes_bound: int
     """Of a batch that was decoded so: no vector id is longer, though it may be shorter."""
 
@@ -511,9 +526,10 @@ _NAMES_AND_BLOBS = _NAMES | 1 << Column.BLOB_ENDS | 1 << Column.BLOBS
 _FEW_NAMES_BYTES = 128
 
 
-_HEADER = struct.Struct("<2xHIQI4xQQQIIQQ")
+_HEADER = struct.Struct("<2xHIQI4xQ8xQII8xQ")
 """What is read again and again of the body's header, and the mask of columns behind it."""
 assert _HEADER.size == DIRECTORY_AT
+_TIME_AT, _PREVIOUS_AT = 32, 56
 U16, U32, U64, F32 = (np.dtype(name) for name in ("<u2", "<u4", "<u8", "<f4"))
 
 

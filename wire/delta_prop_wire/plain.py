@@ -79,7 +79,7 @@ def decode_columns(batch: Batch) -> Names | None:
     if at != batch.length or ends != 4 * batch.count or names > _NAME_BYTES_MAX:
         return None
     text = bytes(body[keys_at : keys_at + texts])
-    named = _name_in(bytes(body[names_at : names_at + names]))
+    named = name_in(bytes(body[names_at : names_at + names]))
     if named is None or text.translate(None, PRINTABLE):
         return None
     batch.namespace_names, batch.namespace = named, named[0]
@@ -190,7 +190,7 @@ def _even_ends(count: int, size: int) -> bytes:
 
 
 @lru_cache(maxsize=1024)
-def _name_in(raw: bytes) -> tuple[str] | None:
+def name_in(raw: bytes) -> tuple[str] | None:
     """A table of one name, None unless it is one."""
     if len(raw) < NAME_LENGTH.size or len(raw) != NAME_LENGTH.size + NAME_LENGTH.unpack_from(raw)[0]:
         return None

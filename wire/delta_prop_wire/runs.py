@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop_wire.batch import Batch
+from delta_prop_wire.forms import note_form, parse_known
 from delta_prop_wire.frames import Credit
 from delta_prop_wire.plain import decode_columns, decode_names
 from delta_prop_wire.soundness import SMALLEST_BODY_BYTES, plain_body_is_sound
@@ -76,6 +77,7 @@ class Runs:
         sequence = first_sequence = 0
         rows_left, bytes_left = window.left or _UNBOUNDED
         batches: list[Batch] = []
+        unnamed: list[Batch] = []
         names: list[Names] = []
         # A frame may come while both balances are above 0, and is charged in full.
         while (
@@ -93,25 +95,26 @@ class Runs:
             if stop > end or not _LENGTH_MIN <= length <= payload_bytes_max:
                 break
             # A body of its own, so that a batch that is kept keeps nothing else.
-            batch = Batch(bytes(view[at + _BODY_AT : stop]))
+            body = bytes(view[at + _BODY_AT : stop])
+            batch = parse_known(body) or Batch(body)
             if not batch.plain or (batches and not _goes_on(batches[-1], batch)):
                 break
-            if not plain_body_is_sound(batch) or first + batch.count > COUNTER_MAX:
+            if first + batch.count > COUNTER_MAX:
                 break
-            named = decode_columns(batch)
-            if named is None:
-                break
+            if not batch.decoded:
+                named = decode_columns(batch) if plain_body_is_sound(batch) else None
+                if named is None:
+                    break
+                unnamed.append(batch)
+                names.append(named)
             batches.append(batch)
-            names.append(named)
             sequence += batch.count
             rows += batch.count
             at = stop
-        return self._run(first_sequence, start, batches, names, window)
+        whole = _decode(batches, unnamed, names) if unnamed else len(batches)
+        return self._run(first_sequence, start, batches, whole, window)
 
-    def _run(
-        self, sequence: int, start: int, batches: list[Batch], names: list[Names], window: Window
-    ) -> Run | None:
-        whole = decode_names(batches, names) if batches else 0
+    def _run(self, sequence: int, start: int, batches: list[Batch], whole: int, window: Window) -> Run | None:
         # What is left out is looked at again: where that happens, fewer at a time.
         self._frames_max = 1 if whole < len(batches) else min(2 * self._frames_max, FRAMES_MAX)
         del batches[whole:]
@@ -121,6 +124,14 @@ class Runs:
         self._buffer.skip(size)
         window.spend(rows, size)
         return Run(sequence, _STARTS[start], batches, rows, size)
+
+
+def _decode(batches: list[Batch], unnamed: list[Batch], names: list[Names]) -> int:
+    """Decode the vector ids of those of these batches that have none yet; how many of the first have them."""
+    named = decode_names(unnamed, names)
+    for batch in unnamed[:named]:
+        note_form(batch)
+    return len(batches) if named == len(unnamed) else batches.index(unnamed[named])
 
 
 def _goes_on(before: Batch, batch: Batch) -> bool:

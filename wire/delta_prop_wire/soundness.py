@@ -17,6 +17,7 @@ from delta_prop_wire.batch import U64, Batch
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import PeerError
+from delta_prop_wire.forms import note_form, parse_known
 from delta_prop_wire.layout import (
     BODY_HEADER,
     CLOCK_ENTRY,
@@ -102,9 +103,16 @@ _STATE_KINDS = 1 << Kind.CREATE | 1 << Kind.OPAQUE | 1 << Kind.DELETE
 
 def parse_batch(body: bytes | memoryview) -> Batch:
     """Read a body (with its padding and CRC) from elsewhere, every length checked. Raises PeerError."""
+    known = parse_known(body)
+    if known is not None:
+        return known
     if len(body) >= SMALLEST_BODY_BYTES:
         batch = Batch(body)
-        if plain_is_whole(batch) if batch.plain else mixed_is_whole(batch):
+        if batch.plain:
+            if plain_is_whole(batch):
+                note_form(batch)
+                return batch
+        elif mixed_is_whole(batch):
             return batch
     check_body(memoryview(body))
     batch = Batch(body)

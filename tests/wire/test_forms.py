@@ -1,0 +1,252 @@
+"""A body whose form is known is taken, or refused, as by the general way."""
+
+from __future__ import annotations
+
+import random
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_wire import forms, soundness
+from delta_prop_wire.batch import Batch
+from delta_prop_wire.buffer import ReceiveBuffer
+from delta_prop_wire.codec import encode_head
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.delta import AckLevel, Delta, Kind, Operation, Priority, create, delete, opaque, sparse
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import InvalidDelta, PeerError
+from delta_prop_wire.forms import parse_known
+from delta_prop_wire.runs import Runs
+from delta_prop_wire.soundness import parse_batch
+from delta_prop_wire.spec import COUNTER_MAX, DIMENSION_MAX
+from delta_prop_wire.validate import plain_is_sound, validate_batch
+from delta_prop_wire.window import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop_wire.delta import Operation as Op
+
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+NUMBERS = st.lists(FINITE, min_size=1, max_size=6)
+OPERATIONS: st.SearchStrategy[Op] = st.one_of(
+    NUMBERS.map(create),
+    st.lists(st.tuples(st.integers(0, 300), FINITE), max_size=6, unique_by=lambda pair: pair[0]).map(
+        lambda pairs: sparse([at for at, _ in pairs], [number for _, number in pairs])
+    ),
+    st.binary(max_size=20).map(opaque),
+    st.just(delete()),
+)
+IDS = st.text("ab -~é", min_size=1, max_size=9)
+ROWS = st.builds(Delta, IDS, OPERATIONS, st.sampled_from(["n", "default", "ä"]))
+TERMS = st.fixed_dictionaries(
+    {
+        "origin": st.integers(0, (1 << 64) - 1),
+        "base": st.integers(1, COUNTER_MAX - 2) | st.just(COUNTER_MAX - 2),
+        "epoch": st.integers(1, 9),
+        "ack_level": st.sampled_from(list(AckLevel)),
+        "priority": st.sampled_from(list(Priority)),
+        "hybrid_time": st.integers(0, 9),
+    }
+)
+WORDS = (
+    *("attributes", "count", "origin", "epoch", "base", "hybrid_time", "kinds_mask", "dimension", "length"),
+    *("previous", "columns_mask", "size", "kind", "ack_level", "priority", "is_control", "leaps", "plain"),
+    *("crc", "last", "keys", "namespace", "namespaces", "namespace_names", "row_values", "index_highest"),
+    *("kinds", "clock", "ids", "parents", "tags", "decoded", "_bounds_of"),
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_form_is_known() -> Iterator[None]:
+    forms._forms.clear()
+    yield
+    forms._forms.clear()
+
+
+def encoded(*deltas: Delta, **terms: Any) -> bytes:
+    return bytes(encode_batch(deltas, **{"origin": 7, "base": 1, **terms}).raw)
+
+
+def told(body: bytes) -> tuple[object, ...]:
+    """What a reader has of a body, or why it has nothing."""
+    try:
+        batch = parse_batch(body)
+        validate_batch(batch)
+    except (PeerError, InvalidDelta) as error:
+        return type(error), getattr(error, "code", None), str(error)
+    numbers = (batch.values.tobytes(), batch.indices.tobytes(), batch.blob(0), bytes(batch.raw))
+    return (*(getattr(batch, word) for word in WORDS), *numbers)
+
+
+def generally(body: bytes) -> tuple[object, ...]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(soundness, "parse_known", lambda _: None)
+        return told(body)
+
+
+def signed(raw: bytes | bytearray) -> bytes:
+    return bytes(raw) + crc32c(raw).to_bytes(4, "little")
+
+
+def known(*bodies: bytes) -> None:
+    """Know the forms of these."""
+    for body in (*bodies, *bodies):
+        parse_batch(body)
+
+
+@given(st.lists(st.tuples(ROWS, TERMS), min_size=1, max_size=5))
+def test_a_body_of_known_form_is_read_as_any(some: list[tuple[Delta, Any]]) -> None:
+    bodies = [encoded(delta, **terms) for delta, terms in some]
+    known(*bodies)
+    for body, (delta, _) in zip(bodies, some, strict=True):
+        batch = parse_known(body)
+        ascii_alone = delta.vector_id.isascii()
+        great = (
+            delta.operation.values is not None
+            and float(np.abs(delta.operation.values).max(initial=0)) >= 2.0**127
+        )
+        assert (batch is not None) == (ascii_alone and not great)
+        assert told(body) == generally(body)
+        assert batch is None or (batch.sound and plain_is_sound(batch))
+
+
+@given(
+    st.lists(st.tuples(ROWS, TERMS), min_size=1, max_size=3),
+    st.integers(0, 1 << 32),
+    st.integers(1, 4),
+)
+def test_what_is_changed_and_signed_again_is_taken_or_refused_alike(
+    some: list[tuple[Delta, Any]], seed: int, times: int
+) -> None:
+    bodies = [encoded(delta, **terms) for delta, terms in some]
+    known(*bodies)
+    chance = random.Random(seed)
+    for body in bodies:
+        for _ in range(20):
+            raw = bytearray(body[:-4])
+            for _ in range(chance.randint(1, times)):
+                raw[chance.randrange(len(raw))] = chance.choice(
+                    [0, 1, 0x20, 0x7F, 0x80, 0xFF, chance.randrange(256)]
+                )
+            changed = signed(raw)
+            assert told(changed) == generally(changed)
+        flipped = bytearray(body)
+        flipped[chance.randrange(len(body))] ^= 1 << chance.randrange(8)
+        assert told(bytes(flipped)) == generally(bytes(flipped))
+        assert told(body[:-8]) == generally(body[:-8])
+
+
+SPARSE = encoded(Delta("key", sparse([1, 2], [0.5, 1.0])))
+BLOB = encoded(Delta("key", opaque(b"bytes")))
+
+
+def places(body: bytes) -> dict[str, int]:
+    """Where columns begin."""
+    batch = Batch(body)
+    return {column.name: bounds[0] for column in forms.Column if (bounds := batch._bounds_in(column))}
+
+
+@pytest.mark.parametrize(
+    ("body", "column", "at", "number", "why"),
+    [
+        (SPARSE, "KEY_ENDS", 0, 2, "KEY_ENDS does not rise to 3"),
+        (SPARSE, "INDICES", 4, DIMENSION_MAX, "index 65536 at place 1"),
+        (SPARSE, "VALUES", 4, 0x7F800000, "number 1 is inf"),
+        (SPARSE, "VALUES", 0, 0xFFC00000, "number 0 is nan"),
+        (SPARSE, "VALUES", 8, 1, "zero padding"),
+        (SPARSE, "KEYS", 0, 0x6B650A6B, "U\\+000A"),
+        (SPARSE, "NAMESPACES", 0, 0x09090007, "U\\+0009"),
+        (BLOB, "BLOB_ENDS", 0, 4, "BLOB_ENDS does not rise to 5"),
+    ],
+)
+def test_what_differs_in_what_is_looked_at_is_refused(
+    body: bytes, column: str, at: int, number: int, why: str
+) -> None:
+    known(body)
+    assert parse_known(body) is not None
+    raw = bytearray(body[:-4])
+    struct.pack_into("<I", raw, places(body)[column] + at, number)
+    changed = signed(raw)
+    assert parse_known(changed) is None
+    with pytest.raises((PeerError, InvalidDelta), match=why):
+        validate_batch(parse_batch(changed))
+
+
+@pytest.mark.parametrize("base", [0, COUNTER_MAX])
+def test_so_is_a_counter_out_of_bounds(base: int) -> None:
+    known(SPARSE)
+    raw = bytearray(SPARSE[:-4])
+    struct.pack_into("<Q", raw, 24, base)
+    with pytest.raises(PeerError, match="base counter"):
+        parse_batch(signed(raw))
+
+
+def test_a_form_is_known_from_the_second_time_on() -> None:
+    assert parse_known(SPARSE) is None
+    for sound in (False, False, True):
+        assert parse_batch(SPARSE).sound == sound
+
+
+def test_no_form_is_made_of_what_is_not_sound() -> None:
+    body = encoded(
+        Delta("k", Operation(Kind.SPARSE, np.array([np.nan], np.float32), np.array([1], np.uint32)))
+    )
+    known(body)
+    assert not any(forms._forms.values())
+    assert not parse_batch(body).sound
+
+
+def test_what_has_several_rows_is_long_or_is_no_bytes_has_none() -> None:
+    several = encoded(*[Delta("k", delete())] * 2)
+    long = encoded(Delta("k", opaque(bytes(forms.BODY_BYTES_MAX))))
+    wide = encoded(Delta("k", sparse(range(forms.INDICES_MAX + 1), [1.0] * (forms.INDICES_MAX + 1))))
+    known(several, long, wide)
+    assert not forms._forms
+    known(SPARSE)
+    assert parse_known(memoryview(SPARSE)) is None
+    assert parse_batch(memoryview(SPARSE)).keys == ["key"]
+
+
+def test_they_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "FORMS_MAX", 5)
+    for size in range(1, 50):
+        known(encoded(Delta("k" * size, delete())))
+        assert len(forms._forms) <= 5
+        assert parse_known(encoded(Delta("l" * size, delete()))) is not None
+
+
+def test_names_that_were_let_go_come_back() -> None:
+    known(SPARSE)
+    batch = parse_batch(SPARSE)
+    batch.let_names_go()
+    assert batch.keys == ["key"]
+    assert plain_is_sound(batch)
+
+
+@given(
+    st.lists(st.sampled_from([["a"], ["b"], ["", "x"], ["é"], ["c", "d"], ["long"]]), min_size=1, max_size=8)
+)
+def test_a_run_has_batches_of_known_form_and_others(ids: list[list[str]]) -> None:
+    known(encoded(Delta("z", delete())))
+    bodies, base = [], 1
+    for some in ids:
+        bodies.append(encoded(*[Delta(name, delete()) for name in some], base=base))
+        base += len(some)
+    taken = []
+    with pytest.MonkeyPatch.context() as patch:
+        for general in (False, True):
+            if general:
+                patch.setattr("delta_prop_wire.runs.parse_known", lambda _: None)
+            buffer, sequence = ReceiveBuffer(1 << 20), 1
+            for body in bodies:
+                batch = Batch(body)
+                buffer.feed(encode_head(batch, sequence, None, ack_wanted=False) + body)
+                sequence += batch.count
+            run = Runs(buffer).take(Window(None), 1 << 20)
+            taken.append(None if run is None else (run.rows, run.size, [batch.keys for batch in run.batches]))
+    assert taken[0] == taken[1]
