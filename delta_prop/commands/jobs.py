@@ -19,7 +19,8 @@ from delta_prop.server.job_rules import decided_before, none_here
 from delta_prop.server.part_file import path_of
 from delta_prop_broker.log.damage import LogBusy
 from delta_prop_broker.log.identity import LOCK_PATH
-from delta_prop_wire.frames import Decision, JobState, JobStatus
+from delta_prop_wire.frames import Decision, JobState, JobStatus, RefusedRow
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +59,8 @@ def show(place: Link | str, job: str, *, as_json: bool) -> int:
     if as_json:
         edge.put(json.dumps(found))
     else:
-        edge.put_all(f"{name:9}  {shown(value)}" for name, value in found.items())
+        edge.put_all(f"{name:9}  {shown(value)}" for name, value in found.items() if name != "refused_rows")
+        edge.put_all(f"{'':9}  {_row(one)}" for one in found["refused_rows"])
     return OK
 
 
@@ -110,6 +112,10 @@ def _jobs_in(disk: Disk) -> tuple[list[dict[str, Any]], list[str]]:
 def _told(job: str, status: JobStatus) -> dict[str, Any]:
     told = job_told(job, "", status, 0)
     return {name: value for name, value in told.items() if name not in ("token", "bytes")}
+
+
+def _row(told: dict[str, Any]) -> RefusedRow:
+    return RefusedRow(**told | {"code": ErrorCode[told["code"]]})
 
 
 def _listed(found: Sequence[dict[str, Any]], *, as_json: bool) -> int:

@@ -15,9 +15,12 @@ import msgpack
 
 from delta_prop.server.part_file import DIRECTORY, SUFFIX, Mark, PartHead, frames, path_of, read_head
 from delta_prop_broker.log.identity import TEMPORARY, read_small, replace_file
+from delta_prop_wire.control import REFUSED_ID_BYTES_MAX, REFUSED_ROWS_MAX, REFUSED_TEXT_BYTES_MAX
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import DeltaPropError
-from delta_prop_wire.frames import JobState, JobStatus
+from delta_prop_wire.frames import JobState, JobStatus, RefusedRow
+from delta_prop_wire.packing import cut
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,7 +60,7 @@ class KeptPart(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a publication is: part `index` up to `mark`. `again`: the first counter of the origin of
-    refused rows that the frame behind the mark may take; 0 where none was refused.
+    refused rows that the frame behind the mark may take; 0 where none was refused. `refused_rows`: the first.
     """
 
     index: int = 0
@@ -66,6 +69,15 @@ class Progress:
     published: int = 0
     repeated: int = 0
     refused: int = 0
+    refused_rows: tuple[RefusedRow, ...] = ()
+
+    def with_refused(self, row: RefusedRow, deltas: int = 1) -> Progress:
+        """So many deltas more are refused, from this row on; the first rows are told of."""
+        rows = self.refused_rows
+        if len(rows) < REFUSED_ROWS_MAX:
+            short = cut(row.vector_id, REFUSED_ID_BYTES_MAX), row.code, cut(row.text, REFUSED_TEXT_BYTES_MAX)
+            rows = (*rows, RefusedRow(row.part, row.row, *short))
+        return replace(self, refused=self.refused + deltas, refused_rows=rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +104,16 @@ class Decided:
     def status(self) -> JobStatus:
         """How it is, as clients are told."""
         done = self.progress
-        return JobStatus(self.state, self.deltas, done.published, done.repeated, done.refused)
+        counts = done.published, done.repeated, done.refused
+        return JobStatus(self.state, self.deltas, *counts, done.refused_rows)
 
 
 def job_told(job: str, owner: str, status: JobStatus, size: int) -> dict[str, Any]:
     """A job, for JSON."""
     told: dict[str, Any] = {"job": job, "state": status.state.value, "token": owner, "bytes": size}
     told |= {"deltas": status.deltas, "published": status.published}
-    return told | {"repeated": status.repeated, "refused": status.refused}
+    rows = [one._asdict() | {"code": one.code.name, "text": one.why} for one in status.refused_rows]
+    return told | {"repeated": status.repeated, "refused": status.refused, "refused_rows": rows}
 
 
 class Found(NamedTuple):
@@ -290,15 +304,21 @@ def _packed(decided: Decided) -> bytes:
     return packed
 
 
-def _plain(progress: Progress) -> list[int]:
+def _plain(progress: Progress) -> list[Any]:
     mark = progress.mark
     told = progress.index, mark.position, mark.checksum, mark.counter, progress.again
-    return [*told, progress.published, progress.repeated, progress.refused]
+    rows = [[*one[:3], int(one.code), one.text] for one in progress.refused_rows]
+    return [*told, progress.published, progress.repeated, progress.refused, rows]
 
 
-def _progress(fields: list[int]) -> Progress:
-    index, position, checksum, counter, *others = fields
-    return Progress(index, Mark(position, checksum, counter), *others)
+def _progress(fields: list[Any]) -> Progress:
+    index, position, checksum, counter, again, published, repeated, refused, *more = fields
+    rows = tuple(
+        RefusedRow(part, row, vector_id, ErrorCode(code), text)
+        for part, row, vector_id, code, text in (more[0] if more else ())  # files from before have none
+    )
+    mark = Mark(position, checksum, counter)
+    return Progress(index, mark, again, published, repeated, refused, rows)
 
 
 def _signed(content: bytes) -> bytes:

@@ -22,11 +22,12 @@ from delta_prop.receipt import Receipt, State
 from delta_prop.server.job_files import stem_of
 from delta_prop.server.part_file import READ_BYTES, Mark, StagedFrame, frames, path_of, read_head
 from delta_prop.turns import Bell
+from delta_prop_wire.control import REFUSED_ROWS_MAX
 from delta_prop_wire.cutting import deltas_of
-from delta_prop_wire.delta import AckLevel, Source, make_origin, origin_lane, producer_id_of
+from delta_prop_wire.delta import AckLevel, Dot, Source, make_origin, origin_lane, producer_id_of
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
-from delta_prop_wire.frames import OriginClaim
+from delta_prop_wire.frames import OriginClaim, RefusedRow
 from delta_prop_wire.resign import resigned
 from delta_prop_wire.spec import ErrorCode
 
@@ -169,11 +170,12 @@ class _Publication:
         self._untold: deque[_Untold] = deque()
         self._untold_bytes = 0
         self._epochs: dict[int, int] = {}
+        self._refusals: dict[Dot, Refused] = {}  # of rows of the frame that is being sent
 
     async def part(self, part: KeptPart, file: File | None) -> None:
         """Publish what is left of a part. Raises Refused (for now), OSError."""
         found = None if file is None else await self._publisher.read_head(file)
-        end = Mark()
+        end, why = Mark(), None
         if file is not None and found is not None:
             head, begin = found
             if not self.at.mark.position:
@@ -185,8 +187,9 @@ class _Publication:
                     raise
                 self.go_back(refused)
                 logger.error("part %d of job %r: %s", part.part, self.decided.job, refused.message)
+                why = refused
         if (end.position, end.checksum) != (part.size, part.checksum):
-            await self._missing(part)
+            await self._missing(part, why)
         else:
             self._done(replace(self.at, index=self.at.index + 1, mark=Mark()))
 
@@ -225,6 +228,7 @@ class _Publication:
             self._untold_bytes += batch.size
             return
         await self._tell(0)
+        await self._remember(sent, rest)
         await self._placed(part, frame, session, void_from=rest.base - batch.base)
 
     async def _placed(self, part: KeptPart, frame: StagedFrame, session: Session, *, void_from: int) -> None:
@@ -232,6 +236,7 @@ class _Publication:
         count = frame.batch.count
         if void_from < count:
             await self._again(frame.batch, range(void_from, count), session)
+        self._refusals.clear()
         self._done(replace(self._counted(self.at, part, frame, rows=void_from), again=0))
         if void_from < count:
             await self.keep()
@@ -263,13 +268,14 @@ class _Publication:
         base, at, deltas = self.at.again, self.at, list(deltas_of(batch))
         stack = _halves(rows)
         if not stack:
-            at = replace(at, refused=at.refused + 1)
+            at = self._with_refused(at, batch, rows.start, Dot(batch.origin, batch.base + rows.start))
         while stack:
             some = stack.pop()
             sending = deltas[some.start : some.stop]
             if await self._is_void(batch, sending, origin, base, session):
                 stack += _halves(some)
-                at = replace(at, refused=at.refused + (len(some) == 1))
+                if len(some) == 1:
+                    at = self._with_refused(at, batch, some.start, Dot(origin, base))
             else:
                 at = replace(at, published=at.published + len(some))
             base += len(some)
@@ -284,9 +290,32 @@ class _Publication:
         one = _encoded(deltas, batch, origin, base, self._epoch(origin))
         sent = await self._publisher.offer(one, session)
         await anyio.lowlevel.checkpoint()
-        return self._is_refused(sent, one)
+        void = self._is_refused(sent, one)
+        if void:
+            await self._remember(sent, one)
+        return void
 
-    async def _missing(self, part: KeptPart) -> None:
+    async def _remember(self, sent: _Sent, batch: Batch) -> None:
+        """Keep why a row by itself was refused, where that is to be told."""
+        if batch.count > 1 or len(self.at.refused_rows) + len(self._refusals) >= REFUSED_ROWS_MAX:
+            return
+        await self._publisher.outcome(sent)
+        refusal = sent.refusal()
+        if refusal is not None and refusal.voids:
+            self._refusals[batch.dot(0)] = refusal
+
+    def _with_refused(self, at: Progress, batch: Batch, row: int, dot: Dot) -> Progress:
+        """One row more of a batch is refused: under this dot it was sent by itself."""
+        refusal = self._refusals.get(dot)
+        if refusal is None:  # before a start, or one of many
+            code, text = self._chain.outcome(*dot), ""
+        else:
+            code, text = refusal.code, refusal.message.removeprefix("row 0: ")
+        known = code if isinstance(code, ErrorCode) else ErrorCode.INVALID_DELTA
+        part = self.decided.parts[at.index].part
+        return at.with_refused(RefusedRow(part, batch.base - 1 + row, batch.keys[row], known, text))
+
+    async def _missing(self, part: KeptPart, why: Refused | None) -> None:
         """A part that was committed cannot be read to its end: say so, and go on with the next."""
         left = part.deltas - self.at.mark.counter
         logger.error(
@@ -297,8 +326,13 @@ class _Publication:
             part.deltas,
             part.part,
         )
+        code = ErrorCode.PROCESSING_FAILED if why is None else why.code
+        told = "the file of its part is damaged or gone" if why is None else why.message
+        told = f"{told}: no row from this one on is published, {left} in all"
         at = replace(self.at, index=self.at.index + 1, mark=Mark(), again=0)
-        self._done(replace(at, refused=at.refused + left))
+        if left:
+            at = at.with_refused(RefusedRow(part.part, self.at.mark.counter, "", code, told), left)
+        self._done(at)
         await self.keep()
 
     # --- how far it is

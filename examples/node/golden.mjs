@@ -93,10 +93,17 @@ function control(type, { credit, ranges, cursor, welcome, granted, job, code, le
     cursor: cursor && place(cursor),
     welcome: welcome && hello(Object.fromEntries(welcome)),
     granted: granted && { ...Object.fromEntries(granted), start: place(granted.get("start")) },
-    job: job && { ...Object.fromEntries(job), state: job.get("state").toUpperCase() },
+    job: job && jobStatus(Object.fromEntries(job)),
     code: code && CODES[code],
     level: type === "backpressure" ? PRESSURES[level] : level,
   };
+}
+
+function jobStatus({ state, refused_rows, ...counts }) {
+  const rows = refused_rows?.map(([part, row, vector_id, code, text]) => {
+    return { part, row, vector_id, code: CODES[code], text };
+  });
+  return { ...counts, state: state.toUpperCase(), refused_rows: rows };
 }
 
 function hello({ features, origins, log, level, more, ...rest }) {

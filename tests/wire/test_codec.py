@@ -45,6 +45,7 @@ from delta_prop_wire.frames import (
     Nack,
     OriginClaim,
     OriginGrant,
+    RefusedRow,
     StagedPart,
     Start,
     StartAt,
@@ -206,6 +207,18 @@ SAMPLES: dict[str, Frame] = {
     ),
     "decide to drop one run": Subscribe(3, Decide("nightly", Decision.ABORT, run=0x0A0B0C0D)),
     "answer to decide": Ack(answers=2, job=JobStatus(JobState.COMMITTED, 1250, published=1000, refused=1)),
+    "answer that tells of a refused row": Ack(
+        answers=4,
+        job=JobStatus(
+            JobState.PUBLISHED,
+            1250,
+            published=1249,
+            refused=1,
+            refused_rows=(
+                RefusedRow(7, 249, "doc-1", ErrorCode.INVALID_DELTA, "vector_id: 'doc-1' is unknown"),
+            ),
+        ),
+    ),
 }
 NAMES = pytest.mark.parametrize("name", SAMPLES)
 WITH_DELTAS = pytest.mark.parametrize(

@@ -34,6 +34,8 @@ from delta_prop_wire.packing import U64_MAX, unpack_map
 from delta_prop_wire.spec import ErrorCode, FrameType
 from delta_prop_wire.topics import ALL
 
+REFUSED = [0, 249, "doc-1", 14, "why"]
+
 
 def refused(raw: bytes) -> PeerError:
     with pytest.raises(PeerError) as caught:
@@ -65,6 +67,13 @@ def control(kind: FrameType, **fields: Any) -> bytes:
         (FrameType.NACK, "code", 0),
         (FrameType.NACK, "code", 27),
         (FrameType.ACK, "state", {"job": {"state": "gone"}}),
+        (FrameType.ACK, "refused_rows", {"job": {"state": "published", "refused_rows": [[0, 0, "a", 14]]}}),
+        (FrameType.ACK, "refused_rows", {"job": {"state": "published", "refused_rows": [REFUSED] * 11}}),
+        (
+            FrameType.ACK,
+            "refused_rows",
+            {"job": {"state": "published", "refused_rows": [[*REFUSED[:3], 0, ""]]}},
+        ),
         (FrameType.SUBSCRIBE, "job", ["nightly", 1]),
         (FrameType.SUBSCRIBE, "decide", {"job": "nightly", "decide": "perhaps"}),
         (FrameType.SUBSCRIBE, "run", {"job": "nightly", "decide": "abort", "run": 1 << 32}),

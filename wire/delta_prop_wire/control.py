@@ -29,6 +29,7 @@ from delta_prop_wire.frames import (
     Nack,
     OriginClaim,
     OriginGrant,
+    RefusedRow,
     StagedPart,
     Start,
     StartAt,
@@ -41,6 +42,7 @@ from delta_prop_wire.packing import (
     U32_MAX,
     Fields,
     blob,
+    cut,
     flag,
     list_of,
     mapping,
@@ -79,6 +81,10 @@ TOKEN_BYTES_MAX = 4096
 TEXT_BYTES_MAX = 4096
 NAME_BYTES_MAX = 255
 WAIT_MS_MAX = 60_000
+REFUSED_ROWS_MAX = 10
+"""Of a job's refused deltas, the first ones are told one by one."""
+REFUSED_ID_BYTES_MAX = 128
+REFUSED_TEXT_BYTES_MAX = 300
 
 _NOTHING_SAID = pack_map({})
 
@@ -230,7 +236,12 @@ def _job_fields(status: JobStatus) -> dict[str, Any]:
         "published": status.published,
         "repeated": status.repeated,
         "refused": status.refused,
-    }
+    } | ({"refused_rows": list(map(_refused_fields, status.refused_rows))} if status.refused_rows else {})
+
+
+def _refused_fields(row: RefusedRow) -> list[Any]:
+    told = cut(row.vector_id, REFUSED_ID_BYTES_MAX), int(row.code), cut(row.text, REFUSED_TEXT_BYTES_MAX)
+    return [row.part, row.row, *told]
 
 
 def _unpack_job(fields: Fields) -> JobStatus:
@@ -240,6 +251,7 @@ def _unpack_job(fields: Fields) -> JobStatus:
         published=fields.get("published", _u64, 0),
         repeated=fields.get("repeated", _u64, 0),
         refused=fields.get("refused", _u64, 0),
+        refused_rows=fields.get("refused_rows", list_of(_refused_row, REFUSED_ROWS_MAX), ()),
     )
 
 
@@ -249,10 +261,10 @@ def _unpack_job(fields: Fields) -> JobStatus:
 def _nack_fields(nack: Nack) -> dict[str, Any]:
     return {
         "code": int(nack.code),
-        "text": _cut(nack.text, TEXT_BYTES_MAX),
+        "text": cut(nack.text, TEXT_BYTES_MAX),
         "retry_after_ms": nack.retry_after_ms,
         "row": nack.row,
-        "field": None if nack.field is None else _cut(nack.field, NAME_BYTES_MAX),
+        "field": None if nack.field is None else cut(nack.field, NAME_BYTES_MAX),
         "details": dict(nack.details) or None,
         "answers": nack.answers,
     }
@@ -269,11 +281,6 @@ def _unpack_nack(sequence: int, fields: Fields) -> Nack:
         details=fields.get("details", mapping, {}),
         answers=fields.get("answers", _u64, None),
     )
-
-
-def _cut(message: str, bytes_max: int) -> str:
-    """What fits. A refusal often quotes what it refuses, and must not be refused for that itself."""
-    return message.encode(errors="replace")[:bytes_max].decode(errors="ignore")
 
 
 # --- Backpressure
@@ -353,7 +360,7 @@ def _hello_fields(hello: Hello) -> dict[str, Any]:
         "token": hello.token,
         "origins": list(hello.origins) or None,
         "source": None if hello.source is Source.LOCAL else int(hello.source),
-        "client": None if hello.client is None else _cut(hello.client, NAME_BYTES_MAX),
+        "client": None if hello.client is None else cut(hello.client, NAME_BYTES_MAX),
         "log_id": hello.log_id,
         "job": hello.job,
     }
@@ -374,7 +381,7 @@ def _unpack_hello(fields: Fields) -> Hello:
 
 def _decide_fields(request: Decide) -> dict[str, Any]:
     return {
-        "job": _cut(request.job, NAME_BYTES_MAX),
+        "job": cut(request.job, NAME_BYTES_MAX),
         "decide": request.decision.value,
         "parts": list(request.parts) or None,
         "run": request.run,
@@ -497,6 +504,11 @@ def _job_part(value: Any) -> JobPart:
 
 def _staged_part(value: Any) -> StagedPart:
     return StagedPart(*record(_u32, _u64, _u64, _u32)(value))
+
+
+def _refused_row(value: Any) -> RefusedRow:
+    read = record(_u32, _u64, text(REFUSED_ID_BYTES_MAX), one_of(ErrorCode), text(REFUSED_TEXT_BYTES_MAX))
+    return RefusedRow(*read(value))
 
 
 def _word_of(words: type[W]) -> Callable[[Any], W]:

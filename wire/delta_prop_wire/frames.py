@@ -367,15 +367,39 @@ class JobState(Enum):
     ABORTED = "aborted"
 
 
+class RefusedRow(NamedTuple):
+    """A delta of a committed job that has no effect: which row of its part, from 0, and why. `vector_id`: as
+    much of it as is kept; empty where it is not known. `text`: empty where the code alone is known any more.
+    """
+
+    part: int
+    row: int
+    vector_id: str
+    code: ErrorCode
+    text: str
+
+    @property
+    def why(self) -> str:
+        """What is told of it."""
+        return self.text or "refused before the service started again, which knows no more of it"
+
+    def __str__(self) -> str:
+        of = f"vector_id {self.vector_id!r}, " if self.vector_id else ""
+        return f"{of}row {self.row} of part {self.part}: {self.code.name}: {self.why}"
+
+
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """The answer to a decision. Of its deltas so many were published, known before, or refused by now."""
+    """The answer to a decision. Of its deltas so many were published, known before, or refused by now;
+    `refused_rows`: the first of these.
+    """
 
     state: JobState
     deltas: int = 0
     published: int = 0
     repeated: int = 0
     refused: int = 0
+    refused_rows: tuple[RefusedRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,11 @@ class Fields:
             self.refuse(name, str(error))
 
 
+def cut(message: str, bytes_max: int) -> str:
+    """What fits. A refusal often quotes what it refuses, and must not be refused for that itself."""
+    return message.encode(errors="replace")[:bytes_max].decode(errors="ignore")
+
+
 # --- readers: each takes a value as msgpack gave it, or raises ValueError saying what it should be
 
 

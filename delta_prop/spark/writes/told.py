@@ -54,10 +54,12 @@ def written_text(what: str, parts: Iterable[Sent], took_s: float) -> str:
 
 def job_refused_text(job: str, status: JobStatus) -> str:
     """What is said where some deltas of a job had no effect when it was published."""
+    more = status.refused - len(status.refused_rows)
+    told = "; ".join(map(str, status.refused_rows)) + (f"; and {more:,} more" if more > 0 else "")
     return (
         f"job {job}: {status.refused:,} of {status.deltas:,} deltas were refused when it was published, and "
-        f"have no effect; the others have theirs: look with `delta-prop jobs show {job}`, and mend these "
-        "under another producer (with option refused=allow the job does not fail for it)"
+        "have no effect; the others have theirs: mend these under another producer (with option "
+        f"refused=allow the job does not fail for it): {told}"
     )
 
 

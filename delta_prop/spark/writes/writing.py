@@ -93,8 +93,11 @@ class StagedWriter(DataSourceArrowWriter):
         if self._options.waits:
             status = self._published(status)
         tell(written_text(f"job {self._job}", [one.sent for one in written], edge.now() - self._began))
-        if status.refused and self._options.refused_raises:
+        if not status.refused:
+            return
+        if self._options.refused_raises:
             raise RowsRefused(job_refused_text(self._job, status))
+        tell(job_refused_text(self._job, status))
 
     def abort(self, messages: list[PartWritten | None]) -> None:
         """Have all parts of this run dropped, unless the job is committed: then it has had its effect."""

@@ -63,7 +63,15 @@ def test_a_directory_tells_its_jobs(command: Command) -> None:
 
 def test_one_is_shown_and_an_unknown_one_told(command: Command) -> None:
     assert json.loads(command("jobs", "show", "over", "--json").out)["published"] == 4
-    assert "published  4\n" in command("jobs", "show", "over").out
+    shown = command("jobs", "show", "over").out
+    assert "published  4\n" in shown
+    assert (
+        "\n           vector_id 'none-0-4', row 4 of part 0: INVALID_DELTA: vector_id: 'none-0-4' in "
+        in shown
+    )
+    (row,) = json.loads(command("jobs", "show", "over", "--json").out)["refused_rows"]
+    assert (row["part"], row["row"], row["vector_id"], row["code"]) == (0, 4, "none-0-4", "INVALID_DELTA")
+    assert "is unknown or deleted" in row["text"]
     done = command("jobs", "show", "other")
     assert (done.status, done.err.startswith("delta-prop: JOB_UNKNOWN: no job 'other'")) == (1, True)
 

@@ -69,6 +69,11 @@ def stage(
     return StagedPart(part, attempt, len(deltas))
 
 
+def counts(status: JobStatus) -> JobStatus:
+    """What is told of all rows, without the first ones that were refused."""
+    return replace(status, refused_rows=())
+
+
 def published(address: str, job: str = JOB, *, s_max: float = 60.0) -> JobStatus:
     """How a committed job ended."""
     deadline = time.monotonic() + s_max

@@ -12,7 +12,7 @@ from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Decision, JobState, JobStatus
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.server.jobs import at_fault, keys_in, rows
+from tests.delta_prop.server.jobs import at_fault, counts, keys_in, rows
 from tests.delta_prop.server.jobs_virtual import Site, site
 
 PARTS = [rows(0, 9), rows(1, 13), rows(2, 2)]
@@ -70,7 +70,13 @@ def life(disk: SimDisk, story: Story) -> tuple[JobStatus, list[str]] | None:
 def check(found: tuple[JobStatus, list[str]] | None) -> None:
     assert found is not None
     status, keys = found
-    assert status == JobStatus(JobState.PUBLISHED, DELTAS, published=DELTAS - REFUSED, refused=REFUSED)
+    assert counts(status) == JobStatus(
+        JobState.PUBLISHED, DELTAS, published=DELTAS - REFUSED, refused=REFUSED
+    )
+    assert [one[:4] for one in status.refused_rows] == [
+        (1, row, f"none-1-{row}", ErrorCode.INVALID_DELTA) for row in (4, 5, 9)
+    ]
+    assert all(not one.text or "is unknown or deleted" in one.text for one in status.refused_rows)
     assert keys == [key for part in SOUND for key in part]
 
 

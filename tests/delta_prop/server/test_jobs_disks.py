@@ -27,7 +27,7 @@ from delta_prop_wire.frames import (
     Subscribe,
 )
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.server.jobs import JOB, at_fault, block_of, keys_in, rows
+from tests.delta_prop.server.jobs import JOB, at_fault, block_of, counts, keys_in, rows
 from tests.delta_prop.server.jobs_virtual import (
     NO_ROOM_KEPT,
     Site,
@@ -125,7 +125,7 @@ def test_a_log_that_fails_amid_publishing_comes_back_and_nothing_is_lost(times: 
         disk.fail(strikes, errno.EIO, times=times)
         ended = await at.published()
         assert at.propagator.inside().chain.rebuilt
-        assert ended == JobStatus(JobState.PUBLISHED, 200, published=199, refused=1)
+        assert counts(ended) == JobStatus(JobState.PUBLISHED, 200, published=199, refused=1)
         assert keys_in(at.propagator) == sound
         assert (at.jobs.counted.published, at.jobs.counted.refused) == (199, 1)
 
@@ -269,6 +269,12 @@ def test_a_committed_part_that_cannot_be_read_is_told_and_the_next_goes_on(
         assert ended.published + ended.refused == 40
         assert ended.refused == 20 if gone else 4 <= ended.refused < 20
         assert keys_in(at.propagator)[-20:] == [one.vector_id for one in rows(1, 20)]
+        (told,) = ended.refused_rows
+        assert (told.part, told.row, told.vector_id) == (0, 20 - ended.refused, "")
+        assert str(told).endswith(
+            "PROCESSING_FAILED: the file of its part is damaged or gone: no row from this one on is "
+            f"published, {ended.refused} in all"
+        )
 
     on(disk, story)
     assert "cannot be published" in caplog.text

@@ -17,7 +17,7 @@ from delta_prop.client.jobs import Decision, JobPart, JobState, JobStatus, Stage
 from delta_prop.commands.opened import open_log
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.server.jobs import JOB, at_fault, block_of, published, rows, stage
+from tests.delta_prop.server.jobs import JOB, at_fault, block_of, counts, published, rows, stage
 from tests.delta_prop.server.process import Served, served
 from tests.whole_log import whole
 
@@ -101,8 +101,9 @@ def test_a_server_killed_at_each_step_of_a_job(tmp_path: Path, full: bool) -> No
             amid += 0 < status.published < PARTS * ROWS
             time.sleep(chance.uniform(0, 0.02))
             life.kill()
-        assert published(life.address, s_max=60) == ENDED
-        assert decide(life.address, JOB, Decision.COMMIT, parts, timeout_s=60) == ENDED
+        assert counts(ended := published(life.address, s_max=60)) == ENDED
+        assert [(one.part, one.row) for one in ended.refused_rows] == [(1, number) for number in FAULTS]
+        assert decide(life.address, JOB, Decision.COMMIT, parts, timeout_s=60) == ended
     assert keys_of(life.data) == [key for key in WANTED if key not in FAULTY]
     print(f"{life.kills} kills, {amid} of them amid publishing")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,9 +25,11 @@ from delta_prop.server.part_file import Mark, PartHead, frames, path_of, read_he
 from delta_prop.server.part_writing import write_parts
 from delta_prop.server.staging import Attempt
 from delta_prop_simulations.disk import SimCrash, SimDisk
+from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.frames import JobState, StagedPart
+from delta_prop_wire.frames import JobState, RefusedRow, StagedPart
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
@@ -160,6 +163,9 @@ PROGRESS = st.builds(
     NUMBERS,
     NUMBERS,
     NUMBERS,
+    st.lists(
+        st.builds(RefusedRow, NUMBERS, NUMBERS, st.text(), st.sampled_from(ErrorCode), st.text()), max_size=3
+    ).map(tuple),
 )
 DECIDED = st.builds(
     Decided,
@@ -184,6 +190,25 @@ def test_a_decision_is_read_as_it_was_written(decided: Decided, later: Progress)
     assert found.progress == (later if decided.parts else decided.progress)
     JobFiles(disk).forget(decided.job)
     assert JobFiles(disk.crash()).read_decided() == ([], {})
+
+
+def test_what_was_written_before_rows_were_told_of_is_read() -> None:
+    disk, progress = SimDisk(1), Progress(1, Mark(2, 3, 4), 5, 6, 7, 8)
+    part = KeptPart(0, 1, 5, 9, 9, 0)
+    JobFiles(disk).write_decided(Decided(JOB, "", JobState.COMMITTED, 1, content_of(()), 5, (part,)))
+    content = msgpack.packb([1, 2, 3, 4, 5, 6, 7, 8])
+    disk.put(f"jobs/{stem_of(JOB)}.at", content + crc32c(content).to_bytes(4, "little"))
+    (found,), _ = JobFiles(disk).read_decided()
+    assert found.progress == progress
+
+
+def test_what_is_told_of_refused_rows_is_bounded() -> None:
+    progress = Progress()
+    for row in range(12):
+        progress = progress.with_refused(RefusedRow(0, row, "ä" * 200, ErrorCode.INVALID_DELTA, "ö" * 200), 2)
+    assert progress.refused == 24
+    assert [one.row for one in progress.refused_rows] == list(range(10))
+    assert {(one.vector_id, one.text) for one in progress.refused_rows} == {("ä" * 64, "ö" * 150)}
 
 
 @given(st.integers(1, 12), st.booleans(), st.integers(0, 100))

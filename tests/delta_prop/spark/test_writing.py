@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,10 +28,12 @@ from delta_prop.client.ranges import Asker
 from delta_prop.spark.options import write_options
 from delta_prop.spark.source import DeltaPropSource
 from delta_prop.spark.writes.sending import stage
-from delta_prop.spark.writes.told import RowsRefused, Sent, refused_text, written_text
+from delta_prop.spark.writes.told import RowsRefused, Sent, job_refused_text, refused_text, written_text
 from delta_prop.spark.writes.writing import DirectWriter, PartWritten, StagedWriter, StreamWriter
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.frames import JobStatus, RefusedRow
+from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.client.threaded import Served, served
 
 if TYPE_CHECKING:
@@ -107,7 +110,9 @@ def test_a_job_that_is_not_published_in_time_goes_on(service: Served) -> None:
     assert decide(service.address, "nightly", Decision.LOOK).state is not JobState.ABORTED
 
 
-def test_deltas_that_are_refused_when_a_job_is_published(service: Served) -> None:
+def test_deltas_that_are_refused_when_a_job_is_published(
+    service: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     with SyncProducer(service.address, name="first") as p:
         p.publish(Delta("first", create([1.0]), "docs"))
     gone = pa.record_batch(
@@ -119,11 +124,15 @@ def test_deltas_that_are_refused_when_a_job_is_published(service: Served) -> Non
         }
     )
     parts = [staged(service, writer(service, SPARSE), 0, gone)]
-    with pytest.raises(
-        RowsRefused, match="job nightly: 1 of 2 deltas were refused when it was published, and"
-    ):
+    told = (
+        r"job nightly: 1 of 2 deltas were refused when it was published, and .*: vector_id 'gone', row 1 of "
+        "part 0: INVALID_DELTA: vector_id: 'gone' in namespace 'docs' is unknown or deleted, "
+    )
+    with pytest.raises(RowsRefused, match=told):
         writer(service, SPARSE).commit(parts)
-    writer(service, SPARSE, refused="allow").commit(parts)
+    with caplog.at_level(logging.INFO, "delta_prop.spark"):
+        writer(service, SPARSE, refused="allow").commit(parts)
+    assert re.match(told, lines(caplog)[-1])
 
 
 def test_parts_that_are_not_there(service: Served) -> None:
@@ -207,5 +216,9 @@ def test_a_direct_job_says_what_stays(service: Served, caplog: pytest.LogCapture
 def test_texts() -> None:
     many = Sent(9, refused=7, reasons=["a", "b"])
     assert refused_text(many).endswith("(option refused=allow goes on): a; b; and 5 more")
+    rows = tuple(RefusedRow(1, row, f"v{row}", ErrorCode.CONFLICT, "") for row in (4, 7))
+    told = job_refused_text("x", JobStatus(JobState.PUBLISHED, 9_000, 5_000, 0, 4_000, rows))
+    assert "; vector_id 'v7', row 7 of part 1: CONFLICT: refused before the service started again, " in told
+    assert told.endswith("; and 3,998 more")
     line = written_text("job x", [Sent(1, decided=True), Sent(2, decided=True)], 1.0)
     assert line.endswith("; 2 parts had been committed before, and were not sent again")

@@ -1,0 +1,146 @@
+"""A job of which some rows are refused, and others are there already: what becomes of it, what is told."""
+
+from __future__ import annotations
+
+import errno
+
+import anyio
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from delta_prop.testing import run_virtual
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.delta import Delta, opaque
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.frames import BatchFrame, Decision, JobState, JobStatus
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.server.jobs import NAMESPACE, at_fault, block_of, counts, keys_in, rows
+from tests.delta_prop.server.jobs_virtual import NO_ROOM_KEPT, Site, on, origin_of, site
+
+FIRST = Delta("first", opaque(b"x"), NAMESPACE)
+"""The service knows the namespace, so it tells which of its vectors are not there."""
+
+
+async def publish(at: Site, count: int, before: int) -> None:
+    """The first rows of part 0, as if the job had published them in an earlier life."""
+    await at.propagator.publish(FIRST)
+    if before:
+        async with at.connected() as raw:
+            (grant,) = (await raw.hello(origin_of(0))).welcome.origins  # type: ignore[union-attr]
+            batch = block_of(rows(0, count)[:before]).encode(origin=origin_of(0), base=1, epoch=grant.epoch)
+            await raw.send(BatchFrame(1, batch, ack_wanted=True))
+            await raw.told(before)
+
+
+async def publication(
+    count: int, faults: set[int], before: int, block_rows: int
+) -> tuple[JobStatus, list[str]]:
+    """A job of one part, of which the first rows have been published before."""
+    async with site(SimDisk()) as at:
+        await publish(at, count, before)
+        deltas = [at_fault(0, row) if row in faults else one for row, one in enumerate(rows(0, count))]
+        await at.decide(Decision.COMMIT, [await at.stage(0, 1, deltas, block_rows=block_rows)])
+        return await at.published(), keys_in(at.propagator)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[int, set[int], int, int]:
+    count, block_rows = draw(st.integers(1, 40)), draw(st.integers(1, 13))
+    before = draw(st.integers(0, count))
+    faults = draw(st.sets(st.integers(before, count - 1))) if before < count else set[int]()
+    return count, faults, before, block_rows
+
+
+@settings(max_examples=25, deadline=None)
+@given(jobs())
+@example((12, {5, 8, 10}, 4, 10))
+@example((30, set(range(3, 28)), 0, 13))
+def test_each_row_has_one_effect_or_is_told_of(job: tuple[int, set[int], int, int]) -> None:
+    """Also where of one batch some rows are there already, some are refused, and some are neither."""
+    count, faults, before, block_rows = job
+    status, keys = run_virtual(publication, count, faults, before, block_rows)
+    new = count - before - len(faults)
+    assert counts(status) == JobStatus(JobState.PUBLISHED, count, new, before, len(faults))
+    assert keys == ["first", *(f"0-{row}" for row in range(count) if row not in faults)]
+    told = sorted(faults)[:10]
+    assert [one[:3] for one in status.refused_rows] == [(0, row, f"none-0-{row}") for row in told]
+    assert {one.code for one in status.refused_rows} <= {ErrorCode.INVALID_DELTA}
+    assert all(
+        one.text.startswith(f"vector_id: '{one.vector_id}' in namespace") for one in status.refused_rows
+    )
+
+
+def test_what_is_told_of_rows_outlives_a_restart() -> None:
+    disk, found = SimDisk(), list[JobStatus]()
+
+    async def story(at: Site) -> None:
+        deltas = [*rows(0, 5), at_fault(0, 5)]
+        await at.decide(Decision.COMMIT, [await at.stage(0, 1, deltas)])
+        found.append(await at.published())
+
+    async def later(at: Site) -> None:
+        assert await at.decide(Decision.LOOK) == found[0]
+        (told,) = at.jobs.told()
+        (row,) = told["refused_rows"]
+        assert (row["row"], row["code"]) == (5, "INVALID_DELTA")
+        assert row["text"].startswith("vector_id: 'none-0-5'")
+
+    on(disk, story)
+    on(disk, later)
+
+
+def test_what_was_refused_before_a_wait_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queue is full while rows of a refused batch are sent again: those before are not sent anew."""
+    faults = {2, 3, 6}
+    deltas = [at_fault(0, row) if row in faults else one for row, one in enumerate(rows(0, 8))]
+
+    async def story(at: Site) -> None:
+        await at.propagator.publish(FIRST)
+        part = await at.stage(0, 1, deltas, block_rows=8)
+        chain, offers = at.propagator.inside().chain, 0
+        offer = chain.offer
+
+        def full(work: object, now: float) -> object:
+            nonlocal offers
+            offers += 1
+            if offers in (4, 7, 8):
+                work.receipt.refuse(Refused(ErrorCode.QUEUE_FULL, "full", retry_after_ms=5))  # type: ignore[attr-defined]
+                return work.receipt  # type: ignore[attr-defined]
+            return offer(work, now)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(chain, "offer", full)
+        await at.decide(Decision.COMMIT, [part])
+        status = await at.published()
+        assert [one.row for one in status.refused_rows] == sorted(faults)
+        assert all("is unknown or deleted" in one.text for one in status.refused_rows)
+
+    on(SimDisk(), story)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4, 5])
+def test_a_log_that_fails_before_a_refusal_is_told_asks_again(nth: int) -> None:
+    disk = SimDisk(3)  # which keeps what it did not sync, at some of these
+    deltas = [*rows(0, 3), at_fault(0, 3), at_fault(0, 4), *rows(0, 1, 5)]
+
+    async def story(at: Site) -> None:
+        await at.propagator.publish(FIRST)
+        part = await at.stage(0, 1, deltas, block_rows=6)
+        seen = 0
+
+        def strikes(call: object) -> bool:
+            nonlocal seen
+            seen += call.name == "sync" and call.path.startswith("streams")  # type: ignore[attr-defined]
+            return seen == nth
+
+        await at.decide(Decision.COMMIT, [part])
+        disk.fail(strikes, errno.EIO)
+        with anyio.fail_after(60):
+            status = await at.published()
+        assert at.propagator.inside().chain.rebuilt
+        assert counts(status) == JobStatus(JobState.PUBLISHED, 6, published=4, refused=2)
+        assert [(one.row, one.code) for one in status.refused_rows] == [
+            (row, ErrorCode.INVALID_DELTA) for row in (3, 4)
+        ]
+
+    on(disk, story, log=NO_ROOM_KEPT)
