@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from delta_prop.spark.java import check_java, check_packages
-from delta_prop_wire.errors import UsageError
+from delta_prop.spark.java import missing
 from tests.quiet import in_the_room
 
 if TYPE_CHECKING:
@@ -51,18 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("full" if config.getoption("--full") else "normal")
     config.addinivalue_line("markers", "alone: judges time; runs while no other test does")
     config.addinivalue_line("markers", "spark: starts Spark, so it runs only where there is Java")
-    if config.getoption("--spark") and (missing := missing_for_spark()) is not None:
-        raise pytest.UsageError(missing)
-
-
-def missing_for_spark() -> str | None:
-    """Why Spark cannot start here, and what cures that."""
-    try:
-        check_java()
-        check_packages()
-    except UsageError as error:
-        return str(error)
-    return None
+    if config.getoption("--spark") and (lacking := missing()) is not None:
+        raise pytest.UsageError(lacking)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -71,10 +60,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.getoption("--spark"):
         items[:] = with_spark
         return
-    missing = missing_for_spark() if with_spark else None
-    if missing is not None:
+    lacking = missing() if with_spark else None
+    if lacking is not None:
         for item in with_spark:
-            item.add_marker(pytest.mark.skip(reason=missing))
+            item.add_marker(pytest.mark.skip(reason=lacking))
     items.sort(key=lambda item: SPARK not in item.nodeid)
 
 
@@ -94,8 +83,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say what was not run for want of Spark, and what cures that."""
     skipped = terminalreporter.stats.get("skipped", [])
     count = sum("spark" in report.keywords for report in skipped)
-    if count and (missing := missing_for_spark()) is not None:
-        terminalreporter.write_line(f"{count} tests with Spark did not run: {missing}")
+    if count and (lacking := missing()) is not None:
+        terminalreporter.write_line(f"{count} tests with Spark did not run: {lacking}")
 
 
 @pytest.hookimpl(wrapper=True)

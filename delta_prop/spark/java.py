@@ -44,6 +44,16 @@ def check_packages() -> None:
         )
 
 
+def missing() -> str | None:
+    """What Spark lacks to start here, with the line that cures it; None if nothing."""
+    try:
+        check_java()
+        check_packages()
+    except UsageError as error:
+        return str(error)
+    return None
+
+
 def _cure(home: str) -> str:
     brings = _CURES.get(edge.installer() or "", "install a Java from adoptium.net")
     return f"{brings}{', and unset JAVA_HOME or let it name that one' if home else ''}"
