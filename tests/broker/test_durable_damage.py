@@ -295,8 +295,9 @@ def test_a_newer_format_is_refused_with_its_number() -> None:
 # --- the tail
 
 
-@pytest.mark.parametrize("kind", ["torn", "zeros", "garbage", "flipped", "half a head"])
-def test_a_torn_tail_above_the_mark_is_cut_and_told(kind: str) -> None:
+@pytest.mark.parametrize("zeros", [0, 8192], ids=["", "zeros behind it"])
+@pytest.mark.parametrize("kind", ["torn", "garbage", "flipped", "half a head"])
+def test_a_torn_tail_above_the_mark_is_cut_and_told(kind: str, zeros: int) -> None:
     disk = SimDisk()
     log, _ = open_log(disk, replace(SMALL, level=AckLevel.LOGGED))
     writer = Writer(log)
@@ -306,29 +307,29 @@ def test_a_torn_tail_above_the_mark_is_cut_and_told(kind: str) -> None:
     writer.append(1, level=AckLevel.LOGGED)
     commit(log)
     path = segments_of(disk)[0]
-    raw = disk.peek(path)
     size = len(writer.appended[0])
-    assert (log.synced, log.written, len(raw)) == (3, 4, 4 * size)
+    raw = disk.peek(path)[: 4 * size]
+    assert (log.synced, log.written, log.statistics().bytes) == (3, 4, 4 * size)
     kept = raw[: 3 * size]
     damaged = {
         "torn": raw[:-5],
-        "zeros": kept + bytes(4096),
         "garbage": raw + b"\xd3\x01\x01\x08" + bytes(range(256)),
         "flipped": raw[:-30] + b"\xff" + raw[-29:],
         "half a head": kept + raw[:40],
     }[kind]
     after = disk.kill()
-    after.put(path, damaged)
+    after.put(path, damaged + bytes(zeros))
     looker, told = open_log(after, read_only=True)
     assert looker.visible == 3
     assert told.cut is not None
-    assert after.peek(path) == damaged
+    assert after.peek(path) == damaged + bytes(zeros)
+    assert any(isinstance(one, LogDamaged) and "a torn tail" in one.reason for one in inspect(after))
     log, report = open_log(after)
     offset = 4 if kind == "garbage" else 3
     assert report.cut is not None
     assert report.cut == told.cut
     assert (report.cut.offset, report.cut.position) == (offset, offset * size)
-    assert report.cut.bytes == len(damaged) - offset * size
+    assert report.cut.bytes == len(damaged.rstrip(b"\0")) - offset * size
     assert "never synced and are cut" in str(report)
     assert contents(log) == {at: raw for at, raw in writer.appended.items() if at < offset}
     assert (log.epoch, log.next_offset, log.epoch_end(1)) == (2, offset, offset)

@@ -105,7 +105,7 @@ def test_damage_on_its_way_is_told_with_its_place(disk: Disk) -> None:
         commit(log)
     (name,) = [one for one in disk.list(DIRECTORY) if one.endswith(".log")]
     file = disk.open(f"{DIRECTORY}/{name}")
-    size = file.size() // 3
+    size = log.statistics().bytes // 3
     file.write(size + 70, [b"\xff"])
     file.close()
     follower = Follower(disk, 0)

@@ -10,6 +10,7 @@ import errno
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from delta_prop_broker.log import ahead
 from delta_prop_broker.log.segment import write_index
 from delta_prop_broker.log.writing import write_all
 
@@ -54,7 +55,9 @@ class Commit:
         synced: int,
         sync: bool,
         asks_free: bool,
+        ahead_to: int,
     ) -> None:
+        """`ahead_to`: how long a file may become by zeros ahead of its frames; 0: no zeros."""
         self.pieces = pieces
         self.removed = removed
         self.end = end
@@ -62,6 +65,7 @@ class Commit:
         self.free_bytes: int | None = None
         """What the disk has left, if that was to be asked."""
         self._asks_free = asks_free
+        self._ahead_to = ahead_to
         self._disk = disk
         self._directory = directory
         self._mark = mark
@@ -110,6 +114,10 @@ class Commit:
             file = segment.file = self._create(segment)
         if piece.parts:
             _write_parts(file, piece)
+        if piece.seals:
+            ahead.cut(file, segment, piece.position)
+        elif self._sync and piece.parts:
+            ahead.fill(file, segment, piece.at, piece.position, end_max=self._ahead_to)
         if piece.seals or self._sync:
             file.sync()
         if piece.seals and segment.index is not None:

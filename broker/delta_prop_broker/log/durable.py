@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log import refusals
+from delta_prop_broker.log import ahead, refusals
 from delta_prop_broker.log.checkpoints import Position
 from delta_prop_broker.log.commit import Commit, Piece, all_have_files, write_piece
 from delta_prop_broker.log.cover import Cover
@@ -381,6 +381,7 @@ class DurableLog:
             start=self._start, end=self.next_offset,
             synced=self.next_offset if sync else max(self.synced, sealed), sync=sync and bool(self._pending),
             asks_free=self._free.is_due() or sync or bool(self._removed),
+            ahead_to=ahead.bound(self._free.bytes - self.reserve.missing, self.settings),
         )  # fmt: skip
         self._syncs_skipped += not sync
         self._pending, self._removed, self._pending_sync = [], [], False
@@ -477,6 +478,7 @@ class DurableLog:
                 if commit is not None:
                     commit.run()
                     self.finish_commit(commit)
+                ahead.cut_off(self._segments.last)
                 self._mark.settle_clean(self.synced, self._start)
         except OSError as error:
             self.fail(error)
@@ -636,15 +638,13 @@ class DurableLog:
         """A snapshot."""
         room, cover, segments = self._room, self._cover, self._segments
         return DurableLogStatistics(
-            first_offset=self.first_offset, next_offset=self.next_offset,
-            written=self.written, synced=self.synced, visible=self.visible,
-            segments=len(segments.all), compressed_segments=sum(one.compressed for one in segments.all),
-            bytes=room.bytes, bytes_max=self.settings.bytes_max,
-            unwritten_bytes=self._unwritten_bytes, tail_bytes=self._tail.bytes,
-            commits=self._commits, syncs_skipped=self._syncs_skipped,
+            first_offset=self.first_offset, next_offset=self.next_offset, written=self.written,
+            synced=self.synced, visible=self.visible, segments=len(segments.all),
+            compressed_segments=sum(one.compressed for one in segments.all), bytes=room.bytes,
+            bytes_max=self.settings.bytes_max, unwritten_bytes=self._unwritten_bytes,
+            tail_bytes=self._tail.bytes, commits=self._commits, syncs_skipped=self._syncs_skipped,
             removed_segments=self._removed_segments, indexes_rebuilt=segments.indexes_rebuilt,
-            refused=self._refused, held_by=self._holders.slowest(),
-            reopened=self._reopened, reserve_bytes=self.reserve.bytes,
-            snapshot_offset=cover.offset, snapshot_rows=cover.rows, snapshot_bytes=cover.bytes,
-            snapshots_made=cover.made, compacting=cover.under_way,
+            refused=self._refused, held_by=self._holders.slowest(), reopened=self._reopened,
+            reserve_bytes=self.reserve.bytes, snapshot_offset=cover.offset, snapshot_rows=cover.rows,
+            snapshot_bytes=cover.bytes, snapshots_made=cover.made, compacting=cover.under_way,
         )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from delta_prop_broker.log.ahead import content_end
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
 from delta_prop_broker.log.durable import DIRECTORY
 from delta_prop_broker.log.frames import Walk, heads_behind
@@ -51,7 +52,7 @@ def inspect(disk: Disk, directory: str = DIRECTORY) -> Iterator[Place | LogDamag
             previous = None
         last = place + 1 == len(bases)
         synced = (0 if mark is None else mark.synced) if last else bases[place + 1]
-        walk = _Inspected(disk, Segment(directory, base), previous, synced)
+        walk = _Inspected(disk, Segment(directory, base), previous, synced, last=last)
         yield from walk.run()
         expected, previous = walk.offset, walk.crc
     if mark is not None and mark.synced > expected:
@@ -81,12 +82,15 @@ def inspect_snapshots(disk: Disk, directory: str = DIRECTORY) -> Iterator[Snapsh
 class _Inspected:
     """One segment; `offset` and `crc` say where it ends."""
 
-    def __init__(self, disk: Disk, segment: Segment, previous_crc: int | None, synced: int) -> None:
+    def __init__(
+        self, disk: Disk, segment: Segment, previous_crc: int | None, synced: int, *, last: bool
+    ) -> None:
         self.offset = segment.base
         self.crc = previous_crc
         self._disk = disk
         self._segment = segment
         self._synced = synced
+        self._last = last
 
     def run(self) -> Iterator[Place | LogDamaged]:
         """Its frames, and what lies between them."""
@@ -103,6 +107,9 @@ class _Inspected:
                 self.offset, self.crc, at = walk.offset, walk.crc, walk.position
                 if bad is None:
                     return
+                size = content_end(file, bad.position, size)
+                if size == bad.position and self._synced <= bad.offset and self._last:
+                    return  # zeros that were written ahead of the next frames
                 behind = heads_behind(file, bad.position + bad.skip, size)
                 at, head = next(((p, h) for p, h in behind if h.offset > bad.offset), (size, None))
                 end = self._synced if head is None else head.offset

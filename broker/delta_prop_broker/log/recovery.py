@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from delta_prop_broker.log.ahead import content_end
 from delta_prop_broker.log.checkpoints import Checkpoint, CheckpointDamaged, Checkpoints
 from delta_prop_broker.log.compressed import PEEK_BYTES, require
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
@@ -294,15 +295,17 @@ class _Recovery:
         size = file.size()
         index = self._index_so_far(segment, file, size)
         bad = self._walk(segment, file, size, index)
-        if bad is not None:
-            for _, head in heads_behind(file, bad.position + bad.skip, size):
+        # Behind the frames there may be zeros, which were written ahead of them.
+        content = size if bad is None else content_end(file, bad.position, size)
+        if bad is not None and content > bad.position:
+            for _, head in heads_behind(file, bad.position + bad.skip, content):
                 if bad.offset < head.offset and head.stamp.synced_offset <= head.offset:
                     self._evidence = max(self._evidence, head.stamp.synced_offset)
             if self._evidence > bad.offset or bad.misplaced:
                 segment.size, segment.end = size, max(self._evidence, bad.offset)
                 raise damaged(segment, file, bad)
             self._report.cut = Cut(
-                segment.path, bad.position, size - bad.position, bad.offset, bad.reason
+                segment.path, bad.position, content - bad.position, bad.offset, bad.reason
             )  # fmt: skip
         self._join(segment, index)
         segment.index = index

@@ -55,6 +55,7 @@ class Segment:
         "path",
         "readable",
         "size",
+        "taken",
         "tried",
     )
 
@@ -66,6 +67,7 @@ class Segment:
         self.end = base
         self.size = 0
         self.readable = 0
+        self.taken = 0  # up to where the file holds zeros behind its frames, if it does
         self.first_time = 0
         self.latest_time = 0
         self.last_crc: int | None = None
