@@ -1,4 +1,4 @@
-"""Zeros ahead of the last frame: there for the next commits, gone where a segment ends, never taken for damage."""
+"""Zeros ahead of the last frame: for the next commits, gone where a segment ends, no damage."""
 
 from __future__ import annotations
 
