@@ -13,27 +13,32 @@ from delta_prop.spark.options import TLS_FILES
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from delta_prop.client.ranges import Asker
     from delta_prop.ports import Tls
     from delta_prop.spark.options import Remote
 
+NAMES = {option: f"option {option}" for option in ("url", *TLS_FILES)}
 
-def check_on_driver(remote: Remote) -> None:
-    """Raise UsageError where no address has a known host, or a file of TLS is not what it should be."""
+
+def check_on_driver(remote: Remote, names: Mapping[str, str] = NAMES) -> None:
+    """Raise UsageError where no address has a known host, or a file of TLS is not what it should be.
+
+    `names`: what users call the options.
+    """
     hosts = [Address.parse(one).host for one in remote.addresses]
     faults = [edge.host_fault(host) for host in hosts]
     if all(fault is not None for fault in faults):
         raise UsageError(
-            f"option url {','.join(remote.addresses)!r:.80}: no host {hosts[0]!r:.60} is known here "
+            f"{names['url']} {','.join(remote.addresses)!r:.80}: no host {hosts[0]!r:.60} is known here "
             f"({faults[0]}): correct its name, or give its number"
         )
     if remote.tls is None:
         return
     for option, path, fault in _file_faults(remote.tls):
         raise UsageError(
-            f"option {option} {path!r:.300}: {fault}: name a file that is there on the driver and, under the "
+            f"{names[option]} {path!r:.300}: {fault}: name a file that is there on the driver and, under the "
             "same name, on every worker"
         )
     from delta_prop.tls_contexts import client_context
@@ -41,8 +46,8 @@ def check_on_driver(remote: Remote) -> None:
     try:
         client_context(remote.tls)
     except UsageError as error:
-        given = list(_given(remote.tls))
-        raise UsageError(f"option{'s' * (len(given) > 1)} {', '.join(given)}: {error}") from None
+        given = ", ".join(names[option] for option in _given(remote.tls))
+        raise UsageError(f"{given}: {error}") from None
 
 
 def asker_of(remote: Remote) -> Asker:
@@ -59,7 +64,7 @@ def check_on_worker(remote: Remote) -> None:
         return
     for option, path, fault in _file_faults(remote.tls):
         raise UsageError(
-            f"option {option} {path!r:.300}: {fault} on the worker {edge.HOST}, while the driver has it: put "
+            f"{NAMES[option]} {path!r:.300}: {fault} on the worker {edge.HOST}, while the driver has it: put "
             "it on every worker under the same name"
         )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from argparse import ArgumentTypeError
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands.parsers import (
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _AT_HELP = "as of an offset, or a time like 2026-01-31T12:00:00Z; what stands there counts; default: now"
+_MASTERS = r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[[\d,]+\]|yarn|(spark|k8s)://.+"
 _TABLE_HELP = "Parquet, CSV or JSON lines; a file, or a folder of them"
 
 
@@ -44,19 +47,48 @@ def _verb(
 ) -> ArgumentParser:
     parser = verb_parser(below, name, help_, f"spark {example}", **more)
     parser.add_argument(
-        "--master", metavar="URL", default="local[*,3]", help="Spark's; default: all cores of this machine"
+        "--master",
+        metavar="URL",
+        type=_master,
+        default="local[*,3]",
+        help="Spark's; default: all cores of this machine",
     )
+    json_argument(parser)
     parser.set_defaults(run=run)
     return parser
+
+
+def _master(text: str) -> str:
+    """The address of a Spark, as far as its form goes: a wrong one costs Spark's start, and a long trace."""
+    if re.fullmatch(_MASTERS, text) is None:
+        raise ArgumentTypeError(
+            f"{text!r:.80} is no Spark: give local[*], local[4], spark://HOST:PORT, yarn or k8s://…"
+        )
+    return text
+
+
+def _positive(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text)):
+        raise ArgumentTypeError(f"{text!r:.40}: give a whole number, 1 or more")
+    return int(text)
+
+
+def _name(text: str) -> str:
+    if not text:
+        raise ArgumentTypeError("the name is empty: give one")
+    return text
 
 
 def _table_arguments(parser: ArgumentParser) -> None:
     """How a table is read."""
     parser.add_argument("--format", choices=("parquet", "csv", "json"), help="default: by the file's name")
-    parser.add_argument("--key", metavar="COLUMN", default="vector_id", help="what tells facts apart")
+    parser.add_argument(
+        "--key", metavar="COLUMN", type=_name, default="vector_id", help="what tells facts apart"
+    )
     parser.add_argument(
         "--vector",
         metavar="COLUMN,…",
+        type=_name,
         default="vector",
         help="the column of vectors, or several of numbers; default: vector; without it rows go as JSON",
     )
@@ -82,6 +114,7 @@ def _output_argument(parser: Any, what: str) -> None:
     parser.add_argument(
         "--output",
         metavar="FILE",
+        type=_name,
         help=f"{what} go to this new file: Parquet where it ends so, else JSON lines",
     )
 
@@ -160,7 +193,6 @@ def _add_replay(below: Any) -> None:
     parser.add_argument("--at", metavar="PLACE", help=_AT_HELP)
     parser.add_argument("--alive", action="store_true", help="leave out what was deleted")
     _output_argument(parser, "states")
-    json_argument(parser)
 
 
 def _add_rebuild(below: Any) -> None:
@@ -178,7 +210,7 @@ def _add_rebuild(below: Any) -> None:
         description="The sink opens it and goes on from its cursor. For an index: `replay --alive`.",
     )
     data_argument(parser)
-    parser.add_argument("--storage", metavar="FILE", required=True, help="the file to make")
+    parser.add_argument("--storage", metavar="FILE", type=_name, required=True, help="the file to make")
     parser.add_argument("--at", metavar="PLACE", help=_AT_HELP)
     parser.add_argument("--replace", action="store_true", help="a file that is there loses what it holds")
 
@@ -200,7 +232,9 @@ def _add_audit(below: Any) -> None:
     )
     data_argument(parser)
     sinks = parser.add_mutually_exclusive_group(required=True)
-    sinks.add_argument("--storage", metavar="FILE", help="a storage sink's file, which may be in use")
+    sinks.add_argument(
+        "--storage", metavar="FILE", type=_name, help="a storage sink's file, which may be in use"
+    )
     sinks.add_argument(
         "--contents",
         metavar="TABLE",
@@ -219,7 +253,6 @@ def _add_audit(below: Any) -> None:
     )
     _to_arguments(parser, parser)
     _output_argument(parser, "differences")
-    json_argument(parser)
 
 
 def _add_stats(below: Any) -> None:
@@ -236,5 +269,6 @@ def _add_stats(below: Any) -> None:
     parser.add_argument(
         "--until", metavar="PLACE", help="latest (default), an offset or a time; left out itself"
     )
-    parser.add_argument("--top", metavar="N", type=int, default=10, help="so many vectors that change most")
-    json_argument(parser)
+    parser.add_argument(
+        "--top", metavar="N", type=_positive, default=10, help="so many vectors that change most"
+    )

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, Row
 
+    from delta_prop.client.jobs import JobStatus
     from delta_prop.spark.jobs.counting import Stats
+    from delta_prop.spark.jobs.rebuilding import Rebuilt
 
 ROWS_MAX = 20
 """Of a table for people."""
@@ -61,6 +63,27 @@ def _payload(row: Row) -> dict[str, Any]:
     told["data"] = None if row.data is None else base64.b64encode(row.data).decode()
     told["metadata"] = None if row.metadata is None else json.loads(row.metadata)
     return {name: value for name, value in told.items() if value is not None}
+
+
+def put_job(producer: str, status: JobStatus | None) -> None:
+    """What became of deltas that were sent, for programs. None: there were none."""
+    told: dict[str, Any] = {"producer": producer, "state": "published", "deltas": 0, "published": 0}
+    told |= {"repeated": 0, "refused": 0}
+    if status is not None:
+        told["state"] = status.state.name.lower()
+        told |= {name: getattr(status, name) for name in ("deltas", "published", "repeated", "refused")}
+    edge.put(json.dumps(told, ensure_ascii=False))
+
+
+def put_rebuilt(file: str, made: Rebuilt, *, as_json: bool) -> None:
+    """What a storage sink's file was given."""
+    if as_json:
+        edge.put(json.dumps({"storage": file, **made._asdict()}, ensure_ascii=False))
+        return
+    edge.put(
+        f"{file}: {made.rows:,} rows, {made.alive:,} of them alive; its sink goes on from offset "
+        f"{made.next_offset}"
+    )
 
 
 # --- tables

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
-from delta_prop.commands.connecting import link_of
 from delta_prop.commands.places import EARLIEST, LATEST, parse_at
 from delta_prop.spark.command import shown
+from delta_prop.spark.command.checking import (
+    at_of,
+    check_directory,
+    check_folder,
+    check_new,
+    check_tables,
+    place_of,
+    remote_of,
+    target_of,
+)
 from delta_prop.spark.edge import on_terminal
 from delta_prop.spark.java import check_java, check_packages
 from delta_prop_wire.delta import DEFAULT_NAMESPACE
-from delta_prop_wire.errors import DeltaPropError, UsageError
+from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -22,12 +33,14 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from delta_prop.commands.places import At
+    from delta_prop.client.jobs import JobStatus
     from delta_prop.spark.jobs.auditing import Repaired
     from delta_prop.spark.options import Remote
 
 OK, FAILED = 0, 1
 _OURS = re.compile(r"^(?:delta_prop\w*\.)+(?:\w+\.)*(\w+): (.+)$", re.MULTILINE)
+_WRONG_USE = ("PATH_NOT_FOUND", "PATH_ALREADY_EXISTS")
+"""What Spark says of arguments that it alone can look at."""
 _STATE = re.compile(r"\s*SQLSTATE: \w+\s*$")
 
 
@@ -40,26 +53,33 @@ class JobFailed(DeltaPropError):
 
 def run_diff(options: Namespace) -> int:
     """`diff`. Raises UsageError, JobFailed, and what reading the log raises."""
-    from delta_prop.spark.jobs.diffing import diff
-    from delta_prop.spark.jobs.importing import read_table
-    from delta_prop.spark.jobs.replaying import CONTENT, replay
-
-    _check_output(options)
     if len(options.tables) != (2 if options.data is None else 1):
         wanted = "the old and the new one" if options.data is None else "the new one alone, beside --data"
         raise UsageError(f"{len(options.tables)} tables are named: name {wanted}")
+    if not (options.threshold >= 0 and math.isfinite(options.threshold)):
+        raise UsageError(f"--threshold {options.threshold!r}: give a number from 0 on")
+    target = target_of(options)
+    check_spark()
+    check_tables(options.tables, options)
+    check_new("--output", options.output)
+
+    from delta_prop.spark.jobs.diffing import diff
+    from delta_prop.spark.jobs.importing import read_table
+    from delta_prop.spark.jobs.replaying import CONTENT, log_at, replayed
+
+    log = None if options.data is None else log_at(str(place_of(options)))
     with _spark(options) as spark:
         *before, new = (read_table(spark, path, options.format) for path in options.tables)
         namespace = options.namespace
-        if options.data is None:
+        if log is None:
             old = before[0]
         else:
             if namespace is None and "namespace" not in new.columns:
                 namespace = DEFAULT_NAMESPACE
-            old = _held(replay(spark, options.data).where("alive").select(*CONTENT), options, namespace)
+            old = _held(replayed(spark, log).where("alive").select(*CONTENT), options, namespace)
         vector, threshold = _vector(options.vector), options.threshold
         deltas = diff(old, new, key=options.key, vector=vector, namespace=namespace, threshold=threshold)
-        _give_deltas(deltas, options)
+        _give_deltas(deltas, options, target)
     return OK
 
 
@@ -74,13 +94,17 @@ def _held(states: DataFrame, options: Namespace, namespace: str | None) -> DataF
 
 def run_import(options: Namespace) -> int:
     """`import`. Raises UsageError, JobFailed."""
+    target = target_of(options)
+    check_spark()
+    check_tables([options.table], options)
+    check_new("--output", options.output)
+
     from delta_prop.spark.jobs.importing import read_table, to_deltas
 
-    _check_output(options)
     with _spark(options) as spark:
         table = read_table(spark, options.table, options.format)
-        vector = _vector(options.vector)
-        _give_deltas(to_deltas(table, key=options.key, vector=vector, namespace=options.namespace), options)
+        vector, namespace = _vector(options.vector), options.namespace
+        _give_deltas(to_deltas(table, key=options.key, vector=vector, namespace=namespace), options, target)
     return OK
 
 
@@ -89,29 +113,35 @@ def _vector(text: str) -> str | list[str]:
     return names if len(names) > 1 else text
 
 
-def _check_output(options: Namespace) -> None:
-    if options.server is not None and not options.producer:
-        raise UsageError(
-            "--to: give the job a --producer too, under which it has one effect however often it runs"
-        )
-
-
-def _give_deltas(deltas: DataFrame, options: Namespace) -> None:
-    if options.server is None:
+def _give_deltas(deltas: DataFrame, options: Namespace, target: Remote | None) -> None:
+    if target is None:
         shown.give(deltas, options.output, shown.delta_line)
         return
     from delta_prop.spark.jobs.importing import write_deltas
     from delta_prop.spark.source import register
 
     register(deltas.sparkSession)
-    link = link_of(options)
-    more: dict[str, Any] = {} if link.token is None else {"token": link.token}
-    if link.tls is not None:
-        tls = link.tls
+    more: dict[str, Any] = {} if target.token is None else {"token": target.token}
+    if target.tls is not None:
+        tls = target.tls
         named = {"tlsCa": tls.authorities, "tlsName": tls.server_name}
         named |= {"tlsCertificate": tls.certificate, "tlsKey": tls.key}
         more |= {"tls": "true"} | {name: one for name, one in named.items() if one is not None}
-    write_deltas(deltas, ",".join(link.addresses), options.producer, **more)
+    write_deltas(deltas, ",".join(target.addresses), options.producer, **more)
+    if options.json:
+        shown.put_job(options.producer, _job_of(target, options.producer))
+
+
+def _job_of(target: Remote, producer: str) -> JobStatus | None:
+    """What a service says of a job; None: it had no deltas, and left nothing."""
+    from delta_prop.client.jobs import Decision, decide
+
+    try:
+        return decide(target.addresses, producer, Decision.LOOK, token=target.token, tls=target.tls)
+    except Refused as refused:
+        if refused.code is not ErrorCode.JOB_UNKNOWN:
+            raise
+        return None
 
 
 # --- the log
@@ -119,11 +149,16 @@ def _give_deltas(deltas: DataFrame, options: Namespace) -> None:
 
 def run_replay(options: Namespace) -> int:
     """`replay`. Raises UsageError, JobFailed, and what reading the log raises."""
-    from delta_prop.spark.jobs.replaying import replay
+    at = at_of(options)
+    check_spark()
+    check_new("--output", options.output)
+    place = place_of(options)
 
-    at = _at(options.at)
+    from delta_prop.spark.jobs.replaying import log_at, replayed
+
+    log = log_at(place, at)
     with _spark(options) as spark:
-        states = replay(spark, _place(options), at)
+        states = replayed(spark, log)
         states = states.where("alive") if options.alive else states
         if options.output is None and not options.json:
             shown.put_table(states.select("namespace", "vector_id", "alive", "vector", "metadata", "offset"))
@@ -134,38 +169,53 @@ def run_replay(options: Namespace) -> int:
 
 def run_rebuild(options: Namespace) -> int:
     """`rebuild`. Raises UsageError, JobFailed, and what reading the log raises."""
-    from delta_prop.spark.jobs.rebuilding import rebuild
+    at, progress = at_of(options), edge.Progress()
+    check_spark()
+    check_directory(options.data)
+    check_folder("--storage", options.storage)
+
+    from delta_prop.spark.jobs.rebuilding import check_replaced, log_to_rebuild, rebuilt
     from delta_prop_sinks.storage_file import FileFailed
 
-    at, progress = _at(options.at), edge.Progress()
-    with _spark(options) as spark:
-        try:
-            made = rebuild(
+    log = log_to_rebuild(options.data, at)
+    try:
+        check_replaced(options.storage, log, replace=options.replace)
+        with _spark(options) as spark:
+            made = rebuilt(
                 spark,
-                options.data,
+                log,
                 options.storage,
-                at=at,
                 replace=options.replace,
                 tell=lambda rows: progress.tell(f"{rows:,} rows"),
             )
-        except FileFailed as failure:
-            raise JobFailed(str(failure)) from failure
-        finally:
-            progress.end()
-    edge.put(
-        f"{options.storage}: {made.rows:,} rows, {made.alive:,} of them alive; its sink goes on from offset "
-        f"{made.next_offset}"
-    )
+    except FileFailed as failure:
+        raise JobFailed(str(failure)) from failure
+    finally:
+        progress.end()
+    shown.put_rebuilt(options.storage, made, as_json=options.json)
     return OK
 
 
 def run_audit(options: Namespace) -> int:
     """`audit`. Raises UsageError, JobFailed, Refused, and what reading the log raises."""
-    from delta_prop.spark.jobs.auditing import audit
-    from delta_prop.spark.jobs.importing import read_table
-
     if options.server is not None and not options.repair:
         raise UsageError("--to: only a repair sends something; add --repair")
+    if options.come is not None and (options.contents is None or options.come < 0):
+        raise UsageError(f"--come {options.come}: give it beside --contents, an offset from 0 on")
+    target = None if options.server is None else remote_of(options, "--to")
+    check_spark()
+    check_new("--output", options.output)
+    check_directory(options.data, writes=options.repair and target is None)
+    if options.contents is not None:
+        check_tables([options.contents], options)
+
+    from delta_prop.spark.jobs.auditing import audit
+    from delta_prop.spark.jobs.importing import read_table
+    from delta_prop.spark.states.stored import StoredFile
+
+    if options.storage is not None:
+        with StoredFile(options.storage):
+            pass  # it is there, and a sink's
     with _spark(options) as spark:
         sink = options.storage if options.contents is None else read_table(spark, options.contents)
         name = options.sink or (None if options.storage is None else "storage")
@@ -180,7 +230,7 @@ def run_audit(options: Namespace) -> int:
         edge.note(f"{count:,} differences: {told}" if counts else "no differences")
         if not counts or not options.repair:
             return FAILED if counts else OK
-        repaired = _repair(found, options)
+        repaired = _repair(found, options, target)
     edge.note(
         f"{repaired.mended:,} of {count:,} were said again; {repaired.moved_on:,} have moved on since, "
         f"{repaired.refused:,} were refused"
@@ -190,67 +240,62 @@ def run_audit(options: Namespace) -> int:
     return OK if repaired.mended == count else FAILED
 
 
-def _repair(found: DataFrame, options: Namespace) -> Repaired:
+def _repair(found: DataFrame, options: Namespace, target: Remote | None) -> Repaired:
     from delta_prop.spark.jobs.auditing import repair, repair_directory
 
-    if options.server is None:
+    if target is None:
         import anyio
 
         return anyio.run(partial(repair_directory, found, options.data))
     from delta_prop.client import SyncProducer
 
-    link, name = link_of(options), options.producer or edge.drawn_name()
-    with SyncProducer(link.addresses, name=name, token=link.token, tls=link.tls) as producer:
+    name = options.producer or edge.drawn_name()
+    with SyncProducer(target.addresses, name=name, token=target.token, tls=target.tls) as producer:
         return repair(found, producer)
 
 
 def run_stats(options: Namespace) -> int:
     """`stats`. Raises UsageError, JobFailed, and what reading the log raises."""
-    from delta_prop.spark.jobs.counting import stats
-
     since = EARLIEST if options.start is None else parse_at("--start", options.start)
     until = LATEST if options.until is None else parse_at("--until", options.until)
+    check_spark()
+    place = place_of(options)
+
+    from delta_prop.spark.jobs.counting import counted, log_to_count
+
+    log, sinks = log_to_count(place, since, until)
     with _spark(options) as spark:
-        found = stats(spark, _place(options), since=since, until=until)
-        shown.put_stats(found, options.top, as_json=options.json)
+        shown.put_stats(counted(spark, log, sinks), options.top, as_json=options.json)
     return OK
-
-
-def _at(text: str | None) -> At:
-    return LATEST if text is None else parse_at("--at", text, ends=False)
-
-
-def _place(options: Namespace) -> str | Remote:
-    if options.data is not None:
-        data: str = options.data
-        return data
-    from delta_prop.spark.options import Remote
-
-    link = link_of(options)
-    return Remote(link.addresses, link.token, link.tls)
 
 
 # --- Spark
 
 
+def check_spark() -> None:
+    """Whether Spark can start here. Raises UsageError with the line that cures it."""
+    check_packages()
+    check_java()
+
+
 @contextmanager
 def _spark(options: Namespace) -> Iterator[SparkSession]:
     """A session for one verb. What fails on Spark is told in one line."""
-    check_packages()
-    check_java()
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     from delta_prop.spark.sessions import session
 
     progress = {"spark.ui.showConsoleProgress": str(on_terminal()).lower()}
-    spark = session("delta-prop spark", master=options.master, settings=progress)
+    spark = None
     try:
+        spark = session("delta-prop spark", master=options.master, settings=progress)
         yield spark
     except (PySparkException, Py4JError) as error:
         raise told(error) from error
     finally:
-        spark.stop()
+        if spark is not None:
+            spark.stop()
 
 
 def told(error: Exception) -> DeltaPropError:
@@ -264,4 +309,5 @@ def told(error: Exception) -> DeltaPropError:
     said = next(
         (line for line in lines if not line.startswith("An error occurred while")), type(error).__name__
     )
-    return JobFailed(f"Spark: {_STATE.sub('', said):.500}")
+    wrong = any(f"[{one}]" in said for one in _WRONG_USE)
+    return (UsageError if wrong else JobFailed)(f"Spark: {_STATE.sub('', said):.500}")

@@ -70,14 +70,22 @@ def stats(spark: SparkSession, place: str | Remote, *, since: At = EARLIEST, unt
 
     Raises UsageError, Refused, LogDamaged, OSError, Unreachable.
     """
-    from pyspark.sql import functions as F
+    return counted(spark, *log_to_count(place, since, until))
 
+
+def log_to_count(place: str | Remote, since: At, until: At) -> tuple[Log, list[dict[str, Any]]]:
+    """What there is to count, and who reads it. Raises as `stats` does."""
     remote = remote_of(place)
     if remote is None:
         assert isinstance(place, str)
-        log, sinks = log_of(place, since=since, until=until), all_sinks(*open_log(place)[:2])
-    else:
-        log, sinks = served_range(remote, since=since, until=until), []
+        return log_of(place, since=since, until=until), all_sinks(*open_log(place)[:2])
+    return served_range(remote, since=since, until=until), []
+
+
+def counted(spark: SparkSession, log: Log, sinks: list[dict[str, Any]]) -> Stats:
+    """`stats` of a log that was looked at."""
+    from pyspark.sql import functions as F
+
     counts = spark_parts(spark, log.parts, _read(log), COUNTS_DDL).localCheckpoint()
     sums = [F.sum(name).alias(name) for name in ("deltas", "bytes", "numbers")]
     by_op = counts.where("op is not null").groupBy("namespace", "op").agg(*sums)

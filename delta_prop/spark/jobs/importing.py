@@ -6,17 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
+from delta_prop.spark.jobs.formats import format_of
 from delta_prop.spark.jobs.pairs import MEMBER, NEW
 from delta_prop.spark.jobs.tables import facts, joined, shape_of
-from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from pyspark.sql import DataFrame, SparkSession
-
-FORMATS = {".parquet": "parquet", ".csv": "csv", ".json": "json", ".jsonl": "json"}
-"""How a file is read, by the end of its name."""
 
 
 def to_deltas(
@@ -48,10 +45,7 @@ def to_deltas(
 
 def read_table(spark: SparkSession, path: str, format_: str | None = None) -> DataFrame:
     """A table in files of Parquet, CSV (with a line of names) or JSON lines. Raises UsageError."""
-    named = next((one for end, one in FORMATS.items() if path.rstrip("/").lower().endswith(end)), None)
-    chosen = format_ or named
-    if chosen is None:
-        raise UsageError(f"{path!r:.100}: its name does not tell what it holds: say parquet, csv or json")
+    chosen = format_of(path, format_)
     reader = spark.read
     if chosen == "csv":
         return reader.csv(path, header=True, inferSchema=True)

@@ -7,6 +7,7 @@ alive: `replay(…).where("alive").select(*CONTENT)`.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from delta_prop.commands.places import At
+    from delta_prop.spark.reads.segments import Log
+    from delta_prop_sinks.storage_file import Opened
 
 WAL_BYTES_MAX = 64 << 20
 
@@ -56,17 +59,40 @@ def rebuild(
     void, and is made anew by this or by the sink. Raises UsageError, Refused, FileFailed, LogDamaged,
     OSError.
     """
+    log = log_to_rebuild(path, at)
+    return rebuilt(spark, log, file, replace=replace, tell=tell)
+
+
+def log_to_rebuild(path: str, at: int | datetime | At | None = None) -> Log:
+    """What a file is made of. Raises as `rebuild` does."""
     log = states_of(path, at=at_of(at))
     if not log.whole:
         raise UsageError(f"the log in {path!r} lost its beginning without a snapshot: it cannot tell of all")
+    return log
+
+
+def check_replaced(file: str, log: Log, *, replace: bool) -> None:
+    """Raise UsageError where a file that is there is in use, is not a sink's, or must not be replaced."""
+    if not Path(file).exists():
+        return
+    stored = StorageFile(file, wal_bytes_max=WAL_BYTES_MAX)
+    try:
+        _check_void(file, stored.connect(log.log_id), replace=replace)
+    finally:
+        stored.close()
+
+
+def rebuilt(
+    spark: SparkSession, log: Log, file: str, *, replace: bool, tell: Callable[[int], None]
+) -> Rebuilt:
+    """`rebuild` of a log that was looked at."""
     names = ("namespace", "vector_id")  # the order of the file: neighbours share pages
     states = replayed(spark, log).repartitionByRange(buckets_for(log.bytes), *names)
     blobs = states.sortWithinPartitions(*names).mapInArrow(_pack, "rows binary")
     stored = StorageFile(file, wal_bytes_max=WAL_BYTES_MAX)
     opened = stored.connect(log.log_id)
     try:
-        if opened.cursor is not None and not opened.rebuilding and not replace:
-            raise UsageError(f"{file} holds vectors already: name a new file, or say that it may be replaced")
+        _check_void(file, opened, replace=replace)
         stored.begin_rebuild()
         rows = alive = lamport = 0
         for blob in blobs.toLocalIterator(prefetchPartitions=True):
@@ -81,6 +107,11 @@ def rebuild(
     finally:
         stored.close()
     return Rebuilt(rows, alive, log.end)
+
+
+def _check_void(file: str, opened: Opened, *, replace: bool) -> None:
+    if opened.cursor is not None and not opened.rebuilding and not replace:
+        raise UsageError(f"{file} holds vectors already: name a new file, or say that it may be replaced")
 
 
 def _pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

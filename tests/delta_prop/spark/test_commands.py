@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import sys
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,15 @@ pytest.importorskip("pyspark")
 from delta_prop.cli import main
 from delta_prop.spark.command import verbs
 from delta_prop.spark.command.verbs import told
+from delta_prop_sinks.storage_file import StorageFile
+from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import delta_from_line
+from tests.broker.histories import Step
 from tests.delta_prop.client.threaded import served
 from tests.delta_prop.commands.support import Command, created
+from tests.delta_prop.spark.logs import write
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,14 +137,155 @@ def test_a_table_goes_to_a_server_once_however_often_it_is_imported(
         (["audit", "--data", "x", "--storage", "y", "--to", "localhost:1"], "--to: only a repair sends"),
         (["replay", "--data", "x", "--at", "soon"], "--at 'soon': give an offset, or a time like"),
         (["replay"], "one of the arguments --data --from is required"),
+        (["stats", "--data", "x", "--top", "0"], "argument --top: '0': give a whole number, 1 or more"),
+        (["diff", "a.csv", "b.csv", "--threshold", "nan"], "--threshold nan: give a number from 0 on"),
+        (["diff", "a.csv", "b.csv", "--key", ""], "argument --key: the name is empty: give one"),
+        (
+            ["import", "a.csv", "--master", "nonsense"],
+            "'nonsense' is no Spark: give local[*], local[4], spark:",
+        ),
+        (
+            ["import", "a.csv", "--to", "x:1", "--producer", "p" * 241],
+            "--producer: 241 bytes of UTF-8; allowed",
+        ),
+        (
+            ["import", "a.csv", "--to", "http://x", "--producer", "p"],
+            "--to: address 'http://x': give host:port",
+        ),
+        (
+            ["import", "a.csv", "--to", "127.0.0.1:1", "--producer", "p", "--tls-ca", "no.pem"],
+            "--tls-ca 'no.pem'",
+        ),
+        (
+            ["audit", "--data", "x", "--storage", "y", "--come", "3"],
+            "--come 3: give it beside --contents, an",
+        ),
+        (
+            ["audit", "--data", "x", "--contents", "y", "--come", "-3"],
+            "--come -3: give it beside --contents, an",
+        ),
     ],
 )
 def test_a_mistake_is_told_before_spark_starts(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verbs, "_spark", None)
+    monkeypatch.setattr(verbs, "check_spark", None)
     assert main(["spark", *arguments]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a log, a storage sink's file that is full, tables, and something else; no Spark."""
+    write(tmp_path / "facts", [Step([Delta("a", create([1.0, 2.0])), Delta("b", create([1.0, 2.0]))], 1, 0)])
+    (tmp_path / "other").mkdir()
+    (tmp_path / "there.jsonl").touch()
+    (tmp_path / "table.csv").write_text("vector_id\na\n")
+    full = StorageFile(tmp_path / "full.db", wal_bytes_max=1 << 20)
+    full.connect(bytes(16))
+    full.begin_rebuild()
+    full.end_rebuild(Cursor(bytes(16), 1, 1), 1)
+    full.close()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(verbs, "_spark", None)
+    monkeypatch.setattr(verbs, "check_spark", lambda: None)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("replay --data none", "no data directory at 'none': name the one that `publish --data DIR` made"),
+        ("replay --data other", "'other' is no data directory: name the one that"),
+        ("replay --data facts --at 2", "offset 2 is beyond the log, which ends before offset 2"),
+        (
+            "replay --data facts --output there.jsonl",
+            "--output: 'there.jsonl' is there already, and is not over",
+        ),
+        (
+            "replay --data facts --output no/x.parquet",
+            "--output: 'no/x.parquet' cannot be made: there is no fol",
+        ),
+        (
+            "replay --from nonsense.invalid:1",
+            "--from 'nonsense.invalid:1': no host 'nonsense.invalid' is known",
+        ),
+        ("stats --data other", "'other' is no data directory"),
+        (
+            "stats --data facts --start 3",
+            "offset 3 is beyond the end of the log: its last delta has offset 1",
+        ),
+        ("stats --data facts --start soon", "--start 'soon': give earliest, latest, an offset"),
+        ("rebuild --data none --storage x.db", "no data directory at 'none'"),
+        ("rebuild --data other --storage x.db", "'other' is no data directory"),
+        (
+            "rebuild --data facts --storage no/x.db",
+            "--storage: 'no/x.db' cannot be made: there is no folder '",
+        ),
+        (
+            "rebuild --data facts --storage full.db",
+            "full.db holds vectors already: name a new file, or say that",
+        ),
+        ("rebuild --data facts --storage table.csv", "table.csv cannot be opened"),
+        ("rebuild --data facts --storage other", "other cannot be opened"),
+        ("audit --data none --storage full.db", "no data directory at 'none'"),
+        ("audit --data facts --storage none.db", "no storage file at 'none.db'"),
+        ("audit --data facts --storage table.csv", "table.csv"),
+        (
+            "audit --data facts --contents none.csv",
+            "no table at 'none.csv': name a file or a folder of Parquet",
+        ),
+        ("audit --data facts --contents table.csv --output there.jsonl", "'there.jsonl' is there already"),
+        ("diff table.csv none.csv", "no table at 'none.csv'"),
+        ("diff table.csv there", "'there': its name does not tell what it holds: say parquet, csv or json"),
+        ("diff table.csv table.csv --output there.jsonl", "'there.jsonl' is there already"),
+        ("diff table.csv --data other", "'other' is no data directory"),
+        ("import none.parquet", "no table at 'none.parquet'"),
+        ("import table.csv --output there.jsonl", "'there.jsonl' is there already"),
+        ("import table.csv --namespace a\tb", "--namespace: character 1 is U+0009"),
+        (
+            "import table.csv --to 127.0.0.1:1 --producer p --token-file none",
+            "the token's file 'none' cannot be",
+        ),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_told_before_spark_starts(
+    arguments: str, said: str, places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["spark", *arguments.split(" ")]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert len(err.splitlines()) == 1
+    assert sorted(one.name for one in places.glob("x*")) == []
+
+
+def test_a_log_that_a_service_writes_is_not_repaired_behind_its_back(
+    places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served(propagator={"data": "facts"}):
+        assert main(["spark", "audit", "--data", "facts", "--storage", "full.db", "--repair"]) == 2
+    assert "'facts' is in use by process " in (err := capsys.readouterr().err)
+    assert "send the repair to that service with --to HOST:PORT" in err
+
+
+def test_a_storage_file_in_use_is_told(places: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    used = StorageFile("full.db", wal_bytes_max=1 << 20)
+    used.connect(bytes(16))
+    assert main(["spark", "rebuild", "--data", "facts", "--storage", "full.db", "--replace"]) == 2
+    assert "full.db is in use by another process or sink: stop that one" in capsys.readouterr().err
+    used.close()
+
+
+def test_without_its_packages_one_line_says_what_brings_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delta_prop.spark.java._PACKAGES", ("pyspark_that_is_not_there",))
+    for module in ("delta_prop.spark.jobs.replaying", "pyarrow", "pyspark"):
+        monkeypatch.setitem(sys.modules, module, None)
+    assert main(["spark", "replay", "--data", "facts"]) == 2
+    told = "delta-prop: pyspark_that_is_not_there is not installed: pip install 'delta-prop[spark]'\n"
+    assert capsys.readouterr().err == told
 
 
 def test_without_java_one_line_says_what_brings_it(

@@ -75,7 +75,9 @@ def test_files_of_tls_are_looked_at_on_the_driver(tmp_path: Path) -> None:
     made = files()
     known = {"url": URL, "tlsCa": made.authority, "tlsCertificate": made.client, "tlsKey": made.client_key}
     assert isinstance(DeltaPropSource(known).reader(READ), Reader)
-    with pytest.raises(UsageError, match=r"options tlsCa, tlsCertificate, tlsKey: TLS cannot use .*: "):
+    with pytest.raises(
+        UsageError, match=r"option tlsCa, option tlsCertificate, option tlsKey: TLS cannot use .*: "
+    ):
         DeltaPropSource(known | {"tlsKey": made.server_key}).reader(READ)
 
 

@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+pytest.importorskip("pyspark")
+
+from pyspark.errors import StreamingQueryException
+
 from delta_prop.client import SyncProducer
 from delta_prop.client.ranges import Asker
 from delta_prop.spark import register
@@ -26,6 +30,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 RESTARTS, RESTARTS_FULL = 3, 20
 ROWS_A_RESTART = 2_000
+WAIT_S = 120
+TRIES = 5
+NO_TIME = "Python worker failed to connect back"
+"""What Spark says where its Python takes more than ten seconds to start: the machine is very busy."""
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +69,15 @@ class Stream:
         return (write.trigger(availableNow=True) if ends else write).start()
 
     def finish(self) -> None:
-        query = self.start(ends=True)
-        assert query.awaitTermination(100)
+        for tried in range(1, TRIES + 1):
+            query = self.start(ends=True)
+            try:
+                assert query.awaitTermination(WAIT_S)
+            except StreamingQueryException as error:
+                if NO_TIME not in str(error) or tried == TRIES:
+                    raise
+            else:
+                return
 
 
 def feed(address: str, rounds: int) -> Counter[str]:
@@ -94,8 +109,10 @@ def test_a_stream_that_is_stopped_at_random(
     seen = []
     for turn in range(restarts):
         query = stream.start(sink="tasks_die" if turn % 3 == 1 else "delta_prop")
-        batches, deadline = chance.randrange(3), time.monotonic() + 60
+        batches, deadline = chance.randrange(3), time.monotonic() + WAIT_S
         while sum(p["numInputRows"] > 0 for p in query.recentProgress) < batches:
+            if not query.isActive and NO_TIME in str(query.exception()):
+                break  # a stop as good as any other
             assert query.isActive, query.exception()
             assert time.monotonic() < deadline
             time.sleep(0.02)
