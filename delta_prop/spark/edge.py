@@ -1,4 +1,4 @@
-"""The jobs' contact with the world: the environment, the Java that is there, files, names of hosts, the time.
+"""The jobs' contact with the world: the environment, Java, files, names of hosts, other processes, the time.
 
 The only module of the jobs that touches them.
 """
@@ -13,12 +13,14 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 now = time.monotonic
 """Seconds, for how long something takes."""
@@ -32,6 +34,8 @@ drawn = secrets.randbits
 PYTHON = sys.executable
 HOST = socket.gethostname()
 _ASK_S_MAX = 30.0
+_DRAINED = b"\0"
+_CHUNK_BYTES = 65_536
 _UNKNOWN_HOST = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
 
 
@@ -105,6 +109,55 @@ def host_fault(host: str) -> str | None:
     except UnicodeError:
         return "no name of a host looks so"
     return None
+
+
+class Errors:
+    """The standard error of other processes, line by line, through a thread that ends with this process."""
+
+    def __init__(self, take: Callable[[str], bool]) -> None:
+        """`take`: is given each line, and says whether it goes on to this process's standard error."""
+        self._take = take
+        self._drained = threading.Event()
+        self._write = -1
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Processes that are started meanwhile have it, as long as they live."""
+        sys.stderr.flush()
+        read, self._write = os.pipe()
+        mine = os.dup(2)
+        threading.Thread(target=self._pass_on, args=(read, os.dup(mine)), daemon=True).start()
+        os.dup2(self._write, 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(mine, 2)
+            os.close(mine)
+
+    def drain(self, s_max: float) -> None:
+        """Wait until what was written before has been taken."""
+        if self._write >= 0:
+            os.write(self._write, _DRAINED + b"\n")
+            self._drained.wait(s_max)
+
+    def _pass_on(self, read: int, onto: int) -> None:
+        waiting = b""
+        while chunk := os.read(read, _CHUNK_BYTES):
+            *lines, waiting = (waiting + chunk).split(b"\n")
+            for line in lines:
+                self._pass_line(line, onto)
+            if waiting.startswith(b"\r"):  # how far it is, which is written over and over
+                os.write(onto, waiting)
+                waiting = b""
+
+    def _pass_line(self, line: bytes, onto: int) -> None:
+        text, drained = line.removesuffix(_DRAINED), line.endswith(_DRAINED)
+        text = text.rpartition(b"\r")[2]
+        if self._take(text.decode(errors="replace")) and not (drained and not text):
+            os.write(onto, text + b"\n")
+        if drained:
+            self._drained.set()
 
 
 def java_path() -> str | None:

@@ -53,6 +53,7 @@ def _verb(
         default="local[*,3]",
         help="Spark's; default: all cores of this machine",
     )
+    parser.add_argument("--spark-log", action="store_true", help="show on standard error what Spark logs")
     json_argument(parser)
     parser.set_defaults(run=run)
     return parser

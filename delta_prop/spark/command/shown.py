@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
 from delta_prop.commands.places import printable
+from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -30,8 +31,18 @@ def give(rows: DataFrame, output: str | None, line: Callable[[Row], dict[str, An
         return
     with edge.output(output) as out:
         for row in rows.toLocalIterator():
-            out.write(json.dumps(line(row), ensure_ascii=False).encode() + b"\n")
+            out.write(_json(line(row)))
         out.flush()
+
+
+def _json(told: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(told, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    except ValueError:
+        raise UsageError(
+            f"vector_id {told['vector_id']!r:.100} has a number that is not finite, and no delta has such: "
+            "mend it or leave the row out"
+        ) from None
 
 
 def delta_line(row: Row) -> dict[str, Any]:

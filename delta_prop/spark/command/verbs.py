@@ -21,6 +21,7 @@ from delta_prop.spark.command.checking import (
     remote_of,
     target_of,
 )
+from delta_prop.spark.command.spark_log import SparkLog
 from delta_prop.spark.edge import on_terminal
 from delta_prop.spark.java import check_java, check_packages
 from delta_prop_wire.delta import DEFAULT_NAMESPACE
@@ -287,20 +288,27 @@ def _spark(options: Namespace) -> Iterator[SparkSession]:
     from delta_prop.spark.sessions import session
 
     progress = {"spark.ui.showConsoleProgress": str(on_terminal()).lower()}
-    spark = None
+    spark, log = None, SparkLog(shown=options.spark_log)
     try:
-        spark = session("delta-prop spark", master=options.master, settings=progress)
+        with log.of_what_starts():
+            spark = session("delta-prop spark", master=options.master, settings=progress)
         yield spark
     except (PySparkException, Py4JError) as error:
-        raise told(error) from error
+        log.drain()
+        raise told(error, log.last()) from error
     finally:
         if spark is not None:
             spark.stop()
+        log.drain()
 
 
-def told(error: Exception) -> DeltaPropError:
-    """What failed on Spark, by what our own code said of it, if it was that."""
+def told(error: Exception, logged: str = "") -> DeltaPropError:
+    """What failed on Spark, by what our own code said of it, if it was that. `logged`: the last line of its
+    log, which alone says why it did not start.
+    """
     text = str(error)
+    if "[JAVA_GATEWAY_EXITED]" in text:
+        return JobFailed(f"Spark did not start: {logged or text:.500}")
     ours = _OURS.findall(text)
     if ours:
         kind, message = ours[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import subprocess
 import sys
 from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ pytest.importorskip("pyspark")
 
 from delta_prop.cli import main
 from delta_prop.spark.command import verbs
+from delta_prop.spark.command.spark_log import SparkLog
 from delta_prop.spark.command.verbs import told
 from delta_prop_sinks.storage_file import StorageFile
 from delta_prop_wire.cursor import Cursor
@@ -89,6 +91,8 @@ def test_a_directory_is_replayed_compared_rebuilt_audited_and_counted(
     made = command("spark", "rebuild", "--storage", file)
     assert made.status == 0
     assert made.out == f"{file}: 30 rows, 29 of them alive; its sink goes on from offset 31\n"
+    again = command("spark", "rebuild", "--storage", file, "--replace", "--json").lines
+    assert again == [{"storage": str(file), "rows": 30, "alive": 29, "next_offset": 31}]
     assert command("spark", "rebuild", "--storage", file).status == 2
     clean = command("spark", "audit", "--storage", file)
     assert (clean.status, clean.out, clean.err) == (0, "", "delta-prop: no differences\n")
@@ -117,10 +121,19 @@ def test_a_table_goes_to_a_server_once_however_often_it_is_imported(
     table.write_text('key,vector\nx,"[1, 0.5]"\ny,"[2, 1]"\n')
     with served(propagator={"data": str(tmp_path / "log")}) as running:
         job = ["spark", "import", str(table), "--key", "key", "--to", running.address, "--producer", "one"]
-        assert [main(job), main(job)] == [0, 0]
+        assert [main(job), main([*job, "--json"])] == [0, 0]
+        told = json.loads(capsys.readouterr().out)
+        assert told == {"producer": "one", "state": "published", "deltas": 2} | {
+            "published": 2,
+            "repeated": 0,
+            "refused": 0,
+        }
         assert sorted(running.keys()) == ["x", "y"]
-    assert main(["spark", "import", str(tmp_path / "none.csv"), "--key", "key"]) == 1
-    assert "PATH_NOT_FOUND" in capsys.readouterr().err
+    assert main(["spark", "import", str(tmp_path / "none*.csv"), "--key", "key"]) == 2
+    assert "delta-prop: Spark: [PATH_NOT_FOUND] Path does not exist" in capsys.readouterr().err
+    (tmp_path / "odd.csv").write_text("key,x,y\na,1,NaN\n")
+    assert main(["spark", "import", str(tmp_path / "odd.csv"), "--key", "key", "--vector", "x,y"]) == 2
+    assert "vector_id 'a' has a number that is not finite" in capsys.readouterr().err
     assert main(["spark", "import", str(table)]) == 2
     assert "column vector_id is missing, which is to be the key" in capsys.readouterr().err
 
@@ -227,7 +240,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "rebuild --data facts --storage full.db",
             "full.db holds vectors already: name a new file, or say that",
         ),
-        ("rebuild --data facts --storage table.csv", "table.csv cannot be opened"),
+        ("rebuild --data facts --storage table.csv", "table.csv is not a SQLite file"),
         ("rebuild --data facts --storage other", "other cannot be opened"),
         ("audit --data none --storage full.db", "no data directory at 'none'"),
         ("audit --data facts --storage none.db", "no storage file at 'none.db'"),
@@ -298,6 +311,21 @@ def test_without_java_one_line_says_what_brings_it(
         "delta-prop: Spark needs Java 17 or later, and JAVA_HOME=/nowhere holds no bin/java"
     )
     assert len(err.splitlines()) == 1
+
+
+def test_what_spark_writes_is_kept_from_people_but_our_lines(capfd: pytest.CaptureFixture[str]) -> None:
+    lines = ["Setting default log level", "delta_prop: job x: 3 deltas", "Error: no room", "\tat y"]
+    program = "import sys; print(*sys.argv[1:], '\\r[Stage 1]\\r', sep='\\n', end='', file=sys.stderr)"
+    for shown, wanted in ((False, lines[1:2]), (True, lines)):
+        log = SparkLog(shown=shown)
+        with log.of_what_starts():
+            subprocess.run([sys.executable, "-c", program, *lines], check=True)
+        log.drain()
+        err = capfd.readouterr().err.replace("\r[Stage 1]\r", "")  # how far it is
+        assert err.splitlines() == wanted
+        assert log.last() == "Error: no room"
+    why = told(Exception("[JAVA_GATEWAY_EXITED] Java gateway process exited"), log.last())
+    assert str(why) == "Spark did not start: Error: no room"
 
 
 def test_what_a_task_said_is_told_and_not_its_traceback() -> None:
