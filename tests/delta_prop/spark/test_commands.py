@@ -132,7 +132,8 @@ def test_a_table_goes_to_a_server_once_however_often_it_is_imported(
     assert main(["spark", "import", str(tmp_path / "none*.csv"), "--key", "key"]) == 2
     assert "delta-prop: Spark: [PATH_NOT_FOUND] Path does not exist" in capsys.readouterr().err
     (tmp_path / "odd.csv").write_text("key,x,y\na,1,NaN\n")
-    assert main(["spark", "import", str(tmp_path / "odd.csv"), "--key", "key", "--vector", "x,y"]) == 2
+    odd = ["spark", "import", str(tmp_path / "odd.csv"), "--key", "key", "--vector", "x,y"]
+    assert main([*odd, "--output", str(tmp_path / "out.jsonl")]) == 2
     assert "vector_id 'a' has a number that is not finite" in capsys.readouterr().err
     assert main(["spark", "import", str(table)]) == 2
     assert "column vector_id is missing, which is to be the key" in capsys.readouterr().err
