@@ -151,15 +151,17 @@ class CacheSink:
     def apply_now(self, deliveries: Sequence[Delivery]) -> bool:
         """The same: nothing is ever waited for."""
         for delivery in deliveries:
-            logged, batch = delivery.logged, delivery.batch
+            logged = delivery.logged
+            batch = logged.batch
             if not self._takes(delivery) and not batch.is_control:
                 self._settle()
                 if self._order or self._loading or batch.kinds_mask & _COMPLETE_MASK:
                     if not self._change_block(delivery):
                         self._change_rows(delivery)
                     self._make_room()
-            if not delivery.late:
-                self._next_offset = max(self._next_offset, delivery.next_offset)
+            next_offset = logged.next_offset if delivery.end is None else delivery.end
+            if next_offset > self._next_offset and not delivery.late:
+                self._next_offset = next_offset
             self._lamport = max(self._lamport, logged.lamport + logged.count - 1)
         if self._committed is not None:  # open
             self._committed(self._next_offset)  # what is applied need not come again: entries live as long
@@ -249,12 +251,13 @@ class CacheSink:
     def _takes(self, delivery: Delivery) -> bool:
         """Have rows wait to be folded with others: new ones, of a namespace of which something is cached."""
         unfolded = self._unfolded
-        if (
-            delivery.logged.lamport <= self._lamport
-            or self._loading
-            or self.mode != "refresh"
-            or not unfolded.may_wait(delivery)
-        ):
+        if delivery.logged.lamport <= self._lamport or self._loading:
+            return False
+        if unfolded.go_on(delivery):
+            if unfolded.is_full:
+                self._settle()
+            return True
+        if self.mode != "refresh" or not unfolded.may_wait(delivery):
             return False
         table = self._tables.get(delivery.logged.batch.namespace)  # type: ignore[arg-type]
         if table is None:

@@ -88,6 +88,7 @@ class Resident:
         self._tables: dict[str, Table] = {}
         self._unfolded, self._folded_whole = Unfolded(SETTING_KINDS), Folded()
         self._spare = 0  # bytes that what is not folded yet may take
+        self._row_bytes = 0  # that a row may take of those that go on as the last did
         self._topics: frozenset[str] = frozenset()
         self._dimension: Callable[[str], int | None] = lambda _: None
         self.lamport = 0
@@ -264,19 +265,23 @@ class Resident:
 
     def _takes(self, delivery: Delivery) -> bool:
         """Have rows wait to be folded with others. Above all Lamport numbers, they are new and in order."""
-        logged, unfolded = delivery.logged, self._unfolded
-        if logged.lamport <= self.lamport or self.chains.active or not unfolded.may_wait(delivery):
+        logged, rows, unfolded = delivery.logged, delivery.rows, self._unfolded
+        if logged.lamport <= self.lamport or self.chains.active:
             return False
-        table = self._tables.get(logged.batch.namespace)  # type: ignore[arg-type]
-        if table is None or table.dimension is None or self.void:
-            return False
-        count = delivery.count
-        self._spare -= count * (SLOT_BYTES + 4 * table.dimension)
-        if self._spare < 0:
-            return False
-        if not unfolded.add(delivery, table, count):
-            self._settle()
-            return self._takes(delivery)
+        count = logged.count if rows is None else len(rows)
+        spare = self._spare - count * self._row_bytes
+        if spare < 0 or not unfolded.go_on(delivery):
+            table = self._tables.get(logged.batch.namespace) if unfolded.may_wait(delivery) else None  # type: ignore[arg-type]
+            if table is None or table.dimension is None or self.void:
+                return False
+            self._row_bytes = SLOT_BYTES + 4 * table.dimension
+            spare = self._spare - count * self._row_bytes
+            if spare < 0:
+                return False
+            if not unfolded.add(delivery, table, count):
+                self._settle()
+                return self._takes(delivery)
+        self._spare = spare
         self.lamport = logged.lamport + logged.count - 1
         self._folded += count
         self._note(delivery)
@@ -285,7 +290,7 @@ class Resident:
         return True
 
     def _note(self, delivery: Delivery) -> None:
-        next_offset = delivery.next_offset
+        next_offset = delivery.logged.next_offset if delivery.end is None else delivery.end
         self._folded_whole.note(delivery, next_offset)
         if next_offset > self.next_offset and not delivery.late:
             self.next_offset = next_offset

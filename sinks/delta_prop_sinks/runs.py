@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from delta_prop_sinks.table import VECTOR, heads_of, signed
+from delta_prop_sinks.table import (
+    COUNTER,
+    LAMPORT,
+    OFFSET,
+    ORIGIN,
+    VECTOR,
+    heads_of,
+    rising_heads,
+    signed,
+)
+from delta_prop_wire.batch import F32, U32
 from delta_prop_wire.delta import Kind, KnownIds, Source
 from delta_prop_wire.lazy import lazy
 
@@ -34,6 +44,7 @@ BYTES_MAX = 1 << 20
 SETTING_KINDS = frozenset(map(int, (Kind.CREATE, Kind.DENSE, Kind.SPARSE)))
 """Kinds that set numbers."""
 
+_NUMBER_BYTES = 4
 _REPLICA, _NO_IDS = Source.REPLICA, KnownIds.NONE
 
 
@@ -41,18 +52,19 @@ class Run:
     """Deliveries whose rows set whole vectors, or numbers of such, in one table; no metadata among them.
 
     To a table it is what a batch is: `values` and `indices` side by side, `row_values` a row. `count`: rows
-    that are meant; `whole`: all of the batches'.
+    that are meant; `whole`: all of the batches'; `plain`: all of them are.
     """
 
     has_metadata = False
 
     def __init__(self, table: Table, kind: int, row_values: int) -> None:
         self.table = table
+        self.namespace = table.namespace
         self.kind = kind
         self.row_values = row_values
         self.deliveries: list[Delivery] = []
         self.count = 0
-        self.whole = True
+        self.whole = self.plain = True
 
     def metadata(self, row: int) -> None:
         """None of its rows has any."""
@@ -80,18 +92,32 @@ class Run:
         """What a table's `heads` shall hold after each row."""
         if self.count > len(self.deliveries) or not self.whole:
             return np.concatenate([heads_of(one.logged, one.rows) for one in self.deliveries])
-        batches = [one.logged for one in self.deliveries]
-        heads = [(one.lamport, signed(one.batch.origin), one.batch.base, one.offset) for one in batches]
-        return np.array(heads, np.int64)
+        every = [one.logged for one in self.deliveries]
+        origins = {batch.origin for batch in self.batches}
+        if len(origins) == 1 and _are_neighbours(every[0], every[-1], self.count):
+            return rising_heads(every[0], self.count)
+        heads = np.empty((self.count, 4), np.int64)
+        heads[:, LAMPORT] = [one.lamport for one in every]
+        heads[:, ORIGIN] = [signed(batch.origin) for batch in self.batches]
+        heads[:, COUNTER] = [batch.base for batch in self.batches]
+        heads[:, OFFSET] = [one.offset for one in every]
+        return heads
 
     @lazy
     def values(self) -> NDArray[np.float32]:
         """The numbers, row by row."""
+        if self._ends is not None:
+            numbers: NDArray[np.float32] = self._ends.view(F32)[
+                :, -self._padded : self.row_values - self._padded or None
+            ]
+            return numbers
         return self._together([batch.values for batch in self.batches])
 
     @lazy
     def indices(self) -> NDArray[np.uint32]:
         """Where the numbers go, row by row."""
+        if self._ends is not None:
+            return self._ends[:, : self.row_values]
         return self._together([batch.indices for batch in self.batches])
 
     @lazy
@@ -99,7 +125,22 @@ class Run:
         """No index is above it."""
         if len(self.deliveries) == 1:
             return self.batches[0].index_highest
-        return int(np.maximum.reduce(self.indices, initial=0))
+        return int(np.maximum.reduce(self.indices, axis=None, initial=0))
+
+    @lazy
+    def _ends(self) -> NDArray[np.uint32] | None:
+        """What single plain rows end with, a row each: indices and numbers, or numbers; None of others."""
+        if not (self.plain and self.whole and self.row_values) or self.count > len(self.deliveries):
+            return None
+        columns = 2 if self.kind == Kind.SPARSE else 1
+        size = columns * self._padded * _NUMBER_BYTES
+        ends = [batch.raw[batch.length - size : batch.length] for batch in self.batches]
+        return np.frombuffer(b"".join(ends), U32).reshape(self.count, columns * self._padded)
+
+    @property
+    def _padded(self) -> int:
+        """How many numbers a row's column has room for."""
+        return self.row_values + self.row_values % 2
 
     def _together(self, columns: list[NDArray[N]]) -> NDArray[N]:
         if not self.whole:
@@ -123,6 +164,35 @@ class Unfolded:
         self._bytes = 0
         self._kinds = kinds
         self._runs: dict[Table, Run] = {}
+        self._last: Run | None = None
+
+    def go_on(self, delivery: Delivery) -> bool:
+        """Hold a whole plain batch like that which was added last: `may_wait` and `add` in a few steps.
+
+        False, and nothing changed, where it is no such.
+        """
+        run, logged = self._last, delivery.logged
+        batch = logged.batch
+        if (
+            run is None
+            or not batch.plain
+            or batch.kind != run.kind
+            or batch.row_values != run.row_values
+            or batch.namespace != run.namespace
+            or delivery.rows is not None
+            or delivery.late
+            or logged.source is _REPLICA
+            or logged.known_ids is not _NO_IDS
+        ):
+            return False
+        run.deliveries.append(delivery)
+        count = logged.count
+        run.count += count
+        self.rows += count
+        self._bytes += batch.size
+        if self.rows >= ROWS_MAX or self._bytes >= BYTES_MAX:
+            self.is_full = True
+        return True
 
     def may_wait(self, delivery: Delivery) -> bool:
         """Whether its rows set numbers in one namespace, and nothing says that they may be late."""
@@ -148,6 +218,9 @@ class Unfolded:
             return False  # a create clears metadata, a dense keeps it
         if delivery.rows is not None:
             run.whole = False
+        if not batch.plain:
+            run.plain = False
+        self._last = run
         run.deliveries.append(delivery)
         run.count += count
         self.rows += count
@@ -164,6 +237,7 @@ class Unfolded:
     def forget(self) -> None:
         """Hold nothing: it is folded, or void."""
         self._runs.clear()
+        self._last = None
         self.rows = self._bytes = 0
         self.is_full = False
 
@@ -186,6 +260,19 @@ def _fold_in_parts(run: Run, slots: NDArray[np.intp], rows: NDArray[np.intp]) ->
     for row, slot in zip(rows[alone].tolist(), slots[alone].tolist(), strict=True):
         logged, place = every[row]
         table.fold_row(logged.batch, place, slot)
+
+
+def _are_neighbours(first: LoggedBatch, last: LoggedBatch, count: int) -> bool:
+    """Whether rows of one origin, of which these are the first and the last, lie side by side in the log.
+
+    In each of these numbers they rise.
+    """
+    apart = count - 1
+    return (
+        last.offset - first.offset == apart
+        and last.lamport - first.lamport == apart
+        and last.batch.base - first.batch.base == apart
+    )
 
 
 class Folded:

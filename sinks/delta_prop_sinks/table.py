@@ -492,10 +492,8 @@ def put(table: Table, vector_id: str, stored: State | Checkpoint, offset: int) -
 def heads_of(logged: LoggedBatch, rows: NDArray[np.intp] | None) -> NDArray[np.int64]:
     """What `heads` shall hold after each row."""
     batch = logged.batch
-    if batch.counters is None and (rows is None or len(rows) == batch.count) and batch.count <= _STEPS_MAX:
-        first = (logged.lamport, signed(batch.origin), batch.base, logged.offset)
-        heads: NDArray[np.int64] = _STEPS[: batch.count] + np.array(first, np.int64)
-        return heads
+    if batch.counters is None and (rows is None or len(rows) == batch.count):
+        return rising_heads(logged, batch.count)
     at = np.arange(batch.count) if rows is None else rows
     block = np.empty((len(at), 4), np.int64)
     block[:, LAMPORT] = at + logged.lamport
@@ -506,9 +504,19 @@ def heads_of(logged: LoggedBatch, rows: NDArray[np.intp] | None) -> NDArray[np.i
     return block
 
 
+def rising_heads(first: LoggedBatch, count: int) -> NDArray[np.int64]:
+    """The same for so many rows, side by side from a batch's first on, whichever batches bring them."""
+    batch = first.batch
+    numbers = (first.lamport, signed(batch.origin), batch.base, first.offset)
+    steps = _STEPS[:count] if count <= _STEPS_MAX else np.arange(count)[:, None] * _STEP
+    heads: NDArray[np.int64] = steps + np.array(numbers, np.int64)
+    return heads
+
+
 _U64 = (1 << 64) - 1
 _STEPS_MAX = 1024
-_STEPS = np.arange(_STEPS_MAX, dtype=np.int64)[:, None] * np.array([1, 0, 1, 1])
+_STEP = np.array([1, 0, 1, 1])
+_STEPS = np.arange(_STEPS_MAX, dtype=np.int64)[:, None] * _STEP
 """By how much a row's head is above that of its batch's first row."""
 
 

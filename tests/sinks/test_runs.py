@@ -12,16 +12,19 @@ from hypothesis import strategies as st
 
 from delta_prop_sinks import CacheSink, Delivery, Resident, StopSink
 from delta_prop_sinks import runs as module
+from delta_prop_sinks import table as table_module
 from delta_prop_sinks.runs import ROWS_MAX
-from delta_prop_sinks.table import Table
+from delta_prop_sinks.table import Table, heads_of
 from delta_prop_wire.batch import LoggedBatch
-from delta_prop_wire.delta import Delta, KnownIds, Source, create, delete, dense, scale, sparse
+from delta_prop_wire.delta import Delta, Dot, KnownIds, Source, create, delete, dense, scale, sparse
 from delta_prop_wire.encode import encode_batch
 from tests.sinks.strategies import logs
 from tests.sinks.support import FakeLog, check_state, oracle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from delta_prop_wire.delta import Operation
 
 OPERATIONS = {
     "create": lambda number: create([number, 1, 2]),
@@ -161,8 +164,91 @@ STRANGE: dict[str, Delivery] = {
 @pytest.mark.parametrize("what", sorted(STRANGE))
 def test_what_may_wait(what: str) -> None:
     unfolded = module.Unfolded(module.SETTING_KINDS)
-    assert unfolded.may_wait(Delivery(LoggedBatch(ORDINARY, 0, 1, Source.LOCAL)))
+    ordinary = Delivery(LoggedBatch(ORDINARY, 0, 1, Source.LOCAL))
+    assert unfolded.may_wait(ordinary)
     assert not unfolded.may_wait(STRANGE[what])
+    assert not unfolded.go_on(ordinary)  # there is nothing yet that it could be like
+    assert unfolded.add(ordinary, Table("default"), 1)
+    assert unfolded.go_on(ordinary)
+    assert not unfolded.go_on(STRANGE[what])
+
+
+def test_what_is_of_another_namespace_is_not_like_it() -> None:
+    unfolded = module.Unfolded(module.SETTING_KINDS)
+    here, there = (
+        Delivery(
+            LoggedBatch(
+                encode_batch([Delta("v", sparse([0], [1.0]), name)], origin=7, base=1), 0, 1, Source.LOCAL
+            )
+        )
+        for name in ("default", "other")
+    )
+    assert unfolded.add(here, Table("default"), 1)
+    assert not unfolded.go_on(there)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(5, 1, 0, 1), (5, 2, 1, 2), (5, 3, 2, 3)],
+        [(5, 1, 0, 1), (5, 2, 1, 2), (5, 3, 4, 3)],
+        [(5, 1, 0, 1), (5, 2, 1, 2), (5, 3, 2, 9)],
+        [(5, 1, 0, 1), (5, 2, 1, 2), (5, 9, 2, 3)],
+        [(5, 1, 0, 1), (1 << 63, 7, 1, 2), (5, 3, 2, 3)],
+    ],
+)
+def test_heads_are_those_of_each_row(rows: list[tuple[int, int, int, int]]) -> None:
+    """Origin, counter, offset, Lamport number: side by side, or apart in one of them."""
+    run = module.Run(Table("default"), ORDINARY.kind or 0, ORDINARY.row_values or 0)
+    for origin, base, offset, lamport in rows:
+        batch = encode_batch([Delta("v", sparse([0], [1.0]))], origin=origin, base=base)
+        run.deliveries.append(Delivery(LoggedBatch(batch, offset, lamport, Source.LOCAL)))
+        run.count += 1
+    assert run.heads.tolist() == [
+        row for one in run.deliveries for row in heads_of(one.logged, None).tolist()
+    ]
+
+
+SINGLES = st.lists(
+    st.tuples(
+        st.sampled_from([5, 5, 5, 1 << 63]),  # the origin
+        st.sampled_from([0, 0, 0, 3]),  # offsets left out before it
+        st.sampled_from([False, False, False, True]),  # whether it has a part that plain ones have not
+        st.sampled_from([1, 1, 1, 2]),  # rows
+    ),
+    min_size=1,
+    max_size=9,
+)
+
+
+@given(SINGLES, st.integers(0, 5), st.sampled_from([sparse, dense]), st.sampled_from([9, 3]))
+def test_a_run_is_its_batches_end_to_end(
+    parts: list[tuple[int, int, bool, int]], width: int, make: Callable[..., Operation], steps_max: int
+) -> None:
+    width = max(width, 1) if make is dense else width
+    table, unfolded = Table("default"), module.Unfolded(module.SETTING_KINDS)
+    offset, bases = 0, {5: 1, 1 << 63: 1}
+    for number, (origin, gap, rich, rows) in enumerate(parts):
+        values = [number + 0.5] * width
+        operation = sparse(range(number, number + width), values) if make is sparse else dense(values)
+        delta = Delta("v", operation, expect=Dot(5, 1) if rich else None)
+        batch = encode_batch([delta] * rows, origin=origin, base=bases[origin])
+        offset, bases[origin] = offset + gap, bases[origin] + rows
+        delivery = Delivery(LoggedBatch(batch, offset, offset + 1, Source.LOCAL))
+        offset += rows
+        if not unfolded.go_on(delivery):
+            assert unfolded.add(delivery, table, rows)
+    (run,) = unfolded._runs.values()
+    batches = [one.logged for one in run.deliveries]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_module, "_STEPS_MAX", steps_max)
+        assert run.heads.tolist() == [row for one in batches for row in heads_of(one, None).tolist()]
+    assert run.values.reshape(-1).tolist() == [n for one in batches for n in one.batch.values.tolist()]
+    indices = [n for one in batches for n in one.batch.indices.tolist()]
+    if make is sparse:
+        assert run.indices.reshape(-1).tolist() == indices
+        assert run.index_highest == max(indices, default=0 if len(batches) > 1 else -1)
+    assert run.keys == ["v"] * run.count
 
 
 def test_bytes_that_wait_are_bounded() -> None:
