@@ -80,21 +80,17 @@ def file_fault(path: str) -> str | None:
     return None
 
 
-def is_missing(path: str) -> bool:
-    """Whether nothing is at a path of this machine; False where it is elsewhere, or names many files."""
-    if "://" in path or any(letter in path for letter in "*?[{") or setting("HADOOP_CONF_DIR"):
-        return False
+def is_there(path: str) -> bool:
+    """Whether something is at a path of this machine."""
     try:
-        return not Path(path.removeprefix("file:")).exists()
+        return Path(path).exists()
     except (OSError, ValueError):  # a name that no file can have
-        return True
+        return False
 
 
 def folder_fault(path: str) -> str | None:
-    """Why no file can be made at a path of this machine; None: it can, or it is elsewhere."""
-    if "://" in path:
-        return None
-    folder = Path(path.removeprefix("file:")).absolute().parent
+    """Why no file can be made at a path of this machine; None: it can."""
+    folder = Path(path).absolute().parent
     if not folder.is_dir():
         return f"there is no folder {str(folder)!r:.300}"
     return None if os.access(folder, os.W_OK | os.X_OK) else f"nothing can be written in {str(folder)!r:.300}"

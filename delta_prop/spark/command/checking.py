@@ -33,7 +33,8 @@ def check_tables(paths: list[str], options: Namespace) -> None:
     """Whether tables are there, as far as they are files of this machine; how they are read and named."""
     for path in paths:
         format_of(path, getattr(options, "format", None))
-        if options.master.startswith("local") and edge.is_missing(path):
+        here = _path_here(path, options.master)
+        if here is not None and not any(letter in here for letter in "*?[{") and not edge.is_there(here):
             raise UsageError(
                 f"no table at {path!r:.300}: name a file or a folder of Parquet, CSV or JSON lines"
             )
@@ -42,13 +43,23 @@ def check_tables(paths: list[str], options: Namespace) -> None:
         raise UsageError(fault)
 
 
-def check_new(option: str, path: str | None) -> None:
-    """Whether a file of this name can be made, and none is there."""
+def check_output(options: Namespace) -> None:
+    """Whether the file of `--output` can be made, and none is there."""
+    path: str | None = options.output
+    if path is not None and path.endswith(".parquet"):
+        path = _path_here(path, options.master)
     if path is None:
         return
-    if not edge.is_missing(path):
-        raise UsageError(f"{option}: {path!r:.300} is there already, and is not overwritten: name a new file")
-    check_folder(option, path)
+    if edge.is_there(path):
+        raise UsageError(f"--output: {path!r:.300} is there already, and is not overwritten: name a new file")
+    check_folder("--output", path)
+
+
+def _path_here(path: str, master: str) -> str | None:
+    """Where Spark looks for a path on this machine; None: it looks elsewhere."""
+    path = path.removeprefix("file://").removeprefix("file:")
+    elsewhere = "://" in path or not master.startswith("local") or edge.setting("HADOOP_CONF_DIR")
+    return None if elsewhere else path
 
 
 def check_folder(option: str, path: str) -> None:

@@ -15,7 +15,7 @@ from delta_prop.spark.command.checking import (
     at_of,
     check_directory,
     check_folder,
-    check_new,
+    check_output,
     check_tables,
     place_of,
     remote_of,
@@ -62,7 +62,7 @@ def run_diff(options: Namespace) -> int:
     target = target_of(options)
     check_spark()
     check_tables(options.tables, options)
-    check_new("--output", options.output)
+    check_output(options)
 
     from delta_prop.spark.jobs.diffing import diff
     from delta_prop.spark.jobs.importing import read_table
@@ -98,7 +98,7 @@ def run_import(options: Namespace) -> int:
     target = target_of(options)
     check_spark()
     check_tables([options.table], options)
-    check_new("--output", options.output)
+    check_output(options)
 
     from delta_prop.spark.jobs.importing import read_table, to_deltas
 
@@ -152,7 +152,7 @@ def run_replay(options: Namespace) -> int:
     """`replay`. Raises UsageError, JobFailed, and what reading the log raises."""
     at = at_of(options)
     check_spark()
-    check_new("--output", options.output)
+    check_output(options)
     place = place_of(options)
 
     from delta_prop.spark.jobs.replaying import log_at, replayed
@@ -205,7 +205,7 @@ def run_audit(options: Namespace) -> int:
         raise UsageError(f"--come {options.come}: give it beside --contents, an offset from 0 on")
     target = None if options.server is None else remote_of(options, "--to")
     check_spark()
-    check_new("--output", options.output)
+    check_output(options)
     check_directory(options.data, writes=options.repair and target is None)
     if options.contents is not None:
         check_tables([options.contents], options)

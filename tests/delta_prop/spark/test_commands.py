@@ -274,6 +274,20 @@ def test_what_is_not_as_it_should_be_is_told_before_spark_starts(
     assert sorted(one.name for one in places.glob("x*")) == []
 
 
+def test_what_is_not_on_this_machine_is_left_to_spark(places: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for arguments in (
+        "import s3://there/table.csv --output s3://there/x.parquet",
+        "import /none.csv --master yarn --output /none/x.parquet",
+        "import none*.csv",
+        f"import file://{places}/table.csv --output x[1].jsonl",
+    ):
+        with pytest.raises(TypeError, match="'NoneType' object is not callable"):  # it comes to Spark
+            main(["spark", *arguments.split()])
+    monkeypatch.setenv("HADOOP_CONF_DIR", "/etc/hadoop")
+    with pytest.raises(TypeError, match="'NoneType' object is not callable"):
+        main(["spark", "import", "/none.csv"])
+
+
 def test_a_log_that_a_service_writes_is_not_repaired_behind_its_back(
     places: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
