@@ -210,13 +210,12 @@ def run_audit(options: Namespace) -> int:
     if options.contents is not None:
         check_tables([options.contents], options)
 
-    from delta_prop.spark.jobs.auditing import audit
+    from delta_prop.spark.jobs.auditing import audit, log_to_audit, reached_by
     from delta_prop.spark.jobs.importing import read_table
-    from delta_prop.spark.states.stored import StoredFile
 
+    log = log_to_audit(options.data)
     if options.storage is not None:
-        with StoredFile(options.storage):
-            pass  # it is there, and a sink's
+        reached_by(options.storage, options.data, log)  # or it is told what is wrong with the file
     with _spark(options) as spark:
         sink = options.storage if options.contents is None else read_table(spark, options.contents)
         name = options.sink or (None if options.storage is None else "storage")

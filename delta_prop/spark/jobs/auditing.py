@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Row, SparkSession
 
     from delta_prop.client import SyncProducer, SyncReceipt
+    from delta_prop.spark.reads.segments import Log
 
 OPEN_MAX = 1_000
 """So many deltas of a repair are sent before the first is answered."""
@@ -55,21 +56,14 @@ def audit(
 
     Raises UsageError where the file, or the log, cannot tell; Refused, LogDamaged, OSError.
     """
-    log = states_of(path)
-    if not log.whole:
-        raise UsageError(f"the log in {path!r} lost its beginning without a snapshot: it cannot tell of all")
+    log = log_to_audit(path)
     buckets = buckets_for(log.bytes)
     if isinstance(sink, DataFrame):
         spread = _spread_table(buckets, metadata="metadata" in sink.columns)
         held = told_columns(sink).mapInArrow(spread, BLOBS_DDL)
         reached = log.end if come is None else come
     else:
-        with StoredFile(sink) as file:
-            reached = 0 if file.come is None else file.come.next_offset
-            if file.come is not None and file.come.log_id != log.log_id:
-                raise UsageError(
-                    f"{sink} is of log {file.come.log_id.hex()}, the log in {path!r} is {log.log_id.hex()}"
-                )
+        reached = reached_by(sink, path, log)
         # All rows are read now, in one transaction; then the log has what made them.
         held = spark.range(0, 1, 1, 1).mapInArrow(_spread_file(sink, buckets), BLOBS_DDL).localCheckpoint()
         log = states_of(path)
@@ -86,6 +80,25 @@ def audit(
     aside = frozenset() if name is None else _set_aside(path, name)
     both = held.unionByName(read_parts(spark, log, buckets))
     return placed(both, buckets).mapInArrow(lambda blobs: differences(blobs, reached, aside), DIFFERENCES_DDL)
+
+
+def log_to_audit(path: str) -> Log:
+    """What a sink is held to. Raises as `audit` does."""
+    log = states_of(path)
+    if not log.whole:
+        raise UsageError(f"the log in {path!r} lost its beginning without a snapshot: it cannot tell of all")
+    return log
+
+
+def reached_by(sink: str, path: str, log: Log) -> int:
+    """The offset behind what a storage sink has taken. Raises UsageError where its file is of another log."""
+    with StoredFile(sink) as file:
+        if file.come is not None and file.come.log_id != log.log_id:
+            raise UsageError(
+                f"{sink} is of log {file.come.log_id.hex()}, the log in {path!r} is {log.log_id.hex()}: name "
+                "the directory of the log that it was attached to, or rebuild it"
+            )
+        return 0 if file.come is None else file.come.next_offset
 
 
 @dataclass(slots=True)

@@ -247,6 +247,10 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("audit --data facts --storage none.db", "no storage file at 'none.db'"),
         ("audit --data facts --storage table.csv", "table.csv"),
         (
+            "audit --data facts --storage full.db",
+            "full.db is of log 00000000000000000000000000000000, the log in",
+        ),
+        (
             "audit --data facts --contents none.csv",
             "no table at 'none.csv': name a file or a folder of Parquet",
         ),
