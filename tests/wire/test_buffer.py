@@ -101,7 +101,22 @@ def test_the_memory_of_a_large_frame_is_given_back() -> None:
     assert len(buffer) == frame_bytes
     assert reads < 10
     buffer.take(frame_bytes - 5)
+    for _ in range(SMALL_READS_MAX):
+        assert len(buffer.room(16)) > ROOM_BYTES_MAX, "where one came others may follow"
     assert len(buffer.room(16)) == ROOM_BYTES_MAX - 5
+
+
+def test_large_frames_one_behind_the_other_come_into_the_same_memory() -> None:
+    buffer, frame_bytes = ReceiveBuffer(FRAME_PAYLOAD_BYTES_MAX), 300_000
+    blocks = set()
+    for _ in range(100):
+        buffer.received(len(buffer.room()[:16]))  # a frame is known to be large once its head is there
+        while len(buffer) < frame_bytes:
+            room = buffer.room(frame_bytes)
+            buffer.received(min(len(room), 100_000, frame_bytes - len(buffer)))
+        blocks.add(id(buffer.held()[0].obj))
+        buffer.take(frame_bytes)
+    assert len(blocks) <= 3
 
 
 def test_memory_is_one_frame_and_one_chunk_however_long_the_stream() -> None:

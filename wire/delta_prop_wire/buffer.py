@@ -13,14 +13,16 @@ ROOM_BYTES_MIN = 4 * 1024
 ROOM_BYTES_MAX = 256 * 1024
 """How much one read may bring, unless a frame is larger still."""
 SMALL_READS_MAX = 16
-"""After so many small reads in a row the memory of larger ones is given back."""
+"""After so many small reads in a row, or reads between frames of the usual size, the memory of larger ones is
+given back.
+"""
 _GROWTH = 4
 
 
 class ReceiveBuffer:
     """Bytes received and not yet taken: from `start` to `end`, as long as nothing is received or taken."""
 
-    __slots__ = ("_block", "_bytes_max", "_filled", "_small_reads", "_view", "end", "start")
+    __slots__ = ("_block", "_bytes_max", "_filled", "_small_reads", "_usual_reads", "_view", "end", "start")
 
     def __init__(self, payload_bytes_max: int) -> None:
         self._bytes_max = HEADER_BYTES + payload_bytes_max
@@ -28,7 +30,7 @@ class ReceiveBuffer:
         self._view = memoryview(self._block)
         self.start = self.end = 0
         self._filled = False  # whether the last read left no room
-        self._small_reads = 0
+        self._small_reads = self._usual_reads = 0
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -44,12 +46,13 @@ class ReceiveBuffer:
         ):  # what follows does the same
             self.start = self.end = 0
             return self._view
+        self._usual_reads = 0 if frame_bytes > ROOM_BYTES_MAX else self._usual_reads + 1
         wanted = size
         if frame_bytes > size:
             wanted = max(size, min(frame_bytes, _GROWTH * max(held, ROOM_BYTES_MIN)))
         elif self._filled and size < ROOM_BYTES_MAX:
             wanted = size * _GROWTH
-        elif max(held, frame_bytes) <= ROOM_BYTES_MAX < size:
+        elif max(held, frame_bytes) <= ROOM_BYTES_MAX < size and self._usual_reads > SMALL_READS_MAX:
             wanted = ROOM_BYTES_MAX
         elif not held and self._small_reads > SMALL_READS_MAX:
             wanted = ROOM_BYTES_MIN
