@@ -17,6 +17,7 @@ from delta_prop_wire.batch import SPARSE_KINDS
 from delta_prop_wire.bounds import NUMBERS_MAX, NUMBERS_MIN, finite, name_is_sound
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source
 from delta_prop_wire.encode import encode_columns
+from delta_prop_wire.forms import encode_row
 from delta_prop_wire.names import laid_out
 from delta_prop_wire.spec import (
     BATCH_ROWS_MAX,
@@ -203,10 +204,24 @@ class Merged:
 
     def is_sound(self, batch: Batch) -> bool:
         """Whether the numbers are within the bounds too, told of the batch of one that may be."""
-        return self._checked or (finite(batch.values) and batch.index_highest < DIMENSION_MAX)
+        return self._checked or batch.sound or (finite(batch.values) and batch.index_highest < DIMENSION_MAX)
 
     def encode(self, *, origin: int, base: int, clock: Sequence[Dot], hybrid_time: int) -> Batch:
         """The batch of all rows under the dots from (origin, base) on; none of them can be a repeat."""
+        if self.count == 1 and not clock and self._names is not None:
+            return encode_row(
+                self._names[0],
+                self._values[0],
+                None if self._indices is None else self._indices[0],
+                width=self.width,
+                namespace=self.namespace,
+                kind=self.kind,
+                origin=origin,
+                base=base,
+                ack_level=self.ack_level,
+                priority=self.priority,
+                hybrid_time=hybrid_time,
+            )
         return encode_columns(
             self.keys,
             self._values,

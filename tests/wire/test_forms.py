@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_wire import forms, soundness
-from delta_prop_wire.batch import Batch
+from delta_prop_wire.batch import SPARSE_KINDS, Batch
 from delta_prop_wire.buffer import ReceiveBuffer
 from delta_prop_wire.codec import encode_head
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import AckLevel, Delta, Kind, Operation, Priority, create, delete, opaque, sparse
-from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.encode import encode_batch, encode_columns
 from delta_prop_wire.errors import InvalidDelta, PeerError
-from delta_prop_wire.forms import parse_known
+from delta_prop_wire.forms import encode_row, parse_known
 from delta_prop_wire.runs import Runs
 from delta_prop_wire.soundness import parse_batch
 from delta_prop_wire.spec import COUNTER_MAX, DIMENSION_MAX
@@ -61,11 +61,16 @@ WORDS = (
 )
 
 
+ENCODED = tuple(word for word in WORDS if word != "decoded")
+
+
 @pytest.fixture(autouse=True)
 def _no_form_is_known() -> Iterator[None]:
-    forms._forms.clear()
+    for table in (forms._forms, forms._encoded):
+        table.clear()
     yield
-    forms._forms.clear()
+    for table in (forms._forms, forms._encoded):
+        table.clear()
 
 
 def encoded(*deltas: Delta, **terms: Any) -> bytes:
@@ -139,6 +144,71 @@ def test_what_is_changed_and_signed_again_is_taken_or_refused_alike(
         flipped[chance.randrange(len(body))] ^= 1 << chance.randrange(8)
         assert told(bytes(flipped)) == generally(bytes(flipped))
         assert told(body[:-8]) == generally(body[:-8])
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b", "key"]),
+            st.sampled_from([Kind.CREATE, Kind.DENSE, Kind.SPARSE, Kind.SPARSE_ADD]),
+            st.integers(0, 3),
+            st.floats(width=32) | st.just(1.0),
+            st.sampled_from([0, 0, 7, 300, DIMENSION_MAX - 9, DIMENSION_MAX]),
+            st.sampled_from(["n", "default", "ä"]),
+            st.sampled_from(list(AckLevel)),
+            st.sampled_from(list(Priority)),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_a_row_is_encoded_as_by_columns(rows: list[tuple[Any, ...]]) -> None:
+    for name, kind, width, number, index, namespace, level, lane in rows * 3:
+        values = np.full(width, number, np.float32)
+        indices = np.arange(index, index + width, dtype=np.uint32) if kind in SPARSE_KINDS else None
+        terms = {"origin": 1 << 63, "base": 9, "hybrid_time": 5, "ack_level": level, "priority": lane}
+        terms |= {"width": width, "namespace": namespace, "kind": kind}
+        places = None if indices is None else indices.data
+        row = encode_row(name.encode(), values.data, places, **terms)
+        columns = encode_columns([name], [values.data], None if places is None else [places], **terms)
+        assert row.raw == columns.raw
+        sound = plain_is_sound(Batch(row.raw))
+        assert not row.sound or sound
+        assert {word: getattr(row, word) for word in ENCODED} == {
+            word: getattr(columns, word) for word in ENCODED
+        }
+        for array in ("values", "indices"):
+            assert getattr(row, array).tobytes() == getattr(columns, array).tobytes()
+    if sound and abs(number) < 2.0**127:
+        assert row.sound  # the third time at the latest
+
+
+@pytest.mark.parametrize(
+    ("number", "index"), [(np.inf, 1), (-np.inf, 1), (np.nan, 1), (1.0, DIMENSION_MAX), (1.0, (1 << 32) - 1)]
+)
+def test_a_row_in_doubt_is_not_told_to_be_sound(number: float, index: int) -> None:
+    terms: Any = {"width": 1, "namespace": "n", "kind": Kind.SPARSE, "origin": 1, "base": 1, "hybrid_time": 1}
+    terms |= {"ack_level": AckLevel.MEMORY, "priority": Priority.NORMAL}
+    for value, place, sound in ((1.0, 1, False), (1.0, 1, True), (number, index, False)):
+        values, places = np.array([value], np.float32), np.array([place], np.uint32)
+        assert encode_row(b"k", values.data, places.data, **terms).sound == sound
+
+
+def test_forms_of_rows_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forms, "FORMS_MAX", 5)
+    for size in range(1, 50):
+        terms: Any = {
+            "width": 0,
+            "namespace": "n",
+            "kind": Kind.SPARSE,
+            "origin": 1,
+            "base": 1,
+            "hybrid_time": 1,
+        }
+        terms |= {"ack_level": AckLevel.MEMORY, "priority": Priority.NORMAL}
+        for sound in (False, True):
+            assert encode_row(b"k" * size, b"", b"", **terms).sound == sound
+        assert len(forms._encoded) <= 5
 
 
 SPARSE = encoded(Delta("key", sparse([1, 2], [0.5, 1.0])))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _LINE = 10
+_END = struct.Struct("<I")
 _FEW = 60
 """Below so many names a loop is quicker than calls of numpy."""
 
@@ -26,6 +27,8 @@ def laid_out(names: Sequence[str], bytes_max: int) -> tuple[bytes, bytes] | None
 
     None where one is empty, longer than `bytes_max`, or anything else.
     """
+    if len(names) == 1:
+        return _alone(names[0], bytes_max)
     try:
         text = "\n".join(names)
     except TypeError:
@@ -38,7 +41,7 @@ def laid_out(names: Sequence[str], bytes_max: int) -> tuple[bytes, bytes] | None
         sizes = [*map(len, names)]
         if min(sizes) < 1 or max(sizes) > bytes_max or len(raw.translate(None, PRINTABLE)) != count - 1:
             return None
-        return (raw if count == 1 else "".join(names).encode("ascii")), _pack(accumulate(sizes), count)
+        return "".join(names).encode("ascii"), _pack(accumulate(sizes), count)
     # Of all characters that are not printable there are as many as stand between names, and those are lines.
     if len(raw.translate(None, PRINTABLE)) != count - 1 or raw.count(b"\n") != count - 1:
         return None
@@ -51,6 +54,12 @@ def laid_out(names: Sequence[str], bytes_max: int) -> tuple[bytes, bytes] | None
     if min(first, int(widths.min())) < 1 or max(first, int(widths.max())) > bytes_max:
         return None
     return raw.replace(b"\n", b""), stops.astype("<u4").tobytes()
+
+
+def _alone(name: object, bytes_max: int) -> tuple[bytes, bytes] | None:
+    if not (isinstance(name, str) and name.isascii() and name.isprintable() and 0 < len(name) <= bytes_max):
+        return None
+    return name.encode("ascii"), _END.pack(len(name))
 
 
 def _pack(stops: accumulate[int], count: int) -> bytes:
