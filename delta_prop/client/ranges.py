@@ -14,6 +14,7 @@ from delta_prop.client.addresses import parse_addresses
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.blocking import FAULTS_MAX, Wire
 from delta_prop.client.errors import Reconnect, Unreachable
+from delta_prop.client.producing import check_stages
 from delta_prop.client.settings import ClientSettings
 from delta_prop.client.wanted_range import CREDIT_BYTES, WantedRange
 from delta_prop.tls_contexts import client_context
@@ -73,6 +74,10 @@ class Asker:
     def offset_at(self, time_us: int) -> int:
         """The first offset that was logged at a time or later. Raises Refused, Unreachable."""
         return self._ask(lambda line: line.start_of(Start(StartAt.TIME, time_us)))
+
+    def check_stages(self) -> None:
+        """Raise UsageError where the service keeps no parts of jobs; Refused, Unreachable."""
+        self._ask(lambda line: check_stages(line.welcome))
 
     def watermark(self, origin: int, epoch: int) -> int:
         """The last counter of an origin that is dealt with. `epoch`: that of its present holder, who is not

@@ -1,4 +1,4 @@
-"""Whether a service can be reached as the options say, as far as it can be told before anything connects.
+"""Whether a service can be reached as the options say, and how it is asked.
 
 Looked at on the driver before a task starts, and by each task for what its own machine has.
 """
@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 from delta_prop.client.addresses import Address
 from delta_prop.spark import edge
 from delta_prop.spark.options import TLS_FILES
-from delta_prop_wire.errors import UsageError
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from delta_prop.client.jobs import JobStatus
     from delta_prop.client.ranges import Asker
     from delta_prop.ports import Tls
     from delta_prop.spark.options import Remote
@@ -48,6 +50,23 @@ def check_on_driver(remote: Remote, names: Mapping[str, str] = NAMES) -> None:
     except UsageError as error:
         given = ", ".join(names[option] for option in _given(remote.tls))
         raise UsageError(f"{given}: {error}") from None
+
+
+def check_stages(remote: Remote) -> None:
+    """Raise what keeps a service from taking a job, at once: UsageError, Refused, Unreachable."""
+    asker_of(remote).check_stages()
+
+
+def job_of(remote: Remote, job: str) -> JobStatus | None:
+    """What a service says of a job; None: it knows of none. Raises Refused, Unreachable, UsageError."""
+    from delta_prop.client.jobs import Decision, decide
+
+    try:
+        return decide(remote.addresses, job, Decision.LOOK, token=remote.token, tls=remote.tls)
+    except Refused as refused:
+        if refused.code is not ErrorCode.JOB_UNKNOWN:
+            raise
+        return None
 
 
 def asker_of(remote: Remote) -> Asker:

@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSource
 
 from delta_prop.spark import edge
 from delta_prop.spark.options import read_options, write_options
-from delta_prop.spark.reach import check_on_driver
+from delta_prop.spark.reach import check_on_driver, check_stages
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,12 +62,16 @@ class DeltaPropSource(DataSource):
         return StreamReader(self._to_read(stream=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A writer of a job's rows. Raises UsageError."""
+        """A writer of a job's rows. Raises UsageError; where they are staged, Refused and Unreachable."""
         from delta_prop.spark.writes.writing import DirectWriter, StagedWriter
 
         _check_appends(overwrite)
         options = self._to_write()
-        return StagedWriter(options, schema) if options.staged else DirectWriter(options, schema)
+        if not options.staged:
+            return DirectWriter(options, schema)
+        writer = StagedWriter(options, schema)
+        check_stages(options.remote)  # else each task would try for as long
+        return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """A writer of micro-batches. Raises UsageError."""

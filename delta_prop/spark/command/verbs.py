@@ -13,6 +13,7 @@ from delta_prop.commands.places import EARLIEST, LATEST, parse_at
 from delta_prop.spark.command import shown
 from delta_prop.spark.command.checking import (
     at_of,
+    check_answers,
     check_directory,
     check_folder,
     check_output,
@@ -24,9 +25,9 @@ from delta_prop.spark.command.checking import (
 from delta_prop.spark.command.spark_log import SparkLog
 from delta_prop.spark.edge import on_terminal
 from delta_prop.spark.java import check_java, check_packages
+from delta_prop.spark.reach import job_of
 from delta_prop_wire.delta import DEFAULT_NAMESPACE
-from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
-from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from delta_prop.client.jobs import JobStatus
+    from delta_prop.client import SyncProducer
     from delta_prop.spark.jobs.auditing import Repaired
     from delta_prop.spark.options import Remote
 
@@ -63,6 +64,7 @@ def run_diff(options: Namespace) -> int:
     check_spark()
     check_tables(options.tables, options)
     check_output(options)
+    check_answers(target)
 
     from delta_prop.spark.jobs.diffing import diff
     from delta_prop.spark.jobs.importing import read_table
@@ -99,6 +101,7 @@ def run_import(options: Namespace) -> int:
     check_spark()
     check_tables([options.table], options)
     check_output(options)
+    check_answers(target)
 
     from delta_prop.spark.jobs.importing import read_table, to_deltas
 
@@ -130,19 +133,7 @@ def _give_deltas(deltas: DataFrame, options: Namespace, target: Remote | None) -
         more |= {"tls": "true"} | {name: one for name, one in named.items() if one is not None}
     write_deltas(deltas, ",".join(target.addresses), options.producer, **more)
     if options.json:
-        shown.put_job(options.producer, _job_of(target, options.producer))
-
-
-def _job_of(target: Remote, producer: str) -> JobStatus | None:
-    """What a service says of a job; None: it had no deltas, and left nothing."""
-    from delta_prop.client.jobs import Decision, decide
-
-    try:
-        return decide(target.addresses, producer, Decision.LOOK, token=target.token, tls=target.tls)
-    except Refused as refused:
-        if refused.code is not ErrorCode.JOB_UNKNOWN:
-            raise
-        return None
+        shown.put_job(options.producer, job_of(target, options.producer))
 
 
 # --- the log
@@ -216,6 +207,9 @@ def run_audit(options: Namespace) -> int:
     log = log_to_audit(options.data)
     if options.storage is not None:
         reached_by(options.storage, options.data, log)  # or it is told what is wrong with the file
+    if target is not None:
+        with _producer(target, options):
+            pass  # it may send
     with _spark(options) as spark:
         sink = options.storage if options.contents is None else read_table(spark, options.contents)
         name = options.sink or (None if options.storage is None else "storage")
@@ -247,11 +241,15 @@ def _repair(found: DataFrame, options: Namespace, target: Remote | None) -> Repa
         import anyio
 
         return anyio.run(partial(repair_directory, found, options.data))
+    with _producer(target, options) as producer:
+        return repair(found, producer)
+
+
+def _producer(target: Remote, options: Namespace) -> SyncProducer:
     from delta_prop.client import SyncProducer
 
-    name = options.producer or edge.drawn_name()
-    with SyncProducer(target.addresses, name=name, token=target.token, tls=target.tls) as producer:
-        return repair(found, producer)
+    options.producer = options.producer or edge.drawn_name()
+    return SyncProducer(target.addresses, name=options.producer, token=target.token, tls=target.tls)
 
 
 def run_stats(options: Namespace) -> int:

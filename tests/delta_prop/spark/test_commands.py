@@ -301,6 +301,15 @@ def test_a_log_that_a_service_writes_is_not_repaired_behind_its_back(
     assert "send the repair to that service with --to HOST:PORT" in err
 
 
+def test_a_service_that_takes_no_jobs_is_told_before_spark_starts(
+    places: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with served() as in_memory:
+        job = ["import", "table.csv", "--to", in_memory.address, "--producer", "p"]
+        assert main(["spark", *job]) == 2
+    assert "the service keeps no jobs: its log has to be in a directory" in capsys.readouterr().err
+
+
 def test_a_storage_file_in_use_is_told(places: Path, capsys: pytest.CaptureFixture[str]) -> None:
     used = StorageFile("full.db", wal_bytes_max=1 << 20)
     used.connect(bytes(16))

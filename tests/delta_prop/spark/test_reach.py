@@ -9,6 +9,9 @@ import pytest
 
 pytest.importorskip("pyspark")
 
+from pyspark.sql.types import StringType, StructType
+
+from delta_prop.client import Unreachable
 from delta_prop.spark import edge
 from delta_prop.spark.columns import READ
 from delta_prop.spark.options import read_options, write_options
@@ -17,12 +20,14 @@ from delta_prop.spark.reads.reading import OffsetRange, Reader
 from delta_prop.spark.source import DeltaPropSource
 from delta_prop.spark.writes.sending import producer_of
 from delta_prop_wire.errors import UsageError
+from tests.delta_prop.client.threaded import served
 from tests.delta_prop.networks import files
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 URL = "delta://127.0.0.1:1"
+WRITTEN = StructType().add("vector_id", StringType()).add("op", StringType())
 
 
 @pytest.fixture
@@ -79,6 +84,18 @@ def test_files_of_tls_are_looked_at_on_the_driver(tmp_path: Path) -> None:
         UsageError, match=r"option tlsCa, option tlsCertificate, option tlsKey: TLS cannot use .*: "
     ):
         DeltaPropSource(known | {"tlsKey": made.server_key}).reader(READ)
+
+
+def test_a_service_that_cannot_commit_is_told_before_a_task_stages() -> None:
+    def write(**options: str) -> None:
+        DeltaPropSource({"producer": "p", **options}).writer(WRITTEN, overwrite=False)
+
+    with served() as in_memory:
+        with pytest.raises(UsageError, match="the service keeps no jobs: its log has to be in a directory"):
+            write(url=in_memory.address)
+        write(url=in_memory.address, staged="false")
+    with pytest.raises(Unreachable, match=r"has answered for 0\.2 s .*: start the service or correct the ad"):
+        write(url=in_memory.address, openSecondsMax="0.2")
 
 
 def test_a_file_that_only_the_driver_has_is_told_by_the_task(tmp_path: Path) -> None:
