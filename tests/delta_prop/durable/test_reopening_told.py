@@ -79,7 +79,7 @@ def test_what_came_to_the_disk_before_the_failure_is_acknowledged_once_and_not_s
 
 def test_a_repeat_between_write_and_sync_is_not_acknowledged_before_the_sync() -> None:
     async def main() -> None:
-        disk = SimDisk(1)
+        disk = SimDisk(7)
         async with service(disk) as p:
             producer = p.producer("me")
             first = producer.offer(made("a"))
