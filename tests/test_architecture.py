@@ -33,8 +33,8 @@ def test_the_checkout_keeps_its_rules() -> None:
 
 def test_a_forbidden_import_in_the_real_tree_is_found(tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for folder in FOLDERS.values():
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    folder = FOLDERS["delta_prop_wire"]
+    shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     assert violations(tmp_path) == []
     spec = tmp_path / "wire/delta_prop_wire/spec.py"
     spec.write_text(spec.read_text() + "\nimport delta_prop_broker\nimport time\n")

@@ -209,7 +209,8 @@ def violations(root: Path) -> list[Violation]:
         text = path.read_text()
         tree = ast.parse(text, path)
         place = path.relative_to(root).as_posix()
-        found += shape(place, text, tree)
+        nodes = list(ast.walk(tree))
+        found += shape(place, text, tree, nodes)
         package = package_of(place)
         if package is not None:
             imports = list(imports_of(tree, module_name(place), path.name == "__init__.py"))
@@ -217,7 +218,7 @@ def violations(root: Path) -> list[Violation]:
             found += purity(place, imports)
             found += third_parties(place, imports, *declared)
             if not matches(place, EDGE):
-                found += ports(place, tree, imports)
+                found += ports(place, nodes, imports)
     return sorted(found)
 
 
@@ -248,14 +249,14 @@ def matches(place: str, patterns: Iterable[str]) -> bool:
     return any(fnmatch(place, pattern) for pattern in patterns)
 
 
-def shape(place: str, text: str, tree: ast.Module) -> Iterator[Violation]:
+def shape(place: str, text: str, tree: ast.Module, nodes: list[ast.AST]) -> Iterator[Violation]:
     """Opening docstrings; the length of files and functions."""
     lines = len(text.splitlines())
     if lines > FILE_LINES_MAX:
         yield Violation(place, lines, "length", f"{lines} lines; a file has {FILE_LINES_MAX} at most")
     if not (ast.get_docstring(tree) or "").strip():
         yield Violation(place, 1, "docstring", "the file does not open by saying what it is")
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             long = (node.end_lineno or node.lineno) - node.lineno + 1
             if long > FUNCTION_LINES_MAX:
@@ -332,7 +333,7 @@ def import_name(requirement: str) -> str:
     return requirement[:end].replace("-", "_").lower()
 
 
-def ports(place: str, tree: ast.Module, imports: list[Import]) -> Iterator[Violation]:
+def ports(place: str, nodes: list[ast.AST], imports: list[Import]) -> Iterator[Violation]:
     """Clock, chance, files, sockets and threads are handed in; only the edge reaches for them."""
     for one in imports:
         if one.name.partition(".")[0] in BANNED_MODULES or banned(one.name):
@@ -340,9 +341,9 @@ def ports(place: str, tree: ast.Module, imports: list[Import]) -> Iterator[Viola
                 place, one.line, "port", f"'{one.name}' is for the edge alone; take it from a port"
             )
     knows_paths = any(one.name.partition(".")[0] == "pathlib" for one in imports)
-    known = aliases(tree)
-    awaited = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Await)}
-    for node in ast.walk(tree):
+    known = aliases(nodes)
+    awaited = {id(node.value) for node in nodes if isinstance(node, ast.Await)}
+    for node in nodes:
         if isinstance(node, ast.Attribute | ast.Name) and banned(name := qualified(node, known)):
             yield Violation(
                 place, node.lineno, "port", f"'{name}' is for the edge alone; take it from a port"
@@ -356,13 +357,13 @@ def ports(place: str, tree: ast.Module, imports: list[Import]) -> Iterator[Viola
 
 def banned(name: str) -> bool:
     """Whether a qualified name is banned, or lies below one that is."""
-    return any(name == one or name.startswith(one + ".") for one in BANNED_NAMES)
+    return bool(name) and any(name == one or name.startswith(one + ".") for one in BANNED_NAMES)
 
 
-def aliases(tree: ast.Module) -> dict[str, str]:
+def aliases(nodes: list[ast.AST]) -> dict[str, str]:
     """What each imported local name stands for."""
     known = {"open": "builtins.open"}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for one in node.names:
                 known[one.asname or one.name.partition(".")[0]] = (

@@ -138,6 +138,8 @@ class FalseLog:
         self.aside: set[int] = set()
         self._others: set[int] = set()
         self._refs: dict[int, dict[Ref, None]] = {}
+        self._dimensions: dict[str, int] = {}
+        self._looked_at = 0
         self._lamport = 0
         self._counters = {_HERE: 0, _ELSEWHERE: 0}
 
@@ -163,10 +165,12 @@ class FalseLog:
 
     def dimension(self, namespace: str) -> int | None:
         """That of the first vector."""
-        for row in self.rows():
-            if row.delta.namespace == namespace and row.delta.operation.kind in (Kind.CREATE, Kind.DENSE):
-                return len(row.delta.operation.values)  # type: ignore[arg-type]
-        return None
+        for row in self.rows(self._looked_at):
+            operation = row.delta.operation
+            if operation.kind in (Kind.CREATE, Kind.DENSE):
+                self._dimensions.setdefault(row.delta.namespace, len(operation.values))  # type: ignore[arg-type]
+        self._looked_at = len(self.batches)
+        return self._dimensions.get(namespace)
 
     def history(self, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
         """One vector's deltas, in log order."""
@@ -262,9 +266,9 @@ class FalseLog:
             refs = self._refs[logged.offset] = dict.fromkeys(zip(batch.namespaces, batch.keys, strict=True))
         return refs
 
-    def rows(self) -> Iterator[Applied]:
-        """Every row of the log but the control rows."""
-        for logged in self.batches:
+    def rows(self, first: int = 0) -> Iterator[Applied]:
+        """Every row of the log but the control rows, from this batch on."""
+        for logged in self.batches[first:]:
             for row in range(0 if logged.batch.is_control else logged.count):
                 yield Applied(
                     logged.offset + row, logged.lamport + row, logged.batch.delta(row, logged.source)
