@@ -11,7 +11,7 @@ RARE = {"read error"}  # services seldom read: their newest batches are in memor
 
 def test_in_many_seeds_all_that_can_strike_does_and_nothing_is_found(full) -> None:
     summary = Summary()
-    for part in sweep(0, 2_000 if full else 100, cores()):
+    for part in sweep(0, 2_000 if full else 64, cores()):
         summary.add_all(part)
     print(f"{summary.seeds} seeds, {summary.deltas:,} deltas acknowledged")
     assert summary.found == []
