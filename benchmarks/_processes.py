@@ -41,11 +41,14 @@ def apart() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     is_main = threading.current_thread() is threading.main_thread()
     _starts.held = _starts.held or is_main
+    # The system hands it to another thread then, a library's for one, and its handler runs in this one.
+    handler = signal.signal(signal.SIGINT, lambda *_: interrupt(None)) if is_main else None
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if is_main:
+            signal.signal(signal.SIGINT, handler)
             _starts.held = False
             if _starts.interrupted:
                 _starts.interrupted = False

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -105,6 +106,25 @@ def test_an_interruption_waits_until_what_starts_is_known() -> None:
     assert known
     with apart():
         """It comes once."""
+
+
+def test_ctrl_c_that_another_thread_takes_waits_too() -> None:
+    known = []
+
+    def start() -> None:
+        with apart():
+            signal.raise_signal(signal.SIGINT)  # blocked here
+            other = threading.Thread(
+                target=signal.pthread_sigmask, args=(signal.SIG_UNBLOCK, {signal.SIGINT})
+            )
+            os.kill(os.getpid(), signal.SIGINT)
+            other.start()
+            other.join()
+            known.append("process")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert known
 
 
 def test_what_is_started_apart_is_a_matter_of_its_start_alone() -> None:

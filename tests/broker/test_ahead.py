@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -124,3 +125,41 @@ def test_where_content_ends(content: int, zeros: int, monkeypatch: pytest.Monkey
     assert content_end(file, 0, file.size()) == content
     monkeypatch.setattr(ahead, "CHUNK_BYTES", 1_000)
     assert content_end(file, content // 2, file.size()) == content
+
+
+@pytest.mark.parametrize("look", ["opened", "inspected", "followed"])
+@pytest.mark.parametrize("strikes", range(1, 7))
+def test_zeros_that_are_filled_while_somebody_reads_are_no_damage(
+    look: str, strikes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that writes appends behind one of the reads of another one."""
+    disk = SimDisk()
+    log, _ = open_log(disk, ROOMY)
+    writer = Writer(log)
+    for _ in range(3):
+        writer.append(2)
+        commit(log)
+    (path,) = [path for path in disk.paths() if path.endswith(".log")]
+    with_reads = type(disk.open(path))
+    read, reads = with_reads.read, 0
+
+    def read_and_written(self: Any, at: int, size: int) -> bytes:
+        nonlocal reads
+        found = read(self, at, size)
+        if self._path == path:
+            reads += 1
+            if reads == strikes:
+                for _ in range(3):
+                    writer.append(2)
+                    commit(log)
+        return found
+
+    monkeypatch.setattr(with_reads, "read", read_and_written)
+    if look == "opened":
+        looker, report = open_log(disk, ROOMY, read_only=True)
+        assert report.cut is None
+        assert len(contents(looker)) >= 3
+    elif look == "inspected":
+        assert not [one for one in inspect(disk) if isinstance(one, LogDamaged)]
+    else:
+        assert len(list(Follower(disk, 0).read())) >= 3

@@ -97,6 +97,7 @@ class _Inspected:
         file = self._disk.open(self._segment.path, read_only=True)
         try:
             size, at = file.size(), 0
+            content = content_end(file, 0, size)  # what comes in beside this is not judged
             while at < size:
                 walk = Walk(file, position=at, offset=self.offset, end=size, previous_crc=self.crc)
                 try:
@@ -107,10 +108,9 @@ class _Inspected:
                 self.offset, self.crc, at = walk.offset, walk.crc, walk.position
                 if bad is None:
                     return
-                size = content_end(file, bad.position, size)
-                if size == bad.position and self._synced <= bad.offset and self._last:
+                if bad.position >= content and self._synced <= bad.offset and self._last:
                     return  # zeros that were written ahead of the next frames
-                behind = heads_behind(file, bad.position + bad.skip, size)
+                behind = heads_behind(file, bad.position + bad.skip, content)
                 at, head = next(((p, h) for p, h in behind if h.offset > bad.offset), (size, None))
                 end = self._synced if head is None else head.offset
                 torn = head is None and end <= bad.offset and not bad.misplaced

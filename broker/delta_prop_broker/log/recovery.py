@@ -293,11 +293,12 @@ class _Recovery:
         segment = self._last = Segment(self._directory, base)
         file = segment.file = self._disk.open(segment.path, read_only=self._read_only)
         size = file.size()
+        # Behind the frames there may be zeros, written ahead of the next ones. Where they begin is looked up
+        # first: the process that writes the log may fill them meanwhile, and what came since is not judged.
+        content = content_end(file, 0, size)
         index = self._index_so_far(segment, file, size)
         bad = self._walk(segment, file, size, index)
-        # Behind the frames there may be zeros, which were written ahead of them.
-        content = size if bad is None else content_end(file, bad.position, size)
-        if bad is not None and content > bad.position:
+        if bad is not None and bad.position < content:
             for _, head in heads_behind(file, bad.position + bad.skip, content):
                 if bad.offset < head.offset and head.stamp.synced_offset <= head.offset:
                     self._evidence = max(self._evidence, head.stamp.synced_offset)

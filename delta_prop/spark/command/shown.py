@@ -54,7 +54,7 @@ def delta_line(row: Row) -> dict[str, Any]:
 def state_line(row: Row) -> dict[str, Any]:
     """A vector's state."""
     told = {"vector_id": row.vector_id, "namespace": row.namespace, "alive": row.alive} | _payload(row)
-    told |= {"offset": row.offset, "lamport": row.lamport, "dot": f"{row.origin}:{row.counter}"}
+    told |= {name: row[name] for name in ("offset", "lamport", "origin", "counter")}
     return told | ({"ignored": row.ignored} if row.ignored else {})
 
 

@@ -46,12 +46,17 @@ def told_columns(contents: DataFrame) -> DataFrame:
     if not {"vector", "data"} & set(there):
         raise UsageError("columns vector and data are missing: one of them holds what is to be compared")
     default = {"namespace": F.lit(DEFAULT_NAMESPACE), "alive": F.lit(True)}
+    kinds = {
+        name: contents.schema[name].dataType.typeName() for name in ("metadata", "data") if name in there
+    }
     types = {"vector": "array<float>", "data": "binary", "alive": "boolean", "origin": "string"}
     types |= dict.fromkeys(("offset", "lamport", "counter"), "long")
-    columns = [
-        (F.col(name) if name in there else default.get(name, F.lit(None))).cast(types.get(name, "string"))
-        for name in _TOLD.names
-    ]
+    given = {name: F.col(name) if name in there else default.get(name, F.lit(None)) for name in _TOLD.names}
+    if kinds.get("metadata") in ("struct", "map"):  # as JSON lines have it
+        given["metadata"] = F.to_json(given["metadata"])
+    if kinds.get("data") == "string":  # in base64
+        given["data"] = F.unbase64(given["data"])
+    columns = [given[name].cast(types.get(name, "string")) for name in _TOLD.names]
     return contents.select(*(column.alias(name) for column, name in zip(columns, _TOLD.names, strict=True)))
 
 

@@ -80,6 +80,10 @@ def test_a_directory_is_replayed_compared_rebuilt_audited_and_counted(
     then = tmp_path / "then.parquet"
     assert command("spark", "replay", "--output", then).status == 0
 
+    held = tmp_path / "held.jsonl"
+    assert command("spark", "replay", "--alive", "--output", held).status == 0
+    assert command("spark", "audit", "--contents", held).status == 0, "what it told is what it takes"
+
     new = on_spark.read.parquet(str(then)).where("alive and vector_id != 'v2'")
     new = new.selectExpr("vector_id", "vector", "offset as at").where("at != 3")
     new.write.parquet(str(tmp_path / "new.parquet"))
