@@ -115,6 +115,7 @@ class Numbered:
         known = first + rows.num_rows - 1 <= watermark
         receipt = offer(producer, rows.slice(0, 1) if known else rows, self._options, first, before)
         self._open.append(_Open(receipt, first, rows, known))
+        self._sent.before += min(max(watermark + 1 - first, 0), rows.num_rows)
         self._sent.deltas += rows.num_rows
 
     def _settle(self, *, waits: bool) -> None:

@@ -22,7 +22,8 @@ class RowsRefused(Exception):
 class Sent:
     """What became of a part: `refused` of its rows have no effect, `reasons` are those of the first of them.
 
-    `decided`: its job had been committed before, so nothing was sent. `waited_s`: for the service.
+    `decided`: its job had been committed before, so nothing was sent. `before`: rows whose numbers had been
+    dealt with before, so that they have no effect again. `waited_s`: for the service.
     `checksum`: of what the rows say, where they are kept aside.
     """
 
@@ -32,6 +33,7 @@ class Sent:
     decided: bool = False
     waited_s: float = 0.0
     checksum: int = 0
+    before: int = 0
 
 
 def refused_text(sent: Sent) -> str:
@@ -49,6 +51,8 @@ def written_text(what: str, parts: Iterable[Sent], took_s: float) -> str:
     line = f"{what}: {deltas:,} deltas of {len(known)} parts in {took_s:.1f} s"
     if refused:
         line += f", {refused:,} of them refused"
+    if before := sum(one.before for one in known):
+        line += f", {before:,} of them written before under this name and not again"
     return f"{line}; tasks waited {waited_s:.1f} s for the service{_where_decided(known)}"
 
 

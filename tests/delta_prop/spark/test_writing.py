@@ -220,5 +220,7 @@ def test_texts() -> None:
     told = job_refused_text("x", JobStatus(JobState.PUBLISHED, 9_000, 5_000, 0, 4_000, rows))
     assert "; vector_id 'v7', row 7 of part 1: CONFLICT: refused before the service started again, " in told
     assert told.endswith("; and 3,998 more")
+    line = written_text("job x", [Sent(5, before=3), Sent(5, before=1)], 1.0)
+    assert "10 deltas of 2 parts in 1.0 s, 4 of them written before under this name and not again;" in line
     line = written_text("job x", [Sent(1, decided=True), Sent(2, decided=True)], 1.0)
     assert line.endswith("; 2 parts had been committed before, and were not sent again")
