@@ -86,9 +86,9 @@ def test_every_call_fails_once(logged: bool, full: bool) -> None:
             go_on(later.crash(1_000 * number + seed), ledger.copy(), logged=logged)
     print(f"{len(numbers)} of {whole.calls} calls: {stopped} stopped it, {harmless} did not: {dict(struck)}")
     assert stopped > 0.6 * len(numbers)
-    assert struck["sync failed"] > 10
-    assert struck["write failed"] > 10
-    assert struck["sectors lost by sync"] > 10
+    assert struck["sync failed"] > len(numbers) // 20
+    assert struck["write failed"] > len(numbers) // 20
+    assert struck["sectors lost by sync"] > len(numbers) // 20
     assert struck["rename failed"] + struck["remove failed"] > 0
 
 
