@@ -6,11 +6,13 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_wire.bounds import check_name
-from delta_prop_wire.errors import InvalidDelta, UsageError
+from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.client.subscriber import Place
     from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_broker.log.snapshot import Snapshot
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)
@@ -87,6 +89,18 @@ def parse_span_s(option: str, text: str) -> float:
 def printable(text: str) -> str:
     """What others wrote in one line: it cannot pretend to be another one, nor steer a terminal."""
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def check_within(at: At, snapshot: Snapshot) -> None:
+    """Raise Refused (CURSOR_TOO_OLD) for a place before the snapshot: what the log held there has gone."""
+    early = at.offset is not None and at.offset + 1 < snapshot.offset
+    if early or (at.time_us is not None and at.time_us < snapshot.time_us):
+        raise Refused(
+            ErrorCode.CURSOR_TOO_OLD,
+            f"deltas are kept one by one from offset {snapshot.offset} ({shown_time(snapshot.time_us)}) on, "
+            "before that only what they came to: give that place or a later one",
+            details={"first_offset": snapshot.offset},
+        )
 
 
 def shown_time(time_us: int) -> str:

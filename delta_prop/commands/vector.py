@@ -8,19 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
 from delta_prop.commands.opened import open_log
-from delta_prop.commands.places import LATEST, parse_at, shown_time
+from delta_prop.commands.places import LATEST, check_within, parse_at
 from delta_prop_wire.algebra import State, fold
 from delta_prop_wire.delta import Delta, Kind, Operation, metadata_only, namespace_of, opaque
-from delta_prop_wire.errors import Refused
 from delta_prop_wire.jsonlines import delta_to_json
-from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.states import state_of
 from delta_prop_wire.twins import Identified, without_effect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from delta_prop.commands.places import At
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.snapshot import Snapshot
     from delta_prop_wire.batch import LoggedBatch
@@ -40,7 +37,7 @@ def get(data: str, vector_id: str, *, namespace: str | None, at: str | None) -> 
     snapshot = log.snapshot() if log.first_offset else None
     begin = log.first_offset if snapshot is None else snapshot.offset
     if snapshot is not None:
-        _check_within(end_at, snapshot)
+        check_within(end_at, snapshot)
     end = log.visible if end_at.offset is None else min(end_at.offset + 1, log.visible)
     if end_at.offset is not None and end_at.offset >= log.visible:
         edge.note(f"--at {at} is beyond the log, which ends before offset {log.visible}: this is the present")
@@ -64,18 +61,6 @@ def get(data: str, vector_id: str, *, namespace: str | None, at: str | None) -> 
         told["log_starts_at"] = begin  # what came before is not in this
     edge.put(json.dumps(told, ensure_ascii=False))
     return OK if state.alive else FAILED
-
-
-def _check_within(at: At, snapshot: Snapshot) -> None:
-    """Refuse a place before the snapshot: what the log held there has gone."""
-    early = at.offset is not None and at.offset + 1 < snapshot.offset
-    if early or (at.time_us is not None and at.time_us < snapshot.time_us):
-        raise Refused(
-            ErrorCode.CURSOR_TOO_OLD,
-            f"deltas are kept one by one from offset {snapshot.offset} ({shown_time(snapshot.time_us)}) on, "
-            "before that only what they came to: give that place or a later one",
-            details={"first_offset": snapshot.offset},
-        )
 
 
 def _kept(snapshot: Snapshot | None, namespace: str, vector_id: str) -> tuple[State, int | None]:

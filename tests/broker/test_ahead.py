@@ -25,6 +25,16 @@ def sizes(disk: SimDisk) -> list[int]:
     return [len(disk.peek(path)) for path in disk.paths() if path.endswith(".log")]
 
 
+def three_commits() -> tuple[SimDisk, Writer]:
+    disk = SimDisk()
+    log, _ = open_log(disk, ROOMY)
+    writer = Writer(log)
+    for _ in range(3):
+        writer.append(2)
+        commit(log)
+    return disk, writer
+
+
 def test_a_durable_commit_finds_zeros_and_leaves_some_for_those_that_follow() -> None:
     disk = SimDisk()
     log, _ = open_log(disk, ROOMY)
@@ -81,13 +91,8 @@ def test_zeros_are_left_out_where_they_cost_more_than_they_save(how: str) -> Non
 
 
 def test_after_a_crash_zeros_are_cut_off_and_nothing_is_told_of_them() -> None:
-    disk = SimDisk()
-    log, _ = open_log(disk, ROOMY)
-    writer = Writer(log)
-    for _ in range(3):
-        writer.append(2)
-        commit(log)
-    size = log.statistics().bytes
+    disk, writer = three_commits()
+    size = writer.log.statistics().bytes
     after = disk.kill()
     assert sizes(after)[0] > size
     assert not [one for one in inspect(after) if isinstance(one, LogDamaged)]
@@ -101,12 +106,7 @@ def test_after_a_crash_zeros_are_cut_off_and_nothing_is_told_of_them() -> None:
 
 
 def test_zeros_where_a_synced_frame_belongs_are_damage() -> None:
-    disk = SimDisk()
-    log, _ = open_log(disk, ROOMY)
-    writer = Writer(log)
-    for _ in range(3):
-        writer.append(2)
-        commit(log)
+    disk, writer = three_commits()
     size = len(writer.appended[0])
     after = disk.kill()
     (path,) = [path for path in after.paths() if path.endswith(".log")]
@@ -133,12 +133,7 @@ def test_zeros_that_are_filled_while_somebody_reads_are_no_damage(
     look: str, strikes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process that writes appends behind one of the reads of another one."""
-    disk = SimDisk()
-    log, _ = open_log(disk, ROOMY)
-    writer = Writer(log)
-    for _ in range(3):
-        writer.append(2)
-        commit(log)
+    disk, writer = three_commits()
     (path,) = [path for path in disk.paths() if path.endswith(".log")]
     with_reads = type(disk.open(path))
     read, reads = with_reads.read, 0
@@ -151,7 +146,7 @@ def test_zeros_that_are_filled_while_somebody_reads_are_no_damage(
             if reads == strikes:
                 for _ in range(3):
                     writer.append(2)
-                    commit(log)
+                    commit(writer.log)
         return found
 
     monkeypatch.setattr(with_reads, "read", read_and_written)

@@ -14,7 +14,7 @@ import numpy as np
 
 from delta_prop.commands.edge import existing_disk
 from delta_prop.commands.opened import open_log
-from delta_prop.commands.places import EARLIEST, LATEST, offset_of, shown_time
+from delta_prop.commands.places import EARLIEST, LATEST, check_within, offset_of
 from delta_prop.spark.reads.beyond import check_reached
 from delta_prop.spark.reads.rows import merged
 from delta_prop_broker.log.durable import DIRECTORY
@@ -178,7 +178,7 @@ def states_of(path: str, *, at: At = LATEST) -> Log:
         begin = log.first_offset
     else:
         try:
-            _check_within(at, snapshot)
+            check_within(at, snapshot)
             begin, before = snapshot.offset, _snapshot_parts(path, snapshot)
         finally:
             snapshot.close()
@@ -195,17 +195,6 @@ def _end_of(at: At, log: DurableLog) -> int:
             raise UsageError(f"offset {at.offset} is beyond the log, which ends before offset {log.visible}")
         return at.offset + 1
     return log.offset_at(at.time_us + 1) if at.time_us is not None else log.visible
-
-
-def _check_within(at: At, snapshot: Snapshot) -> None:
-    early = at.offset is not None and at.offset + 1 < snapshot.offset
-    if early or (at.time_us is not None and at.time_us < snapshot.time_us):
-        raise Refused(
-            ErrorCode.CURSOR_TOO_OLD,
-            f"deltas are kept one by one from offset {snapshot.offset} ({shown_time(snapshot.time_us)}) on, "
-            "before that only what they came to: give that place or a later one",
-            details={"first_offset": snapshot.offset},
-        )
 
 
 def _segment_parts(disk: Disk, path: str, log: DurableLog, begin: int, end: int) -> list[SegmentPart]:
