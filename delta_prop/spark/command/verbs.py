@@ -57,7 +57,7 @@ def run_diff(options: Namespace) -> int:
     """`diff`. Raises UsageError, JobFailed, and what reading the log raises."""
     if len(options.tables) != (2 if options.data is None else 1):
         wanted = "the old and the new one" if options.data is None else "the new one alone, beside --data"
-        raise UsageError(f"{len(options.tables)} tables are named: name {wanted}")
+        raise UsageError(f"tables named: {len(options.tables)}; name {wanted}")
     if not (options.threshold >= 0 and math.isfinite(options.threshold)):
         raise UsageError(f"--threshold {options.threshold!r}: give a number from 0 on")
     target = target_of(options)

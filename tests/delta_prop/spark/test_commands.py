@@ -146,10 +146,10 @@ def test_a_table_goes_to_a_server_once_however_often_it_is_imported(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["diff", "one.parquet"], "1 tables are named: name the old and the new one"),
+        (["diff", "one.parquet"], "tables named: 1; name the old and the new one"),
         (
             ["diff", "a", "b", "--data", "facts"],
-            "2 tables are named: name the new one alone, beside --data",
+            "tables named: 2; name the new one alone, beside --data",
         ),
         (["import", "a.csv", "--to", "localhost:1"], "--to: give the job a --producer too"),
         (["audit", "--data", "x", "--storage", "y", "--to", "localhost:1"], "--to: only a repair sends"),
