@@ -10,24 +10,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log import ahead, refusals
-from delta_prop_broker.log.checkpoints import Position
-from delta_prop_broker.log.commit import Commit, Piece, all_have_files, write_piece
-from delta_prop_broker.log.cover import Cover
+from delta_prop_broker.log import refusals
 from delta_prop_broker.log.damage import LogBusy, LogDamaged
-from delta_prop_broker.log.free_space import FreeSpace
-from delta_prop_broker.log.holders import Holders
-from delta_prop_broker.log.identity import LOCK_PATH, STREAMS
-from delta_prop_broker.log.recovery import recover
-from delta_prop_broker.log.reserve import Reserve, tells_full_disk
-from delta_prop_broker.log.retention import LogSettings
-from delta_prop_broker.log.rewriting import Rewriter
-from delta_prop_broker.log.room import Room
-from delta_prop_broker.log.segment import Segment
-from delta_prop_broker.log.sparse_index import SparseIndex
+from delta_prop_broker.log.files import ahead
+from delta_prop_broker.log.files.checkpoints import Position
+from delta_prop_broker.log.files.identity import LOCK_PATH, STREAMS
+from delta_prop_broker.log.files.reserve import Reserve, tells_full_disk
+from delta_prop_broker.log.files.segment import Segment
+from delta_prop_broker.log.files.sparse_index import SparseIndex
+from delta_prop_broker.log.files.stretch import Stretches
+from delta_prop_broker.log.parts.commit import Commit, Piece, all_have_files, write_piece
+from delta_prop_broker.log.parts.free_space import FreeSpace
+from delta_prop_broker.log.parts.recovery import recover
+from delta_prop_broker.log.parts.tail import Tail
+from delta_prop_broker.log.retention.cover import Cover
+from delta_prop_broker.log.retention.holders import Holders
+from delta_prop_broker.log.retention.rewriting import Rewriter
+from delta_prop_broker.log.retention.room import Room
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_broker.log.statistics import DurableLogStatistics
-from delta_prop_broker.log.stretch import Stretches
-from delta_prop_broker.log.tail import Tail
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import AckLevel, KnownIds, Source
 from delta_prop_wire.errors import DeltaPropError, UsageError
@@ -38,11 +39,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from delta_prop_broker.disk import Disk, Lock
-    from delta_prop_broker.log.compaction import Compaction
-    from delta_prop_broker.log.frames import Place
-    from delta_prop_broker.log.recovery import Recovered, RecoveryReport
-    from delta_prop_broker.log.rewriting import Rewriting
-    from delta_prop_broker.log.snapshot import Snapshot
+    from delta_prop_broker.log.files.frames import Place
+    from delta_prop_broker.log.files.snapshot import Snapshot
+    from delta_prop_broker.log.parts.recovery import Recovered, RecoveryReport
+    from delta_prop_broker.log.retention.compaction import Compaction
+    from delta_prop_broker.log.retention.rewriting import Rewriting
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.errors import Refused
 

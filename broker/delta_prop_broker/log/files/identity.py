@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.damage import FormatUnknown, LogDamaged
-from delta_prop_broker.log.writing import write_all
+from delta_prop_broker.log.files.writing import write_all
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.cursor import LOG_ID_BYTES
 
