@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from delta_prop.commands import edge
 from delta_prop.commands.opened import open_disk
 from delta_prop.operator_requests import OperatorRequest, put_request, read_requests
-from delta_prop_broker.log.durable import DIRECTORY
-from delta_prop_broker.log.files.identity import LOCK_PATH, read_identity
-from delta_prop_broker.log.parts.recovery import IDENTITY
+from delta_prop_broker.log.files.identity import read_identity
+from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY, LOCK_PATH
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

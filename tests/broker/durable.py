@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop_broker.log.durable import DIRECTORY, DurableLog
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.files.names import DIRECTORY
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import AckLevel, Source
 from delta_prop_wire.encode import encode_vectors

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.durable import DIRECTORY, DurableLog
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.files.names import DIRECTORY
 from delta_prop_broker.log.files.snapshot import open_snapshot
 from delta_prop_broker.log.retention.compaction import Compaction, Part, run_to_end
 from delta_prop_broker.log.settings import LogSettings

@@ -18,7 +18,7 @@ from delta_prop.commands.places import EARLIEST, LATEST, check_within, offset_of
 from delta_prop.spark.reads.beyond import check_reached
 from delta_prop.spark.reads.rows import merged
 from delta_prop_broker.log.beside.follow import Follower
-from delta_prop_broker.log.durable import DIRECTORY
+from delta_prop_broker.log.files.names import DIRECTORY
 from delta_prop_broker.log.files.segment import Segment, segment_bases
 from delta_prop_broker.log.files.snapshot import open_snapshot
 from delta_prop_wire.errors import Refused, UsageError

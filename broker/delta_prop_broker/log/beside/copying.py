@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
 from delta_prop_broker.log.files.frames import CHUNK_BYTES, Walk
 from delta_prop_broker.log.files.identity import (
-    FORMAT_PATH,
-    TEMPORARY,
     check_format,
     read_identity,
     read_small,
@@ -29,6 +27,7 @@ from delta_prop_broker.log.files.identity import (
     write_identity,
 )
 from delta_prop_broker.log.files.marks import Mark, MarkFile, open_mark, read_mark
+from delta_prop_broker.log.files.names import ASIDE, FORMAT_PATH, IDENTITY, MARK, TEMPORARY
 from delta_prop_broker.log.files.segment import (
     INDEX_SUFFIX,
     SUFFIX,
@@ -41,7 +40,6 @@ from delta_prop_broker.log.files.segment import (
 from delta_prop_broker.log.files.snapshot import SUFFIX as SNAPSHOT_SUFFIX
 from delta_prop_broker.log.files.sparse_index import SparseIndex
 from delta_prop_broker.log.files.writing import write_all
-from delta_prop_broker.log.parts.recovery import ASIDE, IDENTITY, MARK
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
 from delta_prop_broker.log.files.frames import Walk
-from delta_prop_broker.log.files.identity import TEMPORARY
+from delta_prop_broker.log.files.names import TEMPORARY
 from delta_prop_broker.log.files.segment import NAME_DIGITS, segment_bases
 from delta_prop_broker.log.files.writing import write_all
 from delta_prop_wire.codec import encode_head

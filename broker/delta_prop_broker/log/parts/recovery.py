@@ -18,8 +18,6 @@ from delta_prop_broker.log.files.checkpoints import Checkpoint, CheckpointDamage
 from delta_prop_broker.log.files.compressed import PEEK_BYTES, require
 from delta_prop_broker.log.files.frames import CHUNK_BYTES, Walk, heads_behind, read_head
 from delta_prop_broker.log.files.identity import (
-    FORMAT_PATH,
-    TEMPORARY,
     check_format,
     new_identity,
     read_identity,
@@ -28,6 +26,7 @@ from delta_prop_broker.log.files.identity import (
     write_identity,
 )
 from delta_prop_broker.log.files.marks import Mark, MarkFile, open_mark, read_mark
+from delta_prop_broker.log.files.names import ASIDE, FORMAT_PATH, IDENTITY, MARK, TEMPORARY
 from delta_prop_broker.log.files.reserve import is_no_room
 from delta_prop_broker.log.files.segment import (
     INDEX_SUFFIX,
@@ -50,9 +49,6 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk, File
     from delta_prop_broker.log.files.identity import Identity
 
-IDENTITY = "log"
-MARK = "mark"
-ASIDE = ".aside"
 """Behind the name of a segment that is about to get it back."""
 
 

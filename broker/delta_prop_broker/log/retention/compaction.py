@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
 from delta_prop_broker.log.files.frames import Walk
-from delta_prop_broker.log.files.identity import TEMPORARY
+from delta_prop_broker.log.files.names import TEMPORARY
 from delta_prop_broker.log.files.snapshot import (
     OriginMark,
     SnapshotFacts,

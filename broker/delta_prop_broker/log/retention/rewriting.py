@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from delta_prop_broker.log.damage import BadFrame
 from delta_prop_broker.log.files.compressed import compress_frame
 from delta_prop_broker.log.files.frames import Walk
-from delta_prop_broker.log.files.identity import TEMPORARY
+from delta_prop_broker.log.files.names import TEMPORARY
 from delta_prop_broker.log.files.segment import damaged, index_frame, load_index, write_index
 from delta_prop_broker.log.files.sparse_index import SparseIndex
 from delta_prop_broker.log.files.writing import write_all
