@@ -6,7 +6,7 @@ If the log refuses, nothing has changed. Pure but for the log it is handed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, takewhile
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
     from delta_prop.merged import Merged
     from delta_prop_broker.log.contract import Log
-    from delta_prop_broker.log.files.snapshot import OriginMark
+    from delta_prop_broker.log.snapshot import OriginMark
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 _NAMESPACE_AND_KIND = attrgetter("namespace", "kind")
@@ -131,16 +131,21 @@ class Appender:
 
     def _note_singly(self, batches: Sequence[Batch], source: Source) -> int:
         """Move heads and count conflicts for one after the other, up to the first that may not; how many."""
-        for place, batch in enumerate(batches):
+        sound, done = [*takewhile(simple_is_sound, batches)], 0
+        while done < len(sound):
+            if not sound[done].plain:
+                done += self.vectors.append_mixed(sound[done:])
+                if done == len(sound):
+                    break
+            batch = sound[done]
             try:
-                if not simple_is_sound(batch):
-                    return place
                 self.vectors.check(batch, self._load_head)
             except Refused:
-                return place
+                break
             self._count_conflicts(batch)
             self.vectors.appended(batch, source)
-        return len(batches)
+            done += 1
+        return done
 
     def kept_as(self, level: AckLevel) -> AckLevel:
         """What an acknowledgement may say: what was asked, as far as this log can promise it."""

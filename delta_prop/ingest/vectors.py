@@ -7,12 +7,28 @@ the log is the truth and ignores an operation that has nothing to work on.
 from __future__ import annotations
 
 from collections import deque
-from itertools import chain, compress, count
+from itertools import compress, count
 from operator import contains, setitem
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from delta_prop.ingest.namespaces import (
+    DELETE_BIT,
+    IS_PARTIAL,
+    ORIGIN_SHIFT,
+    PARTIAL_BITS,
+    SEVERAL,
+    VECTOR_BITS,
+    VECTOR_KINDS,
+    Namespace,
+    Own,
+    Table,
+    all_apply,
+    get,
+    keys_of,
+    owned,
+)
 from delta_prop_wire.batch import SPARSE_KINDS
 from delta_prop_wire.delta import PARTIAL_KINDS, WHOLE_KINDS, Dot, Kind, Source
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
@@ -24,36 +40,10 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 HEADS_MAX = 2_000_000
-_ORIGIN_SHIFT = 64
-_COUNTER_MASK = (1 << _ORIGIN_SHIFT) - 1
-_SEVERAL = -2  # no place, and not that of an origin that has not written
-_VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
-_VECTOR_BITS = 1 << Kind.CREATE | 1 << Kind.DENSE
-_PARTIAL_BITS = sum(1 << kind for kind in PARTIAL_KINDS)
+_COUNTER_MASK = (1 << ORIGIN_SHIFT) - 1
 _LIFE_KINDS = WHOLE_KINDS | {Kind.DELETE}
-_DELETE_BIT = 1 << Kind.DELETE
 _SPARSE_BITS = sum(1 << kind for kind in SPARSE_KINDS)
-_IS_PARTIAL = bytes(kind in PARTIAL_KINDS for kind in range(256))
-"""For `bytes.translate`: of each kind whether it needs a living vector."""
 _NO_HEADS: dict[str, int] = {}
-_get: Callable[[dict[str, int], str], int | None] = dict.get
-
-
-class _Namespace:
-    __slots__ = ("complete", "dead", "dimension", "heads", "widths", "writer")
-
-    def __init__(self, *, complete: bool) -> None:
-        self.heads: dict[str, int] = {}  # vector id -> place of the origin << 64 | counter
-        self.writer: int | None = None  # the place of the one origin that all heads are of, or _SEVERAL
-        self.dead: set[str] = set()
-        self.dimension = 0
-        self.widths: dict[int, int] = {}  # of the states it began with: how many have so many numbers
-        self.complete = complete  # False once a head was dropped: absence then proves nothing
-
-    def note_writer(self, place: int) -> None:
-        """Heads of an origin are put in."""
-        if self.writer != place:
-            self.writer = place if self.writer is None else _SEVERAL
 
 
 class SavedVectors(NamedTuple):
@@ -71,7 +61,7 @@ class Vectors:
 
     def __init__(self, *, heads_max: int = HEADS_MAX) -> None:
         self._heads_max = heads_max
-        self._namespaces: dict[str, _Namespace] = {}
+        self._namespaces: dict[str, Namespace] = {}
         self._origins: dict[int, int] = {}
         self._by_place: list[int] = []
         self._count = 0
@@ -128,7 +118,7 @@ class Vectors:
         """Raise Refused where a row cannot apply: dimension, unknown or deleted vector, `expect`."""
         namespace, kind = batch.namespace, batch.kind
         if namespace is not None and kind is not None:
-            apply = _all_apply(self._namespaces.get(namespace), (batch,), kind)
+            apply = all_apply(self._namespaces.get(namespace), (batch,), kind)
         else:
             apply = self._all_fit(batch)
         if not apply:
@@ -145,12 +135,12 @@ class Vectors:
         place = self._origins.setdefault(batch.origin, len(self._by_place))
         if place == len(self._by_place):
             self._by_place.append(batch.origin)
-        first = place << _ORIGIN_SHIFT | batch.base
+        first = place << ORIGIN_SHIFT | batch.base
         counters = batch.counters if batch.leaps else None
         codes: Iterator[int] = (  # `count` counts such large numbers in half the time that a range takes
             count(first)
             if counters is None
-            else iter([place << _ORIGIN_SHIFT | int(counter) for counter in counters])
+            else iter([place << ORIGIN_SHIFT | int(counter) for counter in counters])
         )
         if batch.namespace is not None and batch.kind is not None:
             known = self._namespace(batch.namespace)
@@ -168,14 +158,45 @@ class Vectors:
         first = batches[0]
         namespace, kind, origin = first.namespace, first.kind, first.origin
         known, place = self._namespaces.get(namespace or ""), self._origins.get(origin)
-        if known is None or kind is None or place is None or known.writer != place:
+        if known is None or kind is None or place is None:
             return False
         rows = sum([batch.count for batch in batches])
-        if self._count + rows > self._heads_max or not _all_apply(known, batches, kind):
+        if self._count + rows > self._heads_max or not all_apply(known, batches, kind):
+            return False
+        if known.writer != place and owned(list(map(known.heads.get, keys_of(batches))), place) is Own.NOT:
             return False
         self._looked_up = None
-        self._append_alike(known, batches, kind, count(place << _ORIGIN_SHIFT | first.base), source)
+        known.note_writer(place)
+        self._append_alike(known, batches, kind, count(place << ORIGIN_SHIFT | first.base), source)
         return True
+
+    def append_mixed(self, batches: Sequence[Batch]) -> int:
+        """`check`, `count_conflicts` and `appended` for sound simple batches of one origin whose rows differ,
+        up to the first that moves more than heads, or may conflict: how many.
+        """
+        place = self._origins.get(batches[0].origin)
+        if place is None or self._count + sum([batch.count for batch in batches]) > self._heads_max:
+            return 0
+        self._looked_up = self._found_heads = None
+        tables: dict[tuple[str, ...], Table] = {}
+        held: dict[Namespace, int] = {}  # how many heads each had
+        done = 0
+        for batch in batches:
+            table = tables.get(batch.namespace_names)
+            if table is None:
+                named = [self._namespaces.get(name) for name in batch.namespace_names]
+                if None in named:
+                    break
+                table = tables[batch.namespace_names] = Table(named, place)  # type: ignore[arg-type]
+                for known in table.named:
+                    held.setdefault(known, len(known.heads))
+            if not table.append(batch):
+                break
+            done += 1
+        for known, before in held.items():
+            known.note_writer(place)
+            self._count += len(known.heads) - before
+        return done
 
     def other_heads(self, batch_origin: int, rows: Iterator[tuple[str, str]]) -> Iterator[tuple[int, Dot]]:
         """(row, head) for each row whose vector was last written by another origin."""
@@ -183,7 +204,7 @@ class Vectors:
         for row, (namespace, vector_id) in enumerate(rows):
             known = self._namespaces.get(namespace)
             code = None if known is None else known.heads.get(vector_id)
-            if code is not None and code >> _ORIGIN_SHIFT != own:
+            if code is not None and code >> ORIGIN_SHIFT != own:
                 yield row, self._dot(code)
 
     def count_conflicts(self, batch: Batch, seen: Callable[[int], int]) -> None:
@@ -195,7 +216,7 @@ class Vectors:
         named = [self._namespaces.get(name) for name in batch.namespace_names]
         if all(known is None or known.writer in (None, place) for known in named):
             return
-        lowest = place << _ORIGIN_SHIFT  # of the codes of its own dots
+        lowest = place << ORIGIN_SHIFT  # of the codes of its own dots
         highest = lowest | _COUNTER_MASK
         codes = self._codes(batch)
         counted = self._conflicts_alike(batch, codes, lowest, seen)
@@ -209,8 +230,8 @@ class Vectors:
             if code is None or lowest <= code <= highest:
                 continue
             if not first <= code <= last:
-                place = code >> _ORIGIN_SHIFT
-                first = place << _ORIGIN_SHIFT
+                place = code >> ORIGIN_SHIFT
+                first = place << ORIGIN_SHIFT
                 last, limit = first | _COUNTER_MASK, first | seen(self._by_place[place])
             if code > limit and (not parents or (row, self._dot(code)) not in parents):
                 self.conflicts += 1
@@ -229,10 +250,10 @@ class Vectors:
         assert most is not None
         if lowest <= least and most <= lowest | _COUNTER_MASK:
             return 0
-        place = least >> _ORIGIN_SHIFT
-        alike = place == most >> _ORIGIN_SHIFT and batch.plain
+        place = least >> ORIGIN_SHIFT
+        alike = place == most >> ORIGIN_SHIFT and batch.plain
         # What another job wrote and this one writes anew, say.
-        unseen = alike and least > place << _ORIGIN_SHIFT | seen(self._by_place[place])
+        unseen = alike and least > place << ORIGIN_SHIFT | seen(self._by_place[place])
         return len(codes) if unseen else None
 
     def _codes(self, batch: Batch) -> list[int | None]:
@@ -245,7 +266,7 @@ class Vectors:
             known = self._namespaces.get(batch.namespace)
             codes = [None] * batch.count if known is None else list(map(known.heads.get, batch.keys))
         else:
-            codes = list(map(_get, self._heads_of(batch), batch.keys))
+            codes = list(map(get, self._heads_of(batch), batch.keys))
         self._looked_up = (batch, codes)
         return codes
 
@@ -289,10 +310,10 @@ class Vectors:
         self._origins = {origin: place for place, origin in enumerate(self._by_place)}
         self._complete = saved.complete
         for name, (dimension, complete) in saved.namespaces.items():
-            known = self._namespaces[name] = _Namespace(complete=complete)
+            known = self._namespaces[name] = Namespace(complete=complete)
             known.dimension = dimension
             known.heads, known.dead = heads.get(name, ({}, set()))
-            known.writer = _SEVERAL if known.heads else None  # or one, which would take long to find out
+            known.writer = SEVERAL if known.heads else None  # or one, which would take long to find out
         self._count = sum(len(known.heads) for known in self._namespaces.values())
         if self._count > self._heads_max:
             self._drop_oldest()
@@ -306,10 +327,10 @@ class Vectors:
             known, vector_id, kind = self._namespace(batch.namespaces[row]), batch.keys[row], batch.kinds[row]
             self._count += vector_id not in known.heads
             known.note_writer(place)
-            known.heads[vector_id] = place << _ORIGIN_SHIFT | counter
+            known.heads[vector_id] = place << ORIGIN_SHIFT | counter
             if kind == Kind.DELETE:
                 known.dead.add(vector_id)
-            elif kind in _VECTOR_KINDS:
+            elif kind in VECTOR_KINDS:
                 width = int(batch.value_bounds[row + 1] - batch.value_bounds[row])
                 known.widths[width] = known.widths.get(width, 0) + 1
                 known.dimension = max(known.widths, key=known.widths.__getitem__)
@@ -319,7 +340,7 @@ class Vectors:
     # --- helpers
 
     def _dot(self, code: int) -> Dot:
-        return Dot(self._by_place[code >> _ORIGIN_SHIFT], code & _COUNTER_MASK)
+        return Dot(self._by_place[code >> ORIGIN_SHIFT], code & _COUNTER_MASK)
 
     def _all_fit(self, batch: Batch) -> bool:
         """The short way for rows of several namespaces or kinds: whether all of them apply, whatever stands
@@ -330,13 +351,13 @@ class Vectors:
             known = self._namespaces.get(name)
             if known is None or (known.dead and not known.dead.isdisjoint(keys)):
                 return False
-            if kinds & _VECTOR_BITS and not 0 < known.dimension == batch.dimension:
+            if kinds & VECTOR_BITS and not 0 < known.dimension == batch.dimension:
                 return False
             if kinds & _SPARSE_BITS and 0 < known.dimension <= highest:
                 return False
-        if kinds & _DELETE_BIT or not kinds & _PARTIAL_BITS:
-            return not kinds & _PARTIAL_BITS
-        partial = batch.kinds.translate(_IS_PARTIAL)
+        if kinds & DELETE_BIT or not kinds & PARTIAL_BITS:
+            return not kinds & PARTIAL_BITS
+        partial = batch.kinds.translate(IS_PARTIAL)
         return all(map(contains, compress(self._heads_of(batch), partial), compress(keys, partial)))
 
     def _check_rows(self, batch: Batch) -> None:
@@ -344,11 +365,11 @@ class Vectors:
         alive: dict[tuple[str, str], bool] = {}
         named = {name: self._namespaces.get(name) for name in batch.namespace_names}
         dimensions = {name: 0 if known is None else known.dimension for name, known in named.items()}
-        codes = self._codes(batch) if batch.kinds_mask & _PARTIAL_BITS else []
-        widths = np.diff(batch.value_bounds).tolist() if batch.kinds_mask & _VECTOR_BITS else []
+        codes = self._codes(batch) if batch.kinds_mask & PARTIAL_BITS else []
+        widths = np.diff(batch.value_bounds).tolist() if batch.kinds_mask & VECTOR_BITS else []
         highest, keys = batch.index_highest, batch.keys
         for row, (namespace, kind) in enumerate(zip(batch.namespaces, batch.kinds, strict=True)):
-            if kind in _VECTOR_KINDS:
+            if kind in VECTOR_KINDS:
                 fixed, found = dimensions[namespace], widths[row]
                 if found != fixed:
                     if fixed:
@@ -382,7 +403,7 @@ class Vectors:
                 row=row,
             )
 
-    def _lives(self, known: _Namespace | None, vector_id: str) -> bool | None:
+    def _lives(self, known: Namespace | None, vector_id: str) -> bool | None:
         """True, False, or None where that is not known."""
         if known is None:
             return False if self._complete else None
@@ -408,17 +429,17 @@ class Vectors:
             )
 
     def _append_alike(
-        self, known: _Namespace, batches: Sequence[Batch], kind: int, codes: Iterator[int], source: Source
+        self, known: Namespace, batches: Sequence[Batch], kind: int, codes: Iterator[int], source: Source
     ) -> None:
         before = len(known.heads)
         for batch in batches:  # one by one: a long call would keep the thread that commits from going on
             known.heads.update(zip(batch.keys, codes, strict=False))
         self._count += len(known.heads) - before
         if kind == Kind.DELETE and source is not Source.REPLICA:
-            known.dead.update(_keys_of(batches))
+            known.dead.update(keys_of(batches))
         elif known.dead and (kind in WHOLE_KINDS or source is Source.REPLICA):
-            known.dead.difference_update(_keys_of(batches))
-        if not known.dimension and kind in _VECTOR_KINDS:
+            known.dead.difference_update(keys_of(batches))
+        if not known.dimension and kind in VECTOR_KINDS:
             known.dimension = batches[0].row_values or 0
 
     def _append_rows(self, batch: Batch, codes: Iterator[int], source: Source) -> None:
@@ -434,19 +455,19 @@ class Vectors:
         self._found_heads = None
         self._count += sum([len(known.heads) for known in named.values()]) - before
 
-    def _heads_alone(self, named: dict[str, _Namespace], batch: Batch, *, replica: bool) -> bool:
+    def _heads_alone(self, named: dict[str, Namespace], batch: Batch, *, replica: bool) -> bool:
         """Whether heads are all that a mixed batch moves: no tombstone, no dimension."""
         kinds, keys = batch.kinds_mask, batch.keys
         return (
-            (replica or not kinds & _DELETE_BIT)
+            (replica or not kinds & DELETE_BIT)
             and all(not known.dead or known.dead.isdisjoint(keys) for known in named.values())
-            and (not kinds & _VECTOR_BITS or all(known.dimension for known in named.values()))
+            and (not kinds & VECTOR_BITS or all(known.dimension for known in named.values()))
         )
 
     def _append_each(
-        self, named: dict[str, _Namespace], batch: Batch, codes: Iterator[int], *, replica: bool
+        self, named: dict[str, Namespace], batch: Batch, codes: Iterator[int], *, replica: bool
     ) -> None:
-        widths = np.diff(batch.value_bounds).tolist() if batch.kinds_mask & _VECTOR_BITS else []
+        widths = np.diff(batch.value_bounds).tolist() if batch.kinds_mask & VECTOR_BITS else []
         for row, (namespace, vector_id, kind, code) in enumerate(
             zip(batch.namespaces, batch.keys, batch.kinds, codes, strict=False)
         ):
@@ -457,13 +478,13 @@ class Vectors:
             elif known.dead and (kind in WHOLE_KINDS or replica):
                 # A forwarded delete may sort before what is here: its vector may live, so nothing is claimed.
                 known.dead.discard(vector_id)
-            if not known.dimension and kind in _VECTOR_KINDS:
+            if not known.dimension and kind in VECTOR_KINDS:
                 known.dimension = widths[row]
 
-    def _namespace(self, namespace: str) -> _Namespace:
+    def _namespace(self, namespace: str) -> Namespace:
         known = self._namespaces.get(namespace)
         if known is None:
-            known = self._namespaces[namespace] = _Namespace(complete=self._complete)
+            known = self._namespaces[namespace] = Namespace(complete=self._complete)
         return known
 
     def _drop_oldest(self) -> None:
@@ -476,30 +497,6 @@ class Vectors:
                 known.dead.discard(vector_id)
                 self._count -= 1
             known.complete = False
-
-
-def _all_apply(known: _Namespace | None, batches: Sequence[Batch], kind: int) -> bool:
-    """Whether all rows of a kind can apply, told without looking at each; where not, some may still."""
-    dimension = 0 if known is None else known.dimension
-    if kind in _VECTOR_KINDS:
-        width = dimension or batches[0].row_values
-        return width is not None and {batch.row_values for batch in batches} == {width}
-    if kind not in PARTIAL_KINDS:
-        return True
-    if known is None:
-        return False
-    if kind in SPARSE_KINDS and dimension and max([batch.index_highest for batch in batches]) >= dimension:
-        return False
-    keys = _keys_of(batches)
-    if known.dead and not known.dead.isdisjoint(keys):
-        return False
-    # Whether there is a head, not which: that would be looked up somewhere in memory for each row.
-    # Where heads were dropped, none proves nothing, and each row would pass.
-    return not known.complete or all(map(known.heads.__contains__, keys))
-
-
-def _keys_of(batches: Sequence[Batch]) -> list[str]:
-    return batches[0].keys if len(batches) == 1 else [*chain.from_iterable([one.keys for one in batches])]
 
 
 def _of_another_dimension(namespace: str, found: int, fixed: int, row: int) -> InvalidDelta:

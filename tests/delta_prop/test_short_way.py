@@ -22,6 +22,7 @@ from delta_prop_wire.delta import (
     opaque,
     sparse,
 )
+from delta_prop_wire.mixed import is_simple
 from tests.delta_prop.chains import Bench, batch_of
 
 if TYPE_CHECKING:
@@ -165,20 +166,20 @@ def sent(story: list[Any], log_deltas_max: int, epoch: int, *, together: bool) -
         del batches[: len(run)]
     appender, vectors = bench.chain.appender, bench.vectors
     log = [(one.offset, one.lamport, bytes(one.batch.body)) for one in bench.routed]
-    heads = {key: vectors.head("default", key) for key in ("a", "b", "é")}
+    heads = {(name, key): vectors.head(name, key) for name in ("default", "other") for key in ("a", "b", "é")}
     state = (appender.counters, appender.lamport, vectors.conflicts, vectors.dimension("default"))
     firsts = [bench.chain.outcome(origins[0], counter) for counter in range(1, following)]
     return [outcomes, log, heads, state, firsts, bench.chain.refused, bench.log.statistics().refused]
 
 
 def going_on(batches: list[Batch]) -> list[Batch]:
-    """The first of these, as far as they are plain and one goes on where the other ends."""
+    """The first of these, as far as they are simple and one goes on where the other ends."""
     count = 1
     for before, batch in pairwise(batches):
-        if batch.base != before.last + 1 or not batch.plain:
+        if batch.base != before.last + 1 or not is_simple(batch):
             break
         count += 1
-    return batches[: count if batches[0].plain else 1]
+    return batches[: count if is_simple(batches[0]) else 1]
 
 
 def rows_of(receipt: Receipt) -> list[object]:

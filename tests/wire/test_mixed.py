@@ -1,20 +1,24 @@
-"""Batches of mixed rows are decoded at once: as column by column, or not at all."""
+"""Batches of mixed rows are looked over at once, many together: as column by column, or not at all."""
 
 from __future__ import annotations
 
 import struct
+from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delta_prop_wire.batch import Batch
+from delta_prop_wire.batch import DIRECTORY_AT, Batch, directory_of
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.delta import Delta, create, delete, dense, metadata_only, offset, opaque, sparse
+from delta_prop_wire.delta import Delta, Kind, create, delete, dense, metadata_only, offset, opaque, sparse
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.errors import InvalidDelta, PeerError
-from delta_prop_wire.mixed import is_simple
-from delta_prop_wire.soundness import check_body, check_columns, mixed_is_whole
+from delta_prop_wire.errors import PeerError
+from delta_prop_wire.layout import ROW_WIDTHS, Column
+from delta_prop_wire.mixed import decode_columns, decode_mixed, is_simple, rows_are_sound
+from delta_prop_wire.soundness import body_is_sound, check_body, check_columns, mixed_is_whole
+from delta_prop_wire.spec import ALIGNMENT, DIMENSION_MAX
 from delta_prop_wire.validate import simple_is_sound, validate_batch
 
 OPERATIONS = [
@@ -70,14 +74,113 @@ def test_what_is_decoded_at_once_is_sound_and_the_same_as_column_by_column(
     if not mixed_is_whole(short):
         return
     assert is_simple(short)
+    assert simple_is_sound(short)
+    validate_batch(long)
     for column in COLUMNS:
         np.testing.assert_array_equal(getattr(short, column), getattr(long, column), column)
     for row in range(long.count):
         assert short.operation(row).kind == long.operation(row).kind
-    try:
-        validate_batch(long)
-    except InvalidDelta:
-        assert not simple_is_sound(short)
+
+
+SIMPLE = st.lists(
+    st.builds(
+        Delta,
+        st.sampled_from(["a", "bcd", "k" * 300]),
+        st.sampled_from(
+            [create([1, 2]), dense([3, 4]), sparse([0, 5], [1, 2]), sparse([], []), opaque(b"xyz"), delete()]
+        ),
+        st.sampled_from(["default", "other", "ö"]),
+    ),
+    min_size=2,
+    max_size=5,
+).filter(lambda rows: len({(row.namespace, row.operation.kind) for row in rows}) > 1)
+
+
+@given(st.lists(SIMPLE, min_size=1, max_size=6))
+def test_sound_rows_are_found_to_be_sound(batches: list[list[Delta]]) -> None:
+    together = [Batch(encode_batch(rows, origin=16, base=1).raw) for rows in batches]
+    assert None not in [decode_columns(batch) for batch in together]
+    assert rows_are_sound(together)
+    for batch in together:
+        alone = Batch(batch.raw)
+        assert decode_mixed(alone)
+        for column in COLUMNS:
+            np.testing.assert_array_equal(getattr(batch, column), getattr(alone, column), column)
+
+
+@given(
+    st.lists(
+        st.tuples(DELTAS, st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), max_size=2)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_rows_of_many_batches_are_sound_where_those_of_each_are(pieces: list[Any]) -> None:
+    found = []
+    for deltas, changes in pieces:
+        batch = Batch(broken(bytes(encode_batch(deltas, origin=16, base=1).body), changes))
+        if body_is_sound(batch) and decode_columns(batch) is not None:
+            found.append(batch)
+    alone = [rows_are_sound([batch]) for batch in found]
+    assert rows_are_sound(found) == all(alone)
+
+
+VECTOR, FACT = Delta("a", create([1, 2])), Delta("b", opaque(b"xyz"), "other")
+PART, GONE = Delta("c", sparse([0, 5], [1, 2])), Delta("d", delete())
+KIND_OF_ALL, DIMENSION, LENGTH = 40, 48, 52
+"""Where a body's header tells the mask of kinds, the dimension, the length."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "column", "at", "said"),
+    [
+        ([VECTOR, FACT], None, DIMENSION, struct.pack("<I", 3)),  # fewer numbers than a vector has
+        ([VECTOR, FACT], None, DIMENSION, struct.pack("<I", 1)),  # more
+        ([VECTOR, FACT], None, DIMENSION, struct.pack("<I", 0)),
+        ([GONE, FACT], None, DIMENSION, struct.pack("<I", 3)),  # of no vector
+        ([VECTOR, FACT], Column.VALUE_ENDS, 0, struct.pack("<II", 3, 2)),  # one that ends before it begins
+        ([GONE, FACT], Column.BLOB_ENDS, 0, struct.pack("<II", 1, 3)),  # bytes of a kind that has none
+        ([GONE, FACT], Column.BLOB_ENDS, 0, struct.pack("<II", 0, 2)),  # bytes that nobody has
+        ([PART, FACT], Column.VALUE_ENDS, 0, struct.pack("<II", 1, 1)),  # numbers that nobody has
+        ([PART, FACT], Column.INDICES, 4, struct.pack("<I", DIMENSION_MAX)),
+        ([VECTOR, FACT], Column.NAMESPACE_INDEX, 0, struct.pack("<HH", 0, 2)),
+        ([VECTOR, FACT, FACT], Column.KINDS, 2, bytes((40,))),  # not in the mask
+        ([VECTOR, FACT], None, KIND_OF_ALL + 5, b"\1"),  # in the mask, and no row's
+        ([VECTOR, FACT], None, LENGTH, struct.pack("<I", 8)),
+        ([VECTOR, FACT], None, LENGTH, struct.pack("<I", 4_096)),
+        ([VECTOR, FACT], Column.KEY_ENDS, 4, struct.pack("<I", 3)),
+    ],
+)
+def test_what_is_unsound_is_not_decoded(
+    rows: list[Delta], column: Column | None, at: int, said: bytes
+) -> None:
+    whole = encode_batch(rows, origin=16, base=1)
+    assert decode_mixed(Batch(whole.raw))
+    bounds = (0, 0) if column is None else whole._bounds_in(column)
+    assert bounds is not None
+    body = bytearray(whole.raw)
+    body[bounds[0] + at : bounds[0] + at + len(said)] = said
+    assert body != whole.raw
+    assert not decode_mixed(Batch(bytes(body)))
+
+
+def test_indices_are_those_of_sparse_rows() -> None:
+    whole = encode_batch([PART, VECTOR], origin=16, base=1)
+    body, bounds = bytearray(whole.raw), whole._bounds_in(Column.KINDS)
+    assert bounds is not None
+    body[bounds[0]] = Kind.DENSE
+    struct.pack_into("<Q", body, KIND_OF_ALL, 1 << Kind.CREATE | 1 << Kind.DENSE)
+    assert not decode_mixed(Batch(bytes(body)))
+
+
+def test_columns_of_rows_have_an_entry_for_each() -> None:
+    whole = encode_batch([VECTOR, FACT], origin=16, base=1)
+    places, _, _ = directory_of(whole.columns_mask)
+    for place, column in enumerate(places):
+        if column in ROW_WIDTHS and ROW_WIDTHS[Column(column)] < ALIGNMENT // 2:  # another fits the padding
+            body = bytearray(whole.raw)
+            body[DIRECTORY_AT + 4 * place] += ROW_WIDTHS[Column(column)]
+            assert not decode_mixed(Batch(bytes(body)))
 
 
 def test_rows_that_differ_and_say_nothing_rare_are_decoded_at_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -37,6 +38,10 @@ KINDS = (
     "beat",
     "no id",
     "letters",
+    "mixed",
+    "mixed",
+    "mixed",
+    "unsound",
 )
 NAMES = {"no id": "", "letters": "é"}
 """Ids that are not taken in a run."""
@@ -69,8 +74,11 @@ def bytes_of(story: list[Any]) -> bytes:
             )
             sequence += kind == "delta"
             continue
+        deltas = [Delta(NAMES.get(kind, f"key-{row}"), operation) for row in range(rows)]
+        if kind in ("mixed", "unsound"):
+            deltas[-1] = Delta("other", create([1.0, math.nan if kind == "unsound" else 2.0]), "other")
         batch = encode_batch(
-            [Delta(NAMES.get(kind, f"key-{row}"), operation) for row in range(rows)],
+            deltas,
             origin=9 if kind == "other origin" else 7,
             base=counter,
             epoch=2 if kind == "epoch" else 1,
@@ -153,6 +161,8 @@ def test_what_goes_on_is_one_run_and_what_does_not_ends_it() -> None:
     assert lengths("plain", "level", "level") == [1, 2]
     assert lengths("plain", "plain", "clock", "plain") == [2]
     assert lengths("beat", "plain") == []
+    assert lengths("plain", "mixed", "mixed", "plain", "mixed") == [5]
+    assert lengths("mixed", "mixed", "unsound", "mixed") == [2]
     assert lengths(*["plain"] * (FRAMES_MAX + 3)) == [FRAMES_MAX, 3]
 
 

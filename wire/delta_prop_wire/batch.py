@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SPARSE_KINDS = frozenset({Kind.SPARSE, Kind.SPARSE_ADD})
+_IS_SPARSE = bytes(kind in SPARSE_KINDS for kind in range(256))
+"""For `bytes.translate`."""
 PRINTABLE = bytes(range(0x20, 0x7F))
 """ASCII without control characters."""
 _CRC = struct.Struct("<I")
@@ -186,10 +188,11 @@ class Batch:
         return self._texts(Column.KEY_ENDS, Column.KEYS)
 
     def let_names_go(self) -> None:
-        """Forget the vector ids, which take as much memory as small deltas; who asks has them decoded."""
+        """Forget the names of rows, which take as much memory as small deltas; who asks has them decoded."""
         if self.decoded:
             self.decoded = False
             del self.keys
+            self.__dict__.pop("namespace_index", None)
 
     @lazy
     def namespace_names(self) -> tuple[str, ...]:
@@ -206,8 +209,14 @@ class Batch:
     def namespaces(self) -> list[str]:
         """The namespace of each row."""
         names = self.namespace_names or ("",)  # control rows have none
+        index = self.namespace_index
+        return [names[0]] * self.count if index is None else list(map(names.__getitem__, index))
+
+    @lazy
+    def namespace_index(self) -> list[int] | None:
+        """The place in the table of each row's namespace, None where all have the first."""
         index = self._array(Column.NAMESPACE_INDEX, U16)
-        return [names[0]] * self.count if index is None else [names[i] for i in index.tolist()]
+        return None if index is None else index.tolist()
 
     @lazy
     def kinds(self) -> bytes:
@@ -313,9 +322,8 @@ class Batch:
         bounds = self.value_bounds
         if self.kind is not None:
             return bounds if self.kind in SPARSE_KINDS else np.zeros_like(bounds)
-        widths = np.diff(bounds)
-        widths[[kind not in SPARSE_KINDS for kind in self.kinds]] = 0
-        return np.concatenate(([0], np.cumsum(widths)))
+        sparse = np.frombuffer(self.kinds.translate(_IS_SPARSE), np.uint8)
+        return np.concatenate(([0], np.cumsum(np.diff(bounds) * sparse)))
 
     @lazy
     def blob_bounds(self) -> NDArray[np.int64]:
@@ -328,9 +336,9 @@ class Batch:
         return self.columns_mask >> Column.METADATA & 1 != 0
 
     decoded = False
-    """Whether `plain.decode_plain` has decoded all columns."""
+    """Whether all its columns were found to be in shape, and vector ids decoded (`plain.py`, `mixed.py`)."""
     sound = False
-    """Whether it was found to be within all bounds when it was read (`forms.py`)."""
+    """Whether it was found to be within all bounds when it was read (`forms.py`, `mixed.py`)."""
     key_bytes_bound: int
     """Of a batch that was decoded so: no vector id is longer, though it may be shorter."""
 

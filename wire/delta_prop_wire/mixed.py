@@ -1,51 +1,48 @@
-"""Bodies whose rows differ in namespace, kind or length, decoded at once and by columns.
+"""Bodies whose rows differ in namespace, kind or length: looked over by columns, many at a time.
 
-Pure. What is not in shape here is decoded column by column (`batch.py`), and `soundness.py` says what is
-wrong with it.
+Pure. What is not in order here is decoded column by column (`batch.py`); `soundness.py` and `validate.py` say
+what is wrong with it.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from delta_prop_wire.batch import (
-    DIRECTORY_AT,
-    F32,
-    PRINTABLE,
-    SPARSE_KINDS,
-    U16,
-    U32,
-    directory_of,
-    stops_of,
+from delta_prop_wire.batch import DIRECTORY_AT, F32, PRINTABLE, SPARSE_KINDS, U16, U32, directory_of
+from delta_prop_wire.bounds import BYTES_MAX, NUMBERS_MAX, NUMBERS_MIN, finite, name_is_sound
+from delta_prop_wire.delta import Kind
+from delta_prop_wire.layout import ENTRY_WIDTHS, NAME_LENGTH, ROW_WIDTHS, Column
+from delta_prop_wire.plain import Names, decode_names
+from delta_prop_wire.spec import (
+    ALIGNMENT,
+    DIMENSION_MAX,
+    NAMESPACE_BYTES_MAX,
+    VECTOR_ID_BYTES_MAX,
+    Attribute,
 )
-from delta_prop_wire.layout import NAME_LENGTH, Column
-from delta_prop_wire.spec import ALIGNMENT, Attribute
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from delta_prop_wire.batch import Batch
 
-_KEY_ENDS, _KEYS, _NAMESPACES = int(Column.KEY_ENDS), int(Column.KEYS), int(Column.NAMESPACES)
-_INDEX, _KINDS, _ENDS = int(Column.NAMESPACE_INDEX), int(Column.KINDS), int(Column.VALUE_ENDS)
-_INDICES, _VALUES = int(Column.INDICES), int(Column.VALUES)
-_BLOB_ENDS, _BLOBS = int(Column.BLOB_ENDS), int(Column.BLOBS)
-_NEEDED = 1 << _KEY_ENDS | 1 << _KEYS | 1 << _NAMESPACES
-_KNOWN = _NEEDED | sum(
-    1 << column for column in (_INDEX, _KINDS, _ENDS, _INDICES, _VALUES, _BLOB_ENDS, _BLOBS)
-)
-_BOTH_BLOBS = 1 << _BLOB_ENDS | 1 << _BLOBS
+_NEEDED = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES
+_MIXED = 1 << Column.KINDS | 1 << Column.NAMESPACE_INDEX
+_BOTH_BLOBS = 1 << Column.BLOB_ENDS | 1 << Column.BLOBS
+_KNOWN = _NEEDED | _MIXED | _BOTH_BLOBS | 1 << Column.VALUE_ENDS | 1 << Column.INDICES | 1 << Column.VALUES
 _TOLD = {
     0: 0,
-    1 << _KINDS: int(Attribute.MIXED_KINDS),
-    1 << _INDEX: int(Attribute.MIXED_NAMESPACES),
-    1 << _KINDS | 1 << _INDEX: int(Attribute.MIXED_KINDS | Attribute.MIXED_NAMESPACES),
+    1 << Column.KINDS: int(Attribute.MIXED_KINDS),
+    1 << Column.NAMESPACE_INDEX: int(Attribute.MIXED_NAMESPACES),
+    _MIXED: int(Attribute.MIXED_KINDS | Attribute.MIXED_NAMESPACES),
 }
 """Which attributes announce these columns."""
-_MIXED = 1 << _KINDS | 1 << _INDEX
 _RARE = sum(
     (
         *(Attribute.IDS, Attribute.PARENTS, Attribute.CLOCK, Attribute.CONTROL),
@@ -53,10 +50,14 @@ _RARE = sum(
     )
 )
 _FLAGS = _RARE | Attribute.MIXED_KINDS | Attribute.MIXED_NAMESPACES
-_IS_SPARSE = bytes(kind in SPARSE_KINDS for kind in range(256))
-_BIT = [1 << kind for kind in range(64)]
+_VECTOR_KINDS = (Kind.CREATE, Kind.DENSE)
+_VECTOR_BITS = sum(1 << kind for kind in _VECTOR_KINDS)
+_NOT_ALONE_BITS = 1 << Kind.TRANSFORM | 1 << Kind.METADATA
+"""Kinds of rows that need another look: at a name in their bytes, at metadata, which no batch has here."""
+_IS_SPARSE = np.array([kind in SPARSE_KINDS for kind in range(256)], np.uint64)
 _TABLE_BYTES_MAX = 4_096
-_LEAST, _MOST, _SUMS = np.minimum.reduce, np.maximum.reduce, np.add.accumulate
+_NUMBER_BYTES = 4
+_MOST, _SUMS, _ANY = np.maximum, np.add, np.logical_or.reduce
 
 
 def is_simple(batch: Batch) -> bool:
@@ -65,119 +66,101 @@ def is_simple(batch: Batch) -> bool:
 
 
 def decode_mixed(batch: Batch) -> bool:
-    """Decode all columns of a batch that has names, kinds, numbers and bytes alone; whether they are.
+    """Decode the names of a batch that has names, kinds, numbers and bytes alone; whether all of it is sound.
 
-    They are not where columns do not agree, or a vector id is not printable ASCII: then each column is
-    decoded when it is asked for, and may be unsound.
+    Where it is not, or a vector id is not printable ASCII, ask for each column, which may be unsound.
     """
-    columns, count = batch.columns_mask, batch.count
-    if columns & ~_KNOWN or columns & _NEEDED != _NEEDED:
+    names = decode_columns(batch)
+    if names is None or not rows_are_sound([batch]) or not decode_names([batch], [names]):
         return False
-    places, lengths, at = directory_of(columns)
-    if batch.attributes & _FLAGS != _TOLD[columns & _MIXED] or at > batch.length:
-        return False
-    found: dict[int, tuple[int, int]] = {}
-    for column, size in zip(places, lengths.unpack_from(batch.raw, DIRECTORY_AT), strict=True):
-        found[column] = (at, size)
-        at += size + -size % ALIGNMENT
-    batch.decoded = (
-        at == batch.length
-        and found[_KEY_ENDS][1] == 4 * count
-        and _decode_keys(batch, found)
-        and _decode_names(batch, found)
-        and _decode_kinds(batch, found)
-        and _decode_numbers(batch, found)
-        and _decode_blobs(batch, found)
+    note_sound(batch)
+    return batch.sound
+
+
+def note_sound(batch: Batch) -> None:
+    """Of a batch whose rows were found to be sound and whose vector ids are decoded: whether all of it is."""
+    batch.sound = (
+        batch.key_bytes_bound <= VECTOR_ID_BYTES_MAX or max(map(len, batch.keys)) <= VECTOR_ID_BYTES_MAX
     )
-    return batch.decoded
 
 
-def _decode_keys(batch: Batch, found: dict[int, tuple[int, int]]) -> bool:
-    at, size = found[_KEYS]
-    raw = bytes(batch.raw[at : at + size])
-    if raw.translate(None, PRINTABLE):
-        return False
-    text, stops = raw.decode("ascii"), stops_of(batch.count).unpack_from(batch.raw, found[_KEY_ENDS][0])
-    keys = [text[start:stop] for start, stop in zip((0, *stops), stops, strict=False)]
-    batch.keys, batch.key_bytes_bound = keys, max(map(len, keys))
-    # Where none is empty all ends rise, up to the last one.
-    return stops[-1] == size and all(keys)
+def decode_columns(batch: Batch) -> Names | None:
+    """Find the columns of such a batch, and give those of its vector ids for `decode_names`; None where they
+    are not as `decode_mixed` wants them. What rows say is left to `rows_are_sound`.
+    """
+    raw, columns, count = batch.raw, batch.columns_mask, batch.count
+    if columns & ~_KNOWN or columns & _NEEDED != _NEEDED or columns & _BOTH_BLOBS not in (0, _BOTH_BLOBS):
+        return None
+    lengths, at = directory_of(columns)[1:]
+    if batch.attributes & _FLAGS != _TOLD[columns & _MIXED] or at > batch.length:
+        return None
+    bounds: list[int] = []
+    sizes = lengths.unpack_from(raw, DIRECTORY_AT)
+    for size, (row_bytes, entry_bytes) in zip(sizes, _widths(columns), strict=False):
+        if size % entry_bytes or (row_bytes and size != row_bytes * count):
+            return None
+        bounds += at, at + size
+        at += size + -size % ALIGNMENT
+    if at != batch.length:
+        return None
+    batch._bounds_of = tuple(bounds)
+    # The first columns in turn: where vector ids end, the ids, the table of namespaces.
+    ends, text, table = (bytes(raw[bounds[at] : bounds[at + 1]]) for at in (0, 2, 4))
+    if ends[-_NUMBER_BYTES:] != len(text).to_bytes(_NUMBER_BYTES, "little") or text.translate(
+        None, PRINTABLE
+    ):
+        return None
+    return Names(ends, text) if _decode_namespaces(batch, table) and _kinds_agree(batch) else None
 
 
-def _decode_names(batch: Batch, found: dict[int, tuple[int, int]]) -> bool:
-    at, size = found[_NAMESPACES]
-    names = _table(bytes(batch.raw[at : at + size])) if size <= _TABLE_BYTES_MAX else None
+def rows_are_sound(batches: Sequence[Batch]) -> bool:
+    """Whether all rows of batches whose columns were found have a namespace, and the numbers and bytes that
+    their kinds may have. Which namespace a row has, and the highest index, are decoded by that.
+    """
+    alike: dict[tuple[int, int], list[Batch]] = {}
+    for batch in batches:
+        alike.setdefault((batch.columns_mask, batch.dimension), []).append(batch)
+    return all(_alike_are_sound(_Alike.of(some)) for some in alike.values())
+
+
+# --- one batch
+
+
+def _decode_namespaces(batch: Batch, table: bytes) -> bool:
+    names = _table(table) if len(table) <= _TABLE_BYTES_MAX else None
     if not names or len(names) > batch.count:
         return False
     batch.namespace_names, batch.namespace = names, names[0] if len(names) == 1 else None
-    if _INDEX not in found:
-        return len(names) == 1
-    at, size = found[_INDEX]
-    if size != 2 * batch.count:
+    return batch.columns_mask >> Column.NAMESPACE_INDEX & 1 == 1 or len(names) == 1
+
+
+def _kinds_agree(batch: Batch) -> bool:
+    """Whether the rows' kinds are those that the header tells, and need no other look."""
+    mask = batch.kinds_mask
+    if mask & _NOT_ALONE_BITS or (mask & _VECTOR_BITS != 0) != (batch.dimension != 0):
         return False
-    index = np.frombuffer(batch.raw, U16, batch.count, at).tolist()
-    if max(index) >= len(names):
-        return False
-    batch.namespaces = list(map(names.__getitem__, index))
-    return True
+    told = _kinds_in(mask)
+    if not batch.columns_mask >> Column.KINDS & 1:
+        return len(told) == 1
+    kinds = batch.kinds
+    return not kinds.translate(None, told) and all(map(kinds.__contains__, told))
 
 
-def _decode_kinds(batch: Batch, found: dict[int, tuple[int, int]]) -> bool:
-    if _KINDS not in found:
-        return batch.kind is not None
-    at, size = found[_KINDS]
-    batch.kinds = bytes(batch.raw[at : at + size])
-    kinds = {*batch.kinds}
-    if size != batch.count or max(kinds) >= len(_BIT):
-        return False
-    return batch.kinds_mask == sum(map(_BIT.__getitem__, kinds))
+@lru_cache(maxsize=1024)
+def _kinds_in(mask: int) -> bytes:
+    return bytes(kind for kind in range(64) if mask >> kind & 1)
 
 
-def _decode_numbers(batch: Batch, found: dict[int, tuple[int, int]]) -> bool:
-    count, (at, size) = batch.count, found.get(_VALUES, (0, 0))
-    values = size >> 2
-    if (
-        size & 3
-        or (_ENDS not in found and values % count)
-        or found.get(_ENDS, (0, 4 * count))[1] != 4 * count
-    ):
-        return False
-    batch.values = np.frombuffer(batch.raw, F32, values, at)
-    if _ENDS in found:
-        batch.value_bounds, widths = _bounds(batch, found[_ENDS][0])
-    else:
-        widths = np.diff(batch.value_bounds)
-    if int(batch.value_bounds[-1]) != values or int(_LEAST(widths)) < 0:
-        return False
-    batch.index_bounds = np.zeros(count + 1, np.int64)
-    sparse = np.frombuffer(batch.kinds.translate(_IS_SPARSE), np.uint8)
-    _SUMS(widths * sparse, out=batch.index_bounds[1:])
-    at, size = found.get(_INDICES, (0, 0))
-    batch.indices = np.frombuffer(batch.raw, U32, size >> 2, at)
-    batch.index_highest = int(_MOST(batch.indices)) if size >> 2 else -1
-    return not size & 3 and int(batch.index_bounds[-1]) == size >> 2
-
-
-def _decode_blobs(batch: Batch, found: dict[int, tuple[int, int]]) -> bool:
-    both = batch.columns_mask & _BOTH_BLOBS
-    if not both:
-        return True
-    if both != _BOTH_BLOBS or found[_BLOB_ENDS][1] != 4 * batch.count:
-        return False
-    batch.blob_bounds, widths = _bounds(batch, found[_BLOB_ENDS][0])
-    return int(batch.blob_bounds[-1]) == found[_BLOBS][1] and int(_LEAST(widths)) >= 0
-
-
-def _bounds(batch: Batch, at: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each row's part of a column begins and ends, and how long it is."""
-    bounds = np.zeros(batch.count + 1, np.int64)
-    bounds[1:] = np.frombuffer(batch.raw, U32, batch.count, at)
-    return bounds, bounds[1:] - bounds[:-1]
+@lru_cache(maxsize=1024)
+def _widths(mask: int) -> tuple[tuple[int, int], ...]:
+    """Of each column in a mask: bytes a row, 0 where that is not fixed, and bytes an entry."""
+    present = [column for column in Column if mask >> column & 1]
+    return tuple((ROW_WIDTHS.get(column, 0), ENTRY_WIDTHS.get(column, 1)) for column in present)
 
 
 @lru_cache(maxsize=256)
 def _table(raw: bytes) -> tuple[str, ...] | None:
-    """The names of a table, None where it is not whole; the same few come with batch after batch."""
+    """The names of a table, None where one is unsound; the same few tables come with batch after batch."""
     names, at = [], 0
     while at < len(raw):
         if at + NAME_LENGTH.size > len(raw):
@@ -188,4 +171,121 @@ def _table(raw: bytes) -> tuple[str, ...] | None:
         except UnicodeDecodeError:
             return None
         at = end
-    return tuple(names) if at == len(raw) else None
+    sound = at == len(raw) and all(name_is_sound(name, NAMESPACE_BYTES_MAX) for name in names)
+    return tuple(names) if sound else None
+
+
+# --- batches with the same columns and dimension
+
+
+class _Alike(NamedTuple):
+    """Their rows, end to end: of each its kind; of each batch where its rows begin, and its last row."""
+
+    batches: Sequence[Batch]
+    kinds: NDArray[np.uint8]
+    firsts: NDArray[np.int64]
+    lasts: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, batches: Sequence[Batch]) -> _Alike:
+        """All rows of these."""
+        stops = np.array([*accumulate([batch.count for batch in batches], initial=0)])
+        kinds = np.frombuffer(b"".join([batch.kinds for batch in batches]), np.uint8)
+        return cls(batches, kinds, stops[:-1], stops[1:] - 1)
+
+    def place(self, column: Column) -> int | None:
+        """Where in the bounds of their columns those of one stand, None where they have none."""
+        return directory_of(self.batches[0].columns_mask)[0].get(column)
+
+    def sizes(self, column: Column) -> list[int]:
+        """Of each batch the bytes of a column."""
+        place = self.place(column)
+        if place is None:
+            return [0] * len(self.batches)
+        return [batch._bounds_of[place + 1] - batch._bounds_of[place] for batch in self.batches]
+
+    def joined(self, column: Column, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """A column of all, end to end."""
+        place = self.place(column)
+        if place is None:
+            return np.zeros(0, dtype)
+        parts = [batch.raw[batch._bounds_of[place] : batch._bounds_of[place + 1]] for batch in self.batches]
+        return np.frombuffer(b"".join(parts), dtype)
+
+    def lengths(self, column: Column, totals: list[int]) -> NDArray[np.uint64] | None:
+        """How long each row's part is, where this column tells its end; None where the last of a batch do not
+        end at these totals. One that ends before it begins is longer than anything may be.
+        """
+        ends = self.joined(column, U32).astype(np.int64)
+        if ends[self.lasts].tolist() != totals:
+            return None
+        lengths = ends.copy()
+        lengths[1:] -= ends[:-1]
+        lengths[self.firsts] = ends[self.firsts]
+        return lengths.view(np.uint64)
+
+
+def _alike_are_sound(alike: _Alike) -> bool:
+    least, most, bytes_most = _shapes(alike.batches[0].dimension).take(alike.kinds, 1)
+    widths = _row_widths(alike)
+    if widths is None or _ANY((widths < least) | (widths > most)):
+        return False
+    if alike.place(Column.BLOBS) is not None:
+        lengths = alike.lengths(Column.BLOB_ENDS, alike.sizes(Column.BLOBS))
+        if lengths is None or _ANY(lengths > bytes_most):
+            return False
+    return (
+        _indices_are_sound(alike, widths)
+        and _decode_index(alike)
+        and finite(alike.joined(Column.VALUES, F32))
+    )
+
+
+@lru_cache(maxsize=64)
+def _shapes(dimension: int) -> NDArray[np.uint64]:
+    """Of each kind the fewest and most numbers of a row, and the most bytes; vectors have this dimension."""
+    shapes = np.array([NUMBERS_MIN, NUMBERS_MAX, BYTES_MAX], np.uint64)
+    for kind in _VECTOR_KINDS:
+        shapes[0, kind] = max(dimension, NUMBERS_MIN[kind])
+        shapes[1, kind] = min(dimension, NUMBERS_MAX[kind])
+    return shapes
+
+
+def _row_widths(alike: _Alike) -> NDArray[np.uint64] | None:
+    """How many numbers each row has, None where they do not share them out."""
+    totals = [size // _NUMBER_BYTES for size in alike.sizes(Column.VALUES)]
+    if alike.place(Column.VALUE_ENDS) is not None:
+        return alike.lengths(Column.VALUE_ENDS, totals)
+    counts = [batch.count for batch in alike.batches]
+    if any(total % count for total, count in zip(totals, counts, strict=True)):
+        return None
+    widths = [total // count for total, count in zip(totals, counts, strict=True)]
+    return np.repeat(np.array(widths, np.uint64), counts)
+
+
+def _indices_are_sound(alike: _Alike, widths: NDArray[np.uint64]) -> bool:
+    """Whether there are as many indices as sparse rows have numbers, and none is too high."""
+    counts = [size // _NUMBER_BYTES for size in alike.sizes(Column.INDICES)]
+    if _SUMS.reduceat(widths * _IS_SPARSE[alike.kinds], alike.firsts).tolist() != counts:
+        return False
+    for batch in alike.batches:
+        batch.index_highest = -1
+    with_some = [batch for batch, count in zip(alike.batches, counts, strict=True) if count]
+    if with_some:
+        firsts = [*accumulate([count for count in counts if count], initial=0)][:-1]
+        highest = _MOST.reduceat(alike.joined(Column.INDICES, U32), firsts).tolist()
+        for batch, index in zip(with_some, highest, strict=True):
+            batch.index_highest = index
+        return bool(max(highest) < DIMENSION_MAX)
+    return True
+
+
+def _decode_index(alike: _Alike) -> bool:
+    """Which namespace of its batch's table each row has; whether there is one."""
+    if alike.place(Column.NAMESPACE_INDEX) is None:
+        return True
+    index = alike.joined(Column.NAMESPACE_INDEX, U16)
+    highest, listed = _MOST.reduceat(index, alike.firsts).tolist(), index.tolist()
+    for batch, first, last in zip(alike.batches, alike.firsts.tolist(), alike.lasts.tolist(), strict=True):
+        batch.namespace_index = listed[first : last + 1]
+    return all(most < len(batch.namespace_names) for most, batch in zip(highest, alike.batches, strict=True))

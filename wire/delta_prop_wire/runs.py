@@ -1,4 +1,4 @@
-"""The short way in: frames that came together and hold plain batches of one origin are taken as one run.
+"""The short way in: frames that came together and hold simple batches of one origin are taken as one run.
 
 Pure. It does what `codec.py` and `connection.py` do frame by frame, in a few steps for each. Where a frame is
 anything else, or unsound, the run ends before it, and the long way says what it is.
@@ -10,17 +10,19 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from delta_prop_wire import mixed, plain
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.forms import note_form, parse_known
 from delta_prop_wire.frames import Credit
-from delta_prop_wire.plain import decode_columns, decode_names
-from delta_prop_wire.soundness import SMALLEST_BODY_BYTES, plain_body_is_sound
+from delta_prop_wire.plain import decode_names
+from delta_prop_wire.soundness import SMALLEST_BODY_BYTES, body_is_sound, plain_body_is_sound
 from delta_prop_wire.spec import (
     COUNTER_MAX,
     HEADER_BYTES,
     MAGIC,
     STAMP_BYTES,
     VERSION,
+    Attribute,
     Flag,
     FrameType,
 )
@@ -41,6 +43,7 @@ _UNBOUNDED = Credit(1 << 63, 1 << 63)
 _NO_STAMP = [0] * (STAMP_BYTES // 8)
 _LENGTH_MIN = STAMP_BYTES + SMALLEST_BODY_BYTES
 _ACK_WANTED = int(Flag.ACK_WANTED)
+_MIXED = Attribute.MIXED_KINDS | Attribute.MIXED_NAMESPACES
 _STARTS = {
     MAGIC << 24 | VERSION << 16 | FrameType.BATCH << 8 | flags: bool(flags & _ACK_WANTED)
     for high in (0, Flag.HIGH_PRIORITY)
@@ -51,7 +54,7 @@ _STARTS = {
 
 @dataclass(slots=True)
 class Run:
-    """Plain batches of one origin and epoch, whose counters and sequences go on from one to the next.
+    """Simple batches of one origin and epoch, whose counters and sequences go on from one to the next.
 
     `sequence`: of the first row; `rows` and `size`: of all, in deltas and bytes as credits are charged.
     """
@@ -97,12 +100,10 @@ class Runs:
             # A body of its own, so that a batch that is kept keeps nothing else.
             body = bytes(view[at + _BODY_AT : stop])
             batch = parse_known(body) or Batch(body)
-            if not batch.plain or (batches and not _goes_on(batches[-1], batch)):
-                break
-            if first + batch.count > COUNTER_MAX:
+            if (batches and not _goes_on(batches[-1], batch)) or first + batch.count > COUNTER_MAX:
                 break
             if not batch.decoded:
-                named = decode_columns(batch) if plain_body_is_sound(batch) else None
+                named = _names_in(batch)
                 if named is None:
                     break
                 unnamed.append(batch)
@@ -126,11 +127,28 @@ class Runs:
         return Run(sequence, _STARTS[start], batches, rows, size)
 
 
+def _names_in(batch: Batch) -> Names | None:
+    """The vector ids of a batch, whose other columns are found too; None where anything is not in order."""
+    if batch.plain:
+        return plain.decode_columns(batch) if plain_body_is_sound(batch) else None
+    return mixed.decode_columns(batch) if mixed.is_simple(batch) and body_is_sound(batch) else None
+
+
 def _decode(batches: list[Batch], unnamed: list[Batch], names: list[Names]) -> int:
-    """Decode the vector ids of those of these batches that have none yet; how many of the first have them."""
+    """Decode the vector ids of those of these batches that have none yet, and look over rows that differ; how
+    many of the first batches are in order.
+    """
     named = decode_names(unnamed, names)
+    differing = [batch for batch in unnamed[:named] if not batch.plain]
+    if differing and not mixed.rows_are_sound(differing):
+        unsound = next(batch for batch in differing if not mixed.rows_are_sound([batch]))
+        unsound.decoded = False
+        named = unnamed.index(unsound)
     for batch in unnamed[:named]:
-        note_form(batch)
+        if batch.plain:
+            note_form(batch)
+        else:
+            mixed.note_sound(batch)
     return len(batches) if named == len(unnamed) else batches.index(unnamed[named])
 
 
@@ -140,5 +158,5 @@ def _goes_on(before: Batch, batch: Batch) -> bool:
         batch.base == before.base + before.count
         and batch.origin == before.origin
         and batch.epoch == before.epoch
-        and batch.attributes == before.attributes
+        and not (batch.attributes ^ before.attributes) & ~_MIXED
     )

@@ -130,15 +130,16 @@ def plain_is_whole(batch: Batch) -> bool:
 
 def plain_body_is_sound(batch: Batch) -> bool:
     """Whether header, padding and checksum of a plain batch are in order; its columns are for `plain.py`."""
-    return not batch.attributes & _FLAGS and _body_is_sound(batch)
+    return not batch.attributes & _FLAGS and body_is_sound(batch)
 
 
 def mixed_is_whole(batch: Batch) -> bool:
-    """`plain_is_whole` for batches whose rows differ in kind, namespace or length."""
-    return _body_is_sound(batch) and decode_mixed(batch)
+    """`plain_is_whole` for batches whose rows differ in kind, namespace or length; they are valid, too."""
+    return body_is_sound(batch) and decode_mixed(batch)
 
 
-def _body_is_sound(batch: Batch) -> bool:
+def body_is_sound(batch: Batch) -> bool:
+    """Whether header, padding and checksum are in order."""
     body, count, length = batch.raw, batch.count, batch.length
     size = len(body)
     return (

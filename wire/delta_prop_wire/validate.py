@@ -186,15 +186,7 @@ def plain_is_sound(batch: Batch) -> bool:
 
 def simple_is_sound(batch: Batch) -> bool:
     """The same for a simple batch, whose rows may differ."""
-    if batch.plain:
-        return plain_is_sound(batch)
-    return (
-        (batch.decoded or decode_mixed(batch))
-        and not batch.kinds_mask & _METADATA_BIT
-        and batch.size <= DELTA_BYTES_MAX
-        and _names_are_sound(batch)
-        and _numbers_are_sound(batch, batch.columns_mask)
-    )
+    return plain_is_sound(batch) if batch.plain else batch.sound or decode_mixed(batch)
 
 
 @lru_cache(maxsize=1024)

@@ -164,6 +164,71 @@ def test_mixed_rows_are_looked_at_by_columns_as_one_by_one(history: list[tuple[l
             assert short.vectors.heads(name, [*"abc"]) == long.vectors.heads(name, [*"abc"])
 
 
+STORY = st.lists(
+    st.tuples(
+        st.lists(st.lists(deltas, min_size=1, max_size=5), min_size=1, max_size=4),
+        st.sampled_from([ORIGIN, ORIGIN, OTHER]),
+    ),
+    max_size=8,
+)
+
+
+@given(STORY)
+def test_batches_that_come_together_move_what_they_move_one_by_one(story: list[Any]) -> None:
+    together, singly = Edge(), Edge()
+    singly.vectors = RowByRow()
+    for edge in (together, singly):  # so that there is something to build on
+        for name in ("default", "other"):
+            edge.send(*(Delta(key, create([1.0, 2.0]), name) for key in "ab"))
+    for batches, origin in story:
+        made, counter = [], together.next.get(origin, 1)
+        for rows in batches:
+            made.append(batch_of(origin, counter, *rows))
+            counter = made[-1].last + 1
+        for batch in made[together.vectors.append_mixed(made) :]:
+            noted(together.vectors, batch)
+        for batch in made:
+            noted(singly.vectors, batch)
+        together.next[origin] = counter
+        assert told(together.vectors) == told(singly.vectors)
+
+
+def noted(vectors: Vectors, batch: Batch) -> None:
+    try:
+        vectors.check(batch, nothing)
+    except InvalidDelta:
+        return
+    vectors.count_conflicts(batch, lambda _: 0)
+    vectors.appended(batch, Source.LOCAL)
+
+
+def told(vectors: Vectors) -> list[object]:
+    """All that is known, but for namespaces that nobody has written in."""
+    heads = {name: vectors.heads(name, [*"abc"]) for name in vectors.saved().namespaces}
+    return [vectors.saved(), vectors.held, vectors.conflicts, heads]
+
+
+def test_rows_that_differ_move_heads_together_whoever_wrote_before() -> None:
+    edge = Edge()
+    rows = [Delta("a", create([1.0, 2.0])), Delta("b", create([1.0, 2.0]), "other")]
+    edge.send(*rows, origin=OTHER)
+    batches = [batch_of(ORIGIN, at, *rows) for at in (1, 3, 5)]
+    assert edge.vectors.append_mixed(batches) == 0  # it has not written yet
+    edge.send(Delta("c", opaque(b"x")))
+    batches = [batch_of(ORIGIN, at, *rows) for at in (2, 4, 6)]
+    assert edge.vectors.append_mixed(batches) == 0  # in conflict with the other's
+    edge.send(*rows)
+    facts = [Delta("d", opaque(b"x"), "other"), Delta("a", sparse([1], [1.0]))]
+    batches = [batch_of(ORIGIN, at, *facts) for at in (4, 6, 8)]
+    assert edge.vectors.append_mixed(batches) == 3
+    assert edge.vectors.head("default", "a") == Dot(ORIGIN, 9)
+    assert (edge.vectors.held, edge.vectors.conflicts) == (4, 0)
+    unknown = [Delta("a", opaque(b"x")), Delta("z", offset(1.0), "other")]
+    assert edge.vectors.append_mixed([batch_of(ORIGIN, 10, *unknown)]) == 0
+    last = [Delta("a", opaque(b"x")), Delta("b", delete(), "other")]
+    assert edge.vectors.append_mixed([batch_of(ORIGIN, 10, *facts), batch_of(ORIGIN, 12, *last)]) == 1
+
+
 def _length(delta: Delta) -> int:
     assert delta.operation.values is not None
     return len(delta.operation.values)

@@ -10,7 +10,6 @@ import errno
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from delta_prop_broker.log.files.names import RESERVE_PATH
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+RESERVE_PATH = "reserve"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 

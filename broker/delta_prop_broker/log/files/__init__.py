@@ -1,1 +1,0 @@
-"""What a log is on disk: its files, how each is written, read and checked."""

@@ -1,0 +1,140 @@
+"""The last changes of a namespace's vectors, and whether rows can be changed in one go.
+
+Pure. What is not plain to see by columns is left to `vectors.py`, which looks at each row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from itertools import chain, compress, count
+from operator import contains, setitem
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.batch import SPARSE_KINDS
+from delta_prop_wire.delta import PARTIAL_KINDS, Kind
+from delta_prop_wire.spec import DIMENSION_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from delta_prop_wire.batch import Batch
+
+ORIGIN_SHIFT = 64
+"""A head is the place of its origin, shifted by this, and its counter."""
+SEVERAL = -2
+"""No place, and not that of an origin that has not written."""
+VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
+VECTOR_BITS = sum(1 << kind for kind in VECTOR_KINDS)
+PARTIAL_BITS = sum(1 << kind for kind in PARTIAL_KINDS)
+DELETE_BIT = 1 << Kind.DELETE
+IS_PARTIAL = bytes(kind in PARTIAL_KINDS for kind in range(256))
+"""For `bytes.translate`: of each kind whether it needs a living vector."""
+get: Callable[[dict[str, int], str], int | None] = dict.get
+
+
+class Namespace:
+    """What is known of the vectors of one namespace."""
+
+    __slots__ = ("complete", "dead", "dimension", "heads", "widths", "writer")
+
+    def __init__(self, *, complete: bool) -> None:
+        self.heads: dict[str, int] = {}  # vector id -> place of the origin << 64 | counter
+        self.writer: int | None = None  # the place of the one origin that all heads are of, or SEVERAL
+        self.dead: set[str] = set()
+        self.dimension = 0
+        self.widths: dict[int, int] = {}  # of the states it began with: how many have so many numbers
+        self.complete = complete  # False once a head was dropped: absence then proves nothing
+
+    def note_writer(self, place: int) -> None:
+        """Heads of an origin are put in."""
+        if self.writer != place:
+            self.writer = place if self.writer is None else SEVERAL
+
+
+class Own(Enum):
+    """Which rows' vectors were last changed by the origin that changes them now; others would conflict."""
+
+    ALL = "all"
+    WHERE_PRESENT = "all that have a head"
+    NOT = "not all that have a head"
+
+
+class Table:
+    """The namespaces of an origin's mixed batches, and what they have in common while heads alone move."""
+
+    __slots__ = ("alone", "dead", "dimension", "dimension_min", "heads", "named", "place")
+
+    def __init__(self, named: list[Namespace], place: int) -> None:
+        self.named = named
+        self.place = place
+        self.heads = [known.heads for known in named]
+        self.alone = all(known.writer in (None, place) for known in named)
+        self.dead = [known.dead for known in named if known.dead]
+        dimensions = {known.dimension for known in named}
+        self.dimension = dimensions.pop() if len(dimensions) == 1 else 0
+        """That of all; 0 where they differ, or some have none yet."""
+        self.dimension_min = min(
+            [known.dimension for known in named if known.dimension], default=DIMENSION_MAX
+        )
+
+    def append(self, batch: Batch) -> bool:
+        """Move the heads of a batch where it is plain to see that all its rows apply, none conflicts, and
+        nothing else moves; whether it is.
+        """
+        kinds, keys, heads, index = batch.kinds_mask, batch.keys, self.heads, batch.namespace_index
+        if (
+            kinds & DELETE_BIT
+            or (kinds & VECTOR_BITS and batch.dimension != self.dimension)
+            or batch.index_highest >= self.dimension_min
+            or not all(dead.isdisjoint(keys) for dead in self.dead)
+        ):
+            return False
+        rows = [heads[0]] * batch.count if index is None else list(map(heads.__getitem__, index))
+        own = Own.WHERE_PRESENT if self.alone else owned(list(map(get, rows, keys)), self.place)
+        if own is Own.NOT:
+            return False
+        if kinds & PARTIAL_BITS and own is not Own.ALL:
+            partial = batch.kinds.translate(IS_PARTIAL)
+            if not all(map(contains, compress(rows, partial), compress(keys, partial))):
+                return False
+        deque(map(setitem, rows, keys, count(self.place << ORIGIN_SHIFT | batch.base)), maxlen=0)
+        return True
+
+
+def all_apply(known: Namespace | None, batches: Sequence[Batch], kind: int) -> bool:
+    """Whether all rows of a kind can apply, told without looking at each; where not, some may still."""
+    dimension = 0 if known is None else known.dimension
+    if kind in VECTOR_KINDS:
+        width = dimension or batches[0].row_values
+        return width is not None and {batch.row_values for batch in batches} == {width}
+    if kind not in PARTIAL_KINDS:
+        return True
+    if known is None:
+        return False
+    if kind in SPARSE_KINDS and dimension and max([batch.index_highest for batch in batches]) >= dimension:
+        return False
+    keys = keys_of(batches)
+    if known.dead and not known.dead.isdisjoint(keys):
+        return False
+    # Whether there is a head, not which: that would be looked up somewhere in memory for each row.
+    # Where heads were dropped, none proves nothing, and each row would pass.
+    return not known.complete or all(map(known.heads.__contains__, keys))
+
+
+def owned(codes: Sequence[int | None], place: int) -> Own:
+    """Whether the heads of these rows, None where there is none, are all of the origin of this place."""
+    own = Own.ALL
+    try:
+        least, most = min(codes), max(codes)  # type: ignore[type-var]
+    except TypeError:
+        own, held = Own.WHERE_PRESENT, [code for code in codes if code is not None]
+        least, most = min(held, default=None), max(held, default=None)
+    if least is None or most is None:  # none has one
+        return Own.WHERE_PRESENT
+    return own if least >> ORIGIN_SHIFT == place == most >> ORIGIN_SHIFT else Own.NOT
+
+
+def keys_of(batches: Sequence[Batch]) -> list[str]:
+    """The vector ids of all rows."""
+    return batches[0].keys if len(batches) == 1 else [*chain.from_iterable([one.keys for one in batches])]
