@@ -16,10 +16,10 @@ import numpy as np
 
 from benchmarks._crash_writer import DIMENSION, made, origin_of
 from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.beside.inspect import inspect
 from delta_prop_broker.log.damage import LogDamaged
-from delta_prop_broker.log.durable import DIRECTORY
-from delta_prop_broker.log.inspect import inspect
-from delta_prop_broker.log.snapshot import open_snapshot, snapshot_offsets
+from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.files.snapshot import open_snapshot, snapshot_offsets
 from delta_prop_wire.delta import Delta, Kind
 from delta_prop_wire.states import state_of
 

@@ -25,11 +25,11 @@ import anyio.to_thread
 
 from delta_prop import compacting
 from delta_prop.embedded import Propagator
-from delta_prop_broker.log.commit import Commit
-from delta_prop_broker.log.compaction import Compaction
-from delta_prop_broker.log.cover import Cover
-from delta_prop_broker.log.retention import LogSettings
-from delta_prop_broker.log.snapshot import SnapshotWriter
+from delta_prop_broker.log.files.snapshot import SnapshotWriter
+from delta_prop_broker.log.parts.commit import Commit
+from delta_prop_broker.log.retention.compaction import Compaction
+from delta_prop_broker.log.retention.cover import Cover
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_sinks import StorageSink
 from delta_prop_wire.delta import (
     AckLevel,

@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks._processes import PROCESSES, end_forked, end_when_told, forked
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Priority, make_origin, opaque, producer_id_of
 from delta_prop_wire.encode import encode_batch, encode_vectors
 

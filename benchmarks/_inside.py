@@ -21,7 +21,7 @@ import numpy as np
 from delta_prop.client import ForwardLink
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
-from delta_prop_broker.log.retention import MIB, LogSettings
+from delta_prop_broker.log.settings import MIB, LogSettings
 from delta_prop_sinks import CacheSink, CallbackSink, Delivery, ForwardSink, IndexSink, Linked, StorageSink
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import AckLevel, Delta, sparse

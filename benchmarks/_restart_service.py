@@ -20,7 +20,7 @@ import numpy as np
 
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_sinks import IndexSink, Linked, Resident, StorageSink
 from delta_prop_wire.delta import AckLevel, Kind, Priority, make_origin, producer_id_of
 from delta_prop_wire.encode import encode_vectors

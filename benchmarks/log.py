@@ -30,7 +30,7 @@ from benchmarks._measure import Figure, percentile, table
 from benchmarks._results import Goal, Results, options_of
 from delta_prop.config import Settings
 from delta_prop.embedded import Propagator
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_sinks import CallbackSink, Delivery
 from delta_prop_wire.delta import (
     AckLevel,

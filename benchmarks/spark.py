@@ -191,7 +191,7 @@ def build_log(data: Path, size: int) -> None:
     import numpy as np
 
     from delta_prop.embedded import Propagator
-    from delta_prop_broker.log.retention import LogSettings
+    from delta_prop_broker.log.settings import LogSettings
     from delta_prop_wire.delta import AckLevel
 
     names = [f"vector-{number}" for number in range(REPLAY_KEYS)]

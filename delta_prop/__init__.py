@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from delta_prop.route.subscription import Subscription
     from delta_prop.statistics import Statistics
     from delta_prop.synchronous import SyncPropagator
-    from delta_prop_broker.log.retention import LogSettings
+    from delta_prop_broker.log.settings import LogSettings
     from delta_prop_wire.delta import (
         AckLevel,
         Delta,
@@ -57,7 +57,7 @@ _HOMES = {
     "delta_prop.route.subscription": ("Subscription",),
     "delta_prop.statistics": ("Statistics",),
     "delta_prop.synchronous": ("SyncPropagator",),
-    "delta_prop_broker.log.retention": ("LogSettings",),
+    "delta_prop_broker.log.settings": ("LogSettings",),
     "delta_prop_wire.delta": (
         "AckLevel",
         "Delta",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
     from delta_prop.merged import Merged
     from delta_prop_broker.log.contract import Log
-    from delta_prop_broker.log.snapshot import OriginMark
+    from delta_prop_broker.log.files.snapshot import OriginMark
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 _NAMESPACE_AND_KIND = attrgetter("namespace", "kind")

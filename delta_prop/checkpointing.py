@@ -31,7 +31,7 @@ from delta_prop.chain_state import (
 from delta_prop.from_snapshot import take_snapshot
 from delta_prop.ingest.heads import DEAD, HeadChanges, pack_heads
 from delta_prop.turns import Bell
-from delta_prop_broker.log.checkpoints import CheckpointDamaged, PartName, part_name
+from delta_prop_broker.log.files.checkpoints import CheckpointDamaged, PartName, part_name
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from delta_prop.ingest.seen_ids import Generation
     from delta_prop.pipeline import Chain
     from delta_prop.ports import Threads
-    from delta_prop_broker.log.checkpoints import Checkpoint, Position
     from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_broker.log.files.checkpoints import Checkpoint, Position
     from delta_prop_wire.batch import LoggedBatch
 
 logger = logging.getLogger("delta_prop")

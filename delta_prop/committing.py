@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from delta_prop.ports import Threads
     from delta_prop.turns import Turn
-    from delta_prop_broker.log.commit import Commit
     from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_broker.log.parts.commit import Commit
 
 logger = logging.getLogger("delta_prop")
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delta_prop.ports import Threads, World
-    from delta_prop_broker.log.compaction import Compaction
     from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_broker.log.retention.compaction import Compaction
 
 logger = logging.getLogger("delta_prop")
 

@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING
 
 from delta_prop.route.status import KeptCursor
-from delta_prop_broker.log.identity import read_small, replace_file
+from delta_prop_broker.log.files.identity import read_small, replace_file
 from delta_prop_wire.crc import crc32c
 
 if TYPE_CHECKING:

@@ -38,7 +38,7 @@ from delta_prop.service_log import ServiceLog
 from delta_prop.statistics import Statistics
 from delta_prop.turns import Turn
 from delta_prop.world import real_world
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Dot
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import PRODUCER_ID_BITS
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from delta_prop.route.feed import Feed
     from delta_prop.route.late import Replayed
     from delta_prop.route.quarantine import SetAside
-    from delta_prop_broker.log.recovery import RecoveryReport
+    from delta_prop_broker.log.parts.recovery import RecoveryReport
     from delta_prop_sinks.sink import Sink
 
     S = TypeVar("S", bound=Sink)

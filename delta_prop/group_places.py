@@ -10,7 +10,7 @@ import json
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
-from delta_prop_broker.log.identity import read_small, replace_file
+from delta_prop_broker.log.files.identity import read_small, replace_file
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import InvalidDelta, UsageError

@@ -12,7 +12,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from delta_prop_broker.log.identity import read_small, replace_file
+from delta_prop_broker.log.files.identity import read_small, replace_file
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import UsageError
 

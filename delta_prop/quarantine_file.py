@@ -18,9 +18,10 @@ from urllib.parse import quote
 
 import msgpack
 
-from delta_prop_broker.log.frames import read_head
-from delta_prop_broker.log.identity import TEMPORARY, read_small, replace_file
-from delta_prop_broker.log.writing import write_all
+from delta_prop_broker.log.files.frames import read_head
+from delta_prop_broker.log.files.identity import read_small, replace_file
+from delta_prop_broker.log.files.names import TEMPORARY
+from delta_prop_broker.log.files.writing import write_all
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import DeltaPropError

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 from delta_prop.commands import edge
 from delta_prop.commands.opened import open_disk
 from delta_prop.operator_requests import OperatorRequest, put_request, read_requests
-from delta_prop_broker.log.durable import DIRECTORY
-from delta_prop_broker.log.identity import LOCK_PATH, read_identity
-from delta_prop_broker.log.recovery import IDENTITY
+from delta_prop_broker.log.files.identity import read_identity
+from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY, LOCK_PATH
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from delta_prop.operator_requests import Verb
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.identity import Identity
+    from delta_prop_broker.log.files.identity import Identity
 
 WAIT_S = 10.0
 """How long a command waits for the process that has the directory."""

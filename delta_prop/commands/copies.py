@@ -7,8 +7,8 @@ from delta_prop.commands.opened import open_disk
 from delta_prop.cursors import PATH as CURSORS
 from delta_prop.group_places import DIRECTORY as GROUPS
 from delta_prop.quarantine_file import DIRECTORY as QUARANTINE
-from delta_prop_broker.log.copying import copy_log
-from delta_prop_broker.log.durable import DIRECTORY
+from delta_prop_broker.log.beside.copying import copy_log
+from delta_prop_broker.log.files.names import DIRECTORY
 
 OK = 0
 

@@ -18,7 +18,7 @@ from delta_prop.server.job_files import JobFiles, job_told, stem_of
 from delta_prop.server.job_rules import decided_before, none_here
 from delta_prop.server.part_file import path_of
 from delta_prop_broker.log.damage import LogBusy
-from delta_prop_broker.log.identity import LOCK_PATH
+from delta_prop_broker.log.files.names import LOCK_PATH
 from delta_prop_wire.frames import Decision, JobState, JobStatus, RefusedRow
 from delta_prop_wire.spec import ErrorCode
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from delta_prop.commands import edge
 from delta_prop.commands.opened import open_disk, open_log, snapshot_told
 from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at, shown_time
+from delta_prop_broker.log.beside.inspect import inspect, inspect_snapshots
 from delta_prop_broker.log.damage import LogDamaged
-from delta_prop_broker.log.inspect import inspect, inspect_snapshots
 from delta_prop_wire.jsonlines import to_line
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import kind_name
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.frames import Place
+    from delta_prop_broker.log.files.frames import Place
 
 OK, FAILED = 0, 1
 _TOLD_MAX = 20

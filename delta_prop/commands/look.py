@@ -15,9 +15,8 @@ from delta_prop.operator_requests import forget_requests
 from delta_prop.quarantine_file import path_of, remove_kept
 from delta_prop.server.job_files import JobFiles
 from delta_prop_broker.log.damage import LogBusy, LogDamaged
-from delta_prop_broker.log.durable import DIRECTORY
-from delta_prop_broker.log.identity import LOCK_PATH, read_identity, read_small
-from delta_prop_broker.log.recovery import IDENTITY
+from delta_prop_broker.log.files.identity import read_identity, read_small
+from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY, LOCK_PATH
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from delta_prop.commands.edge import existing_disk, pause
 from delta_prop_broker.log.damage import LogDamaged
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.identity import check_format
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.files.identity import check_format
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.recovery import RecoveryReport
+    from delta_prop_broker.log.parts.recovery import RecoveryReport
 
 _TRIES = 5
 _TRY_AGAIN_S = 0.05

@@ -12,7 +12,7 @@ from delta_prop_wire.spec import ErrorCode
 if TYPE_CHECKING:
     from delta_prop.client.subscriber import Place
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.snapshot import Snapshot
+    from delta_prop_broker.log.files.snapshot import Snapshot
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _US = timedelta(microseconds=1)

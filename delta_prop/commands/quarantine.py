@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from delta_prop.quarantine_file import EpochEnd, Kept
     from delta_prop.route.quarantine import SetAside
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.identity import Identity
+    from delta_prop_broker.log.files.identity import Identity
 
 OK = 0
 _ANY = 1 << 62

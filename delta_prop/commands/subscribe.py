@@ -20,7 +20,7 @@ from delta_prop.commands import edge
 from delta_prop.commands.opened import open_log
 from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at, place_of
 from delta_prop.group_places import Group
-from delta_prop_broker.log.follow import Follower
+from delta_prop_broker.log.beside.follow import Follower
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import to_line
 from delta_prop_wire.spec import ErrorCode

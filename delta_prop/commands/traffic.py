@@ -28,7 +28,7 @@ from delta_prop.commands.places import (
     shown_time,
 )
 from delta_prop.recorded_traffic import SALT_BYTES, TrafficWriter
-from delta_prop_broker.log.follow import Follower
+from delta_prop_broker.log.beside.follow import Follower
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.snapshot import Snapshot
+    from delta_prop_broker.log.files.snapshot import Snapshot
     from delta_prop_wire.batch import LoggedBatch
 
 OK, FAILED = 0, 1

@@ -13,7 +13,7 @@ from delta_prop.configuration.sinks import SinkTerms, check_together
 from delta_prop.configuration.values import File
 from delta_prop.ports import Tls
 from delta_prop.server.settings import ServerSettings
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.errors import UsageError
 
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop.server.grants import Unauthorized
 from delta_prop.server.job_files import Decided, KeptPart, content_of, said_of
-from delta_prop_broker.log.reserve import is_no_room
+from delta_prop_broker.log.files.reserve import is_no_room
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import JobState
 from delta_prop_wire.spec import ErrorCode

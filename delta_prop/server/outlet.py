@@ -20,7 +20,7 @@ from delta_prop.server.starts import check_cursor, check_held, check_place, offs
 from delta_prop.server.wanted import Wanted
 from delta_prop_broker.log.damage import LogDamaged
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.stretch import Bounds
+from delta_prop_broker.log.files.stretch import Bounds
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import DeltaPropError, Refused
 from delta_prop_wire.frames import Backpressure, Credit, Granted, Level, StartAt
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from delta_prop.route.table import Rows
     from delta_prop.server.groups import Groups
     from delta_prop.server.settings import ServerSettings
-    from delta_prop_broker.log.stretch import Stretch, StretchReader
+    from delta_prop_broker.log.files.stretch import Stretch, StretchReader
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.frames import Subscription
 

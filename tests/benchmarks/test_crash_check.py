@@ -27,9 +27,9 @@ from benchmarks._crash_check import (
 from benchmarks._crash_rounds import Story, Terms, Totals
 from benchmarks._crash_writer import DIMENSION, KEYS, made, origin_of
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.compaction import run_to_end
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.retention.compaction import run_to_end
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import Source
 from delta_prop_wire.encode import encode_batch
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop_broker.log.compressed import compress_frame
 from delta_prop_broker.log.damage import LogDamaged
-from delta_prop_broker.log.frames import Walk
+from delta_prop_broker.log.files.compressed import compress_frame
+from delta_prop_broker.log.files.frames import Walk
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.compression import Compression
 from delta_prop_wire.encode import encode_vectors
@@ -17,9 +17,9 @@ from tests.broker.durable import SMALL, Writer, commit, open_log
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.frames import Place
-    from delta_prop_broker.log.retention import Compress, LogSettings
-    from delta_prop_broker.log.rewriting import Rewriting
+    from delta_prop_broker.log.files.frames import Place
+    from delta_prop_broker.log.retention.rewriting import Rewriting
+    from delta_prop_broker.log.settings import Compress, LogSettings
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 

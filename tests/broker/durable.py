@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop_broker.log.durable import DIRECTORY, DurableLog
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import AckLevel, Source
 from delta_prop_wire.encode import encode_vectors
 from delta_prop_wire.errors import Refused
@@ -16,7 +17,7 @@ from delta_prop_wire.stamp import unpack_stamp
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.recovery import RecoveryReport
+    from delta_prop_broker.log.parts.recovery import RecoveryReport
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 LOG_ID = bytes(range(16))

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from delta_prop_broker.log import ahead
-from delta_prop_broker.log.ahead import AHEAD_BYTES_MIN, LARGE_BYTES, content_end
+from delta_prop_broker.log.beside.follow import Follower
+from delta_prop_broker.log.beside.inspect import inspect
 from delta_prop_broker.log.damage import LogDamaged
-from delta_prop_broker.log.follow import Follower
-from delta_prop_broker.log.inspect import inspect
+from delta_prop_broker.log.files import ahead
+from delta_prop_broker.log.files.ahead import AHEAD_BYTES_MIN, LARGE_BYTES, content_end
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel
 from tests.broker.durable import SEGMENTS, SMALL, Writer, commit, contents, open_log

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop_broker.log.checkpoints import CheckpointDamaged, Position, part_name
 from delta_prop_broker.log.damage import LogDamaged
-from delta_prop_broker.log.retention import LogSettings
-from delta_prop_broker.log.segment import index_frame
-from delta_prop_broker.log.sparse_index import SparseIndex
+from delta_prop_broker.log.files.checkpoints import CheckpointDamaged, Position, part_name
+from delta_prop_broker.log.files.segment import index_frame
+from delta_prop_broker.log.files.sparse_index import SparseIndex
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
 from tests.broker.durable import SEGMENTS, SMALL, Writer, commit, contents, open_log
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.recovery import RecoveryReport
+    from delta_prop_broker.log.parts.recovery import RecoveryReport
 
 LARGE = LogSettings(segment_bytes_max=1 << 20, bytes_max=1 << 22, keep_bytes_max=1 << 22, free_bytes_min=0)
 

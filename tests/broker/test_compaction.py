@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_broker.disk import Disk
-from delta_prop_broker.log.compaction import Compaction, Part, run_to_end
-from delta_prop_broker.log.durable import DIRECTORY, DurableLog
-from delta_prop_broker.log.snapshot import Snapshot, open_snapshot, sort_key
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.files.snapshot import Snapshot, open_snapshot, sort_key
+from delta_prop_broker.log.retention.compaction import Compaction, Part, run_to_end
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.algebra import State, apply
 from delta_prop_wire.delta import Delta, KnownIds, Source, create, scale

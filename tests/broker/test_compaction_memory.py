@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.compaction import Compaction, Part, run_to_end
-from delta_prop_broker.log.durable import DIRECTORY, DurableLog
-from delta_prop_broker.log.retention import LogSettings
-from delta_prop_broker.log.snapshot import open_snapshot
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.files.snapshot import open_snapshot
+from delta_prop_broker.log.retention.compaction import Compaction, Part, run_to_end
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import Delta, Source, sparse_add
 from delta_prop_wire.encode import encode_batch, encode_vectors
 from tests.broker.durable import LOG_ID, commit

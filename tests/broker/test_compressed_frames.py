@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from delta_prop_broker.log.compressed import compress_frame
 from delta_prop_broker.log.damage import BadFrame, CodecMissing
-from delta_prop_broker.log.frames import Walk, heads_behind
+from delta_prop_broker.log.files.compressed import compress_frame
+from delta_prop_broker.log.files.frames import Walk, heads_behind
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire import compression
 from delta_prop_wire.codec import decode, encode
@@ -81,7 +81,7 @@ def test_a_size_that_no_frame_may_have_is_refused_before_anything_is_unpacked(
     def never(*_: object) -> bytes:
         raise AssertionError("unpacked")
 
-    monkeypatch.setattr("delta_prop_broker.log.compressed.decompress", never)
+    monkeypatch.setattr("delta_prop_broker.log.files.compressed.decompress", never)
     with pytest.raises(BadFrame, match="announces 1073741824 bytes, allowed are 16777168"):
         walked(bytes(raw))
 
@@ -100,7 +100,7 @@ def test_a_codec_that_is_not_installed_is_no_damage(monkeypatch: pytest.MonkeyPa
 
 def test_what_does_not_come_back_as_it_was_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
     logged = logged_frames(large=1, small=0)[0]
-    monkeypatch.setattr("delta_prop_broker.log.compressed.decompress", lambda packed: b"something else")
+    monkeypatch.setattr("delta_prop_broker.log.files.compressed.decompress", lambda packed: b"something else")
     assert compress_frame(logged.head, logged.batch.body, Compression.LZ4) is None
 
 

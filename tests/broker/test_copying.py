@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop_broker.log import copying
-from delta_prop_broker.log.copying import Copied, CopyFailed, copy_log
+from delta_prop_broker.log.beside import copying
+from delta_prop_broker.log.beside.copying import Copied, CopyFailed, copy_log
+from delta_prop_broker.log.beside.inspect import inspect
 from delta_prop_broker.log.damage import LogDamaged
-from delta_prop_broker.log.durable import DIRECTORY, DurableLog
-from delta_prop_broker.log.inspect import inspect
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.files.names import DIRECTORY
 from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError

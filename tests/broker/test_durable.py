@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.damage import LogBusy
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.free_space import ASKED_US
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.parts.free_space import ASKED_US
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Delta, Source, create
 from delta_prop_wire.encode import encode_batch

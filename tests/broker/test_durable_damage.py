@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.beside.inspect import inspect
 from delta_prop_broker.log.damage import BadFrame, FormatUnknown, LogBusy, LogDamaged
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.frames import Walk
-from delta_prop_broker.log.inspect import inspect
+from delta_prop_broker.log.files.frames import Walk
 from delta_prop_simulations.disk import SimDisk, nth
 from delta_prop_wire.delta import AckLevel
 from tests.broker.durable import EVERYTHING, SEGMENTS, SMALL, Writer, commit, contents, frame, open_log

@@ -11,7 +11,8 @@ import pytest
 
 from delta_prop_broker.log.damage import LogDamaged
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.reserve import RESERVE_PATH, DiskFull, Reserve
+from delta_prop_broker.log.files.names import RESERVE_PATH
+from delta_prop_broker.log.files.reserve import DiskFull, Reserve
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused, UsageError

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.beside.follow import Follower
 from delta_prop_broker.log.damage import LogDamaged
-from delta_prop_broker.log.durable import DIRECTORY
-from delta_prop_broker.log.follow import Follower
+from delta_prop_broker.log.files.names import DIRECTORY
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from delta_prop_broker.log import rewriting as module
+from delta_prop_broker.log.beside.follow import Follower
+from delta_prop_broker.log.beside.inspect import inspect
 from delta_prop_broker.log.damage import CodecMissing, LogDamaged
-from delta_prop_broker.log.follow import Follower
-from delta_prop_broker.log.inspect import inspect
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.retention import rewriting as module
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire import compression
 from delta_prop_wire.compression import Compression
@@ -23,7 +23,7 @@ from tests.broker.compressed import COMPRESSED, compressed_log, rewrite, shrinki
 from tests.broker.durable import SEGMENTS, SMALL, Clock, Writer, commit, contents, frame, open_log
 
 if TYPE_CHECKING:
-    from delta_prop_broker.log.retention import Compress
+    from delta_prop_broker.log.settings import Compress
 
 CODECS = pytest.mark.parametrize("codec", ["lz4", "zstd"])
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from delta_prop_broker.log.damage import LogDamaged
-from delta_prop_broker.log.durable import DIRECTORY
-from delta_prop_broker.log.snapshot import (
+from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.files.snapshot import (
     OriginMark,
     Snapshot,
     SnapshotFacts,

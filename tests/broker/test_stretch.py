@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delta_prop_broker.disk import FileRange
-from delta_prop_broker.log import stretch as module
-from delta_prop_broker.log.sparse_index import SparseIndex
-from delta_prop_broker.log.stretch import Bounds, Stretch
+from delta_prop_broker.log.files import stretch as module
+from delta_prop_broker.log.files.sparse_index import SparseIndex
+from delta_prop_broker.log.files.stretch import Bounds, Stretch
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.codec import decode
@@ -24,8 +24,8 @@ from tests.broker.durable import SMALL, Writer, commit, open_log
 
 if TYPE_CHECKING:
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.retention import LogSettings
-    from delta_prop_broker.log.stretch import StretchReader
+    from delta_prop_broker.log.files.stretch import StretchReader
+    from delta_prop_broker.log.settings import LogSettings
 
 SPACIOUS = replace(SMALL, segment_bytes_max=12_000, bytes_max=200_000, keep_bytes_max=200_000)
 SMALL_STRETCH = Bounds(deltas_max=1 << 40, bytes_max=1 << 40, bytes_min=1)

@@ -23,8 +23,8 @@ from delta_prop.committing import (
 from delta_prop.testing import VirtualLoop, run_virtual
 from delta_prop.turns import Turn
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.retention import LogSettings
-from delta_prop_broker.log.segment import Segment
+from delta_prop_broker.log.files.segment import Segment
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Delta, Source, dense, make_origin
 from delta_prop_wire.encode import encode_batch

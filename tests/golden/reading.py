@@ -13,9 +13,9 @@ from delta_prop import Delta, LogSettings, Propagator, create
 from delta_prop.cursors import read_cursors
 from delta_prop.group_places import read_groups
 from delta_prop.quarantine_file import read_all
-from delta_prop_broker.log.durable import DIRECTORY, DurableLog
-from delta_prop_broker.log.identity import read_identity
-from delta_prop_broker.log.recovery import IDENTITY
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.files.identity import read_identity
+from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import delta_to_json
 from delta_prop_wire.spec import ErrorCode

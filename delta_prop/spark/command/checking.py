@@ -17,7 +17,7 @@ from delta_prop.spark.jobs.formats import format_of
 from delta_prop.spark.option_values import PRODUCER_BYTES_MAX
 from delta_prop.spark.options import Remote
 from delta_prop.spark.reach import check_on_driver, check_stages
-from delta_prop_broker.log.identity import LOCK_PATH
+from delta_prop_broker.log.files.names import LOCK_PATH
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import NAMESPACE_BYTES_MAX
 

@@ -17,10 +17,10 @@ from delta_prop.commands.opened import open_log
 from delta_prop.commands.places import EARLIEST, LATEST, check_within, offset_of
 from delta_prop.spark.reads.beyond import check_reached
 from delta_prop.spark.reads.rows import merged
-from delta_prop_broker.log.durable import DIRECTORY
-from delta_prop_broker.log.follow import Follower
-from delta_prop_broker.log.segment import Segment, segment_bases
-from delta_prop_broker.log.snapshot import open_snapshot
+from delta_prop_broker.log.beside.follow import Follower
+from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.files.segment import Segment, segment_bases
+from delta_prop_broker.log.files.snapshot import open_snapshot
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from delta_prop.commands.places import At
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.snapshot import Snapshot
+    from delta_prop_broker.log.files.snapshot import Snapshot
     from delta_prop_wire.batch import LoggedBatch
 
 PART_BYTES = 16 << 20

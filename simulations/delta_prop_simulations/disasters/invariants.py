@@ -106,7 +106,7 @@ class Steps:
         check_bound(node, "deltas pending", pending.deltas, pending._deltas_max)
         check_bound(node, "bytes pending", pending.bytes, pending._bytes_max)
         log = self._durable
-        if log is not None and len(log._pending) > 1:  # one batch finds room in any empty log
+        if log is not None and len(log._growing.pieces) > 1:  # one batch finds room in any empty log
             check_bound(node, "bytes unwritten", log.unwritten_bytes, log.settings.unwritten_bytes_max)
         for name, attached in inside.sinks.attached.items():
             if attached.feed is not None:

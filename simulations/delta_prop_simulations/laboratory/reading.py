@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from delta_prop.config import Settings
 from delta_prop.configuration.values import check_keys, converted, fault, join, made_of, shown, suggested
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_simulations.laboratory.scenario import AlternativeSpec, Event, Scenario, Service
 from delta_prop_simulations.laboratory.topology import Cut, FaultSpec, LinkSpec, ReaderSpec, Stall
 from delta_prop_wire.errors import UsageError

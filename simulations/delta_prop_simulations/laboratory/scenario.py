@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from delta_prop.attachments import OnLogFull
 from delta_prop.checks import parse_topics
 from delta_prop.config import Settings
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_simulations.laboratory.topology import (
     FaultSpec,
     LinkSpec,

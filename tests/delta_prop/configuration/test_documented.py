@@ -11,7 +11,7 @@ from delta_prop.configuration import Configuration, make_sinks, read_configurati
 from delta_prop.configuration.shape import Access, Logging, TlsFiles
 from delta_prop.configuration.sinks import KINDS
 from delta_prop.server.settings import ServerSettings
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_sinks.linking import Linked
 
 SECTIONS = (Configuration, ServerSettings, LogSettings, TlsFiles, Access, Logging, Linked, *KINDS.values())

@@ -25,7 +25,7 @@ from delta_prop.configuration.reading import _FILES, _FILES_OF_SINKS
 from delta_prop.configuration.sinks import KINDS
 from delta_prop.ports import Tls
 from delta_prop.server.settings import ServerSettings
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_sinks.linking import Linked
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError

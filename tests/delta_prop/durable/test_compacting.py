@@ -11,8 +11,9 @@ from delta_prop import compacting
 from delta_prop.attached import vector_history
 from delta_prop.cli import main
 from delta_prop.embedded import Propagator
-from delta_prop_broker.log.durable import DIRECTORY, DurableLog
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import Delta, create, delete, scale, sparse_add
 from tests.delta_prop.commands.support import Command
 

@@ -12,7 +12,7 @@ from delta_prop.quarantines import Keeper, bring_back
 from delta_prop.route.quarantine import Quarantine
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks.sink import Delivery
 from delta_prop_wire.delta import Source

@@ -13,7 +13,7 @@ from delta_prop.server.access import Access
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import Delta, Priority, make_origin, producer_id_of
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import (

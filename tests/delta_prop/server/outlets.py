@@ -16,7 +16,7 @@ from delta_prop.testing import virtual_world
 from delta_prop_broker.disk import FileRange
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.memory import MemoryLog
-from delta_prop_broker.log.retention import LogSettings
+from delta_prop_broker.log.settings import LogSettings
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.codec import NEED_BYTES, Decoder, encode
 from delta_prop_wire.cutting import rows_of

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delta_prop.server import outlet as module
-from delta_prop_broker.log import stretch as stretches
+from delta_prop_broker.log.files import stretch as stretches
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Delta, Priority, Source, create, delete, opaque
 from delta_prop_wire.errors import Refused

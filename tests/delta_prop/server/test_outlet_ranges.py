@@ -10,7 +10,7 @@ import pytest
 
 from delta_prop.server import outlet as module
 from delta_prop.server.settings import ServerSettings
-from delta_prop_broker.log import stretch as stretches
+from delta_prop_broker.log.files import stretch as stretches
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import PeerError
 from delta_prop_wire.frames import Credit, Filter, Start, StartAt

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.local_disk import LocalDisk
-from delta_prop_broker.log.compaction import run_to_end
+from delta_prop_broker.log.retention.compaction import run_to_end
 from tests.broker.durable import SMALL, Clock, commit, open_log
 from tests.broker.histories import Writer
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from delta_prop_broker.log.retention import LogSettings
+    from delta_prop_broker.log.settings import LogSettings
     from tests.broker.histories import Step
 
 TINY = replace(SMALL, segment_bytes_max=900, bytes_max=1 << 22, keep_bytes_max=1 << 22)

@@ -6,10 +6,10 @@ Each line of text is the code's own; where that changes, the table's test says w
 from __future__ import annotations
 
 from delta_prop.committing import Committer
-from delta_prop_broker.log.commit import Commit
-from delta_prop_broker.log.cover import Cover
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_broker.log.recovery import _Recovery
+from delta_prop_broker.log.parts.commit import Commit
+from delta_prop_broker.log.parts.recovery import _Recovery
+from delta_prop_broker.log.retention.cover import Cover
 from delta_prop_simulations.disasters.mutants.mutant import Mutant, edit, getter
 
 _WRITE_ALL = "for piece in self.pieces:\n        self._write(piece)\n"

@@ -55,8 +55,8 @@ def edit(function: Callable[..., Any], *changes: tuple[str, str]) -> Edit:
 
 
 def getter(owner: type, name: str) -> Callable[..., Any]:
-    """What a property of a class calls."""
-    found = vars(owner)[name]
+    """What a property of a class, or of one that it builds on, calls."""
+    found = inspect.getattr_static(owner, name)
     assert isinstance(found, property)
     assert found.fget is not None
     return found.fget

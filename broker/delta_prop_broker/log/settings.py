@@ -1,4 +1,4 @@
-"""What may go: who holds the log back, how long it is kept, and how large it may become."""
+"""The bounds of a log on disk: how large it may become, how long it is kept, what room it leaves."""
 
 from __future__ import annotations
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.damage import FormatUnknown, LogDamaged
-from delta_prop_broker.log.writing import write_all
+from delta_prop_broker.log.files.names import FORMAT_PATH, TEMPORARY
+from delta_prop_broker.log.files.writing import write_all
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.cursor import LOG_ID_BYTES
 
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
 
 FORMAT = 1
-FORMAT_PATH = "format"
-LOCK_PATH = "lock"
-STREAMS = "streams"
 OPENINGS_MAX = (1 << 32) - 1
 EPOCHS_MAX = 4096
 """Epochs remembered; a cursor of an older one is taken as if it were of the oldest remembered."""
@@ -31,7 +29,6 @@ _EPOCH = struct.Struct("<QQ")
 _CRC = struct.Struct("<I")
 _MAGIC = b"dp-logid"
 _VERSION = 1
-TEMPORARY = ".new"
 _SMALL_FILE_BYTES = 1 << 20
 
 

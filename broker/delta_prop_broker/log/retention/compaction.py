@@ -12,13 +12,10 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop_broker.log.cells import Frames
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
-from delta_prop_broker.log.frames import Walk
-from delta_prop_broker.log.identity import TEMPORARY
-from delta_prop_broker.log.merging import Merge
-from delta_prop_broker.log.runs import Folding, Frameset, Run, RunBuilder
-from delta_prop_broker.log.snapshot import (
+from delta_prop_broker.log.files.frames import Walk
+from delta_prop_broker.log.files.names import TEMPORARY
+from delta_prop_broker.log.files.snapshot import (
     OriginMark,
     SnapshotFacts,
     SnapshotWriter,
@@ -26,6 +23,9 @@ from delta_prop_broker.log.snapshot import (
     snapshot_offsets,
     snapshot_path,
 )
+from delta_prop_broker.log.retention.cells import Frames
+from delta_prop_broker.log.retention.merging import Merge
+from delta_prop_broker.log.retention.runs import Folding, Frameset, Run, RunBuilder
 from delta_prop_wire.delta import Dot, KnownIds
 from delta_prop_wire.spec import CLOCK_ENTRIES_MAX
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.frames import Place
-    from delta_prop_broker.log.snapshot import Snapshot
+    from delta_prop_broker.log.files.frames import Place
+    from delta_prop_broker.log.files.snapshot import Snapshot
 
 CLOCK_ENTRIES_IN_ALL_MAX = 262_144
 _LOOK_BYTES = 4 * 1024 * 1024

@@ -10,9 +10,9 @@ import errno
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log import ahead
-from delta_prop_broker.log.segment import write_index
-from delta_prop_broker.log.writing import write_all
+from delta_prop_broker.log.files import ahead
+from delta_prop_broker.log.files.segment import write_index
+from delta_prop_broker.log.files.writing import write_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.log.marks import MarkFile
-    from delta_prop_broker.log.segment import Segment, Segments
+    from delta_prop_broker.log.files.marks import MarkFile
+    from delta_prop_broker.log.files.segment import Segment, Segments
 
 _SMALL_BYTES = 2048
 _GATHERED = 512

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
-from delta_prop_broker.log.frames import Walk
-from delta_prop_broker.log.identity import TEMPORARY
-from delta_prop_broker.log.segment import NAME_DIGITS, segment_bases
-from delta_prop_broker.log.writing import write_all
+from delta_prop_broker.log.files.frames import Walk
+from delta_prop_broker.log.files.names import TEMPORARY
+from delta_prop_broker.log.files.segment import NAME_DIGITS, segment_bases
+from delta_prop_broker.log.files.writing import write_all
 from delta_prop_wire.codec import encode_head
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Dot, Source

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop_broker.log.cells import AS_CREATE, ROW_BITS, ROW_MASK, Cells, Frames, View
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
-from delta_prop_broker.log.frames import Walk
-from delta_prop_broker.log.snapshot import StateFile
+from delta_prop_broker.log.files.frames import Walk
+from delta_prop_broker.log.files.snapshot import StateFile
+from delta_prop_broker.log.retention.cells import AS_CREATE, ROW_BITS, ROW_MASK, Cells, Frames, View
 from delta_prop_wire.algebra import State, apply, ignoring
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.delta import PARTIAL_KINDS, WHOLE_KINDS, Delta, Kind, KnownIds, Operation, Source

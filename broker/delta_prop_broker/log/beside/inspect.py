@@ -8,22 +8,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.ahead import content_end
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
-from delta_prop_broker.log.durable import DIRECTORY
-from delta_prop_broker.log.frames import Walk, heads_behind
-from delta_prop_broker.log.identity import FORMAT_PATH, check_format, read_identity
-from delta_prop_broker.log.marks import open_mark, read_mark
-from delta_prop_broker.log.recovery import IDENTITY, MARK
-from delta_prop_broker.log.segment import Segment, segment_bases
-from delta_prop_broker.log.snapshot import open_snapshot, snapshot_offsets
+from delta_prop_broker.log.files.ahead import content_end
+from delta_prop_broker.log.files.frames import Walk, heads_behind
+from delta_prop_broker.log.files.identity import check_format, read_identity
+from delta_prop_broker.log.files.marks import open_mark, read_mark
+from delta_prop_broker.log.files.names import DIRECTORY, FORMAT_PATH, IDENTITY, MARK
+from delta_prop_broker.log.files.segment import Segment, segment_bases
+from delta_prop_broker.log.files.snapshot import open_snapshot, snapshot_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.frames import Place
-    from delta_prop_broker.log.snapshot import SnapshotFacts
+    from delta_prop_broker.log.files.frames import Place
+    from delta_prop_broker.log.files.snapshot import SnapshotFacts
 
 
 def inspect(disk: Disk, directory: str = DIRECTORY) -> Iterator[Place | LogDamaged]:

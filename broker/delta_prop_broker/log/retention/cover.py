@@ -10,16 +10,16 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.compaction import Compaction, Part, remove_older
 from delta_prop_broker.log.damage import LogDamaged
-from delta_prop_broker.log.snapshot import newest_snapshot, snapshot_offsets
+from delta_prop_broker.log.files.snapshot import newest_snapshot, snapshot_offsets
+from delta_prop_broker.log.retention.compaction import Compaction, Part, remove_older
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.holders import Holders
-    from delta_prop_broker.log.retention import LogSettings
-    from delta_prop_broker.log.segment import Segment, Segments
-    from delta_prop_broker.log.snapshot import Snapshot
+    from delta_prop_broker.log.files.segment import Segment, Segments
+    from delta_prop_broker.log.files.snapshot import Snapshot
+    from delta_prop_broker.log.retention.holders import Holders
+    from delta_prop_broker.log.settings import LogSettings
 
 
 class Cover:

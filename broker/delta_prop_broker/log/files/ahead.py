@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.frames import CHUNK_BYTES
-from delta_prop_broker.log.reserve import is_no_room
-from delta_prop_broker.log.writing import write_all
+from delta_prop_broker.log.files.frames import CHUNK_BYTES
+from delta_prop_broker.log.files.reserve import is_no_room
+from delta_prop_broker.log.files.writing import write_all
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import File
-    from delta_prop_broker.log.retention import LogSettings
-    from delta_prop_broker.log.segment import Segment
+    from delta_prop_broker.log.files.segment import Segment
+    from delta_prop_broker.log.settings import LogSettings
 
 COMMITS = 16
 """So many commits like this one are to find zeros."""

@@ -12,14 +12,12 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.ahead import content_end
-from delta_prop_broker.log.checkpoints import Checkpoint, CheckpointDamaged, Checkpoints
-from delta_prop_broker.log.compressed import PEEK_BYTES, require
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
-from delta_prop_broker.log.frames import CHUNK_BYTES, Walk, heads_behind, read_head
-from delta_prop_broker.log.identity import (
-    FORMAT_PATH,
-    TEMPORARY,
+from delta_prop_broker.log.files.ahead import content_end
+from delta_prop_broker.log.files.checkpoints import Checkpoint, CheckpointDamaged, Checkpoints
+from delta_prop_broker.log.files.compressed import PEEK_BYTES, require
+from delta_prop_broker.log.files.frames import CHUNK_BYTES, Walk, heads_behind, read_head
+from delta_prop_broker.log.files.identity import (
     check_format,
     new_identity,
     read_identity,
@@ -27,9 +25,10 @@ from delta_prop_broker.log.identity import (
     write_format,
     write_identity,
 )
-from delta_prop_broker.log.marks import Mark, MarkFile, open_mark, read_mark
-from delta_prop_broker.log.reserve import is_no_room
-from delta_prop_broker.log.segment import (
+from delta_prop_broker.log.files.marks import Mark, MarkFile, open_mark, read_mark
+from delta_prop_broker.log.files.names import ASIDE, FORMAT_PATH, IDENTITY, MARK, TEMPORARY
+from delta_prop_broker.log.files.reserve import is_no_room
+from delta_prop_broker.log.files.segment import (
     INDEX_SUFFIX,
     Segment,
     Segments,
@@ -39,20 +38,17 @@ from delta_prop_broker.log.segment import (
     segment_bases,
     write_index,
 )
-from delta_prop_broker.log.snapshot import newest_snapshot
-from delta_prop_broker.log.sparse_index import SparseIndex
-from delta_prop_broker.log.writing import write_all
+from delta_prop_broker.log.files.snapshot import newest_snapshot
+from delta_prop_broker.log.files.sparse_index import SparseIndex
+from delta_prop_broker.log.files.writing import write_all
 from delta_prop_wire.errors import PeerError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.log.identity import Identity
+    from delta_prop_broker.log.files.identity import Identity
 
-IDENTITY = "log"
-MARK = "mark"
-ASIDE = ".aside"
 """Behind the name of a segment that is about to get it back."""
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from delta_prop_broker.log.snapshot import FRAME_BYTES_MAX, FRAME_ROWS_MAX, sort_keys
+from delta_prop_broker.log.files.snapshot import FRAME_BYTES_MAX, FRAME_ROWS_MAX, sort_keys
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.encode import name_columns
 from delta_prop_wire.layout import Column

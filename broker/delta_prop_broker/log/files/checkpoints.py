@@ -14,10 +14,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop_broker.log.identity import read_small, replace_file
-from delta_prop_broker.log.segment import NAME_DIGITS
-from delta_prop_broker.log.sparse_index import SparseIndex
-from delta_prop_broker.log.writing import write_all
+from delta_prop_broker.log.files.identity import read_small, replace_file
+from delta_prop_broker.log.files.segment import NAME_DIGITS
+from delta_prop_broker.log.files.sparse_index import SparseIndex
+from delta_prop_broker.log.files.writing import write_all
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import DeltaPropError
 

@@ -11,8 +11,8 @@ from bisect import bisect_left
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_broker.disk import FileRange
-from delta_prop_broker.log.compressed import PEEK_BYTES
-from delta_prop_broker.log.frames import read_head
+from delta_prop_broker.log.files.compressed import PEEK_BYTES
+from delta_prop_broker.log.files.frames import read_head
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import PeerError
 from delta_prop_wire.header import unpack_header
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.log.frames import Head
-    from delta_prop_broker.log.segment import Segment, Segments
-    from delta_prop_broker.log.sparse_index import Entry, SparseIndex
+    from delta_prop_broker.log.files.frames import Head
+    from delta_prop_broker.log.files.segment import Segment, Segments
+    from delta_prop_broker.log.files.sparse_index import Entry, SparseIndex
 
 BYTES_MIN = 64 * 1024
 """Less than that is read: the frames of a few batches cost no more than finding out where they lie."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop_broker.log.cells import AS_CREATE, IGNORED, ROW_BITS, ROW_MASK, Cells, Frames, View
-from delta_prop_broker.log.runs import Change, decode_changes
-from delta_prop_broker.log.snapshot import FRAME_BYTES_MAX
+from delta_prop_broker.log.files.snapshot import FRAME_BYTES_MAX
+from delta_prop_broker.log.retention.cells import AS_CREATE, IGNORED, ROW_BITS, ROW_MASK, Cells, Frames, View
+from delta_prop_broker.log.retention.runs import Change, decode_changes
 from delta_prop_wire.algebra import State
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Kind, Source
@@ -24,7 +24,7 @@ from delta_prop_wire.states import StateRow, encode_states, state_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from delta_prop_broker.log.runs import Folding, Run
+    from delta_prop_broker.log.retention.runs import Folding, Run
 
 _FOLDED_AT_ONCE = 512
 _SET_KINDS = 1 << Kind.DENSE | 1 << Kind.OPAQUE

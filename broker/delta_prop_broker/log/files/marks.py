@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.writing import write_all
+from delta_prop_broker.log.files.writing import write_all
 from delta_prop_wire.crc import crc32c
 
 if TYPE_CHECKING:

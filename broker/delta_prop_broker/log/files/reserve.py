@@ -10,6 +10,7 @@ import errno
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
+from delta_prop_broker.log.files.names import RESERVE_PATH
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-RESERVE_PATH = "reserve"
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from delta_prop_broker.log.cover import Cover
-    from delta_prop_broker.log.holders import Holders
-    from delta_prop_broker.log.retention import LogSettings
-    from delta_prop_broker.log.segment import Segment, Segments
+    from delta_prop_broker.log.files.segment import Segment, Segments
+    from delta_prop_broker.log.retention.cover import Cover
+    from delta_prop_broker.log.retention.holders import Holders
+    from delta_prop_broker.log.settings import LogSettings
 
 
 class Room:

@@ -18,19 +18,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
-from delta_prop_broker.log.frames import CHUNK_BYTES, Walk
-from delta_prop_broker.log.identity import (
-    FORMAT_PATH,
-    TEMPORARY,
+from delta_prop_broker.log.files.frames import CHUNK_BYTES, Walk
+from delta_prop_broker.log.files.identity import (
     check_format,
     read_identity,
     read_small,
     replace_file,
     write_identity,
 )
-from delta_prop_broker.log.marks import Mark, MarkFile, open_mark, read_mark
-from delta_prop_broker.log.recovery import ASIDE, IDENTITY, MARK
-from delta_prop_broker.log.segment import (
+from delta_prop_broker.log.files.marks import Mark, MarkFile, open_mark, read_mark
+from delta_prop_broker.log.files.names import ASIDE, FORMAT_PATH, IDENTITY, MARK, TEMPORARY
+from delta_prop_broker.log.files.segment import (
     INDEX_SUFFIX,
     SUFFIX,
     Segment,
@@ -39,16 +37,16 @@ from delta_prop_broker.log.segment import (
     segment_bases,
     write_index,
 )
-from delta_prop_broker.log.snapshot import SUFFIX as SNAPSHOT_SUFFIX
-from delta_prop_broker.log.sparse_index import SparseIndex
-from delta_prop_broker.log.writing import write_all
+from delta_prop_broker.log.files.snapshot import SUFFIX as SNAPSHOT_SUFFIX
+from delta_prop_broker.log.files.sparse_index import SparseIndex
+from delta_prop_broker.log.files.writing import write_all
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.log.identity import Identity
+    from delta_prop_broker.log.files.identity import Identity
 
 TRIES = 100
 PAUSE_S = 0.05

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop_broker.log.compressed import (
+from delta_prop_broker.log.damage import BadFrame
+from delta_prop_broker.log.files.compressed import (
     HEAD_BYTES,
     PEEK_BYTES,
     codec_of,
@@ -17,7 +18,6 @@ from delta_prop_broker.log.compressed import (
     plain_header,
     stored_size,
 )
-from delta_prop_broker.log.damage import BadFrame
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import PeerError

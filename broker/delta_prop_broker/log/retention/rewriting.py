@@ -11,22 +11,22 @@ import errno
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from delta_prop_broker.log.compressed import compress_frame
 from delta_prop_broker.log.damage import BadFrame
-from delta_prop_broker.log.frames import Walk
-from delta_prop_broker.log.identity import TEMPORARY
-from delta_prop_broker.log.segment import damaged, index_frame, load_index, write_index
-from delta_prop_broker.log.sparse_index import SparseIndex
-from delta_prop_broker.log.writing import write_all
+from delta_prop_broker.log.files.compressed import compress_frame
+from delta_prop_broker.log.files.frames import Walk
+from delta_prop_broker.log.files.names import TEMPORARY
+from delta_prop_broker.log.files.segment import damaged, index_frame, load_index, write_index
+from delta_prop_broker.log.files.sparse_index import SparseIndex
+from delta_prop_broker.log.files.writing import write_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.log.frames import Place
-    from delta_prop_broker.log.retention import LogSettings
-    from delta_prop_broker.log.room import Room
-    from delta_prop_broker.log.segment import Segment, Segments
+    from delta_prop_broker.log.files.frames import Place
+    from delta_prop_broker.log.files.segment import Segment, Segments
+    from delta_prop_broker.log.retention.room import Room
+    from delta_prop_broker.log.settings import LogSettings
     from delta_prop_wire.compression import Compression
 
 STEP_BYTES = 256 * 1024

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from sortedcontainers import SortedDict
 
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
-from delta_prop_broker.log.frames import CHUNK_BYTES, Walk, heads_behind
-from delta_prop_broker.log.identity import read_small
-from delta_prop_broker.log.sparse_index import Entry, SparseIndex
-from delta_prop_broker.log.writing import write_all
+from delta_prop_broker.log.files.frames import CHUNK_BYTES, Walk, heads_behind
+from delta_prop_broker.log.files.identity import read_small
+from delta_prop_broker.log.files.sparse_index import Entry, SparseIndex
+from delta_prop_broker.log.files.writing import write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.log.frames import Place
+    from delta_prop_broker.log.files.frames import Place
     from delta_prop_wire.batch import LoggedBatch
 
 NAME_DIGITS = 20

@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
-from delta_prop_broker.log.durable import DIRECTORY
-from delta_prop_broker.log.frames import Walk
-from delta_prop_broker.log.marks import Mark, open_mark, read_mark
-from delta_prop_broker.log.recovery import MARK
-from delta_prop_broker.log.segment import Segment, segment_bases
+from delta_prop_broker.log.files.frames import Walk
+from delta_prop_broker.log.files.marks import Mark, open_mark, read_mark
+from delta_prop_broker.log.files.names import DIRECTORY, MARK
+from delta_prop_broker.log.files.segment import Segment, segment_bases
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop_broker.disk import Disk, File
-    from delta_prop_broker.log.frames import Place
+    from delta_prop_broker.log.files.frames import Place
 
 
 class Follower:

@@ -1,0 +1,1 @@
+"""Who looks at a log's directory without being the process that writes it."""

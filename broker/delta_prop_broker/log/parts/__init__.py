@@ -1,0 +1,1 @@
+"""What the log on disk, `durable.py`, is made of."""
