@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The tests with Spark first, since they take longest; skipped where it cannot start."""
+    """Those with Spark first, as they take longest; those that run alone last, as others wait meanwhile."""
     with_spark = [item for item in items if item.get_closest_marker("spark") is not None]
     if config.getoption("--spark"):
         items[:] = with_spark
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if lacking is not None:
         for item in with_spark:
             item.add_marker(pytest.mark.skip(reason=lacking))
-    items.sort(key=lambda item: SPARK not in item.nodeid)
+    items.sort(key=lambda item: (_alone(item), SPARK not in item.nodeid))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -90,8 +90,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Keep the machine quiet for the tests that judge time."""
-    with in_the_room(alone=item.get_closest_marker("alone") is not None):
+    with in_the_room(alone=_alone(item)):
         return (yield)
+
+
+def _alone(item: pytest.Item) -> bool:
+    return item.get_closest_marker("alone") is not None
 
 
 @pytest.fixture(scope="session")

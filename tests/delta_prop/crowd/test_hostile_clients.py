@@ -26,6 +26,7 @@ from tests.delta_prop.server.raw import opaque_batch
 ATTACKER = Path(__file__).with_name("attacker.py")
 ATTACKS_PER_S = 150.0
 ROUNDS, TRIES = 5, 5
+ROWS = 10
 MEMORY_BYTES_MAX = 64 * 1024 * 1024
 P99_RATIO_MAX = 2.0
 ENVIRONMENT = {
@@ -53,13 +54,13 @@ class Honest:
     def go(self, count: int) -> list[float]:
         """So many batches, one after the other; how long each took to be delivered."""
         taken: list[float] = []
-        for number in range(count):
-            if number % 10 == 0:
+        for _ in range(count):
+            if self.next % (10 * ROWS) == 1:
                 self.subscriber.beat()
             began = time.perf_counter()
             level, origin = AckLevel.LOGGED, self.origin
-            self.producer.send(opaque_batch(self.next, 10, level=level, origin=origin, epoch=self.epoch))
-            self.next += 10
+            self.producer.send(opaque_batch(self.next, ROWS, level=level, origin=origin, epoch=self.epoch))
+            self.next += ROWS
             while True:
                 answer = self.producer.next()
                 assert answer is not None, "an honest client's connection ended"
@@ -149,9 +150,9 @@ def half_open(port: int, honest: Honest) -> tuple[float, float]:
     opening = (b"", hello[:7], hello[:-1], hello + huge, hello + huge + bytes(5000), hello + b"\xd3")
     sockets = [connect(port, first) for first in opening for _ in range(6)]
     beside: list[float] = []
-    for _ in range(10):  # a byte now and then keeps no connection
-        beside += honest.go(20)
-        for one in sockets:
+    for turn in range(100):  # a byte now and then keeps no connection; each dribbles in a time of its own
+        beside += honest.go(2)
+        for one in sockets[turn % 10 :: 10]:
             with suppress(OSError):
                 one.send(b"\x00")
     for one in sockets:
