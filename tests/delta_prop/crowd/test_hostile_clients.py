@@ -150,9 +150,9 @@ def half_open(port: int, honest: Honest) -> tuple[float, float]:
     opening = (b"", hello[:7], hello[:-1], hello + huge, hello + huge + bytes(5000), hello + b"\xd3")
     sockets = [connect(port, first) for first in opening for _ in range(6)]
     beside: list[float] = []
-    for turn in range(100):  # a byte now and then keeps no connection; each dribbles in a time of its own
-        beside += honest.go(2)
-        for one in sockets[turn % 10 :: 10]:
+    for turn in range(200):  # a byte now and then keeps no connection; each dribbles at times of its own
+        beside += honest.go(1)
+        for one in sockets[turn % 20 :: 20]:
             with suppress(OSError):
                 one.send(b"\x00")
     for one in sockets:
