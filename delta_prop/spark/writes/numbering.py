@@ -12,9 +12,10 @@ from delta_prop.spark import edge
 from delta_prop.spark.reach import asker_of
 from delta_prop.spark.writes.blocks import to_block
 from delta_prop.spark.writes.sending import Rows, offer, producer_of
-from delta_prop.spark.writes.told import RowsRefused, Sent, refused_text
+from delta_prop.spark.writes.told import Sent
 from delta_prop_wire.delta import make_origin, producer_id_of
 from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.frames import RefusedRow
 from delta_prop_wire.spec import VOIDING, ErrorCode
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 REASONS_MAX = 5
 """Refused rows of a part that are told one by one."""
+_NAME_CHARS_MAX, _WHY_CHARS_MAX = 100, 300
 LOOK_S = 0.2
 COUNTERS_OF_A_BATCH = 1 << 32
 """Each micro-batch of a stream has counters of its own."""
@@ -44,22 +46,25 @@ class _Open(NamedTuple):
 
 
 class Numbered:
-    """A part, sent any number of times, also by two tasks at once. `base`: the counter before its first row.
+    """A part, sent any number of times, also by two tasks at once. `name`: the job's, and the part's number.
+    `base`: the counter before its first row.
 
     The last row goes alone, once all others have their outcome: so a watermark that covers it says that the
-    part is done.
+    part is done. What the service refuses is told, and fails nothing here: a task that failed for it would
+    be tried again, and the driver would hear of the last try alone.
     """
 
     def __init__(self, options: WriteOptions, name: str, base: int = 0) -> None:
         self._options = options
         self._name = name
+        self._part = int(name.rpartition("/")[2])
         self._base = base
         self._sent = Sent()
         self._open: deque[_Open] = deque()
         self._again: SyncProducer | None = None
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> Sent:
-        """Send what is missing. Raises Refused, RowsRefused, Unreachable, UsageError."""
+        """Send what is missing. Raises Refused, Unreachable, UsageError."""
         rows = Rows(batches)
         blocks = iter(rows)
         first = next(blocks, None)
@@ -84,7 +89,6 @@ class Numbered:
         for rows, last in pieces:
             if last:
                 self._settle(waits=True)
-                self._check_refused()
             self._offer(producer, rows, watermark)
             self._settle(waits=last)
         end = self._base + self._sent.deltas
@@ -94,7 +98,6 @@ class Numbered:
                 "before: the same part has to have the same rows when it runs again; make what comes before "
                 "deterministic (sort, repartition by a key), or take another producer"
             )
-        self._check_refused()
         self._sent.waited_s += producer.waited_s
 
     def _check_stream(self) -> None:
@@ -154,18 +157,15 @@ class Numbered:
                 self._note_refused(each, refused)
 
     def _note_refused(self, one: _Open, refused: Refused) -> None:
-        self._sent.refused += 1
-        if len(self._sent.reasons) < REASONS_MAX:
-            vector_id = one.rows.column("vector_id")[0].as_py()
-            why = refused.message.removeprefix("row 0: ")
+        sent = self._sent
+        sent.refused += 1
+        if len(sent.refused_rows) < REASONS_MAX:
+            vector_id = str(one.rows.column("vector_id")[0].as_py())[:_NAME_CHARS_MAX]
+            why = refused.message.removeprefix("row 0: ")[:_WHY_CHARS_MAX]
             if one.known:  # the service remembers the code alone
-                why = f"{refused.code.name} when it was sent before; the first failure of this part says why"
-            self._sent.reasons.append(f"vector_id {vector_id!r:.100}: {why:.300}")
-
-    def _check_refused(self) -> None:
-        """Raise RowsRefused, before the part counts as done: it is told again when it is sent again."""
-        if self._sent.refused and self._options.refused_raises:
-            raise RowsRefused(refused_text(self._sent))
+                why = "as when it was sent before, and its reason was told"
+            row = one.first - self._base - 1
+            sent.refused_rows.append(RefusedRow(self._part, row, vector_id, refused.code, why))
 
     def _close_again(self) -> None:
         again, self._again = self._again, None
@@ -207,14 +207,26 @@ class Numbered:
                 )
             edge.pause(LOOK_S)
         self._sent = Sent(total, waited_s=edge.now() - began)
+        if self._options.refused_raises:
+            self._check_other(rows)
+
+    def _check_other(self, rows: Rows) -> None:
+        """Raise UsageError where rows were refused that another attempt sent: which, is not known here."""
         assert rows.last is not None
-        with producer_of(
-            self._options, self._name
-        ) as producer:  # what became of the last row is not known yet
-            last = rows.last.slice(rows.last.num_rows - 1)
-            self._open.append(_Open(offer(producer, last, self._options, end), end, last, known=True))
-            self._settle(waits=True)
-        self._check_refused()
+        last = rows.last.slice(rows.last.num_rows - 1)
+        firsts = sorted({*rows.firsts, rows.taken - 1})  # of each block, as they were cut by the other one
+        with producer_of(self._options, self._name) as producer:
+            asked = [offer(producer, last, self._options, self._base + 1 + first) for first in firsts]
+            for receipt in asked:
+                try:
+                    receipt.result()
+                except Refused as refused:
+                    if refused.code not in _OF_ROWS:
+                        raise
+                    raise UsageError(
+                        f"another attempt took over {self._name}, and had rows refused: this one ends, so "
+                        "that Spark tries again and is told which"
+                    ) from None
 
 
 def check_batch(name: str, watermark: int, base: int) -> None:

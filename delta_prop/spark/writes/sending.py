@@ -32,15 +32,17 @@ _HAPPENED = ("committed", "published")
 
 
 class Rows:
-    """What the blocks of a part hold, counted as they are taken."""
+    """What the blocks of a part hold, counted as they are taken. `firsts`: the first row of each."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._cut = blocks_of(batches)
         self.taken = 0
+        self.firsts: list[int] = []
         self.last: pa.RecordBatch | None = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for rows in self._cut:
+            self.firsts.append(self.taken)
             self.taken += rows.num_rows
             self.last = rows
             yield rows

@@ -9,9 +9,18 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from delta_prop_wire.frames import JobStatus
+    from delta_prop_wire.frames import JobStatus, RefusedRow
+
+
+ROWS_TOLD_MAX = 10
+"""Refused rows of a job that are told one by one."""
+_ANOTHER = "mend these under another producer (with option refused=allow the job does not fail for it)"
+_ALLOW = (
+    "the stream stops here, and with option refused=allow it goes on without these; write them mended by "
+    "another one"
+)
 
 
 class RowsRefused(Exception):
@@ -20,7 +29,7 @@ class RowsRefused(Exception):
 
 @dataclass
 class Sent:
-    """What became of a part: `refused` of its rows have no effect, `reasons` are those of the first of them.
+    """What became of a part: `refused` of its rows have no effect, `refused_rows` are the first of them.
 
     `decided`: its job had been committed before, so nothing was sent. `before`: rows whose numbers had been
     dealt with before, so that they have no effect again. `waited_s`: for the service.
@@ -29,18 +38,11 @@ class Sent:
 
     deltas: int = 0
     refused: int = 0
-    reasons: list[str] = field(default_factory=list)
+    refused_rows: list[RefusedRow] = field(default_factory=list)
     decided: bool = False
     waited_s: float = 0.0
     checksum: int = 0
     before: int = 0
-
-
-def refused_text(sent: Sent) -> str:
-    """What is said of the refused rows of a part."""
-    more = sent.refused - len(sent.reasons)
-    told = "; ".join(sent.reasons) + (f"; and {more} more" if more > 0 else "")
-    return f"{sent.refused} of {sent.deltas} rows are refused (option refused=allow goes on): {told}"
 
 
 def written_text(what: str, parts: Iterable[Sent], took_s: float) -> str:
@@ -58,13 +60,30 @@ def written_text(what: str, parts: Iterable[Sent], took_s: float) -> str:
 
 def job_refused_text(job: str, status: JobStatus) -> str:
     """What is said where some deltas of a job had no effect when it was published."""
-    more = status.refused - len(status.refused_rows)
-    told = "; ".join(map(str, status.refused_rows)) + (f"; and {more:,} more" if more > 0 else "")
-    return (
-        f"job {job}: {status.refused:,} of {status.deltas:,} deltas were refused when it was published, and "
-        "have no effect; the others have theirs: mend these under another producer (with option "
-        f"refused=allow the job does not fail for it): {told}"
-    )
+    what = f"job {job}: {status.refused:,} of {status.deltas:,} deltas were refused when it was published"
+    return _refused_text(what, status.refused, status.refused_rows, _ANOTHER)
+
+
+def direct_refused_text(job: str, parts: Sequence[Sent]) -> str:
+    """What is said where the service has refused rows of a job that is written directly."""
+    return _parts_refused_text(f"job {job}, written directly", parts, _ANOTHER)
+
+
+def stream_refused_text(batch: int, parts: Sequence[Sent]) -> str:
+    """The same of a micro-batch, which comes again when its stream is started again."""
+    return _parts_refused_text(f"micro-batch {batch}", parts, _ALLOW)
+
+
+def _parts_refused_text(what: str, parts: Sequence[Sent], cure: str) -> str:
+    refused, deltas = sum(one.refused for one in parts), sum(one.deltas for one in parts)
+    rows = [row for one in parts for row in one.refused_rows][:ROWS_TOLD_MAX]
+    return _refused_text(f"{what}: {refused:,} of {deltas:,} deltas were refused", refused, rows, cure)
+
+
+def _refused_text(what: str, refused: int, rows: Sequence[RefusedRow], cure: str) -> str:
+    more = refused - len(rows)
+    told = "; ".join(map(str, rows)) + (f"; and {more:,} more" if more > 0 else "")
+    return f"{what}, and have no effect; the others have theirs: {cure}: {told}"
 
 
 def job_waits_text(job: str, status: JobStatus, waited_s: float) -> str:

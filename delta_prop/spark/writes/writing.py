@@ -17,7 +17,15 @@ from pyspark.sql.datasource import (
 
 from delta_prop.spark import edge
 from delta_prop.spark.columns import check_written
-from delta_prop.spark.writes.told import RowsRefused, Sent, job_refused_text, job_waits_text, written_text
+from delta_prop.spark.writes.told import (
+    RowsRefused,
+    Sent,
+    direct_refused_text,
+    job_refused_text,
+    job_waits_text,
+    stream_refused_text,
+    written_text,
+)
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
@@ -84,7 +92,7 @@ class StagedWriter(DataSourceArrowWriter):
         return PartWritten(part, number, stage(iterator, self._options, self._job, part, number))
 
     def commit(self, messages: list[PartWritten | None]) -> None:
-        """Have all parts published. Raises Refused, RowsRefused, Unreachable."""
+        """Have all parts published. Raises Refused, RowsRefused, Unreachable, UsageError."""
         from delta_prop.client.jobs import Decision
 
         written = [one for one in messages if one is not None]
@@ -93,11 +101,8 @@ class StagedWriter(DataSourceArrowWriter):
         if self._options.waits:
             status = self._published(status)
         tell(written_text(f"job {self._job}", [one.sent for one in written], edge.now() - self._began))
-        if not status.refused:
-            return
-        if self._options.refused_raises:
-            raise RowsRefused(job_refused_text(self._job, status))
-        tell(job_refused_text(self._job, status))
+        if status.refused:
+            _tell_refused(self._options, job_refused_text(self._job, status))
 
     def abort(self, messages: list[PartWritten | None]) -> None:
         """Have all parts of this run dropped, unless the job is committed: then it has had its effect."""
@@ -162,9 +167,11 @@ class DirectWriter(DataSourceArrowWriter):
         return PartWritten(part, attempt, Numbered(self._options, f"{self._job}/{part}").send(iterator))
 
     def commit(self, messages: list[PartWritten | None]) -> None:
-        """Tell what was written."""
+        """Tell what was written. Raises RowsRefused where some of it has no effect."""
         parts = [one.sent for one in messages if one is not None]
         tell(written_text(f"job {self._job}, written directly", parts, edge.now() - self._began))
+        if any(one.refused for one in parts):
+            _tell_refused(self._options, direct_refused_text(self._job, parts))
 
     def abort(self, messages: list[PartWritten | None]) -> None:
         """Tell what stays."""
@@ -201,10 +208,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
         return PartWritten(part, attempt, Numbered(self._options, f"{name}/{part}", base).send(iterator))
 
     def commit(self, messages: list[PartWritten | None], batchId: int) -> None:
-        """Tell of a micro-batch for which the service was waited, or that had rows refused."""
+        """Tell of a micro-batch for which the service was waited. Raises RowsRefused where some of it has no
+        effect: Spark does not note it as done then, and its stream stops.
+        """
         parts = [one.sent for one in messages if one is not None]
-        if sum(one.waited_s for one in parts) >= SHOWN_WAIT_S or any(one.refused for one in parts):
+        refused = any(one.refused for one in parts)
+        if sum(one.waited_s for one in parts) >= SHOWN_WAIT_S or refused:
             tell(written_text(f"micro-batch {batchId}", parts, edge.now() - self._began))
+        if refused:
+            _tell_refused(self._options, stream_refused_text(batchId, parts))
 
     def abort(self, messages: list[PartWritten | None], batchId: int) -> None:
         """Nothing: the micro-batch comes again, and goes on where it stopped."""
@@ -223,6 +235,13 @@ def named(options: WriteOptions) -> str:
 def tell(line: str) -> None:
     """Have the user see a line: in the log that there is, else on the driver's standard error."""
     edge.logger().info(line)
+
+
+def _tell_refused(options: WriteOptions, text: str) -> None:
+    """Raise RowsRefused, or say so where that is allowed."""
+    if options.refused_raises:
+        raise RowsRefused(text)
+    tell(text)
 
 
 def _task() -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,11 @@ from delta_prop.spark.options import WriteOptions, write_options  # noqa: E402
 from delta_prop.spark.writes import cutting_up, numbering  # noqa: E402
 from delta_prop.spark.writes.numbering import COUNTERS_OF_A_BATCH, Numbered  # noqa: E402
 from delta_prop.spark.writes.sending import stage  # noqa: E402
-from delta_prop.spark.writes.told import RowsRefused, Sent  # noqa: E402
+from delta_prop.spark.writes.told import Sent  # noqa: E402
 from delta_prop_wire.cutting import deltas_of  # noqa: E402
 from delta_prop_wire.delta import Delta, Priority, create  # noqa: E402
 from delta_prop_wire.errors import Refused, UsageError  # noqa: E402
+from delta_prop_wire.spec import ErrorCode  # noqa: E402
 from tests.delta_prop.client.threaded import Served, served  # noqa: E402
 
 if TYPE_CHECKING:
@@ -113,36 +115,34 @@ def test_one_row_alone_and_another_priority(service: Served) -> None:
 BAD = [*KEYS[:13], "-x", *KEYS[13:40], "-y", "-z", *KEYS[40:]]
 
 
-def test_refused_rows_alone_have_no_effect_where_that_is_allowed(service: Served) -> None:
+REFUSED = [(13, "-x"), (41, "-y"), (42, "-z")]
+
+
+@pytest.mark.parametrize("refused", ["raise", "allow"])
+def test_refused_rows_alone_have_no_effect_and_are_told_each_time(service: Served, refused: str) -> None:
     known(service)
-    allowed = options(service, refused="allow")
-    for _ in range(3):
-        sent = Numbered(allowed, "job/0").send(rows(BAD))
+    for why in ("vector_id: '-.' in namespace 'docs' is unknown", "as when it was sent before", "as when"):
+        sent = Numbered(options(service, refused=refused), "job/4").send(rows(BAD))
         assert (sent.deltas, sent.refused) == (98, 3)
-        assert [one.split(":")[0] for one in sent.reasons] == [f"vector_id '-{one}'" for one in "xyz"]
+        assert [(one.row, one.vector_id) for one in sent.refused_rows] == REFUSED
+        for one in sent.refused_rows:
+            assert (one.part, one.code) == (4, ErrorCode.INVALID_DELTA)
+            assert re.match(why.replace("-.", one.vector_id), one.text)
         assert Counter(in_log(service)) == Counter(["first", *KEYS])
 
 
-def test_refused_rows_fail_the_part_each_time_until_they_are_allowed(service: Served) -> None:
+def test_of_many_refused_rows_the_first_ones_are_told(service: Served) -> None:
     known(service)
-    told = (
-        r"3 of 97 rows are refused \(option refused=allow goes on\): vector_id '-x': vector_id: .* is unknown"
-    )
-    for why in (told, "-x': INVALID_DELTA when it was sent before; .* '-y': INVALID"):
-        with pytest.raises(RowsRefused, match=why):
-            Numbered(options(service), "job/0").send(rows(BAD))
-    sent = Numbered(options(service, refused="allow"), "job/0").send(rows(BAD))
-    assert (sent.deltas, sent.refused) == (98, 3)
-    assert Counter(in_log(service)) == Counter(["first", *KEYS])
+    sent = Numbered(options(service), "job/0").send(rows([*KEYS[:4], *(f"-{at}" for at in range(20))]))
+    assert (sent.refused, len(sent.refused_rows)) == (20, numbering.REASONS_MAX)
 
 
-def test_a_last_row_that_is_refused_fails_the_part_each_time(service: Served) -> None:
+def test_a_last_row_that_is_refused_is_told_each_time(service: Served) -> None:
     known(service)
-    keys = [*KEYS[:4], "-last"]
     for _ in range(2):
-        with pytest.raises(RowsRefused, match="1 of 5 rows are refused"):
-            Numbered(options(service), "job/0").send(rows(keys))
-    assert Numbered(options(service, refused="allow"), "job/0").send(rows(keys)).refused == 1
+        sent = Numbered(options(service), "job/0").send(rows([*KEYS[:4], "-last"]))
+        assert [(one.row, one.vector_id) for one in sent.refused_rows] == [(4, "-last")]
+    assert Counter(in_log(service)) == Counter(["first", *KEYS[:4]])
 
 
 def test_a_task_that_died_while_refused_blocks_were_sent_again(
@@ -180,6 +180,25 @@ def test_two_tasks_at_once(service: Served) -> None:
     assert slow.send(overtaken()).deltas == 95
     assert told[0].deltas == 95
     assert in_log(service) == KEYS
+
+
+@pytest.mark.parametrize("bad", [[*KEYS[3:], "-x"], ["-x", *KEYS[3:]]])
+def test_a_task_that_was_overtaken_leaves_what_was_refused_to_the_next_try(
+    service: Served, bad: list[str]
+) -> None:
+    known(service)
+
+    def overtaken() -> Iterator[pa.RecordBatch]:
+        for at, batch in enumerate(rows(bad)):
+            if at == 6:
+                assert Numbered(options(service), "job/0").send(rows(bad)).refused == 1
+            yield batch
+
+    with pytest.raises(UsageError, match="another attempt took over job/0, and had rows refused: this one"):
+        Numbered(options(service), "job/0").send(overtaken())
+    (told,) = Numbered(options(service), "job/0").send(rows(bad)).refused_rows
+    assert told.vector_id == "-x"
+    assert Counter(in_log(service)) == Counter(["first", *KEYS[3:]])
 
 
 def test_a_task_that_was_overtaken_by_one_that_stands(service: Served) -> None:

@@ -28,7 +28,14 @@ from delta_prop.client.ranges import Asker
 from delta_prop.spark.options import write_options
 from delta_prop.spark.source import DeltaPropSource
 from delta_prop.spark.writes.sending import stage
-from delta_prop.spark.writes.told import RowsRefused, Sent, job_refused_text, refused_text, written_text
+from delta_prop.spark.writes.told import (
+    ROWS_TOLD_MAX,
+    RowsRefused,
+    Sent,
+    direct_refused_text,
+    job_refused_text,
+    written_text,
+)
 from delta_prop.spark.writes.writing import DirectWriter, PartWritten, StagedWriter, StreamWriter
 from delta_prop_wire.delta import Delta, create
 from delta_prop_wire.errors import Refused, UsageError
@@ -194,11 +201,48 @@ def test_a_micro_batch_is_told_of_where_it_matters(service: Served, caplog: pyte
         made.commit([PartWritten(0, 1, Sent(5, waited_s=0.1))], 3)
         assert not lines(caplog)
         made.commit([PartWritten(0, 1, Sent(5, waited_s=2.0)), None], 4)
-        made.commit([PartWritten(0, 1, Sent(5, refused=1))], 5)
-    waited, refused = lines(caplog)
+    (waited,) = lines(caplog)
     assert waited.startswith("micro-batch 4: 5 deltas of 1 parts in ")
     assert waited.endswith("tasks waited 2.0 s for the service")
-    assert ", 1 of them refused; " in refused
+
+
+def refused_part(part: int, rows: int) -> PartWritten:
+    told = [RefusedRow(part, row, f"v{row}", ErrorCode.INVALID_DELTA, "why") for row in range(min(rows, 5))]
+    return PartWritten(part, 1, Sent(100, refused=rows, refused_rows=told))
+
+
+def test_rows_that_are_refused_fail_a_direct_job_once_all_parts_are_done(
+    service: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = source(service, staged="false").writer(SCHEMA, overwrite=False)
+    told = (
+        r"job nightly, written directly: 1 of 105 deltas were refused, and have no effect; the others have "
+        r"theirs: mend these under another producer \(with option .*\): vector_id 'v0', row 0 of part 1: "
+        r"INVALID_DELTA: why$"
+    )
+    parts = pickle.loads(pickle.dumps([PartWritten(0, 1, Sent(5)), refused_part(1, 1)]))
+    with pytest.raises(RowsRefused, match=told):
+        made.commit(parts)
+    allowed = source(service, staged="false", refused="allow").writer(SCHEMA, overwrite=False)
+    with caplog.at_level(logging.INFO, "delta_prop.spark"):
+        allowed.commit(parts)
+    written, refused = lines(caplog)
+    assert ", 1 of them refused; " in written
+    assert re.match(told, refused)
+
+
+def test_rows_that_are_refused_stop_a_stream(service: Served, caplog: pytest.LogCaptureFixture) -> None:
+    made = source(service).streamWriter(SCHEMA, overwrite=False)
+    told = (
+        "micro-batch 5: 1 of 100 deltas were refused, and have no effect; the others have theirs: the stream "
+        "stops here, .*: vector_id 'v0', row 0 of part 1: INVALID_DELTA: why$"
+    )
+    with pytest.raises(RowsRefused, match=told):
+        made.commit([refused_part(1, 1), None], 5)
+    allowed = source(service, refused="allow").streamWriter(SCHEMA, overwrite=False)
+    with caplog.at_level(logging.INFO, "delta_prop.spark"):
+        allowed.commit([refused_part(1, 1)], 5)
+    assert re.match(told, lines(caplog)[-1])
 
 
 def test_a_direct_job_says_what_stays(service: Served, caplog: pytest.LogCaptureFixture) -> None:
@@ -214,8 +258,9 @@ def test_a_direct_job_says_what_stays(service: Served, caplog: pytest.LogCapture
 
 
 def test_texts() -> None:
-    many = Sent(9, refused=7, reasons=["a", "b"])
-    assert refused_text(many).endswith("(option refused=allow goes on): a; b; and 5 more")
+    told = direct_refused_text("x", [refused_part(part, 40).sent for part in range(4)])
+    assert "job x, written directly: 160 of 400 deltas were refused, " in told
+    assert (told.count("INVALID_DELTA"), told[-14:]) == (ROWS_TOLD_MAX, "; and 150 more")
     rows = tuple(RefusedRow(1, row, f"v{row}", ErrorCode.CONFLICT, "") for row in (4, 7))
     told = job_refused_text("x", JobStatus(JobState.PUBLISHED, 9_000, 5_000, 0, 4_000, rows))
     assert "; vector_id 'v7', row 7 of part 1: CONFLICT: refused before the service started again, " in told
