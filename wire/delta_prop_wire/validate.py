@@ -180,7 +180,8 @@ def plain_is_sound(batch: Batch) -> bool:
         and _is_namespace(namespace)
         and (not width or finite(batch.values))
         and batch.index_highest < DIMENSION_MAX
-        and batch.size <= DELTA_BYTES_MAX  # all rows together: so each of them
+        # All rows together, so each of them; so many numbers as a row may have are never more.
+        and (batch.size <= DELTA_BYTES_MAX or not batch.columns_mask & _BLOBS)
     )
 
 
