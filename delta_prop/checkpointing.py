@@ -278,11 +278,8 @@ class Checkpointer:
         """All heads, each at some moment from now on."""
         vectors, copied = self._chain.appender.vectors, []
         for name in list(vectors.saved().namespaces):
-            keys = vectors.keys(name)
-            await give_way()
-            for first in range(0, len(keys), HEADS_A_SLICE):
-                some = keys[first : first + HEADS_A_SLICE]
-                copied.append((name, some, *vectors.heads(name, some)))
+            for some in vectors.copied(name, HEADS_A_SLICE):
+                copied.append((name, *some))
                 await give_way()
         return copied
 
@@ -347,7 +344,7 @@ def _pack_all(copied: list[_Heads]) -> list[dict[str, Any]]:
 
 def _held(keys: list[str], codes: list[int | None], dead: bytes) -> tuple[list[str], list[int], bytes]:
     states = np.frombuffer(dead, np.uint8) * DEAD
-    if None not in codes:
+    if codes.count(None) == 0:
         return keys, codes, states.tobytes()  # type: ignore[return-value]
     rows = [row for row, code in enumerate(codes) if code is not None]
     return [keys[row] for row in rows], [codes[row] or 0 for row in rows], states[rows].tobytes()

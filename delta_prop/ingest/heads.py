@@ -5,8 +5,9 @@ Pure. Columns of one namespace: the vector ids, the dot of each head, and whethe
 
 from __future__ import annotations
 
+from itertools import repeat
 from operator import or_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 ALIVE, DEAD, AS_IT_WAS = 0, 1, 2
 ORIGIN_SHIFT = 64
-_COUNTER_MASK = (1 << ORIGIN_SHIFT) - 1
+_LITTLE: repeat[Literal["little"]] = repeat("little")
 _SEPARATOR = "\0"
 """No vector id holds one: control characters are refused at the edge."""
 
@@ -100,12 +101,13 @@ def pack_heads(
 ) -> dict[str, Any]:  # fmt: skip
     """One namespace's columns; codes hold a place in a list of origins, then a counter."""
     count = len(keys)
+    words = np.frombuffer(b"".join(map(int.to_bytes, codes, repeat(16), _LITTLE)), "<u8")
     return {
         "name": name,
         "count": count,
         "keys": _SEPARATOR.join(keys).encode(),
-        "places": _words(codes, ORIGIN_SHIFT, count),
-        "counters": np.fromiter((code & _COUNTER_MASK for code in codes), np.uint64, count).tobytes(),
+        "places": words[1::2].astype("<u4").tobytes(),
+        "counters": words[::2].tobytes(),
         "states": bytes(states),
     }
 
@@ -131,7 +133,3 @@ def unpack_heads(
     dead = [keys[row] for row in np.flatnonzero(states == DEAD).tolist()]
     alive = keys if not states.any() else [keys[row] for row in np.flatnonzero(states == ALIVE).tolist()]
     return keys, codes, dead, alive
-
-
-def _words(codes: Sequence[int], shift: int, count: int) -> bytes:
-    return np.fromiter((code >> shift for code in codes), np.uint32, count).tobytes()

@@ -7,7 +7,7 @@ the log is the truth and ignores an operation that has nothing to work on.
 from __future__ import annotations
 
 from collections import deque
-from itertools import compress, count
+from itertools import compress, count, islice
 from operator import contains, setitem
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -287,21 +287,34 @@ class Vectors:
     # --- checkpoints
 
     def saved(self) -> SavedVectors:
-        """What is small of it; heads are asked for by namespace with `keys` and `heads`."""
+        """What is small of it; heads are asked for by namespace with `copied`."""
         return SavedVectors(
             tuple(self._by_place),
             {name: (known.dimension, known.complete) for name, known in self._namespaces.items()},
             self._complete,
         )
 
-    def keys(self, namespace: str) -> list[str]:
-        """The vectors of a namespace that have a head."""
-        return list(self._namespaces[namespace].heads)
+    def copied(self, namespace: str, rows: int) -> Iterator[tuple[list[str], list[int | None], bytes]]:
+        """The vectors of a namespace that have a head now, so many at a time: the codes of their heads, and
+        which are dead, as they are when they are asked for. None: it was dropped meanwhile.
 
-    def heads(self, namespace: str, keys: list[str]) -> tuple[list[int | None], bytes]:
-        """The codes of these vectors' heads now, and which are dead."""
+        As long as none comes and none goes they are walked through, in a tenth of the time that it takes to
+        look each up.
+        """
         known = self._namespaces[namespace]
-        return list(map(known.heads.get, keys)), bytes(map(known.dead.__contains__, keys))
+        keys, names, codes = list(known.heads), iter(known.heads), iter(known.heads.values())
+        walks = True
+        for first in range(0, len(keys), rows):
+            some, found = keys[first : first + rows], list[int | None]()
+            if walks:
+                try:
+                    walks, found = list(islice(names, rows)) == some, list(islice(codes, rows))
+                except RuntimeError:  # the table has grown or shrunk
+                    walks = False
+            if not walks:
+                found = list(map(known.heads.get, some))
+            dead = bytes(map(known.dead.__contains__, some)) if known.dead else bytes(len(some))
+            yield some, found, dead
 
     def restore(self, saved: SavedVectors, heads: Mapping[str, tuple[dict[str, int], set[str]]]) -> None:
         """Begin with what a checkpoint holds."""

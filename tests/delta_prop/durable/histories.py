@@ -163,7 +163,9 @@ async def answers(p: Propagator, frames: Sequence[tuple[Batch, Session, str]]) -
         "ids": appender.ids.find(IDS),
         "kept since": appender.ids.kept_since,
         "heads": {
-            (name, key): vectors.head(name, key) for name in vectors._namespaces for key in vectors.keys(name)
+            (name, key): vectors.head(name, key)
+            for name, known in vectors._namespaces.items()
+            for key in known.heads
         },
         "dead": {name: sorted(known.dead) for name, known in vectors._namespaces.items()},
         "dimensions": {

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from delta_prop.ingest.namespaces import ORIGIN_SHIFT
 from delta_prop.ingest.vectors import Vectors
 from delta_prop_wire.algebra import State, apply
 from delta_prop_wire.delta import (
@@ -161,7 +163,7 @@ def test_mixed_rows_are_looked_at_by_columns_as_one_by_one(history: list[tuple[l
         assert short.vectors.saved() == long.vectors.saved()
         assert (short.vectors.held, short.vectors.conflicts) == (long.vectors.held, long.vectors.conflicts)
         for name in short.vectors.saved().namespaces:
-            assert short.vectors.heads(name, [*"abc"]) == long.vectors.heads(name, [*"abc"])
+            assert heads_of(short.vectors, name) == heads_of(long.vectors, name)
 
 
 STORY = st.lists(
@@ -204,7 +206,7 @@ def noted(vectors: Vectors, batch: Batch) -> None:
 
 def told(vectors: Vectors) -> list[object]:
     """All that is known, but for namespaces that nobody has written in."""
-    heads = {name: vectors.heads(name, [*"abc"]) for name in vectors.saved().namespaces}
+    heads = {name: heads_of(vectors, name) for name in vectors.saved().namespaces}
     return [vectors.saved(), vectors.held, vectors.conflicts, heads]
 
 
@@ -395,15 +397,48 @@ def test_conflicts_are_counted_as_they_would_be_row_by_row(
             edge.vectors = restored(edge.vectors)
 
 
+def heads_of(vectors: Vectors, namespace: str, rows: int = 2) -> dict[str, tuple[int, int]]:
+    """The code of each head, and whether its vector is dead."""
+    return {
+        key: (code, dead)
+        for some in vectors.copied(namespace, rows)
+        for key, code, dead in zip(*some, strict=True)
+        if code is not None
+    }
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["send", "more", "fewer"])), max_size=9))
+def test_heads_are_copied_while_vectors_come_and_go(steps: list[tuple[int, str]]) -> None:
+    edge, new = Edge(heads_max=40), count(100)
+    first = [f"v{at}" for at in range(20)]
+    edge.send(*(Delta(name, create([1.0])) for name in first))
+    copied = edge.vectors.copied("default", 3)
+    done: list[str] = []
+    for at, what in steps:
+        some, codes, _ = next(copied, ([], [], b""))
+        done += some
+        assert codes == [
+            None if head is None else edge.vectors._origins[head.origin] << ORIGIN_SHIFT | head.counter
+            for head in (edge.vectors.head("default", name) for name in some)
+        ]
+        names = (
+            [f"v{at}"] if what == "send" else [f"v{next(new)}" for _ in range(1 if what == "more" else 30)]
+        )
+        edge.send(*(Delta(name, create([2.0])) for name in names), origin=OTHER)
+    done += [name for some, _, _ in copied for name in some]
+    assert done == first
+
+
 def restored(vectors: Vectors) -> Vectors:
     """What a start makes of a checkpoint."""
     saved, again = vectors.saved(), Vectors()
     heads = {}
     for name in saved.namespaces:
-        keys = vectors.keys(name)
-        codes, dead = vectors.heads(name, keys)
-        found = {key: code for key, code in zip(keys, codes, strict=True) if code is not None}
-        heads[name] = (found, {key for key, is_dead in zip(keys, dead, strict=True) if is_dead})
+        found = heads_of(vectors, name)
+        heads[name] = (
+            {key: code for key, (code, _) in found.items()},
+            {key for key in found if found[key][1]},
+        )
     again.restore(saved, heads)
     again.conflicts = vectors.conflicts
     return again
