@@ -111,14 +111,12 @@ class Appender:
             return []
         sound, first = 0, self.lamport + 1
         for alike in _alike(batches):
-            sound_alike = alike[0].plain and all(map(plain_is_sound, alike))
-            if not (sound_alike and self.vectors.append_alike(alike, source)):
-                singly = self._note_singly(alike, source)
-                sound += singly
-                if singly < len(alike):
-                    break
-            else:
-                sound += len(alike)
+            noted = self._note_alike(alike, source) if alike[0].plain else 0
+            if noted < len(alike):
+                noted += self._note_singly(alike[noted:], source)
+            sound += noted
+            if noted < len(alike):
+                break
         if not sound:
             return []
         taken = batches if sound == len(batches) else batches[:sound]
@@ -128,6 +126,15 @@ class Appender:
         self._clocks.appended(batches[0].origin, ())
         self.counters.accepted += self.lamport + 1 - first
         return placed
+
+    def _note_alike(self, batches: Sequence[Batch], source: Source) -> int:
+        """Move heads and count conflicts of plain batches in one go: of all, or of none."""
+        origin = batches[0].origin
+        if all(map(plain_is_sound, batches)) and self.vectors.append_alike(
+            batches, source, lambda other: self._clocks.seen(origin, (), other)
+        ):
+            return len(batches)
+        return 0
 
     def _note_singly(self, batches: Sequence[Batch], source: Source) -> int:
         """Move heads and count conflicts for one after the other, up to the first that may not; how many."""

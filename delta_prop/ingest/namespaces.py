@@ -5,9 +5,10 @@ Pure. What is not plain to see by columns is left to `vectors.py`, which looks a
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from enum import Enum
-from itertools import chain, compress, count
+from itertools import accumulate, chain, compress, count
 from operator import contains, setitem
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 ORIGIN_SHIFT = 64
 """A head is the place of its origin, shifted by this, and its counter."""
+COUNTER_MASK = (1 << ORIGIN_SHIFT) - 1
 SEVERAL = -2
 """No place, and not that of an origin that has not written."""
 VECTOR_KINDS = frozenset({Kind.CREATE, Kind.DENSE})
@@ -102,8 +104,13 @@ class Table:
         return True
 
 
-def all_apply(known: Namespace | None, batches: Sequence[Batch], kind: int) -> bool:
-    """Whether all rows of a kind can apply, told without looking at each; where not, some may still."""
+def all_apply(
+    known: Namespace | None, batches: Sequence[Batch], kind: int, codes: list[int | None] | None = None
+) -> bool:
+    """Whether all rows of a kind can apply, told without looking at each; where not, some may still.
+
+    `codes`: their heads, where these have been looked up.
+    """
     dimension = 0 if known is None else known.dimension
     if kind in VECTOR_KINDS:
         width = dimension or batches[0].row_values
@@ -119,7 +126,7 @@ def all_apply(known: Namespace | None, batches: Sequence[Batch], kind: int) -> b
         return False
     # Whether there is a head, not which: that would be looked up somewhere in memory for each row.
     # Where heads were dropped, none proves nothing, and each row would pass.
-    return not known.complete or all(map(known.heads.__contains__, keys))
+    return not known.complete or all(map(known.heads.__contains__, keys) if codes is None else codes)
 
 
 def owned(codes: Sequence[int | None], place: int) -> Own:
@@ -133,6 +140,36 @@ def owned(codes: Sequence[int | None], place: int) -> Own:
     if least is None or most is None:  # none has one
         return Own.WHERE_PRESENT
     return own if least >> ORIGIN_SHIFT == place == most >> ORIGIN_SHIFT else Own.NOT
+
+
+def unseen(codes: Sequence[int | None], place: int, limit_of: Callable[[int], int]) -> list[int]:
+    """The rows whose vector was last changed by an origin of another place, above what `limit_of` that place
+    gives: by a change that whoever changes them now has not seen.
+    """
+    lowest = place << ORIGIN_SHIFT
+    highest = lowest | COUNTER_MASK
+    rows = [row for row, code in enumerate(codes) if code is not None and not lowest <= code <= highest]
+    if not rows:
+        return rows
+    heads: list[int] = [codes[row] for row in rows]  # type: ignore[misc]
+    least, most = min(heads), max(heads)
+    if least >> ORIGIN_SHIFT != most >> ORIGIN_SHIFT:
+        limits = {other: limit_of(other) for other in {head >> ORIGIN_SHIFT for head in heads}}
+        return [row for row, head in zip(rows, heads, strict=True) if head > limits[head >> ORIGIN_SHIFT]]
+    limit = limit_of(least >> ORIGIN_SHIFT)
+    if most <= limit or least > limit:  # what another job wrote and this one writes anew, say
+        return [] if most <= limit else rows
+    return [row for row, head in zip(rows, heads, strict=True) if head > limit]
+
+
+def firsts(rows: Sequence[int], batches: Sequence[Batch]) -> int:
+    """How many of these rows have a vector that no batch before theirs changes. `rows`: rising, of all the
+    batches end to end, and either all rows of a vector or none.
+    """
+    keys, stops = keys_of(batches), [*accumulate([batch.count for batch in batches])]
+    found: dict[str, int] = {}
+    places = [bisect_right(stops, row) for row in rows]
+    return sum([found.setdefault(keys[row], at) == at for row, at in zip(rows, places, strict=True)])
 
 
 def keys_of(batches: Sequence[Batch]) -> list[str]:

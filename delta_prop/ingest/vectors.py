@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from delta_prop.ingest.namespaces import (
+    COUNTER_MASK,
     DELETE_BIT,
     IS_PARTIAL,
     ORIGIN_SHIFT,
@@ -22,12 +23,12 @@ from delta_prop.ingest.namespaces import (
     VECTOR_BITS,
     VECTOR_KINDS,
     Namespace,
-    Own,
     Table,
     all_apply,
+    firsts,
     get,
     keys_of,
-    owned,
+    unseen,
 )
 from delta_prop_wire.batch import SPARSE_KINDS
 from delta_prop_wire.delta import PARTIAL_KINDS, WHOLE_KINDS, Dot, Kind, Source
@@ -40,7 +41,6 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 HEADS_MAX = 2_000_000
-_COUNTER_MASK = (1 << ORIGIN_SHIFT) - 1
 _LIFE_KINDS = WHOLE_KINDS | {Kind.DELETE}
 _SPARSE_BITS = sum(1 << kind for kind in SPARSE_KINDS)
 _NO_HEADS: dict[str, int] = {}
@@ -151,7 +151,7 @@ class Vectors:
         if self._count > self._heads_max:
             self._drop_oldest()
 
-    def append_alike(self, batches: Sequence[Batch], source: Source) -> bool:
+    def append_alike(self, batches: Sequence[Batch], source: Source, seen: Callable[[int], int]) -> bool:
         """`check`, `count_conflicts` and `appended` for plain batches of one origin, namespace and kind whose
         counters go on, in one go; whether they could be: else nothing has changed, and each goes by itself.
         """
@@ -161,12 +161,15 @@ class Vectors:
         if known is None or kind is None or place is None:
             return False
         rows = sum([batch.count for batch in batches])
-        if self._count + rows > self._heads_max or not all_apply(known, batches, kind):
+        alone = known.writer == place
+        codes = None if alone else list(map(known.heads.get, keys_of(batches)))
+        if self._count + rows > self._heads_max or not all_apply(known, batches, kind, codes):
             return False
-        if known.writer != place and owned(list(map(known.heads.get, keys_of(batches))), place) is Own.NOT:
-            return False
+        if codes is not None:
+            others = unseen(codes, place, self._limits(seen))
+            self.conflicts += len(others) if len(batches) == 1 or not others else firsts(others, batches)
+            known.note_writer(place)
         self._looked_up = None
-        known.note_writer(place)
         self._append_alike(known, batches, kind, count(place << ORIGIN_SHIFT | first.base), source)
         return True
 
@@ -216,45 +219,17 @@ class Vectors:
         named = [self._namespaces.get(name) for name in batch.namespace_names]
         if all(known is None or known.writer in (None, place) for known in named):
             return
-        lowest = place << ORIGIN_SHIFT  # of the codes of its own dots
-        highest = lowest | _COUNTER_MASK
         codes = self._codes(batch)
-        counted = self._conflicts_alike(batch, codes, lowest, seen)
-        if counted is not None:
-            self.conflicts += counted
+        rows = unseen(codes, place, self._limits(seen))
+        if batch.plain or not rows:
+            self.conflicts += len(rows)
             return
-        parents = () if batch.plain else set(batch.parents)
-        # Of the codes of the origin that was met last; what has been seen of it.
-        first, last, limit = 0, -1, 0
-        for row, code in enumerate(codes):
-            if code is None or lowest <= code <= highest:
-                continue
-            if not first <= code <= last:
-                place = code >> ORIGIN_SHIFT
-                first = place << ORIGIN_SHIFT
-                last, limit = first | _COUNTER_MASK, first | seen(self._by_place[place])
-            if code > limit and (not parents or (row, self._dot(code)) not in parents):
-                self.conflicts += 1
+        parents = set(batch.parents)
+        self.conflicts += sum([(row, self._dot(codes[row] or 0)) not in parents for row in rows])
 
-    def _conflicts_alike(
-        self, batch: Batch, codes: list[int | None], lowest: int, seen: Callable[[int], int]
-    ) -> int | None:
-        """How many rows conflict where it is all or none; None where only a look at each row tells."""
-        if codes.count(None) == len(codes):  # all are new, as when many producers fill a namespace
-            return 0
-        try:
-            least, most = min(codes), max(codes)  # type: ignore[type-var]
-        except TypeError:  # some row has no head
-            return None
-        assert least is not None
-        assert most is not None
-        if lowest <= least and most <= lowest | _COUNTER_MASK:
-            return 0
-        place = least >> ORIGIN_SHIFT
-        alike = place == most >> ORIGIN_SHIFT and batch.plain
-        # What another job wrote and this one writes anew, say.
-        unseen = alike and least > place << ORIGIN_SHIFT | seen(self._by_place[place])
-        return len(codes) if unseen else None
+    def _limits(self, seen: Callable[[int], int]) -> Callable[[int], int]:
+        """Of the origin of a place the highest head that has been seen."""
+        return lambda place: place << ORIGIN_SHIFT | seen(self._by_place[place])
 
     def _codes(self, batch: Batch) -> list[int | None]:
         """The head of each row before the batch is appended; looked up once, as till then nothing moves."""
@@ -326,7 +301,10 @@ class Vectors:
             known = self._namespaces[name] = Namespace(complete=complete)
             known.dimension = dimension
             known.heads, known.dead = heads.get(name, ({}, set()))
-            known.writer = SEVERAL if known.heads else None  # or one, which would take long to find out
+            if (
+                known.heads
+            ):  # where several have written it may be one here, which would take long to find out
+                known.writer = 0 if len(self._by_place) == 1 else SEVERAL
         self._count = sum(len(known.heads) for known in self._namespaces.values())
         if self._count > self._heads_max:
             self._drop_oldest()
@@ -353,7 +331,7 @@ class Vectors:
     # --- helpers
 
     def _dot(self, code: int) -> Dot:
-        return Dot(self._by_place[code >> ORIGIN_SHIFT], code & _COUNTER_MASK)
+        return Dot(self._by_place[code >> ORIGIN_SHIFT], code & COUNTER_MASK)
 
     def _all_fit(self, batch: Batch) -> bool:
         """The short way for rows of several namespaces or kinds: whether all of them apply, whatever stands

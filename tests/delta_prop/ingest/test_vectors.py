@@ -195,12 +195,72 @@ def test_batches_that_come_together_move_what_they_move_one_by_one(story: list[A
         assert told(together.vectors) == told(singly.vectors)
 
 
-def noted(vectors: Vectors, batch: Batch) -> None:
+ALIKE = [create([1.0, 2.0]), dense([3.0, 4.0]), create([1.0]), sparse([1], [1.0]), delete(), opaque(b"x")]
+PLAIN_STORY = st.lists(
+    st.tuples(
+        st.lists(st.lists(st.sampled_from("abcd"), min_size=1, max_size=5), min_size=1, max_size=4),
+        st.sampled_from(ALIKE),
+        st.sampled_from([ORIGIN, ORIGIN, OTHER, 9]),
+        st.integers(0, 12),
+    ),
+    max_size=10,
+)
+
+
+@given(PLAIN_STORY, st.integers(0, 10))
+@example([([["a"]], ALIKE[0], OTHER, 0), ([["b"]], ALIKE[0], 9, 0), ([["a", "b"]], ALIKE[1], 9, 0)], 10)
+@example([([["a"]], ALIKE[0], OTHER, 0), ([["b"]], ALIKE[0], 9, 0), ([["a"], ["a"]], ALIKE[1], 9, 0)], 10)
+@example([([["a"]], ALIKE[0], OTHER, 0), ([["b"]], ALIKE[0], 9, 0), ([["a", "a"]], ALIKE[1], 9, 1)], 10)
+def test_plain_batches_move_together_what_they_move_one_by_one_whoever_wrote_before(
+    story: list[Any], saved_after: int
+) -> None:
+    together, singly = Edge(), Edge()
+    for number, (batches, operation, origin, seen) in enumerate(story):
+        made, counter = [], together.next.get(origin, 1)
+        for keys in batches:
+            made.append(batch_of(origin, counter, *(Delta(key, operation) for key in keys)))
+            counter = made[-1].last + 1
+        if not together.vectors.append_alike(made, Source.LOCAL, lambda _, seen=seen: seen):  # type: ignore[misc]
+            for batch in made:
+                noted(together.vectors, batch, seen)
+        for batch in made:
+            noted(singly.vectors, batch, seen)
+        together.next[origin] = counter
+        assert told(together.vectors) == told(singly.vectors)
+        if number == saved_after:
+            together.vectors, singly.vectors = restored(together.vectors), restored(singly.vectors)
+
+
+def test_rows_that_others_changed_are_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    edge = Edge()
+    edge.send(*(Delta(key, create([1.0, 2.0])) for key in "abc"), origin=OTHER)
+    edge.send(Delta("d", create([1.0, 2.0])))
+    monkeypatch.setattr(Vectors, "check", lambda *_: pytest.fail("one by one"))
+    made = [batch_of(ORIGIN, at, *(Delta(key, sparse([1], [1.0])) for key in "abd")) for at in (2, 5)]
+    assert edge.vectors.append_alike(made, Source.LOCAL, lambda _: 1)
+    assert edge.vectors.conflicts == 1  # "a" had been seen, and the second time all are its own
+    assert edge.vectors.head("default", "b") == Dot(ORIGIN, 6)
+
+
+def test_where_one_has_written_its_rows_are_its_own_after_a_start_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    edge = Edge()
+    edge.send(Delta("a", create([1.0])))
+    edge.vectors = restored(edge.vectors)
+    with monkeypatch.context() as patch:
+        patch.setattr(Vectors, "_codes", lambda *_: pytest.fail("heads are looked up"))
+        edge.vectors.count_conflicts(edge.batch(Delta("a", create([1.0]))), lambda _: 0)
+    edge.vectors.count_conflicts(edge.batch(Delta("a", create([1.0])), origin=OTHER), lambda _: 0)
+    assert edge.vectors.conflicts == 1
+
+
+def noted(vectors: Vectors, batch: Batch, seen: int = 0) -> None:
     try:
         vectors.check(batch, nothing)
     except InvalidDelta:
         return
-    vectors.count_conflicts(batch, lambda _: 0)
+    vectors.count_conflicts(batch, lambda _: seen)
     vectors.appended(batch, Source.LOCAL)
 
 
@@ -378,6 +438,7 @@ WRITTEN = st.tuples(
 @example([(3, [("one", "a")]), (4, [("one", "b")]), (4, [("one", "a")])], 0, 9)
 @example([(3, [("one", "a"), ("one", "b")]), (4, [("one", "a"), ("one", "b")])], 1, 9)
 @example([(3, [("one", "a"), ("one", "b")]), (4, [("one", "a"), ("one", "b")])], 0, 9)
+@example([(3, [("one", "a")]), (4, [("one", "a")]), (3, [("one", "a")])], 0, 1)
 def test_conflicts_are_counted_as_they_would_be_row_by_row(
     story: list[tuple[int, list[tuple[str, str]]]], seen: int, saved_after: int
 ) -> None:
