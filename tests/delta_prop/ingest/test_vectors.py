@@ -470,7 +470,7 @@ def heads_of(vectors: Vectors, namespace: str, rows: int = 2) -> dict[str, tuple
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["send", "more", "fewer"])), max_size=9))
 def test_heads_are_copied_while_vectors_come_and_go(steps: list[tuple[int, str]]) -> None:
-    edge, new = Edge(heads_max=40), count(100)
+    edge, new = Edge(heads_max=39), count(100)
     first = [f"v{at}" for at in range(20)]
     edge.send(*(Delta(name, create([1.0])) for name in first))
     copied = edge.vectors.copied("default", 3)
@@ -483,7 +483,7 @@ def test_heads_are_copied_while_vectors_come_and_go(steps: list[tuple[int, str]]
             for head in (edge.vectors.head("default", name) for name in some)
         ]
         names = (
-            [f"v{at}"] if what == "send" else [f"v{next(new)}" for _ in range(1 if what == "more" else 30)]
+            [f"v{at}"] if what == "send" else [f"v{next(new)}" for _ in range(1 if what == "more" else 20)]
         )
         edge.send(*(Delta(name, create([2.0])) for name in names), origin=OTHER)
     done += [name for some, _, _ in copied for name in some]
