@@ -53,6 +53,8 @@ HEADS_A_SLICE = 2_000
 READ_ROWS, READ_BYTES = 2_000, 1 << 20
 WHOLE_FROM_BYTES = 16 << 20
 """Changes since all was written last, beyond as much as that was: then all is written anew."""
+_ROW_COSTS_HEADS = 3
+"""A row that is read again, and noted, takes as long as so many heads that are copied."""
 PARTS_MAX = 100
 _AMPLIFICATION = 2
 """A checkpoint waits until the log has grown by so many times the bytes that the one before wrote."""
@@ -230,11 +232,10 @@ class Checkpointer:
         return not sizes or sum(sizes[1:]) > sizes[0] + WHOLE_FROM_BYTES
 
     def _changed_often(self, end: int) -> bool:
-        """Whether fewer vectors and ids are held than rows have come: it takes less to copy all of them than
-        to look through those rows again.
-        """
+        """Whether it takes less to copy all vectors and ids than to look through the rows again that came."""
         appender = self._chain.appender
-        return appender.vectors.held + appender.ids.statistics().ids_open < end - self._gathered
+        held = appender.vectors.held + appender.ids.statistics().ids_open
+        return held < _ROW_COSTS_HEADS * (end - self._gathered)
 
     async def _synced(self, end: int) -> bool:
         """Wait until the log is synced up to there; False where it never will be."""

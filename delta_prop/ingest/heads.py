@@ -63,7 +63,11 @@ class HeadChanges:
         packed = []
         for name, changes in self._namespaces.items():
             dead, kept = changes.dead, changes.kept
-            states = [DEAD if key in dead else AS_IT_WAS if key in kept else ALIVE for key in changes.heads]
+            states: Iterable[int] = bytes(len(changes.heads))  # all are alive
+            if dead or kept:
+                states = [
+                    DEAD if key in dead else AS_IT_WAS if key in kept else ALIVE for key in changes.heads
+                ]
             packed.append(pack_heads(name, list(changes.heads), list(changes.heads.values()), states))
         return packed
 
