@@ -89,7 +89,7 @@ class Table:
             kinds & DELETE_BIT
             or (kinds & VECTOR_BITS and batch.dimension != self.dimension)
             or batch.index_highest >= self.dimension_min
-            or not all(dead.isdisjoint(keys) for dead in self.dead)
+            or (self.dead and not all(dead.isdisjoint(keys) for dead in self.dead))
         ):
             return False
         rows = [heads[0]] * batch.count if index is None else list(map(heads.__getitem__, index))

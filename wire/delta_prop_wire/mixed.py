@@ -105,12 +105,12 @@ def decode_columns(batch: Batch) -> Names | None:
         return None
     batch._bounds_of = tuple(bounds)
     # The first columns in turn: where vector ids end, the ids, the table of namespaces.
-    ends, text, table = (bytes(raw[bounds[at] : bounds[at + 1]]) for at in (0, 2, 4))
-    if ends[-_NUMBER_BYTES:] != len(text).to_bytes(_NUMBER_BYTES, "little") or text.translate(
-        None, PRINTABLE
-    ):
+    ends_at, ends_stop, text_at, text_stop, table_at, table_stop = bounds[:6]
+    if not _kinds_agree(batch) or not _decode_namespaces(batch, bytes(raw[table_at:table_stop])):
         return None
-    return Names(ends, text) if _decode_namespaces(batch, table) and _kinds_agree(batch) else None
+    names = Names(bytes(raw[ends_at:ends_stop]), bytes(raw[text_at:text_stop]))
+    whole = names.ends[-_NUMBER_BYTES:] == len(names.text).to_bytes(_NUMBER_BYTES, "little")
+    return names if whole and not names.text.translate(None, PRINTABLE) else None
 
 
 def rows_are_sound(batches: Sequence[Batch]) -> bool:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _INDICES, _VALUES, _BLOBS = (1 << column for column in (Column.INDICES, Column.VALUES, Column.BLOBS))
 _NAME_BYTES_MAX = NAME_LENGTH.size + NAMESPACE_BYTES_MAX
 _END = struct.Struct("<I")
-_FEW_ROWS = 500
+_FEW_ROWS = 300
 """Up to so many, a Python loop is quicker than numpy's calls."""
 _LEAST, _MOST, _SUMS = np.minimum.reduce, np.maximum.reduce, np.add.accumulate
 
@@ -186,7 +186,9 @@ def _rise_to(total: int, ends: bytes, count: int) -> bool:
 @lru_cache(maxsize=64)
 def _even_ends(count: int, size: int) -> bytes:
     """The ends of texts of one size."""
-    return struct.pack(f"<{count}I", *[size * row for row in range(1, count + 1)])
+    if not size:
+        return bytes(_END.size * count)
+    return stops_of(count).pack(*range(size, size * count + 1, size))
 
 
 @lru_cache(maxsize=1024)
