@@ -31,7 +31,7 @@ from tests.delta_prop.pressure.open_loop import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-PAIRS, TRIES = 5, 3
+PAIRS, TRIES = 5, 6
 P99_RATIO_MAX = 1.5
 CPU_RATIO_MAX = 1.2
 SAMPLES_MIN_FULL = 10_000
