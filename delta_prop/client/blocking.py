@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from numpy.typing import ArrayLike
+    from typing_extensions import Buffer
 
     from delta_prop.checks import Cause
     from delta_prop.client.addresses import Address
@@ -403,7 +404,7 @@ class Wire:
         self._selector.register(sock, selectors.EVENT_READ)
         self.session = Session(settings, time.monotonic())
 
-    def send(self, parts: Iterable[bytes]) -> None:
+    def send(self, parts: Iterable[Buffer]) -> None:
         """Have these sent by the next steps."""
         self._unsent.extend(map(memoryview, parts))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delta_prop.client.outgoing import Outgoing
+from delta_prop_wire.codec import encode_head
 from delta_prop_wire.delta import Priority, Source
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import Ack, Backpressure, Hello, Nack
@@ -15,12 +16,16 @@ from delta_prop_wire.frames import Ack, Backpressure, Hello, Nack
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from typing_extensions import Buffer
+
     from delta_prop.client.session import Session
     from delta_prop_wire.delta import AckLevel
     from delta_prop_wire.frames import Frame, JobPart, Welcome
 
 SEND_BYTES_MAX = 256 * 1024
 """How much is handed to the system at once, but for a batch that is larger."""
+APART_BYTES = 64 * 1024
+"""From so many bytes on a batch goes in two pieces."""
 JOBS = "jobs"
 """What a service has among its features that can keep the parts of a job aside."""
 
@@ -95,10 +100,10 @@ class Producing:
                 self.out.pressed(frame, now)
         return False
 
-    def to_send(self, session: Session, now: float) -> list[bytes]:
+    def to_send(self, session: Session, now: float) -> list[Buffer]:
         """Batches as far as credits and advice go, a hello for origins that are new before them."""
         out, connection = self.out, session.connection
-        parts: list[bytes] = []
+        parts: list[Buffer] = []
         claims = out.further_claims()
         if claims:
             hello = Hello(token=self._token, origins=claims, source=self._source)
@@ -108,8 +113,13 @@ class Producing:
             frame = out.next_frame(now)
             if frame is None:
                 break
-            parts.append(connection.send(frame))
-            size += len(parts[-1])
+            batch = frame.batch
+            if batch.size < APART_BYTES:
+                parts.append(connection.send(frame))
+            else:  # its body as it lies, which a frame in one piece would copy
+                connection.spend(batch.count, batch.size)
+                parts += [encode_head(batch, frame.sequence, ack_wanted=frame.ack_wanted), batch.raw]
+            size += batch.size
         return parts
 
     def sent(self) -> None:

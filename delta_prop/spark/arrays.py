@@ -36,7 +36,10 @@ def valid_of(column: pa.Array) -> NDArray[np.bool_]:
 def lengths_of(column: pa.Array) -> NDArray[np.int64]:
     """How long each list is; 0 for a null."""
     ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
-    return np.where(valid_of(column), np.diff(ends), 0).astype(np.int64)
+    lengths = np.diff(ends).astype(np.int64)
+    if column.null_count:
+        lengths[~valid_of(column)] = 0
+    return lengths
 
 
 def array_of(values: NDArray[Any], kind: pa.DataType) -> pa.Array:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.block import Block
-from delta_prop_wire.delta import AckLevel, Delta, Priority, create, opaque, sparse
+from delta_prop_wire.delta import AckLevel, Delta, Operation, Priority, create, dense, opaque, sparse
 from delta_prop_wire.encode import columns_of, encode_batch
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.soundness import parse_batch
+from delta_prop_wire.validate import validate_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 OPERATIONS = st.sampled_from([create([1.0, 2.0]), sparse([1], [0.5]), opaque(b"x"), opaque(b"")])
 DELTAS = st.lists(st.builds(Delta, st.sampled_from(["a", "é", "b:1"]), OPERATIONS), min_size=1, max_size=5)
@@ -41,6 +49,48 @@ def test_counters_that_leap_stand_in_the_batch(deltas: list[Delta], previous: in
     assert read.leaps == (leap > 1)
     assert [read.counter(row) for row in range(read.count)] == list(range(base, base + len(deltas)))
     assert read.previous == (previous if leap > 1 else 0)
+
+
+NAMES = st.sampled_from(["a", "b" * 300, "long" * 500, "é", "", "tab\t", "nul\0"])
+NUMBERS = st.sampled_from([0.0, -1.5, 3e38, float("nan"), float("-inf")])
+VECTORS = st.lists(NUMBERS, min_size=2, max_size=2)
+
+
+@given(
+    st.lists(st.tuples(NAMES, VECTORS), min_size=1, max_size=4),
+    st.sampled_from(["docs", "é", "bad\n", "", "n" * 300]),
+    st.sampled_from([create, dense]),
+    st.booleans(),
+)
+def test_whole_vectors_are_looked_over_in_few_steps_as_all_rows_are(
+    rows: list[tuple[str, list[float]]], namespace: str, make: Callable[[Any], Operation], views: bool
+) -> None:
+    block = block_of([Delta(name, make(vector), namespace) for name, vector in rows])
+    if views:
+        block = replace(block, columns={column: memoryview(one) for column, one in block.columns.items()})
+    wanted: InvalidDelta | None = None
+    try:
+        validate_batch(block.encode(origin=0, base=1))
+    except InvalidDelta as error:
+        wanted = error
+    assert block._is_plain_and_sound() <= (wanted is None)
+    assert block._is_plain_and_sound() or wanted or "é" in {namespace, *(name for name, _ in rows)}
+    if wanted is None:
+        block.check()
+    else:
+        with pytest.raises(InvalidDelta) as told:
+            block.check()
+        assert str(told.value) == str(wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 3_000])
+def test_a_large_block_of_views_becomes_the_same_bytes(rows: int) -> None:
+    deltas = [Delta(f"v{row}", create(np.arange(8) + row)) for row in range(rows)]
+    block = block_of(deltas)
+    views = replace(block, columns={column: memoryview(one) for column, one in block.columns.items()})
+    wanted = encode_batch(deltas, origin=7, base=5)
+    assert bytes(views.encode(origin=7, base=5).raw) == bytes(wanted.raw)
+    assert parse_batch(views.encode(origin=7, base=5).raw).keys == wanted.keys
 
 
 def test_a_bad_row_is_found() -> None:

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 KINDS = {kind_name(kind): int(kind) for kind in Kind if kind is not Kind.TRANSFORM}
 """The operations that a row can name. A transform is resolved by who reads the vector: no job does."""
-_WHOLE = (Kind.CREATE, Kind.DENSE)
+_WHOLE, _SPARSE = np.zeros(256, bool), np.zeros(256, bool)
+_WHOLE[[Kind.CREATE, Kind.DENSE]] = _SPARSE[[Kind.SPARSE, Kind.SPARSE_ADD]] = True
+"""By kinds, whether they have whole vectors, and whether they name places in one."""
+_Columns = dict[Column, bytes | memoryview]
 
 
 def to_block(rows: pa.RecordBatch, *, namespace: str | None, before: int = 0) -> Block:
@@ -48,14 +51,14 @@ def to_block(rows: pa.RecordBatch, *, namespace: str | None, before: int = 0) ->
 
 
 def _checked(given: dict[str, pa.Array], count: int, namespace: str | None) -> Block:
-    columns: dict[Column, bytes] = {}
+    columns: _Columns = {}
     ids = _texts(given, "vector_id", count)
     if ids is None or ids.null_count:
         raise InvalidDelta("vector_id", "missing", row=_first_null(ids))
     columns[Column.KEY_ENDS], columns[Column.KEYS] = _ends_and_bytes(ids)
     _add_namespaces(columns, _texts(given, "namespace", count), _absent(namespace, ids, columns))
     kinds = _kinds(given, count)
-    present = np.unique(kinds)
+    present = np.flatnonzero(np.bincount(kinds))
     if len(present) > 1:
         columns[Column.KINDS] = kinds.tobytes()
     dimension = _add_numbers(columns, given, kinds)
@@ -96,7 +99,7 @@ def _ends_and_bytes(column: pa.Array) -> tuple[bytes, bytes]:
     return (stops[1:] - first).astype("<u4").tobytes(), whole
 
 
-def _absent(namespace: str | None, ids: pa.Array, columns: dict[Column, bytes]) -> str | pa.Array:
+def _absent(namespace: str | None, ids: pa.Array, columns: _Columns) -> str | pa.Array:
     """The namespace of rows that name none: one, or one a row."""
     if namespace is not None:
         return namespace
@@ -107,7 +110,7 @@ def _absent(namespace: str | None, ids: pa.Array, columns: dict[Column, bytes]) 
     return pc.if_else(named, heads, repeated(DEFAULT_NAMESPACE, len(ids)))
 
 
-def _add_namespaces(columns: dict[Column, bytes], given: pa.Array | None, absent: str | pa.Array) -> None:
+def _add_namespaces(columns: _Columns, given: pa.Array | None, absent: str | pa.Array) -> None:
     if given is None and isinstance(absent, str):
         columns[Column.NAMESPACES] = name_table([absent])
         return
@@ -161,7 +164,7 @@ def _present(given: dict[str, pa.Array], name: str, count: int) -> NDArray[np.bo
 # --- what operations carry
 
 
-def _add_numbers(columns: dict[Column, bytes], given: dict[str, pa.Array], kinds: NDArray[np.uint8]) -> int:
+def _add_numbers(columns: _Columns, given: dict[str, pa.Array], kinds: NDArray[np.uint8]) -> int:
     """Add values and indices; returns the common dimension of whole vectors, 0 where there is none."""
     count = len(kinds)
     numbers = _numbers_of(given, count)
@@ -174,8 +177,8 @@ def _add_numbers(columns: dict[Column, bytes], given: dict[str, pa.Array], kinds
     _add_indices(columns, given, sizes, kinds)
     if not columns[Column.VALUES]:
         del columns[Column.VALUES]
-    dimensions = np.unique(sizes[np.isin(kinds, _WHOLE)])
-    return int(dimensions[0]) if len(dimensions) == 1 else 0
+    widths = sizes[_WHOLE[kinds]]
+    return int(widths[0]) if len(widths) and (widths == widths[0]).all() else 0
 
 
 def _numbers_of(given: dict[str, pa.Array], count: int) -> pa.Array | None:
@@ -194,23 +197,23 @@ def _numbers_of(given: dict[str, pa.Array], count: int) -> pa.Array | None:
     return pc.coalesce(vectors, values)
 
 
-def _float32(numbers: pa.Array, sizes: NDArray[np.int64]) -> bytes:
+def _float32(numbers: pa.Array, sizes: NDArray[np.int64]) -> memoryview:
     flat = numbers.flatten()
     if flat.null_count:
         raise InvalidDelta("vector", "has a null in it: numbers have no gaps", row=_row_at(flat, sizes))
     with np.errstate(over="ignore"):  # what does not fit is infinite then, and refused for that by `named`
-        return np.ascontiguousarray(numbers_of(flat), "<f4").tobytes()
+        return np.ascontiguousarray(numbers_of(flat), "<f4").view(np.uint8).data
 
 
 def _add_indices(
-    columns: dict[Column, bytes],
+    columns: _Columns,
     given: dict[str, pa.Array],
     sizes: NDArray[np.int64],
     kinds: NDArray[np.uint8],
 ) -> None:
     column = given.get("indices")
     count = len(kinds)
-    parts = np.isin(kinds, (Kind.SPARSE, Kind.SPARSE_ADD))
+    parts = _SPARSE[kinds]
     if column is None or column.null_count == count:
         lengths, flat = np.zeros(count, np.int64), np.zeros(0, np.int64)
     else:
@@ -242,7 +245,7 @@ def _row_at(flat: pa.Array, sizes: NDArray[np.int64]) -> int:
     return int(np.searchsorted(np.cumsum(sizes), _first_null(flat), "right"))
 
 
-def _add_blobs(columns: dict[Column, bytes], given: dict[str, pa.Array], count: int) -> None:
+def _add_blobs(columns: _Columns, given: dict[str, pa.Array], count: int) -> None:
     column = given.get("data")
     if column is None or column.null_count == count:
         return
@@ -256,7 +259,7 @@ def _add_blobs(columns: dict[Column, bytes], given: dict[str, pa.Array], count: 
 # --- what some rows say
 
 
-def _add_ids(columns: dict[Column, bytes], given: dict[str, pa.Array], count: int) -> None:
+def _add_ids(columns: _Columns, given: dict[str, pa.Array], count: int) -> None:
     column = given.get("id")
     if column is None or column.null_count == count:
         return
@@ -271,7 +274,7 @@ def _add_ids(columns: dict[Column, bytes], given: dict[str, pa.Array], count: in
     columns[Column.IDS] = _ends_and_bytes(column.cast(pa.binary()))[1]
 
 
-def _add_metadata(columns: dict[Column, bytes], given: dict[str, pa.Array], count: int) -> None:
+def _add_metadata(columns: _Columns, given: dict[str, pa.Array], count: int) -> None:
     column = _texts(given, "metadata", count)
     if column is None:
         return
@@ -291,7 +294,7 @@ def _packed(text: str, row: int) -> bytes:
     return bytes(msgpack.packb(patch))
 
 
-def _add_topics(columns: dict[Column, bytes], given: dict[str, pa.Array], count: int) -> None:
+def _add_topics(columns: _Columns, given: dict[str, pa.Array], count: int) -> None:
     column = given.get("topics")
     if column is None or column.null_count == count:
         return
@@ -306,7 +309,7 @@ def _add_topics(columns: dict[Column, bytes], given: dict[str, pa.Array], count:
         columns[Column.TAG_NAMES], columns[Column.TAGS] = name_table(names), b"".join(tags)
 
 
-def _add_times(columns: dict[Column, bytes], given: dict[str, pa.Array], count: int) -> int:
+def _add_times(columns: _Columns, given: dict[str, pa.Array], count: int) -> int:
     """Add the rows' times; returns the one that all share, else 0."""
     column = given.get("timestamp")
     if column is None or column.null_count == count:
