@@ -98,8 +98,9 @@ class OwnThread:
     async def run(self, function: Callable[[], T]) -> T:
         """Run `function` on the thread; a cancelled caller waits for its end, so it knows the outcome."""
         call = _Call(function)
-        self._calls.put(call)  # it takes them one at a time, in their order
         with anyio.CancelScope(shield=True):
+            # It takes them one at a time, in their order; last here, as it begins when this thread waits.
+            self._calls.put(call)
             await call.done.wait()
         if call.failure is not None:
             raise call.failure

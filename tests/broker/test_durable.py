@@ -481,9 +481,11 @@ def test_what_the_disk_has_left_is_asked_now_and_then_and_reckoned_between() -> 
         reckoned = before - (log.committed_bytes - written)
         assert log._free.bytes == (reckoned if wait_us == 10 else real() - 7)
         assert asked == questions
-    writer.append()
-    commit(log)
-    assert asked == 3, "who waits for the disk asks it too"
+    for wait_us, questions in ((10, 2), (ASKED_US, 3)):
+        clock.us += wait_us
+        writer.append()
+        commit(log)
+        assert asked == questions, "who waits for the disk asks it no more often"
 
 
 _steps = st.lists(

@@ -45,7 +45,7 @@ class Committing(LogState):
             self._disk, DIRECTORY, pieces=growing.pieces, removed=self._removed, mark=self._mark,
             start=self._start, end=self.next_offset,
             synced=self.next_offset if sync else max(self.synced, sealed), sync=sync and bool(growing.pieces),
-            asks_free=self._free.is_due() or sync or bool(self._removed),
+            asks_free=self._free.is_due() or bool(self._removed),
             ahead_to=ahead.bound(self._free.bytes - self.reserve.missing, self.settings),
         )  # fmt: skip
         self._syncs_skipped += not sync
