@@ -138,6 +138,8 @@ KIND_OF_ALL, DIMENSION, LENGTH = 40, 48, 52
         ([VECTOR, FACT], None, DIMENSION, struct.pack("<I", 1)),  # more
         ([VECTOR, FACT], None, DIMENSION, struct.pack("<I", 0)),
         ([GONE, FACT], None, DIMENSION, struct.pack("<I", 3)),  # of no vector
+        ([GONE, FACT], None, DIMENSION, struct.pack("<I", DIMENSION_MAX + 1)),
+        ([VECTOR, FACT], None, DIMENSION, struct.pack("<I", DIMENSION_MAX + 1)),
         ([VECTOR, FACT], Column.VALUE_ENDS, 0, struct.pack("<II", 3, 2)),  # one that ends before it begins
         ([GONE, FACT], Column.BLOB_ENDS, 0, struct.pack("<II", 1, 3)),  # bytes of a kind that has none
         ([GONE, FACT], Column.BLOB_ENDS, 0, struct.pack("<II", 0, 2)),  # bytes that nobody has

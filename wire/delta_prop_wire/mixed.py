@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from delta_prop_wire.batch import DIRECTORY_AT, F32, PRINTABLE, SPARSE_KINDS, U16, U32, directory_of
+from delta_prop_wire.batch import DIRECTORY_AT, F32, PRINTABLE, SPARSE_KINDS, U32, directory_of
 from delta_prop_wire.bounds import BYTES_MAX, NUMBERS_MAX, NUMBERS_MIN, finite, name_is_sound
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.layout import ENTRY_WIDTHS, NAME_LENGTH, ROW_WIDTHS, Column
@@ -26,7 +26,7 @@ from delta_prop_wire.spec import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -54,10 +54,10 @@ _VECTOR_KINDS = (Kind.CREATE, Kind.DENSE)
 _VECTOR_BITS = sum(1 << kind for kind in _VECTOR_KINDS)
 _NOT_ALONE_BITS = 1 << Kind.TRANSFORM | 1 << Kind.METADATA
 """Kinds of rows that need another look: at a name in their bytes, at metadata, which no batch has here."""
-_IS_SPARSE = np.array([kind in SPARSE_KINDS for kind in range(256)], np.uint64)
+_IS_SPARSE = np.array([kind in SPARSE_KINDS for kind in range(256)], np.uint32)
 _TABLE_BYTES_MAX = 4_096
 _NUMBER_BYTES = 4
-_MOST, _SUMS, _ANY = np.maximum, np.add, np.logical_or.reduce
+_MOST, _SUMS, _ANY = np.maximum.reduce, np.add, np.logical_or.reduce
 
 
 def is_simple(batch: Batch) -> bool:
@@ -137,7 +137,8 @@ def _decode_namespaces(batch: Batch, table: bytes) -> bool:
 def _kinds_agree(batch: Batch) -> bool:
     """Whether the rows' kinds are those that the header tells, and need no other look."""
     mask = batch.kinds_mask
-    if mask & _NOT_ALONE_BITS or (mask & _VECTOR_BITS != 0) != (batch.dimension != 0):
+    dimension_max = DIMENSION_MAX if mask & _VECTOR_BITS else 0
+    if mask & _NOT_ALONE_BITS or not (dimension_max > 0) <= batch.dimension <= dimension_max:
         return False
     told = _kinds_in(mask)
     if not batch.columns_mask >> Column.KINDS & 1:
@@ -179,113 +180,106 @@ def _table(raw: bytes) -> tuple[str, ...] | None:
 
 
 class _Alike(NamedTuple):
-    """Their rows, end to end: of each its kind; of each batch where its rows begin, and its last row."""
+    """Their rows, end to end: kinds; first and last row of each batch, None where there is but one batch."""
 
     batches: Sequence[Batch]
+    places: Mapping[int, int]
     kinds: NDArray[np.uint8]
-    firsts: NDArray[np.int64]
-    lasts: NDArray[np.int64]
+    firsts: NDArray[np.int64] | None
+    lasts: NDArray[np.int64] | None
 
     @classmethod
     def of(cls, batches: Sequence[Batch]) -> _Alike:
         """All rows of these."""
+        places = directory_of(batches[0].columns_mask)[0]
+        if len(batches) == 1:
+            return cls(batches, places, np.frombuffer(batches[0].kinds, np.uint8), None, None)
         stops = np.array([*accumulate([batch.count for batch in batches], initial=0)])
         kinds = np.frombuffer(b"".join([batch.kinds for batch in batches]), np.uint8)
-        return cls(batches, kinds, stops[:-1], stops[1:] - 1)
-
-    def place(self, column: Column) -> int | None:
-        """Where in the bounds of their columns those of one stand, None where they have none."""
-        return directory_of(self.batches[0].columns_mask)[0].get(column)
+        return cls(batches, places, kinds, stops[:-1], stops[1:] - 1)
 
     def sizes(self, column: Column) -> list[int]:
-        """Of each batch the bytes of a column."""
-        place = self.place(column)
+        """Of each batch how many entries of 4 bytes, or bytes of text, a column has."""
+        place = self.places.get(column)
         if place is None:
             return [0] * len(self.batches)
-        return [batch._bounds_of[place + 1] - batch._bounds_of[place] for batch in self.batches]
+        unit = ENTRY_WIDTHS.get(column, 1)
+        return [(batch._bounds_of[place + 1] - batch._bounds_of[place]) // unit for batch in self.batches]
 
     def joined(self, column: Column, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """A column of all, end to end."""
-        place = self.place(column)
-        if place is None:
-            return np.zeros(0, dtype)
+        """A column that all have, end to end."""
+        place = self.places[column]
+        if self.firsts is None:
+            batch = self.batches[0]
+            start, stop = batch._bounds_of[place : place + 2]
+            return np.frombuffer(batch.raw, dtype, (stop - start) // dtype.itemsize, start)
         parts = [batch.raw[batch._bounds_of[place] : batch._bounds_of[place + 1]] for batch in self.batches]
         return np.frombuffer(b"".join(parts), dtype)
 
-    def lengths(self, column: Column, totals: list[int]) -> NDArray[np.uint64] | None:
+    def lengths(self, column: Column, totals: list[int]) -> NDArray[np.uint32] | None:
         """How long each row's part is, where this column tells its end; None where the last of a batch do not
         end at these totals. One that ends before it begins is longer than anything may be.
         """
-        ends = self.joined(column, U32).astype(np.int64)
-        if ends[self.lasts].tolist() != totals:
+        ends = self.joined(column, U32)
+        if (ends[-1:] if self.lasts is None else ends[self.lasts]).tolist() != totals:
             return None
         lengths = ends.copy()
         lengths[1:] -= ends[:-1]
-        lengths[self.firsts] = ends[self.firsts]
-        return lengths.view(np.uint64)
+        if self.firsts is not None:
+            lengths[self.firsts] = ends[self.firsts]
+        return lengths
+
+    def sums(self, rows: NDArray[np.uint32]) -> list[int]:
+        """Of each batch the sum over its rows, in all not more than a frame has bytes."""
+        return (
+            [int(_SUMS.reduce(rows))] if self.firsts is None else _SUMS.reduceat(rows, self.firsts).tolist()
+        )
 
 
 def _alike_are_sound(alike: _Alike) -> bool:
-    least, most, bytes_most = _shapes(alike.batches[0].dimension).take(alike.kinds, 1)
+    least, span, bytes_most = _shapes(alike.batches[0].dimension).take(alike.kinds, 1)
     widths = _row_widths(alike)
-    if widths is None or _ANY((widths < least) | (widths > most)):
+    # Fewer than the least wrap around, to more than any span.
+    if widths is None or _ANY(widths - least > span):
         return False
-    if alike.place(Column.BLOBS) is not None:
+    if Column.BLOBS in alike.places:
         lengths = alike.lengths(Column.BLOB_ENDS, alike.sizes(Column.BLOBS))
         if lengths is None or _ANY(lengths > bytes_most):
             return False
-    return (
-        _indices_are_sound(alike, widths)
-        and _decode_index(alike)
-        and finite(alike.joined(Column.VALUES, F32))
-    )
+    if alike.sums(widths * _IS_SPARSE.take(alike.kinds)) != alike.sizes(Column.INDICES):
+        return False
+    if Column.VALUES in alike.places and not finite(alike.joined(Column.VALUES, F32)):
+        return False
+    return all(_decode_indices(batch) for batch in alike.batches)
 
 
 @lru_cache(maxsize=64)
-def _shapes(dimension: int) -> NDArray[np.uint64]:
-    """Of each kind the fewest and most numbers of a row, and the most bytes; vectors have this dimension."""
-    shapes = np.array([NUMBERS_MIN, NUMBERS_MAX, BYTES_MAX], np.uint64)
+def _shapes(dimension: int) -> NDArray[np.uint32]:
+    """Of each kind the fewest numbers of a row, how many more it may have, and the most bytes, where vectors
+    have this dimension.
+    """
+    shapes = np.array([NUMBERS_MIN, NUMBERS_MAX, BYTES_MAX], np.int64)
     for kind in _VECTOR_KINDS:
-        shapes[0, kind] = max(dimension, NUMBERS_MIN[kind])
-        shapes[1, kind] = min(dimension, NUMBERS_MAX[kind])
-    return shapes
+        shapes[:2, kind] = dimension
+    shapes[1] -= shapes[0]
+    return shapes.astype(np.uint32)
 
 
-def _row_widths(alike: _Alike) -> NDArray[np.uint64] | None:
+def _row_widths(alike: _Alike) -> NDArray[np.uint32] | None:
     """How many numbers each row has, None where they do not share them out."""
-    totals = [size // _NUMBER_BYTES for size in alike.sizes(Column.VALUES)]
-    if alike.place(Column.VALUE_ENDS) is not None:
+    totals = alike.sizes(Column.VALUES)
+    if Column.VALUE_ENDS in alike.places:
         return alike.lengths(Column.VALUE_ENDS, totals)
     counts = [batch.count for batch in alike.batches]
     if any(total % count for total, count in zip(totals, counts, strict=True)):
         return None
     widths = [total // count for total, count in zip(totals, counts, strict=True)]
-    return np.repeat(np.array(widths, np.uint64), counts)
+    return np.repeat(np.array(widths, np.uint32), counts)
 
 
-def _indices_are_sound(alike: _Alike, widths: NDArray[np.uint64]) -> bool:
-    """Whether there are as many indices as sparse rows have numbers, and none is too high."""
-    counts = [size // _NUMBER_BYTES for size in alike.sizes(Column.INDICES)]
-    if _SUMS.reduceat(widths * _IS_SPARSE[alike.kinds], alike.firsts).tolist() != counts:
-        return False
-    for batch in alike.batches:
-        batch.index_highest = -1
-    with_some = [batch for batch, count in zip(alike.batches, counts, strict=True) if count]
-    if with_some:
-        firsts = [*accumulate([count for count in counts if count], initial=0)][:-1]
-        highest = _MOST.reduceat(alike.joined(Column.INDICES, U32), firsts).tolist()
-        for batch, index in zip(with_some, highest, strict=True):
-            batch.index_highest = index
-        return bool(max(highest) < DIMENSION_MAX)
-    return True
-
-
-def _decode_index(alike: _Alike) -> bool:
-    """Which namespace of its batch's table each row has; whether there is one."""
-    if alike.place(Column.NAMESPACE_INDEX) is None:
-        return True
-    index = alike.joined(Column.NAMESPACE_INDEX, U16)
-    highest, listed = _MOST.reduceat(index, alike.firsts).tolist(), index.tolist()
-    for batch, first, last in zip(alike.batches, alike.firsts.tolist(), alike.lasts.tolist(), strict=True):
-        batch.namespace_index = listed[first : last + 1]
-    return all(most < len(batch.namespace_names) for most, batch in zip(highest, alike.batches, strict=True))
+def _decode_indices(batch: Batch) -> bool:
+    """Which namespace of the table each row has, and the highest index; whether these are within bounds."""
+    index = batch.namespace_index
+    indices = batch.indices
+    batch.index_highest = highest = int(_MOST(indices)) if len(indices) else -1
+    return highest < DIMENSION_MAX and (index is None or max(index) < len(batch.namespace_names))
