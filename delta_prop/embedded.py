@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from delta_prop.route.feed import Feed
     from delta_prop.route.late import Replayed
     from delta_prop.route.quarantine import SetAside
-    from delta_prop_broker.log.parts.recovery import RecoveryReport
+    from delta_prop_broker.log.parts.recovered import RecoveryReport
     from delta_prop_sinks.sink import Sink
 
     S = TypeVar("S", bound=Sink)

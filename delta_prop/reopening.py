@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from delta_prop.ports import Threads, World
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.parts.recovery import Recovered, RecoveryReport
+    from delta_prop_broker.log.parts.recovered import Recovered, RecoveryReport
     from delta_prop_wire.errors import Refused
 
 logger = logging.getLogger("delta_prop")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from delta_prop.route.status import KeptCursor
     from delta_prop.turns import Turn
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.parts.recovery import RecoveryReport
+    from delta_prop_broker.log.parts.recovered import RecoveryReport
     from delta_prop_broker.log.settings import LogSettings
     from delta_prop_wire.errors import Refused
 

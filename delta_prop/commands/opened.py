@@ -13,7 +13,7 @@ from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
-    from delta_prop_broker.log.parts.recovery import RecoveryReport
+    from delta_prop_broker.log.parts.recovered import RecoveryReport
 
 _TRIES = 5
 _TRY_AGAIN_S = 0.05

@@ -14,7 +14,7 @@ from tests.broker.durable import SMALL, Clock, Writer, commit, contents, open_lo
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.parts.recovery import RecoveryReport
+    from delta_prop_broker.log.parts.recovered import RecoveryReport
 
 STORY = replace(SMALL, segment_bytes_max=900, keep_bytes_max=2_500)
 STORY_LOGGED = replace(STORY, level=AckLevel.LOGGED)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delta_prop_broker.disk import Disk, Lock
-    from delta_prop_broker.log.parts.recovery import Recovered, RecoveryReport
+    from delta_prop_broker.log.parts.recovered import Recovered, RecoveryReport
     from delta_prop_broker.log.settings import LogSettings
 
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.files.reserve import Reserve
     from delta_prop_broker.log.files.segment import Segment
     from delta_prop_broker.log.parts.commit import Commit
-    from delta_prop_broker.log.parts.recovery import Recovered
+    from delta_prop_broker.log.parts.recovered import Recovered
     from delta_prop_broker.log.settings import LogSettings
 
 
