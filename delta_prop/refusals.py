@@ -94,12 +94,19 @@ def void_before(batch: Batch, code: ErrorCode) -> Refused:
     )
 
 
+class Remembered(Refused):
+    """The refusal of a delta that tells what became of the one that had its dot: so producers ask that which
+    have lost an answer, and nothing need be wrong.
+    """
+
+
 def dot_reused(batch: Batch, outcome: int | ErrorCode | None = None) -> Refused:
     """Known dots, other deltas. `outcome`: of the one that had a single delta's dot, where that is known."""
     details: dict[str, object] = {"dot": batch.dot(0)}
     if outcome is not None:
         details["code" if isinstance(outcome, ErrorCode) else "offset"] = int(outcome)
-    return Refused(
+    kind = Refused if outcome is None else Remembered
+    return kind(
         ErrorCode.DOT_REUSED,
         f"counters {batch.base} to {batch.last} of origin {batch.origin:016x} were used before for other "
         "deltas: two producers share a name, or a producer numbers anew after a restart; say hello first",

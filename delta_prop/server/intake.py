@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from delta_prop.checks import check_deltas, is_transform
 from delta_prop.ingest.work import Draft, Sequenced, Session
 from delta_prop.receipt import Receipt, State
+from delta_prop.refusals import Remembered
 from delta_prop.server.grants import ANONYMOUS, Unauthorized
 from delta_prop_wire.delta import Delta, Dot, Source, opaque
 from delta_prop_wire.encode import encode_batch
@@ -87,7 +88,7 @@ class Intake:
         ring: Callable[[], None],
         audit: Callable[[Refused], None],
     ) -> None:
-        """`audit` is told of each refusal."""
+        """`audit` is told of each refusal but for those that tell what became of an earlier delta."""
         self._chain = inside.chain
         self._now = inside.now
         self._level = inside.log.level
@@ -301,7 +302,8 @@ class Intake:
         self.unauthorized = self.unauthorized or isinstance(refusal, Unauthorized)
         self._nacks.append(Nack.of(entry.first, refusal))
         self._counters.nack(refusal.code)
-        self._audit(refusal)
+        if not isinstance(refusal, Remembered):
+            self._audit(refusal)
 
     def _add_ranges(self, entry: _Open, published: Published) -> None:
         if not published.duplicates:

@@ -131,6 +131,23 @@ def test_refused_rows_alone_have_no_effect_and_are_told_each_time(service: Serve
         assert Counter(in_log(service)) == Counter(["first", *KEYS])
 
 
+def test_a_job_that_runs_again_leaves_nothing_in_the_audit(
+    service: Served, caplog: pytest.LogCaptureFixture
+) -> None:
+    known(service)
+    keys = [*KEYS, *(f"more-{at}" for at in range(800))]  # more blocks than the service keeps checksums of
+    for _ in range(3):
+        assert not Numbered(options(service), "job/0").send(rows(keys)).refused
+        assert not Numbered(options(service), "one/0").send(rows(["alone"])).refused
+    assert not [one for one in caplog.records if one.name == "delta_prop.audit"]
+    assert Numbered(options(service), "job/1").send(rows(BAD)).refused == 3
+    refused = [vars(one)["code"] for one in caplog.records if one.name == "delta_prop.audit"]
+    assert set(refused) == {"INVALID_DELTA"}
+    caplog.clear()
+    assert Numbered(options(service), "job/1").send(rows(BAD)).refused == 3
+    assert not [one for one in caplog.records if one.name == "delta_prop.audit"]
+
+
 def test_of_many_refused_rows_the_first_ones_are_told(service: Served) -> None:
     known(service)
     sent = Numbered(options(service), "job/0").send(rows([*KEYS[:4], *(f"-{at}" for at in range(20))]))
