@@ -20,6 +20,7 @@ from delta_prop.client.wanted_range import CREDIT_BYTES, WantedRange
 from delta_prop.tls_contexts import client_context
 from delta_prop_wire.errors import PeerError, Refused
 from delta_prop_wire.frames import Ack, Credit, Hello, Nack, OriginClaim, Start, StartAt, Subscription
+from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import ALL, Topic
 
 if TYPE_CHECKING:
@@ -75,9 +76,21 @@ class Asker:
         """The first offset that was logged at a time or later. Raises Refused, Unreachable."""
         return self._ask(lambda line: line.start_of(Start(StartAt.TIME, time_us)))
 
-    def check_stages(self) -> None:
-        """Raise UsageError where the service keeps no parts of jobs; Refused, Unreachable."""
-        self._ask(lambda line: check_stages(line.welcome))
+    def check_publishes(self, *, stages: bool = False) -> None:
+        """Raise Refused where the service knows no such token, or that may not publish; with `stages`
+        UsageError where it keeps no parts of jobs; Unreachable.
+        """
+
+        def ask(line: _Line) -> None:
+            if stages:
+                check_stages(line.welcome)
+            if not line.may_publish:
+                raise Refused(
+                    ErrorCode.UNAUTHORIZED,
+                    "this token may read, and not publish: give one that was made with --publish",
+                )
+
+        self._ask(ask)
 
     def watermark(self, origin: int, epoch: int) -> int:
         """The last counter of an origin that is dealt with. `epoch`: that of its present holder, who is not
@@ -187,9 +200,10 @@ class _Line:
 
     def __init__(self, wire: Wire, hello: Hello) -> None:
         self.wire = wire
-        welcome = self._answer(hello).welcome
-        assert welcome is not None, "what answers a hello"
-        self.welcome: Welcome = welcome
+        ack = self._answer(hello)
+        assert ack.welcome is not None, "what answers a hello"
+        self.welcome: Welcome = ack.welcome
+        self.may_publish = ack.credit is not None
 
     def start_of(self, start: Start) -> int:
         """The offset that a start means."""

@@ -52,9 +52,11 @@ def check_on_driver(remote: Remote, names: Mapping[str, str] = NAMES) -> None:
         raise UsageError(f"{given}: {error}") from None
 
 
-def check_stages(remote: Remote) -> None:
-    """Raise what keeps a service from taking a job, at once: UsageError, Refused, Unreachable."""
-    asker_of(remote).check_stages()
+def check_publishes(remote: Remote, *, stages: bool = False) -> None:
+    """Raise what keeps a service from taking deltas, or a job that is staged, at once: UsageError, Refused,
+    Unreachable.
+    """
+    asker_of(remote).check_publishes(stages=stages)
 
 
 def job_of(remote: Remote, job: str) -> JobStatus | None:

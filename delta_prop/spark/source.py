@@ -5,13 +5,15 @@ It loads what they need when it is asked for them: Spark looks at every data sou
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
+from delta_prop.client.errors import Unreachable
 from delta_prop.spark import edge
 from delta_prop.spark.options import read_options, write_options
-from delta_prop.spark.reach import check_on_driver, check_stages
+from delta_prop.spark.reach import check_on_driver, check_publishes
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,23 +64,25 @@ class DeltaPropSource(DataSource):
         return StreamReader(self._to_read(stream=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A writer of a job's rows. Raises UsageError; where they are staged, Refused and Unreachable."""
+        """A writer of a job's rows. Raises UsageError, Refused, Unreachable."""
         from delta_prop.spark.writes.writing import DirectWriter, StagedWriter
 
         _check_appends(overwrite)
         options = self._to_write()
-        if not options.staged:
-            return DirectWriter(options, schema)
-        writer = StagedWriter(options, schema)
-        check_stages(options.remote)  # else each task would try for as long
+        writer = StagedWriter(options, schema) if options.staged else DirectWriter(options, schema)
+        check_publishes(options.remote, stages=options.staged)  # else each task would try for as long
         return writer
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        """A writer of micro-batches. Raises UsageError."""
+        """A writer of micro-batches. Raises UsageError, Refused."""
         from delta_prop.spark.writes.writing import StreamWriter
 
         _check_appends(overwrite)
-        return StreamWriter(self._to_write(stream=True), schema)
+        options = self._to_write(stream=True)
+        writer = StreamWriter(options, schema)
+        with suppress(Unreachable):  # its tasks wait for a service that is away, and are tried again
+            check_publishes(options.remote)
+        return writer
 
     def _to_read(self, *, stream: bool = False) -> ReadOptions:
         options = read_options(self.options, edge.environment(), stream=stream)

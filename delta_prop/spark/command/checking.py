@@ -16,7 +16,7 @@ from delta_prop.spark import edge
 from delta_prop.spark.jobs.formats import format_of
 from delta_prop.spark.option_values import PRODUCER_BYTES_MAX
 from delta_prop.spark.options import Remote
-from delta_prop.spark.reach import check_on_driver, check_stages
+from delta_prop.spark.reach import check_on_driver, check_publishes
 from delta_prop_broker.log.files.names import LOCK_PATH
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import NAMESPACE_BYTES_MAX
@@ -117,7 +117,7 @@ def target_of(options: Namespace) -> Remote | None:
 def check_answers(target: Remote | None) -> None:
     """Whether the service takes jobs. Raises Refused, Unreachable too."""
     if target is not None:
-        check_stages(target)
+        check_publishes(target, stages=True)
 
 
 def at_of(options: Namespace) -> At:

@@ -9,8 +9,10 @@ import anyio
 from anyio.from_thread import start_blocking_portal
 
 from delta_prop.embedded import Propagator
+from delta_prop.server.access import Access
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
+from tests.delta_prop.server.tokens import File
 from tests.whole_log import whole
 
 if TYPE_CHECKING:
@@ -53,10 +55,11 @@ class Served:
 
 @asynccontextmanager
 async def running(
-    tls: Tls | None, propagator: dict[str, Any], settings: dict[str, Any]
+    tls: Tls | None, propagator: dict[str, Any], settings: dict[str, Any], tokens: str | None = None
 ) -> AsyncIterator[tuple[Propagator, Service]]:
     async with Propagator(**propagator) as p, anyio.create_task_group() as tasks:
-        service = Service(p, ServerSettings(port=0, **settings), tls=tls)
+        access = None if tokens is None else Access(p.inside().world, File(tokens))
+        service = Service(p, ServerSettings(port=0, **settings), access=access, tls=tls)
         await tasks.start(service.run)
         try:
             yield p, service
@@ -66,11 +69,18 @@ async def running(
 
 @contextmanager
 def served(
-    tls: Tls | None = None, *, propagator: dict[str, Any] | None = None, **settings: Any
+    tls: Tls | None = None,
+    *,
+    propagator: dict[str, Any] | None = None,
+    tokens: str | None = None,
+    **settings: Any,
 ) -> Iterator[Served]:
-    """`propagator`: its arguments; without any its log is in memory."""
+    """`propagator`: its arguments; without any its log is in memory. `tokens`: the text of a file of them."""
     with (
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(running(tls, propagator or {}, settings)) as (made, service),
+        portal.wrap_async_context_manager(running(tls, propagator or {}, settings, tokens)) as (
+            made,
+            service,
+        ),
     ):
         yield Served(portal, made, service)

@@ -169,3 +169,18 @@ def test_a_bad_value_fails_the_job_and_names_the_row(spark: SparkSession, addres
     with pytest.raises(Exception, match="vector: of vector_id 'doc-77': number 0 is nan"):
         save(frame, address, "nan")
     assert effects(address, "nan") == Counter()
+
+
+def test_rows_that_the_service_refuses_are_named_though_tasks_are_tried_again(
+    spark: SparkSession, address: str
+) -> None:
+    frame = deltas(spark).selectExpr(
+        "vector_id", "if(vector_id = 'doc-77', array(1F, 2F, 3F), vector) AS vector"
+    )
+    told = (
+        f"job refused, written directly: 1 of {ROWS:,} deltas were refused, and have no effect; the others .*: "
+        "vector_id 'doc-77', row 77 of part 0: INVALID_DELTA: vector: 3 numbers; "
+    )
+    with pytest.raises(Exception, match=told):
+        save(frame, address, "refused", source="tasks_die", staged="false")
+    assert effects(address, "refused") == once() - Counter(["doc-77"])

@@ -19,9 +19,10 @@ from delta_prop.spark.reach import check_on_driver
 from delta_prop.spark.reads.reading import OffsetRange, Reader
 from delta_prop.spark.source import DeltaPropSource
 from delta_prop.spark.writes.sending import producer_of
-from delta_prop_wire.errors import UsageError
+from delta_prop_wire.errors import Refused, UsageError
 from tests.delta_prop.client.threaded import served
 from tests.delta_prop.networks import files
+from tests.delta_prop.server.tokens import table
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,6 +97,32 @@ def test_a_service_that_cannot_commit_is_told_before_a_task_stages() -> None:
         write(url=in_memory.address, staged="false")
     with pytest.raises(Unreachable, match=r"has answered for 0\.2 s .*: start the service or correct the ad"):
         write(url=in_memory.address, openSecondsMax="0.2")
+
+
+TOKENS = table("reader", "reads", subscribe=True, namespaces=["*"]) + table(
+    "writer", "writes", publish=True, namespaces=["*"]
+)
+
+
+def test_a_token_that_may_not_write_is_told_before_a_task_starts(tmp_path: Path) -> None:
+    with served(propagator={"data": str(tmp_path)}, tokens=TOKENS) as service:
+
+        def make(kind: str, **options: str) -> None:
+            source = DeltaPropSource({"producer": "p", "url": service.address, **options})
+            (source.streamWriter if kind == "stream" else source.writer)(WRITTEN, overwrite=False)
+
+        for kind, more in (("staged", {}), ("direct", {"staged": "false"}), ("stream", {})):
+            with pytest.raises(Refused, match="UNAUTHORIZED: this token may read, and not publish: give"):
+                make(kind, token="reads", **more)
+            for wrong in ({}, {"token": "wrong"}):
+                with pytest.raises(Refused, match="UNAUTHORIZED"):
+                    make(kind, **wrong, **more)
+            make(kind, token="writes", **more)
+
+
+def test_a_stream_starts_while_its_service_is_away() -> None:
+    source = DeltaPropSource({"producer": "p", "url": URL, "openSecondsMax": "0.2"})
+    source.streamWriter(WRITTEN, overwrite=False)
 
 
 def test_a_file_that_only_the_driver_has_is_told_by_the_task(tmp_path: Path) -> None:
