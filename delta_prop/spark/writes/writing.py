@@ -175,7 +175,7 @@ class DirectWriter(DataSourceArrowWriter):
 
     def abort(self, messages: list[PartWritten | None]) -> None:
         """Tell what stays."""
-        deltas = sum(one.sent.deltas for one in messages if one is not None)
+        deltas = sum(one.sent.deltas - one.sent.refused for one in messages if one is not None)
         tell(
             f"job {self._job}, written directly, has failed: {deltas:,} deltas of the parts that were done "
             "stay in the log, and what other parts had written; run it again under its name, so that each "

@@ -171,16 +171,14 @@ def test_a_bad_value_fails_the_job_and_names_the_row(spark: SparkSession, addres
     assert effects(address, "nan") == Counter()
 
 
-def test_rows_that_the_service_refuses_are_named_though_tasks_are_tried_again(
-    spark: SparkSession, address: str
-) -> None:
+def test_rows_that_the_service_refuses_are_named_by_the_driver(spark: SparkSession, address: str) -> None:
     frame = deltas(spark).selectExpr(
         "vector_id", "if(vector_id = 'doc-77', array(1F, 2F, 3F), vector) AS vector"
     )
     told = (
-        f"job refused, written directly: 1 of {ROWS:,} deltas were refused, and have no effect; the others .*: "
-        "vector_id 'doc-77', row 77 of part 0: INVALID_DELTA: vector: 3 numbers; "
+        f"job refused, written directly: 1 of {ROWS:,} deltas were refused, and have no effect; the .*: "
+        "vector_id 'doc-77', row 77 of part 0: INVALID_DELTA: vector: 3 numbers, but "
     )
     with pytest.raises(Exception, match=told):
-        save(frame, address, "refused", source="tasks_die", staged="false")
+        save(frame, address, "refused", staged="false")
     assert effects(address, "refused") == once() - Counter(["doc-77"])
