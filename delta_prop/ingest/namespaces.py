@@ -65,43 +65,47 @@ class Own(Enum):
 class Table:
     """The namespaces of an origin's mixed batches, and what they have in common while heads alone move."""
 
-    __slots__ = ("alone", "dead", "dimension", "dimension_min", "heads", "named", "place")
+    __slots__ = ("_alone", "_dead", "_dimension", "_dimension_min", "_heads", "_named", "_place")
 
-    def __init__(self, named: list[Namespace], place: int) -> None:
-        self.named = named
-        self.place = place
-        self.heads = [known.heads for known in named]
-        self.alone = all(known.writer in (None, place) for known in named)
-        self.dead = [known.dead for known in named if known.dead]
+    def __init__(self, named: Sequence[Namespace], place: int) -> None:
+        """`place`: of the origin."""
+        self._place = place
+        self._named: Sequence[Namespace] = named  # empty once the origin is noted to write there
+        self._heads = [known.heads for known in named]
+        self._alone = all(known.writer in (None, place) for known in named)
+        self._dead = [known.dead for known in named if known.dead]
         dimensions = {known.dimension for known in named}
-        self.dimension = dimensions.pop() if len(dimensions) == 1 else 0
-        """That of all; 0 where they differ, or some have none yet."""
-        self.dimension_min = min(
-            [known.dimension for known in named if known.dimension], default=DIMENSION_MAX
-        )
+        # That of all; 0 where they differ, or some have none yet.
+        self._dimension = dimensions.pop() if len(dimensions) == 1 else 0
+        fixed = [known.dimension for known in named if known.dimension]
+        self._dimension_min = min(fixed, default=DIMENSION_MAX)
 
-    def append(self, batch: Batch) -> bool:
+    def append(self, batch: Batch) -> int | None:
         """Move the heads of a batch where it is plain to see that all its rows apply, none conflicts, and
-        nothing else moves; whether it is.
+        nothing else moves; how many more there are. None where it is not.
         """
-        kinds, keys, heads, index = batch.kinds_mask, batch.keys, self.heads, batch.namespace_index
+        kinds, keys, heads, index = batch.kinds_mask, batch.keys, self._heads, batch.namespace_index
         if (
             kinds & DELETE_BIT
-            or (kinds & VECTOR_BITS and batch.dimension != self.dimension)
-            or batch.index_highest >= self.dimension_min
-            or (self.dead and not all(dead.isdisjoint(keys) for dead in self.dead))
+            or (kinds & VECTOR_BITS and batch.dimension != self._dimension)
+            or batch.index_highest >= self._dimension_min
+            or (self._dead and not all(dead.isdisjoint(keys) for dead in self._dead))
         ):
-            return False
+            return None
         rows = [heads[0]] * batch.count if index is None else list(map(heads.__getitem__, index))
-        own = Own.WHERE_PRESENT if self.alone else owned(list(map(get, rows, keys)), self.place)
+        own = Own.WHERE_PRESENT if self._alone else owned(list(map(get, rows, keys)), self._place)
         if own is Own.NOT:
-            return False
+            return None
         if kinds & PARTIAL_BITS and own is not Own.ALL:
             partial = batch.kinds.translate(IS_PARTIAL)
             if not all(map(contains, compress(rows, partial), compress(keys, partial))):
-                return False
-        deque(map(setitem, rows, keys, count(self.place << ORIGIN_SHIFT | batch.base)), maxlen=0)
-        return True
+                return None
+        for known in self._named:
+            known.note_writer(self._place)
+        self._named = ()
+        before = sum(map(len, heads))
+        deque(map(setitem, rows, keys, count(self._place << ORIGIN_SHIFT | batch.base)), maxlen=0)
+        return sum(map(len, heads)) - before
 
 
 def all_apply(

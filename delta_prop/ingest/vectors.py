@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 HEADS_MAX = 2_000_000
 _LIFE_KINDS = WHOLE_KINDS | {Kind.DELETE}
 _SPARSE_BITS = sum(1 << kind for kind in SPARSE_KINDS)
+_TABLES_MAX = 256
 _NO_HEADS: dict[str, int] = {}
 
 
@@ -66,6 +67,9 @@ class Vectors:
         self._by_place: list[int] = []
         self._count = 0
         self._complete = True
+        # They hold until anything moves but heads that go the same way.
+        self._tables: dict[tuple[str, ...], Table] = {}
+        self._tables_of = -1
         self._looked_up: tuple[Batch, list[int | None]] | None = None
         self._found_heads: tuple[Batch, list[dict[str, int]]] | None = None
         self.conflicts = 0
@@ -109,6 +113,7 @@ class Vectors:
                     "attach this sink before publishing, or use another namespace"
                 )
         self._complete = False
+        self._tables.clear()
         for known in self._namespaces.values():
             known.complete = False
         for name, dimension in dimensions.items():
@@ -130,6 +135,7 @@ class Vectors:
     def appended(self, batch: Batch, source: Source) -> None:
         """Move heads, tombstones and dimensions."""
         self._looked_up = None
+        self._tables.clear()
         if batch.is_control:
             return
         place = self._origins.setdefault(batch.origin, len(self._by_place))
@@ -170,6 +176,7 @@ class Vectors:
             self.conflicts += len(others) if len(batches) == 1 or not others else firsts(others, batches)
             known.note_writer(place)
         self._looked_up = None
+        self._tables.clear()
         self._append_alike(known, batches, kind, count(place << ORIGIN_SHIFT | first.base), source)
         return True
 
@@ -181,24 +188,17 @@ class Vectors:
         if place is None or self._count + sum([batch.count for batch in batches]) > self._heads_max:
             return 0
         self._looked_up = self._found_heads = None
-        tables: dict[tuple[str, ...], Table] = {}
-        held: dict[Namespace, int] = {}  # how many heads each had
+        if self._tables_of != place:
+            self._tables, self._tables_of = {}, place
         done = 0
         for batch in batches:
-            table = tables.get(batch.namespace_names)
-            if table is None:
-                named = [self._namespaces.get(name) for name in batch.namespace_names]
-                if None in named:
-                    break
-                table = tables[batch.namespace_names] = Table(named, place)  # type: ignore[arg-type]
-                for known in table.named:
-                    held.setdefault(known, len(known.heads))
-            if not table.append(batch):
+            names = batch.namespace_names
+            table = self._tables.get(names) or self._make_table(names, place)
+            new = None if table is None else table.append(batch)
+            if new is None:
                 break
+            self._count += new
             done += 1
-        for known, before in held.items():
-            known.note_writer(place)
-            self._count += len(known.heads) - before
         return done
 
     def other_heads(self, batch_origin: int, rows: Iterator[tuple[str, str]]) -> Iterator[tuple[int, Dot]]:
@@ -294,6 +294,7 @@ class Vectors:
     def restore(self, saved: SavedVectors, heads: Mapping[str, tuple[dict[str, int], set[str]]]) -> None:
         """Begin with what a checkpoint holds."""
         self._looked_up = self._found_heads = None
+        self._tables.clear()
         self._by_place = list(saved.writers)
         self._origins = {origin: place for place, origin in enumerate(self._by_place)}
         self._complete = saved.complete
@@ -311,6 +312,7 @@ class Vectors:
 
     def take_states(self, batch: Batch) -> None:
         """Begin with state rows of a snapshot: heads, tombstones, dimensions: that of most vectors."""
+        self._tables.clear()
         for row, (_, origin, counter) in enumerate(batch.state_keys):
             place = self._origins.setdefault(origin, len(self._by_place))
             if place == len(self._by_place):
@@ -329,6 +331,16 @@ class Vectors:
             self._drop_oldest()
 
     # --- helpers
+
+    def _make_table(self, names: tuple[str, ...], place: int) -> Table | None:
+        """What these namespaces have in common now; None where one is unknown."""
+        named = {name: known for name in names if (known := self._namespaces.get(name)) is not None}
+        if len(named) < len(names):  # one twice, too
+            return None
+        if len(self._tables) >= _TABLES_MAX:
+            self._tables.clear()
+        table = self._tables[names] = Table([*named.values()], place)
+        return table
 
     def _dot(self, code: int) -> Dot:
         return Dot(self._by_place[code >> ORIGIN_SHIFT], code & COUNTER_MASK)

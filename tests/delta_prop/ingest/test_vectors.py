@@ -173,9 +173,22 @@ STORY = st.lists(
     ),
     max_size=8,
 )
+ROW = [Delta("a", opaque(b"x")), Delta("b", opaque(b"x"), "other")]
+NEW = [Delta("c", create([1.0, 2.0])), Delta("c", opaque(b"x"), "other")]
+ELSEWHERE = [Delta("a", opaque(b"x"), "third")]
+TURNED = ROW[::-1]
+"""The same names, in another table."""
 
 
 @given(STORY)
+@example([([ROW, NEW], ORIGIN), ([ROW, TURNED], OTHER), ([ROW], ORIGIN)])
+@example([([ROW, NEW], ORIGIN), ([ROW, ROW], OTHER), ([TURNED, TURNED], OTHER), ([ROW, ROW], ORIGIN)])
+@example(
+    [([ROW, NEW], ORIGIN), ([[Delta("c", delete())]], ORIGIN), ([[*ROW, Delta("c", offset(1.0))]], ORIGIN)]
+)
+@example([([ELSEWHERE], OTHER), ([ROW], ORIGIN), ([NEW], OTHER), ([NEW], ORIGIN)])
+@example([([ELSEWHERE], OTHER), ([NEW], OTHER), ([NEW[:1]], ORIGIN)])
+@example([([ROW], ORIGIN), ([ROW[:1]], OTHER), ([ROW], ORIGIN), ([ROW[1:]], OTHER), ([ROW], ORIGIN)])
 def test_batches_that_come_together_move_what_they_move_one_by_one(story: list[Any]) -> None:
     together, singly = Edge(), Edge()
     singly.vectors = RowByRow()
@@ -183,6 +196,13 @@ def test_batches_that_come_together_move_what_they_move_one_by_one(story: list[A
         for name in ("default", "other"):
             edge.send(*(Delta(key, create([1.0, 2.0]), name) for key in "ab"))
     for batches, origin in story:
+        if len(batches) == 1 and len({(row.namespace, row.operation.kind) for row in batches[0]}) == 1:
+            alike = batch_of(origin, together.next.get(origin, 1), *batches[0])
+            if together.vectors.append_alike([alike], Source.LOCAL, lambda _: 0):
+                noted(singly.vectors, alike)
+                together.next[origin] = alike.last + 1
+                assert told(together.vectors) == told(singly.vectors)
+                continue
         made, counter = [], together.next.get(origin, 1)
         for rows in batches:
             made.append(batch_of(origin, counter, *rows))
