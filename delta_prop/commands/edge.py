@@ -15,6 +15,7 @@ import stat
 import sys
 import time
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -289,19 +290,58 @@ def output(name: str | None) -> Iterator[Output]:
     """A new file of that name, or standard output. Raises UsageError where the file is there already."""
     if name is None or name == "-":
         sys.stdout.flush()
-        yield Output(sys.stdout.fileno())
+        yield _standard_output()
         return
-    try:
-        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise UsageError(f"{name!r} is there already, and is not overwritten: name a new file") from None
-    except OSError as error:
-        raise UsageError(f"{name!r} cannot be made ({error.strerror}): name another file") from None
-    try:
+    with _made(name, name) as descriptor:
         yield Output(descriptor)
+
+
+@contextmanager
+def whole_output(name: str | None) -> Iterator[Output]:
+    """The same, of a file that has its name once all is in it, and is gone where that fails."""
+    if name is None or name == "-":
+        with output(name) as out:
+            yield out
+        return
+    if os.path.lexists(name):
+        raise _there_already(name)
+    partial = f"{name}.{secrets.token_hex(4)}.partial"
+    with _made(partial, name) as descriptor:
+        try:
+            yield Output(descriptor)
+            os.fsync(descriptor)
+            os.link(partial, name)  # where another one came meanwhile, that one stays
+        except FileExistsError:
+            raise _there_already(name) from None
+        finally:
+            os.unlink(partial)
+
+
+@contextmanager
+def _made(path: str, told: str) -> Iterator[int]:
+    """A new file, and what it is called for people. Raises UsageError."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        raise _there_already(told) from None
+    except OSError as error:
+        raise UsageError(f"{told!r} cannot be made ({error.strerror}): name another file") from None
+    try:
+        yield descriptor
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _there_already(name: str) -> UsageError:
+    return UsageError(f"{name!r} is there already, and is not overwritten: name a new file")
+
+
+def _standard_output() -> Output:
+    try:
+        return Output(sys.stdout.fileno())
+    except OSError:  # a program has put something else in its place
+        return _Replaced()
 
 
 class Output:
@@ -331,6 +371,27 @@ class Output:
         self._waiting, self._bytes = [], 0
         while raw:
             raw = raw[os.write(self._descriptor, raw) :]
+
+
+class _Replaced(Output):
+    """What stands for standard output, and is no file of the system."""
+
+    def __init__(self) -> None:
+        super().__init__(-1)
+
+    def sync(self) -> None:
+        """Hand on everything."""
+        self.flush()
+
+    def flush(self) -> None:
+        """Hand on everything."""
+        raw = b"".join(self._waiting)
+        self._waiting, self._bytes = [], 0
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.buffer.write(raw)
+        else:
+            sys.stdout.write(raw.decode())
+        sys.stdout.flush()
 
 
 def terminal_size() -> tuple[int, int]:

@@ -29,7 +29,7 @@ def give(rows: DataFrame, output: str | None, line: Callable[[Row], dict[str, An
     if output is not None and output.endswith(".parquet"):
         rows.write.mode("error").parquet(output)
         return
-    with edge.output(output) as out:
+    with edge.whole_output(output) as out:
         for row in rows.toLocalIterator():
             out.write(_json(line(row)))
         out.flush()

@@ -172,7 +172,8 @@ def run_rebuild(options: Namespace) -> int:
     log = log_to_rebuild(options.data, at)
     try:
         check_replaced(options.storage, log, replace=options.replace)
-        with _spark(options) as spark:
+        with _spark(options, progress) as spark:
+            progress.tell("the log is read")
             made = rebuilt(
                 spark,
                 log,
@@ -194,7 +195,7 @@ def run_audit(options: Namespace) -> int:
         raise UsageError("--to: only a repair sends something; add --repair")
     if options.come is not None and (options.contents is None or options.come < 0):
         raise UsageError(f"--come {options.come}: give it beside --contents, an offset from 0 on")
-    target = None if options.server is None else remote_of(options, "--to")
+    target, progress = None if options.server is None else remote_of(options, "--to"), edge.Progress()
     check_spark()
     check_output(options)
     check_directory(options.data, writes=options.repair and target is None)
@@ -210,11 +211,13 @@ def run_audit(options: Namespace) -> int:
     if target is not None:
         with _producer(target, options):
             pass  # it may send
-    with _spark(options) as spark:
+    with _spark(options, progress) as spark:
+        progress.tell("the sink is compared with the log")
         sink = options.storage if options.contents is None else read_table(spark, options.contents)
         name = options.sink or (None if options.storage is None else "storage")
         found = audit(spark, options.data, sink, come=options.come, name=name).localCheckpoint()
         counts = {row.difference: row["count"] for row in found.groupBy("difference").count().collect()}
+        progress.end()
         if options.output is not None or options.json:
             shown.give(found, options.output, shown.difference_line)
         elif counts:
@@ -277,23 +280,29 @@ def check_spark() -> None:
 
 
 @contextmanager
-def _spark(options: Namespace) -> Iterator[SparkSession]:
-    """A session for one verb. What fails on Spark is told in one line."""
+def _spark(options: Namespace, progress: edge.Progress | None = None) -> Iterator[SparkSession]:
+    """A session for one verb. What fails on Spark is told in one line. `progress`: of the verb; what stands
+    there last is taken away when it ends.
+    """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     from delta_prop.spark.sessions import session
 
-    progress = {"spark.ui.showConsoleProgress": str(on_terminal()).lower()}
+    settings = {"spark.ui.showConsoleProgress": str(on_terminal()).lower()}
     spark, log = None, SparkLog(shown=options.spark_log)
+    progress = progress or edge.Progress()
+    progress.tell("Spark is starting, which takes some seconds")
     try:
         with log.of_what_starts():
-            spark = session("delta-prop spark", master=options.master, settings=progress)
+            spark = session("delta-prop spark", master=options.master, settings=settings)
+        progress.end()
         yield spark
     except (PySparkException, Py4JError) as error:
         log.drain()
         raise told(error, log.last()) from error
     finally:
+        progress.end()
         if spark is not None:
             spark.stop()
         log.drain()

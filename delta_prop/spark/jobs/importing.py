@@ -32,7 +32,7 @@ def to_deltas(
     metadata = F.col("metadata")
     if members:
         metadata = joined(members)
-    fault = F.concat(F.col("vector_id"), F.lit(": column "), F.col("wrong"), F.lit(" is not finite"))
+    fault = F.concat(F.col("vector_id"), F.lit(": "), F.col("wrong"))
     return found.select(
         "vector_id",
         "namespace",

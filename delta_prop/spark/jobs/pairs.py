@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 OLD, NEW = 0, 1
 FACTS = ("namespace", "vector_id", "side", "vector", "data", "metadata", "wrong")
-"""The columns of a fact; behind them one for each of its metadata, as `"name":value`. `wrong`: a column in
-which a number is not finite.
+"""The columns of a fact; behind them one for each of its metadata, as `"name":value`. `wrong`: what is
+said of a number that JSON, or a vector, cannot hold.
 """
 MEMBER = "member:"
 """What the columns of metadata are called by, before their own names."""
@@ -78,7 +78,7 @@ def _check(rows: pa.RecordBatch, first: NDArray[np.bool_], sides: NDArray[Any]) 
     wrong = rows.column("wrong")
     if wrong.null_count < len(wrong):
         row = int(np.argmax(wrong.is_valid().to_numpy(zero_copy_only=False)))
-        raise fault(rows, row, f"column {wrong[row].as_py()} is not finite: JSON has no such number")
+        raise fault(rows, row, str(wrong[row].as_py()))
     column = rows.column("vector")
     empty = pc.and_(column.is_null(), rows.column("data").is_null()).to_numpy(zero_copy_only=False)
     if empty.any():

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 _JSON = {"ignoreNullFields": "false"}
+_INFINITE = float("inf")
 _OF_STATES = ("alive", "offset", "lamport", "origin", "counter", "ignored")
 """Columns that a replay gives beside the content."""
 
@@ -85,7 +86,8 @@ def facts(table: DataFrame, shape: Shape, side: int, *, whole: bool = False) -> 
         own |= {"namespace", "data", "metadata"} if _has_content(fields) else set()
     others = [name for name in fields if name not in own]
     told = others if shape.vector is not None else sorted(fields)
-    wrong = F.coalesce(F.lit(None).cast("string"), *(_wrong(name, fields[name]) for name in told))
+    faults = [_wrong(name, fields[name]) for name in told] + _too_large(fields, shape)
+    wrong = F.coalesce(_nothing(), *faults)
     names = others if shape.vector is not None else []
     metadata = F.col("metadata") if "metadata" in own and "metadata" in fields else _nothing()
     if whole and names:
@@ -203,14 +205,35 @@ def _member(name: str) -> Column:
 
 
 def _wrong(name: str, kind: DataType) -> Column:
-    """The column's name where a number in it is not finite."""
+    """What is said where a number in a column is not finite."""
     found = _not_finite(F.col(_quoted(name)), kind)
-    return _nothing() if found is None else F.when(found, F.lit(name))
+    said = F.lit(f"column {name} is not finite: JSON has no such number")
+    return _nothing() if found is None else F.when(found, said)
+
+
+def _too_large(fields: dict[str, DataType], shape: Shape) -> list[Column]:
+    """What is said of a number that is finite, and infinite as one of 32 bits: the number as it was given."""
+    if shape.vector is None:
+        return []
+    vector = _vector(fields, shape)
+    if isinstance(shape.vector, str):
+        given = F.col(_quoted(shape.vector))
+        if isinstance(fields[shape.vector], StringType):
+            given = F.from_json(given, "array<double>")
+    else:
+        given = F.array(*(F.col(_quoted(name)).cast("double") for name in shape.vector))
+    infinite = [F.lit(bound).cast("float") for bound in (_INFINITE, -_INFINITE)]
+    large = F.filter(given, lambda one: (F.abs(one) < _INFINITE) & (F.abs(one.cast("float")) == infinite[0]))
+    said = F.concat(
+        F.lit("number "), F.get(large, F.lit(0)).cast("string"), F.lit(" does not fit in float32")
+    )
+    # The one look that every row takes is a quick one.
+    return [F.when(F.array_contains(vector, bound), said) for bound in infinite]
 
 
 def _not_finite(column: Column, kind: DataType) -> Column | None:
     if isinstance(kind, FloatType | DoubleType):
-        return F.isnan(column) | (F.abs(column) == float("inf"))
+        return F.isnan(column) | (F.abs(column) == _INFINITE)
     if isinstance(kind, ArrayType):
         element = kind.elementType
         if _not_finite(column, element) is None:

@@ -14,6 +14,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from delta_prop.cli import main
+from delta_prop.commands.edge import Progress
 from delta_prop.spark.command import verbs
 from delta_prop.spark.command.spark_log import SparkLog
 from delta_prop.spark.command.verbs import told
@@ -40,11 +41,11 @@ def on_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSessi
     real = verbs._spark
 
     @contextmanager
-    def kept(options: Any) -> Iterator[SparkSession]:
+    def kept(*given: Any) -> Iterator[SparkSession]:
         with monkeypatch.context() as patched:
             patched.setattr("delta_prop.spark.sessions.session", lambda *_, **__: spark)
             patched.setattr(type(spark), "stop", lambda _: None)
-            with real(options) as found:
+            with real(*given) as found:
                 yield found
 
     monkeypatch.setattr(verbs, "_spark", kept)
@@ -58,7 +59,7 @@ def command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Command:
 
 @pytest.mark.spark
 def test_a_directory_is_replayed_compared_rebuilt_audited_and_counted(
-    on_spark: SparkSession, command: Command, tmp_path: Path
+    on_spark: SparkSession, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [created(f"v{at}", float(at), 0.5, namespace="n", metadata={"at": at}) for at in range(30)]
     assert command.publish([*lines, '{"vector_id": "v1", "namespace": "n", "op": "delete"}']).status == 0
@@ -92,13 +93,19 @@ def test_a_directory_is_replayed_compared_rebuilt_audited_and_counted(
     assert {one["vector_id"]: one["op"] for one in changes} == {"v2": "delete", "v3": "delete"}
 
     file = tmp_path / "vectors.db"
+    steps: list[str] = []
+    monkeypatch.setattr(Progress, "tell", lambda _, text: steps.append(text))
     made = command("spark", "rebuild", "--storage", file)
     assert made.status == 0
+    starts = "Spark is starting, which takes some seconds"
+    assert (steps[:2], steps[-1]) == ([starts, "the log is read"], "30 rows")
     assert made.out == f"{file}: 30 rows, 29 of them alive; its sink goes on from offset 31\n"
     again = command("spark", "rebuild", "--storage", file, "--replace", "--json").lines
     assert again == [{"storage": str(file), "rows": 30, "alive": 29, "next_offset": 31}]
     assert command("spark", "rebuild", "--storage", file).status == 2
+    steps.clear()
     clean = command("spark", "audit", "--storage", file)
+    assert steps == [starts, "the sink is compared with the log"]
     assert (clean.status, clean.out, clean.err) == (0, "", "delta-prop: no differences\n")
     with closing(sqlite3.connect(file)) as connection, connection:
         connection.execute("DELETE FROM vectors WHERE vector_id = 'v7'")
@@ -139,6 +146,9 @@ def test_a_table_goes_to_a_server_once_however_often_it_is_imported(
     odd = ["spark", "import", str(tmp_path / "odd.csv"), "--key", "key", "--vector", "x,y"]
     assert main([*odd, "--output", str(tmp_path / "out.jsonl")]) == 2
     assert "vector_id 'a' has a number that is not finite" in capsys.readouterr().err
+    assert not list(tmp_path.glob("out*")), "nothing stays of what failed"
+    assert main(["spark", "import", str(table), "--key", "key"]) == 0
+    assert [json.loads(line)["vector_id"] for line in capsys.readouterr().out.splitlines()] == ["x", "y"]
     assert main(["spark", "import", str(table)]) == 2
     assert "column vector_id is missing, which is to be the key" in capsys.readouterr().err
 

@@ -146,6 +146,17 @@ def test_rows_are_sent_whole_as_json_and_columns_of_numbers_are_a_vector(
     )
     with pytest.raises(Exception, match="x: column price is not finite"):
         to_deltas(bad).collect()
+    for columns, more in (
+        ("vector_id string, vector array<double>", {}),
+        ("vector_id string, vector string", {}),
+        ("vector_id string, x double, y float", {"vector": ["x", "y"]}),
+    ):
+        numbers = (-1e300, 0.5) if more else ([-1e300, 0.5] if "array" in columns else "[-1e300, 0.5]",)
+        large = spark.createDataFrame([("x", *numbers)], columns)
+        with pytest.raises(Exception, match=r"x: number -1.0E300 does not fit in float32"):
+            to_deltas(large, **more).collect()
+    with pytest.raises(Exception, match=r"new table: vector_id 'x': number -1.0E300 does not fit in"):
+        diff(large.limit(0), large, **more).collect()
 
 
 @pytest.mark.spark

@@ -1,0 +1,66 @@
+"""Where lines go: a new file, whole or not at all, or whatever stands for standard output."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop.commands import edge
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+
+class Failed(Exception):
+    """What ends the writing."""
+
+
+def test_a_file_that_could_not_be_finished_is_gone(tmp_path: Path) -> None:
+    name = tmp_path / "out.jsonl"
+
+    def fail() -> None:
+        with edge.whole_output(str(name)) as out:
+            out.write(b"one\n")
+            out.flush()
+            assert not name.exists()
+            raise Failed
+
+    with pytest.raises(Failed):
+        fail()
+    assert not list(tmp_path.iterdir())
+    with edge.whole_output(str(name)) as out:
+        out.write(b"one\n")
+        out.flush()
+    assert [(one.name, one.read_bytes()) for one in tmp_path.iterdir()] == [("out.jsonl", b"one\n")]
+
+
+def test_a_file_that_is_there_stays_as_it_is(tmp_path: Path) -> None:
+    name = tmp_path / "out.jsonl"
+    told = "out.jsonl' is there already, and is not overwritten: name a new file"
+    with pytest.raises(UsageError, match=told), edge.whole_output(str(name)):
+        name.write_text("of somebody else")
+    for kind in (edge.output, edge.whole_output):
+        with pytest.raises(UsageError, match=told), kind(str(name)):
+            pass
+        with pytest.raises(UsageError, match=r"a/b' cannot be made \(No such file"), kind(f"{tmp_path}/a/b"):
+            pass
+    assert [(one.name, one.read_text()) for one in tmp_path.iterdir()] == [("out.jsonl", "of somebody else")]
+
+
+@pytest.mark.parametrize("kind", [edge.output, edge.whole_output])
+def test_a_program_that_has_put_something_else_in_the_place_of_standard_output(
+    kind: Callable[[str | None], AbstractContextManager[edge.Output]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = io.BytesIO()
+    for replaced, wrote in ((io.TextIOWrapper(raw), raw.getvalue), (text := io.StringIO(), text.getvalue)):
+        monkeypatch.setattr("sys.stdout", replaced)
+        for name in (None, "-"):
+            with kind(name) as out:
+                out.write("ü\n".encode())
+                out.sync()
+        assert wrote() in ("ü\nü\n", "ü\nü\n".encode())
