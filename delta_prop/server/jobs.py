@@ -65,6 +65,8 @@ ATTEMPTS_MAX = 100_000
 """Of parts that nobody has decided of, and parts that are to be published."""
 UNWRITTEN_BYTES_MAX = 64 * 1024 * 1024
 """What may wait for the disk, over all connections."""
+ROWS_TOLD_BYTES_MAX, ROW_BYTES = 1024 * 1024, 100
+"""Of refused rows where all jobs are told of at once, and of a row beside its id and its reason."""
 LOOK_S_MAX = 60.0
 AGAIN_S = 5.0
 
@@ -217,8 +219,15 @@ class Jobs:
         self._bell.ring()
 
     def told(self) -> list[dict[str, Any]]:
-        """Each job, for JSON."""
-        return [job_told(one.name, one.owner, one.status(), one.bytes) for one in self._jobs.values()]
+        """Each job, for JSON. Refused rows of those that came last, as far as there is room for them."""
+        told, bytes_left = [], ROWS_TOLD_BYTES_MAX
+        for one in reversed(self._jobs.values()):
+            status = one.status()
+            bytes_left -= sum(ROW_BYTES + len(row.vector_id) + len(row.why) for row in status.refused_rows)
+            if bytes_left < 0:
+                status = replace(status, refused_rows=())
+            told.append(job_told(one.name, one.owner, status, one.bytes))
+        return told[::-1]
 
     # --- life
 

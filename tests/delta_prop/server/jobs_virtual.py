@@ -103,10 +103,10 @@ class Site:
             answer(await raw.next())
             return await decided(raw, decision, parts, job, run)
 
-    async def published(self) -> JobStatus:
+    async def published(self, job: str = JOB) -> JobStatus:
         """How a committed job ended."""
         while True:
-            status = await self.decide(Decision.LOOK)
+            status = await self.decide(Decision.LOOK, job=job)
             if status.state is JobState.PUBLISHED:
                 return status
             await anyio.sleep(0.05)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from delta_prop.server import jobs as server_jobs
 from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import Delta, opaque
@@ -88,6 +89,24 @@ def test_what_is_told_of_rows_outlives_a_restart() -> None:
 
     on(disk, story)
     on(disk, later)
+
+
+def test_where_all_jobs_are_told_of_the_last_ones_name_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main(at: Site) -> None:
+        for part in range(4):
+            name = f"job-{part}"
+            staged = await at.stage(part, 1, [*rows(part, 1), at_fault(part, 1)], job=name)
+            await at.decide(Decision.COMMIT, [staged], name)
+            await at.published(name)
+        (row,) = at.jobs.told()[3]["refused_rows"]
+        size = server_jobs.ROW_BYTES + len(row["vector_id"]) + len(row["text"])
+        for bound, named in ((4 * size, [1, 1, 1, 1]), (2 * size, [0, 0, 1, 1]), (size - 1, [0, 0, 0, 0])):
+            monkeypatch.setattr(server_jobs, "ROWS_TOLD_BYTES_MAX", bound)
+            told = at.jobs.told()
+            assert [one["job"] for one in told] == [f"job-{part}" for part in range(4)]
+            assert [(one["refused"], len(one["refused_rows"])) for one in told] == [(1, one) for one in named]
+
+    on(SimDisk(), main)
 
 
 def test_what_was_refused_before_a_wait_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
