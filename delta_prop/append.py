@@ -129,19 +129,20 @@ class Appender:
 
     def _note_alike(self, batches: Sequence[Batch], source: Source) -> int:
         """Move heads and count conflicts of plain batches in one go: of all, or of none."""
-        origin = batches[0].origin
-        if all(map(plain_is_sound, batches)) and self.vectors.append_alike(
-            batches, source, lambda other: self._clocks.seen(origin, (), other)
-        ):
-            return len(batches)
-        return 0
+        seen = self._seen_by(batches[0].origin)
+        whole = all(map(plain_is_sound, batches)) and self.vectors.append_alike(batches, source, seen)
+        return len(batches) if whole else 0
+
+    def _seen_by(self, origin: int) -> Callable[[int], int]:
+        """Up to which counter of another a batch of this origin has seen, where it tells of no more."""
+        return lambda other: self._clocks.seen(origin, (), other)
 
     def _note_singly(self, batches: Sequence[Batch], source: Source) -> int:
         """Move heads and count conflicts for one after the other, up to the first that may not; how many."""
         sound, done = [*takewhile(simple_is_sound, batches)], 0
         while done < len(sound):
             if not sound[done].plain:
-                done += self.vectors.append_mixed(sound[done:])
+                done += self.vectors.append_mixed(sound[done:], self._seen_by(batches[0].origin))
                 if done == len(sound):
                     break
             batch = sound[done]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from enum import Enum
 from itertools import accumulate, chain, compress, count
 from operator import contains, setitem
 from typing import TYPE_CHECKING
@@ -54,14 +53,6 @@ class Namespace:
             self.writer = place if self.writer is None else SEVERAL
 
 
-class Own(Enum):
-    """Which rows' vectors were last changed by the origin that changes them now; others would conflict."""
-
-    ALL = "all"
-    WHERE_PRESENT = "all that have a head"
-    NOT = "not all that have a head"
-
-
 class Table:
     """The namespaces of an origin's mixed batches, and what they have in common while heads alone move."""
 
@@ -80,9 +71,9 @@ class Table:
         fixed = [known.dimension for known in named if known.dimension]
         self._dimension_min = min(fixed, default=DIMENSION_MAX)
 
-    def append(self, batch: Batch) -> int | None:
-        """Move the heads of a batch where it is plain to see that all its rows apply, none conflicts, and
-        nothing else moves; how many more there are. None where it is not.
+    def append(self, batch: Batch, limit_of: Callable[[int], int]) -> tuple[int, int] | None:
+        """Move the heads of a batch where it is plain to see that all its rows apply and nothing else moves:
+        how many are new, and how many rows conflict; None where it is not. `limit_of`: as for `unseen`.
         """
         kinds, keys, heads, index = batch.kinds_mask, batch.keys, self._heads, batch.namespace_index
         if (
@@ -93,19 +84,20 @@ class Table:
         ):
             return None
         rows = [heads[0]] * batch.count if index is None else list(map(heads.__getitem__, index))
-        own = Own.WHERE_PRESENT if self._alone else owned(list(map(get, rows, keys)), self._place)
-        if own is Own.NOT:
-            return None
-        if kinds & PARTIAL_BITS and own is not Own.ALL:
+        codes = None if self._alone else list(map(get, rows, keys))
+        if kinds & PARTIAL_BITS:
             partial = batch.kinds.translate(IS_PARTIAL)
-            if not all(map(contains, compress(rows, partial), compress(keys, partial))):
+            if codes is not None and None in compress(codes, partial):
                 return None
+            if codes is None and not all(map(contains, compress(rows, partial), compress(keys, partial))):
+                return None
+        conflicts = 0 if codes is None else len(unseen(codes, self._place, limit_of))
         for known in self._named:
             known.note_writer(self._place)
         self._named = ()
         before = sum(map(len, heads))
         deque(map(setitem, rows, keys, count(self._place << ORIGIN_SHIFT | batch.base)), maxlen=0)
-        return sum(map(len, heads)) - before
+        return sum(map(len, heads)) - before, conflicts
 
 
 def all_apply(
@@ -131,19 +123,6 @@ def all_apply(
     # Whether there is a head, not which: that would be looked up somewhere in memory for each row.
     # Where heads were dropped, none proves nothing, and each row would pass.
     return not known.complete or all(map(known.heads.__contains__, keys) if codes is None else codes)
-
-
-def owned(codes: Sequence[int | None], place: int) -> Own:
-    """Whether the heads of these rows, None where there is none, are all of the origin of this place."""
-    own = Own.ALL
-    try:
-        least, most = min(codes), max(codes)  # type: ignore[type-var]
-    except TypeError:
-        own, held = Own.WHERE_PRESENT, [code for code in codes if code is not None]
-        least, most = min(held, default=None), max(held, default=None)
-    if least is None or most is None:  # none has one
-        return Own.WHERE_PRESENT
-    return own if least >> ORIGIN_SHIFT == place == most >> ORIGIN_SHIFT else Own.NOT
 
 
 def unseen(codes: Sequence[int | None], place: int, limit_of: Callable[[int], int]) -> list[int]:

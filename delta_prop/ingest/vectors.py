@@ -180,9 +180,9 @@ class Vectors:
         self._append_alike(known, batches, kind, count(place << ORIGIN_SHIFT | first.base), source)
         return True
 
-    def append_mixed(self, batches: Sequence[Batch]) -> int:
+    def append_mixed(self, batches: Sequence[Batch], seen: Callable[[int], int]) -> int:
         """`check`, `count_conflicts` and `appended` for sound simple batches of one origin whose rows differ,
-        up to the first that moves more than heads, or may conflict: how many.
+        up to the first that moves more than heads: how many.
         """
         place = self._origins.get(batches[0].origin)
         if place is None or self._count + sum([batch.count for batch in batches]) > self._heads_max:
@@ -190,14 +190,15 @@ class Vectors:
         self._looked_up = self._found_heads = None
         if self._tables_of != place:
             self._tables, self._tables_of = {}, place
-        done = 0
+        limits, done = self._limits(seen), 0
         for batch in batches:
             names = batch.namespace_names
             table = self._tables.get(names) or self._make_table(names, place)
-            new = None if table is None else table.append(batch)
-            if new is None:
+            told = None if table is None else table.append(batch, limits)
+            if told is None:
                 break
-            self._count += new
+            self._count += told[0]
+            self.conflicts += told[1]
             done += 1
         return done
 

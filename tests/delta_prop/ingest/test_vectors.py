@@ -186,8 +186,8 @@ TURNED = ROW[::-1]
 @example(
     [([ROW, NEW], ORIGIN), ([[Delta("c", delete())]], ORIGIN), ([[*ROW, Delta("c", offset(1.0))]], ORIGIN)]
 )
-@example([([ELSEWHERE], OTHER), ([ROW], ORIGIN), ([NEW], OTHER), ([NEW], ORIGIN)])
-@example([([ELSEWHERE], OTHER), ([NEW], OTHER), ([NEW[:1]], ORIGIN)])
+@example([([ELSEWHERE * 4], OTHER), ([ROW], ORIGIN), ([NEW], OTHER), ([NEW], ORIGIN)])
+@example([([ELSEWHERE * 4], OTHER), ([NEW], OTHER), ([NEW[:1]], ORIGIN)])
 @example([([ROW], ORIGIN), ([ROW[:1]], OTHER), ([ROW], ORIGIN), ([ROW[1:]], OTHER), ([ROW], ORIGIN)])
 def test_batches_that_come_together_move_what_they_move_one_by_one(story: list[Any]) -> None:
     together, singly = Edge(), Edge()
@@ -198,8 +198,8 @@ def test_batches_that_come_together_move_what_they_move_one_by_one(story: list[A
     for batches, origin in story:
         if len(batches) == 1 and len({(row.namespace, row.operation.kind) for row in batches[0]}) == 1:
             alike = batch_of(origin, together.next.get(origin, 1), *batches[0])
-            if together.vectors.append_alike([alike], Source.LOCAL, lambda _: 0):
-                noted(singly.vectors, alike)
+            if together.vectors.append_alike([alike], Source.LOCAL, three):
+                noted(singly.vectors, alike, 3)
                 together.next[origin] = alike.last + 1
                 assert told(together.vectors) == told(singly.vectors)
                 continue
@@ -207,10 +207,10 @@ def test_batches_that_come_together_move_what_they_move_one_by_one(story: list[A
         for rows in batches:
             made.append(batch_of(origin, counter, *rows))
             counter = made[-1].last + 1
-        for batch in made[together.vectors.append_mixed(made) :]:
-            noted(together.vectors, batch)
+        for batch in made[together.vectors.append_mixed(made, three) :]:
+            noted(together.vectors, batch, 3)
         for batch in made:
-            noted(singly.vectors, batch)
+            noted(singly.vectors, batch, 3)
         together.next[origin] = counter
         assert told(together.vectors) == told(singly.vectors)
 
@@ -284,6 +284,11 @@ def noted(vectors: Vectors, batch: Batch, seen: int = 0) -> None:
     vectors.appended(batch, Source.LOCAL)
 
 
+def three(_origin: int) -> int:
+    """How far each has been seen."""
+    return 3
+
+
 def told(vectors: Vectors) -> list[object]:
     """All that is known, but for namespaces that nobody has written in."""
     heads = {name: heads_of(vectors, name) for name in vectors.saved().namespaces}
@@ -294,21 +299,21 @@ def test_rows_that_differ_move_heads_together_whoever_wrote_before() -> None:
     edge = Edge()
     rows = [Delta("a", create([1.0, 2.0])), Delta("b", create([1.0, 2.0]), "other")]
     edge.send(*rows, origin=OTHER)
-    batches = [batch_of(ORIGIN, at, *rows) for at in (1, 3, 5)]
-    assert edge.vectors.append_mixed(batches) == 0  # it has not written yet
+    assert edge.vectors.append_mixed([batch_of(ORIGIN, 1, *rows)], three) == 0  # it has not written yet
     edge.send(Delta("c", opaque(b"x")))
-    batches = [batch_of(ORIGIN, at, *rows) for at in (2, 4, 6)]
-    assert edge.vectors.append_mixed(batches) == 0  # in conflict with the other's
-    edge.send(*rows)
+    batches = [batch_of(ORIGIN, at, *rows) for at in (2, 4)]
+    assert edge.vectors.append_mixed(batches, lambda _: 1) == 2
+    assert edge.vectors.conflicts == 1  # the second one's first change was not seen
     facts = [Delta("d", opaque(b"x"), "other"), Delta("a", sparse([1], [1.0]))]
-    batches = [batch_of(ORIGIN, at, *facts) for at in (4, 6, 8)]
-    assert edge.vectors.append_mixed(batches) == 3
-    assert edge.vectors.head("default", "a") == Dot(ORIGIN, 9)
-    assert (edge.vectors.held, edge.vectors.conflicts) == (4, 0)
+    batches = [batch_of(ORIGIN, at, *facts) for at in (6, 8, 10)]
+    assert edge.vectors.append_mixed(batches, three) == 3
+    assert edge.vectors.head("default", "a") == Dot(ORIGIN, 11)
+    assert (edge.vectors.held, edge.vectors.conflicts) == (4, 1)
     unknown = [Delta("a", opaque(b"x")), Delta("z", offset(1.0), "other")]
-    assert edge.vectors.append_mixed([batch_of(ORIGIN, 10, *unknown)]) == 0
+    assert edge.vectors.append_mixed([batch_of(ORIGIN, 12, *unknown)], three) == 0
     last = [Delta("a", opaque(b"x")), Delta("b", delete(), "other")]
-    assert edge.vectors.append_mixed([batch_of(ORIGIN, 10, *facts), batch_of(ORIGIN, 12, *last)]) == 1
+    batches = [batch_of(ORIGIN, 12, *facts), batch_of(ORIGIN, 14, *last)]
+    assert edge.vectors.append_mixed(batches, three) == 1
 
 
 def _length(delta: Delta) -> int:
