@@ -18,8 +18,8 @@ ROWS_TOLD_MAX = 10
 """Refused rows of a job that are told one by one."""
 _ANOTHER = "mend these under another producer (with option refused=allow the job does not fail for it)"
 _ALLOW = (
-    "the stream stops here, and with option refused=allow it goes on without these; write them mended by "
-    "another one"
+    "mend these under another producer (with option refused=allow the stream goes on without them, and stops "
+    "here else)"
 )
 
 

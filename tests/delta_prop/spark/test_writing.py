@@ -234,8 +234,9 @@ def test_rows_that_are_refused_fail_a_direct_job_once_all_parts_are_done(
 def test_rows_that_are_refused_stop_a_stream(service: Served, caplog: pytest.LogCaptureFixture) -> None:
     made = source(service).streamWriter(SCHEMA, overwrite=False)
     told = (
-        "micro-batch 5: 1 of 100 deltas were refused, and have no effect; the others have theirs: the stream "
-        "stops here, .*: vector_id 'v0', row 0 of part 1: INVALID_DELTA: why$"
+        "micro-batch 5: 1 of 100 deltas were refused, and have no effect; the others have theirs: mend these "
+        "under another producer .with option .*stops here else.: vector_id 'v0', row 0 of part 1: "
+        "INVALID_DELTA: why$"
     )
     with pytest.raises(RowsRefused, match=told):
         made.commit([refused_part(1, 1), None], 5)
