@@ -241,6 +241,7 @@ def test_a_set_up_that_fails_leaves_no_stamp_and_says_why(
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "stamp").write_text("an older recipe")
     monkeypatch.setattr(set_up, "interpreter", lambda: "/bin/false")
+    monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert set_up.main(tmp_path, "the recipe") == 1
     assert not (tmp_path / ".venv" / "stamp").exists()
@@ -296,3 +297,49 @@ def test_the_interpreter_is_named_by_its_version() -> None:
     path = Path(set_up.interpreter())
     assert path == path.resolve()
     assert os.access(path, os.X_OK)
+
+
+@pytest.mark.parametrize(
+    ("others", "taken"),
+    [
+        ({}, ""),
+        ({"python3": "echo 0.02 quick"}, "quick"),
+        ({"python3": "echo 0.028 little-quicker"}, ""),
+        ({"python3": "echo 0.02 quick", "python3.13": "echo 0.01 quickest"}, "quickest"),
+        ({"python3": "exit 1", "python": "echo 0.04 slow"}, ""),
+    ],
+)
+def test_of_the_pythons_on_the_path_the_quickest_is_taken(
+    tmp_path: Path, others: dict[str, str], taken: str
+) -> None:
+    own = str(tmp_path / "own")
+    for name, said in {"own": f"echo 0.03 {own}", **others}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{said}\n")
+        (tmp_path / name).chmod(0o755)
+    path = {"PATH": f"{tmp_path / 'gone'}{os.pathsep}{tmp_path}"}
+    assert set_up.quickest(own, path) == (taken or own)
+
+
+def test_a_python_that_lacks_what_an_environment_needs_gives_way_to_another(tmp_path: Path) -> None:
+    (tmp_path / "python3").write_text("#!/bin/sh\necho 0.03 whole\n")
+    (tmp_path / "python3").chmod(0o755)
+    assert set_up.quickest("/bin/false", {"PATH": str(tmp_path)}) == "whole"
+    assert set_up.quickest("/bin/false", {"PATH": ""}) == "/bin/false"
+    assert set_up.quickest("/bin/false", {"PATH": str(tmp_path), "PYTHON": "false"}) == "/bin/false"
+
+
+def test_a_real_python_is_probed() -> None:
+    assert set_up.quickest(set_up.interpreter(), {"PATH": ""}) == set_up.interpreter()
+
+
+def test_the_python_that_is_named_is_the_one_in_use(checkout: Checkout) -> None:
+    checkout.add_command("mine", STAND_IN)
+    checkout.add_command("python3", "#!/bin/sh\nexit 1\n")
+    done = subprocess.run(
+        [checkout.root / "run", "python", "a"],
+        env={"PATH": str(checkout.commands), "HERE": str(checkout.root), "PYTHON": "mine"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "ran a\n")
