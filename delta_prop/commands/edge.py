@@ -14,7 +14,7 @@ import signal
 import stat
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -315,6 +315,12 @@ def whole_output(name: str | None) -> Iterator[Output]:
             raise _there_already(name) from None
         finally:
             os.unlink(partial)
+
+
+def remove_empty(path: str) -> None:
+    """Remove a directory that has nothing in it; nothing where there is none such."""
+    with suppress(OSError, ValueError):
+        os.rmdir(path)
 
 
 @contextmanager

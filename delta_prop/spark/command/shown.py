@@ -27,7 +27,11 @@ _WIDTH_MAX = 60
 def give(rows: DataFrame, output: str | None, line: Callable[[Row], dict[str, Any]]) -> None:
     """Write rows to a new file, as Parquet or JSON lines, or these to standard output. Raises UsageError."""
     if output is not None and output.endswith(".parquet"):
-        rows.write.mode("error").parquet(output)
+        try:
+            rows.write.mode("error").parquet(output)
+        except Exception:
+            edge.remove_empty(output)  # which Spark made, and leaves; there was none before
+            raise
         return
     with edge.whole_output(output) as out:
         for row in rows.toLocalIterator():

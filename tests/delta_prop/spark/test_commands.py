@@ -146,6 +146,9 @@ def test_a_table_goes_to_a_server_once_however_often_it_is_imported(
     odd = ["spark", "import", str(tmp_path / "odd.csv"), "--key", "key", "--vector", "x,y"]
     assert main([*odd, "--output", str(tmp_path / "out.jsonl")]) == 2
     assert "vector_id 'a' has a number that is not finite" in capsys.readouterr().err
+    (tmp_path / "odd.csv").write_text("key,x,y\na,1,1e300\n")
+    assert main([*odd, "--output", str(tmp_path / "out.parquet")]) == 1
+    assert "a: number 1.0E300 does not fit in float32" in capsys.readouterr().err
     assert not list(tmp_path.glob("out*")), "nothing stays of what failed"
     assert main(["spark", "import", str(table), "--key", "key"]) == 0
     assert [json.loads(line)["vector_id"] for line in capsys.readouterr().out.splitlines()] == ["x", "y"]
