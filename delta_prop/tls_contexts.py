@@ -38,6 +38,8 @@ def client_context(tls: Tls) -> ssl.SSLContext:
 
 def _loaded(context: ssl.SSLContext, tls: Tls) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # Set by Python before 3.11.4: an end that an attacker made would look like one that was announced.
+    context.options &= ~getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
     try:
         if tls.authorities is not None:
             context.load_verify_locations(tls.authorities)
