@@ -148,13 +148,16 @@ def half_open(port: int, honest: Honest) -> tuple[float, float]:
     hello = encode(Subscribe(1, Hello()))
     huge = struct.pack(">BBBBQI", 0xD3, 1, 1, 9, 1, 16 * 1024 * 1024)
     opening = (b"", hello[:7], hello[:-1], hello + huge, hello + huge + bytes(5000), hello + b"\xd3")
-    sockets = [connect(port, first) for first in opening for _ in range(6)]
+    sockets: list[socket.socket] = []
     beside: list[float] = []
-    for turn in range(200):  # a byte now and then keeps no connection; each dribbles at times of its own
+    for turn in range(200):  # each comes and dribbles in its own time; of every other six none dribbles
+        if turn % 5 == 0 and len(sockets) < 36:
+            sockets.append(connect(port, opening[len(sockets) % len(opening)]))
         beside += honest.go(1)
-        for one in sockets[turn % 20 :: 20]:
+        dribbling = [one for number, one in enumerate(sockets) if number // len(opening) % 2]
+        for one in dribbling[turn % 10 :: 10]:
             with suppress(OSError):
-                one.send(b"\x00")
+                one.send(b"\x00")  # a byte now and then keeps no connection
     for one in sockets:
         one.close()
     return p99(alone), p99(beside)
