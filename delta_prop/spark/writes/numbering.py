@@ -163,7 +163,7 @@ class Numbered:
             vector_id = str(one.rows.column("vector_id")[0].as_py())[:_NAME_CHARS_MAX]
             why = refused.message.removeprefix("row 0: ")[:_WHY_CHARS_MAX]
             if one.known:  # the service remembers the code alone
-                why = "as when it was sent before; the audit of the service says why"
+                why = "as when it was sent before, which was when the reason was told"
             row = one.first - self._base - 1
             sent.refused_rows.append(RefusedRow(self._part, row, vector_id, refused.code, why))
 
