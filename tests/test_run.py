@@ -343,3 +343,15 @@ def test_the_python_that_is_named_is_the_one_in_use(checkout: Checkout) -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "ran a\n")
+
+
+def test_a_named_python_that_is_none_is_told(checkout: Checkout) -> None:
+    done = subprocess.run(
+        [checkout.root / "run", "demo"],
+        env={"PATH": str(checkout.commands), "HERE": str(checkout.root), "PYTHON": "gone"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "./run: PYTHON=gone is no Python >= 3.11: name another, or none\n"

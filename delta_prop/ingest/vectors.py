@@ -303,9 +303,8 @@ class Vectors:
             known = self._namespaces[name] = Namespace(complete=complete)
             known.dimension = dimension
             known.heads, known.dead = heads.get(name, ({}, set()))
-            if (
-                known.heads
-            ):  # where several have written it may be one here, which would take long to find out
+            # Where several have written it may be one here, which would take long to find out.
+            if known.heads:
                 known.writer = 0 if len(self._by_place) == 1 else SEVERAL
         self._count = sum(len(known.heads) for known in self._namespaces.values())
         if self._count > self._heads_max:
