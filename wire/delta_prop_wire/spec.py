@@ -105,6 +105,8 @@ class ErrorCode(IntEnum):
     BAD_REQUEST = 24
     JOB_UNKNOWN = 25
     JOB_DECIDED = 26
+    ID_REUSED = 27
+    OUTCOME_UNKNOWN = 28
 
 
 VOIDING = frozenset(
@@ -114,6 +116,7 @@ VOIDING = frozenset(
         ErrorCode.INVALID_DELTA,
         ErrorCode.CONFLICT,
         ErrorCode.LEVEL_UNAVAILABLE,
+        ErrorCode.ID_REUSED,
     }
 )
 """Refusals for good: the dot becomes void, a corrected delta takes a new one."""
