@@ -24,12 +24,15 @@ from delta_prop.refusals import (
     cut_otherwise,
     dot_reused,
     fenced,
+    lost,
     outcome_unknown,
     overlap,
     parent_refused,
     said_hello_again,
+    stopped_for_good,
     too_many_repeats,
     void_before,
+    with_dot,
     withdrawn,
 )
 from delta_prop.settling import Settling
@@ -54,6 +57,8 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import OriginClaim
 
 Work: TypeAlias = Sequenced | Draft | MatrixDraft
+_LOOK_ROWS, _LOOK_BYTES = 1_000, 1 << 20
+"""How much of the log is read at a time."""
 
 
 class Chain:
@@ -118,8 +123,37 @@ class Chain:
 
     # --- what callers do
 
+    def check_running(self) -> None:
+        """Raise Refused (LOG_FAILED) while the log has failed: this state counts what may not be kept."""
+        if self.stopped is not None:
+            raise self.stopped.with_traceback(None)
+
+    def when_kept(self, tell: Callable[[Refused | None], None]) -> None:
+        """Call `tell(None)` once all that this state counts is kept at the log's level, with why not if the
+        log fails first: so that an answer which rests on the state rests on nothing that can be lost.
+        """
+        self.settling.when_kept(self.log.next_offset, self.log.level, tell)
+
+    def watermark(self, origin: int) -> int:
+        """The counter up to which an origin's deltas are dealt with. Raises Refused (LOG_FAILED)."""
+        self.check_running()
+        return self.orderer.have.get(origin, 0)
+
+    def kept_watermark(self, origin: int) -> int:
+        """The same, as far as it is kept at the log's level. Raises Refused (LOG_FAILED)."""
+        watermark, log = self.watermark(origin), self.log
+        at = log.reached(log.level)
+        while batches := log.read_appended(at, rows_max=_LOOK_ROWS, bytes_max=_LOOK_BYTES):
+            for logged in batches:
+                batch = logged.batch
+                if batch.origin == origin:
+                    return batch.previous if batch.leaps else batch.base - 1
+            at = batches[-1].next_offset
+        return watermark
+
     def hello(self, producer_id: int, owner: str, now: float) -> list[Grant]:
         """Open a producer: one grant a lane. Its former holder is fenced. Raises Refused."""
+        self.check_running()
         grants = []
         granted = [make_origin(producer_id, lane) for lane in Priority]
         self.origins.check_room(granted, owner)
@@ -137,6 +171,7 @@ class Chain:
         new one, which fences who held it. What is pending comes again, perhaps as other bytes where the log
         has lost what was before. `bounded`: this owner may have so many only. Raises Refused.
         """
+        self.check_running()
         self.origins.check_room([claim.origin for claim in claims], owner, bounded=bounded)
         grants = []
         for origin, epoch in claims:
@@ -148,7 +183,10 @@ class Chain:
         return grants
 
     def outcome(self, origin: int, counter: int) -> int | ErrorCode | None:
-        """The offset of a dot that was dealt with, or why it has none; None where that is not known."""
+        """The offset of a dot that was dealt with, or why it has none; None where that is not known. Raises
+        Refused (LOG_FAILED).
+        """
+        self.check_running()
         state = self.origins.get(origin)
         return None if state is None else state.outcome(counter, all_known=self.log.first_offset == 0)
 
@@ -254,7 +292,7 @@ class Chain:
         self.settling.placed_run(placed)
         level = self.appender.kept_as(batch.ack_level)
         outcome = Published(first.offset, Dot(batch.origin, batch.base), end - first.offset, level, {})
-        if self.settling.when_kept(end, batch.ack_level, partial(self._told, receipt, outcome)):
+        if self.settling.when_kept(end, batch.ack_level, partial(self._told, receipt, outcome), receipt):
             receipt.placed(outcome)
         if self.orderer.any_ready:
             self._append_released()
@@ -287,13 +325,18 @@ class Chain:
         return self.orderer.next_deadline()
 
     def stop(self, refusal: Refused, now: float) -> None:
-        """The log has failed: refuse what it may lose, what waits, and all that comes, until `take_over`."""
+        """The log has failed: refuse what has no place in it, and all that comes, until `take_over`. What has
+        its place is in doubt until then; for good where the refusal names no time to try again.
+        """
         self.stopped = refusal
-        self.settling.fail(refusal)
+        self.settling.suspend(refusal)
+        if refusal.retry_after_ms is None:
+            self.settling.fail(stopped_for_good(refusal))
         self._refuse_waiting(refusal, now)
 
     def take_over(self, restored: Chain) -> None:
-        """Go on with the state of a chain that was made and restored from the log just now.
+        """Go on with the state of a chain that was made and restored from the log just now; tell what was in
+        doubt.
 
         Who had said hello stays known, under the same epochs. Lamport numbers and times go on rising.
         """
@@ -305,18 +348,14 @@ class Chain:
         self._standing.clear()
         self.stopped = None
         self.rebuilt += 1
-
-    def holds(self, dot: Dot) -> bool:
-        """Whether a delta that got this dot is in the log."""
-        return self.orderer.have.get(dot.origin, 0) >= dot.counter
+        self.settling.resume(self.log.next_offset, lost())
 
     def leap(self, origin: int, to: int, owner: str) -> None:
         """Fill what is missing up to a counter with one control row. Raises Refused.
 
         Those deltas were acknowledged at a level that the log's failure did not spare, and are gone.
         """
-        if self.stopped is not None:
-            raise self.stopped
+        self.check_running()
         have, state = self.orderer.have.get(origin, 0), self.origins.get(origin)
         if have >= to or state is None or state.owner != owner:
             return
@@ -622,14 +661,17 @@ class Chain:
         if isinstance(outcome, Published) and (next_offset is None or outcome.duplicates):
             next_offset = outcome.next_offset
         assert next_offset is not None
-        if self.settling.when_kept(next_offset, level, partial(self._told, work.receipt, outcome)):
-            work.receipt.placed(outcome if isinstance(outcome, Published) else None)
+        receipt = work.receipt
+        if self.settling.when_kept(next_offset, level, partial(self._told, receipt, outcome), receipt):
+            receipt.placed(outcome if isinstance(outcome, Published) else None)
 
     def _told(self, receipt: Receipt, outcome: Published | Refused, failure: Refused | None) -> None:
-        if failure is not None:
+        if failure is not None and failure.retryable:
             self._refuse_to(receipt, failure)
         elif isinstance(outcome, Refused):
             self._refuse_to(receipt, outcome)
+        elif failure is not None:
+            self._refuse_to(receipt, with_dot(failure, outcome.dot))
         elif not receipt.done:
             receipt.acknowledge(outcome)
 

@@ -57,11 +57,14 @@ class Published:
 
 
 class State(Enum):
-    """Where an offered delta is. Placed: it is in the log, and not yet as safe there as was asked."""
+    """Where an offered delta is. Placed: it is in the log, and not yet as safe there as was asked. In doubt:
+    the log failed before it was, and a recovery has yet to decide whether it is kept.
+    """
 
     QUEUED = "queued"
     PENDING = "pending"
     PLACED = "placed"
+    IN_DOUBT = "in doubt"
     ACKNOWLEDGED = "acknowledged"
     REFUSED = "refused"
     WITHDRAWN = "withdrawn"

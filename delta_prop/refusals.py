@@ -9,8 +9,10 @@ from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.order.orderer import Entry
+    from delta_prop.published import Published
     from delta_prop.receipt import Receipt
     from delta_prop_wire.batch import Batch
+    from delta_prop_wire.delta import Dot
 
 
 REPEATS_MAX = 100
@@ -124,10 +126,49 @@ def said_hello_again() -> Refused:
     )
 
 
-def closed() -> Refused:
-    """What to tell those whose deltas were not kept when the service ended."""
+def lost() -> Refused:
+    """The log failed, and was recovered without it."""
     return Refused(
-        ErrorCode.SHUTTING_DOWN,
-        "the service has closed before this was kept for sure: send it again to its successor",
+        ErrorCode.LOG_FAILED,
+        "the log failed before this was kept, and was recovered without it: send it again",
+        retry_after_ms=0,
+    )
+
+
+def may_have_happened(why: str, dot: Dot | None = None, *, retry_after_ms: int | None = None) -> Refused:
+    """The delta has its place in the log, and nobody can tell at present whether it is kept there."""
+    return Refused(
+        ErrorCode.OUTCOME_UNKNOWN,
+        f"{why}, so it may have happened: ask for the outcome of its dot before you send it again",
+        retry_after_ms=retry_after_ms,
+        details={} if dot is None else {"dot": dot},
+    )
+
+
+def late(limit_s: float, place: Published | None) -> Refused:
+    """A publisher's time is over. `place`: of its delta in the log; None: it has none and was withdrawn."""
+    if place is not None:
+        return may_have_happened(
+            f"it has a place in the log, which was not known to keep it within {limit_s} s", place.dot
+        )
+    return Refused(
+        ErrorCode.DEP_TIMEOUT,
+        f"not acknowledged within {limit_s} s and withdrawn: send it again, or allow more time",
         retry_after_ms=1000,
     )
+
+
+def closed() -> Refused:
+    """The service has ended before it was known which deltas are kept."""
+    return may_have_happened("the service closed before this was known to be kept", retry_after_ms=1000)
+
+
+def stopped_for_good(refusal: Refused) -> Refused:
+    """The log has failed and will not be recovered by itself."""
+    return may_have_happened(f"{refusal.message} (this delta was not known to be kept before)")
+
+
+def with_dot(refusal: Refused, dot: Dot | None) -> Refused:
+    """The same, of one delta: the dot to ask by."""
+    details = refusal.details if dot is None else {**refusal.details, "dot": dot}
+    return Refused(refusal.code, refusal.message, retry_after_ms=refusal.retry_after_ms, details=details)
