@@ -25,16 +25,15 @@ from delta_prop.refusals import (
     dot_reused,
     fenced,
     lost,
-    outcome_unknown,
     overlap,
     parent_refused,
     said_hello_again,
     stopped_for_good,
     too_many_repeats,
-    void_before,
     with_dot,
     withdrawn,
 )
+from delta_prop.repeats import answer_repeat, outcome_of
 from delta_prop.settling import Settling
 from delta_prop.standing import Standing
 from delta_prop_wire.delta import Dot, Priority, make_origin, origin_lane
@@ -187,8 +186,7 @@ class Chain:
         Refused (LOG_FAILED).
         """
         self.check_running()
-        state = self.origins.get(origin)
-        return None if state is None else state.outcome(counter, all_known=self.log.first_offset == 0)
+        return outcome_of(origin, counter, self.origins.get(origin), self.log)
 
     def offer(self, work: Work, now: float) -> Receipt:
         """Send work down the chain, or queue it while the log wants no more. Never waits.
@@ -447,8 +445,7 @@ class Chain:
         try:
             self._admit(work)
             if batch.last <= have:
-                told = covered(batch, self._firsts(batch), self.log) if forwards else self._repeat(batch)
-                self._tell(work, self._level(work), told)
+                self._tell(work, self._level(work), self._repeat(work))
                 return
             if not forwards and (batch.base <= have or (batch.leaps and batch.previous < have)):
                 raise overlap(batch, have)
@@ -478,27 +475,17 @@ class Chain:
                 ErrorCode.UNAUTHORIZED, "control rows are written by the service alone: send deltas"
             )
 
-    def _repeat(self, batch: Batch) -> Published:
-        """The answer to dots below the watermark. Raises Refused (DOT_REUSED) where the bytes differ."""
-        state = self.origins.get(batch.origin)
+    def _repeat(self, work: Sequenced) -> Published:
+        """The answer to dots below the watermark, whoever brings them. Raises Refused."""
+        batch, state = work.batch, self.origins.get(work.batch.origin)
         assert state is not None
-        if batch.base <= state.known_above:
-            raise outcome_unknown(batch)
-        outcome = self.outcome(batch.origin, batch.base) if batch.count == 1 else None
-        if outcome is ErrorCode.DOT_REUSED or not state.same_frame(batch):
-            raise dot_reused(batch, outcome)
-        code = state.void(batch)
-        if code is not None:
-            raise void_before(batch, code)
-        firsts = self._firsts(batch)
-        return Published(firsts[0], batch.dot(0), batch.count, min(batch.ack_level, self.log.level), firsts)
-
-    def _firsts(self, batch: Batch) -> dict[int, int | None]:
-        """Where the rows of a repeat stand."""
-        state = self.origins.get(batch.origin)
-        assert state is not None
+        if work.forwards:
+            firsts = {row: state.first_offset(batch.counter(row)) for row in range(batch.count)}
+            published = covered(batch, firsts, self.log)
+        else:
+            published = answer_repeat(batch, state, self.log)
         self.appender.counters.duplicates += batch.count
-        return {row: state.first_offset(batch.counter(row)) for row in range(batch.count)}
+        return published
 
     def _run_draft(self, draft: Draft | MatrixDraft) -> None:
         """A draft has no order of its own; it waits for its parents and behind drafts on its vectors."""

@@ -77,12 +77,21 @@ def too_many_repeats(batch: Batch) -> Refused:
 
 
 def outcome_unknown(batch: Batch) -> Refused:
-    """A repeat of what was forgotten."""
+    """A repeat of what nobody can tell any more."""
     return Refused(
-        ErrorCode.UNKNOWN_ORIGIN,
-        f"what became of counters {batch.base} to {batch.last} of origin {batch.origin:016x} is no longer "
-        "known, since it was idle: they are dealt with; go on above the watermark that hello granted",
-        details={"origin": batch.origin},
+        ErrorCode.OUTCOME_UNKNOWN,
+        f"counters {batch.base} to {batch.last} of origin {batch.origin:016x} are dealt with, and the log no "
+        "longer tells whether by these deltas: find out in another way, and go on above the watermark",
+        details={"dot": batch.dot(0)},
+    )
+
+
+def unreadable(error: Exception) -> Refused:
+    """What is asked for stands in the log, which cannot be read at present."""
+    return Refused(
+        ErrorCode.OUTCOME_UNKNOWN,
+        f"the log cannot be read ({error}), so nobody can tell what became of it: ask again",
+        retry_after_ms=1000,
     )
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import AckLevel, Priority
 
+ASKS = 0
+"""The epoch of a batch that is never placed: it asks whether these deltas have its dots."""
 _NOT_FINITE = Operation(Kind.OFFSET, np.array([np.nan], np.float32))
 
 
@@ -112,6 +114,11 @@ class OpenFrame:
             priority=batch.priority,
         )
 
+    def ask(self) -> None:
+        """Turn it into a question, as its rows were sent in a former life of the producer."""
+        self.question = True
+        self.batch = _piece(self.batch, range(self.batch.count), self.stands_behind, epoch=ASKS)
+
     def cut(self, rows: int) -> tuple[OpenFrame, OpenFrame]:
         """Make two of it: of its first rows, and of the others. No offer may have rows on both sides."""
         batch = self.batch
@@ -126,15 +133,15 @@ class OpenFrame:
         return first, second
 
 
-def _piece(batch: Batch, rows: range, previous: int) -> Batch:
-    """Some rows of a batch under their own dots, the first behind a counter."""
+def _piece(batch: Batch, rows: range, previous: int, *, epoch: int | None = None) -> Batch:
+    """Some rows of a batch under their own dots, the first behind a counter; under its epoch or another."""
     counters = [batch.counter(row) for row in rows]
     leaps = batch.leaps or counters[0] != previous + 1
     return encode_batch(
         [batch.delta(row) for row in rows],
         origin=batch.origin,
         base=counters[0],
-        epoch=batch.epoch,
+        epoch=batch.epoch if epoch is None else epoch,
         clock=batch.clock,
         previous=previous if leaps else 0,
         counters=counters if leaps else None,
@@ -239,8 +246,9 @@ class Lane:
                 previous = self.asked
             elif base <= previous:  # the watermark lies within a block: the service says so, and it is cut
                 previous = base - 1
+        epoch = ASKS if question else self.epoch
         try:
-            batch = self._encode(offers, base, previous, clock=clock, level=level)
+            batch = self._encode(offers, base, previous, epoch=epoch, clock=clock, level=level)
         except Refused as refusal:
             self._set_aside(offers, refusal)
             return None
@@ -327,6 +335,7 @@ class Lane:
         base: int,
         previous: int,
         *,
+        epoch: int,
         clock: Sequence[Dot],
         level: AckLevel,
     ) -> Batch:
@@ -337,7 +346,7 @@ class Lane:
                 origin=self.origin,
                 base=base,
                 previous=previous,
-                epoch=self.epoch,
+                epoch=epoch,
                 ack_level=level,
                 priority=self.priority,
             )
@@ -349,7 +358,7 @@ class Lane:
                 kind=columns.kind,
                 origin=self.origin,
                 base=base,
-                epoch=self.epoch,
+                epoch=epoch,
                 clock=clock,
                 ack_level=level,
                 priority=self.priority,
@@ -361,7 +370,7 @@ class Lane:
                 else offers[0].deltas,
                 origin=self.origin,
                 base=base,
-                epoch=self.epoch,
+                epoch=epoch,
                 ack_level=level,
                 priority=self.priority,
             )
@@ -370,7 +379,7 @@ class Lane:
             deltas,
             origin=self.origin,
             base=base,
-            epoch=self.epoch,
+            epoch=epoch,
             clock=clock,
             previous=previous if leaps else 0,
             counters=range(base, base + len(deltas)) if leaps else None,

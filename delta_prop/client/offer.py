@@ -179,7 +179,7 @@ class Offer:
 
 
 class Joined:
-    """Two parts of an offer whose ids were found partly known: the outcomes of both are told as one."""
+    """Two parts of an offer of which the service has one: the outcomes of both are told as one."""
 
     def __init__(self, whole: Offer, rows: Sequence[int], others: Sequence[int]) -> None:
         self._whole = whole
@@ -207,7 +207,7 @@ class Joined:
             for rows, told in zip(self._rows, (first, second), strict=True)
             for row, at in told.duplicates.items()
         }
-        fresh = first if second.duplicate else second
+        fresh = second if first.duplicate else first
         return Published(
             fresh.offset, fresh.dot, self._whole.count, fresh.level, dict(sorted(duplicates.items()))
         )

@@ -517,20 +517,14 @@ class Outgoing:
             self._withdraw(frame)
 
     def _answered(self, frame: OpenFrame, refusal: Refused) -> None:
-        """Tell what became of dots that were dealt with before: a service refuses a question about them with
-        what it knows.
-        """
+        """Tell what became of dots that were dealt with before."""
         frame.lane.done(frame)
         frame.told.clear()
-        offset, code = refusal.details.get("offset"), refusal.details.get("code")
         if frame.question and refusal.code is ErrorCode.DOT_REUSED:
-            if code in set(ErrorCode):
-                refusal = former(ErrorCode(code))
-            elif isinstance(offset, int):
-                frame.told.append((0, 0, offset, True))
-        asks = refusal.code in (ErrorCode.DOT_REUSED, ErrorCode.OUTCOME_UNKNOWN)
+            refusal = former(refusal)
         for row, offer in frame.offers:
-            self._settle(offer, outcome_of(frame, row, offer) if asks else refusal)
+            unknown = refusal.code is ErrorCode.OUTCOME_UNKNOWN
+            self._settle(offer, outcome_of(frame, row, offer) if unknown else refusal)
 
     def _cut(self, frame: OpenFrame, refusal: Refused) -> Sequence[OpenFrame]:
         """Cut a batch at the watermark that the refusal names: the service has the rows before, and tells
@@ -545,6 +539,8 @@ class Outgoing:
                 self._halve(frame, offer, rows - row)
                 break
         parts = frame.cut(rows)
+        if parts[0].batch.last <= frame.lane.known:
+            parts[0].ask()
         frame.lane.exchange(frame, parts)
         return parts
 

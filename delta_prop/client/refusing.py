@@ -50,10 +50,19 @@ def left_over(name: str, count: int) -> Refused:
     )
 
 
-def former(code: ErrorCode) -> Refused:
-    """What became of a number in a former life of the producer."""
-    what = "left out" if code is ErrorCode.DOT_REUSED else "refused for good"
-    return Refused(code, f"this number was {what} when the producer sent before: take another one")
+def former(refusal: Refused) -> Refused:
+    """A number of a former life of the producer stands for something else. `refusal`: of the service."""
+    code = refusal.details.get("code")
+    if code in set(ErrorCode) and code != ErrorCode.DOT_REUSED:
+        known = ErrorCode(code)
+        told = "this number was refused for good when the producer sent before: take another one"
+        return Refused(known, told)
+    what = "left out" if code == ErrorCode.DOT_REUSED else "used for another delta"
+    return Refused(
+        ErrorCode.DOT_REUSED,
+        f"this number was {what} when the producer sent before: take another one",
+        details=refusal.details,
+    )
 
 
 def of_row(refusal: Refused, row: int | None) -> Refused:
