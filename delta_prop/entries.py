@@ -12,7 +12,10 @@ from delta_prop.ingest.work import Sequenced
 from delta_prop.order.orderer import Entry
 from delta_prop.published import State
 from delta_prop.refusals import withdrawn
+from delta_prop_wire.delta import Priority, origin_lane
+from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import InvalidDelta
+from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.validate import validate_batch
 
 if TYPE_CHECKING:
@@ -86,3 +89,17 @@ def fault_of(batch: Batch) -> Refused | None:
     except InvalidDelta as refusal:
         return refusal
     return None
+
+
+def filler(origin: int, epoch: int, have: int, to: int) -> Batch:
+    """A control row that fills an origin's counters above `have` up to `to`, as if they were left out."""
+    return encode_void(
+        origin=origin,
+        base=to,
+        count=1,
+        code=ErrorCode.DOT_REUSED,
+        epoch=epoch,
+        previous=have,
+        counters=[to],
+        priority=Priority(origin_lane(origin)),
+    )

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from delta_prop.append import Appender
-from delta_prop.entries import entry_of, fault_of, make_void, named_in, pass_on
+from delta_prop.entries import entry_of, fault_of, filler, make_void, named_in, pass_on
 from delta_prop.forwarded import check_numbers, covered, cut_at
 from delta_prop.gate import OpenGate
 from delta_prop.ingest.lanes import Item, Lanes
@@ -21,6 +21,7 @@ from delta_prop.order.orderer import Entry, Orderer, Refusal, Verdict
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.refusals import (
     REPEATS_MAX,
+    closing,
     cut_otherwise,
     dot_reused,
     fenced,
@@ -36,8 +37,7 @@ from delta_prop.refusals import (
 from delta_prop.repeats import answer_repeat, outcome_of
 from delta_prop.settling import Settling
 from delta_prop.standing import Standing
-from delta_prop_wire.delta import Dot, Priority, make_origin, origin_lane
-from delta_prop_wire.encode import encode_void
+from delta_prop_wire.delta import Dot, Priority, make_origin
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.mixed import is_simple
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
@@ -56,8 +56,6 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import OriginClaim
 
 Work: TypeAlias = Sequenced | Draft | MatrixDraft
-_LOOK_ROWS, _LOOK_BYTES = 1_000, 1 << 20
-"""How much of the log is read at a time."""
 
 
 class Chain:
@@ -137,18 +135,6 @@ class Chain:
         """The counter up to which an origin's deltas are dealt with. Raises Refused (LOG_FAILED)."""
         self.check_running()
         return self.orderer.have.get(origin, 0)
-
-    def kept_watermark(self, origin: int) -> int:
-        """The same, as far as it is kept at the log's level. Raises Refused (LOG_FAILED)."""
-        watermark, log = self.watermark(origin), self.log
-        at = log.reached(log.level)
-        while batches := log.read_appended(at, rows_max=_LOOK_ROWS, bytes_max=_LOOK_BYTES):
-            for logged in batches:
-                batch = logged.batch
-                if batch.origin == origin:
-                    return batch.previous if batch.leaps else batch.base - 1
-            at = batches[-1].next_offset
-        return watermark
 
     def hello(self, producer_id: int, owner: str, now: float) -> list[Grant]:
         """Open a producer: one grant a lane. Its former holder is fenced. Raises Refused."""
@@ -357,16 +343,7 @@ class Chain:
         have, state = self.orderer.have.get(origin, 0), self.origins.get(origin)
         if have >= to or state is None or state.owner != owner:
             return
-        gap = encode_void(
-            origin=origin,
-            base=to,
-            count=1,
-            code=ErrorCode.DOT_REUSED,  # as for counters that a producer left out
-            epoch=state.epoch,
-            previous=have,
-            counters=[to],
-            priority=Priority(origin_lane(origin)),
-        )
+        gap = filler(origin, state.epoch, have, to)
         logged = self.appender.filled(gap, self._now)
         self.orderer.delivered(origin, to)
         self.settling.placed(logged)
@@ -374,12 +351,7 @@ class Chain:
 
     def close(self, now: float) -> None:
         """Refuse what is queued or pending: the service ends."""
-        refusal = Refused(
-            ErrorCode.SHUTTING_DOWN,
-            "the service is closing: send it again to its successor",
-            retry_after_ms=1000,
-        )
-        self._refuse_waiting(refusal, now)
+        self._refuse_waiting(closing(), now)
 
     def _refuse_waiting(self, refusal: Refused, now: float) -> None:
         while (item := self.lanes.next(now)) is not None:

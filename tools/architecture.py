@@ -68,6 +68,8 @@ PURE = (
     "delta_prop/order/*",
     "delta_prop/published.py",
     "delta_prop/recorded_traffic.py",
+    "delta_prop/refusals.py",
+    "delta_prop/repeats.py",
     "delta_prop/route/table.py",
     "delta_prop/server/wanted.py",
     "delta_prop/spark/option_values.py",
