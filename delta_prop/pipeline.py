@@ -7,7 +7,6 @@ In front stands one queue, empty while the log keeps up. Nothing here awaits; `n
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from delta_prop.append import Appender
@@ -31,10 +30,10 @@ from delta_prop.refusals import (
     said_hello_again,
     stopped_for_good,
     too_many_repeats,
-    with_dot,
     withdrawn,
 )
 from delta_prop.repeats import answer_repeat, outcome_of
+from delta_prop.reporting import Reporter
 from delta_prop.settling import Settling
 from delta_prop.standing import Standing
 from delta_prop_wire.delta import Dot, Priority, make_origin
@@ -95,12 +94,12 @@ class Chain:
             wall_us=wall_us,
             load_head=load_head,
         )
-        self.refused = 0
         self.stopped: Refused | None = None
         """Why nothing is taken at present: the log has failed, and this state may be ahead of it."""
         self.rebuilt = 0
         """How often the state was read back from a log that had failed."""
         self.settling = Settling(log, route, on_placed or (lambda: None))
+        self._reporter = Reporter(self.settling)
         self._gate: Gate = gate or OpenGate()
         self._on_queued = on_queued
         self._running = False
@@ -119,6 +118,11 @@ class Chain:
             self.orderer.delivered(batch.origin, batch.last, batch.ids or ())
 
     # --- what callers do
+
+    @property
+    def refused(self) -> int:
+        """How many refusals were reported."""
+        return self._reporter.refused
 
     def check_running(self) -> None:
         """Raise Refused (LOG_FAILED) while the log has failed: this state counts what may not be kept."""
@@ -228,7 +232,7 @@ class Chain:
         except Refused as refusal:
             if draft.alone:
                 self._gate.note(draft.count, draft.size, self._now)
-                self._refuse_to(draft.receipt, refusal)
+                self._reporter.refuse(draft.receipt, refusal)
             return draft.alone
         if logged is None:
             return False
@@ -270,14 +274,10 @@ class Chain:
         return len(placed)
 
     def _note_run(self, placed: Sequence[LoggedBatch], receipt: Receipt) -> None:
-        first, last = placed[0], placed[-1]
-        batch, end = first.batch, last.next_offset
-        self.orderer.delivered(batch.origin, last.batch.base + last.batch.count - 1)
+        batch, last = placed[0].batch, placed[-1].batch
+        self.orderer.delivered(batch.origin, last.base + last.count - 1)
         self.settling.placed_run(placed)
-        level = self.appender.kept_as(batch.ack_level)
-        outcome = Published(first.offset, Dot(batch.origin, batch.base), end - first.offset, level, {})
-        if self.settling.when_kept(end, batch.ack_level, partial(self._told, receipt, outcome), receipt):
-            receipt.placed(outcome)
+        self._reporter.report_run(placed, receipt, self.appender.kept_as(batch.ack_level))
         if self.orderer.any_ready:
             self._append_released()
 
@@ -417,7 +417,7 @@ class Chain:
         try:
             self._admit(work)
             if batch.last <= have:
-                self._tell(work, self._level(work), self._repeat(work))
+                self._reporter.report(work.receipt, self._level(work), self._repeat(work))
                 return
             if not forwards and (batch.base <= have or (batch.leaps and batch.previous < have)):
                 raise overlap(batch, have)
@@ -575,7 +575,7 @@ class Chain:
             return
         self.orderer.delivered(entry.origin, entry.last, work.batch.ids or ())
         self.settling.placed(logged)
-        self._tell(work, self._level(work), outcome, logged.next_offset)
+        self._reporter.report(work.receipt, self._level(work), outcome, logged.next_offset)
 
     def _append_draft(self, draft: Draft | MatrixDraft, entry: Entry | None) -> None:
         origin = self._own_origins[draft.priority]
@@ -595,7 +595,7 @@ class Chain:
         if logged is not None:
             self.orderer.delivered(origin, logged.batch.last, logged.batch.ids or ())
             self.settling.placed(logged)
-        self._tell(draft, draft.ack_level, published)
+        self._reporter.report(draft.receipt, draft.ack_level, published)
         if entry is not None:
             self._leave(entry)
         elif logged is not None:
@@ -613,34 +613,8 @@ class Chain:
         """How well a batch has to be kept before its sender is told; a forwarder sends it only once."""
         return self.log.level if work.forwards else work.batch.ack_level
 
-    def _tell(
-        self, work: Work, level: AckLevel, outcome: Published | Refused, next_offset: int | None = None
-    ) -> None:
-        """Tell an outcome that the log holds, once it is kept as asked; a repeat waits for its first copy."""
-        if isinstance(outcome, Published) and (next_offset is None or outcome.duplicates):
-            next_offset = outcome.next_offset
-        assert next_offset is not None
-        receipt = work.receipt
-        if self.settling.when_kept(next_offset, level, partial(self._told, receipt, outcome), receipt):
-            receipt.placed(outcome if isinstance(outcome, Published) else None)
-
-    def _told(self, receipt: Receipt, outcome: Published | Refused, failure: Refused | None) -> None:
-        if failure is not None and failure.retryable:
-            self._refuse_to(receipt, failure)
-        elif isinstance(outcome, Refused):
-            self._refuse_to(receipt, outcome)
-        elif failure is not None:
-            self._refuse_to(receipt, with_dot(failure, outcome.dot))
-        elif not receipt.done:
-            receipt.acknowledge(outcome)
-
     def _refuse(self, work: Work, refusal: Refused) -> None:
-        self._refuse_to(work.receipt, refusal)
-
-    def _refuse_to(self, receipt: Receipt, refusal: Refused) -> None:
-        self.refused += 1
-        if not receipt.done:
-            receipt.refuse(refusal)
+        self._reporter.refuse(work.receipt, refusal)
 
     def _refuse_all(self, refusals: Iterable[Refusal]) -> None:
         for entry, refusal in refusals:

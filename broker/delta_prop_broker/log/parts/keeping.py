@@ -141,8 +141,11 @@ class Keeping(LogState):
         needed = kept + self._unwritten_bytes + size
         if self._free.bytes >= needed and not self.reserve.missing:
             return None
-        if self._free.ask() >= needed:  # while it is short, so that it goes on by itself
-            return None
+        try:
+            if self._free.ask() >= needed:  # while it is short, so that it goes on by itself
+                return None
+        except OSError as error:
+            return refusals.disk_unasked(error)
         return refusals.disk_full(self._free.bytes, kept)
 
     def _no_room(self, size: int) -> Refused | None:
