@@ -185,8 +185,8 @@ def test_a_watermark_counts_only_what_is_kept() -> None:
 
 def test_a_disk_that_does_not_tell_its_room_refuses_and_is_asked_again() -> None:
     async def main() -> None:
-        disk = SimDisk(1)
-        async with service(disk, log=replace(ANY, reserve_bytes=1000, free_bytes_min=1 << 40)) as p:
+        disk = SimDisk(1, capacity_bytes=50_000)
+        async with service(disk, log=replace(ANY, free_bytes_min=100_000)) as p:
             disk.fail(lambda call: call.name == "free_bytes", times=None)
             with pytest.raises(Refused, match="does not tell how many bytes") as caught:
                 await p.publish(made("a"), timeout_s=2)
