@@ -41,6 +41,8 @@ BUSY_S, LATE_S = 1.2, 5.0
 ANSWER_S_MAX = 200.0
 END_S_MAX = 60.0
 SKIPPED = 77
+TOLD_MAX = 30
+"""How many violations are told in words; all are counted."""
 SERVED, EMBEDDED = "server", "embedded"
 _METRIC = "delta_prop_log_failed "
 
@@ -302,7 +304,7 @@ def report(title: str, totals: dict[str, Totals], left_out: list[str], path: Pat
     for what in left_out:
         print(f"not run: {what}")
     for one in columns.values():
-        print("".join(f"{text}\n" for text in one.verdict.told), end="")
+        print("".join(f"{text}\n" for text in one.verdict.told[:TOLD_MAX]), end="")
     # Where nothing failed, or nothing was promised, nothing could be broken.
     vacuous = [
         name
