@@ -116,6 +116,7 @@ class Fault:
         self._point = point
         self._disk = disk
         self._left = 2 if point.kind == "short" else point.times
+        self._always = self._left == 0
         self._ends_s = 0.0
         self._there = set(disk.paths())
         self._flipped: tuple[str, int, int] | None = None
@@ -127,8 +128,8 @@ class Fault:
         if point.kind == "full":
             disk.fail(self._fills, times=None)
         elif point.kind == "short":
-            disk.shorten(lambda call: self._left == 2 and self._strikes(call))
-            disk.fail(lambda call: self._left == 1 and self._strikes(call), errno.ENOSPC)
+            disk.shorten(lambda call: self.struck is None and self._strikes(call))
+            disk.fail(lambda call: self._is_next(call) and self._strikes(call), errno.ENOSPC)
         else:
             disk.fail(self._strikes, errno.EIO, times=None)
 
@@ -154,10 +155,13 @@ class Fault:
             return False  # it makes no file
         if self.struck is None:
             self._begin(call)
-        if point.times == 0 and point.kind != "short":
+        if self._always:
             return anyio.current_time() < self._ends_s
         self._left -= 1
         return self._left >= 0
+
+    def _is_next(self, call: Call) -> bool:
+        return self.struck is not None and call.number > self.struck.number
 
     def _begin(self, call: Call) -> None:
         point, disk = self._point, self._disk
