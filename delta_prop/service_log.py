@@ -18,6 +18,7 @@ from delta_prop.committing import Committer
 from delta_prop.compacting import compact
 from delta_prop.compressing import compress_sealed
 from delta_prop.cursors import read_cursors, write_cursors
+from delta_prop.log_times import LogTimes
 from delta_prop.reopening import Reopening
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.memory import MemoryLog
@@ -63,6 +64,7 @@ class ServiceLog:
         self.reopening: Reopening | None = None
         self.checkpointer: Checkpointer | None = None
         self.cursors: dict[str, KeptCursor] = {}
+        self._times = LogTimes(log) if isinstance(log, DurableLog) else None
         self._threads = threads
         self._cursors_file = anyio.Lock()
 
@@ -81,9 +83,7 @@ class ServiceLog:
         """
         disk, threads = world.open_disk(path), world.new_threads()
         log, recovery = await threads.run(
-            lambda: DurableLog.open(
-                disk, settings=settings, draw=world.randomness.bytes, wall_us=world.clock.wall_us
-            )
+            lambda: DurableLog.open(disk, settings=settings, draw=world.randomness.bytes, clock=world.clock)
         )
         opened = cls(log, threads, disk, recovery)
         try:
@@ -167,21 +167,21 @@ class ServiceLog:
                 await self.committer.run(own)
 
     async def keep_house(self, cursors: Callable[[], Mapping[str, KeptCursor]], world: World) -> None:
-        """Once a second, until cancelled: let go of what is too old, write down how far sinks are.
+        """Once a second, until cancelled: let go of what is too old, write down how far sinks and time are.
 
         Where the disk fails that is told, and tried again: the cursors there lag, and deltas come again.
         """
-        threads, clock = world.new_threads(), world.clock
-        began_us = clock.wall_us() - round(clock.now() * 1_000_000)  # a clock that is set moves no age
+        threads = world.new_threads()
         while self.disk is not None:
             await anyio.sleep(KEEP_HOUSE_S)
             if isinstance(self.log, DurableLog):
-                now_us = began_us + round(clock.now() * 1_000_000)
-                if self.log.roll(now_us) or self.log.retain(now_us):
+                if self.log.roll() or self.log.retain():
                     assert self.committer is not None
                     self.committer.ring()
                 if self.log.failure is None and self.log.reserve.missing:
                     await threads.run(partial(_take_reserve, self.log))
+                if self._times is not None:
+                    await self._times.keep(threads)
             try:
                 await self.write_cursors(cursors, threads)
             except OSError as error:
@@ -260,6 +260,8 @@ class ServiceLog:
             with anyio.CancelScope(shield=True):
                 if self.checkpointer is not None and self.log.synced == self.log.next_offset:
                     await self.checkpointer.write()
+                if self.log.failure is None:
+                    self.log.clock.read()
                 await self._threads.run(self.log.close)
 
 

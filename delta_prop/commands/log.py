@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
 from delta_prop.commands.opened import open_disk, open_log, snapshot_told
-from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at, shown_time
+from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at
+from delta_prop.dates import shown_time
 from delta_prop_broker.log.beside.inspect import (
     inspect,
     inspect_checkpoints,
