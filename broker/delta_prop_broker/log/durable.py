@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.damage import LogBusy, LogDamaged
 from delta_prop_broker.log.files import ahead
+from delta_prop_broker.log.files.identity import write_identity
 from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY, LOCK_PATH
 from delta_prop_broker.log.files.reserve import Reserve, tells_full_disk
 from delta_prop_broker.log.files.times import read_times
@@ -105,6 +106,14 @@ class DurableLog(Appending, Committing, Reading):
         self._take_over(recovered, times)
         self._free.forget()
         self._reopened += 1
+
+    def raise_openings(self, openings: int) -> None:
+        """Count openings up to this number, on stable storage when it returns. For a thread, while the log
+        works. Raises OSError.
+        """
+        identity = self._identity.opened_so_often(openings)
+        write_identity(self._disk, DIRECTORY, f"{DIRECTORY}/{IDENTITY}", identity)
+        self._identity = identity
 
     def close(self) -> None:
         """Commit what is left, mark the end, let go of the directory; a commit under way must have ended.
