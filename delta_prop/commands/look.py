@@ -58,7 +58,7 @@ def status(data: str, *, as_json: bool) -> int:
         counts = quarantined(disk, log.log_id, log.epoch_end)
         told["quarantined"] = {name: len(held) for name, held in counts.items() if len(held)}
         told["jobs"] = JobFiles(disk).count()
-        jump = read_times(disk, DIRECTORY).jump
+        jump = read_times(disk, DIRECTORY, report.notes).jump
         told["clock_jump"] = jump and {name[:-3]: shown_time(us) for name, us in jump._asdict().items()}
     if as_json:
         edge.put(json.dumps(told))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from itertools import pairwise
 
@@ -105,12 +106,20 @@ def test_start_far_from_the_last_log_time_is_a_jump(stopped_us: int, found: int)
 def test_times_that_are_missing_or_damaged_are_those_of_a_new_log() -> None:
     disk = SimDisk()
     disk.make_directory(DIRECTORY)
-    assert read_times(disk, DIRECTORY) == Times()
+    notes: list[str] = []
+    assert read_times(disk, DIRECTORY, notes) == Times()
     times = Times(5, 7, ClockJump(1, 2), {0: 3, 40: 4}, (60, 4))
     write_times(disk, DIRECTORY, times)
-    assert read_times(disk, DIRECTORY) == times
+    assert read_times(disk, DIRECTORY, notes) == times
+    assert notes == []
     disk.flip(f"{DIRECTORY}/{TIME}", 20, 1)
-    assert read_times(disk, DIRECTORY) == Times()
+    assert read_times(disk, DIRECTORY, notes) == Times()
+    disk.fail(lambda call: call.path.endswith(TIME), errno.EIO)
+    assert read_times(disk, DIRECTORY, notes) == Times()
+    assert [word for note in notes for word in ("is damaged", "cannot be read") if word in note] == [
+        "is damaged",
+        "cannot be read",
+    ]
 
 
 class Life:

@@ -66,7 +66,7 @@ class DurableLog(Appending, Committing, Reading):
         try:
             with tells_full_disk(disk):
                 recovered = recovering() if read_only else reserve.use(recovering)
-            times = read_times(disk, DIRECTORY)
+            times = read_times(disk, DIRECTORY, recovered.report.notes)
             log = cls(
                 disk, recovered, settings=settings, draw=draw, clock=clock, times=times, lock=lock,
                 reserve=reserve,

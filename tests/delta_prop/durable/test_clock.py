@@ -108,7 +108,7 @@ def test_jump_is_logged_counted_and_kept_for_status(by: float, caplog: pytest.Lo
             await anyio.sleep(3)
             assert told(p).clock_jumps == 1, "the last stamp is far from the clock, wherever it is"
 
-        times = read_times(disk, DIRECTORY)
+        times = read_times(disk, DIRECTORY, [])
         assert times.jump is not None
         assert times.jump.found_us - times.jump.expected_us == pytest.approx(by * 1e6, abs=5e6)
 
@@ -166,7 +166,7 @@ def test_status_tells_the_last_jump(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert command("status", "--json").lines[0]["clock_jump"] is None
     disk = LocalDisk(command.data)
     jump = ClockJump(EPOCH_US, EPOCH_US + 20 * 86_400_000_000)
-    write_times(disk, DIRECTORY, replace(read_times(disk, DIRECTORY), jump=jump))
+    write_times(disk, DIRECTORY, replace(read_times(disk, DIRECTORY, []), jump=jump))
     told = command("status", "--json").lines[0]["clock_jump"]
     assert told == {"expected": "2020-09-13T12:26:40.000Z", "found": "2020-10-03T12:26:40.000Z"}
     assert "expected 2020-09-13T12:26:40.000Z, found 2020-10-03T12:26:40.000Z" in command("status").out

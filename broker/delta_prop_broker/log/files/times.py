@@ -38,11 +38,19 @@ class Times:
     growing: tuple[int, int] | None = None
 
 
-def read_times(disk: Disk, directory: str) -> Times:
-    """Read the file; a new log's times where it is missing or damaged. Raises OSError."""
-    raw = read_small(disk, f"{directory}/{TIME}", bytes_max=_BYTES_MAX) or b""
+def read_times(disk: Disk, directory: str, notes: list[str]) -> Times:
+    """Read the file; a new log's times where it is missing, or cannot be used, which is added to `notes`."""
+    path = f"{directory}/{TIME}"
+    try:
+        raw = read_small(disk, path, bytes_max=_BYTES_MAX)
+    except OSError as error:
+        notes.append(f"{path} cannot be read ({error}) and is not used: all that the log holds counts as new")
+        return Times()
+    if raw is None:
+        return Times()
     checksum, _, body = raw.partition(b"\n")
     if checksum != b"%08x" % crc32c(body):
+        notes.append(f"{path} is damaged and not used: all that the log holds counts as new")
         return Times()
     told = json.loads(body)
     return Times(
