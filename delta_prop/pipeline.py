@@ -436,9 +436,8 @@ class Chain:
         if work.forwards:
             if self.origins.get(batch.origin) is None:
                 self.origins.check_room([batch.origin], work.session.owner, bounded=False)
-                have = self.orderer.have.get(batch.origin, 0)
-                state = self.origins.hello(batch.origin, work.session.owner, self._now, have)
-                state.epoch = max(state.epoch, batch.epoch)
+                have, owner = self.orderer.have.get(batch.origin, 0), work.session.owner
+                self.origins.note_forwarded(batch.origin, owner, batch.epoch, self._now, have)
             return
         repeat = batch.last <= self.orderer.have.get(batch.origin, 0)
         self.origins.require(batch, work.session.owner, repeat=repeat)

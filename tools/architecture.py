@@ -64,6 +64,7 @@ PURE = (
     "delta_prop/client/spreading.py",
     "delta_prop/client/wanted_range.py",
     "delta_prop/commands/places.py",
+    "delta_prop/dates.py",
     "delta_prop/ingest/*",
     "delta_prop/order/*",
     "delta_prop/published.py",

@@ -330,7 +330,7 @@ class Intake:
         if refusal.code is ErrorCode.UNAUTHORIZED and not isinstance(refusal, Unauthorized):
             refusal = Unauthorized(refusal.message)  # the same words whatever the cause
         self.unauthorized = self.unauthorized or isinstance(refusal, Unauthorized)
-        self._nacks.append(Nack.of(entry.first, refusal))
+        self._nacks.append(Nack.of_frame(entry.first, refusal))
         self._counters.nack(refusal.code)
         if not isinstance(refusal, Remembered):
             self._audit(refusal)
