@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _IDLE = FeedState.IDLE
 READ_BYTES_MAX = 4 * 1024 * 1024
+READ_ROWS_MAX = 1_000
+"""So many rows are read of the log at once: single deltas from the disk take some 20 ms."""
 
 logger = logging.getLogger("delta_prop")
 
@@ -359,7 +361,7 @@ class Feed(Calling):
                 await self._ring(None)
             else:
                 # No await between taking and the state that shows it: nobody may see an idle feed.
-                await self._deliver(self._pull() if self._behind else self._take())
+                await self._deliver(await self._pull() if self._behind else self._take())
                 busy = True
 
     # --- taking
@@ -367,22 +369,35 @@ class Feed(Calling):
     def _take(self) -> list[Delivery]:
         return self._mailbox.take(self.limits.merge_deltas_max)
 
-    def _pull(self) -> list[Delivery]:
-        """Read on from the log; once its end is reached, batches are pushed again."""
+    async def _pull(self) -> list[Delivery]:
+        """Read on from the log; once its end is reached, batches are pushed again.
+
+        What takes much at once is read in pieces, between which others run: a feed that is behind is not
+        idle.
+        """
         if self._mailbox:
             return self._take()
         self._end = max(self._end, self._applied)
-        try:
-            read = self._log.read(self._end, rows_max=self.limits.merge_deltas_max, bytes_max=READ_BYTES_MAX)
-        except Refused as refusal:
-            if refusal.code is ErrorCode.CURSOR_TOO_OLD:
-                self._lose(refusal)
-            else:
-                self.stop(refusal)
-            return []
-        found = list(deliveries_of(read, self, self._table, self._end))
-        if read:
-            self._end = read[-1].next_offset
+        found: list[Delivery] = []
+        rows, size = self.limits.merge_deltas_max, READ_BYTES_MAX
+        while True:
+            try:
+                read = self._log.read(self._end, rows_max=min(rows, READ_ROWS_MAX), bytes_max=size)
+            except Refused as refusal:
+                if refusal.code is ErrorCode.CURSOR_TOO_OLD:
+                    self._lose(refusal)
+                else:
+                    self.stop(refusal)
+                return []
+            found += deliveries_of(read, self, self._table, self._end)
+            end = self._end = read[-1].next_offset if read else self._end
+            rows -= sum(logged.count for logged in read)
+            size -= sum(logged.batch.size for logged in read)
+            if end >= self._log.visible or rows <= 0 or size <= 0:
+                break
+            await anyio.lowlevel.checkpoint()
+            if self._end != end:  # the log was recovered, and holds less
+                return []
         # No await between this comparison and the flag: what is appended next is offered.
         self._behind = self._end < self._log.visible
         if self.rebuilder is not None and not self._behind:
