@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import anyio
 import anyio.lowlevel
 
-from delta_prop.attached import Attached, Start, vector_history
+from delta_prop.attached import Attached, Start, history_of
 from delta_prop.pacing import Pacing
 from delta_prop.quarantines import Quarantines
 from delta_prop.route.feed import Feed
@@ -372,8 +372,9 @@ class Attachments:
     def load_head(self, namespace: str, vector_id: str) -> Dot | None:
         """The last dot of a vector that the table of heads does not hold: from the log, else from a sink."""
         found: Dot | None = None
-        for logged, row in vector_history(self._log, namespace, vector_id):
-            found = logged.batch.dot(row)
+        for place in history_of(self._log, [(namespace, vector_id)]):
+            if place is not None:
+                found = place[0].batch.dot(place[1])
         for attached in self.attached.values():
             if attached.require_feed().rebuilding:
                 continue  # what it holds is void

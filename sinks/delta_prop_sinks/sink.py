@@ -57,7 +57,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     import numpy as np
@@ -182,10 +182,12 @@ class SinkContext(Protocol):
         """
         ...
 
-    def history(self, namespace: str, vector_id: str) -> Iterable[tuple[LoggedBatch, int]]:
-        """One vector's deltas that the log still holds, in log order, as (batch, row).
+    def history(self, vectors: Collection[tuple[str, str]]) -> AsyncIterator[tuple[LoggedBatch, int]]:
+        """The deltas that the log still holds of vectors (namespace, id), in log order, as (batch, row).
 
-        Where the log starts later than at 0, a state row comes first (`batch.is_state`): what came before.
+        The log is read once for all of them, in pieces, between which the event loop goes on. Where it starts
+        later than at 0, each vector's state comes first (`batch.is_state`): what came before. Raises TryAgain
+        where the log lets go of what is being read.
         """
         ...
 

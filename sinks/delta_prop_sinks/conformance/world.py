@@ -21,7 +21,7 @@ from delta_prop_wire.encode import encode_batch, encode_void
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from delta_prop_wire.algebra import Key
     from delta_prop_wire.batch import Batch
@@ -172,12 +172,17 @@ class FalseLog:
         self._looked_at = len(self.batches)
         return self._dimensions.get(namespace)
 
-    def history(self, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
-        """One vector's deltas, in log order."""
+    async def history(self, vectors: Collection[Ref]) -> AsyncIterator[tuple[LoggedBatch, int]]:
+        """Some vectors' deltas, in log order; that takes a turn of the event loop."""
+        await anyio.lowlevel.checkpoint()
+        for place in self._rows_of(vectors):
+            yield place
+
+    def _rows_of(self, vectors: Collection[Ref]) -> Iterator[tuple[LoggedBatch, int]]:
         for logged in self.batches:
-            if not logged.batch.is_control:
-                for row, key in enumerate(logged.batch.keys):
-                    if key == vector_id and logged.batch.namespaces[row] == namespace:
+            if not logged.batch.is_control and not self.refs(logged).keys().isdisjoint(vectors):
+                for row, ref in enumerate(zip(logged.batch.namespaces, logged.batch.keys, strict=True)):
+                    if ref in vectors:
                         yield logged, row
 
     # --- writing
@@ -276,7 +281,7 @@ class FalseLog:
 
     def later_rows_of(self, ref: Ref, start: int) -> list[int]:
         """The offsets of a vector's rows from `start` on."""
-        return [logged.offset + row for logged, row in self.history(*ref) if logged.offset + row >= start]
+        return [logged.offset + row for logged, row in self._rows_of([ref]) if logged.offset + row >= start]
 
 
 class Shadow:
