@@ -220,10 +220,9 @@ class Chain:
             return
         effective = [one for one in twins if not one.without_effect]
         entry.without_effect = all(one.key < entry.key for one in effective)
-        if not entry.without_effect:
+        if not entry.without_effect:  # it sorts before them, so they are folded again too
             for one in effective:
                 one.without_effect = True
-                self._change_from(bisect_left(self.entries, one.key, key=_entry_key))
 
     # --- marks
 

@@ -309,9 +309,10 @@ class Resident:
 
     def _end_apply(self, context: SinkContext) -> None:
         """Let go of what was gathered and not folded, let the next call in, and tell who waits for deltas."""
-        if self.chains.active:
+        if self._gathered or self._unnoted:
             self._refolding.clear()
             self._unnoted.clear()
+        if self.chains.active:
             self.chains.expire(context.clock.now())
         if self._under_way is not None:
             self._under_way.set()
