@@ -373,7 +373,8 @@ def test_what_stands_before_a_rejected_row_is_applied_though_it_comes_late() -> 
     assert resident.next_offset == 2, "the call is not done"
 
 
-def test_what_a_cancelled_call_had_begun_is_in_no_later_fold() -> None:
+@pytest.mark.parametrize("wait", range(1, 5))
+def test_what_a_cancelled_call_had_begun_is_in_no_later_fold(wait: int) -> None:
     log = FakeLog()
     resident = entered(log)
     applied(resident, [own(log, Delta("a", create([1]))), own(log, Delta("a", scale(2)))], log)
@@ -381,12 +382,12 @@ def test_what_a_cancelled_call_had_begun_is_in_no_later_fold() -> None:
     log.clock.step = 0.005
 
     async def main() -> None:
-        done = await cancelled_at(1, lambda: resident.apply([lost], log))
-        assert not done.returned
+        done = await cancelled_at(wait, lambda: resident.apply([lost], log))
+        if not done.returned:
+            log.batches.remove(lost.logged)  # it never comes again: its sink was told to go on elsewhere
 
     run_virtual(main)
     log.clock.step = 0.0
-    log.batches.remove(lost.logged)  # it never comes: its sink was told to go on elsewhere
     for _ in range(2 * MARK_ENTRIES):
         applied(resident, [own(log, Delta("a", sparse_add([0], [1])))], log)
     applied(resident, [late(log, 1, Delta("a", offset(3)))], log)
@@ -466,7 +467,7 @@ def test_rows_beneath_a_state_count_in_every_mark_of_its_chain() -> None:
     calls = [[late(log, 40, Delta("a", offset(1)))]]
     calls += [[own(log, Delta("a", sparse_add([0], [1])))] for _ in range(3 * MARK_ENTRIES)]
     calls += [[late(log, 41, Delta("a", offset(1)))], [late(log, 0, Delta("a", scale(5)))]]
-    calls += [[late(log, 60, Delta("a", scale(5)))], [late(log, 42, Delta("a", scale(-1)))]]
+    calls += [[late(log, 90, Delta("a", scale(5)))], [late(log, 42, Delta("a", scale(-1)))]]
     for call in calls:
         applied(resident, call, log)
         check(resident, above_state(base, log.batches[1 : last_place(log, call)]))
