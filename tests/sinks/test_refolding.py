@@ -464,14 +464,14 @@ def test_rows_beneath_a_state_count_in_every_mark_of_its_chain() -> None:
     states_of_log(log, 1)
     begin_with(resident, log, 1)
     log.lamport = 50
-    calls = [[late(log, 40, Delta("a", offset(1)))]]
+    calls = [[late(log, 40, Delta("a", offset(1)))], [late(log, 0, Delta("a", scale(7)))]]
     calls += [[own(log, Delta("a", sparse_add([0], [1])))] for _ in range(3 * MARK_ENTRIES)]
     calls += [[late(log, 41, Delta("a", offset(1)))], [late(log, 0, Delta("a", scale(5)))]]
     calls += [[late(log, 90, Delta("a", scale(5)))], [late(log, 42, Delta("a", scale(-1)))]]
     for call in calls:
         applied(resident, call, log)
         check(resident, above_state(base, log.batches[1 : last_place(log, call)]))
-    assert resident.statistics().beneath_snapshot == 1
+    assert resident.statistics().beneath_snapshot == 2
     assert resident.statistics().log_passes == 1
 
 
