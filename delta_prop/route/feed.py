@@ -22,7 +22,7 @@ from delta_prop.route.late import Replayed, answer_request, means, rows_of
 from delta_prop.route.quarantine import Quarantine
 from delta_prop.route.reading import deliveries_of
 from delta_prop.route.status import ENDED, WORSE, FeedLimits, FeedState, FeedStatistics
-from delta_prop_sinks.sink import Delivery, RejectDelta, StopSink, TryAgain
+from delta_prop_sinks.sink import Delivery, RejectDelta, StopSink, TakesManyAtOnce, TryAgain
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -87,6 +87,7 @@ class Feed(Calling):
         self.unhurried = False
         """How far it is concerns only who asks or waits: it need not be moved where nothing is for it."""
         self._table = table
+        self._takes_many = isinstance(sink, TakesManyAtOnce)
         self._enough = 0  # deltas to wake for
         self._full = False  # stopped because the quarantine is
         self._end = start  # everything below is dealt with, in hand, or in the mailbox
@@ -366,8 +367,13 @@ class Feed(Calling):
 
     # --- taking
 
+    @property
+    def _deltas_a_call(self) -> int:
+        least = self.limits.merge_deltas_max
+        return max(least, self.sink.deltas_a_call) if self._takes_many else least  # type: ignore[attr-defined]
+
     def _take(self) -> list[Delivery]:
-        return self._mailbox.take(self.limits.merge_deltas_max)
+        return self._mailbox.take(self._deltas_a_call)
 
     async def _pull(self) -> list[Delivery]:
         """Read on from the log; once its end is reached, batches are pushed again.
@@ -379,7 +385,7 @@ class Feed(Calling):
             return self._take()
         self._end = max(self._end, self._applied)
         found: list[Delivery] = []
-        rows, size = self.limits.merge_deltas_max, READ_BYTES_MAX
+        rows, size = self._deltas_a_call, READ_BYTES_MAX
         while True:
             try:
                 read = self._log.read(self._end, rows_max=min(rows, READ_ROWS_MAX), bytes_max=size)

@@ -181,6 +181,11 @@ class IndexSink:
             if not any(delivery.late for delivery in deliveries):
                 done = pieces[-1].next_offset
 
+    @property
+    def deltas_a_call(self) -> int:
+        """Many, while what comes has vectors folded again."""
+        return self.resident.deltas_a_call
+
     # --- rebuilt
 
     async def begin_rebuild(self, offset: int) -> None:

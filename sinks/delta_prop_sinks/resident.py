@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.states import StateRow
 
+_MANY = 10_000
 _TOO_SMALL = "an index needs all vectors in memory, {} bytes do not hold them: raise resident_bytes_max"
 
 
@@ -80,6 +81,9 @@ class Resident:
         self._unnoted: list[Delivery] = []  # with rows that were gathered, or behind such
         self._under_way: anyio.Event | None = None  # an apply that lets others run; set when it has ended
         self._version = 0  # of what it applies to
+        self.deltas_a_call = 0
+        """How many the next call should bring: vectors are folded again once a call, however long that takes.
+        """
         self._tables: dict[str, Table] = {}
         self._unfolded, self._folded_whole = Unfolded(SETTING_KINDS), Folded()
         self._spare = 0  # bytes that what is not folded yet may take
@@ -268,11 +272,13 @@ class Resident:
                     self._apply_one(one, context)
                 if pace.is_due:
                     self._let_others_run()
-                    await pace.rest()
+                    await pace.give_way()
         except RejectDelta:
             await self._fold_gathered(context, pace)  # what stands before it is applied
             raise
         else:
+            if self._folded > before:
+                self.deltas_a_call = 0
             await self._fold_gathered(context, pace)
         finally:
             self._end_apply(context)
@@ -301,6 +307,7 @@ class Resident:
     async def _fold_gathered(self, context: SinkContext, pace: Pace) -> None:
         if not self._gathered:
             return
+        self.deltas_a_call = _MANY
         self._let_others_run()
         whole = self._lamport_before_log == 0
         self._folded += await self._refolding.fold(self._table, context, pace, whole=whole)

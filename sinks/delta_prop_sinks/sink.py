@@ -259,9 +259,12 @@ class TakesControlRows(Protocol):
 
 @runtime_checkable
 class TakesManyAtOnce(Protocol):
-    """A sink whose calls take long whatever they bring: behind, it gets up to so many deltas in one."""
+    """A sink whose calls may take long whatever they bring: behind, it gets up to so many deltas in one."""
 
-    deltas_a_call: int
+    @property
+    def deltas_a_call(self) -> int:
+        """Of the next call; without effect below what every sink gets."""
+        ...
 
 
 @runtime_checkable

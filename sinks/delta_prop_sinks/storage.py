@@ -193,6 +193,11 @@ class StorageSink:
         self._work.set()
         return True
 
+    @property
+    def deltas_a_call(self) -> int:
+        """Many, while what comes has vectors folded again."""
+        return self.resident.deltas_a_call
+
     async def begin_rebuild(self, offset: int) -> None:
         """The file's rows are void from here on, whatever crashes; readers see them until the new ones are
         whole. Raises TryAgain, StopSink.
