@@ -20,6 +20,8 @@ from delta_prop_wire.algebra import State
 from delta_prop_wire.delta import KnownIds
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -275,6 +277,38 @@ class Chain:
         return gone
 
 
+class Batches:
+    """What is held of a log: batches, by some of their deltas; each counts once, in `size`."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._uses: dict[int, int] = {}
+
+    def hold(self, batch: Batch) -> None:
+        """Hold a batch, by one delta more."""
+        uses = self._uses.get(id(batch), 0)
+        self._uses[id(batch)] = uses + 1
+        if not uses:
+            self.size += batch.size
+
+    def drop(self, entries: Iterable[Entry]) -> None:
+        """Hold the batches of deltas by these no more."""
+        uses = self._uses
+        for entry in entries:
+            batch = entry.logged.batch
+            left = uses[id(batch)] - 1
+            if left:
+                uses[id(batch)] = left
+            else:
+                del uses[id(batch)]
+                self.size -= batch.size
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        self._uses.clear()
+        self.size = 0
+
+
 class Chains:
     """All chains, bounded in the time since a vector's last delta, and in bytes together."""
 
@@ -282,12 +316,17 @@ class Chains:
         self.age_s_max = age_s_max
         self.bytes_max = bytes_max
         self.active = False
-        self.size = 0
+        self._bytes = 0
+        self._batches = Batches()
         self._chains: OrderedDict[Ref, Chain] = OrderedDict()  # least recently changed first
-        self._uses: dict[int, int] = {}  # by batch, how many deltas of it are in chains
 
     def __len__(self) -> int:
         return len(self._chains)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes all take, their batches among them."""
+        return self._bytes + self._batches.size
 
     def get(self, ref: Ref) -> Chain | None:
         """The chain of a vector, if one is kept."""
@@ -301,8 +340,8 @@ class Chains:
             chain = self.start(ref, Chain(checkpoint), now)
         before = chain.size
         chain.append(entry)
-        self.size += chain.size - before
-        self._use(entry.logged.batch)
+        self._bytes += chain.size - before
+        self._batches.hold(entry.logged.batch)
         self._touch(ref, chain, now)
         return chain
 
@@ -310,9 +349,9 @@ class Chains:
         """Begin a vector's chain anew."""
         self.forget(ref)
         self._chains[ref] = chain
-        self.size += chain.size
+        self._bytes += chain.size
         for entry in chain.entries:
-            self._use(entry.logged.batch)
+            self._batches.hold(entry.logged.batch)
         chain.changed_at = now
         return chain
 
@@ -321,8 +360,8 @@ class Chains:
         before = chain.size
         if not chain.insert(entry):
             return False
-        self.size += chain.size - before
-        self._use(entry.logged.batch)
+        self._bytes += chain.size - before
+        self._batches.hold(entry.logged.batch)
         self._touch(ref, chain, now)
         return True
 
@@ -330,14 +369,14 @@ class Chains:
         """Keep a state between a chain's deltas."""
         before = chain.size
         chain.mark(count, state)
-        self.size += chain.size - before
+        self._bytes += chain.size - before
 
     def forget(self, ref: Ref) -> None:
         """Move a vector's checkpoint to the present."""
         chain = self._chains.pop(ref, None)
         if chain is not None:
-            self.size -= chain.size
-            self._drop(chain.entries)
+            self._bytes -= chain.size
+            self._batches.drop(chain.entries)
 
     def expire(self, now: float) -> None:
         """Forget what is too old, and of the least recently changed what is too much."""
@@ -348,38 +387,20 @@ class Chains:
                     return
                 before = chain.size
                 if gone := chain.shorten():
-                    self.size -= before - chain.size
-                    self._drop(gone)
+                    self._bytes -= before - chain.size
+                    self._batches.drop(gone)
                     continue
             self.forget(ref)
 
     def clear(self) -> None:
         """Forget all chains."""
         self._chains.clear()
-        self._uses.clear()
-        self.size = 0
+        self._batches.clear()
+        self._bytes = 0
 
     def _touch(self, ref: Ref, chain: Chain, now: float) -> None:
         chain.changed_at = now
         self._chains.move_to_end(ref)
-
-    def _use(self, batch: Batch) -> None:
-        """A chain holds a batch, by one delta more."""
-        uses = self._uses.get(id(batch), 0)
-        self._uses[id(batch)] = uses + 1
-        if not uses:
-            self.size += batch.size
-
-    def _drop(self, entries: list[Entry]) -> None:
-        uses = self._uses
-        for entry in entries:
-            batch = entry.logged.batch
-            left = uses[id(batch)] - 1
-            if left:
-                uses[id(batch)] = left
-            else:
-                del uses[id(batch)]
-                self.size -= batch.size
 
 
 def _entry_key(entry: Entry) -> Key:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from delta_prop_sinks.chain import ENTRY_BYTES, Beneath, Chain, Checkpoint, Entry
+from delta_prop_sinks.chain import ENTRY_BYTES, Batches, Beneath, Chain, Checkpoint, Entry
 from delta_prop_sinks.table import ABSENT, ODD, OPAQUE, VECTOR, Misfit, vector_of
 from delta_prop_wire.batch import SPARSE_KINDS
 from delta_prop_wire.delta import Kind, KnownIds, Source
@@ -37,12 +37,11 @@ _RUN_MIN = 4
 class Past:
     """What the log tells of one vector up to an offset, taken row by row in its order; then, as a chain.
 
-    `size`: about how many bytes it takes. `offset`: of the last delta that it tells, which may lie behind
-    that offset where the log's past begins with a later state.
+    `offset`: of the last delta that it tells, which may lie behind the one that was asked for, where the
+    log's past begins with a later state.
     """
 
     def __init__(self, end: int) -> None:
-        self.size = 0
         self.offset = self._end = end
         self.twins: set[Key] = set()
         """Once the chain is made: the keys of deltas that have no effect, as one before them has their id."""
@@ -52,22 +51,28 @@ class Past:
         """
         self._state, self._state_offset = Checkpoint(), -1
         self._known: dict[Key, Entry] = {}
-        self._last: LoggedBatch | None = None
         self._may_have_twins = False
 
-    def take(self, logged: LoggedBatch, row: int) -> None:
-        """Take what the log tells next."""
+    def __len__(self) -> int:
+        return len(self._known)
+
+    @property
+    def entries(self) -> Iterable[Entry]:
+        """The deltas that were taken."""
+        return self._known.values()
+
+    def take(self, logged: LoggedBatch, row: int) -> bool:
+        """Take what the log tells next; whether that is a delta more."""
         if logged.batch.is_state:
             self._state, self._state_offset = (
                 _checkpoint_of(state_of(logged.batch, row)),
                 logged.row_offset(row),
             )
-        elif logged.offset + row <= self._end:
-            key = logged.key(row)
-            self._known.setdefault(key, Entry(key, logged, row))
+        elif logged.offset + row <= self._end and (key := logged.key(row)) not in self._known:
+            self._known[key] = Entry(key, logged, row)
             self._may_have_twins |= logged.known_ids is not KnownIds.NONE
-            self.size += ENTRY_BYTES + (0 if logged is self._last else logged.batch.size)
-            self._last = logged
+            return True
+        return False
 
     def chain(self, rows: Sequence[Entry], *, whole: bool) -> Chain | None:
         """All of it, to be folded; None where the log does not tell all that it begins with.
@@ -97,21 +102,21 @@ class Past:
 
 
 async def read_pasts(context: SinkContext, ends: Mapping[Ref, int], *, bytes_max: int) -> dict[Ref, Past]:
-    """What the log tells of some vectors, each up to an offset; where that is more than so many bytes, not of
-    those with the longest past, but of one at least.
+    """What the log tells of some vectors, each up to an offset; where that is more than so many bytes, of
+    those with the shortest past, but of one at least.
     """
-    told = {ref: Past(end) for ref, end in ends.items()}
-    size = 0
+    told, batches, count = {ref: Past(end) for ref, end in ends.items()}, Batches(), 0
     async for logged, row in context.history(ends.keys()):
         past = told.get((logged.batch.namespaces[row], logged.batch.keys[row]))
-        if past is None:
+        if past is None or not past.take(logged, row):
             continue
-        size -= past.size
-        past.take(logged, row)
-        size += past.size
-        if size > bytes_max and len(told) > 1:
-            longest = max(told, key=lambda ref: told[ref].size)
-            size -= told.pop(longest).size
+        count += 1
+        batches.hold(logged.batch)
+        if batches.size + count * ENTRY_BYTES > bytes_max and len(told) > 1:
+            for ref in sorted(told, key=lambda ref: len(told[ref]))[len(told) // 2 :]:
+                past = told.pop(ref)
+                batches.drop(past.entries)
+                count -= len(past)
     return told
 
 

@@ -88,12 +88,14 @@ class Refolding:
         `whole`: what was folded before this log was met lies in it too. Raises StopSink where the log does
         not tell enough, what a rest raises.
         """
-        now, rows = context.clock.now(), 0
-        unknown = [ref for ref, vector in self.vectors.items() if not self._insert(ref, vector, now)]
-        for ref in [ref for ref in self.vectors if ref not in set(unknown)]:
+        unknown, rows = [], 0
+        for ref, vector in list(self.vectors.items()):
+            if not self._insert(ref, vector, context.clock.now()):
+                unknown.append(ref)
+                continue
             rows += await self._fold(ref, pace)
             table_of(ref[0])
-        whole = whole and (not unknown or context.log_start == 0)
+        whole = whole and bool(unknown) and context.log_start == 0
         while unknown:
             self.log_passes += 1
             ends = {ref: self.vectors[ref].rows[-1].offset for ref in unknown}

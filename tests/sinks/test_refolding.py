@@ -522,6 +522,24 @@ def test_vectors_whose_past_is_too_much_for_one_reading_are_read_one_after_the_o
     assert told.chain_bytes <= 150_000
 
 
+def test_many_vectors_are_read_at_once_though_one_batch_made_them_all() -> None:
+    log = FakeLog()
+    log.append(*(Delta(f"v{number}", create([number, 1])) for number in range(2_000)))
+    start = log.lamport + 1
+    for number in range(2_000):
+        log.append(Delta(f"v{number}", scale(2)))
+    for number in range(2_000):
+        rows = [Delta(f"v{number}", offset(1))]
+        log.forward(encode_batch(rows, origin=ELSEWHERE[0], base=number + 1), start + number)
+    resident = Resident(chain_bytes_max=8 << 20)
+    resident.enter(log)
+    applied(resident, [Delivery(logged) for logged in log.batches[:2_001]], log)
+    applied(resident, [Delivery(logged) for logged in log.batches[2_001:]], log)
+    check(resident, oracle(log.batches))
+    told = resident.statistics()
+    assert (told.log_passes, told.refolded_from_log, told.folded_again) == (1, 2_000, 6_000)
+
+
 def test_a_fold_that_takes_long_lets_others_run(monkeypatch: pytest.MonkeyPatch) -> None:
     log = cut_apart(600, 1)
     resident = Resident()
