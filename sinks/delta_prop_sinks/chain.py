@@ -123,7 +123,21 @@ class Chain:
     """A checkpoint and the deltas since, in canonical order, with marks between them.
 
     `first_changed`: from that delta on the vector is to be folded again; None where its state is up to date.
+    `size`: about how many bytes it takes, its batches aside. `mark_at`: so many deltas it holds when its end
+    is too far from the last mark.
     """
+
+    __slots__ = (
+        "_by_id",
+        "_marks",
+        "beneath",
+        "changed_at",
+        "checkpoint",
+        "entries",
+        "first_changed",
+        "mark_at",
+        "size",
+    )
 
     def __init__(
         self, checkpoint: Checkpoint, beneath: Beneath = Beneath.DELTAS, entries: list[Entry] | None = None
@@ -134,8 +148,8 @@ class Chain:
         self.entries = entries or []
         self.first_changed: int | None = 0 if entries else None
         self.size = checkpoint.size + ENTRY_BYTES * len(self.entries)
-        """About how many bytes it takes, its batches aside."""
         self.changed_at = 0.0
+        self.mark_at = MARK_ENTRIES
         self._marks: list[tuple[int, Checkpoint]] = []  # how many deltas are in each
         self._by_id: dict[bytes, list[Entry]] | None = None  # made when it is first needed
 
@@ -195,6 +209,7 @@ class Chain:
         marks = self._marks
         while marks and marks[-1][0] > at:
             self.size -= marks.pop()[1].size
+        self.mark_at = MARK_ENTRIES + (marks[-1][0] if marks else 0)
 
     # --- twins
 
@@ -232,11 +247,6 @@ class Chain:
         """The state to fold on from: how many deltas are in it, and the state."""
         return self._marks[-1] if self._marks else (0, self.checkpoint)
 
-    @property
-    def wants_mark(self) -> bool:
-        """True if many deltas were added since the last mark."""
-        return len(self.entries) - (self._marks[-1][0] if self._marks else 0) >= MARK_ENTRIES
-
     def places_to_mark(self) -> list[int]:
         """Where to put marks while it is folded from its last one on; the first one last."""
         begin, end = self.last_mark()[0], len(self.entries)
@@ -256,6 +266,7 @@ class Chain:
         """
         marks, end = self._marks, len(self.entries)
         marks.append((count, state))
+        self.mark_at = count + MARK_ENTRIES
         self.size += state.size
         at = 0
         while at < len(marks) - 1:
@@ -272,6 +283,7 @@ class Chain:
         count, state = self._marks.pop(0)
         gone, self.entries = self.entries[:count], self.entries[count:]
         self._marks = [(place - count, mark) for place, mark in self._marks]
+        self.mark_at -= count
         self.size -= self.checkpoint.size + ENTRY_BYTES * count
         self.checkpoint, self.beneath, self._by_id = state, Beneath.DELTAS, None
         return gone
@@ -284,10 +296,10 @@ class Batches:
         self.size = 0
         self._uses: dict[int, int] = {}
 
-    def hold(self, batch: Batch) -> None:
-        """Hold a batch, by one delta more."""
+    def hold(self, batch: Batch, deltas: int = 1) -> None:
+        """Hold a batch, by so many deltas more."""
         uses = self._uses.get(id(batch), 0)
-        self._uses[id(batch)] = uses + 1
+        self._uses[id(batch)] = uses + deltas
         if not uses:
             self.size += batch.size
 
@@ -333,17 +345,24 @@ class Chains:
         return self._chains.get(ref)
 
     def note(self, ref: Ref, entry: Entry, checkpoint: Checkpoint | None, now: float) -> Chain:
-        """Add the vector's next delta; `checkpoint` is its state before, where no chain is kept yet."""
+        """Add the vector's next delta, whose batch `hold` is told of; `checkpoint` is its state before, where
+        no chain is kept yet.
+        """
         chain = self._chains.get(ref)
         if chain is None:
             assert checkpoint is not None
-            chain = self.start(ref, Chain(checkpoint), now)
-        before = chain.size
+            chain = self._chains[ref] = Chain(checkpoint)
+            self._bytes += chain.size
+        else:
+            self._chains.move_to_end(ref)
         chain.append(entry)
-        self._bytes += chain.size - before
-        self._batches.hold(entry.logged.batch)
-        self._touch(ref, chain, now)
+        chain.changed_at = now
+        self._bytes += ENTRY_BYTES
         return chain
+
+    def hold(self, batch: Batch, deltas: int = 1) -> None:
+        """Count a batch of which so many deltas were noted."""
+        self._batches.hold(batch, deltas)
 
     def start(self, ref: Ref, chain: Chain, now: float) -> Chain:
         """Begin a vector's chain anew."""
@@ -362,7 +381,8 @@ class Chains:
             return False
         self._bytes += chain.size - before
         self._batches.hold(entry.logged.batch)
-        self._touch(ref, chain, now)
+        chain.changed_at = now
+        self._chains.move_to_end(ref)
         return True
 
     def mark(self, chain: Chain, count: int, state: Checkpoint) -> None:
@@ -397,10 +417,6 @@ class Chains:
         self._chains.clear()
         self._batches.clear()
         self._bytes = 0
-
-    def _touch(self, ref: Ref, chain: Chain, now: float) -> None:
-        chain.changed_at = now
-        self._chains.move_to_end(ref)
 
 
 def _entry_key(entry: Entry) -> Key:

@@ -219,8 +219,10 @@ def note_block(
     those that have no chain yet.
     """
     at = range(logged.count) if rows is None else rows.tolist()
+    namespace, ids, note = table.namespace, table.ids, chains.note
+    chains.hold(logged.batch, len(slots))
     for row, slot in zip(at, slots.tolist(), strict=True):
-        ref = (table.namespace, str(table.ids[slot]))
-        chain = chains.note(ref, Entry(logged.key(row), logged, row), before.pop(ref, None), now)
-        if chain.wants_mark and chain.end_key == table.head(slot)[:3]:
+        ref, key = (namespace, str(ids[slot])), logged.key(row)
+        chain = note(ref, Entry(key, logged, row), before.get(ref), now)
+        if len(chain.entries) >= chain.mark_at and key == table.head(slot)[:3]:
             chains.mark(chain, len(chain.entries), checkpoint_at(table, slot))

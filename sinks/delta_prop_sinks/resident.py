@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.states import StateRow
 
 _MANY = 10_000
+_NO_REF = ("", "")
 _TOO_SMALL = "an index needs all vectors in memory, {} bytes do not hold them: raise resident_bytes_max"
 
 
@@ -282,6 +283,7 @@ class Resident:
             await self._fold_gathered(context, pace)
         finally:
             self._end_apply(context)
+        self._tell()
         return self._folded - before
 
     def apply_now(self, deliveries: Sequence[Delivery], context: SinkContext) -> bool:
@@ -295,9 +297,13 @@ class Resident:
             for one in deliveries:
                 if not self._takes(one):
                     self._apply_one(one, context)
-            return not self._gathered
+            done = not self._gathered
         finally:
-            self._end_apply(context)
+            if self.chains.active:
+                self._end_apply(context)
+        if self.watchers:
+            self._tell()
+        return done
 
     def _let_others_run(self) -> None:
         """Have other calls wait for the end of this one."""
@@ -315,7 +321,7 @@ class Resident:
             self._note(one)
 
     def _end_apply(self, context: SinkContext) -> None:
-        """Let go of what was gathered and not folded, let the next call in, and tell who waits for deltas."""
+        """Let go of what was gathered and not folded, and let the next call in."""
         if self._gathered or self._unnoted:
             self._refolding.clear()
             self._unnoted.clear()
@@ -324,8 +330,6 @@ class Resident:
         if self._under_way is not None:
             self._under_way.set()
             self._under_way = None
-        if self.watchers:
-            self._tell()
 
     def _takes(self, delivery: Delivery) -> bool:
         """Have rows wait to be folded with others. Above all Lamport numbers, they are new and in order."""
@@ -481,31 +485,37 @@ class Resident:
         if offset <= head_offset:
             self._repeats += 1
             return
-        gathered = self._gathered and (table.namespace, vector_id) in self._gathered
-        if (lamport, origin, counter) == key and not gathered:  # the same dot, under another offset
-            self._repeats += 1
-            table.set_head(slot, *key, offset)
-            return
-        if (
-            gathered
-            or (lamport >= key[0] and (lamport, origin, counter) >= key)
-            or (logged.known_ids is not KnownIds.NONE and lamport != NO_LAMPORT)
-        ):
-            if (kind := logged.batch.kinds[row]) not in FOLDED_KINDS:
-                raise RejectDelta(offset, f"{vector_id!r}: {unknown_kind(kind)}")
-            self.chains.active = True
-            self._refolding.add((table.namespace, vector_id), table, slot, Entry(key, logged, row))
-            return
         chains = self.chains
+        ref = (table.namespace, vector_id) if chains.active else _NO_REF
+        if (
+            (lamport >= key[0] and (lamport, origin, counter) >= key)
+            or (logged.known_ids is not KnownIds.NONE and lamport != NO_LAMPORT)
+            or ref in self._gathered
+        ):
+            self._gather(Entry(key, logged, row), table, slot)
+            return
         if not chains.active:
             self._fold_row(logged, row, table, slot, key)
             return
-        ref = (table.namespace, vector_id)
         checkpoint = checkpoint_at(table, slot) if chains.get(ref) is None else None
         self._fold_row(logged, row, table, slot, key)
         chain = chains.note(ref, Entry(key, logged, row), checkpoint, context.clock.now())
-        if chain.wants_mark:
+        chains.hold(logged.batch)
+        if len(chain.entries) >= chain.mark_at:
             chains.mark(chain, len(chain.entries), checkpoint_at(table, slot))
+
+    def _gather(self, entry: Entry, table: Table, slot: int) -> None:
+        """Have a row folded with others of its vector, unless that one's last delta came again."""
+        vector_id = str(table.ids[slot])
+        ref = (table.namespace, vector_id)
+        if ref not in self._gathered and table.head(slot)[:3] == entry.key:  # under another offset
+            self._repeats += 1
+            table.set_head(slot, *entry.key, entry.offset)
+            return
+        if (kind := entry.logged.batch.kinds[entry.row]) not in FOLDED_KINDS:
+            raise RejectDelta(entry.offset, f"{vector_id!r}: {unknown_kind(kind)}")
+        self.chains.active = True
+        self._refolding.add(ref, table, slot, entry)
 
     def _fold_row(self, logged: LoggedBatch, row: int, table: Table, slot: int, key: Key) -> None:
         """The short way of most rows, which nobody needs to fold again."""

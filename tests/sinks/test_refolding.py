@@ -574,7 +574,7 @@ def test_marks_are_few_and_never_far_behind_a_change(count: int, data: st.DataOb
     chain = Chain(Checkpoint())
     for number in range(count):
         chain.append(Entry((10 * number, 1, 1), LoggedBatch(batch, number, 10 * number, Source.LOCAL), 0))
-        if chain.wants_mark:
+        if len(chain.entries) >= chain.mark_at:
             chain.mark(len(chain.entries), Checkpoint())
     for _ in range(data.draw(st.integers(1, 5))):
         at = data.draw(st.integers(0, 10 * count))
