@@ -11,8 +11,10 @@ vector holds, of the same log, is a repeat; so is a row whose dot the vector alr
 
 *Forwarded rows.* What another service accepted (`logged.source` is replica) may sort, by `logged.key(row)`,
 before a row of its vector that came earlier; and where `logged.known_ids` is not none, it may be its twin,
-which has the same id under another dot. A sink that keeps states folds such a vector again, from
-`SinkContext.history`: in canonical order, of twins the first. A sink of changes gets each row once.
+which has the same id under another dot. A sink that keeps states folds such a vector again, in canonical
+order, of twins the first. `must_fold_again` tells whether a row is such; the rows of its vector behind it are
+then no more applied on top. Before `apply` returns, `fold_again` gives the states of all these vectors, from
+`SinkContext.history`. A sink of changes gets each row once.
 
 *Replays.* A row that was set aside after a `RejectDelta` may be delivered again later, when an operator says
 so, in a delivery marked `late`: behind rows of other vectors with higher offsets, but of its own vector
