@@ -40,9 +40,9 @@ Start: TypeAlias = Literal["resume", "earliest", "latest"] | int
 
 READ_AGAIN_S = 0.5
 """When a sink reads on for which the log could not be read."""
-_READ_ROWS_MAX = 2_000
+_READ_ROWS_MAX = 500
 _READ_BYTES_MAX = 1024 * 1024
-"""What is read of the log at once for a vector's history: a few milliseconds of the event loop."""
+"""What is read of the log at once for the history of vectors: some milliseconds of the event loop."""
 
 
 class Attached:
@@ -134,14 +134,19 @@ class Attached:
     async def history(self, vectors: Collection[tuple[str, str]]) -> AsyncIterator[tuple[LoggedBatch, int]]:
         """The deltas that the log still holds of some vectors, in log order, as (batch, row).
 
-        Without those in this sink's quarantine, and those dropped from it. Raises TryAgain.
+        Without those in this sink's quarantine, and those dropped from it. However long the log is, reading
+        it does not make a call of the sink too long. Raises TryAgain.
         """
         quarantine = self.quarantine if self.feed is None else self.feed.quarantine
-        pace = Pace(self._world.clock)
+        clock = self._world.clock
+        pace, since = Pace(clock), clock.now()
         try:
             for place in history_of(self._log, vectors):
                 if pace.is_due:
                     await pace.rest()
+                    if self.feed is not None:
+                        self.feed.note_read(clock.now() - since)
+                    since = clock.now()
                 if place is None:
                     continue
                 logged, row = place
