@@ -33,7 +33,7 @@ from delta_prop_wire.validate import validate_batch
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 
 ORIGIN = make_origin(4711, Priority.NORMAL)
 OPEN_LOOP_SHARE = 0.3
@@ -215,8 +215,9 @@ class _Context:
     def dimension(self, namespace: str) -> int | None:
         return None
 
-    def history(self, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
-        return iter(())
+    async def history(self, vectors: Collection[tuple[str, str]]) -> AsyncIterator[tuple[LoggedBatch, int]]:
+        return
+        yield
 
 
 class _Applying:
@@ -250,8 +251,8 @@ def _resident_stage(logged: Sequence[LoggedBatch]) -> _Applying:
     """What a storage sink that is written behind does before a delta can be read."""
     resident, context = Resident(), _Context()
     resident.enter(context)  # type: ignore[arg-type]
-    resident.apply([Delivery(_created())], context)  # type: ignore[arg-type]
-    return _Applying(lambda deliveries: resident.apply(deliveries, context), logged)  # type: ignore[arg-type]
+    assert resident.apply_now([Delivery(_created())], context)  # type: ignore[arg-type]
+    return _Applying(lambda deliveries: resident.apply_now(deliveries, context), logged)  # type: ignore[arg-type]
 
 
 def _sink_stage(sink: IndexSink | CacheSink, logged: Sequence[LoggedBatch]) -> _Applying:

@@ -15,13 +15,14 @@ from delta_prop.route.late import ReplayRequest
 from delta_prop.route.reasons import cannot_be_rebuilt
 from delta_prop.route.rebuild import has_snapshot, newest_snapshot, told_from
 from delta_prop.route.status import FeedState, text_of
-from delta_prop_sinks.sink import HasBackground, ResumePoint
+from delta_prop_sinks.pace import Pace
+from delta_prop_sinks.sink import HasBackground, ResumePoint, TryAgain
 from delta_prop_wire.delta import WHOLE_KINDS, AckLevel, Head, Kind
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
-from delta_prop_wire.spec import BATCH_ROWS_MAX, ErrorCode
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from delta_prop.append import Appender
@@ -39,7 +40,9 @@ Start: TypeAlias = Literal["resume", "earliest", "latest"] | int
 
 READ_AGAIN_S = 0.5
 """When a sink reads on for which the log could not be read."""
-_READ_BYTES_MAX = 64 * 1024 * 1024
+_READ_ROWS_MAX = 500
+_READ_BYTES_MAX = 1024 * 1024
+"""What is read of the log at once for the history of vectors: some milliseconds of the event loop."""
 
 
 class Attached:
@@ -128,15 +131,33 @@ class Attached:
             raise Refused(ErrorCode.CURSOR_TOO_OLD, f"the log starts at offset {self._log.first_offset}")
         self.require_feed().request(ReplayRequest(None, drop=False, reset_to=offset))
 
-    def history(self, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
-        """One vector's deltas that the log still holds, in log order, as (batch, row).
+    async def history(self, vectors: Collection[tuple[str, str]]) -> AsyncIterator[tuple[LoggedBatch, int]]:
+        """The deltas that the log still holds of some vectors, in log order, as (batch, row).
 
-        Without those in this sink's quarantine, and those dropped from it.
+        Without those in this sink's quarantine, and those dropped from it. However long the log is, reading
+        it does not make a call of the sink too long. Raises TryAgain.
         """
         quarantine = self.quarantine if self.feed is None else self.feed.quarantine
-        for logged, row in vector_history(self._log, namespace, vector_id):
-            if logged.batch.is_state or quarantine is None or not quarantine.withholds(logged.offset + row):
-                yield logged, row
+        clock = self._world.clock
+        pace, since = Pace(clock), clock.now()
+        try:
+            for place in history_of(self._log, vectors):
+                if pace.is_due:
+                    await pace.rest()
+                    if self.feed is not None:
+                        self.feed.note_read(clock.now() - since)
+                    since = clock.now()
+                if place is None:
+                    continue
+                logged, row = place
+                if (
+                    logged.batch.is_state
+                    or quarantine is None
+                    or not quarantine.withholds(logged.offset + row)
+                ):
+                    yield place
+        except Refused as refused:
+            raise TryAgain(f"the log cannot tell what it held: {refused.message}") from None
 
     # --- life
 
@@ -321,9 +342,9 @@ class Attached:
             )
 
 
-def head_of(history: Iterable[tuple[LoggedBatch, int]]) -> Head | None:
+def head_of(history: Iterable[tuple[LoggedBatch, int] | None]) -> Head | None:
     """The head of the vector whose deltas these are, given in log order; None where there are none."""
-    rows = list(history)
+    rows = [place for place in history if place is not None]
     alive = False
     for logged, row in sorted(rows, key=lambda one: one[0].key(one[1])):
         kind = logged.batch.kinds[row]
@@ -331,27 +352,42 @@ def head_of(history: Iterable[tuple[LoggedBatch, int]]) -> Head | None:
     return Head(rows[-1][0].batch.dot(rows[-1][1]), alive) if rows else None
 
 
-def vector_history(log: Log, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
-    """One vector's deltas that the log still holds, in log order. Reads the whole log.
+def history_of(log: Log, vectors: Collection[tuple[str, str]]) -> Iterator[tuple[LoggedBatch, int] | None]:
+    """The deltas that a log still holds of some vectors, in log order. Reads the whole log.
 
-    Where the log starts later than at 0, its snapshot's row of the vector comes first. Raises Refused,
-    LogDamaged, OSError.
+    Where the log starts later than at 0, its snapshot's rows of the vectors come first. None comes now and
+    then, so that who has other things to do need not wait for the next delta. Raises Refused, LogDamaged,
+    OSError.
     """
     offset = log.first_offset
     snapshot = newest_snapshot(log) if offset else None
     if snapshot is not None:
+        offset = snapshot.offset
         try:
-            state, offset = snapshot.find(namespace, vector_id), snapshot.offset
+            for namespace, vector_id in sorted(vectors):
+                yield snapshot.find(namespace, vector_id)
         finally:
             snapshot.close()
-        if state is not None:
-            yield state
-    while batches := log.read(offset, rows_max=BATCH_ROWS_MAX, bytes_max=_READ_BYTES_MAX):
+    wanted: dict[str, set[str]] = {}
+    for namespace, vector_id in vectors:
+        wanted.setdefault(namespace, set()).add(vector_id)
+    while batches := log.read(offset, rows_max=_READ_ROWS_MAX, bytes_max=_READ_BYTES_MAX):
         for logged in batches:
-            batch = logged.batch
-            if batch.is_control or namespace not in batch.namespace_names or vector_id not in batch.keys:
-                continue
-            for row, key in enumerate(batch.keys):
-                if key == vector_id and batch.namespaces[row] == namespace:
-                    yield logged, row
+            yield from _rows_among(logged, wanted)
+        yield None
         offset = batches[-1].next_offset
+
+
+def _rows_among(logged: LoggedBatch, wanted: Mapping[str, set[str]]) -> Iterator[tuple[LoggedBatch, int]]:
+    """The rows of a batch that are of vectors that are wanted."""
+    batch = logged.batch
+    if batch.is_control:
+        return
+    if batch.namespace is not None:
+        ids = wanted.get(batch.namespace)
+        if ids is not None and not ids.isdisjoint(batch.keys):
+            yield from ((logged, row) for row, key in enumerate(batch.keys) if key in ids)
+    elif not wanted.keys().isdisjoint(batch.namespace_names):
+        for row, (namespace, key) in enumerate(zip(batch.namespaces, batch.keys, strict=True)):
+            if key in wanted.get(namespace, ()):
+                yield logged, row

@@ -6,14 +6,14 @@ The chain hands batches to `route`; each sink's feed takes it from there at its 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 import anyio.lowlevel
 
-from delta_prop.attached import Attached, Start, head_of, vector_history
+from delta_prop.attached import Attached, Start, head_of, history_of
 from delta_prop.pacing import Pacing
 from delta_prop.quarantines import Quarantines
 from delta_prop.route.feed import Feed
@@ -24,7 +24,7 @@ from delta_prop.route.status import FeedLimits, KeptCursor
 from delta_prop.route.subscription import Subscription
 from delta_prop.route.table import Nothing, Table, Taker
 from delta_prop_broker.log.durable import DurableLog
-from delta_prop_sinks.sink import HoldsVectors, Rebuilds, TakesControlRows, TakesManyAtOnce
+from delta_prop_sinks.sink import HoldsVectors, Rebuilds, TakesControlRows
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
 
@@ -151,16 +151,13 @@ class Attachments:
         except (UsageError, Refused):
             await sink.aclose()
             raise
-        limits = terms.limits
-        if isinstance(sink, TakesManyAtOnce):
-            limits = replace(limits, merge_deltas_max=max(limits.merge_deltas_max, sink.deltas_a_call))
         feed = attached.feed = Feed(
             name,
             sink,
             log=self._log,
             table=self._table,
             world=self._world,
-            limits=limits,
+            limits=terms.limits,
             start=begin,
             keeps_cursor=keeps_cursor,
             reported=attached.reported,
@@ -371,7 +368,7 @@ class Attachments:
 
     def load_head(self, namespace: str, vector_id: str) -> Head | None:
         """The head of a vector that the table of heads does not hold: from the log, else from a sink."""
-        found = head_of(vector_history(self._log, namespace, vector_id))
+        found = head_of(history_of(self._log, [(namespace, vector_id)]))
         for attached in self.attached.values():
             if attached.require_feed().rebuilding:
                 continue  # what it holds is void

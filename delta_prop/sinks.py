@@ -32,6 +32,8 @@ if TYPE_CHECKING:
         StorageSink,
         TryAgain,
         check_sink,
+        fold_again,
+        must_fold_again,
     )
 
 __all__ = [
@@ -60,6 +62,8 @@ __all__ = [
     "StorageSink",
     "TryAgain",
     "check_sink",
+    "fold_again",
+    "must_fold_again",
 ]
 
 

@@ -55,7 +55,7 @@ class _Call:
         self.batches = batches
         self.outcomes: list[Refused | None] = [None] * len(batches)
         self.open: dict[int, int] = {}
-        """Sequence to place, of what was sent and is not told."""
+        """First sequence to place, of what was sent and is not told, in that order."""
         self.next = 0
         self.failure: Exception | None = None
         self.done = anyio.Event()
@@ -198,11 +198,10 @@ class ForwardLink:
                 break
             logged = call.batches[call.next]
             if not self._covers(logged):
-                sequence = self._sequence
-                self._sequence += logged.count
-                call.open[self._sequence - 1] = call.next
+                call.open[self._sequence] = call.next
                 stamp = Stamp(logged.lamport, Source.REPLICA)
-                frame = BatchFrame(sequence, logged.batch, stamp, ack_wanted=True)
+                frame = BatchFrame(self._sequence, logged.batch, stamp, ack_wanted=True)
+                self._sequence += logged.count
                 raw = session.connection.send(frame)
                 parts.append(raw)
                 size += len(raw)
@@ -235,9 +234,13 @@ class ForwardLink:
         call = self._call
         if call is None:
             return False
-        told = [sequence for sequence in call.open if sequence <= ack.sequence]
-        for sequence in told:
-            self._note_has(call.batches[call.open.pop(sequence)])
+        told = []
+        for first, place in call.open.items():
+            if first + call.batches[place].count - 1 > ack.sequence:
+                break
+            told.append(first)
+        for first in told:
+            self._note_has(call.batches[call.open.pop(first)])
         self._finish(call)
         return bool(told)
 
@@ -250,10 +253,9 @@ class ForwardLink:
             raise refusal
         if call is None:
             return
-        for last, place in list(call.open.items()):
-            if last - call.batches[place].count + 1 == nack.sequence:
-                del call.open[last]
-                call.outcomes[place] = refusal
+        place = call.open.pop(nack.sequence, None)
+        if place is not None:
+            call.outcomes[place] = refusal
         self._finish(call)
 
     def _finish(self, call: _Call) -> None:

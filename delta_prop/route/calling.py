@@ -116,6 +116,10 @@ class Calling(Progress):
         self.breaker.succeeded()
         return None
 
+    def note_read(self, seconds: float) -> None:
+        """The call under way has had the log read for so long, which is not its sink's time."""
+        self._called_at += seconds
+
     async def back_off(self, failure: Exception) -> None:
         """Wait for the next try. A failure without one of the contract's names is a defect of the sink."""
         self._retries += 1

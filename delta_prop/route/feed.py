@@ -22,7 +22,7 @@ from delta_prop.route.late import Replayed, answer_request, means, rows_of
 from delta_prop.route.quarantine import Quarantine
 from delta_prop.route.reading import deliveries_of
 from delta_prop.route.status import ENDED, WORSE, FeedLimits, FeedState, FeedStatistics
-from delta_prop_sinks.sink import Delivery, RejectDelta, StopSink, TryAgain
+from delta_prop_sinks.sink import Delivery, RejectDelta, StopSink, TakesManyAtOnce, TryAgain
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _IDLE = FeedState.IDLE
 READ_BYTES_MAX = 4 * 1024 * 1024
+READ_ROWS_MAX = 1_000
+"""So many rows are read of the log at once: single deltas from the disk take some 20 ms."""
 
 logger = logging.getLogger("delta_prop")
 
@@ -85,6 +87,7 @@ class Feed(Calling):
         self.unhurried = False
         """How far it is concerns only who asks or waits: it need not be moved where nothing is for it."""
         self._table = table
+        self._takes_many = isinstance(sink, TakesManyAtOnce)
         self._enough = 0  # deltas to wake for
         self._full = False  # stopped because the quarantine is
         self._end = start  # everything below is dealt with, in hand, or in the mailbox
@@ -359,30 +362,48 @@ class Feed(Calling):
                 await self._ring(None)
             else:
                 # No await between taking and the state that shows it: nobody may see an idle feed.
-                await self._deliver(self._pull() if self._behind else self._take())
+                await self._deliver(await self._pull() if self._behind else self._take())
                 busy = True
 
     # --- taking
 
-    def _take(self) -> list[Delivery]:
-        return self._mailbox.take(self.limits.merge_deltas_max)
+    @property
+    def _deltas_a_call(self) -> int:
+        least = self.limits.merge_deltas_max
+        return max(least, self.sink.deltas_a_call) if self._takes_many else least  # type: ignore[attr-defined]
 
-    def _pull(self) -> list[Delivery]:
-        """Read on from the log; once its end is reached, batches are pushed again."""
+    def _take(self) -> list[Delivery]:
+        return self._mailbox.take(self._deltas_a_call)
+
+    async def _pull(self) -> list[Delivery]:
+        """Read on from the log; once its end is reached, batches are pushed again.
+
+        What takes much at once is read in pieces, between which others run: a feed that is behind is not
+        idle.
+        """
         if self._mailbox:
             return self._take()
         self._end = max(self._end, self._applied)
-        try:
-            read = self._log.read(self._end, rows_max=self.limits.merge_deltas_max, bytes_max=READ_BYTES_MAX)
-        except Refused as refusal:
-            if refusal.code is ErrorCode.CURSOR_TOO_OLD:
-                self._lose(refusal)
-            else:
-                self.stop(refusal)
-            return []
-        found = list(deliveries_of(read, self, self._table, self._end))
-        if read:
-            self._end = read[-1].next_offset
+        found: list[Delivery] = []
+        rows, size = self._deltas_a_call, READ_BYTES_MAX
+        while True:
+            try:
+                read = self._log.read(self._end, rows_max=min(rows, READ_ROWS_MAX), bytes_max=size)
+            except Refused as refusal:
+                if refusal.code is ErrorCode.CURSOR_TOO_OLD:
+                    self._lose(refusal)
+                else:
+                    self.stop(refusal)
+                return []
+            found += deliveries_of(read, self, self._table, self._end)
+            end = self._end = read[-1].next_offset if read else self._end
+            rows -= sum(logged.count for logged in read)
+            size -= sum(logged.batch.size for logged in read)
+            if end >= self._log.visible or rows <= 0 or size <= 0:
+                break
+            await anyio.lowlevel.checkpoint()
+            if self._end != end:  # the log was recovered, and holds less
+                return []
         # No await between this comparison and the flag: what is appended next is offered.
         self._behind = self._end < self._log.visible
         if self.rebuilder is not None and not self._behind:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from delta_prop_sinks.cache import CacheSink, CacheStatistics
     from delta_prop_sinks.callback import CallbackSink, CallbackStatistics
     from delta_prop_sinks.conformance import Applied, NotConforming, check_sink
+    from delta_prop_sinks.folding import fold_again, must_fold_again
     from delta_prop_sinks.forwarding import ForwardSink, ForwardStatistics
     from delta_prop_sinks.index import Hit, IndexSink, IndexStatistics
     from delta_prop_sinks.jsonlines import JsonLinesSink, JsonLinesStatistics
@@ -36,6 +37,7 @@ _HOMES = {
     "delta_prop_sinks.cache": ("CacheSink", "CacheStatistics"),
     "delta_prop_sinks.callback": ("CallbackSink", "CallbackStatistics"),
     "delta_prop_sinks.conformance": ("Applied", "NotConforming", "check_sink"),
+    "delta_prop_sinks.folding": ("fold_again", "must_fold_again"),
     "delta_prop_sinks.forwarding": ("ForwardSink", "ForwardStatistics"),
     "delta_prop_sinks.index": ("Hit", "IndexSink", "IndexStatistics"),
     "delta_prop_sinks.jsonlines": ("JsonLinesSink", "JsonLinesStatistics"),
@@ -95,6 +97,8 @@ __all__ = [
     "StorageStatistics",
     "TryAgain",
     "check_sink",
+    "fold_again",
+    "must_fold_again",
 ]
 
 

@@ -18,6 +18,7 @@ from delta_prop_sinks.sink import ResumePoint
 from delta_prop_sinks.table import (
     BLOCK_KINDS,
     BLOCK_ROWS_MIN,
+    FOLDED_KINDS,
     LAMPORT,
     VOID_OFFSET,
     Misfit,
@@ -53,7 +54,6 @@ _COMPLETE_KINDS = frozenset({Kind.CREATE, Kind.DELETE})
 """Kinds after which a state is known whatever it was before; dense and opaque keep older metadata."""
 
 _COMPLETE_MASK = 1 << Kind.CREATE | 1 << Kind.DELETE
-_KNOWN_KINDS = frozenset(map(int, Kind)) - {int(Kind.TRANSFORM)}
 _LOADS_MAX = 3
 _NOWHERE = np.zeros(0, np.intp)
 
@@ -376,7 +376,7 @@ class CacheSink:
             return
         if not cached and (kind not in _COMPLETE_KINDS or forwarded):
             return  # a forwarded create may sort before deltas that are not known here
-        if kind not in _KNOWN_KINDS:
+        if kind not in FOLDED_KINDS:
             self._drop(ref)
             return
         table = self._table(ref[0])

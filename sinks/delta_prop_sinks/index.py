@@ -138,7 +138,7 @@ class IndexSink:
         if await self._are_brought(deliveries):
             pass
         elif self._linker is None:
-            self.resident.apply(deliveries, context)
+            await self.resident.apply(deliveries, context)
         else:
             await self._apply_linked(deliveries, self._linker, context)
         # The vectors outlive the index within the process, so what is folded need not come again.
@@ -151,17 +151,18 @@ class IndexSink:
         if context is None or self._rebuilds != resident.rebuilds or resident.void or deliveries[-1].late:
             return False
         if linker is None:
-            resident.apply(deliveries, context)
+            done = resident.apply_now(deliveries, context)
         else:
             keys = _keys(deliveries)
             if not linker.has_room(resident, {name: len(some) for name, some in keys.items()}):
                 return False
             try:
-                resident.apply(deliveries, context)
+                done = resident.apply_now(deliveries, context)
             finally:
                 linker.note(resident, keys)
-        context.committed(deliveries[-1].next_offset)
-        return True
+        if done:
+            context.committed(deliveries[-1].next_offset)
+        return done
 
     async def _apply_linked(
         self, deliveries: Sequence[Delivery], linker: Linker, context: SinkContext
@@ -175,11 +176,16 @@ class IndexSink:
             except TryAgain as failure:
                 raise TryAgain(failure.reason, done) from None
             try:
-                self.resident.apply(pieces, context)
+                await self.resident.apply(pieces, context)
             finally:  # of a piece that was rejected, what lies before it is applied
                 linker.note(self.resident, keys)
             if not any(delivery.late for delivery in deliveries):
                 done = pieces[-1].next_offset
+
+    @property
+    def deltas_a_call(self) -> int:
+        """Many, while what comes has vectors folded again."""
+        return self.resident.deltas_a_call
 
     # --- rebuilt
 

@@ -10,27 +10,23 @@ from __future__ import annotations
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+import anyio
 import numpy as np
 
-from delta_prop_sinks.chain import Chains, Checkpoint, Entry
+from delta_prop_sinks.chain import Chains, Entry
 from delta_prop_sinks.evicting import missing_of, oldest_first
-from delta_prop_sinks.past import (
-    checkpoint_at,
-    checkpoints_of,
-    fold_entry,
-    is_own_reset,
-    note_block,
-    past_of,
-    replay,
-)
+from delta_prop_sinks.pace import Pace
+from delta_prop_sinks.past import checkpoint_at, checkpoints_of, note_block
+from delta_prop_sinks.refolding import Refolding
 from delta_prop_sinks.resident_statistics import ResidentStatistics
 from delta_prop_sinks.runs import SETTING_KINDS, Folded, Run, Unfolded, fold_new
-from delta_prop_sinks.sink import RejectDelta, StopSink
+from delta_prop_sinks.sink import RejectDelta, StopSink, TryAgain
 from delta_prop_sinks.storage_image import add_block
 from delta_prop_sinks.table import (
     BLOCK_KINDS,
     BLOCK_ROWS_MIN,
     DIRTY,
+    FOLDED_KINDS,
     LAMPORT,
     NO_LAMPORT,
     OFFSET,
@@ -41,8 +37,8 @@ from delta_prop_sinks.table import (
     Table,
     heads_of,
     put,
-    restore,
     state_of,
+    unknown_kind,
 )
 from delta_prop_wire.algebra import State
 from delta_prop_wire.delta import Dot, Head, Kind, KnownIds, Source
@@ -53,14 +49,15 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from delta_prop_sinks.chain import Chain, Ref
-    from delta_prop_sinks.past import Past
+    from delta_prop_sinks.chain import Checkpoint, Ref
     from delta_prop_sinks.sink import Delivery, SinkContext
     from delta_prop_sinks.storage_image import Block
     from delta_prop_wire.algebra import Key
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.states import StateRow
 
+_MANY = 10_000
+_NO_REF = ("", "")
 _TOO_SMALL = "an index needs all vectors in memory, {} bytes do not hold them: raise resident_bytes_max"
 
 
@@ -75,16 +72,19 @@ class Resident:
         self,
         *,
         resident_bytes_max: int = 1 << 30,
-        chain_deltas_max: int = 100,
         chain_age_s_max: float = 60.0,
         chain_bytes_max: int = 64 << 20,
-        replay_s_max: float = 0.001,
     ) -> None:
         self.resident_bytes_max = resident_bytes_max
-        self.replay_s_max = replay_s_max
-        self.chains = Chains(
-            deltas_max=chain_deltas_max, age_s_max=chain_age_s_max, bytes_max=chain_bytes_max
-        )
+        self.chains = Chains(age_s_max=chain_age_s_max, bytes_max=chain_bytes_max)
+        self._refolding = Refolding(self.chains)
+        self._gathered = self._refolding.vectors  # looked into for each row, so at hand
+        self._unnoted: list[Delivery] = []  # with rows that were gathered, or behind such
+        self._under_way: anyio.Event | None = None  # an apply that lets others run; set when it has ended
+        self._version = 0  # of what it applies to
+        self.deltas_a_call = 0
+        """How many the next call should bring: vectors are folded again once a call, however long that takes.
+        """
         self._tables: dict[str, Table] = {}
         self._unfolded, self._folded_whole = Unfolded(SETTING_KINDS), Folded()
         self._spare = 0  # bytes that what is not folded yet may take
@@ -103,7 +103,7 @@ class Resident:
         self._size = 0
         self._unsized: set[Table] = set()
         self._folded = self._repeats = 0
-        self._late = self._beneath = self._refolded_from_log = self._evicted = 0
+        self._evicted = 0
         self.rebuilds = 0
         """How often the vectors were made anew from states."""
         self.void = False
@@ -133,6 +133,7 @@ class Resident:
         if self._log_id is not None:
             for table in self.tables.values():
                 table.heads[:, OFFSET] = VOID_OFFSET
+            self._version += 1
             self.chains.clear()
             self._folded_whole.forget()
             self.next_offset = 0
@@ -230,6 +231,7 @@ class Resident:
 
     def statistics(self) -> ResidentStatistics:
         """A snapshot of counts and sizes."""
+        refolding = self._refolding
         return ResidentStatistics(
             vectors=sum(int(np.count_nonzero(table.forms)) for table in self.tables.values()),
             bytes=self.size,
@@ -238,11 +240,13 @@ class Resident:
             pinned=self.pinned,
             lamport=self.lamport,
             folded=self._folded,
-            repeats=self._repeats,
+            repeats=self._repeats + refolding.repeats,
             ignored=sum(sum(table.ignored.values()) for table in self.tables.values()),
-            late=self._late,
-            beneath_snapshot=self._beneath,
-            refolded_from_log=self._refolded_from_log,
+            late=refolding.late,
+            beneath_snapshot=refolding.beneath,
+            refolded_from_log=refolding.from_log,
+            log_passes=refolding.log_passes,
+            folded_again=refolding.folded_again,
             evicted=self._evicted,
             chains=len(self.chains),
             chain_bytes=self.chains.size,
@@ -250,20 +254,84 @@ class Resident:
 
     # --- folding
 
-    def apply(self, deliveries: Sequence[Delivery], context: SinkContext) -> int:
+    async def apply(self, deliveries: Sequence[Delivery], context: SinkContext) -> int:
         """Fold what is not yet folded, at once or when somebody reads; return how many rows that were.
+
+        Long work lets others run. Raises RejectDelta, StopSink; TryAgain where the vectors are made anew
+        meanwhile.
+        """
+        while self._under_way is not None:
+            await self._under_way.wait()
+        before, version = self._folded, self._version
+
+        def check() -> None:
+            if self._version != version:
+                raise TryAgain("the vectors were made anew while deltas were folded: these are folded again")
+
+        pace = Pace(context.clock, check)
+        try:
+            for one in deliveries:
+                if not self._takes(one):
+                    self._apply_one(one, context)
+                if pace.is_due:
+                    self._let_others_run()
+                    await pace.give_way()
+        except RejectDelta:
+            await self._fold_gathered(context, pace)  # what stands before it is applied
+            raise
+        else:
+            if self._folded > before:
+                self.deltas_a_call = 0
+            await self._fold_gathered(context, pace)
+        finally:
+            self._end_apply(context)
+        self._tell()
+        return self._folded - before
+
+    def apply_now(self, deliveries: Sequence[Delivery], context: SinkContext) -> bool:
+        """Do what `apply` does where nothing takes long; else False, and the same has to come by `apply`.
 
         Raises RejectDelta, StopSink.
         """
-        before = self._folded
-        if self.chains.active:
-            self.chains.expire(context.clock.now())
-        for one in deliveries:
-            if not self._takes(one):
-                self._apply_now(one, context)
+        if self._under_way is not None:
+            return False
+        try:
+            for one in deliveries:
+                if not self._takes(one):
+                    self._apply_one(one, context)
+            done = not self._gathered
+        finally:
+            if self.chains.active:
+                self._end_apply(context)
         if self.watchers:
             self._tell()
-        return self._folded - before
+        return done
+
+    def _let_others_run(self) -> None:
+        """Have other calls wait for the end of this one."""
+        if self._under_way is None:
+            self._under_way = anyio.Event()
+
+    async def _fold_gathered(self, context: SinkContext, pace: Pace) -> None:
+        if not self._gathered:
+            return
+        self.deltas_a_call = _MANY
+        self._let_others_run()
+        whole = self._lamport_before_log == 0
+        self._folded += await self._refolding.fold(self._table, context, pace, whole=whole)
+        for one in self._unnoted:
+            self._note(one)
+
+    def _end_apply(self, context: SinkContext) -> None:
+        """Let go of what was gathered and not folded, and let the next call in."""
+        if self._gathered or self._unnoted:
+            self._refolding.clear()
+            self._unnoted.clear()
+        if self.chains.active:
+            self.chains.expire(context.clock.now())
+        if self._under_way is not None:
+            self._under_way.set()
+            self._under_way = None
 
     def _takes(self, delivery: Delivery) -> bool:
         """Have rows wait to be folded with others. Above all Lamport numbers, they are new and in order."""
@@ -308,7 +376,8 @@ class Resident:
         fold_new(run, slots)
         table.marks.put(slots, DIRTY | STALE)
 
-    def _apply_now(self, delivery: Delivery, context: SinkContext) -> None:
+    def _apply_one(self, delivery: Delivery, context: SinkContext) -> None:
+        """Fold a delivery, or gather its rows, and those behind them, until `_fold_gathered`."""
         if self._folded_whole.has(delivery):
             self._repeats += delivery.count  # by another sink that shares these vectors
             return
@@ -316,7 +385,10 @@ class Resident:
             self._settle()
         self.check_fits()
         self._deliver(delivery.logged, delivery.rows, context)
-        self._note(delivery)
+        if self._gathered:
+            self._unnoted.append(delivery)
+        else:
+            self._note(delivery)
         self._spare = self.resident_bytes_max - self._measured()
 
     def check_fits(self) -> None:
@@ -341,6 +413,7 @@ class Resident:
             and kind in BLOCK_KINDS
             and namespace is not None
             and logged.known_ids is KnownIds.NONE
+            and not self._gathered
             and self._deliver_block(logged, rows, self._table(namespace), context)
         ):
             return
@@ -397,10 +470,10 @@ class Resident:
         checkpoints = checkpoints_of(table, slots, self.chains) if self.chains.active else {}
         if not table.fold_block(batch, kind, rows, slots):
             return False
-        if self.chains.active:
-            note_block(self.chains, logged, rows, table, slots, before=checkpoints, now=context.clock.now())
         table.heads[slots] = block
         table.marks.put(slots, DIRTY | STALE)
+        if self.chains.active:
+            note_block(self.chains, logged, rows, table, slots, before=checkpoints, now=context.clock.now())
         self._folded += len(slots)
         self._repeats += repeats
         return True
@@ -414,29 +487,37 @@ class Resident:
         if offset <= head_offset:
             self._repeats += 1
             return
-        if lamport >= key[0] and (lamport, origin, counter) >= key:
-            self._fold_late(Entry(key, logged, row), offset, table, slot, context)
+        chains = self.chains
+        ref = (table.namespace, vector_id) if chains.active else _NO_REF
+        if (
+            (lamport >= key[0] and (lamport, origin, counter) >= key)
+            or (logged.known_ids is not KnownIds.NONE and lamport != NO_LAMPORT)
+            or ref in self._gathered
+        ):
+            self._gather(Entry(key, logged, row), table, slot)
             return
-        if not self.chains.active and logged.known_ids is KnownIds.NONE:
+        if not chains.active:
             self._fold_row(logged, row, table, slot, key)
             return
-        ref, chains, entry = (table.namespace, vector_id), self.chains, Entry(key, logged, row)
-        if logged.known_ids is not KnownIds.NONE and lamport != NO_LAMPORT:
-            past = self._past(ref, entry, offset, context)
-            if past is not None and past.beyond is not None:
-                self._jump(table, slot, past.checkpoint, past.beyond)
-                return
-            entry.without_effect |= past is None  # then its chain has one with its id
-        checkpoint = checkpoint_at(table, slot) if chains.active and chains.get(ref) is None else None
-        try:
-            fold_entry(table, slot, entry)
-        except Misfit as error:
-            if lamport == NO_LAMPORT:
-                table.release(slot)
-            raise RejectDelta(offset, f"{vector_id!r}: {error}") from None
-        if chains.active:
-            chains.note(ref, entry, checkpoint, context.clock.now())
-        self._done(table, slot, key, offset)
+        checkpoint = checkpoint_at(table, slot) if chains.get(ref) is None else None
+        self._fold_row(logged, row, table, slot, key)
+        chain = chains.note(ref, Entry(key, logged, row), checkpoint, context.clock.now())
+        chains.hold(logged.batch)
+        if len(chain.entries) >= chain.mark_at:
+            chains.mark(chain, len(chain.entries), checkpoint_at(table, slot))
+
+    def _gather(self, entry: Entry, table: Table, slot: int) -> None:
+        """Have a row folded with others of its vector, unless that one's last delta came again."""
+        vector_id = str(table.ids[slot])
+        ref = (table.namespace, vector_id)
+        if ref not in self._gathered and table.head(slot)[:3] == entry.key:  # under another offset
+            self._repeats += 1
+            table.set_head(slot, *entry.key, entry.offset)
+            return
+        if (kind := entry.logged.batch.kinds[entry.row]) not in FOLDED_KINDS:
+            raise RejectDelta(entry.offset, f"{vector_id!r}: {unknown_kind(kind)}")
+        self.chains.active = True
+        self._refolding.add(ref, table, slot, entry)
 
     def _fold_row(self, logged: LoggedBatch, row: int, table: Table, slot: int, key: Key) -> None:
         """The short way of most rows, which nobody needs to fold again."""
@@ -447,95 +528,9 @@ class Resident:
             if table.head(slot)[0] == NO_LAMPORT:
                 table.release(slot)
             raise RejectDelta(logged.offset + row, f"{vector_id!r}: {error}") from None
-        self._done(table, slot, key, logged.offset + row)
-
-    def _done(self, table: Table, slot: int, key: Key, offset: int) -> None:
-        table.set_head(slot, *key, offset)
+        table.set_head(slot, *key, logged.offset + row)
         table.marks[slot] = DIRTY | STALE
         self._folded += 1
-
-    # --- late rows
-
-    def _fold_late(self, entry: Entry, offset: int, table: Table, slot: int, context: SinkContext) -> None:
-        """Fold a vector again whose new delta sorts before its last one."""
-        head = table.head(slot)[:3]
-        if entry.key == head:
-            self._repeats += 1
-            table.set_head(slot, *head, offset)
-            return
-        started = context.clock.now()
-        ref = (table.namespace, str(table.ids[slot]))
-        past, chain = self._past(ref, entry, offset, context), self.chains.get(ref)
-        if past is not None and past.beyond is not None:
-            self._jump(table, slot, past.checkpoint, past.beyond)
-            return
-        if past is not None or chain is None:
-            assert past is not None
-            chain = self._chain_from_log(ref, past, offset, context)
-        elif not chain.add(entry):
-            self._repeats += 1
-            table.set_head(slot, *head, offset)
-            return
-        else:
-            self.chains.hold(ref, chain, entry.logged, started)
-        self._late += 1
-        misfit = replay(table, slot, chain, entry)
-        self._done(table, slot, head, offset)
-        if context.clock.now() - started > self.replay_s_max:
-            self.chains.forget(ref)
-        if misfit is not None:
-            raise RejectDelta(offset, f"{ref[1]!r}: {misfit}")
-
-    def _past(self, ref: Ref, entry: Entry, offset: int, context: SinkContext) -> Past | None:
-        """What the log tells of a vector up to a delta; None where its chain says enough."""
-        chain = self.chains.get(ref)
-        if chain is not None and chain.knows(entry):
-            return None
-        return past_of(context.history(*ref), entry, offset, whole=self._is_whole(context))
-
-    def _is_whole(self, context: SinkContext) -> bool:
-        """Whether the log tells of every delta that was folded."""
-        return context.log_start == 0 and self._lamport_before_log == 0
-
-    def _jump(self, table: Table, slot: int, state: Checkpoint, offset: int) -> None:
-        """The log's past begins with a state that has this delta, and others that are still to come: take it.
-
-        Those come as repeats then.
-        """
-        restore(table, slot, state)
-        self._late += 1
-        self.lamport = max(self.lamport, state.key[0])
-        self._done(table, slot, state.key, offset)
-
-    def _chain_from_log(self, ref: Ref, past: Past, offset: int, context: SinkContext) -> Chain:
-        """A vector's deltas up to `offset`, from its first, a state, or a reset that nothing lost can follow.
-
-        A reset by this service's own writers has a larger Lamport number than all that the log held
-        before it; so what the log has dropped since sorts before that reset.
-        """
-        entries = past.entries
-        resets = [at for at, entry in enumerate(entries) if is_own_reset(entry)]
-        whole = self._is_whole(context)
-        if past.from_state:
-            whole, resets = True, []
-            self._beneath += past.beneath
-        if not resets and not whole:
-            raise StopSink(
-                f"needs snapshot: a late delta at offset {offset} sorts before what is kept of vector "
-                f"{ref[1]!r}, and the log holds only what begins at offset {context.log_start}"
-            )
-        self._refolded_from_log += 1
-        chain = self.chains.start(ref, past.checkpoint)
-        if resets and (not whole or len(entries) >= self.chains.deltas_max):
-            entries = entries[resets[-1] :]
-        chain.entries = entries
-        if len(chain.entries) < self.chains.deltas_max:
-            now = context.clock.now()
-            for entry in chain.entries:
-                self.chains.hold(ref, chain, entry.logged, now)
-        else:
-            self.chains.forget(ref)
-        return chain
 
     # --- made anew from states
 
@@ -546,6 +541,7 @@ class Resident:
         if self._unfolded.rows:
             self._settle()
         self._rebuilder, self.void = context, True
+        self._version += 1
         self._folded_whole.forget()
         self.chains.clear()
         self.chains.active = False
@@ -593,6 +589,7 @@ class Resident:
 
     def _exchange(self, tables: dict[str, Table]) -> None:
         self._tables, self.touched = tables, {}
+        self._version += 1
         self._folded_whole.forget()
         self._size, self._unsized = 0, set(tables.values())
         for table in tables.values():

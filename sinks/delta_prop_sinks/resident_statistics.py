@@ -9,8 +9,10 @@ from dataclasses import dataclass
 class ResidentStatistics:
     """Counts since the structure was made, and what it holds now.
 
-    `beneath_snapshot`: forwarded deltas that sort before a state with which the log's past begins; they have
-    no effect, and are among those ignored.
+    `late`: forwarded deltas that sort before one of their vector that came earlier. `beneath_snapshot`: those
+    that sort before a state with which the log's past begins; they have no effect, and count as ignored.
+    `refolded_from_log`: how often a vector was folded from the log, in `log_passes` readings of it.
+    `folded_again`: deltas that were folded to put the late ones in their places, those among them.
     """
 
     vectors: int
@@ -25,6 +27,8 @@ class ResidentStatistics:
     late: int
     beneath_snapshot: int
     refolded_from_log: int
+    log_passes: int
+    folded_again: int
     evicted: int
     chains: int
     chain_bytes: int

@@ -11,8 +11,10 @@ vector holds, of the same log, is a repeat; so is a row whose dot the vector alr
 
 *Forwarded rows.* What another service accepted (`logged.source` is replica) may sort, by `logged.key(row)`,
 before a row of its vector that came earlier; and where `logged.known_ids` is not none, it may be its twin,
-which has the same id under another dot. A sink that keeps states folds such a vector again, from
-`SinkContext.history`: in canonical order, of twins the first. A sink of changes gets each row once.
+which has the same id under another dot. A sink that keeps states folds such a vector again, in canonical
+order, of twins the first. `must_fold_again` tells whether a row is such; the rows of its vector behind it are
+then no more applied on top. Before `apply` returns, `fold_again` gives the states of all these vectors, from
+`SinkContext.history`. A sink of changes gets each row once.
 
 *Replays.* A row that was set aside after a `RejectDelta` may be delivered again later, when an operator says
 so, in a delivery marked `late`: behind rows of other vectors with higher offsets, but of its own vector
@@ -57,7 +59,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from delta_prop_wire.errors import DeltaPropError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
     import numpy as np
@@ -182,10 +184,12 @@ class SinkContext(Protocol):
         """
         ...
 
-    def history(self, namespace: str, vector_id: str) -> Iterable[tuple[LoggedBatch, int]]:
-        """One vector's deltas that the log still holds, in log order, as (batch, row).
+    def history(self, vectors: Collection[tuple[str, str]]) -> AsyncIterator[tuple[LoggedBatch, int]]:
+        """The deltas that the log still holds of vectors (namespace, id), in log order, as (batch, row).
 
-        Where the log starts later than at 0, a state row comes first (`batch.is_state`): what came before.
+        The log is read once for all of them, in pieces, between which the event loop goes on. Where it starts
+        later than at 0, each vector's state comes first (`batch.is_state`): what came before. Raises TryAgain
+        where the log lets go of what is being read.
         """
         ...
 
@@ -257,9 +261,12 @@ class TakesControlRows(Protocol):
 
 @runtime_checkable
 class TakesManyAtOnce(Protocol):
-    """A sink whose calls take long whatever they bring: behind, it gets up to so many deltas in one."""
+    """A sink whose calls may take long whatever they bring: behind, it gets up to so many deltas in one."""
 
-    deltas_a_call: int
+    @property
+    def deltas_a_call(self) -> int:
+        """Of the next call; without effect below what every sink gets."""
+        ...
 
 
 @runtime_checkable

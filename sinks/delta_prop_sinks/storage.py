@@ -161,7 +161,7 @@ class StorageSink:
         await self._read_back_missing(deliveries, context)
         resident = self.resident
         try:
-            resident.apply(deliveries, context)
+            await resident.apply(deliveries, context)
         except RejectDelta as rejected:
             await self._keep_prefix(rejected, now=self.mode == "through" or deliveries[-1].late)
             raise
@@ -187,10 +187,16 @@ class StorageSink:
             or resident.is_full
         ):
             return False
-        resident.apply(deliveries, context)
+        if not resident.apply_now(deliveries, context):
+            return False
         self._applied = max(self._applied, deliveries[-1].next_offset)
         self._work.set()
         return True
+
+    @property
+    def deltas_a_call(self) -> int:
+        """Many, while what comes has vectors folded again."""
+        return self.resident.deltas_a_call
 
     async def begin_rebuild(self, offset: int) -> None:
         """The file's rows are void from here on, whatever crashes; readers see them until the new ones are

@@ -158,15 +158,7 @@ class Stored(NamedTuple):
     @property
     def state(self) -> State:
         """The row as a state."""
-        known = self.checkpoint
-        return State(
-            alive=known.form != ABSENT,
-            vector=known.vector,
-            data=known.data,
-            metadata=known.metadata or {},
-            ignored=known.ignored,
-            key=known.key,
-        )
+        return self.checkpoint.state
 
 
 def records_of(rows: Iterable[StateRow], log: int, written: int) -> list[Record]:

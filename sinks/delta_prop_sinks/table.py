@@ -46,6 +46,9 @@ BLOCK_KINDS = frozenset(
 )
 """Kinds that can be folded as blocks."""
 
+FOLDED_KINDS = frozenset(map(int, Kind)) - {int(Kind.TRANSFORM)}
+"""Kinds that can be folded."""
+
 VOID_OFFSET = NO_LAMPORT = -1
 SLOT_BYTES = 200
 """What a slot costs beside its numbers: heads, marks, norm, its id and that id's place in a dictionary."""
@@ -61,6 +64,11 @@ _NO_HEAD = (NO_LAMPORT, 0, 0, VOID_OFFSET)
 
 class Misfit(Exception):
     """A delta that can never be folded into this table; the message says why."""
+
+
+def unknown_kind(kind: int) -> Misfit:
+    """Why a delta of a later version cannot be folded."""
+    return Misfit(f"operation kind {kind} is unknown here: upgrade, then replay it")
 
 
 class Table:
@@ -249,9 +257,15 @@ class Table:
             if not self._set_sparse(slot, batch.indices[part], batch.values[part]):
                 self.ignore(slot)
                 return
-        elif not self._fold_operation(slot, batch.operation(row)):
+        else:
+            self.fold_operation(slot, batch.operation(row), batch, row)
             return
         if batch.has_metadata and (patch := batch.metadata(row)):
+            self.patch(slot, patch)
+
+    def fold_operation(self, slot: int, operation: Operation, batch: Batch, row: int) -> None:
+        """Likewise, one whose operation is at hand."""
+        if self._fold_operation(slot, operation) and batch.has_metadata and (patch := batch.metadata(row)):
             self.patch(slot, patch)
 
     def ignore(self, slot: int) -> None:
@@ -279,7 +293,7 @@ class Table:
                 self._drop_extras(slot)
             self.set_vector(slot, operation.values)
         else:
-            raise Misfit(f"operation kind {kind} is unknown here: upgrade, then replay it")
+            raise unknown_kind(kind)
         return True
 
     def _set_sparse(self, slot: int, indices: NDArray[np.uint32], values: NDArray[np.float32]) -> bool:
@@ -342,6 +356,28 @@ class Table:
             self.weight -= weight
             self.data.pop(slot, None)
             self.metadata.pop(slot, None)
+
+    def fold_sparse(
+        self, slot: int, kind: int, indices: NDArray[np.uint32], values: NDArray[np.float32]
+    ) -> bool:
+        """Fold sparse changes of one kind, which stand end to end; False, and nothing changed, where they
+        need a closer look.
+        """
+        if self.forms[slot] != VECTOR or self.matrix is None:
+            return False
+        vector = self.matrix[slot]
+        if len(indices) and int(indices.max()) >= len(vector):
+            return False
+        if kind == Kind.SPARSE:
+            vector[indices] = values
+            return True
+        before = vector.copy()
+        with np.errstate(over="ignore"):
+            np.add.at(vector, indices, values)
+        if np.isfinite(vector).all():
+            return True
+        vector[:] = before  # a sum left float32's range: one by one, each sum is brought back
+        return False
 
     # --- blocks: the same arithmetic over many rows of one kind
 

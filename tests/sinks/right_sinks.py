@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
-from delta_prop_sinks import Backlog, RejectDelta, ResumePoint, StopSink, TryAgain
+from delta_prop_sinks import (
+    Backlog,
+    RejectDelta,
+    ResumePoint,
+    StopSink,
+    TryAgain,
+    fold_again,
+    must_fold_again,
+)
 from delta_prop_wire.algebra import State, apply
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Dot, Head, Kind
@@ -21,7 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delta_prop_sinks import Delivery, SinkContext
-    from delta_prop_wire.delta import Delta
     from delta_prop_wire.states import StateRow
 
     Ref = tuple[str, str]
@@ -42,6 +49,7 @@ class Plain:
 
     def __init__(self) -> None:
         self.states: dict[Ref, State] = {}
+        self.again: dict[Ref, int] = {}
         self.calls = 0
 
     async def open(self, context: SinkContext) -> ResumePoint | None:
@@ -50,8 +58,15 @@ class Plain:
 
     async def apply(self, deliveries: Sequence[Delivery]) -> None:
         self.calls += 1
+        self.again.clear()
         for delivery in deliveries:
             self.take(delivery)
+        await self.fold_again()
+
+    async def fold_again(self) -> None:
+        """Fold the vectors of forwarded rows that do not go on top, in one go."""
+        self.states |= await fold_again(self.context, self.again)
+        self.again.clear()
 
     def take(self, delivery: Delivery) -> None:
         for row in self.rows(delivery):
@@ -64,16 +79,10 @@ class Plain:
         batch, key = delivery.batch, delivery.logged.key(row)
         ref = (batch.namespaces[row], batch.keys[row])
         state = self.states.get(ref, State())
-        if not self.is_repeat(state, key):
+        if ref in self.again or must_fold_again(delivery.logged, row, state.key):
+            self.again[ref] = delivery.first_offset + row
+        elif not self.is_repeat(state, key):
             self.states[ref] = apply(state, batch.operation(row), batch.metadata(row), key)
-
-    def fold(self, delta: Delta, lamport: int) -> None:
-        """The same, of a delta by itself."""
-        assert delta.dot is not None
-        ref, key = (delta.namespace, delta.vector_id), (lamport, *delta.dot)
-        state = self.states.get(ref, State())
-        if not self.is_repeat(state, key):
-            self.states[ref] = apply(state, delta.operation, delta.metadata, key)
 
     def is_repeat(self, state: State, key: tuple[int, int, int]) -> bool:
         return state.key is not None and state.key >= key
@@ -224,7 +233,7 @@ class Store(Plain):
         try:
             for delivery in deliveries:
                 await anyio.lowlevel.checkpoint()
-                self.take(delivery)
+                await self.take_whole(delivery)
                 self.pass_by(delivery)
                 if len(self.pending) >= FLUSH_ROWS:
                     await self.flush_or_try_again()
@@ -234,6 +243,21 @@ class Store(Plain):
             raise
         if late:  # they come never again
             await self.flush_or_try_again()
+
+    async def take_whole(self, delivery: Delivery) -> None:
+        """So that its end can be the cursor; of one that is rejected, what lies before that row."""
+        self.again.clear()
+        try:
+            self.take(delivery)
+        except RejectDelta:
+            await self.fold_again()
+            raise
+        await self.fold_again()
+
+    async def fold_again(self) -> None:
+        refs = list(self.again)
+        await super().fold_again()
+        self.pending |= {ref: self.states[ref] for ref in refs}
 
     def pass_by(self, delivery: Delivery) -> None:
         if not delivery.late:

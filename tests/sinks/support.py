@@ -8,6 +8,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import numpy as np
 
 from delta_prop_sinks.sink import Delivery
@@ -18,9 +19,10 @@ from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.states import StateRow
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from delta_prop_sinks import Resident
     from delta_prop_wire.delta import Delta
 
 LOG_ID = bytes(range(16))
@@ -88,11 +90,11 @@ class FakeLog:
                     return len(logged.batch.operation(row).values)  # type: ignore[arg-type]
         return None
 
-    def history(self, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
+    async def history(self, vectors: Collection[tuple[str, str]]) -> AsyncIterator[tuple[LoggedBatch, int]]:
         for logged in self.batches:
             if logged.next_offset > self.log_start:
-                for row, key in enumerate(logged.batch.keys):
-                    if key == vector_id and logged.batch.namespaces[row] == namespace:
+                for row, ref in enumerate(zip(logged.batch.namespaces, logged.batch.keys, strict=True)):
+                    if ref in vectors:
                         yield logged, row
 
     def append(self, *deltas: Delta) -> LoggedBatch:
@@ -119,6 +121,11 @@ class FakeLog:
 
     def deliveries(self, start: int = 0) -> list[Delivery]:
         return [Delivery(logged) for logged in self.batches if logged.next_offset > start]
+
+
+def applied(resident: Resident, deliveries: Sequence[Delivery], log: FakeLog) -> int:
+    """Have deliveries folded, whatever that waits for; how many rows that were."""
+    return anyio.run(resident.apply, deliveries, log)
 
 
 def oracle(batches: Sequence[LoggedBatch]) -> dict[tuple[str, str], State]:

@@ -17,7 +17,7 @@ from delta_prop.testing import RecordedPropagator, run_propagator
 from delta_prop_sinks import CacheSink, CallbackSink, Delivery, IndexSink, RejectDelta, Resident, StorageSink
 from delta_prop_wire.delta import Delta, create, sparse
 from tests.sinks.strategies import logs
-from tests.sinks.support import FakeLog, check_state, oracle
+from tests.sinks.support import FakeLog, applied, check_state, oracle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,6 +150,6 @@ def test_a_batch_that_another_sink_brought_is_a_repeat(rows: Any) -> None:
     resident = Resident()
     resident.enter(log)
     logged = log.append(Delta("a", create([1])), Delta("b", create([2])))
-    assert resident.apply([Delivery(logged, rows)], log) == (2 if rows is None else 1)
-    assert resident.apply([Delivery(logged)], log) == (0 if rows is None else 1)
+    assert applied(resident, [Delivery(logged, rows)], log) == (2 if rows is None else 1)
+    assert applied(resident, [Delivery(logged)], log) == (0 if rows is None else 1)
     assert resident.statistics().repeats == (2 if rows is None else 1)

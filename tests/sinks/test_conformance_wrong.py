@@ -14,8 +14,11 @@ from delta_prop_sinks import CallbackSink, NotConforming, check_sink
 from delta_prop_sinks.conformance import RULES
 from delta_prop_wire.delta import Delta, delete
 from delta_prop_wire.errors import UsageError
+from tests.sinks import wrong_forwarded, wrong_sinks
 from tests.sinks.right_sinks import Plain, Prompt, Store, Target, Through
-from tests.sinks.wrong_sinks import WRONG, HangsBehindAShield, HangsWhenClosed
+from tests.sinks.wrong_sinks import HangsBehindAShield, HangsWhenClosed
+
+WRONG = (*wrong_sinks.WRONG, *wrong_forwarded.WRONG)
 
 
 def told(kind: type[Plain], backend: Literal["asyncio", "trio"] = "asyncio") -> str:

@@ -214,7 +214,7 @@ def test_what_is_unlinked_at_the_start_slows_nobody_and_comes_down() -> None:
         log, resident = Log(), Resident()
         log.write(names(3000), clustered(3000))
         resident.enter(log)
-        resident.apply(log.deliveries(), log)
+        await resident.apply(log.deliveries(), log)
         index = IndexSink(resident=resident, linked=SMALL)
         await index.open(log)
         backlog = index.backlog()
@@ -239,7 +239,7 @@ def test_linking_ends_at_once_when_it_is_cancelled() -> None:
         log, resident = Log(), Resident()
         log.write(names(3000), clustered(3000))
         resident.enter(log)
-        resident.apply(log.deliveries(), log)
+        await resident.apply(log.deliveries(), log)
         index = IndexSink(resident=resident, linked=SMALL)
         await index.open(log)
         with anyio.CancelScope() as scope:

@@ -27,7 +27,7 @@ from delta_prop_wire.delta import (
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.states import encode_states
 from tests.sinks.strategies import logs
-from tests.sinks.support import LOG_ID, FakeLog, check_state, oracle, states_at
+from tests.sinks.support import LOG_ID, FakeLog, applied, check_state, oracle, states_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ def test_any_history_with_repeats_is_the_fold(log: FakeLog, data: st.DataObject)
     while at < len(log.batches):
         start = data.draw(st.integers(0, at))
         at = data.draw(st.integers(at + 1, len(log.batches)))
-        resident.apply([Delivery(logged) for logged in log.batches[start:at]], log)
+        applied(resident, [Delivery(logged) for logged in log.batches[start:at]], log)
     check(resident, log.batches)
     assert resident.lamport == log.lamport
 
@@ -68,18 +68,20 @@ def test_rows_in_any_selection_are_the_fold(log: FakeLog, data: st.DataObject) -
         names = {logged.batch.keys[row] for row in first}
         for wanted in (True, False):
             rows = [row for row, key in enumerate(logged.batch.keys) if (key in names) is wanted]
-            resident.apply([Delivery(logged, np.array(rows, np.intp))], log)
+            if not rows:  # what means nothing is not delivered
+                continue
+            applied(resident, [Delivery(logged, np.array(rows, np.intp))], log)
     check(resident, log.batches)
 
 
 @given(log=logs(forwarded=False))
 def test_the_fast_path_and_the_slow_one_agree(log: FakeLog) -> None:
     fast, slow = entered(log), entered(log)
-    fast.apply(log.deliveries(), log)
+    applied(fast, log.deliveries(), log)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK_ROWS_MIN", 1 << 30)
         patch.setattr(Resident, "_takes", lambda *_: False)  # nothing waits for others
-        slow.apply(log.deliveries(), log)
+        applied(slow, log.deliveries(), log)
     check(fast, log.batches)
     check(slow, log.batches)
 
@@ -90,7 +92,7 @@ def test_blocks_stay_within_float32_as_rows_do(operation: Operation) -> None:
     resident = entered(log)
     log.append(*(Delta(f"v{i}", create([3e38 if i % 2 else 1, -3e38, i])) for i in range(20)))
     log.append(*(Delta(f"v{i}", operation) for i in range(20)))
-    resident.apply(log.deliveries(), log)
+    applied(resident, log.deliveries(), log)
     check(resident, log.batches)
 
 
@@ -100,7 +102,7 @@ def test_two_sinks_at_different_paces_fold_once(log: FakeLog, paces: list[tuple[
     at = {True: 0, False: 0}
     for which, step in [*paces, (True, 99), (False, 99)]:
         part = log.batches[at[which] : at[which] + step]
-        resident.apply([Delivery(logged) for logged in part], log)
+        applied(resident, [Delivery(logged) for logged in part], log)
         at[which] += len(part)
     check(resident, log.batches)
     statistics = resident.statistics()
@@ -111,14 +113,14 @@ def test_two_sinks_at_different_paces_fold_once(log: FakeLog, paces: list[tuple[
 @given(log=logs(), order=st.randoms(use_true_random=False))
 def test_services_that_hold_the_same_deltas_hold_the_same_state(log: FakeLog, order: Any) -> None:
     resident = entered(log)
-    resident.apply(log.deliveries(), log)
+    applied(resident, log.deliveries(), log)
     other = FakeLog(b"other".ljust(16))
     shuffled = list(log.batches)
     order.shuffle(shuffled)
     for logged in shuffled:
         other.forward(logged.batch, logged.lamport)
-    elsewhere = entered(other, chain_deltas_max=order.choice([2, 5, 100]))
-    elsewhere.apply(other.deliveries(), other)
+    elsewhere = entered(other, chain_bytes_max=order.choice([0, 5_000, 1 << 20]))
+    applied(elsewhere, other.deliveries(), other)
     check(resident, log.batches)
     check(elsewhere, log.batches)
 
@@ -136,7 +138,7 @@ def test_a_late_delta_is_folded_in_from_the_chain_without_the_log() -> None:
     log.append(Delta("a", sparse([0], [5])))
     remote(log, 1, Delta("a", sparse([0], [7])))
     log.history = None  # type: ignore[assignment,method-assign]
-    resident.apply(log.deliveries(), log)
+    applied(resident, log.deliveries(), log)
     check(resident, log.batches)
     assert resident.statistics().late == 1
     assert resident.statistics().refolded_from_log == 0
@@ -147,11 +149,11 @@ def test_the_first_late_delta_is_folded_in_from_the_log() -> None:
     resident = entered(log)
     log.append(Delta("a", create([1, 1])), Delta("a", sparse([0], [5])))
     remote(log, 1, Delta("a", sparse_add([0], [7])))
-    resident.apply(log.deliveries(), log)
+    applied(resident, log.deliveries(), log)
     check(resident, log.batches)
     assert resident.statistics().refolded_from_log == 1
     remote(log, 1, Delta("a", sparse_add([1], [7])))
-    resident.apply(log.deliveries(), log)
+    applied(resident, log.deliveries(), log)
     check(resident, log.batches)
     assert resident.statistics().refolded_from_log == 1
 
@@ -162,14 +164,14 @@ def test_what_the_log_has_dropped_stops_the_sink_unless_a_reset_of_its_own_follo
     log.append(Delta("a", create([1, 1])), Delta("b", create([1, 1])))
     log.append(Delta("b", create([2, 2])))
     log.append(Delta("a", sparse([0], [5])), Delta("b", sparse_add([1], [1])))
-    resident.apply(log.deliveries(), log)
+    applied(resident, log.deliveries(), log)
     log.log_start = 2
     late = remote(log, 3, Delta("b", sparse_add([0], [7])))
-    resident.apply([Delivery(late)], log)
+    applied(resident, [Delivery(late)], log)
     check(resident, log.batches)
     stuck = remote(log, 3, Delta("a", sparse([0], [7])))
     with pytest.raises(StopSink, match=r"needs snapshot: a late delta at offset 6 .* vector 'a'"):
-        resident.apply([Delivery(stuck)], log)
+        applied(resident, [Delivery(stuck)], log)
 
 
 def with_state(log: FakeLog, end: int) -> None:
@@ -178,9 +180,12 @@ def with_state(log: FakeLog, end: int) -> None:
     states = LoggedBatch(batch, 0, 0, Source.LOCAL)
     whole, log.log_start = log.history, end
 
-    def history(namespace: str, vector_id: str) -> Any:
-        yield from ((states, row) for row, key in enumerate(batch.keys) if key == vector_id)
-        yield from whole(namespace, vector_id)
+    async def history(vectors: Any) -> Any:
+        for row, ref in enumerate(zip(batch.namespaces, batch.keys, strict=True)):
+            if ref in vectors:
+                yield states, row
+        async for place in whole(vectors):
+            yield place
 
     log.history = history  # type: ignore[method-assign]
 
@@ -192,22 +197,22 @@ def test_a_late_delta_is_folded_onto_the_state_that_the_log_begins_with() -> Non
     middle = log.next_offset
     log.append(Delta("other", create([1, 1])), Delta("a", scale(3)))
     remote(log, 3, Delta("a", sparse_add([0], [7])))  # behind the state, before the last one
-    resident.apply(log.deliveries()[:2], log)
+    applied(resident, log.deliveries()[:2], log)
     with_state(log, middle)
-    resident.apply(log.deliveries()[2:], log)
+    applied(resident, log.deliveries()[2:], log)
     check(resident, log.batches)
     assert resident.statistics().beneath_snapshot == 0
     before = resident.state("default", "a")
     for counter in (20, 21):  # what these would have changed is not there any more
         late = remote(log, 1, Delta("a", sparse_add([0], [100])), counter=counter)
-        resident.apply([Delivery(late)], log)
-        resident.apply([Delivery(late)], log)
+        applied(resident, [Delivery(late)], log)
+        applied(resident, [Delivery(late)], log)
     state = resident.state("default", "a")
     assert state is not None
     assert before is not None
     assert (state.content, state.key, state.ignored) == (before.content, before.key, 2)
     assert resident.statistics().beneath_snapshot == 2
-    resident.apply([Delivery(log.append(Delta("a", sparse_add([1], [1]))))], log)
+    applied(resident, [Delivery(log.append(Delta("a", sparse_add([1], [1]))))], log)
     state = resident.state("default", "a")
     assert state is not None
     assert state.vector is not None
@@ -223,11 +228,11 @@ def test_a_state_of_what_is_still_to_come_is_taken_whole_and_the_rest_are_repeat
     log.append(Delta("a", scale(2)))
     end = log.next_offset
     log.append(Delta("a", sparse_add([0], [1])))
-    resident.apply(log.deliveries()[:2], log)
+    applied(resident, log.deliveries()[:2], log)
     with_state(log, end)
-    resident.apply(log.deliveries()[2:3], log)
+    applied(resident, log.deliveries()[2:3], log)
     check(resident, [logged for logged in log.batches if logged.next_offset <= end])
-    resident.apply(log.deliveries()[3:], log)
+    applied(resident, log.deliveries()[3:], log)
     check(resident, log.batches)
 
 
@@ -235,53 +240,56 @@ def test_beside_a_new_log_a_late_delta_needs_a_snapshot_and_a_forwarded_repeat_d
     old = FakeLog()
     resident = entered(old)
     first = remote(old, 5, Delta("a", create([1, 1])))
-    resident.apply(old.deliveries(), old)
+    applied(resident, old.deliveries(), old)
     new = FakeLog(b"n" * 16, lamport=old.lamport)
     resident.enter(new)
     again = new.forward(first.batch, first.lamport)
-    resident.apply([Delivery(again)], new)
+    applied(resident, [Delivery(again)], new)
     check(resident, old.batches)
     new.append(Delta("a", sparse([0], [3])))
     late = remote(new, 1, Delta("a", sparse([0], [2])), counter=9)
     with pytest.raises(StopSink, match="needs snapshot"):
-        resident.apply([Delivery(new.batches[1]), Delivery(late)], new)
+        applied(resident, [Delivery(new.batches[1]), Delivery(late)], new)
 
 
-def test_chains_are_bounded_in_deltas_age_and_bytes() -> None:
+def test_chains_are_bounded_in_bytes_and_in_the_time_since_the_last_delta() -> None:
     log = FakeLog()
-    resident = entered(log, chain_bytes_max=50_000)
+    resident = entered(log, chain_bytes_max=200_000)
     remote(log, 1, Delta("z", create([0])))
     log.append(*(Delta(f"v{i}", create([i])) for i in range(200)))
     for delivery in log.deliveries():
-        resident.apply([delivery], log)
+        applied(resident, [delivery], log)
     assert resident.statistics().chains == 201
-    log.append(Delta("z", sparse([0], [1])))
-    resident.apply(log.deliveries(201), log)
-    assert resident.statistics().chain_bytes <= 50_000
+    log.clock.time = 40.0
+    for _ in range(100):
+        log.append(Delta("z", sparse([0], [1])))
+    applied(resident, log.deliveries(201), log)
+    held = resident.statistics()
+    assert 50 < held.chains < 201, "those whose last delta is the oldest go first"
+    assert held.chain_bytes <= 200_000
+    assert resident.chains.get(("default", "z")) is not None
     log.clock.time = 61.0
-    resident.apply([], log)
+    applied(resident, [], log)
+    assert resident.statistics().chains == 1, "a chain stays while its vector gets deltas"
+    log.clock.time = 101.0
+    applied(resident, [], log)
     assert resident.statistics().chains == 0
     assert resident.statistics().chain_bytes == 0
-    for _ in range(99):
-        log.append(Delta("z", sparse([0], [1])))
-    resident.apply(log.deliveries(202), log)
-    assert resident.statistics().chains == 1
-    log.append(Delta("z", sparse([0], [1])))
-    resident.apply(log.deliveries(301), log)
-    assert resident.statistics().chains == 0
 
 
-def test_a_slow_replay_moves_the_checkpoint() -> None:
+def test_a_chain_that_is_too_long_loses_its_older_half() -> None:
     log = FakeLog()
-    resident = entered(log)
-    remote(log, 1, Delta("a", create([1])))
-    log.append(Delta("a", sparse([0], [5])))
-    resident.apply(log.deliveries(), log)
-    assert resident.statistics().chains == 1
-    log.clock.step = 0.002
-    late = remote(log, 1, Delta("a", sparse([0], [7])))
-    resident.apply([Delivery(late)], log)
-    assert resident.statistics().chains == 0
+    resident = entered(log, chain_bytes_max=100_000)
+    remote(log, 1, Delta("z", create([0])))
+    for number in range(500):
+        log.append(Delta("z", sparse_add([0], [number])))
+        applied(resident, log.deliveries(number), log)
+        held = resident.statistics()
+        assert held.chains == 1
+        assert held.chain_bytes <= 100_000
+    log.history = None  # type: ignore[assignment,method-assign]
+    remote(log, 480, Delta("z", scale(3)))
+    applied(resident, log.deliveries(501), log)
     check(resident, log.batches)
 
 
@@ -291,10 +299,10 @@ def test_what_cannot_be_folded_is_rejected_alone() -> None:
     unknown = Operation(40, data=b"new")
     log.append(Delta("a", create([1, 2])), Delta("b", unknown), Delta("c", create([3, 4])))
     with pytest.raises(RejectDelta, match="'b': operation kind 40 is unknown here") as caught:
-        resident.apply(log.deliveries(), log)
+        applied(resident, log.deliveries(), log)
     assert caught.value.offset == 1
     rest = np.array([2], np.intp)
-    resident.apply([Delivery(log.batches[0], rest)], log)
+    applied(resident, [Delivery(log.batches[0], rest)], log)
     assert {vector_id for _, vector_id, _ in resident.rows()} == {"a", "c"}
 
 
@@ -302,10 +310,10 @@ def test_the_bound_stops_a_sink_whose_rows_must_stay() -> None:
     log = FakeLog()
     resident = entered(log, resident_bytes_max=5_000)
     log.append(*(Delta(f"v{i}", create([1, 2, 3, 4])) for i in range(40)))
-    resident.apply(log.deliveries(), log)
+    applied(resident, log.deliveries(), log)
     log.append(Delta("more", create([1, 2, 3, 4])))
     with pytest.raises(StopSink, match="the bound is 5000: raise resident_bytes_max"):
-        resident.apply(log.deliveries(40), log)
+        applied(resident, log.deliveries(40), log)
 
 
 def test_weights_follow_what_slots_hold() -> None:
@@ -316,10 +324,10 @@ def test_weights_follow_what_slots_hold() -> None:
         Delta("a", create([1]), metadata={"k": "v" * 1000}),
         Delta("b", Operation(Kind.OPAQUE, data=b"x" * 5000)),
     )
-    resident.apply(log.deliveries(), log)
+    applied(resident, log.deliveries(), log)
     assert resident.size > empty + 6000
     log.append(Delta("a", create([1])), Delta("b", delete()))
-    resident.apply(log.deliveries(), log)
+    applied(resident, log.deliveries(), log)
     assert resident.size < empty + 3000
     assert resident.tables["default"].weight == 0
 
@@ -328,8 +336,8 @@ def test_a_log_of_the_same_id_keeps_offsets() -> None:
     log = FakeLog()
     resident = entered(log)
     log.append(Delta("a", create([1])), Delta("a", sparse_add([0], [1])))
-    resident.apply(log.deliveries(), log)
+    applied(resident, log.deliveries(), log)
     resident.enter(FakeLog(LOG_ID))
-    resident.apply(log.deliveries(), log)
+    applied(resident, log.deliveries(), log)
     check(resident, log.batches)
     assert resident.statistics().repeats == 2

@@ -19,7 +19,7 @@ from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Delta, Dot, KnownIds, Source, create, delete, dense, scale, sparse
 from delta_prop_wire.encode import encode_batch
 from tests.sinks.strategies import logs
-from tests.sinks.support import FakeLog, check_state, oracle
+from tests.sinks.support import FakeLog, applied, check_state, oracle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,8 +72,8 @@ def test_runs_are_the_fold(parts: list[tuple[str, list[int], str]], again: int) 
     resident = Resident()
     resident.enter(log)
     deliveries = log.deliveries()
-    resident.apply(deliveries[: again + 1], log)
-    resident.apply(deliveries, log)  # partly repeats
+    applied(resident, deliveries[: again + 1], log)
+    applied(resident, deliveries, log)  # partly repeats
     expected = oracle(log.batches)
     for (namespace, vector_id), state in expected.items():
         check_state(resident.state(namespace, vector_id), state, context=vector_id)
@@ -89,9 +89,9 @@ def test_rows_of_runs_are_those_that_are_meant(parts: list[tuple[str, list[int],
     together, alone = Resident(), Resident()
     for resident in (together, alone):
         resident.enter(log)
-    together.apply(some, log)
+    applied(together, some, log)
     for one in some:
-        alone.apply([one], log)
+        applied(alone, [one], log)
     expected = {(namespace, vector_id): state for namespace, vector_id, state in alone.rows()}
     found = {(namespace, vector_id): state for namespace, vector_id, state in together.rows()}
     assert found.keys() == expected.keys()
@@ -103,7 +103,7 @@ def made(**settings: int) -> tuple[FakeLog, Resident]:
     log = filled([("create", list(range(20)), "")])
     resident = Resident(**settings)
     resident.enter(log)
-    resident.apply(log.deliveries(), log)
+    applied(resident, log.deliveries(), log)
     return log, resident
 
 
@@ -118,11 +118,11 @@ def numbers(log: FakeLog, key: int, number: float) -> list[Delivery]:
 def test_rows_wait_for_others_until_so_many_do_and_whoever_reads_has_them_folded() -> None:
     log, resident = made()
     for number in range(1, ROWS_MAX + 10):
-        resident.apply(numbers(log, number % 20, float(number)), log)
+        applied(resident, numbers(log, number % 20, float(number)), log)
         assert waiting(resident) == number % ROWS_MAX
         assert resident.next_offset == log.next_offset
         assert resident.lamport == log.lamport
-    resident.apply(numbers(log, 3, 4321.0), log)
+    applied(resident, numbers(log, 3, 4321.0), log)
     state = resident.state("default", "v3")
     assert state is not None
     assert state.vector is not None
@@ -259,7 +259,7 @@ def test_bytes_that_wait_are_bounded() -> None:
         log, resident = made()
         found = []
         for key in range(6):
-            resident.apply(numbers(log, key, 1.0), log)
+            applied(resident, numbers(log, key, 1.0), log)
             found.append(waiting(resident))
     assert found == [1, 2, 0, 1, 2, 0]
 
@@ -279,7 +279,7 @@ READERS: dict[str, Callable[[Resident], object]] = {
 @pytest.mark.parametrize("reader", sorted(READERS))
 def test_all_that_reads_sees_what_waited(reader: str) -> None:
     log, resident = made()
-    resident.apply(numbers(log, 1, 7.0), log)
+    applied(resident, numbers(log, 1, 7.0), log)
     assert waiting(resident) == 1
     READERS[reader](resident)
     assert waiting(resident) == 0
@@ -302,18 +302,18 @@ def test_what_cannot_wait_is_folded_behind_what_does() -> None:
         Delta("v1", sparse([1], [8.0])),
         Delta("new", sparse([0], [9.0])),
     ):
-        resident.apply([Delivery(log.append(delta))], log)
+        applied(resident, [Delivery(log.append(delta))], log)
     for (namespace, vector_id), state in oracle(log.batches).items():
         check_state(resident.state(namespace, vector_id), state, context=vector_id)
 
 
 def test_nothing_waits_beside_what_may_be_late_or_is_there_already() -> None:
     log, resident = made()
-    resident.apply(numbers(log, 1, 1.0), log)
-    assert resident.apply(log.deliveries(), log) == 0  # repeats
+    applied(resident, numbers(log, 1, 1.0), log)
+    assert applied(resident, log.deliveries(), log) == 0  # repeats
     log.forward(encode_batch([Delta("v1", sparse([0], [2.0]))], origin=99, base=1), lamport=log.lamport + 5)
-    resident.apply(log.deliveries(log.next_offset - 1), log)
-    resident.apply(numbers(log, 1, 3.0), log)
+    applied(resident, log.deliveries(log.next_offset - 1), log)
+    applied(resident, numbers(log, 1, 3.0), log)
     assert waiting(resident) == 0  # chains are kept from here on
     assert resident.statistics().folded == log.next_offset
 
@@ -326,16 +326,16 @@ def test_what_waits_fits_into_the_bound() -> None:
         deliveries = [Delivery(log.append(Delta(f"v{key}", create([1, 2, 3]))))]
         if resident.size > room:
             with pytest.raises(StopSink, match="resident_bytes_max"):
-                resident.apply(deliveries, log)
+                applied(resident, deliveries, log)
             break
-        resident.apply(deliveries, log)
+        applied(resident, deliveries, log)
         assert waiting(resident) == 0  # there is no room for a row to wait for
     assert key == 21
 
 
 def test_a_fold_that_fails_is_made_again() -> None:
     log, resident = made()
-    resident.apply(numbers(log, 1, 7.0), log)
+    applied(resident, numbers(log, 1, 7.0), log)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Table, "fold_block", failing)
         with pytest.raises(MemoryError):
@@ -361,7 +361,7 @@ def test_read_at_any_time_and_folded_at_any_time_it_is_the_fold(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "ROWS_MAX", bound)
         for place, delivery in enumerate(log.deliveries()):
-            resident.apply([delivery], log)
+            applied(resident, [delivery], log)
             cache.apply_now([delivery])
             if not reads[place % 40]:
                 continue
@@ -380,7 +380,7 @@ def test_vectors_of_another_dimension_than_their_namespace_are_folded_one_by_one
     log.append(Delta("b", dense([2, 3, 4])))
     resident = Resident()
     resident.enter(log)
-    resident.apply(log.deliveries(), log)
+    applied(resident, log.deliveries(), log)
     for (namespace, vector_id), state in oracle(log.batches).items():
         check_state(resident.state(namespace, vector_id), state, context=vector_id)
 
@@ -393,6 +393,6 @@ def test_a_dense_keeps_metadata_and_a_create_clears_it_whatever_came_just_before
     log = filled([*before, *((kind, [key], "") for key, kind in enumerate(kinds))])
     resident = Resident()
     resident.enter(log)
-    resident.apply(log.deliveries(), log)
+    applied(resident, log.deliveries(), log)
     for (namespace, vector_id), state in oracle(log.batches).items():
         check_state(resident.state(namespace, vector_id), state, context=vector_id)

@@ -369,7 +369,7 @@ def test_a_row_stays_in_memory_until_its_commit_has_returned(tmp_path: Path) -> 
             log.threads.run = slow  # type: ignore[method-assign]
             tasks.start_soon(sink.flush)
             await writing.wait()
-            resident.apply([second], log)
+            await resident.apply([second], log)
             size, evicted = resident.size, resident.evict()
             go.set()
         assert size > 6_000

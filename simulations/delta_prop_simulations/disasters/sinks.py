@@ -280,7 +280,7 @@ class LivingSink:
     async def _fold_again(self, ref: Ref, fact: Fact) -> None:
         """A delta that sorts before the state that this vector was given: ask the log for all there is."""
         self._model.struck["sink folded a vector again"] += 1
-        found = await self._context.threads.run(lambda: list(self._context.history(*ref)))
+        found = [place async for place in self._context.history([ref])]
         self._check_alive()
         facts = self._store.facts(ref)
         facts.begin()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop_sinks.conformance import losses, rebuilding, story
+from delta_prop_sinks.conformance import forwarded, losses, rebuilding, story
 from delta_prop_sinks.conformance.player import Player, Settings
 from delta_prop_sinks.conformance.steps import Leftovers
 from delta_prop_wire.errors import UsageError
@@ -40,8 +40,8 @@ async def check_sink(
     `get(namespace, vector_id)`, where the sink has it, is compared with the fold of what was delivered;
     `forgets` allows it None, for a cache. `probe(sink)` gives what other readers see, comparable, however
     often a delta was delivered. `expected(rows)` gives what the probe must see after these rows (`Applied`),
-    each once, in the order they were applied in; without it, the probe only shows whether repeats change
-    anything. `expected` needs a `probe`.
+    each once, in the order they were applied in; where it sees states, these are folded in the order of
+    `key`. Without `expected`, the probe only shows whether repeats change anything. It needs a `probe`.
 
     `failing(n)` makes the sink's target fail from its n-th operation on, 1 for the next; None mends it.
     With or without it the thread port that the sink is lent fails at times.
@@ -100,6 +100,8 @@ async def _play(player: Player, before: Leftovers) -> None:
     await story.late(player)
     await losses.parts(player)
     await losses.crash(player)
+    await forwarded.late_rows(player)
+    await forwarded.rebuilt_beneath(player)
     await story.slow(player)
     player.check_outside()
     await story.closing(player, before)

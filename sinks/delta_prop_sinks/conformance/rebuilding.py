@@ -70,7 +70,8 @@ def _middle(player: Player) -> int:
     return player.log.batches[-3].offset
 
 
-def _states(player: Player, offset: int) -> list[StateRow]:
+def states_at(player: Player, offset: int) -> list[StateRow]:
+    """Every vector's state as of an offset."""
     shadow, last = Shadow(), {}
     deliveries = player.log.deliveries(0, offset)
     shadow.apply(deliveries)
@@ -86,7 +87,7 @@ def _steps(player: Player, offset: int) -> list[Callable[[], Awaitable[None]]]:
     sink = player.sink
     assert isinstance(sink, Rebuilds)
     player.hide_foreign()
-    rows = _states(player, offset)
+    rows = states_at(player, offset)
     size = -(-len(rows) // PIECES)
     pieces = [rows[at : at + size] for at in range(0, len(rows), size) for _ in range(2)]
     lamport = lamport_below(player.log.deliveries(0, offset), offset)
@@ -95,6 +96,12 @@ def _steps(player: Player, offset: int) -> list[Callable[[], Awaitable[None]]]:
         *(partial(sink.take_states, piece) for piece in pieces),
         partial(sink.end_rebuild, offset, lamport),
     ]
+
+
+async def rebuild_at(player: Player, offset: int) -> None:
+    """Rebuild the sink, with nothing in the way."""
+    await _whole(player, offset)
+    player.rebuilt(offset)
 
 
 async def _whole(player: Player, offset: int) -> None:

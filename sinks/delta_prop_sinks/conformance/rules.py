@@ -22,6 +22,8 @@ RULES = {
     "backlog": "backlog() is a Backlog, at once, with 0 <= rows <= rows_max whatever is applied",
     "late": "rows out of the quarantine come late, behind higher offsets of other vectors, once; repeats are "
     "told by vector, no cursor moves, and a sink with its own makes them durable before apply() returns",
+    "forwarded": "a forwarded row may sort before one of its vector that came earlier, or have its id; a "
+    "sink that keeps states then folds the vector again, in canonical order, of equal ids the first",
     "close": "aclose() ends under a deadline of its own, lets go of everything, raises TryAgain at most, and "
     "may be called again",
     "deadline": "every call ends: waiting has a bound",

@@ -14,23 +14,26 @@ import anyio.lowlevel
 import numpy as np
 
 from delta_prop_sinks.sink import Delivery
-from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.algebra import State, apply, fold
 from delta_prop_wire.batch import LoggedBatch
-from delta_prop_wire.delta import Kind, Source
+from delta_prop_wire.delta import Kind, KnownIds, Source
 from delta_prop_wire.encode import encode_batch, encode_void
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.states import encode_states
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from delta_prop_wire.algebra import Key
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import Delta
+    from delta_prop_wire.states import StateRow
 
 T = TypeVar("T")
 Ref = tuple[str, str]
 """Namespace and vector id."""
 
+_NOTHING = State()
 _HERE = 0x9000_0000_0000_0012
 _ELSEWHERE = 0x1230_0000_0000_0010
 TURNS = 2
@@ -43,6 +46,12 @@ class Applied(NamedTuple):
     offset: int
     lamport: int
     delta: Delta
+
+    @property
+    def key(self) -> Key:
+        """Its place in canonical order, in which states are folded: (Lamport number, origin, counter)."""
+        assert self.delta.dot is not None, "what is in a log has a dot"
+        return (self.lamport, *self.delta.dot)
 
 
 class FalseClock:
@@ -142,6 +151,8 @@ class FalseLog:
         self._looked_at = 0
         self._lamport = 0
         self._counters = {_HERE: 0, _ELSEWHERE: 0}
+        self._ids: set[bytes] = set()
+        self._snapshot: tuple[list[StateRow], int] | None = None
 
     # --- what the sink may ask
 
@@ -172,12 +183,24 @@ class FalseLog:
         self._looked_at = len(self.batches)
         return self._dimensions.get(namespace)
 
-    def history(self, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:
-        """One vector's deltas, in log order."""
-        for logged in self.batches:
-            if not logged.batch.is_control:
-                for row, key in enumerate(logged.batch.keys):
-                    if key == vector_id and logged.batch.namespaces[row] == namespace:
+    async def history(self, vectors: Collection[Ref]) -> AsyncIterator[tuple[LoggedBatch, int]]:
+        """Some vectors' deltas, in log order, behind their states where these are all that is left of what
+        came before. That takes a turn of the event loop.
+        """
+        await anyio.lowlevel.checkpoint()
+        rows, begin = self._snapshot or ([], 0)
+        if states := [row for row in rows if row[:2] in vectors]:
+            logged = LoggedBatch(encode_states(states), 0, 0, Source.LOCAL)
+            for row in range(len(states)):
+                yield logged, row
+        for place in self._rows_of(vectors, begin):
+            yield place
+
+    def _rows_of(self, vectors: Collection[Ref], begin: int = 0) -> Iterator[tuple[LoggedBatch, int]]:
+        for logged in self.batches[self._place(begin) :]:
+            if not logged.batch.is_control and not self.refs(logged).keys().isdisjoint(vectors):
+                for row, ref in enumerate(zip(logged.batch.namespaces, logged.batch.keys, strict=True)):
+                    if ref in vectors:
                         yield logged, row
 
     # --- writing
@@ -193,6 +216,14 @@ class FalseLog:
         batch = encode_batch(deltas, origin=_ELSEWHERE, base=self._counters[_ELSEWHERE] + 1)
         return self._log(batch, Source.REPLICA, lamport)
 
+    def compact(self, states: list[StateRow], offset: int) -> None:
+        """From now on the log tells of what lies below an offset, the end of a batch, by states alone."""
+        self._snapshot = states, offset
+
+    def tell_all_again(self) -> None:
+        """The inverse of `compact`."""
+        self._snapshot = None
+
     def void(self, count: int) -> None:
         """Append control rows, which are delivered to nobody."""
         base = self._counters[_HERE] + 1
@@ -201,9 +232,11 @@ class FalseLog:
         )
 
     def _log(self, batch: Batch, source: Source, lamport: int | None = None) -> LoggedBatch:
-        logged = LoggedBatch(
-            batch, self.next_offset, self._lamport + 1 if lamport is None else lamport, source
-        )
+        known = sum(one in self._ids for one in batch.ids or ())
+        mark = KnownIds.NONE if not known else KnownIds.ALL if known == batch.count else KnownIds.SOME
+        self._ids.update(batch.ids or ())
+        number = self._lamport + 1 if lamport is None else lamport
+        logged = LoggedBatch(batch, self.next_offset, number, source, known_ids=mark)
         self._counters[batch.origin] += batch.count
         self._lamport = max(self._lamport, logged.lamport + batch.count - 1)
         self.next_offset = logged.next_offset
@@ -276,7 +309,7 @@ class FalseLog:
 
     def later_rows_of(self, ref: Ref, start: int) -> list[int]:
         """The offsets of a vector's rows from `start` on."""
-        return [logged.offset + row for logged, row in self.history(*ref) if logged.offset + row >= start]
+        return [logged.offset + row for logged, row in self._rows_of([ref]) if logged.offset + row >= start]
 
 
 class Shadow:
@@ -286,8 +319,9 @@ class Shadow:
         self.states: dict[Ref, State] = {}
         self.offsets: dict[int, None] = {}
         """Which rows have been applied, in order."""
-        # A vector's rows always come in the same order, so what a row gives is worked out once.
-        self._known: dict[int, tuple[Key | None, State]] = {}
+        self._of: dict[Ref, dict[Key, tuple[LoggedBatch, int]]] = {}
+        # A vector's rows mostly come in the same order, so what a row gives is worked out once.
+        self._known: dict[int, tuple[State, State]] = {}
         self._places: dict[int, tuple[LoggedBatch, int]] = {}
         self._rows: dict[int, Applied] = {}
 
@@ -295,6 +329,7 @@ class Shadow:
         """The sink has begun anew."""
         self.states.clear()
         self.offsets.clear()
+        self._of.clear()
 
     def apply(self, deliveries: Sequence[Delivery], below: int | None = None) -> None:
         """Note rows as applied, those below an offset where one is given; repeats have no effect."""
@@ -318,15 +353,32 @@ class Shadow:
     def _apply_row(self, logged: LoggedBatch, row: int) -> None:
         batch, at = logged.batch, logged.offset + row
         ref = (batch.namespaces[row], batch.keys[row])
-        before = self.states.get(ref, State())
+        before, key = self.states.get(ref, _NOTHING), logged.key(row)
+        rows = self._of.setdefault(ref, {})
+        rows[key] = self._places[at] = (logged, row)
+        if (before.key is not None and key < before.key) or logged.known_ids is not KnownIds.NONE:
+            self.states[ref] = _fold_all(rows)
+            return
         known = self._known.get(at)
-        if known is None or known[0] != before.key:
-            key = logged.key(row)
-            assert before.key is None or before.key < key, "the log is in canonical order, vector by vector"
+        if known is None or known[0] is not before:
             after = apply(before, batch.operation(row), batch.metadata(row), key)
-            known = self._known[at] = (before.key, after)
-            self._places[at] = (logged, row)
+            known = self._known[at] = (before, after)
         self.states[ref] = known[1]
+
+
+def _fold_all(rows: Mapping[Key, tuple[LoggedBatch, int]]) -> State:
+    """A vector's state; of deltas with one id the first in canonical order has an effect."""
+    seen: set[bytes] = set()
+    twins = set()
+    for key in sorted(rows):
+        logged, row = rows[key]
+        if logged.batch.ids is not None:
+            twins |= {key} if logged.batch.ids[row] in seen else set()
+            seen.add(logged.batch.ids[row])
+    changes = (
+        (key, logged.batch.operation(row), logged.batch.metadata(row)) for key, (logged, row) in rows.items()
+    )
+    return fold(changes, without_effect=twins)
 
 
 def rows_of(delivery: Delivery) -> list[int]:

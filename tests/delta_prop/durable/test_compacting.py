@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from delta_prop import compacting
-from delta_prop.attached import vector_history
+from delta_prop.attached import history_of
 from delta_prop.cli import main
 from delta_prop.embedded import Propagator
 from delta_prop_broker.log.durable import DurableLog
@@ -59,7 +59,7 @@ async def written(data: Path, count: int = 300) -> tuple[int, int]:
         log = p._log
         assert isinstance(log, DurableLog)
         assert log.first_offset == told.snapshot_offset  # type: ignore[union-attr]
-        history = list(vector_history(log, "n", "v1"))
+        history = [place for place in history_of(log, [("n", "v1")]) if place is not None]
         logged, row = history[0]
         assert logged.batch.is_state
         assert logged.row_offset(row) < log.first_offset

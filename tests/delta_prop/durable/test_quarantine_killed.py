@@ -170,7 +170,8 @@ def test_a_sink_withholds_from_history_what_is_set_aside_as_soon_as_it_opens() -
 
         class Looking(Rejecting):
             async def open(self, context):  # type: ignore[no-untyped-def]
-                seen.append([logged.offset + row for logged, row in context.history("default", "a")])
+                told = context.history([("default", "a")])
+                seen.append([logged.offset + row async for logged, row in told])
                 return await super().open(context)
 
         async with service(disk, 1) as p:

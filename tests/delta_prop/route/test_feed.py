@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from delta_prop.route.status import FeedState
 from delta_prop.testing import run_virtual
+from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_sinks.sink import StopSink, TryAgain
 from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import Refused
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from delta_prop.route.feed import Feed
     from delta_prop_sinks.sink import Delivery
+    from delta_prop_wire.batch import LoggedBatch
 
 # --- when
 
@@ -376,6 +378,101 @@ def test_reading_resumes_inside_a_batch() -> None:
             await second.wait(6)
             assert everything.offsets == [2, 3, 4, 5]
             assert some.offsets == [5]
+
+    run_virtual(main)
+
+
+class Greedy(TinySink):
+    """Takes as many deltas a call as it says at that moment."""
+
+    deltas_a_call = 5_000
+
+
+def read_in_pieces(route: Route, turn: Callable[[int], None]) -> list[int]:
+    """How many rows each reading of the log brings; `turn` is told how many readings there were, in each turn
+    of the event loop.
+    """
+    read, rows = route.log.read, list[int]()
+
+    def noting(offset: int, **bounds: int) -> list[LoggedBatch]:
+        found = read(offset, **bounds)
+        rows.append(sum(logged.count for logged in found))
+        return found
+
+    async def take_turns() -> None:
+        for _ in range(20):
+            turn(len(rows))
+            await anyio.lowlevel.checkpoint()
+
+    route.log.read = noting  # type: ignore[method-assign,assignment]
+    route._tasks.start_soon(take_turns)
+    return rows
+
+
+def test_many_deltas_for_one_call_are_read_in_pieces_between_which_others_run() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            for _ in range(3_500):
+                route.publish("a")
+            sink, turns = Greedy(), set[int]()
+            rows = read_in_pieces(route, turns.add)
+            await route.feed(sink).wait(3_500)
+            assert [count for _, count in sink.calls] == [3_500]
+            assert rows == [1_000, 1_000, 1_000, 500]
+            assert turns >= {1, 2, 3}, "one between two readings"
+            assert sink.offsets == list(range(3_500))
+
+    run_virtual(main)
+
+
+def test_a_sink_says_before_each_call_how_many_deltas_it_takes() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+
+            async def before(_: object) -> None:
+                sink.deltas_a_call = 0 if len(sink.calls) == 1 else 25
+
+            sink = Greedy(before)
+            sink.deltas_a_call = 40
+            for _ in range(100):
+                route.publish("a")
+            await route.feed(sink, limits=replace(LIMITS, merge_deltas_max=10)).wait(100)
+            assert [count for _, count in sink.calls] == [40, 10, 25, 25]
+
+    run_virtual(main)
+
+
+def test_what_was_read_of_a_log_that_is_recovered_meanwhile_is_read_again() -> None:
+    class Cut(MemoryLog):
+        end: int | None = None
+
+        @property
+        def visible(self) -> int:
+            return super().visible if self.end is None else self.end
+
+        def read(self, offset: int, **bounds: int) -> list[LoggedBatch]:
+            return [logged for logged in super().read(offset, **bounds) if logged.offset < self.visible]
+
+    async def main() -> None:
+        async with Route.running() as route:
+            log = route.log = Cut(bytes(16))
+            for _ in range(2_500):
+                route.publish("a")
+            sink = Greedy()
+
+            def cut(number: int) -> None:
+                if number == 2 and log.end is None:
+                    log.end = 1_500
+                    feed.note_recovered()
+
+            read_in_pieces(route, cut)
+            feed = route.feed(sink)
+            await feed.wait(1_500)
+            assert sink.offsets == list(range(1_500))
+            log.end = None
+            feed.note_recovered()
+            await feed.wait(2_500)
+            assert sink.offsets == list(range(2_500))
 
     run_virtual(main)
 

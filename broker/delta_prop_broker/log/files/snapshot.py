@@ -122,6 +122,7 @@ class Snapshot:
         self.bytes = index.size
         self._file = file
         self._index = index
+        self._last: tuple[int, LoggedBatch, list[str]] | None = None
 
     @property
     def log_id(self) -> bytes:
@@ -185,16 +186,22 @@ class Snapshot:
         place = bisect_right(self._index.firsts, wanted) - 1
         if place < 0:
             return None
-        position, row, previous_crc = self._index.entries[place]
-        end = self._index.frames_end
-        walk = Walk(self._file, position=position, offset=row, end=end, previous_crc=previous_crc)
-        try:
-            logged = next(iter(walk)).logged
-        except BadFrame as bad:
-            raise LogDamaged(self.path, bad.reason, position=bad.position) from None
-        keys = sort_keys(logged.batch)
+        logged, keys = self._frame(place)
         at = bisect_left(keys, wanted)
         return (logged, at) if at < len(keys) and keys[at] == wanted else None
+
+    def _frame(self, place: int) -> tuple[LoggedBatch, list[str]]:
+        """One frame and its sort keys; the last one is held, as who looks for many vectors sorts them."""
+        if self._last is None or self._last[0] != place:
+            position, row, previous_crc = self._index.entries[place]
+            end = self._index.frames_end
+            walk = Walk(self._file, position=position, offset=row, end=end, previous_crc=previous_crc)
+            try:
+                logged = next(iter(walk)).logged
+            except BadFrame as bad:
+                raise LogDamaged(self.path, bad.reason, position=bad.position) from None
+            self._last = place, logged, sort_keys(logged.batch)
+        return self._last[1:]
 
     def verify(self) -> None:
         """Read and check everything. Raises LogDamaged, OSError."""

@@ -1,0 +1,132 @@
+"""Sinks that do with forwarded rows what they must not, and what the kit must tell of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from delta_prop_wire.algebra import State, apply, fold
+from delta_prop_wire.batch import LoggedBatch
+from delta_prop_wire.delta import Source
+from tests.sinks.right_sinks import Plain, Store
+
+if TYPE_CHECKING:
+    from delta_prop_sinks import Delivery, SinkContext
+    from tests.sinks.right_sinks import Target
+
+
+class FoldsForwardedRowsOnTop(Plain):
+    """Applies every row once, in the order in which they come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.offsets: dict[tuple[str, str], int] = {}
+
+    def take_row(self, delivery: Delivery, row: int) -> None:
+        batch, offset = delivery.batch, delivery.first_offset + row
+        ref = (batch.namespaces[row], batch.keys[row])
+        if offset > self.offsets.get(ref, -1):
+            self.offsets[ref] = offset
+            before, key = self.states.get(ref, State()), delivery.logged.key(row)
+            self.states[ref] = apply(before, batch.operation(row), batch.metadata(row), key)
+
+
+class TakesForwardedRowsForRepeats(Plain):
+    """Where they sort before what its vector holds."""
+
+    def take(self, delivery: Delivery) -> None:
+        logged = delivery.logged
+        local = LoggedBatch(logged.batch, logged.offset, logged.lamport, Source.LOCAL)
+        super().take(replace(delivery, logged=local))
+
+
+class FoldsTwinsTwice(Plain):
+    def take(self, delivery: Delivery) -> None:
+        logged = delivery.logged
+        unmarked = LoggedBatch(logged.batch, logged.offset, logged.lamport, logged.source)
+        super().take(replace(delivery, logged=unmarked))
+
+
+class FoldsAgainWhatCameSinceARebuild(Store):
+    """Keeps the rows of each vector itself, but not what the states of a rebuild were made of."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target)
+        self.kept: dict[tuple[str, str], dict[Any, Any]] = {}
+
+    def take_row(self, delivery: Delivery, row: int) -> None:
+        super().take_row(delivery, row)
+        batch = delivery.batch
+        rows = self.kept.setdefault((batch.namespaces[row], batch.keys[row]), {})
+        rows[delivery.logged.key(row)] = (
+            batch.operation(row),
+            batch.metadata(row),
+            batch.ids and batch.ids[row],
+        )
+
+    async def fold_again(self) -> None:
+        for ref in self.again:
+            rows, ids = self.kept[ref], dict[bytes, Any]()
+            twins = {key for key in sorted(rows) if rows[key][2] and ids.setdefault(rows[key][2], key) != key}
+            changes = [(key, operation, patch) for key, (operation, patch, _) in rows.items()]
+            self.pending[ref] = self.states[ref] = fold(changes, without_effect=twins)
+        self.again.clear()
+
+    async def end_rebuild(self, offset: int, lamport: int) -> None:
+        await super().end_rebuild(offset, lamport)
+        self.kept.clear()
+
+
+class _WithoutStates:
+    def __init__(self, context: SinkContext) -> None:
+        self._context = context
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def history(self, vectors: Any) -> Any:
+        async for logged, row in self._context.history(vectors):
+            if not logged.batch.is_state:
+                yield logged, row
+
+
+class LeavesOutWhereTheLogBegins(Store):
+    """Folds again what the log tells one by one, without the state that came before."""
+
+    async def fold_again(self) -> None:
+        context = self.context
+        self.context = _WithoutStates(context)  # type: ignore[assignment]
+        try:
+            await super().fold_again()
+        finally:
+            self.context = context
+
+
+WRONG: tuple[tuple[type[Plain], str, str], ...] = (
+    (
+        FoldsForwardedRowsOnTop,
+        "forwarded",
+        "after a forwarded row that sorts before one of its vector that came earlier, get('default', 'shar",
+    ),
+    (
+        TakesForwardedRowsForRepeats,
+        "forwarded",
+        "after a forwarded row that sorts before one of its vector that came earlier, get('default', 'shar",
+    ),
+    (
+        FoldsTwinsTwice,
+        "forwarded",
+        "after forwarded rows with the ids of rows that came earlier, get('default', 'shared-4') gave the ",
+    ),
+    (
+        FoldsAgainWhatCameSinceARebuild,
+        "forwarded",
+        "after a rebuild from a snapshot that lies below forwarded rows, when these had come again, get('",
+    ),
+    (
+        LeavesOutWhereTheLogBegins,
+        "forwarded",
+        "after a rebuild from a snapshot that lies below forwarded rows, when these had come again, get('",
+    ),
+)
+"""Each wrong sink, the rule that it breaks, and a part of the sentence that it must be told."""
