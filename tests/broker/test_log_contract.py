@@ -84,6 +84,47 @@ def test_reading_gives_the_batch_that_holds_an_offset_and_stops_at_either_bound(
 
 
 @LOGS
+def test_appended_rows_are_read_back_before_they_are_visible(make: Make) -> None:
+    log = make()
+    for rows in (10, 10):
+        append(log, rows)
+    settle(log)
+    given = [(append(log, rows), rows) for rows in (3, 1, 4)]
+
+    def back(offset: int, rows_max: int = 1) -> list[tuple[int, int]]:
+        found = log.read_appended(offset, rows_max=rows_max, bytes_max=1 << 20)
+        return [(logged.offset, logged.count) for logged in found]
+
+    assert given == [(20, 3), (23, 1), (24, 4)]
+    assert [back(offset) for offset in (0, 9, 19, 22, 27)] == [
+        [(0, 10)],
+        [(0, 10)],
+        [(10, 10)],
+        [given[0]],
+        [given[2]],
+    ]
+    assert back(log.next_offset) == back(log.next_offset + 5) == []
+    assert back(20, rows_max=99) == given
+    settle(log)
+    assert back(20, rows_max=99) == given
+    body = log.read_appended(23, rows_max=1, bytes_max=1)[0].batch.body
+    assert bytes(body) == bytes(log.read(23, rows_max=1, bytes_max=1)[0].batch.body)
+
+
+@LOGS
+def test_appended_rows_that_the_log_has_let_go_are_refused_when_read_back(make: Make) -> None:
+    log = make()
+    while log.first_offset == 0:
+        append(log, 10)
+        settle(log)
+    end = append(log, 10)
+    with pytest.raises(Refused) as old:
+        log.read_appended(log.first_offset - 1, rows_max=1, bytes_max=1)
+    assert old.value.code is ErrorCode.CURSOR_TOO_OLD
+    assert [one.offset for one in log.read_appended(end + 9, rows_max=1, bytes_max=1)] == [end]
+
+
+@LOGS
 def test_a_level_above_its_own_is_refused_and_changes_nothing(make: Make) -> None:
     log = make()
     batch = batch_of(1, level=AckLevel(log.level + 1))

@@ -92,6 +92,12 @@ class Log(Protocol):
         Raises Refused (CURSOR_TOO_OLD) below `first_offset`.
         """
 
+    def read_appended(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
+        """`read` up to `next_offset`: also what is not visible yet, to compare a repeat with its first copy.
+
+        Raises Refused (CURSOR_TOO_OLD) below `first_offset`.
+        """
+
     def fill(self, offset: int) -> float:
         """The share of the log's bounds that everything from `offset` on takes: 1 is all there is."""
 

@@ -160,6 +160,10 @@ class MemoryLog:
             size += logged.batch.size
         return found
 
+    def read_appended(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
+        """`read`, as everything that has a place is visible."""
+        return self.read(offset, rows_max=rows_max, bytes_max=bytes_max)
+
     def fill(self, offset: int) -> float:
         """The share of the bounds that everything from `offset` on takes, as far as it is still held."""
         if offset >= self.next_offset:

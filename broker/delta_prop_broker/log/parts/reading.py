@@ -23,14 +23,24 @@ class Reading(LogState):
 
         Raises Refused (CURSOR_TOO_OLD) below `first_offset`, LogDamaged, OSError.
         """
-        visible = self.visible
+        return self._read(offset, self.visible, rows_max=rows_max, bytes_max=bytes_max)
+
+    def read_appended(self, offset: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
+        """`read` up to `next_offset`: also what is not visible yet, or not even written.
+
+        Raises Refused (CURSOR_TOO_OLD) below `first_offset`, LogDamaged, OSError.
+        """
+        return self._read(offset, self.next_offset, rows_max=rows_max, bytes_max=bytes_max)
+
+    def _read(self, offset: int, end: int, *, rows_max: int, bytes_max: int) -> list[LoggedBatch]:
         if offset < self._start:
             raise refusals.too_old(offset, self._start)
-        if offset >= visible:
+        if offset >= end:
             return []
         if offset >= self._tail.first:
-            return self._tail.read(offset, visible, rows_max=rows_max, bytes_max=bytes_max)
-        end = min(visible, self._tail.first)
+            return self._tail.read(offset, end, rows_max=rows_max, bytes_max=bytes_max)
+        # A log that failed counts less as written than it did: what lies between may have gone.
+        end = min(end, self.written, self._tail.first)
         return self._segments.read(offset, end, rows_max=rows_max, bytes_max=bytes_max)
 
     def frames(self, offset: int = 0) -> Iterator[Place]:
@@ -61,7 +71,5 @@ class Reading(LogState):
         return self._segments.offset_at(time_us, self.visible)
 
     def _fetch(self, offset: int) -> LoggedBatch | None:
-        cached = offset >= self._tail.first
-        held, end = (self._tail, self.next_offset) if cached else (self._segments, self.written)
-        found = held.read(offset, end, rows_max=1, bytes_max=1)
+        found = self.read_appended(offset, rows_max=1, bytes_max=1)
         return found[0] if found else None
