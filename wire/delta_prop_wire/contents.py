@@ -1,0 +1,110 @@
+"""Compares what rows of batches say, whoever says it, under which dots and in whatever company.
+
+Pure. A stretch of rows is compared by columns, so the cost hardly depends on how many rows there are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from delta_prop_wire.layout import Column
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from delta_prop_wire.batch import Batch
+
+
+def same_contents(
+    one: Batch, row: int, other: Batch, other_row: int, count: int = 1, *, operands: bool = True
+) -> bool:
+    """True if `count` rows of two batches change the same facts in the same way.
+
+    Vector id, namespace, kind, operand bytes, metadata change and topics count. Dot, id, parents, clock,
+    times, priority, expectation and ack level do not, nor do the operands without `operands`.
+    """
+    mine, theirs = slice(row, row + count), slice(other_row, other_row + count)
+    return (
+        one.keys[mine] == other.keys[theirs]
+        and one.kinds[mine] == other.kinds[theirs]
+        and _same_namespaces(one, mine, other, theirs)
+        and (not operands or _same_operands(one, mine, other, theirs))
+        and _same_metadata(one, mine, other, theirs)
+        and _same_topics(one, mine, other, theirs)
+    )
+
+
+def first_difference(one: Batch, row: int, other: Batch, other_row: int, count: int) -> int | None:
+    """How many rows two stretches of `count` rows have in common before the first that differs; None: all."""
+    if same_contents(one, row, other, other_row, count):
+        return None
+    same, different = 0, count  # so many rows are the same, and among so many one is not
+    while different - same > 1:
+        middle = (same + different) // 2
+        if same_contents(one, row + same, other, other_row + same, middle - same):
+            same = middle
+        else:
+            different = middle
+    return same
+
+
+def _same_namespaces(one: Batch, mine: slice, other: Batch, theirs: slice) -> bool:
+    if one.namespace is not None and other.namespace is not None:
+        return one.namespace == other.namespace
+    return one.namespaces[mine] == other.namespaces[theirs]
+
+
+def _same_operands(one: Batch, mine: slice, other: Batch, theirs: slice) -> bool:
+    return _operands(one, mine) == _operands(other, theirs)
+
+
+def _operands(batch: Batch, rows: slice) -> tuple[tuple[bytes, bytes], ...]:
+    return (
+        _part(batch, Column.VALUES, batch.value_bounds, rows, 4),
+        _part(batch, Column.INDICES, batch.index_bounds, rows, 4),
+        _part(batch, Column.BLOBS, batch.blob_bounds, rows),
+    )
+
+
+def _part(
+    batch: Batch, column: Column, bounds: NDArray[np.int64], rows: slice, width: int = 1
+) -> tuple[bytes, bytes]:
+    """What rows have in a column, end to end, and how it is divided; each has the part between two bounds."""
+    stops = bounds[rows.start : rows.stop + 1]
+    start, stop = int(stops[0]), int(stops[-1])
+    raw = batch.column(column)
+    content = b"" if raw is None else bytes(raw[start * width : stop * width])
+    return (stops - start).tobytes(), content
+
+
+def _same_metadata(one: Batch, mine: slice, other: Batch, theirs: slice) -> bool:
+    if not one.has_metadata and not other.has_metadata:
+        return True
+    metadata = _part(one, Column.METADATA, one._metadata_bounds, mine)
+    if metadata == _part(other, Column.METADATA, other._metadata_bounds, theirs):
+        return True
+    rows, other_rows = range(mine.start, mine.stop), range(theirs.start, theirs.stop)
+    return all(
+        _same_json(one.metadata(row), other.metadata(other_row))
+        for row, other_row in zip(rows, other_rows, strict=True)
+    )
+
+
+def _same_json(one: Any, other: Any) -> bool:
+    """True if two values are the same as JSON: members in any order, and true is not 1."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same_json(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same_json, one, other))
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+
+
+def _same_topics(one: Batch, mine: slice, other: Batch, theirs: slice) -> bool:
+    if not one.tags and not other.tags:
+        return True
+    rows, other_rows = range(mine.start, mine.stop), range(theirs.start, theirs.stop)
+    return all(
+        set(one._tags_of.get(row, ())) == set(other._tags_of.get(other_row, ()))
+        for row, other_row in zip(rows, other_rows, strict=True)
+    )
