@@ -14,6 +14,7 @@ from delta_prop.chain_state import Small
 from delta_prop.ingest.origins import OWN
 from delta_prop.order.clock import OriginClocks
 from delta_prop.receipt import Published
+from delta_prop.repeats import Repeats
 from delta_prop_wire.delta import AckLevel, Dot, KnownIds, Source
 from delta_prop_wire.encode import encode_void, read_void
 from delta_prop_wire.errors import InvalidDelta, Refused
@@ -66,6 +67,7 @@ class Appender:
         self._origins = origins
         self.vectors = vectors
         self.ids = ids
+        self._repeats = Repeats(log, ids)
         self._wall_us = wall_us
         self._load_head = load_head
         self._clocks = OriginClocks()
@@ -81,7 +83,9 @@ class Appender:
         if not work.session.forwards:
             try:
                 self._origins.require(batch, work.session.owner)  # it may have been fenced while it waited
-                repeated = self._repeated_ids(batch)  # before its vector is looked at: that has moved on
+                repeated = self._repeated_ids(
+                    batch, source
+                )  # before its vector is looked at: that has moved on
                 if repeated:
                     return self._repeat_under_new_dots(work, repeated, now)
                 self.vectors.check(batch, self._load_head)
@@ -166,7 +170,10 @@ class Appender:
 
         Raises Refused; the draft has no dots then, and nothing has changed.
         """
-        repeats = self._repeated_rows(draft.ids)
+        repeats = self._repeats.find(draft.ids)
+        if repeats:
+            same = draft.encode(None, origin=origin, base=1, clock=(), hybrid_time=0)
+            self._repeats.check(same, repeats, draft.source)
         rows = None if not repeats else [row for row in range(draft.count) if row not in repeats]
         if rows == []:
             self.counters.duplicates += draft.count
@@ -374,8 +381,10 @@ class Appender:
 
     # --- ids
 
-    def _repeated_ids(self, batch: Batch) -> dict[int, int | None]:
-        repeats = self._repeated_rows(batch.ids)
+    def _repeated_ids(self, batch: Batch, source: Source) -> dict[int, int | None]:
+        repeats = self._repeats.find(batch.ids)
+        if repeats:
+            self._repeats.check(batch, repeats, source)
         if repeats and len(repeats) < batch.count:
             row = min(repeats)
             raise InvalidDelta(
@@ -388,7 +397,7 @@ class Appender:
 
     def _known_ids(self, batch: Batch) -> KnownIds:
         """Whether ids of a forwarded batch were accepted here before: who folds it has to look then."""
-        repeats = self._repeated_rows(batch.ids)
+        repeats = self._repeats.find(batch.ids)
         if not repeats:
             return KnownIds.NONE
         return KnownIds.ALL if len(repeats) == batch.count else KnownIds.SOME
@@ -403,19 +412,6 @@ class Appender:
         return logged, Published(
             first, work.batch.dot(0), work.count, self.kept_as(work.batch.ack_level), firsts
         )
-
-    def _repeated_rows(self, ids: list[bytes] | None) -> dict[int, int]:
-        """Row to its first copy: an offset of the log, or -1 - the row of this batch that came before."""
-        if ids is None:
-            return {}
-        repeats = {row: at for row, at in enumerate(self.ids.find(ids)) if at is not None}
-        if len(set(ids)) < len(ids):
-            first: dict[bytes, int] = {}
-            for row, one in enumerate(ids):
-                if one in first and row not in repeats:
-                    repeats[row] = -1 - first[one]
-                first.setdefault(one, row)
-        return repeats
 
     # --- clocks
 

@@ -114,6 +114,39 @@ def dot_reused(batch: Batch, outcome: int | ErrorCode | None = None) -> Refused:
     )
 
 
+def id_reused(row: int, id_: bytes, at: int) -> Refused:
+    """An id of before, for other content. `at`: its first copy, as `Repeats` tells it."""
+    where = f"offset {at}" if at >= 0 else f"row {-1 - at} of the same call"
+    return Refused(
+        ErrorCode.ID_REUSED,
+        f"row {row}: id {id_.hex()} was accepted before for other content ({where}): give each change an id "
+        "of its own",
+        row=row,
+        field="id",
+        details={"offset": at} if at >= 0 else {},
+    )
+
+
+def repeats_scattered(places_max: int) -> Refused:
+    """Ids of before that would take too long to be compared with their first copies."""
+    return Refused(
+        ErrorCode.TOO_LARGE,
+        f"the first copies of its ids are scattered over more than {places_max} places of the log, or stand "
+        "in quite another order: send fewer deltas at once",
+        field="id",
+    )
+
+
+def unreadable(offset: int, error: object) -> Refused:
+    """The first copy of an id cannot be read, so nobody knows whether this is a repeat."""
+    return Refused(
+        ErrorCode.LOG_FAILED,
+        f"the log cannot be read at offset {offset}, where an id was accepted before ({error}), so this "
+        "cannot be compared: send it again later, and have the operator run `log verify`",
+        retry_after_ms=1000,
+    )
+
+
 def said_hello_again() -> Refused:
     """What was pending when its producer said hello again, which sends everything open anew."""
     return Refused(

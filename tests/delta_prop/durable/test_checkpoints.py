@@ -133,7 +133,7 @@ def test_what_retention_has_removed_is_known_all_the_same() -> None:
             for frame, told in frames:
                 assert told_as(await repeat(p, frame, Session("me"))) == told
                 assert told_as(await repeat(p, other(frame), Session("me"))) == told  # no longer compared
-            published = await p.publish(Delta("again", create([1.0]), id=(280).to_bytes(16, "big")))
+            published = await p.publish(Delta("v280", create([1.0]), id=(280).to_bytes(16, "big")))
             assert published.duplicates == {0: 280}
             with pytest.raises(InvalidDelta, match="holds vectors of 1"):
                 await p.publish(Delta("x", create([1.0, 2.0])))
