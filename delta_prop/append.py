@@ -11,10 +11,11 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from delta_prop.chain_state import Small
+from delta_prop.id_repeats import IdRepeats
 from delta_prop.ingest.origins import OWN
 from delta_prop.order.clock import OriginClocks
 from delta_prop.receipt import Published
-from delta_prop.repeats import Repeats
+from delta_prop.splitting import new_rows, of_row, split
 from delta_prop_wire.delta import AckLevel, Dot, KnownIds, Source
 from delta_prop_wire.encode import encode_void, read_void
 from delta_prop_wire.errors import InvalidDelta, Refused
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from delta_prop.ingest.vectors import Vectors
     from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
     from delta_prop.merged import Merged
+    from delta_prop.splitting import Piece
     from delta_prop_broker.log.contract import Log
     from delta_prop_broker.log.files.snapshot import OriginMark
     from delta_prop_wire.batch import Batch, LoggedBatch
@@ -67,27 +69,27 @@ class Appender:
         self._origins = origins
         self.vectors = vectors
         self.ids = ids
-        self._repeats = Repeats(log, ids)
+        self._repeats = IdRepeats(log, ids)
         self._wall_us = wall_us
         self._load_head = load_head
         self._clocks = OriginClocks()
         self._hybrid_time = 0
 
-    def sequenced(self, work: Sequenced, now: float) -> tuple[LoggedBatch, Published | Refused]:
-        """Append a batch, or the void that takes its place. Raises Refused if its dots stay open."""
+    def sequenced(self, work: Sequenced, now: float) -> tuple[Sequence[LoggedBatch], Published | Refused]:
+        """Append a batch, or the void that takes its place; in pieces where it mixes known and new ids.
+
+        Raises Refused if its dots stay open.
+        """
         batch, source = work.batch, work.session.source
         if work.void is not None or batch.is_control:
             return self._sequenced_void(work, work.void, now)
-        repeated: dict[int, int | None] = {}
         known = self._known_ids(batch) if work.session.forwards else KnownIds.NONE
         if not work.session.forwards:
             try:
                 self._origins.require(batch, work.session.owner)  # it may have been fenced while it waited
-                repeated = self._repeated_ids(
-                    batch, source
-                )  # before its vector is looked at: that has moved on
-                if repeated:
-                    return self._repeat_under_new_dots(work, repeated, now)
+                repeats = self._repeats.find(batch.ids)
+                if repeats:  # before its vector is looked at: that has moved on
+                    return self._with_repeats(work, repeats, now)
                 self.vectors.check(batch, self._load_head)
             except Refused as refusal:
                 if not refusal.voids or refusal.code is ErrorCode.UNAUTHORIZED:
@@ -102,7 +104,7 @@ class Appender:
         self._count_conflicts(batch)
         self._commit(logged, now)
         level = self.log.level if work.session.forwards else self.kept_as(batch.ack_level)
-        return logged, Published(logged.offset, batch.dot(0), batch.count, level)
+        return (logged,), Published(logged.offset, batch.dot(0), batch.count, level)
 
     def run(
         self, batches: Sequence[Batch], state: OriginState, source: Source, now: float
@@ -187,7 +189,10 @@ class Appender:
             clock=self._changed_clock(draft, origin),
             hybrid_time=self._next_hybrid_time(),
         )
-        self.vectors.check(batch, self._load_head)
+        try:
+            self.vectors.check(batch, self._load_head)
+        except Refused as refusal:
+            raise (refusal if rows is None else of_row(refusal, rows)) from None
         logged = self._append(batch, None, draft.source)
         self._commit(logged, now)
         self.counters.duplicates += len(repeats)
@@ -348,7 +353,7 @@ class Appender:
         refusal: Refused | None,
         now: float,
         firsts: Mapping[int, int | None] | None = None,
-    ) -> tuple[LoggedBatch, Published | Refused]:
+    ) -> tuple[Sequence[LoggedBatch], Published | Refused]:
         batch = work.batch
         body = batch
         if refusal is not None:
@@ -377,23 +382,9 @@ class Appender:
             state.note_void(batch, refusal.code)
         self.counters.voided += batch.count
         published = Published(logged.offset, batch.dot(0), batch.count, self.kept_as(batch.ack_level))
-        return logged, published if refusal is None else refusal
+        return (logged,), published if refusal is None else refusal
 
     # --- ids
-
-    def _repeated_ids(self, batch: Batch, source: Source) -> dict[int, int | None]:
-        repeats = self._repeats.find(batch.ids)
-        if repeats:
-            self._repeats.check(batch, repeats, source)
-        if repeats and len(repeats) < batch.count:
-            row = min(repeats)
-            raise InvalidDelta(
-                "id",
-                f"was accepted before (row {repeats[row]} of the log or of this batch), while other rows are "
-                "new: send those again under new dots, without it",
-                row=row,
-            )
-        return _offsets(repeats, None) if repeats else {}
 
     def _known_ids(self, batch: Batch) -> KnownIds:
         """Whether ids of a forwarded batch were accepted here before: who folds it has to look then."""
@@ -402,9 +393,24 @@ class Appender:
             return KnownIds.NONE
         return KnownIds.ALL if len(repeats) == batch.count else KnownIds.SOME
 
+    def _with_repeats(
+        self, work: Sequenced, repeats: dict[int, int], now: float
+    ) -> tuple[Sequence[LoggedBatch], Published | Refused]:
+        """Append a batch of which some ids, or all, were accepted before. Raises Refused."""
+        batch = work.batch
+        self._repeats.check(batch, repeats, work.session.source)
+        if len(repeats) == batch.count:
+            return self._repeat_under_new_dots(work, dict(repeats), now)
+        new, rows = new_rows(batch, repeats)
+        try:
+            self.vectors.check(new, self._load_head)
+        except Refused as refusal:
+            raise of_row(refusal, rows) from None
+        return self._in_pieces(work, split(batch, repeats, self.log.next_offset), now)
+
     def _repeat_under_new_dots(
         self, work: Sequenced, firsts: dict[int, int | None], now: float
-    ) -> tuple[LoggedBatch, Published]:
+    ) -> tuple[Sequence[LoggedBatch], Published]:
         void = InvalidDelta("id", "was accepted before")
         logged, _ = self._sequenced_void(work, void, now, firsts)
         self.counters.duplicates += work.count
@@ -412,6 +418,33 @@ class Appender:
         return logged, Published(
             first, work.batch.dot(0), work.count, self.kept_as(work.batch.ack_level), firsts
         )
+
+    def _in_pieces(
+        self, work: Sequenced, pieces: Sequence[Piece], now: float
+    ) -> tuple[Sequence[LoggedBatch], Published]:
+        """Append all pieces of a batch. Raises Refused where not all of them find room."""
+        batch, level = work.batch, self.kept_as(work.batch.ack_level)
+        refusal = self.log.refusal(*[piece.batch for piece in pieces])
+        if refusal is not None:
+            raise refusal
+        placed = self.log.append_run(
+            [piece.batch for piece in pieces], lamport=self.lamport + 1, source=work.session.source
+        )
+        duplicates: dict[int, int | None] = {}
+        first: tuple[int, Dot] | None = None
+        for logged, (piece, firsts) in zip(placed, pieces, strict=True):
+            if firsts is None:
+                self._count_conflicts(piece)
+                first = first or (logged.offset, piece.dot(0))
+            else:
+                row = logged.offset - placed[0].offset
+                duplicates.update((row + at, offset) for at, offset in firsts.items())
+            self._commit(logged, now, firsts)
+        self._state(batch).remember(batch.base, batch.last, batch.crc)  # a repeat sends the whole frame
+        self.counters.duplicates += len(duplicates)
+        self.counters.voided += len(duplicates)
+        assert first is not None, "a batch without new rows is not split"
+        return placed, Published(*first, batch.count, level, duplicates, in_place=True)
 
     # --- clocks
 

@@ -11,7 +11,7 @@ from delta_prop.ingest.lanes import Item
 from delta_prop.ingest.work import Sequenced
 from delta_prop.order.orderer import Entry
 from delta_prop.published import State
-from delta_prop.refusals import withdrawn
+from delta_prop.refusals import REPEATS_MAX, cut_otherwise, dot_reused, too_many_repeats, withdrawn
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.validate import validate_batch
 
@@ -67,6 +67,28 @@ def pass_on(told: Receipt, receipt: Receipt) -> None:
         receipt.acknowledge(told.result())
     else:
         receipt.refuse(withdrawn())
+
+
+def join(work: Sequenced, parked: Entry) -> Refused | None:
+    """Have the same dots again wait for the outcome of their first copy; why not, where they cannot.
+
+    One effect, and both are told. `parked` is the first copy's entry.
+    """
+    first = parked.item
+    assert isinstance(first, Sequenced)
+    if work.batch.last != first.batch.last:
+        return cut_otherwise(work.batch, parked)
+    if work.batch.crc != first.batch.crc:
+        return dot_reused(work.batch)
+    if first.repeats >= REPEATS_MAX:
+        return too_many_repeats(work.batch)
+    first.repeats += 1
+    receipt = work.receipt
+    receipt.waits(State.PENDING, lambda: False)
+    first.receipt.when_done(lambda told: pass_on(told, receipt))
+    if work.void is not None and first.void is None:
+        first.receipt.withdraw()
+    return None
 
 
 def make_void(work: object) -> bool:

@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from delta_prop.append import Appender
-from delta_prop.entries import entry_of, fault_of, make_void, named_in, pass_on
-from delta_prop.forwarded import check_numbers, covered, cut_at
+from delta_prop.entries import entry_of, fault_of, join, make_void, named_in
+from delta_prop.forwarded import admit, check_numbers, covered, cut_at
 from delta_prop.gate import OpenGate
 from delta_prop.ingest.lanes import Item, Lanes
 from delta_prop.ingest.origins import OWN, Grant, Origins
@@ -20,19 +20,17 @@ from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
 from delta_prop.order.orderer import Entry, Orderer, Refusal, Verdict
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.refusals import (
-    REPEATS_MAX,
-    cut_otherwise,
     dot_reused,
     fenced,
     outcome_unknown,
     overlap,
     parent_refused,
     said_hello_again,
-    too_many_repeats,
     void_before,
     withdrawn,
 )
 from delta_prop.settling import Settling
+from delta_prop.splitting import was_split
 from delta_prop.standing import Standing
 from delta_prop_wire.delta import Dot, Priority, make_origin, origin_lane
 from delta_prop_wire.encode import encode_void
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from delta_prop.gate import Gate
+    from delta_prop.ingest.origins import OriginState
     from delta_prop.ingest.seen_ids import SeenIds
     from delta_prop.ingest.vectors import Vectors
     from delta_prop.ingest.work import Session
@@ -426,18 +425,18 @@ class Chain:
         batch = work.batch
         check_numbers(work)
         if work.forwards:
-            if self.origins.get(batch.origin) is None:
-                self.origins.check_room([batch.origin], work.session.owner, bounded=False)
-                have = self.orderer.have.get(batch.origin, 0)
-                state = self.origins.hello(batch.origin, work.session.owner, self._now, have)
-                state.epoch = max(state.epoch, batch.epoch)
+            admit(self.origins, work, self.orderer.have.get(batch.origin, 0), self._now)
             return
         repeat = batch.last <= self.orderer.have.get(batch.origin, 0)
-        self.origins.require(batch, work.session.owner, repeat=repeat)
+        same = partial(self._same_frame, batch) if repeat else None
+        self.origins.require(batch, work.session.owner, same)
         if batch.is_control:
             raise Refused(
                 ErrorCode.UNAUTHORIZED, "control rows are written by the service alone: send deltas"
             )
+
+    def _same_frame(self, batch: Batch, state: OriginState) -> bool:
+        return state.same_frame(batch) or was_split(batch, self.log, state.first_offset)
 
     def _repeat(self, batch: Batch) -> Published:
         """The answer to dots below the watermark. Raises Refused (DOT_REUSED) where the bytes differ."""
@@ -446,7 +445,7 @@ class Chain:
         if batch.base <= state.known_above:
             raise outcome_unknown(batch)
         outcome = self.outcome(batch.origin, batch.base) if batch.count == 1 else None
-        if outcome is ErrorCode.DOT_REUSED or not state.same_frame(batch):
+        if outcome is ErrorCode.DOT_REUSED or not self._same_frame(batch, state):
             raise dot_reused(batch, outcome)
         code = state.void(batch)
         if code is not None:
@@ -510,7 +509,9 @@ class Chain:
         work: Work = entry.item  # type: ignore[assignment]
         parked = self.orderer.parked(entry)
         if parked is not None:
-            self._join(work, parked)
+            assert isinstance(work, Sequenced), "a draft has its place to itself"
+            if (refusal := join(work, parked)) is not None:
+                self._refuse(work, refusal)
             return
         refusals = self.orderer.park(entry, self._now)
         if refusals:
@@ -521,27 +522,6 @@ class Chain:
         if not work.receipt.done:
             work.receipt.item = entry
             work.receipt.waits(State.PENDING, lambda: self._withdraw(entry))
-
-    def _join(self, work: Work, parked: Entry) -> None:
-        """The same dots again while their first copy is pending: one effect, and both are told."""
-        first = parked.item
-        assert isinstance(work, Sequenced)
-        assert isinstance(first, Sequenced)
-        if work.batch.last != first.batch.last:
-            self._refuse(work, cut_otherwise(work.batch, parked))
-            return
-        if work.batch.crc != first.batch.crc:
-            self._refuse(work, dot_reused(work.batch))
-            return
-        if first.repeats >= REPEATS_MAX:
-            self._refuse(work, too_many_repeats(work.batch))
-            return
-        first.repeats += 1
-        receipt = work.receipt
-        receipt.waits(State.PENDING, lambda: False)
-        first.receipt.when_done(lambda told: pass_on(told, receipt))
-        if work.void is not None and first.void is None:
-            first.receipt.withdraw()
 
     def _withdraw(self, entry: Entry) -> bool:
         """A pending delta whose caller gave up: a draft goes, a dot stays and becomes void in its turn.
@@ -571,13 +551,13 @@ class Chain:
                 self._append_draft(work, entry)  # type: ignore[arg-type]
             return
         try:
-            logged, outcome = self.appender.sequenced(work, self._now)
+            placed, outcome = self.appender.sequenced(work, self._now)
         except Refused as refusal:
             self._refuse_all(self.orderer.refuse(entry, refusal))
             return
         self.orderer.delivered(entry.origin, entry.last, work.batch.ids or ())
-        self.settling.placed(logged)
-        self._tell(work, self._level(work), outcome, logged.next_offset)
+        self.settling.placed_run(placed)
+        self._tell(work, self._level(work), outcome, placed[-1].next_offset)
 
     def _append_draft(self, draft: Draft | MatrixDraft, entry: Entry | None) -> None:
         origin = self._own_origins[draft.priority]
@@ -620,7 +600,7 @@ class Chain:
     ) -> None:
         """Tell an outcome that the log holds, once it is kept as asked; a repeat waits for its first copy."""
         if isinstance(outcome, Published) and (next_offset is None or outcome.duplicates):
-            next_offset = outcome.next_offset
+            next_offset = max(outcome.next_offset, next_offset or 0)
         assert next_offset is not None
         if self.settling.when_kept(next_offset, level, partial(self._told, work.receipt, outcome)):
             work.receipt.placed(outcome if isinstance(outcome, Published) else None)

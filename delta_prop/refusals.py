@@ -115,7 +115,7 @@ def dot_reused(batch: Batch, outcome: int | ErrorCode | None = None) -> Refused:
 
 
 def id_reused(row: int, id_: bytes, at: int) -> Refused:
-    """An id of before, for other content. `at`: its first copy, as `Repeats` tells it."""
+    """An id of before, for other content. `at`: its first copy, as `IdRepeats` tells it."""
     where = f"offset {at}" if at >= 0 else f"row {-1 - at} of the same call"
     return Refused(
         ErrorCode.ID_REUSED,
@@ -133,6 +133,16 @@ def repeats_scattered(places_max: int) -> Refused:
         ErrorCode.TOO_LARGE,
         f"the first copies of its ids are scattered over more than {places_max} places of the log, or stand "
         "in quite another order: send fewer deltas at once",
+        field="id",
+    )
+
+
+def too_many_pieces(pieces: int, pieces_max: int) -> Refused:
+    """Known and new ids by turns, which would be logged in too many frames."""
+    return Refused(
+        ErrorCode.TOO_LARGE,
+        f"known and new ids change {pieces - 1} times from row to row, allowed are {pieces_max - 1} times: "
+        "send fewer deltas at once",
         field="id",
     )
 

@@ -48,7 +48,7 @@ def published(frame: OpenFrame, row: int, offer: Offer) -> Published:
     if not repeats and (at := whole_place(frame)) is not None:
         return Published(at + row, batch.dot(row), count, level)
     duplicates: dict[int, int | None] = dict.fromkeys(range(count))
-    offset = None
+    offset = new = None
     for first, last, at, duplicate in sorted(frame.told, key=_first):
         rows = range(max(first, row), min(last, row + count - 1) + 1)
         if not rows or at is None:
@@ -56,14 +56,15 @@ def published(frame: OpenFrame, row: int, offer: Offer) -> Published:
         start = at + rows[0] - first
         if duplicate and repeats:
             duplicates.update((one - row, start + place) for place, one in enumerate(rows))
-        else:
-            offset = start if offset is None else offset
-            for one in rows:
-                duplicates.pop(one - row, None)
-    if offset is None:
-        offset = duplicates.get(0)
-    dot = batch.dot(max(row - frame.skipped, 0))
-    return Published(offset, dot, count, level, duplicates)
+            continue
+        if new is None:
+            offset, new = start, rows[0]
+        for one in rows:
+            duplicates.pop(one - row, None)
+    if new is None:
+        offset, new = duplicates.get(0), row
+    dot = batch.dot(max(new - frame.skipped, 0))
+    return Published(offset, dot, count, level, duplicates, in_place=True)
 
 
 def _first(told: tuple[int, int, int | None, bool]) -> int:

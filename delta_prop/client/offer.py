@@ -178,41 +178,6 @@ class Offer:
         self.tell(outcome)
 
 
-class Joined:
-    """Two parts of an offer whose ids were found partly known: the outcomes of both are told as one."""
-
-    def __init__(self, whole: Offer, rows: Sequence[int], others: Sequence[int]) -> None:
-        self._whole = whole
-        self._rows = (rows, others)
-        self._outcomes: list[Published | Refused | None] = [None, None]
-
-    def tell(self, part: int) -> Callable[[Published | Refused], None]:
-        """What one part's offer calls."""
-
-        def told(outcome: Published | Refused) -> None:
-            self._outcomes[part] = outcome
-            first, second = self._outcomes
-            if first is not None and second is not None:
-                self._whole.settle(self._together(first, second))
-
-        return told
-
-    def _together(self, first: Published | Refused, second: Published | Refused) -> Published | Refused:
-        if not isinstance(first, Published):
-            return first
-        if not isinstance(second, Published):
-            return second
-        duplicates = {
-            rows[row]: at
-            for rows, told in zip(self._rows, (first, second), strict=True)
-            for row, at in told.duplicates.items()
-        }
-        fresh = first if second.duplicate else second
-        return Published(
-            fresh.offset, fresh.dot, self._whole.count, fresh.level, dict(sorted(duplicates.items()))
-        )
-
-
 def _size(deltas: Sequence[Delta]) -> int:
     """About how many bytes of a batch these take, rather more than fewer."""
     size = 0

@@ -17,7 +17,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from delta_prop_wire.batch import Batch
 
@@ -402,10 +402,13 @@ class Origins:
         """The state of an origin that said hello and is not idle."""
         return self._active.get(origin)
 
-    def require(self, batch: Batch, owner: str, *, repeat: bool = False) -> OriginState:
+    def require(
+        self, batch: Batch, owner: str, same: Callable[[OriginState], bool] | None = None
+    ) -> OriginState:
         """The state of a batch's origin. Raises Refused (UNKNOWN_ORIGIN, FENCED, UNAUTHORIZED).
 
-        A repeat may come under an epoch of before: its producer said hello again, and sends the same frame.
+        A repeat may come under an epoch of before: its producer said hello again, and sends the same frame,
+        which `same` tells.
         """
         state = self._active.get(batch.origin)
         if state is None or state.owner == UNKNOWN_OWNER or batch.epoch > state.epoch:
@@ -416,7 +419,7 @@ class Origins:
             )
         if owner != state.owner:
             raise _of_another(batch.origin)
-        if batch.epoch < state.epoch and not (repeat and state.same_frame(batch)):
+        if batch.epoch < state.epoch and not (same and same(state)):
             raise _fenced(batch.origin, batch.epoch, state.epoch)
         return state
 

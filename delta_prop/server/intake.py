@@ -311,17 +311,10 @@ class Intake:
             assert offset is not None
             self._add_range(AckRange(entry.first, entry.last, offset))
             return
-        fresh = published.offset
-        for row in range(entry.count):
-            sequence = entry.first + row
-            if row in published.duplicates:
-                at = published.duplicates[row]
-                self._add_range(AckRange(sequence, sequence, UNKNOWN_OFFSET if at is None else at, True))
-                self._counters.repeated += 1
-            else:
-                assert fresh is not None
-                self._add_range(AckRange(sequence, sequence, fresh))
-                fresh += 1
+        for sequence, (offset, _, duplicate) in enumerate(published.places(), start=entry.first):
+            at = UNKNOWN_OFFSET if offset is None else offset
+            self._add_range(AckRange(sequence, sequence, at, duplicate))
+        self._counters.repeated += len(published.duplicates)
 
     def _add_range(self, one: AckRange) -> None:
         ranges = self._ranges

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delta_prop import Propagator, repeats
+from delta_prop import Propagator, id_repeats
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CacheSink
@@ -166,14 +166,14 @@ def test_forwarded_rows_are_not_judged() -> None:
 
 
 def test_rows_that_are_scattered_too_widely_are_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repeats, "COST_MAX", 110)
+    monkeypatch.setattr(id_repeats, "COST_MAX", 110)
     bench = Bench()
     close = [made(f"v{number}", id=number.to_bytes(16, "big")) for number in range(200)]
     bench.publish(*close)
     wide = [made(f"w{number}", id=(1000 + number).to_bytes(16, "big")) for number in range(11)]
     for row in wide:
         bench.publish(row)
-        bench.publish(*[made("between") for _ in range(repeats.GAP_ROWS + 1)])
+        bench.publish(*[made("between") for _ in range(id_repeats.GAP_ROWS + 1)])
     refusal = bench.publish(*wide).refusal()
     assert refusal is not None
     assert refusal.code is ErrorCode.TOO_LARGE

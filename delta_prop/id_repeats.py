@@ -30,7 +30,7 @@ _READ_BYTES = 1 << 20
 
 
 class _Stretch(NamedTuple):
-    """Rows in order whose first copies stand in order too, from offset `at` on (below 0: see `Repeats`)."""
+    """Rows in order whose first copies stand in order too, from offset `at` on (below 0: see `IdRepeats`)."""
 
     at: int
     row: int
@@ -41,7 +41,7 @@ class _Stretch(NamedTuple):
         return at == self.at + self.length and row == self.row + self.length
 
 
-class Repeats:
+class IdRepeats:
     """Finds rows whose ids were accepted before, in this log or further up in the same batch.
 
     A row is told with its first copy: the copy's offset, or -1 - the row of the batch that holds it.
