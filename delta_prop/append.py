@@ -14,7 +14,7 @@ from delta_prop.chain_state import Small
 from delta_prop.id_repeats import IdRepeats
 from delta_prop.ingest.origins import OWN
 from delta_prop.order.clock import OriginClocks
-from delta_prop.receipt import Published
+from delta_prop.published import Published, RowPlace
 from delta_prop.splitting import new_rows, of_row, split
 from delta_prop_wire.delta import AckLevel, Dot, KnownIds, Source
 from delta_prop_wire.encode import encode_void, read_void
@@ -430,21 +430,21 @@ class Appender:
         placed = self.log.append_run(
             [piece.batch for piece in pieces], lamport=self.lamport + 1, source=work.session.source
         )
-        duplicates: dict[int, int | None] = {}
-        first: tuple[int, Dot] | None = None
+        rows: list[RowPlace] = []
         for logged, (piece, firsts) in zip(placed, pieces, strict=True):
             if firsts is None:
                 self._count_conflicts(piece)
-                first = first or (logged.offset, piece.dot(0))
+                rows += [
+                    RowPlace(logged.offset + row, piece.dot(row), duplicate=False)
+                    for row in range(piece.count)
+                ]
             else:
-                row = logged.offset - placed[0].offset
-                duplicates.update((row + at, offset) for at, offset in firsts.items())
+                rows += [RowPlace(at, None, duplicate=True) for at in firsts.values()]
+                self.counters.duplicates += piece.count
+                self.counters.voided += piece.count
             self._commit(logged, now, firsts)
         self._state(batch).remember(batch.base, batch.last, batch.crc)  # a repeat sends the whole frame
-        self.counters.duplicates += len(duplicates)
-        self.counters.voided += len(duplicates)
-        assert first is not None, "a batch without new rows is not split"
-        return placed, Published(*first, batch.count, level, duplicates, in_place=True)
+        return placed, Published.of_rows(rows, level)
 
     # --- clocks
 

@@ -195,10 +195,10 @@ class Committer:
 
 
 def failed(error: Exception) -> Refused:
-    """What to tell everybody whose delta may be lost with the log."""
+    """What to tell everybody whose delta has no place in the log and gets none before it is recovered."""
     return Refused(
         ErrorCode.LOG_FAILED,
-        f"the log has stopped, as the disk failed with {error}: nothing unacknowledged is kept for sure; it "
-        "is recovered when the disk is well again, so see to that, and send again",
+        f"the log has failed with {error} and takes nothing until it is recovered: make room or mend the "
+        "disk, and send again",
         retry_after_ms=1000,
     )

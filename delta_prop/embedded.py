@@ -27,11 +27,12 @@ from delta_prop.ingest.vectors import Vectors
 from delta_prop.inside import Inside
 from delta_prop.operating import Operating
 from delta_prop.order.orderer import Orderer
+from delta_prop.outcome_query import outcome_of, until_running
 from delta_prop.pacing import differs
 from delta_prop.pipeline import Chain
 from delta_prop.publishing import Publishing
 from delta_prop.receipt import Published, Receipt
-from delta_prop.refusals import closed
+from delta_prop.refusals import closed, lost
 from delta_prop.route.feed import Feed
 from delta_prop.route.subscription import Subscription
 from delta_prop.service_log import ServiceLog
@@ -41,7 +42,7 @@ from delta_prop.world import real_world
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Dot
 from delta_prop_wire.errors import Refused, UsageError
-from delta_prop_wire.spec import PRODUCER_ID_BITS
+from delta_prop_wire.spec import PRODUCER_ID_BITS, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -342,15 +343,24 @@ class Propagator(Publishing):
         """Wait until these sinks (all, if none are named) have applied a delta: read your own write.
 
         `committed`: until it is durable there. A subscription counts only where it is named, as its
-        reader may be the caller. Raises TimeoutError; Refused if a sink stops, is detached, or has set
-        the delta aside.
+        reader may be the caller. While the log has failed, what it is not known to keep waits for its
+        recovery. Raises TimeoutError; Refused if a sink stops, is detached, or has set the delta aside, or
+        (LOG_FAILED) if the log was recovered without the delta.
         """
         self._check_open()
+        limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
+        began = self._now()
         if isinstance(published, Receipt):
             published = await published.wait()
         offset = published.next_offset if isinstance(published, Published) else published
         if not isinstance(offset, int):
             raise UsageError(f"{published!r:.80}: give what publish returned, a receipt, or an offset")
+        if self._chain.stopped is not None and offset > self._log.visible:
+            with anyio.move_on_after(limit):
+                await until_running(self._chain)
+            self._chain.check_running()
+        if isinstance(published, Published) and not self._keeps(published):
+            raise lost()
         if offset > self._log.next_offset:
             raise UsageError(f"offset {offset} is not in the log yet, which ends at {self._log.next_offset}")
         if isinstance(sinks, str) or not isinstance(sinks, Iterable | None):
@@ -360,14 +370,28 @@ class Propagator(Publishing):
             self._sinks.require(name)
         first = published.offset if isinstance(published, Published) else offset
         first = offset if first is None else first
-        limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
         try:
-            with anyio.fail_after(limit):
+            with anyio.fail_after(max(began + limit - self._now(), 0)):
                 await self._sinks.wait(names, first, offset, committed=committed)
         except TimeoutError:
             raise TimeoutError(
                 f"not all below offset {offset} is visible within {limit} s: {self._sinks.told(names)}"
             ) from None
+
+    async def outcome(self, dot: Dot, *, timeout_s: float | None = None) -> int | ErrorCode | None:
+        """Return the offset of the delta with this dot; None if it has not happened.
+
+        Returns the code if the dot is void: that of the refusal, DOT_REUSED if its producer left the counter
+        out, OUTCOME_UNKNOWN if the log no longer tells. A delta of `publish` and `offer` without a place in
+        the log has no dot; one that `producer` sends may still come. Waits for a recovery of the log, and
+        until what it returns is kept. Raises Refused: OUTCOME_UNKNOWN after `timeout_s`, LOG_FAILED if the
+        log has stopped for good.
+        """
+        self._check_open()
+        if not isinstance(dot, Dot):
+            raise UsageError(f"{dot!r:.80} is not a Dot: give the dot of an acknowledgement or of a refusal")
+        limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
+        return await outcome_of(self._chain, dot, limit)
 
     # --- reading
 
@@ -461,6 +485,15 @@ class Propagator(Publishing):
         )
 
     # --- inside
+
+    def _keeps(self, published: Published) -> bool:
+        """Return False if the log was recovered without these deltas since they were acknowledged."""
+        if published.dot is None:
+            return True
+        origin, counter = published.dot
+        if self._chain.watermark(origin) < counter:
+            return False
+        return not isinstance(self._chain.outcome(origin, counter), ErrorCode)
 
     def _draw_producer_id(self) -> int:
         return int.from_bytes(self._world.randomness.bytes(6), "big") >> (48 - PRODUCER_ID_BITS)
@@ -560,6 +593,8 @@ class Propagator(Publishing):
         """Read the chain's state back from a log that was recovered, as at a start; then go on."""
         restored = self._make_chain(self._draw_producer_id())
         await self._service_log.restore(restored, self._world)
+        if self._service_log.failure is not None:  # it failed again while it was read
+            raise self._service_log.failure
         self._chain.take_over(restored)
         self._sinks.note_vectors_of_past()
         self._line.ring()

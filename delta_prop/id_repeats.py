@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop.refusals import id_reused, repeats_scattered, unreadable
+from delta_prop.refusals import first_copy_unreadable, id_reused, repeats_scattered
 from delta_prop_broker.log.damage import LogDamaged
 from delta_prop_wire.contents import first_difference, same_contents
 from delta_prop_wire.delta import Source
@@ -114,9 +114,9 @@ class IdRepeats:
             try:
                 found = self._log.read_appended(offset, rows_max=end - offset, bytes_max=_READ_BYTES)
             except (OSError, LogDamaged) as error:
-                raise unreadable(offset, error) from error
+                raise first_copy_unreadable(offset, error) from error
             if not found:
-                raise unreadable(offset, "its log has failed")
+                raise first_copy_unreadable(offset, "its log has failed")
             yield from found
             offset = found[-1].next_offset
 

@@ -256,6 +256,11 @@ class _Receipts(Receipt):
             for call, own in zip(self._calls, self._shares, strict=True):
                 call.receipt.placed(own)
 
+    def doubt(self) -> None:
+        super().doubt()
+        for call in self._calls:
+            call.receipt.doubt()
+
     def acknowledge(self, published: Published) -> None:
         super().acknowledge(published)
         owns = self._shares or shares(published, self._calls)

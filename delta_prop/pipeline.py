@@ -20,17 +20,17 @@ from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
 from delta_prop.order.orderer import Entry, Orderer, Refusal, Verdict
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.refusals import (
-    dot_reused,
     fenced,
-    outcome_unknown,
+    lost,
     overlap,
     parent_refused,
     said_hello_again,
-    void_before,
+    stopped_for_good,
+    with_dot,
     withdrawn,
 )
+from delta_prop.repeats import answer_repeat, outcome_of
 from delta_prop.settling import Settling
-from delta_prop.splitting import was_split
 from delta_prop.standing import Standing
 from delta_prop_wire.delta import Dot, Priority, make_origin, origin_lane
 from delta_prop_wire.encode import encode_void
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from delta_prop.gate import Gate
-    from delta_prop.ingest.origins import OriginState
     from delta_prop.ingest.seen_ids import SeenIds
     from delta_prop.ingest.vectors import Vectors
     from delta_prop.ingest.work import Session
@@ -53,6 +52,8 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import OriginClaim
 
 Work: TypeAlias = Sequenced | Draft | MatrixDraft
+_LOOK_ROWS, _LOOK_BYTES = 1_000, 1 << 20
+"""How much of the log is read at a time."""
 
 
 class Chain:
@@ -117,8 +118,37 @@ class Chain:
 
     # --- what callers do
 
+    def check_running(self) -> None:
+        """Raise Refused (LOG_FAILED) while the log has failed: this state counts what may not be kept."""
+        if self.stopped is not None:
+            raise self.stopped.with_traceback(None)
+
+    def when_kept(self, tell: Callable[[Refused | None], None]) -> None:
+        """Call `tell(None)` once all that this state counts is kept at the log's level, with why not if the
+        log fails first: so that an answer which rests on the state rests on nothing that can be lost.
+        """
+        self.settling.when_kept(self.log.next_offset, self.log.level, tell)
+
+    def watermark(self, origin: int) -> int:
+        """The counter up to which an origin's deltas are dealt with. Raises Refused (LOG_FAILED)."""
+        self.check_running()
+        return self.orderer.have.get(origin, 0)
+
+    def kept_watermark(self, origin: int) -> int:
+        """The same, as far as it is kept at the log's level. Raises Refused (LOG_FAILED)."""
+        watermark, log = self.watermark(origin), self.log
+        at = log.reached(log.level)
+        while batches := log.read_appended(at, rows_max=_LOOK_ROWS, bytes_max=_LOOK_BYTES):
+            for logged in batches:
+                batch = logged.batch
+                if batch.origin == origin:
+                    return batch.previous if batch.leaps else batch.base - 1
+            at = batches[-1].next_offset
+        return watermark
+
     def hello(self, producer_id: int, owner: str, now: float) -> list[Grant]:
         """Open a producer: one grant a lane. Its former holder is fenced. Raises Refused."""
+        self.check_running()
         grants = []
         granted = [make_origin(producer_id, lane) for lane in Priority]
         self.origins.check_room(granted, owner)
@@ -136,6 +166,7 @@ class Chain:
         new one, which fences who held it. What is pending comes again, perhaps as other bytes where the log
         has lost what was before. `bounded`: this owner may have so many only. Raises Refused.
         """
+        self.check_running()
         self.origins.check_room([claim.origin for claim in claims], owner, bounded=bounded)
         grants = []
         for origin, epoch in claims:
@@ -147,9 +178,11 @@ class Chain:
         return grants
 
     def outcome(self, origin: int, counter: int) -> int | ErrorCode | None:
-        """The offset of a dot that was dealt with, or why it has none; None where that is not known."""
-        state = self.origins.get(origin)
-        return None if state is None else state.outcome(counter, all_known=self.log.first_offset == 0)
+        """The offset of a dot that was dealt with, or why it has none; None where that is not known. Raises
+        Refused (LOG_FAILED).
+        """
+        self.check_running()
+        return outcome_of(origin, counter, self.origins.get(origin), self.log)
 
     def offer(self, work: Work, now: float) -> Receipt:
         """Send work down the chain, or queue it while the log wants no more. Never waits.
@@ -253,7 +286,7 @@ class Chain:
         self.settling.placed_run(placed)
         level = self.appender.kept_as(batch.ack_level)
         outcome = Published(first.offset, Dot(batch.origin, batch.base), end - first.offset, level, {})
-        if self.settling.when_kept(end, batch.ack_level, partial(self._told, receipt, outcome)):
+        if self.settling.when_kept(end, batch.ack_level, partial(self._told, receipt, outcome), receipt):
             receipt.placed(outcome)
         if self.orderer.any_ready:
             self._append_released()
@@ -286,13 +319,18 @@ class Chain:
         return self.orderer.next_deadline()
 
     def stop(self, refusal: Refused, now: float) -> None:
-        """The log has failed: refuse what it may lose, what waits, and all that comes, until `take_over`."""
+        """The log has failed: refuse what has no place in it, and all that comes, until `take_over`. What has
+        its place is in doubt until then; for good where the refusal names no time to try again.
+        """
         self.stopped = refusal
-        self.settling.fail(refusal)
+        self.settling.suspend(refusal)
+        if refusal.retry_after_ms is None:
+            self.settling.fail(stopped_for_good(refusal))
         self._refuse_waiting(refusal, now)
 
     def take_over(self, restored: Chain) -> None:
-        """Go on with the state of a chain that was made and restored from the log just now.
+        """Go on with the state of a chain that was made and restored from the log just now; tell what was in
+        doubt.
 
         Who had said hello stays known, under the same epochs. Lamport numbers and times go on rising.
         """
@@ -304,18 +342,14 @@ class Chain:
         self._standing.clear()
         self.stopped = None
         self.rebuilt += 1
-
-    def holds(self, dot: Dot) -> bool:
-        """Whether a delta that got this dot is in the log."""
-        return self.orderer.have.get(dot.origin, 0) >= dot.counter
+        self.settling.resume(self.log.next_offset, lost())
 
     def leap(self, origin: int, to: int, owner: str) -> None:
         """Fill what is missing up to a counter with one control row. Raises Refused.
 
         Those deltas were acknowledged at a level that the log's failure did not spare, and are gone.
         """
-        if self.stopped is not None:
-            raise self.stopped
+        self.check_running()
         have, state = self.orderer.have.get(origin, 0), self.origins.get(origin)
         if have >= to or state is None or state.owner != owner:
             return
@@ -407,8 +441,7 @@ class Chain:
         try:
             self._admit(work)
             if batch.last <= have:
-                told = covered(batch, self._firsts(batch), self.log) if forwards else self._repeat(batch)
-                self._tell(work, self._level(work), told)
+                self._tell(work, self._level(work), self._repeat(work))
                 return
             if not forwards and (batch.base <= have or (batch.leaps and batch.previous < have)):
                 raise overlap(batch, have)
@@ -428,37 +461,23 @@ class Chain:
             admit(self.origins, work, self.orderer.have.get(batch.origin, 0), self._now)
             return
         repeat = batch.last <= self.orderer.have.get(batch.origin, 0)
-        same = partial(self._same_frame, batch) if repeat else None
-        self.origins.require(batch, work.session.owner, same)
+        self.origins.require(batch, work.session.owner, repeat=repeat)
         if batch.is_control:
             raise Refused(
                 ErrorCode.UNAUTHORIZED, "control rows are written by the service alone: send deltas"
             )
 
-    def _same_frame(self, batch: Batch, state: OriginState) -> bool:
-        return state.same_frame(batch) or was_split(batch, self.log, state.first_offset)
-
-    def _repeat(self, batch: Batch) -> Published:
-        """The answer to dots below the watermark. Raises Refused (DOT_REUSED) where the bytes differ."""
-        state = self.origins.get(batch.origin)
+    def _repeat(self, work: Sequenced) -> Published:
+        """The answer to dots below the watermark, whoever brings them. Raises Refused."""
+        batch, state = work.batch, self.origins.get(work.batch.origin)
         assert state is not None
-        if batch.base <= state.known_above:
-            raise outcome_unknown(batch)
-        outcome = self.outcome(batch.origin, batch.base) if batch.count == 1 else None
-        if outcome is ErrorCode.DOT_REUSED or not self._same_frame(batch, state):
-            raise dot_reused(batch, outcome)
-        code = state.void(batch)
-        if code is not None:
-            raise void_before(batch, code)
-        firsts = self._firsts(batch)
-        return Published(firsts[0], batch.dot(0), batch.count, min(batch.ack_level, self.log.level), firsts)
-
-    def _firsts(self, batch: Batch) -> dict[int, int | None]:
-        """Where the rows of a repeat stand."""
-        state = self.origins.get(batch.origin)
-        assert state is not None
+        if work.forwards:
+            firsts = {row: state.first_offset(batch.counter(row)) for row in range(batch.count)}
+            published = covered(batch, firsts, self.log)
+        else:
+            published = answer_repeat(batch, state, self.log)
         self.appender.counters.duplicates += batch.count
-        return {row: state.first_offset(batch.counter(row)) for row in range(batch.count)}
+        return published
 
     def _run_draft(self, draft: Draft | MatrixDraft) -> None:
         """A draft has no order of its own; it waits for its parents and behind drafts on its vectors."""
@@ -602,14 +621,17 @@ class Chain:
         if isinstance(outcome, Published) and (next_offset is None or outcome.duplicates):
             next_offset = max(outcome.next_offset, next_offset or 0)
         assert next_offset is not None
-        if self.settling.when_kept(next_offset, level, partial(self._told, work.receipt, outcome)):
-            work.receipt.placed(outcome if isinstance(outcome, Published) else None)
+        receipt = work.receipt
+        if self.settling.when_kept(next_offset, level, partial(self._told, receipt, outcome), receipt):
+            receipt.placed(outcome if isinstance(outcome, Published) else None)
 
     def _told(self, receipt: Receipt, outcome: Published | Refused, failure: Refused | None) -> None:
-        if failure is not None:
+        if failure is not None and failure.retryable:
             self._refuse_to(receipt, failure)
         elif isinstance(outcome, Refused):
             self._refuse_to(receipt, outcome)
+        elif failure is not None:
+            self._refuse_to(receipt, with_dot(failure, outcome.dot))
         elif not receipt.done:
             receipt.acknowledge(outcome)
 

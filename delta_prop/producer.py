@@ -14,8 +14,9 @@ import anyio
 
 from delta_prop.checks import Cause, cause_of, check_deltas, with_parents
 from delta_prop.ingest.work import Sequenced, Session
+from delta_prop.outcome_query import outcome_of
 from delta_prop.receipt import Receipt, State
-from delta_prop.refusals import withdrawn
+from delta_prop.refusals import late, withdrawn
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import AckLevel, Dot, Priority, Source, producer_id_of
 from delta_prop_wire.encode import encode_batch
@@ -96,8 +97,10 @@ class Producer:
         return sum(len(lane.open) for lane in self._lanes.values())
 
     def watermark(self, priority: Priority = Priority.NORMAL) -> int:
-        """The counter up to which the service has dealt with this producer's deltas of a priority."""
-        return self._chain.orderer.have.get(self._lanes[priority].origin, 0)
+        """The counter up to which the service has dealt with this producer's deltas of a priority, and keeps
+        what came of that. Raises Refused (LOG_FAILED) while the log has failed.
+        """
+        return self._chain.kept_watermark(self._lanes[priority].origin)
 
     def offer(self, *deltas: Delta, after: Sequence[Receipt | Cause] = ()) -> Receipt:
         """Send deltas of one priority as one batch. Never waits; the outcome stands in the receipt.
@@ -116,7 +119,8 @@ class Producer:
         """Send and wait for the acknowledgement, again and again while the refusal may pass.
 
         Raises Refused; after `timeout_s` with the last refusal. What raises has not happened and will not:
-        its dots become void. So does what is cancelled, unless it had its place already.
+        its dots become void. So does what is cancelled, unless it had its place already. Where the code is
+        OUTCOME_UNKNOWN it had its place in a log that had failed: `outcome` tells once that is recovered.
         """
         priority = check_deltas(deltas)
         deadline = self._now() + timeout_s
@@ -130,7 +134,10 @@ class Producer:
                     self._resend(self._lanes[priority], entry)
                 with anyio.move_on_after(max(deadline - self._now(), 0)):
                     return await entry.receipt.wait()
-                raise _late(timeout_s)
+                raise late(timeout_s, None if entry.receipt.done else entry.receipt.place)
+            except anyio.get_cancelled_exc_class():
+                _give_up(entry)
+                raise
             except Refused as refusal:
                 wait_s = max((refusal.retry_after_ms or 0) / 1000, _RETRY_S_MIN)
                 final = refusal.code is ErrorCode.LOG_FAILED and refusal.retry_after_ms is None
@@ -156,11 +163,17 @@ class Producer:
         self._begin(priority, [delta], (), counter=counter, session=session, then=then)
         return True
 
-    def outcome(self, counter: int, priority: Priority = Priority.NORMAL) -> int | ErrorCode | None:
-        """What became of a counter up to the watermark: its offset, or why it is void (DOT_REUSED: it was
-        left out). None: not known any more.
+    async def outcome(
+        self,
+        counter: int,
+        priority: Priority = Priority.NORMAL,
+        *,
+        timeout_s: float = PUBLISH_TIMEOUT_S,
+    ) -> int | ErrorCode | None:
+        """Return what became of a counter: its offset, the code if its dot is void, None if it has not
+        happened. See `Propagator.outcome`.
         """
-        return self._chain.outcome(self._lanes[priority].origin, counter)
+        return await outcome_of(self._chain, Dot(self._lanes[priority].origin, counter), timeout_s)
 
     def send_frame(self, batch: Batch, lamport: int | None = None) -> Receipt:
         """Send a batch as it is: a repeat of one's own, or a forwarder's under its first origin."""
@@ -254,7 +267,7 @@ class Producer:
         watermark = self._chain.orderer.have.get(lane.origin, 0)
         while lane.open and (first := next(iter(lane.open.values()))).batch.last <= watermark:
             refusal = first.receipt.refusal()
-            if first.receipt.state is State.PLACED or (
+            if first.receipt.state in (State.PLACED, State.IN_DOUBT) or (
                 refusal is not None and refusal.code is ErrorCode.LOG_FAILED
             ):
                 break  # should the log fail, or has it, it has to be sent again
@@ -328,9 +341,11 @@ async def _pause(entry: _Open | None, wait_s: float) -> None:
 
 
 def _give_up(entry: _Open | None) -> None:
-    """Withdraw it; where it was refused, let it be sent again as a void. It never takes effect."""
+    """Withdraw it; where it was refused, or is found to be lost with the log, let it be sent again as a void.
+    It takes effect only if it is in the log by now.
+    """
     if entry is not None and not entry.receipt.withdraw():
-        entry.void = entry.void or entry.refused
+        entry.void = entry.void or not entry.receipt.acknowledged
 
 
 def _before(batch: Batch) -> int:
@@ -346,11 +361,3 @@ def _parent(one: Receipt | Cause) -> Dot | bytes:
             return work.batch.dot(work.batch.count - 1)
         one = one.result()
     return cause_of(one)
-
-
-def _late(timeout_s: float) -> Refused:
-    return Refused(
-        ErrorCode.DEP_TIMEOUT,
-        f"no acknowledgement within {timeout_s} s and withdrawn: send it again, or allow more time",
-        retry_after_ms=1000,
-    )

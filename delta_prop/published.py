@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from delta_prop_wire.delta import AckLevel, Dot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from delta_prop_wire.delta import Delta
 
@@ -33,9 +33,8 @@ class Published:
     """What an acknowledgement says about the rows of one publish. Never changed once it is made.
 
     The rows that `duplicates` leaves out have the offsets from `offset` on, and the dots from `dot` on, in
-    order; `in_place`: with a place left out for each duplicate between them. For a row in `duplicates` the
-    first copy stands at that offset (None: no longer known). `offset` and `dot` are None where every row was
-    a duplicate and its dot is not known. `places` tells of each row.
+    order, unless `rows` tells of each. For a row in `duplicates` the first copy stands at that offset (None:
+    no longer known). `offset` and `dot` are None where every row was a duplicate and its dot is not known.
     """
 
     offset: int | None
@@ -43,7 +42,17 @@ class Published:
     count: int
     level: AckLevel
     duplicates: Mapping[int, int | None] = field(default_factory=dict)
-    in_place: bool = False
+    rows: Sequence[RowPlace] = ()
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[RowPlace], level: AckLevel) -> Published:
+        """The acknowledgement of rows of which some are new, which need not stand in a row."""
+        duplicates = {row: at for row, (at, _, duplicate) in enumerate(rows) if duplicate}
+        first = next(row for row in rows if not row.duplicate)
+        published = cls(first.offset, first.dot, len(rows), level, duplicates)
+        if published.places() != rows:
+            published.rows = rows
+        return published
 
     @property
     def duplicate(self) -> bool:
@@ -53,46 +62,47 @@ class Published:
     @property
     def last_dot(self) -> Dot | None:
         """The dot of the last row that is new: as what depends on the whole publish names it."""
-        return None if self.dot is None else self.dot._replace(counter=self.dot.counter + self._span - 1)
+        if self.dot is None or self.rows:
+            return next((row.dot for row in reversed(self.rows) if row.dot is not None), None)
+        return Dot(self.dot.origin, self.dot.counter + max(self.count - len(self.duplicates), 1) - 1)
 
     @property
     def next_offset(self) -> int:
         """The offset after the last row: what a sink's cursor must reach for all rows to be visible."""
+        if not self.duplicates and self.offset is not None and not self.rows:
+            return self.offset + max(self.count, 1)
         known = [at + 1 for at in self.duplicates.values() if at is not None]
-        if self.offset is not None:
-            known.append(self.offset + self._span)
+        known += [row.offset + 1 for row in self.rows if row.offset is not None]
+        if self.offset is not None and not self.rows:
+            known.append(self.offset + max(self.count - len(self.duplicates), 1))
         return max(known, default=0)
 
-    def places(self) -> list[RowPlace]:
+    def places(self) -> Sequence[RowPlace]:
         """The place of each row."""
+        if self.rows:
+            return self.rows
         found: list[RowPlace] = []
-        ahead = 0  # of the first new row
+        new = 0
         for row in range(self.count):
             if row in self.duplicates:
                 found.append(RowPlace(self.duplicates[row], None, duplicate=True))
-                ahead += self.in_place and ahead > 0
                 continue
-            offset = None if self.offset is None else self.offset + ahead
-            dot = None if self.dot is None else self.dot._replace(counter=self.dot.counter + ahead)
+            offset = None if self.offset is None else self.offset + new
+            dot = None if self.dot is None else Dot(self.dot.origin, self.dot.counter + new)
             found.append(RowPlace(offset, dot, duplicate=False))
-            ahead += 1
+            new += 1
         return found
-
-    @property
-    def _span(self) -> int:
-        """How many places lie from the first to the last new row; at least one."""
-        if not self.duplicates or not self.in_place:
-            return max(self.count - len(self.duplicates), 1)
-        new = [row for row in range(self.count) if row not in self.duplicates]
-        return new[-1] - new[0] + 1 if new else 1
 
 
 class State(Enum):
-    """Where an offered delta is. Placed: it is in the log, and not yet as safe there as was asked."""
+    """Where an offered delta is. Placed: it is in the log, and not yet as safe there as was asked. In doubt:
+    the log failed before it was, and a recovery has yet to decide whether it is kept.
+    """
 
     QUEUED = "queued"
     PENDING = "pending"
     PLACED = "placed"
+    IN_DOUBT = "in doubt"
     ACKNOWLEDGED = "acknowledged"
     REFUSED = "refused"
     WITHDRAWN = "withdrawn"

@@ -22,6 +22,7 @@ from delta_prop.line import Line, waits
 from delta_prop.merged import columns_draft, draft_in_shape, may_be_merged
 from delta_prop.producer import Producer
 from delta_prop.receipt import Published, Receipt, State
+from delta_prop.refusals import late
 from delta_prop.transforms import Transforms
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Kind, Priority, Source
 from delta_prop_wire.errors import Refused, UsageError
@@ -103,11 +104,13 @@ class Publishing:
     ) -> Published:
         """Send deltas and wait for the acknowledgement, through a full queue or log too, in order.
 
-        Raises Refused; where the cause might have passed, after `timeout_s`. Cancelled by a scope of
-        anyio's, it never happens unseen: either it has not happened, or the acknowledgement is returned.
-        Who cancels past anyio (`asyncio.wait_for`, `task.cancel()`) once the delta has its place gets the
-        cancellation although it has happened, or will. Use `anyio.move_on_after`, `timeout_s`, or `offer`,
-        whose receipt tells always.
+        Raises Refused; where the cause might have passed, after `timeout_s`. What raises has not happened,
+        unless the code is OUTCOME_UNKNOWN: `timeout_s` passed while the delta had its place in a log that had
+        failed, and `outcome` tells of the dot in `details` once the log is recovered.
+        Cancelled by a scope of anyio's, it never happens unseen while the log works: either it has not
+        happened, or the acknowledgement is returned. Who cancels past anyio (`asyncio.wait_for`,
+        `task.cancel()`) once the delta has its place gets the cancellation although it has happened, or will.
+        Use `timeout_s`, or `offer`, whose receipt tells always.
         """
         if self._closing or not self._open:
             self._check_open()
@@ -237,12 +240,7 @@ class Publishing:
 
         def send() -> Receipt:
             nonlocal receipt
-            if receipt.in_doubt is None:
-                receipt = self._send(make())
-            elif self._chain.stopped is None:
-                receipt = self._kept(receipt.in_doubt) or self._send(make())
-            elif self._chain.stopped.retry_after_ms is None:
-                raise self._chain.stopped
+            receipt = self._send(make())
             return receipt
 
         if receipt is _NO_RECEIPT and not self._line.waited_for(priority):
@@ -265,15 +263,9 @@ class Publishing:
                         send()
                     elif not waits(refused):
                         raise
-        raise receipt.refusal() or self._log.full(1, 0) or _late(limit)
-
-    def _kept(self, doubt: Published) -> Receipt | None:
-        """The acknowledgement of what had its place when the log failed, if that was found there again."""
-        if doubt.last_dot is None or not self._chain.holds(doubt.last_dot):
-            return None
-        receipt = Receipt()
-        receipt.acknowledge(doubt)
-        return receipt
+        if not receipt.done:
+            raise late(limit, receipt.place)
+        raise receipt.refusal() or self._log.full(1, 0) or late(limit, None)
 
     async def _give_way(self) -> None:
         """Let the sinks' tasks run now and then, or a busy publisher would starve them.
@@ -309,11 +301,3 @@ class Publishing:
 def _may_pass(receipt: Receipt) -> bool:
     refusal = receipt.refusal()
     return refusal is not None and (refusal.code in _PASSING_CODES or waits(refusal))
-
-
-def _late(limit_s: float) -> Refused:
-    return Refused(
-        ErrorCode.DEP_TIMEOUT,
-        f"not acknowledged within {limit_s} s and withdrawn: send it again, or allow more time",
-        retry_after_ms=1000,
-    )

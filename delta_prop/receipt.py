@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Published", "Receipt", "State"]
 
-_OPEN = (State.QUEUED, State.PENDING, State.PLACED)  # looked through quicker than an enum is hashed
+_OPEN = (
+    State.QUEUED,
+    State.PENDING,
+    State.PLACED,
+    State.IN_DOUBT,
+)  # looked through quicker than an enum is hashed
 _KEEP_S_MAX = 30.0
 """How long a cancelled caller waits for a commit that is under way."""
 
@@ -26,7 +31,8 @@ _KEEP_S_MAX = 30.0
 class Receipt:
     """Awaitable: gives `Published` or raises `Refused`. A cancelled wait withdraws what still can be.
 
-    `state` says afterwards which happened: `WITHDRAWN` means that the delta never takes effect.
+    `state` says afterwards which happened: `WITHDRAWN` means that the delta never takes effect, `PLACED` and
+    `IN_DOUBT` that it may.
     """
 
     __slots__ = ("_event", "_outcome", "_place", "_then", "_withdraw", "item", "state")
@@ -59,9 +65,9 @@ class Receipt:
         raise UsageError(f"the receipt is {self.state.value}: it has no result; await it first")
 
     @property
-    def in_doubt(self) -> Published | None:
-        """Its place when the log failed: it may be kept there all the same. None: no doubt."""
-        return self._place if isinstance(self._outcome, Refused) else None
+    def place(self) -> Published | None:
+        """The place that it was given in the log, before it is known to be kept; None: it has none."""
+        return self._place
 
     def refusal(self) -> Refused | None:
         """The refusal, None where there is none."""
@@ -69,7 +75,7 @@ class Receipt:
 
     async def wait(self) -> Published:
         """Wait for the outcome. Raises Refused. Cancelled: see the class."""
-        if not self.done:
+        while not self.done:  # an event may tell of a doubt only
             if self._event is None:
                 self._event = anyio.Event()
             await self.wait_for(self._event.wait())
@@ -119,6 +125,14 @@ class Receipt:
             self.state = State.PLACED
             self._place = place
             self.item = self._withdraw = None
+
+    def doubt(self) -> None:
+        """Note that the log failed before this was kept. Ends the shielded waits of who was cancelled."""
+        if self.state is State.PLACED:
+            self.state = State.IN_DOUBT
+            if self._event is not None:
+                self._event.set()
+                self._event = None
 
     def waits(self, state: State, withdraw: Callable[[], bool]) -> None:
         """Note where the delta waits and how it can be taken back."""

@@ -9,8 +9,10 @@ from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.order.orderer import Entry
+    from delta_prop.published import Published
     from delta_prop.receipt import Receipt
     from delta_prop_wire.batch import Batch
+    from delta_prop_wire.delta import Dot
 
 
 REPEATS_MAX = 100
@@ -75,12 +77,21 @@ def too_many_repeats(batch: Batch) -> Refused:
 
 
 def outcome_unknown(batch: Batch) -> Refused:
-    """A repeat of what was forgotten."""
+    """A repeat of what nobody can tell any more."""
     return Refused(
-        ErrorCode.UNKNOWN_ORIGIN,
-        f"what became of counters {batch.base} to {batch.last} of origin {batch.origin:016x} is no longer "
-        "known, since it was idle: they are dealt with; go on above the watermark that hello granted",
-        details={"origin": batch.origin},
+        ErrorCode.OUTCOME_UNKNOWN,
+        f"counters {batch.base} to {batch.last} of origin {batch.origin:016x} are dealt with, and the log no "
+        "longer tells whether by these deltas: find out in another way, and go on above the watermark",
+        details={"dot": batch.dot(0)},
+    )
+
+
+def unreadable(error: Exception) -> Refused:
+    """What is asked for stands in the log, which cannot be read at present."""
+    return Refused(
+        ErrorCode.OUTCOME_UNKNOWN,
+        f"the log cannot be read ({error}), so nobody can tell what became of it: ask again",
+        retry_after_ms=1000,
     )
 
 
@@ -147,7 +158,7 @@ def too_many_pieces(pieces: int, pieces_max: int) -> Refused:
     )
 
 
-def unreadable(offset: int, error: object) -> Refused:
+def first_copy_unreadable(offset: int, error: object) -> Refused:
     """The first copy of an id cannot be read, so nobody knows whether this is a repeat."""
     return Refused(
         ErrorCode.LOG_FAILED,
@@ -167,10 +178,49 @@ def said_hello_again() -> Refused:
     )
 
 
-def closed() -> Refused:
-    """What to tell those whose deltas were not kept when the service ended."""
+def lost() -> Refused:
+    """The log failed, and was recovered without it."""
     return Refused(
-        ErrorCode.SHUTTING_DOWN,
-        "the service has closed before this was kept for sure: send it again to its successor",
+        ErrorCode.LOG_FAILED,
+        "the log failed before this was kept, and was recovered without it: send it again",
+        retry_after_ms=0,
+    )
+
+
+def may_have_happened(why: str, dot: Dot | None = None, *, retry_after_ms: int | None = None) -> Refused:
+    """The delta has its place in the log, and nobody can tell at present whether it is kept there."""
+    return Refused(
+        ErrorCode.OUTCOME_UNKNOWN,
+        f"{why}, so it may have happened: ask for the outcome of its dot before you send it again",
+        retry_after_ms=retry_after_ms,
+        details={} if dot is None else {"dot": dot},
+    )
+
+
+def late(limit_s: float, place: Published | None) -> Refused:
+    """A publisher's time is over. `place`: of its delta in the log; None: it has none and was withdrawn."""
+    if place is not None:
+        return may_have_happened(
+            f"it has a place in the log, which was not known to keep it within {limit_s} s", place.dot
+        )
+    return Refused(
+        ErrorCode.DEP_TIMEOUT,
+        f"not acknowledged within {limit_s} s and withdrawn: send it again, or allow more time",
         retry_after_ms=1000,
     )
+
+
+def closed() -> Refused:
+    """The service has ended before it was known which deltas are kept."""
+    return may_have_happened("the service closed before this was known to be kept", retry_after_ms=1000)
+
+
+def stopped_for_good(refusal: Refused) -> Refused:
+    """The log has failed and will not be recovered by itself."""
+    return may_have_happened(f"{refusal.message} (this delta was not known to be kept before)")
+
+
+def with_dot(refusal: Refused, dot: Dot | None) -> Refused:
+    """The same, of one delta: the dot to ask by."""
+    details = refusal.details if dot is None else {**refusal.details, "dot": dot}
+    return Refused(refusal.code, refusal.message, retry_after_ms=refusal.retry_after_ms, details=details)

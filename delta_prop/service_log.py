@@ -103,6 +103,11 @@ class ServiceLog:
         """
         return self.log.openings % (1 << 20) * EPOCHS_A_LIFE if isinstance(self.log, DurableLog) else 0
 
+    @property
+    def failure(self) -> Exception | None:
+        """Why the log takes nothing at present; None while it works."""
+        return self.log.failure if isinstance(self.log, DurableLog) else None
+
     def commits(
         self,
         world: World,

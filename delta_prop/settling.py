@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 from bisect import bisect_right
 from collections import deque
-from operator import itemgetter
-from typing import TYPE_CHECKING
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop_wire.delta import AckLevel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from delta_prop.receipt import Receipt
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.errors import Refused
@@ -29,7 +30,15 @@ logger = logging.getLogger("delta_prop")
 
 _LEVELS = tuple(AckLevel)
 assert [*map(int, _LEVELS)] == [*range(len(_LEVELS))]
-_first = itemgetter(0)
+_next_offset = attrgetter("next_offset")
+
+
+class _Waiting(NamedTuple):
+    """An answer that waits for a mark. `receipt`: of the delta that it is about; None: it is about none."""
+
+    next_offset: int
+    tell: Tell
+    receipt: Receipt | None
 
 
 class Settling:
@@ -42,8 +51,9 @@ class Settling:
         self._log = log
         self._show = show
         self._on_wait = on_wait
+        self._suspended = False
         self._unseen: deque[LoggedBatch] = deque()
-        self._untold: tuple[deque[tuple[int, Tell]], ...] = tuple(deque() for _ in AckLevel)
+        self._untold: tuple[deque[_Waiting], ...] = tuple(deque() for _ in AckLevel)
         """By level, each in order of offset."""
 
     @property
@@ -68,10 +78,14 @@ class Settling:
             self._unseen.extend(placed)
             self._on_wait()
 
-    def when_kept(self, next_offset: int, level: AckLevel, tell: Tell) -> bool:
+    def when_kept(
+        self, next_offset: int, level: AckLevel, tell: Tell, receipt: Receipt | None = None
+    ) -> bool:
         """Call `tell(None)` once all below `next_offset` is kept at this level; with why not, if never.
 
-        Whether that is later: False where it was told at once.
+        `receipt`: of the delta that this is about. If the log fails first, that delta is in doubt, and `tell`
+        waits until a recovery has decided; without a receipt `tell` is called with the failure at once.
+        Returns whether it is later: False where it was told at once.
         """
         if next_offset <= self._log.reached(level):
             tell(None)
@@ -80,14 +94,17 @@ class Settling:
             self._log.want_sync()
             self._on_wait()
         waiting = self._untold[level]
-        if waiting and next_offset < waiting[-1][0]:  # a repeat, which waits for its first copy
-            waiting.insert(bisect_right(waiting, next_offset, key=_first), (next_offset, tell))
+        one = _Waiting(next_offset, tell, receipt)
+        if waiting and next_offset < waiting[-1].next_offset:  # a repeat, which waits for its first copy
+            waiting.insert(bisect_right(waiting, next_offset, key=_next_offset), one)
         else:
-            waiting.append((next_offset, tell))
+            waiting.append(one)
         return True
 
     def settle(self) -> None:
         """The marks have moved: show and tell what they have passed, sinks first."""
+        if self._suspended:
+            return
         unseen, log = self._unseen, self._log
         visible = log.visible
         while unseen and unseen[0].next_offset <= visible:
@@ -95,16 +112,44 @@ class Settling:
         for level, waiting in zip(_LEVELS, self._untold, strict=True):
             if waiting:
                 mark = log.reached(level)
-                while waiting and waiting[0][0] <= mark:
-                    _call(waiting.popleft()[1], None)
+                while waiting and waiting[0].next_offset <= mark:
+                    _call(waiting.popleft().tell, None)
+
+    def suspend(self, refusal: Refused) -> None:
+        """The log has failed: nothing that waits is shown, and nothing is told until `resume` or `fail`.
+
+        A delta that waits for its mark is in doubt: it may be found when the log is recovered.
+        """
+        self._suspended = True
+        self._unseen.clear()
+        about_none: list[_Waiting] = []
+        for waiting in self._untold:
+            for one in [*waiting]:
+                if one.receipt is None:
+                    waiting.remove(one)
+                    about_none.append(one)
+                else:
+                    one.receipt.doubt()
+        for one in about_none:
+            _call(one.tell, refusal)
+
+    def resume(self, end: int, refusal: Refused) -> None:
+        """The log was recovered up to offset `end`: what lies below is kept at every level, the rest never
+        happened and is told the refusal.
+        """
+        self._suspended = False
+        for one in self._take_untold():
+            _call(one.tell, None if one.next_offset <= end else refusal)
 
     def fail(self, refusal: Refused) -> None:
         """The marks move no more: nothing that waits is shown, everybody is told."""
         self._unseen.clear()
+        for one in self._take_untold():
+            _call(one.tell, refusal)
+
+    def _take_untold(self) -> list[_Waiting]:
         untold, self._untold = self._untold, tuple(deque() for _ in AckLevel)
-        for waiting in untold:
-            for _, tell in waiting:
-                _call(tell, refusal)
+        return [one for waiting in untold for one in waiting]
 
 
 def _call(tell: Tell, refusal: Refused | None) -> None:

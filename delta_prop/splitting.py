@@ -13,14 +13,13 @@ import numpy as np
 
 from delta_prop.refusals import too_many_pieces
 from delta_prop_wire.cutting import part_of
-from delta_prop_wire.encode import encode_void, read_void
+from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import Batch
 
 PIECES_MAX = 1_000
@@ -74,28 +73,6 @@ def split(batch: Batch, repeats: Mapping[int, int], place: int) -> list[Piece]:
         )
         pieces.append(Piece(void, dict(enumerate(firsts))))
     return pieces
-
-
-def was_split(batch: Batch, log: Log, first_offset: Callable[[int], int | None]) -> bool:
-    """True if this very frame was logged in pieces. `first_offset`: what is remembered of each counter.
-
-    Raises Refused, LogDamaged and OSError as the log does.
-    """
-    # First copies stand before the frame, so the highest offset is that of a row which the frame holds.
-    told = [(at, -row) for row in range(batch.count) if (at := first_offset(batch.counter(row))) is not None]
-    at, row = max(told, default=(-1, 0))
-    if at < log.first_offset or not (found := log.read_appended(at, rows_max=1, bytes_max=1)):
-        return False
-    held = found[0].batch
-    if (held.origin, held.counter(at - found[0].offset)) != (batch.origin, batch.counter(-row)):
-        return False
-    offset, end = max(at + row, log.first_offset), at + row + batch.count
-    while offset < end and (found := log.read_appended(offset, rows_max=end - offset, bytes_max=1 << 20)):
-        for logged in found:
-            if logged.batch.is_control:
-                return read_void(logged.batch).crc == batch.crc
-        offset = found[-1].next_offset
-    return False
 
 
 def of_row(refusal: Refused, rows: list[int]) -> Refused:

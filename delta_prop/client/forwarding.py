@@ -36,7 +36,6 @@ FORWARD_S_MAX = 120.0
 """How long a call may wait for its outcomes before the connection is given up."""
 GREETED_S_MAX = 10.0
 """How long a call waits for the connection: as soon as it is back things go on."""
-_NOT_FOR_NOW = frozenset({ErrorCode.SHUTTING_DOWN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +245,7 @@ class ForwardLink:
         refusal = nack.refusal()
         call = self._call
         if nack.answers is not None or nack.sequence == 0:
-            if nack.code in _NOT_FOR_NOW:
+            if refusal.retryable:
                 raise Reconnect((nack.retry_after_ms or 1_000) / 1_000, refusal)
             raise refusal
         if call is None:

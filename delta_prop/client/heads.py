@@ -64,8 +64,7 @@ def _found(lanes: Iterable[Lane]) -> dict[tuple[str, str], Place]:
             batch = frame.batch
             names = list(zip(batch.namespaces, batch.keys, strict=True))
             for row, offer in frame.offers:
-                first = max(row - frame.skipped, 0)
-                last.update(dict.fromkeys(names[first : first + offer.count], offer.place))
+                last.update(dict.fromkeys(names[row : row + offer.count], offer.place))
         for offer in lane.waiting:
             rows = () if offer.is_block else offer.rows
             last.update(((one.namespace, one.vector_id), offer.place) for one in rows)

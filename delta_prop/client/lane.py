@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import AckLevel, Priority
 
+ASKS = 0
+"""The epoch of a batch that is never placed: it asks whether these deltas have its dots."""
 _NOT_FINITE = Operation(Kind.OFFSET, np.array([np.nan], np.float32))
 
 
@@ -36,8 +38,8 @@ class OpenFrame:
 
     `sequence`: its number on this connection, 0 while it is not under way. `doubt`: the service may have it.
     `void`: it was given up, and is sent as a batch that is refused for good. `question`: its dots were dealt
-    with in a former life of the producer, and it asks what became of them. `skipped`: rows of the front that
-    were cut off. `unknown`: its origin was not known once, though a hello had been said.
+    with in a former life of the producer, and it asks what became of them. `unknown`: its origin was not
+    known once, though a hello had been said.
     """
 
     __slots__ = (
@@ -49,7 +51,6 @@ class OpenFrame:
         "question",
         "sent",
         "sequence",
-        "skipped",
         "told",
         "unknown",
         "void",
@@ -57,7 +58,7 @@ class OpenFrame:
 
     def __init__(self, lane: Lane, batch: Batch, offers: list[tuple[int, Offer]]) -> None:
         self.lane = lane
-        self.base = batch.base  # of the first row, before anything was cut off
+        self.base = batch.base
         self.batch = batch
         self.offers = offers
         self.sequence = 0
@@ -65,7 +66,6 @@ class OpenFrame:
         self.doubt = False
         self.void = False
         self.question = False
-        self.skipped = 0
         self.unknown = False
         self.told: list[tuple[int, int, int | None, bool]] = []
 
@@ -114,24 +114,41 @@ class OpenFrame:
             priority=batch.priority,
         )
 
-    def cut(self, watermark: int) -> None:
-        """Leave out the rows up to the watermark: they are dealt with. Some are above it."""
+    def ask(self) -> None:
+        """Turn it into a question, as its rows were sent in a former life of the producer."""
+        self.question = True
+        self.batch = _piece(self.batch, range(self.batch.count), self.stands_behind, epoch=ASKS)
+
+    def cut(self, rows: int) -> tuple[OpenFrame, OpenFrame]:
+        """Make two of it: of its first rows, and of the others. No offer may have rows on both sides."""
         batch = self.batch
-        rows = [row for row in range(batch.count) if batch.counter(row) > watermark]
-        leaps = batch.leaps or batch.counter(rows[0]) != watermark + 1
-        counters = [batch.counter(row) for row in rows] if leaps else None
-        self.skipped += rows[0]
-        self.batch = encode_batch(
-            [batch.delta(row) for row in rows],
-            origin=batch.origin,
-            base=batch.counter(rows[0]),
-            epoch=batch.epoch,
-            clock=batch.clock,
-            previous=watermark if leaps else 0,
-            counters=counters,
-            ack_level=batch.ack_level,
-            priority=batch.priority,
-        )
+        before = [one for one in self.offers if one[0] < rows]
+        after = [(row - rows, offer) for row, offer in self.offers if row >= rows]
+        first = OpenFrame(self.lane, _piece(batch, range(rows), self.stands_behind), before)
+        last = batch.counter(rows - 1)
+        second = OpenFrame(self.lane, _piece(batch, range(rows, batch.count), last), after)
+        for frame in (first, second):
+            for _, offer in frame.offers:
+                offer.frame = frame
+        return first, second
+
+
+def _piece(batch: Batch, rows: range, previous: int, *, epoch: int | None = None) -> Batch:
+    """Some rows of a batch under their own dots, the first behind a counter; under its epoch or another."""
+    counters = [batch.counter(row) for row in rows]
+    leaps = batch.leaps or counters[0] != previous + 1
+    return encode_batch(
+        [batch.delta(row) for row in rows],
+        origin=batch.origin,
+        base=counters[0],
+        epoch=batch.epoch if epoch is None else epoch,
+        clock=batch.clock,
+        previous=previous if leaps else 0,
+        counters=counters if leaps else None,
+        ack_level=batch.ack_level,
+        priority=batch.priority,
+        hybrid_time=batch.hybrid_time,
+    )
 
 
 class Lane:
@@ -229,8 +246,9 @@ class Lane:
                 previous = self.asked
             elif base <= previous:  # the watermark lies within a block: the service says so, and it is cut
                 previous = base - 1
+        epoch = ASKS if question else self.epoch
         try:
-            batch = self._encode(offers, base, previous, clock=clock, level=level)
+            batch = self._encode(offers, base, previous, epoch=epoch, clock=clock, level=level)
         except Refused as refusal:
             self._set_aside(offers, refusal)
             return None
@@ -270,6 +288,12 @@ class Lane:
         frame.told.clear()
         insort(self.again, frame, key=_base)
         self.again_at = max(self.again_at, at)
+
+    def exchange(self, frame: OpenFrame, parts: Iterable[OpenFrame]) -> None:
+        """These stand for a batch without an outcome, whose rows they have."""
+        del self.open[frame.base]
+        self.open.update((one.base, one) for one in parts)
+        self.open = dict(sorted(self.open.items()))
 
     def done(self, frame: OpenFrame) -> None:
         """A batch has its outcome, or is void."""
@@ -311,6 +335,7 @@ class Lane:
         base: int,
         previous: int,
         *,
+        epoch: int,
         clock: Sequence[Dot],
         level: AckLevel,
     ) -> Batch:
@@ -321,7 +346,7 @@ class Lane:
                 origin=self.origin,
                 base=base,
                 previous=previous,
-                epoch=self.epoch,
+                epoch=epoch,
                 ack_level=level,
                 priority=self.priority,
             )
@@ -333,7 +358,7 @@ class Lane:
                 kind=columns.kind,
                 origin=self.origin,
                 base=base,
-                epoch=self.epoch,
+                epoch=epoch,
                 clock=clock,
                 ack_level=level,
                 priority=self.priority,
@@ -345,7 +370,7 @@ class Lane:
                 else offers[0].deltas,
                 origin=self.origin,
                 base=base,
-                epoch=self.epoch,
+                epoch=epoch,
                 ack_level=level,
                 priority=self.priority,
             )
@@ -354,7 +379,7 @@ class Lane:
             deltas,
             origin=self.origin,
             base=base,
-            epoch=self.epoch,
+            epoch=epoch,
             clock=clock,
             previous=previous if leaps else 0,
             counters=range(base, base + len(deltas)) if leaps else None,

@@ -178,6 +178,36 @@ class Offer:
         self.tell(outcome)
 
 
+class Joined:
+    """The first and the last rows of an offer, by themselves: the outcomes of both are told as one."""
+
+    def __init__(self, whole: Offer) -> None:
+        self._whole = whole
+        self._outcomes: list[Published | Refused | None] = [None, None]
+
+    def tell(self, part: int) -> Callable[[Published | Refused], None]:
+        """What one part's offer calls."""
+
+        def told(outcome: Published | Refused) -> None:
+            self._outcomes[part] = outcome
+            first, second = self._outcomes
+            if first is not None and second is not None:
+                self._whole.settle(self._together(first, second))
+
+        return told
+
+    def _together(self, first: Published | Refused, second: Published | Refused) -> Published | Refused:
+        if not isinstance(first, Published):
+            return first
+        if not isinstance(second, Published):
+            return second
+        rows = [*first.places(), *second.places()]
+        if any(not one.duplicate for one in rows):
+            return Published.of_rows(rows, second.level)
+        duplicates = {row: one.offset for row, one in enumerate(rows)}
+        return Published(first.offset, first.dot, len(rows), second.level, duplicates)
+
+
 def _size(deltas: Sequence[Delta]) -> int:
     """About how many bytes of a batch these take, rather more than fewer."""
     size = 0

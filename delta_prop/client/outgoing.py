@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop.client.advice import Advice
-from delta_prop.client.answers import published, whole_place
+from delta_prop.client.answers import outcome_of, whole_place
 from delta_prop.client.calls import CALLS_BYTES_MAX, CALLS_MAX, CALLS_S_MAX, Calls
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.flight import Flight
@@ -18,14 +18,14 @@ from delta_prop.client.heads import Heads
 from delta_prop.client.held import Held
 from delta_prop.client.known_service import KnownService, granted_level
 from delta_prop.client.lane import Lane
-from delta_prop.client.offer import ROW_BYTES, Offer, Place
-from delta_prop.client.refusing import former, late, of_row
+from delta_prop.client.offer import ROW_BYTES, Joined, Offer, Place
+from delta_prop.client.refusing import former, late, of_row, unanswered
 from delta_prop.published import Published
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import AckLevel, Dot, Priority, make_origin, producer_id_of
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.frames import BatchFrame, OriginClaim
-from delta_prop_wire.spec import COUNTER_MAX, VECTOR_ID_BYTES_MAX, ErrorCode
+from delta_prop_wire.spec import COUNTER_MAX, VECTOR_ID_BYTES_MAX, VOIDING, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +43,8 @@ BATCH_BYTES_MAX = 256 * 1024
 FAULTS_MAX = 5
 """Connections in a row that may end with a checksum that does not fit, before it is taken for lasting."""
 _WEIGHTS = (8, 4, 2, 1)
+_DEALT_WITH = VOIDING | {ErrorCode.DOT_REUSED, ErrorCode.OUTCOME_UNKNOWN}
+"""How a service refuses what it has dealt with before."""
 _AGAIN_S_MAX = 60.0
 
 
@@ -252,12 +254,14 @@ class Outgoing:
             return
         self.failure, self._gathering = failure, None
         told = failure if isinstance(failure, Refused) else Refused(ErrorCode.BAD_REQUEST, str(failure))
+        for calls in [one for one in self._held.all() if isinstance(one, Calls)]:
+            self._separate(calls)
         for offer in self._held.all():
-            self._settle(offer, told)
+            self._settle(offer, unanswered(offer, told) if self._may_be_there(offer) else told)
 
     def close(self) -> None:
         """The producer ends."""
-        told = f"producer {self.name!r} was closed before this was acknowledged; it may have happened"
+        told = f"producer {self.name!r} was closed before this was acknowledged, and it has not happened"
         self.fail(Refused(ErrorCode.SHUTTING_DOWN, told))
 
     # --- sending
@@ -291,7 +295,6 @@ class Outgoing:
         for frame in self._flight.answered(ack):
             told_some = True
             frame.lane.backoff.reset()
-            frame.lane.done(frame)
             self._acknowledged(frame)
         if told_some:
             self._faults = 0
@@ -374,12 +377,18 @@ class Outgoing:
         if frame is None:
             self._lanes[offer.priority].waiting.remove(offer)
             offer.place.gone = True
-        elif frame.sequence or frame.doubt:
+        elif self._may_be_there(offer):
             return False
         else:
             self._withdraw(frame)
         self._held.remove(offer)
         return True
+
+    @staticmethod
+    def _may_be_there(offer: Offer) -> bool:
+        """True if the service may have it, under a dot of which no outcome is known."""
+        frame = offer.frame
+        return frame is not None and not frame.void and (frame.sequence > 0 or frame.doubt)
 
     def _settle(self, offer: Offer, outcome: Published | Refused) -> None:
         """Tell an offer its outcome, unless it has one."""
@@ -461,6 +470,7 @@ class Outgoing:
 
     def _acknowledged(self, frame: OpenFrame) -> None:
         """Tell what has its place. Calls go the short way where all of them were told as one."""
+        frame.lane.done(frame)
         whole = whole_place(frame)
         if whole is None:
             self._separate_all(frame)
@@ -470,22 +480,26 @@ class Outgoing:
                 self.counts.acknowledged += offer.count
                 offer.acknowledge(whole + row, frame.batch.dot(row), frame.batch.ack_level)
             else:
-                self._settle(offer, published(frame, row, offer))
+                self._settle(offer, outcome_of(frame, row, offer))
 
     def _frame_refused(self, frame: OpenFrame, refusal: Refused, now: float, chance: float) -> None:
         self._separate_all(frame)
         code = refusal.code
-        if code is ErrorCode.OVERLAP and not frame.question and self._cut(frame, refusal):
-            frame.lane.refused(frame, now)
-        elif refusal.retryable:
+        parts = self._cut(frame, refusal) if code is ErrorCode.OVERLAP and not frame.question else ()
+        if parts:
+            for part in parts:
+                frame.lane.refused(part, now)
+        elif refusal.retryable or (code is ErrorCode.OUTCOME_UNKNOWN and refusal.retry_after_ms is not None):
             self._again(frame, refusal, now, chance)
-        elif frame.void or frame.question:  # void now, or they have their place after all: dealt with
+        elif code in _DEALT_WITH and (frame.void or frame.question or code is ErrorCode.OUTCOME_UNKNOWN):
             self._answered(frame, refusal)
-        elif code is ErrorCode.UNKNOWN_ORIGIN:
-            self._unknown_origin(frame)
+        elif code is ErrorCode.UNKNOWN_ORIGIN and not frame.unknown:
+            frame.unknown = True
+            raise Reconnect()  # a new hello tells
         elif refusal.voids:
             self._void(frame, refusal)
         else:
+            frame.sequence, frame.doubt = 0, False  # what this refuses has not happened
             raise refusal
 
     def _again(self, frame: OpenFrame, refusal: Refused, now: float, chance: float) -> None:
@@ -503,48 +517,52 @@ class Outgoing:
             self._withdraw(frame)
 
     def _answered(self, frame: OpenFrame, refusal: Refused) -> None:
+        """Tell what became of dots that were dealt with before."""
         frame.lane.done(frame)
-        unknown = refusal.code in (ErrorCode.DOT_REUSED, ErrorCode.FENCED, ErrorCode.UNKNOWN_ORIGIN)
-        offset, code = refusal.details.get("offset"), refusal.details.get("code")
-        if frame.question and refusal.code is ErrorCode.DOT_REUSED and code in set(ErrorCode):
-            refusal, unknown = former(ErrorCode(code)), False
+        frame.told.clear()
+        if frame.question and refusal.code is ErrorCode.DOT_REUSED:
+            refusal = former(refusal)
         for row, offer in frame.offers:
-            if unknown:
-                frame.told.clear()
-                if frame.question and isinstance(offset, int):
-                    frame.told.append((0, 0, offset, True))
-                self._settle(offer, published(frame, row, offer))
-            else:
-                self._settle(offer, refusal)
+            unknown = refusal.code is ErrorCode.OUTCOME_UNKNOWN
+            self._settle(offer, outcome_of(frame, row, offer) if unknown else refusal)
 
-    def _unknown_origin(self, frame: OpenFrame) -> None:
-        """A new hello tells. Where it has told already that these dots are done with, that is the answer."""
-        if frame.unknown and frame.batch.last <= frame.lane.watermark:
-            frame.lane.done(frame)
-            frame.told.clear()
-            for row, offer in frame.offers:
-                self._settle(offer, published(frame, row, offer))
-            return
-        if frame.unknown:
-            raise Refused(
-                ErrorCode.UNKNOWN_ORIGIN,
-                f"the service does not know origin {frame.batch.origin:016x} though it answered its hello: "
-                "look at its log",
-            )
-        frame.unknown = True
-        raise Reconnect()
-
-    def _cut(self, frame: OpenFrame, refusal: Refused) -> bool:
-        """Cut a batch at the watermark that the refusal names; whether there was something to cut."""
-        watermark = refusal.details.get("watermark")
-        batch = frame.batch
+    def _cut(self, frame: OpenFrame, refusal: Refused) -> Sequence[OpenFrame]:
+        """Cut a batch at the watermark that the refusal names: the service has the rows before, and tells
+        where when they are sent again by themselves. Nothing where there is nothing to cut.
+        """
+        watermark, batch = refusal.details.get("watermark"), frame.batch
         if not isinstance(watermark, int) or not batch.base <= watermark < batch.last:
-            return False
-        frame.cut(watermark)
+            return ()
+        rows = sum(batch.counter(row) <= watermark for row in range(batch.count))
         for row, offer in frame.offers:
-            if row + offer.count <= frame.skipped:
-                self._settle(offer, published(frame, row, offer))
-        return True
+            if row < rows < row + offer.count:
+                self._halve(frame, offer, rows - row)
+                break
+        parts = frame.cut(rows)
+        if parts[0].batch.last <= frame.lane.known:
+            parts[0].ask()
+        frame.lane.exchange(frame, parts)
+        return parts
+
+    def _halve(self, frame: OpenFrame, offer: Offer, rows: int) -> None:
+        """Let two offers stand for one, of its first rows and of the others. It is told both as one."""
+        joined = Joined(offer)
+        parts, last = [], offer.place.counter
+        for number, (count, counter) in enumerate(
+            ((rows, last - offer.count + rows), (offer.count - rows, last))
+        ):
+            part = Offer(offer.priority, (), joined.tell(number))
+            part.count, part.size = count, offer.size * count // offer.count
+            part.alone, part.at, part.has_ids = True, offer.at, offer.has_ids
+            part.place = Place(offer.place.origin)
+            part.place.counter = counter
+            part.given_up = offer.given_up
+            parts.append(part)
+        parts[1].place = offer.place
+        self._held.replace(offer, parts)
+        at = next(place for place, one in enumerate(frame.offers) if one[1] is offer)
+        row = frame.offers[at][0]
+        frame.offers[at : at + 1] = [(row, parts[0]), (row + rows, parts[1])]
 
     def _void(self, frame: OpenFrame, refusal: Refused) -> None:
         """The dots are used up. Who is at fault is told; the others go on under new dots."""
@@ -553,9 +571,9 @@ class Outgoing:
         by_itself = len(offers) > 1 and refusal.row is None  # nobody knows whose fault it is
         again = []
         for row, offer in offers:
-            at = None if refusal.row is None else refusal.row + frame.skipped - row
+            at = None if refusal.row is None else refusal.row - row
             guilty = not by_itself and (at is None or 0 <= at < offer.count)
-            if offer.done or row < frame.skipped:
+            if offer.done:
                 self._settle(offer, of_row(refusal, at))
             elif not guilty and not offer.given_up:
                 self._take_back(frame, row, offer)
@@ -568,8 +586,7 @@ class Outgoing:
     @staticmethod
     def _take_back(frame: OpenFrame, row: int, offer: Offer) -> None:
         """The deltas of an offer, out of the batch whose dots are void."""
-        batch, first = frame.batch, row - frame.skipped
-        offer.deltas = [batch.delta(one) for one in range(first, first + offer.count)]
+        offer.deltas = [frame.batch.delta(one) for one in range(row, row + offer.count)]
         offer.columns, offer.counter = None, None
         offer.after = ()  # named in the rows by now
 
@@ -578,7 +595,7 @@ class Outgoing:
         self._separate_all(frame)
         again = []
         for row, offer in frame.offers:
-            if not offer.given_up and row >= frame.skipped:
+            if not offer.given_up:
                 self._take_back(frame, row, offer)
                 again.append(offer)
         frame.offers = [(row, offer) for row, offer in frame.offers if offer.given_up]

@@ -59,6 +59,7 @@ class Totals:
     acknowledged: int = 0
     duplicates: int = 0
     refused: int = 0
+    forgotten: int = 0  # sent by an earlier run, and the log no longer tells what became of them
     next_offset: int = 0
     seconds: float = 0.0
 
@@ -150,6 +151,7 @@ class _Import:
             "acknowledged": totals.acknowledged,
             "duplicates": totals.duplicates,
             "refused": totals.refused,
+            "forgotten": totals.forgotten,
             "unanswered": len(self._sizes),
             "next_offset": totals.next_offset,
             "seconds": round(edge.now() - self._began, 3),
@@ -171,6 +173,9 @@ class _Import:
         if isinstance(told, Kept):
             self._done(number)
             self._acknowledged(number, told)
+        elif told.code is ErrorCode.OUTCOME_UNKNOWN and told.retry_after_ms is None:
+            self._done(number)
+            self._forgotten(number, told)
         elif told.voids or told.code is ErrorCode.DOT_REUSED:
             self._done(number)
             self._refused(number, told)
@@ -213,9 +218,17 @@ class _Import:
     def _refused(self, number: int, refusal: Refused) -> None:
         self.totals.refused += 1
         if self.acks:
-            self._put({"line": number, "error": refusal.code.name, "message": refusal.message})
+            self._put_error(number, refusal)
         else:
             edge.note(f"line {number}: {refusal}")
+
+    def _forgotten(self, number: int, refusal: Refused) -> None:
+        self.totals.forgotten += 1
+        if self.acks:
+            self._put_error(number, refusal)
+
+    def _put_error(self, number: int, refusal: Refused) -> None:
+        self._put({"line": number, "error": refusal.code.name, "message": refusal.message})
 
     def _put(self, told: dict[str, object]) -> None:
         """One line. A failure must not reach the pipeline, whose callback this may be."""

@@ -28,9 +28,9 @@ _AGAIN_S = 0.02
 
 
 class Kept(NamedTuple):
-    """A line that is in the log: where, if that is still known, and whether it was there before."""
+    """A line that is in the log: where, and whether it was there before."""
 
-    offset: int | None
+    offset: int
     duplicate: bool
 
 
@@ -74,7 +74,7 @@ class LocalSender:
                 break
         if not sent:
             self._moved(number)
-            then(self._former(number, delta))
+            then(await self._former(number, delta))
 
     async def run(self) -> None:
         """Send again what was refused for now, until nothing has moved for too long. Raises Refused."""
@@ -89,9 +89,11 @@ class LocalSender:
                 if stuck or (refusal.code is ErrorCode.LOG_FAILED and refusal.retry_after_ms is None):
                     raise of_line(number, refusal)
 
-    def _former(self, number: int, delta: Delta) -> Kept | Refused:
+    async def _former(self, number: int, delta: Delta) -> Kept | Refused:
         """What became of a line that was dealt with by an earlier run."""
-        outcome = self._producer.outcome(number, delta.priority)
+        outcome = await self._producer.outcome(number, delta.priority)
+        if outcome is None:
+            return _not_again(ErrorCode.DOT_REUSED)
         return _not_again(outcome) if isinstance(outcome, ErrorCode) else Kept(outcome, True)
 
     def _note(self, number: int, told: Receipt, then: Then) -> None:
@@ -142,7 +144,11 @@ class RemoteSender:
 
 
 def _not_again(code: ErrorCode) -> Refused:
-    """What is told of a line that an earlier run left out (DOT_REUSED), or that was refused then."""
+    """What is told of a line that an earlier run left out (DOT_REUSED), that was refused then, or of which
+    the log no longer tells.
+    """
+    if code is ErrorCode.OUTCOME_UNKNOWN:
+        return Refused(code, "sent when this producer published before; the log no longer tells its outcome")
     what = "left out" if code is ErrorCode.DOT_REUSED else "refused for good"
     cure = "publish it under another producer name, or as another line"
     return Refused(code, f"{what} when this producer published before: {cure}")
@@ -156,4 +162,6 @@ def of_line(number: int, refusal: Refused) -> Refused:
 def kept(told: Receipt) -> Kept:
     """Where an acknowledged delta of its own batch is."""
     published = told.result()
-    return Kept(published.duplicates.get(0, published.offset), published.duplicate)
+    offset = published.duplicates.get(0, published.offset)
+    assert offset is not None, "a repeat at an unknown offset is no acknowledgement"
+    return Kept(offset, published.duplicate)

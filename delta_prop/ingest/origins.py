@@ -17,7 +17,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from delta_prop_wire.batch import Batch
 
@@ -146,14 +146,18 @@ class OriginState:
         """Why some of these dots are void, None if none is."""
         return self._void(batch.base, batch.last)
 
-    def outcome(self, counter: int, *, all_known: bool) -> int | ErrorCode | None:
-        """Where the delta with this counter stands, or why its dot is void; None where neither is known.
+    def outcome(self, counter: int) -> int | ErrorCode | None:
+        """Where the delta with this counter stands, or why its dot is void; None where memory does not tell.
 
-        DOT_REUSED where its producer left the counter out. `all_known`: what is not remembered never was.
+        DOT_REUSED where its producer left the counter out.
         """
         found = self._void(counter, counter) or self.first_offset(counter)
-        left_out = bool(self._run_bases and self._run_bases[0] < counter) or (all_known and not self._forgot)
-        return ErrorCode.DOT_REUSED if found is None and left_out else found
+        left_out = bool(self._run_bases and self._run_bases[0] < counter)
+        return ErrorCode.DOT_REUSED if found is None and left_out and not self._lacks_void(counter) else found
+
+    def _lacks_void(self, counter: int) -> bool:
+        """True if the counter may be of a void that was dropped from memory."""
+        return len(self._void_bases) >= VOIDS_MAX // 2 and counter < self._void_bases[0]
 
     def _void(self, base: int, last: int) -> ErrorCode | None:
         place = bisect_right(self._void_bases, last) - 1
@@ -164,7 +168,7 @@ class OriginState:
     def first_offset(self, counter: int) -> int | None:
         """Where the delta with this counter stands; None where that is not kept, or never was."""
         place = bisect_right(self._run_bases, counter) - 1
-        if place < 0 or counter > self._run_lasts[place]:
+        if place < 0 or counter > self._run_lasts[place] or self._lacks_void(counter):
             return None
         return self._run_offsets[place] + counter - self._run_bases[place]
 
@@ -180,20 +184,20 @@ class OriginState:
         # Of a repeat under a new dot the first copy is remembered, which stands further back.
         return max(offset, offsets[place - 1] + lasts[place - 1] - bases[place - 1] + 1)
 
-    def same_frame(self, batch: Batch) -> bool:
-        """Whether this repeat is a frame that was sent, as far as the last 64 batches tell.
+    def same_frame(self, batch: Batch) -> bool | None:
+        """Whether this repeat is a frame that was sent; None: the last 64 batches do not tell.
 
-        A producer repeats the same frames; other cuts of known dots cannot be compared, so they are not
-        taken for repeats. What lies below all remembered batches passes.
+        A producer repeats the same frames. Other cuts of known dots cannot be told from their checksums.
         """
         recent = slice(-RECENT_BATCHES, None)
-        bases = self._bases[recent]
         told = [
             crc
-            for base, last, crc in zip(bases, self._lasts[recent], self._crcs[recent], strict=True)
+            for base, last, crc in zip(
+                self._bases[recent], self._lasts[recent], self._crcs[recent], strict=True
+            )
             if base == batch.base and last == batch.last
         ]
-        return batch.crc in told if told else batch.last < min(bases, default=batch.last + 1)
+        return batch.crc in told if told else None
 
     @property
     def runs(self) -> int:
@@ -402,13 +406,10 @@ class Origins:
         """The state of an origin that said hello and is not idle."""
         return self._active.get(origin)
 
-    def require(
-        self, batch: Batch, owner: str, same: Callable[[OriginState], bool] | None = None
-    ) -> OriginState:
+    def require(self, batch: Batch, owner: str, *, repeat: bool = False) -> OriginState:
         """The state of a batch's origin. Raises Refused (UNKNOWN_ORIGIN, FENCED, UNAUTHORIZED).
 
-        A repeat may come under an epoch of before: its producer said hello again, and sends the same frame,
-        which `same` tells.
+        A `repeat` may come under an epoch of before: its producer said hello again, and sends the same frame.
         """
         state = self._active.get(batch.origin)
         if state is None or state.owner == UNKNOWN_OWNER or batch.epoch > state.epoch:
@@ -419,7 +420,7 @@ class Origins:
             )
         if owner != state.owner:
             raise _of_another(batch.origin)
-        if batch.epoch < state.epoch and not (same and same(state)):
+        if batch.epoch < state.epoch and not repeat:
             raise _fenced(batch.origin, batch.epoch, state.epoch)
         return state
 

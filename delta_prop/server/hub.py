@@ -57,8 +57,9 @@ class Hub:
         return self._numbers
 
     def watermarks(self) -> list[OriginGrant]:
-        """How far every origin is here, for who forwards another log."""
+        """How far every origin is here, for who forwards another log. Raises Refused (LOG_FAILED)."""
         chain = self.inside.chain
+        chain.check_running()
         found = []
         for origin, watermark in chain.orderer.have.items():
             if origin >= 0:  # others stand for work that has no dots yet

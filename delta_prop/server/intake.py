@@ -336,15 +336,18 @@ class Intake:
         self.has_news = pressed
         told: list[Ack | Nack] = [*self._nacks]
         self._nacks.clear()
-        moved = False
+        before, moved = self._told_up_to, False
         while self._open and self._open[0].done:
             self._told_up_to = max(self._told_up_to, self._open.popleft().last)
             moved = True
         credit = None if pressed else self._take_owed()
         while moved or credit is not None or self._ranges:
             ranges, self._ranges = self._ranges[:RANGES_MAX], self._ranges[RANGES_MAX:]
-            told.append(Ack(self._told_up_to, ranges=tuple(ranges), credit=credit))
-            moved, credit = False, None
+            # What a sequence says is told without a range has no offset, so it comes with the last of them.
+            told.append(
+                Ack(before if self._ranges else self._told_up_to, ranges=tuple(ranges), credit=credit)
+            )
+            moved, credit = bool(self._ranges), None
         self._counters.acks += len(told)
         return told
 

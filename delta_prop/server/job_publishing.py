@@ -388,8 +388,7 @@ class _Publication:
         at, failures = self.at, list[Refused]()
         if at == self._written:
             return
-        if self._chain.stopped is not None:  # what waits for its marks now is not told that they were lost
-            raise self._chain.stopped
+        self._chain.check_running()  # what waits for its marks now is not told that they were lost
         told = anyio.Event()
 
         def tell(failure: Refused | None) -> None:
@@ -397,7 +396,7 @@ class _Publication:
                 failures.append(failure)
             told.set()
 
-        self._chain.settling.when_kept(self._inside.log.next_offset, AckLevel.DURABLE, tell)
+        self._chain.when_kept(tell)
         await told.wait()
         if failures:
             raise failures[0]
@@ -416,7 +415,7 @@ class _Publication:
         return epoch
 
     def _have(self, origin: int) -> int:
-        return self._chain.orderer.have.get(origin, 0)
+        return self._chain.watermark(origin)
 
     def _was_void(self, origin: int, counter: int) -> bool:
         """Whether a dot that is dealt with was refused, as far as that is remembered."""

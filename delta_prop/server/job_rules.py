@@ -110,7 +110,7 @@ def _kept(job: Job | None, parts: tuple[StagedPart, ...], owner: str, chain: Cha
                 "one part is named twice: give each part a producer name of its own, JOB/PART",
             )
         origins[origin] = part.part
-        behind, mark = chain.orderer.have.get(origin, 0), attempt.mark
+        behind, mark = chain.watermark(origin), attempt.mark
         kept.append(KeptPart(part.part, part.attempt, part.deltas, mark.position, mark.checksum, behind))
     return tuple(kept)
 

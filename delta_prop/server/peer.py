@@ -85,7 +85,7 @@ class Peer:
         self.ring = self._outbox.ring
         """There may be something to write."""
         self._draining = self._finishing = False
-        self._deciding = 0  # decisions that are not answered yet
+        self._unanswered = 0  # requests whose answer waits for the disk
         self._since = self._heard_at = hub.now()
         self._frame_since: float | None = None  # a frame has begun to come and is not whole
         self._room_bytes = FREE_BYTES  # for the frame that is coming
@@ -145,7 +145,7 @@ class Peer:
 
     def finished(self) -> bool:
         """Whether nothing is to come that the client waits for: asked when there is nothing to write."""
-        if self._deciding or (self.intake is not None and self.intake.open_frames):
+        if self._unanswered or (self.intake is not None and self.intake.open_frames):
             return False
         if self._draining and not self._finishing:
             if self.outlet is not None and self.outlet.dealt_with < self._hub.inside.log.visible:
@@ -335,7 +335,24 @@ class Peer:
             grant.check_origins(hello.source)
             raise Refused(ErrorCode.BAD_REQUEST, _ONE_WAY)
         granted = self.intake.claim(hello.origins) if self.intake is not None and hello.origins else []
-        self._welcome(sequence, hello, granted, first=first)
+        if hello.source is Source.REPLICA:
+            granted = self._hub.watermarks()
+        if not granted:
+            self._welcome(sequence, hello, granted, first=first)
+            return
+
+        self._unanswered += 1
+
+        def answer(failure: Refused | None) -> None:
+            self._unanswered -= 1
+            if self._outbox.ending:
+                return
+            if failure is not None:
+                self._refuse(0, failure, answers=sequence)
+            else:
+                self._welcome(sequence, hello, granted, first=first)
+
+        self._chain.when_kept(answer)  # watermarks may count what the log can still lose
 
     def _is_unused(self) -> bool:
         """Whether nothing was claimed, sent or staged on this connection."""
@@ -362,10 +379,10 @@ class Peer:
         grant = self.grant
         assert grant is not None
         grant.check_origins(Source.LOCAL)
-        self._deciding += 1
+        self._unanswered += 1
 
         def told(outcome: JobStatus | Refused) -> None:
-            self._deciding -= 1
+            self._unanswered -= 1
             if isinstance(outcome, Unauthorized):
                 self._unauthorized(outcome, "Decide", answers=sequence)
             elif isinstance(outcome, Refused):
@@ -376,7 +393,7 @@ class Peer:
         try:
             self._hub.jobs.decide(request, grant.name, told)
         except Refused as refused:
-            self._deciding -= 1
+            self._unanswered -= 1
             raise refused from None
 
     def _welcome(self, sequence: int, hello: Hello, granted: list[OriginGrant], *, first: bool) -> None:
@@ -387,8 +404,6 @@ class Peer:
             credit = Credit(settings.producer_deltas_credit, settings.producer_bytes_credit)
         elif first:  # untold: what it sends all the same is refused for its token, and not for want of credit
             self._connection.allowance.grant(Credit(1, 1))
-        if hello.source is Source.REPLICA:
-            granted = self._hub.watermarks()
         pages = [granted[at : at + WATERMARKS_A_PAGE] for at in range(0, len(granted), WATERMARKS_A_PAGE)]
         for number, page in enumerate(pages or [[]], 1):
             more = number < len(pages)
@@ -486,7 +501,8 @@ class Peer:
 
     def tell_pressure(self, pressure: Backpressure) -> None:
         """Advise a producer."""
-        if self.intake is not None and self.intake.in_use and not self._outbox.ending:
+        is_open = self._connection.phase is Phase.OPEN and not self._outbox.ending
+        if self.intake is not None and self.intake.in_use and is_open:
             self._tell(pressure)
 
     async def _write_all(self) -> None:
@@ -557,7 +573,7 @@ class Peer:
             self.end(
                 Nack.of(0, recovered())
             )  # what was lost comes again, though nothing new may come for long
-        elif self.grant is not None:
+        elif self._connection.phase is Phase.OPEN:
             self.check_token()
             self._tell_progress(now)
             if now - self._outbox.spoke_at >= settings.heartbeat_s:

@@ -140,16 +140,20 @@ def test_a_producer_fenced_within_a_callback_appends_no_more() -> None:
     assert bench.keys() == ["root", "x"]
 
 
-def test_dots_from_before_an_idle_week_are_never_guessed() -> None:
+def test_dots_from_before_an_idle_week_are_looked_up_in_the_log_and_never_guessed() -> None:
     bench = Bench()
     origin = bench.hello("p")
     bench.send(batch_of(origin, 1, made("a")))
     bench.now = 8 * 24 * 3600.0
     bench.chain.tick(bench.now)
     bench.hello("p")
-    for content in ("a", "other"):
-        repeat = bench.send(batch_of(origin, 1, made(content), epoch=2))
-        assert code_of(repeat) is ErrorCode.UNKNOWN_ORIGIN
+    assert bench.send(batch_of(origin, 1, made("a"))).result().duplicates == {0: 0}
+    for epoch, content, code in (
+        (1, "other", ErrorCode.FENCED),
+        (2, "a", ErrorCode.DOT_REUSED),
+        (2, "other", ErrorCode.DOT_REUSED),
+    ):
+        assert code_of(bench.send(batch_of(origin, 1, made(content), epoch=epoch))) is code
     assert bench.send(batch_of(origin, 2, made("b"), epoch=2)).result().offset == 1
 
 

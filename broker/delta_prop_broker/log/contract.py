@@ -98,6 +98,9 @@ class Log(Protocol):
         Raises Refused (CURSOR_TOO_OLD) below `first_offset`.
         """
 
+    def find(self, origin: int, counter: int) -> int | None:
+        """The offset of a dot, of one not yet visible too; None where it is not, or no longer, here."""
+
     def fill(self, offset: int) -> float:
         """The share of the log's bounds that everything from `offset` on takes: 1 is all there is."""
 

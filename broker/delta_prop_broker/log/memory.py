@@ -157,6 +157,16 @@ class MemoryLog:
         """`read`, as everything that has a place is visible."""
         return self.read(offset, rows_max=rows_max, bytes_max=bytes_max)
 
+    def find(self, origin: int, counter: int) -> int | None:
+        """The offset of a dot; None where it is not, or no longer, here. Looks at all that is held."""
+        for logged in self._batches[self._head :]:
+            batch = logged.batch
+            if batch.origin == origin and batch.base <= counter <= batch.last:
+                rows = (row for row in range(batch.count) if batch.counter(row) == counter)
+                row = next(rows, None)
+                return None if row is None else logged.offset + row
+        return None
+
     def fill(self, offset: int) -> float:
         """The share of the bounds that everything from `offset` on takes, as far as it is still held."""
         if offset >= self.next_offset:

@@ -182,7 +182,7 @@ class Writer:
             else:
                 break
         if not sent:
-            self._former(item, producer.outcome(item.number, item.said[0].delta.priority))
+            self._former(item, await producer.outcome(item.number, item.said[0].delta.priority))
 
     def _resend(self, producer: Producer) -> None:
         if any(item.standing for item in self._box.items.values()):
@@ -193,7 +193,9 @@ class Writer:
                     raise
 
     def _former(self, item: Item, outcome: int | ErrorCode | None) -> None:
-        if isinstance(outcome, ErrorCode):
+        if outcome is ErrorCode.OUTCOME_UNKNOWN:
+            self._settle(item, self._shadow.unknown)
+        elif isinstance(outcome, ErrorCode):
             self._settle(item, lambda token: self._shadow.refused(token, outcome))
         elif outcome is None:
             self._settle(item, self._shadow.unknown)

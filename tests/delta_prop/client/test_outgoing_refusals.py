@@ -120,21 +120,53 @@ def test_what_is_refused_for_now_comes_again_in_order_as_the_same_bytes_after_it
     assert again[2].batch.keys == ["c"]
 
 
-def test_a_batch_partly_below_the_watermark_is_cut_there() -> None:
+def test_a_batch_partly_below_the_watermark_is_cut_there_and_both_parts_are_asked_for() -> None:
     wire = Wire()
     wire.offer(made("a"))
-    wire.offer(made("b"), made("c"))
+    wire.offer(made("b"), made("c"), made("d"))
     wire.send()
     whole = wire.between.pop()
     wire.out.refused(Nack(1, ErrorCode.OVERLAP, "cut", 0, details={"watermark": 2}), 0.0)
-    assert published(wire, 0).duplicates == {0: None}, "its first copy stands somewhere"
-    frame = wire.out.next_frame(0.0)
-    assert frame is not None
-    assert (frame.batch.base, frame.batch.keys) == (3, ["c"])
-    assert frame.batch.dot(0) == whole.batch.dot(2)
-    wire.out.acknowledged(Ack(4, ranges=(AckRange(4, 4, 77),)))
-    assert published(wire, 1).offset == 77
-    assert published(wire, 1).duplicates == {0: None}
+    parts = [wire.out.next_frame(0.0), wire.out.next_frame(0.0)]
+    assert [(one.batch.base, one.batch.keys) for one in parts if one] == [(1, ["a", "b"]), (3, ["c", "d"])]
+    assert parts[1] is not None
+    assert parts[1].batch.dot(0) == whole.batch.dot(2)
+    wire.out.acknowledged(Ack(6, ranges=(AckRange(5, 6, 20, duplicate=True),)))
+    assert (published(wire, 0).offset, published(wire, 0).duplicates) == (20, {})
+    assert 1 not in wire.outcomes, "the rest of it has no outcome yet"
+    wire.out.acknowledged(Ack(8, ranges=(AckRange(7, 8, 77),)))
+    told = published(wire, 1)
+    assert (told.offset, told.dot, told.count, told.duplicates) == (21, whole.batch.dot(1), 3, {})
+
+
+def test_a_part_that_the_service_cannot_tell_of_is_in_doubt_and_the_rest_goes_on() -> None:
+    wire = Wire()
+    for key in "abc":
+        wire.offer(made(key))
+    wire.send()
+    whole = wire.between.pop()
+    wire.out.refused(Nack(1, ErrorCode.OVERLAP, "cut", 0, details={"watermark": 2}), 0.0)
+    assert wire.out.next_frame(0.0) is not None
+    assert wire.out.next_frame(0.0) is not None
+    wire.out.refused(Nack(4, ErrorCode.OUTCOME_UNKNOWN, "gone"), 0.0)
+    for number in range(2):
+        doubt = refused(wire, number)
+        assert (doubt.code, doubt.details) == (ErrorCode.OUTCOME_UNKNOWN, {"dot": whole.batch.dot(number)})
+    wire.out.acknowledged(Ack(6, ranges=(AckRange(6, 6, 77),)))
+    assert published(wire, 2).offset == 77
+
+
+@pytest.mark.parametrize("ranges", [(), (AckRange(1, 2, (1 << 63) - 1, duplicate=True),)])
+def test_a_repeat_at_an_unknown_offset_is_no_acknowledgement(ranges: tuple[AckRange, ...]) -> None:
+    wire = Wire()
+    wire.offer(made("a"))
+    wire.offer(made("b"))
+    wire.send()
+    whole = wire.between.pop()
+    wire.out.acknowledged(Ack(2, ranges=ranges))
+    for number in range(2):
+        doubt = refused(wire, number)
+        assert (doubt.code, doubt.details) == (ErrorCode.OUTCOME_UNKNOWN, {"dot": whole.batch.dot(number)})
 
 
 def test_an_overlap_that_names_nothing_to_cut_is_waited_out() -> None:
@@ -179,7 +211,7 @@ def test_checksums_that_do_not_fit_are_sent_again_a_few_times() -> None:
         wire.out.refused(Nack(0, ErrorCode.CHECKSUM, "differs"), 0.0)
 
 
-def test_an_origin_that_is_not_known_is_asked_for_and_what_is_done_with_counts_as_done() -> None:
+def test_an_origin_that_is_not_known_is_asked_for_once() -> None:
     wire = Wire()
     wire.offer(made("a"))
     wire.send()
@@ -187,10 +219,10 @@ def test_an_origin_that_is_not_known_is_asked_for_and_what_is_done_with_counts_a
     with pytest.raises(Reconnect):
         wire.out.refused(unknown, 0.0)
     wire.arrive()
-    wire.connect()  # hello tells that the dot has its place
+    wire.connect()
     wire.send()
-    wire.out.refused(unknown, 0.0)
-    assert published(wire, 0).duplicates == {0: None}
+    with pytest.raises(Refused, match="UNKNOWN_ORIGIN"):
+        wire.out.refused(unknown, 0.0)
 
 
 def test_ids_that_were_accepted_before_are_duplicates_and_cost_the_others_nothing() -> None:

@@ -47,6 +47,7 @@ def test_each_line_is_answered_and_totals_end_it(either: Command) -> None:
         "acknowledged": 3,
         "duplicates": 0,
         "refused": 0,
+        "forgotten": 0,
         "unanswered": 0,
         "next_offset": 3,
     }

@@ -187,9 +187,9 @@ class Story:
             now, then = p._chain.appender.ids.find(ids), fresh._chain.appender.ids.find(ids)
             assert now == then == [self.told[one.decode().rstrip()] for one in ids]
             for number in range(2):
-                assert [fresh.producer(f"p{number}").outcome(at + 1) for at in range(6)] == [
-                    self.told[f"p{number}-{at}"] for at in range(6)
-                ]
+                producer = fresh.producer(f"p{number}")
+                for at in range(6):
+                    assert await producer.outcome(at + 1) == self.told[f"p{number}-{at}"]
 
 
 def marks(p: Propagator) -> tuple[int, int, int, dict[int, int]]:

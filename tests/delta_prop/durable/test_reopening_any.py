@@ -134,8 +134,8 @@ class History:
                 for lane in Priority:
                     have = former.watermark(lane)
                     assert again.watermark(lane) == have
-                    told = [former.outcome(counter, lane) for counter in range(1, have + 1)]
-                    assert [again.outcome(counter, lane) for counter in range(1, have + 1)] == told
+                    told = [await former.outcome(counter, lane) for counter in range(1, have + 1)]
+                    assert [await again.outcome(counter, lane) for counter in range(1, have + 1)] == told
 
 
 def test_any_history_ends_as_a_service_that_was_just_opened() -> None:

@@ -127,13 +127,13 @@ def test_rows_that_repeat_an_id_point_to_its_first_copy() -> None:
 def test_a_repeat_is_told_from_a_reuse_by_its_checksum() -> None:
     state = OriginState("p", 1, 0.0)
     state.appended(batch(1, 2), 0)
-    assert state.same_frame(batch(1, 2))
-    assert not state.same_frame(batch(1, 2, content=b"other"))
-    assert not state.same_frame(batch(1, 1))  # other cuts cannot be compared, so they are no repeats
+    assert state.same_frame(batch(1, 2)) is True
+    assert state.same_frame(batch(1, 2, content=b"other")) is False
+    assert state.same_frame(batch(1, 1)) is None, "another cut has another checksum"
     for number in range(3, 3 + 2 * RECENT_BATCHES):
         state.appended(batch(number), number)
-    assert not state.same_frame(batch(2 + 2 * RECENT_BATCHES, content=b"other"))
-    assert state.same_frame(batch(1, 2, content=b"other"))  # too long ago
+    assert state.same_frame(batch(2 + 2 * RECENT_BATCHES, content=b"other")) is False
+    assert state.same_frame(batch(1, 2)) is None, "too long ago"
 
 
 def test_void_runs_are_known_with_their_codes_and_bounded() -> None:
