@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from delta_prop.chain_state import Small
 from delta_prop.id_repeats import IdRepeats
 from delta_prop.ingest.origins import OWN
+from delta_prop.ingest.refused_ids import RefusedIds
 from delta_prop.order.clock import OriginClocks
 from delta_prop.published import Published, RowPlace
 from delta_prop.splitting import new_rows, of_row, split
@@ -69,6 +70,7 @@ class Appender:
         self._origins = origins
         self.vectors = vectors
         self.ids = ids
+        self.refused_ids = RefusedIds()
         self._repeats = IdRepeats(log, ids)
         self._wall_us = wall_us
         self._load_head = load_head
@@ -235,13 +237,14 @@ class Appender:
         batch = logged.batch
         self.lamport = max(self.lamport, logged.lamport + batch.count - 1)
         self.vectors.appended(batch, logged.source)
-        if batch.ids is not None:
-            self.ids.add(batch.ids, logged.offset)
+        # What another service refused it also told, of its own log: here these dots are done with, no more.
+        refused = read_void(batch) if batch.is_control and logged.source is not Source.REPLICA else None
+        if batch.ids is not None and refused is not None:
+            self.refused_ids.add(batch.ids, refused.code)
+        self._note_ids(logged)
         if known:
             return
         state = self._origins.restore(batch.origin, batch.epoch, now)
-        # What another service refused it also told, of its own log: here these dots are done with, no more.
-        refused = read_void(batch) if batch.is_control and logged.source is not Source.REPLICA else None
         self._origins.appended(state, batch, logged.offset, now, None if refused is None else refused.firsts)
         self._clocks.appended(batch.origin, batch.clock)
         if refused is not None:
@@ -257,7 +260,8 @@ class Appender:
     def save_small(self) -> Small:
         """What is small of the state, without the names of parts."""
         statistics = self.ids.kept_since, self.ids.forgotten
-        return Small(self.lamport, self._hybrid_time, *statistics, self.vectors.saved())
+        refused = self.refused_ids.save()
+        return Small(self.lamport, self._hybrid_time, *statistics, self.vectors.saved(), refused)
 
     def save_origin(
         self, origin: int, idle: Mapping[int, tuple[str, int]], into: SavedOrigins, *, whole: bool
@@ -279,6 +283,7 @@ class Appender:
         self._origins.take_back(state.states(now), state.idle)
         self._clocks.take_back(state.clocks)
         self.vectors.restore(small.vectors, state.heads)
+        self.refused_ids.restore(small.refused)
         self.ids.restore(state.generations, kept_since=small.kept_since, forgotten=small.forgotten)
         for ids, offsets in state.ids:
             self.ids.add_at(ids, offsets)
@@ -318,6 +323,7 @@ class Appender:
         """Count on, and number above, what this service gave before its log failed."""
         self.counters = before.counters
         self.vectors.conflicts = before.vectors.conflicts
+        self.refused_ids.take_over(before.refused_ids)
         self.lamport = max(self.lamport, before.lamport)
         self._hybrid_time = max(self._hybrid_time, before._hybrid_time)
 
@@ -338,9 +344,14 @@ class Appender:
         self._origins.appended(state, batch, logged.offset, now, firsts)
         self._clocks.appended(batch.origin, () if batch.plain else batch.clock)
         self.vectors.appended(batch, logged.source)
-        if not batch.plain and batch.ids is not None:
-            self.ids.add(batch.ids, logged.offset)
+        self._note_ids(logged)
         self.counters.accepted += 0 if batch.is_control else batch.count
+
+    def _note_ids(self, logged: LoggedBatch) -> None:
+        batch = logged.batch
+        if not batch.plain and not batch.is_control and batch.ids is not None:
+            self.ids.add(batch.ids, logged.offset)
+            self.refused_ids.discard(batch.ids)
 
     def _state(self, batch: Batch) -> OriginState:
         state = self._origins.get(batch.origin)
@@ -371,6 +382,7 @@ class Appender:
                 hybrid_time=batch.hybrid_time,
                 refused_crc=batch.crc,
                 firsts=None if firsts is None else [firsts[row] for row in range(batch.count)],
+                ids=batch.ids if firsts is None and refusal.code is not ErrorCode.UNAUTHORIZED else None,
             )
         logged = self._append(body, work.lamport, work.session.source)
         self._commit(logged, now, firsts)

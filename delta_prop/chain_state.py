@@ -75,6 +75,8 @@ class Small:
     kept_since: int = 0
     forgotten: int = 0
     vectors: SavedVectors = field(default_factory=lambda: SavedVectors((), {}, complete=True))
+    refused: tuple[bytes, bytes] = (b"", b"")
+    """Ids of deltas that were refused for good, and the codes."""
     changes: list[str] = field(default_factory=list)
     ids: list[tuple[str, int]] = field(default_factory=list)  # part, last offset in it
     generations: list[tuple[str, int, int, int]] = field(default_factory=list)
@@ -91,6 +93,7 @@ class Small:
             "writers": _bytes(self.vectors.writers),
             "namespaces": self.vectors.namespaces,
             "complete": self.vectors.complete,
+            "refused": self.refused,
             "changes": self.changes,
             "ids": self.ids,
             "generations": self.generations,
@@ -113,6 +116,7 @@ class Small:
                 {name: (dimension, complete) for name, (dimension, complete) in told["namespaces"].items()},
                 told["complete"],
             ),
+            (told["refused"][0], told["refused"][1]),
             told["changes"],
             [(name, last) for name, last in told["ids"]],
             [(name, count, filter_ids, last) for name, count, filter_ids, last in told["generations"]],

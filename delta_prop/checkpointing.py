@@ -139,7 +139,7 @@ class Checkpointer:
     def _note_changes(self, logged: LoggedBatch) -> None:
         batch = logged.batch
         self._heads.note(batch, logged.source)
-        if batch.ids is not None:
+        if batch.ids is not None and not batch.is_control:
             self._ids += batch.ids
             self._offsets += range(logged.offset, logged.next_offset)
         self._gathered = logged.next_offset

@@ -8,17 +8,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from delta_prop.ingest.lanes import Item
+from delta_prop.ingest.origins import OWN
 from delta_prop.ingest.work import Sequenced
 from delta_prop.order.orderer import Entry
 from delta_prop.published import State
 from delta_prop.refusals import REPEATS_MAX, cut_otherwise, dot_reused, too_many_repeats, withdrawn
+from delta_prop_wire.delta import Priority, origin_lane
+from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import InvalidDelta
+from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.validate import validate_batch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from delta_prop.ingest.work import Draft, MatrixDraft
     from delta_prop.receipt import Receipt
     from delta_prop_wire.batch import Batch
+    from delta_prop_wire.delta import Dot
     from delta_prop_wire.errors import Refused
 
 Waiting = TypeVar("Waiting", Item, Entry)
@@ -45,8 +52,55 @@ def entry_of(work: Sequenced, have: int = 0) -> Entry:
         size=batch.size,
         owner=work.session.owner,
         item=work,
-        ids=batch.ids or (),
+        ids=accepted_ids(batch),
     )
+
+
+def entry_of_draft(draft: Draft | MatrixDraft, origin: int, waits: set[Dot | bytes]) -> Entry:
+    """What the orderer has to know of a draft that waits, under a stand-in for an origin."""
+    return Entry(
+        origin=origin,
+        first=1,
+        last=1,
+        previous=0,
+        parents=tuple(waits),
+        count=draft.count,
+        size=draft.size,
+        owner=OWN,
+        item=draft,
+        ids=draft.ids or (),
+    )
+
+
+def item_of(work: Sequenced | Draft | MatrixDraft) -> Item:
+    """What the queue has to know of work."""
+    return Item(
+        lane=work.priority,
+        count=work.count,
+        size=work.size,
+        keys=work.vectors(),
+        after=named_in(work, Item),
+        payload=work,
+    )
+
+
+def gap_of(origin: int, have: int, to: int, epoch: int) -> Batch:
+    """A control row that fills an origin's counters above its watermark `have`, up to `to`."""
+    return encode_void(
+        origin=origin,
+        base=to,
+        count=1,
+        code=ErrorCode.DOT_REUSED,  # as for counters that a producer left out
+        epoch=epoch,
+        previous=have,
+        counters=[to],
+        priority=Priority(origin_lane(origin)),
+    )
+
+
+def accepted_ids(batch: Batch) -> Sequence[bytes]:
+    """The ids that a batch brings; those of a control row are of deltas that were refused."""
+    return () if batch.is_control else batch.ids or ()
 
 
 def named_in(work: Sequenced | Draft | MatrixDraft, kind: type[Waiting]) -> tuple[Waiting, ...]:

@@ -212,6 +212,7 @@ class Intake:
             work = self._work_of(delta, level, entry)
         except Refused as refused:
             entry.refuse(refused)
+            self._chain.note_refused([delta.id], refused)
             return
         self._chain.offer(work, self._now())
 
@@ -224,7 +225,9 @@ class Intake:
                 raise
             void = refused
         # What breaks a bound may not even be encodable: in its place goes the least that fills the dot.
-        batch = self._encoded(delta if void is None else Delta("refused", _NOTHING), delta, level)
+        batch = self._encoded(
+            delta if void is None else Delta("refused", _NOTHING, id=delta.id), delta, level
+        )
         self._rates.take(self._grant, batch, self._now())
         if delta.dot is None:
             return Draft((delta,), receipt, delta.priority, level, self._session.source)
