@@ -284,7 +284,7 @@ class Appender:
         self._clocks.take_back(state.clocks)
         self.vectors.restore(small.vectors, state.heads)
         self.refused_ids.restore(small.refused)
-        self.ids.restore(state.generations, kept_since=small.kept_since, forgotten=small.forgotten)
+        self.ids.restore(state.runs, kept_since=small.kept_since, forgotten=small.forgotten)
         for ids, offsets in state.ids:
             self.ids.add_at(ids, offsets)
 
@@ -351,6 +351,7 @@ class Appender:
         batch = logged.batch
         if not batch.plain and not batch.is_control and batch.ids is not None:
             self.ids.add(batch.ids, logged.offset)
+            self.ids.forget_below(self.log.first_offset)
             self.refused_ids.discard(batch.ids)
 
     def _state(self, batch: Batch) -> OriginState:

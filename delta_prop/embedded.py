@@ -461,6 +461,7 @@ class Propagator(Publishing):
             voided=counters.voided,
             refused=chain.refused,
             conflicts=chain.appender.vectors.conflicts,
+            ids=chain.appender.ids.statistics(),
             queue=chain.lanes.statistics(),
             pending=chain.orderer.statistics(),
             log=log.statistics(),
@@ -500,7 +501,14 @@ class Propagator(Publishing):
 
     def _make_chain(self, own_producer_id: int) -> Chain:
         settings = self.settings
-        ids = SeenIds(generation_ids=settings.id_generation, generations_max=settings.id_generations_max)
+        if self._service_log.committer is None:
+            ids = SeenIds(generation_ids=settings.memory_id_generation)
+        else:
+            ids = SeenIds(
+                generation_ids=settings.id_generation,
+                waiting_max=settings.id_generations_max,
+                index_bytes_max=settings.id_index_bytes_max,
+            )
         return Chain(
             self._log,
             own_producer_id=own_producer_id,

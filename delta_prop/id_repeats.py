@@ -8,7 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop.refusals import first_copy_unreadable, id_reused, repeats_scattered
+from delta_prop.ingest.id_runs import RunDamaged
+from delta_prop.refusals import (
+    first_copy_unreadable,
+    id_reused,
+    ids_unreadable,
+    ids_wait,
+    repeats_scattered,
+)
 from delta_prop_broker.log.damage import LogDamaged
 from delta_prop_wire.contents import first_difference, same_contents
 from delta_prop_wire.delta import Source
@@ -52,10 +59,16 @@ class IdRepeats:
         self._ids = ids
 
     def find(self, ids: Sequence[bytes] | None) -> dict[int, int]:
-        """The rows that repeat an id, each with its first copy."""
+        """The rows that repeat an id, each with its first copy. Raises Refused (LOG_FAILED, LOG_FULL)."""
         if ids is None:
             return {}
-        repeats = {row: at for row, at in enumerate(self._ids.find(ids)) if at is not None}
+        if self._ids.full:
+            raise ids_wait()
+        try:
+            found = self._ids.find(ids)
+        except (RunDamaged, OSError) as error:
+            raise ids_unreadable(error) from error
+        repeats = {row: at for row, at in enumerate(found) if at is not None}
         if len(set(ids)) < len(ids):
             first: dict[bytes, int] = {}
             for row, one in enumerate(ids):

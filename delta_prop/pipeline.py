@@ -356,6 +356,7 @@ class Chain:
         restored.origins.carry_over(self.origins)
         self.orderer, self.origins, self.appender = restored.orderer, restored.origins, now
         now.go_on_from(before)
+        before.ids.close()
         self._own_origins, self._orphans = restored._own_origins, restored._orphans
         self._standing.clear()
         self.stopped = None

@@ -158,6 +158,25 @@ def too_many_pieces(pieces: int, pieces_max: int) -> Refused:
     )
 
 
+def ids_unreadable(error: Exception) -> Refused:
+    """Nobody can tell whether an id was accepted before, until it has been read from the log again."""
+    return Refused(
+        ErrorCode.LOG_FAILED,
+        f"the ids accepted before cannot be read ({error}), so this cannot be told from a repeat: they are "
+        "read from the log again, send it again later",
+        retry_after_ms=1000,
+    )
+
+
+def ids_wait() -> Refused:
+    """The ids accepted lately are not written, and no more of them are to be held in memory."""
+    return Refused(
+        ErrorCode.LOG_FULL,
+        "too many ids wait to be written: try again when the disk has caught up",
+        retry_after_ms=100,
+    )
+
+
 def first_copy_unreadable(offset: int, error: object) -> Refused:
     """The first copy of an id cannot be read, so nobody knows whether this is a repeat."""
     return Refused(
