@@ -34,7 +34,7 @@ from delta_prop_wire.jsonlines import delta_to_json
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 READY_S_MAX = 30.0
 END_S_MAX = 60.0
@@ -59,14 +59,17 @@ class Terms:
 class Life:
     """One process on a directory. `lines` is what it has printed; the caller ends it with `kill`."""
 
-    def __init__(self, errors: Path, *arguments: str) -> None:
-        """`errors`: the file for what it says on its error output; `arguments`: Python's."""
+    def __init__(self, errors: Path, *arguments: str, env: Mapping[str, str] | None = None) -> None:
+        """`errors`: the file for what it says on its error output; `arguments`: Python's; `env`: what is
+        added to the environment.
+        """
         self.began = time.monotonic()
         self._errors = errors.open("w+")
         with apart():
             self._process = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=_ROOT,
+                env=os.environ | dict(env or {}),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
@@ -84,8 +87,13 @@ class Life:
 
     def ready(self) -> dict[str, object] | None:
         """What it said when it was ready; None where it ended before."""
+        line = self.first_line()
+        return None if line is None else json.loads(line)
+
+    def first_line(self) -> str | None:
+        """Return the first line that it prints, once it does; None if it ended before."""
         self._first.wait(READY_S_MAX)
-        return json.loads(self.lines[0]) if self.lines else None
+        return self.lines[0] if self.lines else None
 
     def tell(self, word: str) -> None:
         """Say `go` or `end`."""
@@ -100,6 +108,21 @@ class Life:
             return self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             return None
+
+    @property
+    def is_alive(self) -> bool:
+        """True until it has ended."""
+        return self._process.poll() is None
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._process.terminate()
+
+    def close_input(self) -> None:
+        """Say nothing more."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
 
     def kill(self) -> None:
         """Kill it, and take in all that it had printed."""

@@ -4,6 +4,11 @@ After each kill it is started again on the same directory; what its log, its pro
 file then hold is compared with every acknowledgement that was printed, before the producers go on where they
 stopped. Directories take turns: a service with several producers, the same with a SQLite file fed from it,
 the command `delta-prop publish`. Exit status 1 where anything is not as it was acknowledged.
+
+With --disk-faults nothing is killed: the disk beneath a server, and beneath a program with the service in
+it, fails in its calls (a preloaded library, which takes a C compiler) or is full (a small file system, which
+takes root on Linux), while callers of every kind publish and connect again. Once the log has recovered in
+place, every answer that anybody got is held against it. Exit status 77 where neither can be had.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks._arguments import Arguments, whole, writable_file
 from benchmarks._crash_check import Verdict
+from benchmarks._crash_disk import run as run_disk_faults
 from benchmarks._crash_rounds import CommandStory, Story, Terms, Totals
 from benchmarks._crash_writer import UNDER_WAY
 from benchmarks._measure import percentile, table, write_json
@@ -39,16 +45,22 @@ KINDS = (
 def main(arguments: list[str] | None = None) -> int:
     """Kill, check, print."""
     parser = Arguments(
-        "crash", __doc__, failed="anything is not as it was acknowledged, or a start took too long"
+        "crash", __doc__, failed="an answer was not true, or a start took too long; 77: nothing could be run"
     )
     parser.add_argument(
-        "--rounds", type=whole(1, 1_000_000), default=50, help="how often the process is killed"
+        "--rounds",
+        type=whole(1, 1_000_000),
+        default=50,
+        help="how often the process is killed, or its disk fails",
     )
-    parser.add_argument("--quick", action="store_true", help="a short run: 6 kills at most")
+    parser.add_argument("--quick", action="store_true", help="a short run: 6 rounds at most")
     parser.add_argument(
-        "--lives", type=whole(1, 1_000_000), default=10, help="kills a directory, before it is closed well"
+        "--lives", type=whole(1, 1_000_000), default=10, help="rounds a directory, before it is closed well"
     )
-    parser.add_argument("--producers", type=whole(1, 1_000), default=4)
+    parser.add_argument("--producers", type=whole(1, 1_000), default=4, help="beside kills")
+    parser.add_argument(
+        "--disk-faults", action="store_true", help="have the disk fail instead, under callers of every kind"
+    )
     parser.add_argument("--seed", type=int, help="of the moments; without it, another each time")
     parser.add_argument("--plant", choices=PLANTS, help="plant a fault, which the check must find")
     parser.add_argument("--json", type=writable_file, metavar="FILE", help="write the figures to FILE too")
@@ -56,6 +68,10 @@ def main(arguments: list[str] | None = None) -> int:
     if given.quick:
         given.rounds, given.lives = min(given.rounds, 6), min(given.lives, 2)
     seed = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
+    if given.disk_faults:
+        if given.plant is not None:
+            parser.error("--plant is for kills: leave it out, or --disk-faults")
+        return run_disk_faults(given, seed)
     with tempfile.TemporaryDirectory(prefix="delta-prop-crash-") as folder:
         totals = _run(Path(folder), given, random.Random(seed))
     return report(f"kill -9, {given.rounds} rounds, seed {seed}", totals, given.json)

@@ -9,44 +9,29 @@ if they do not, nothing was cut. Needs root, losetup, mkfs and mount; where one 
 
 from __future__ import annotations
 
-import fcntl
-import os
 import random
 import shutil
-import struct
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks._arguments import FAILED, Arguments, amount, whole, writable_file
 from benchmarks._crash_rounds import START_SHARE, Story, Terms, Totals
+from benchmarks._images import KINDS, Unusable, check_usable, mounted
 from benchmarks.crash import report
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from benchmarks._images import Image
 
-    from benchmarks._crash_rounds import Life
-
-KINDS = ("ext4", "xfs")
-IMAGE_BYTES = 512 * 1024 * 1024
 SEGMENT_BYTES = 16 * 1024
 KEEP_BYTES = 48 * 1024
 """Every third directory keeps no more than that of its log, and compacts the rest all the time."""
 LOGGED_SHARE = 0.25
 """How many cuts, beside those asked for, are made under ack level `logged`."""
 LIFE_S = (0.02, 0.4)
-_SHUTDOWN, _NO_FLUSH = 0x8004587D, 2
-_TOOL_S_MAX = 60.0
 _SKIPPED = 77
-
-
-class Unusable(Exception):
-    """Why the power cannot be cut here."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -149,97 +134,6 @@ def _tell_logged(kind: str, totals: Totals) -> int:
         return 1
     print(": the cuts are real" if lost else ": nothing was cut, so nothing is proved: FAILED")
     return 0 if lost else 1
-
-
-# --- file systems
-
-
-def check_usable(kind: str) -> None:
-    """Raise Unusable where this file system cannot be made, mounted and cut here."""
-    if sys.platform != "linux":
-        raise Unusable(f"loop devices are Linux's, this is {sys.platform}")
-    if os.geteuid() != 0:
-        raise Unusable("only root can mount an image: run it as root")
-    for tool in ("mount", "umount", "losetup", f"mkfs.{kind}"):
-        if shutil.which(tool) is None:
-            raise Unusable(f"{tool} is not installed")
-    if not Path("/dev/loop-control").exists():
-        raise Unusable("there are no loop devices")
-    if kind not in Path("/proc/filesystems").read_text().split():
-        raise Unusable("the kernel has no such file system loaded")
-
-
-@dataclass(slots=True)
-class Image:
-    """A file system in a file."""
-
-    kind: str
-    folder: Path
-    cuts: int = 0
-
-    @property
-    def mount(self) -> Path:
-        """Where it is mounted."""
-        return self.folder / self.kind
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-        return self.folder / f"{self.kind}.image"
-
-    def make(self) -> None:
-        """Make it, mounted."""
-        with self.path.open("wb") as file:
-            file.truncate(IMAGE_BYTES)
-        self.mount.mkdir()
-        _run(f"mkfs.{self.kind}", "-q", str(self.path))
-        self.mount_again()
-
-    def mount_again(self) -> None:
-        """Mount it on a loop device that goes when it is unmounted."""
-        _run("mount", "-t", self.kind, "-o", "loop", str(self.path), str(self.mount))
-
-    def cut(self, life: Life) -> None:
-        """Cut the power under a process."""
-        if not life.freeze():
-            raise RuntimeError("a thread of the process did not stop: the cut would prove nothing")
-        # A sync that runs while the file system goes down may return as if it had been done.
-        descriptor = os.open(self.mount, os.O_RDONLY)
-        try:
-            fcntl.ioctl(descriptor, _SHUTDOWN, struct.pack("I", _NO_FLUSH))
-        finally:
-            os.close(descriptor)
-        life.kill()
-        _run("umount", str(self.mount))
-        self.mount_again()
-        self.cuts += 1
-
-    def drop(self) -> None:
-        """Unmount it, whatever state it is in."""
-        with suppress(subprocess.CalledProcessError):
-            _run("umount", str(self.mount))
-        if os.path.ismount(self.mount):
-            _run("umount", "--lazy", str(self.mount))
-        self.path.unlink(missing_ok=True)
-
-
-@contextmanager
-def mounted(kind: str, folder: Path) -> Iterator[Image]:
-    """A new file system, gone at the end."""
-    image = Image(kind, folder)
-    try:
-        image.make()
-        yield image
-    finally:
-        image.drop()
-
-
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TOOL_S_MAX, check=False)
-    if done.returncode:
-        error = subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
-        error.add_note(done.stderr.strip())
-        raise error
 
 
 if __name__ == "__main__":

@@ -33,15 +33,12 @@ async def compact(log: DurableLog, world: World, *, ring: Callable[[], None]) ->
     """
     if not log.settings.compact:
         return
-    clock = world.clock
-    began_us = clock.wall_us() - round(clock.now() * 1_000_000)  # a clock that is set moves no age
     async with world.background_thread() as threads:
         wait_s = LOOK_S
         while True:
             await anyio.sleep(wait_s)
             wait_s = LOOK_S
-            now_us = began_us + round(clock.now() * 1_000_000)
-            compaction = log.take_compaction(now_us)
+            compaction = log.take_compaction()
             if compaction is None:
                 continue
             try:
@@ -54,7 +51,7 @@ async def compact(log: DurableLog, world: World, *, ring: Callable[[], None]) ->
                     error,
                 )
                 continue
-            if made and log.retain(now_us):
+            if made and log.retain():
                 ring()
 
 

@@ -20,6 +20,7 @@ from delta_prop.backpressure.controller import INTERVAL_S
 from delta_prop.checks import parse_topics
 from delta_prop.config import Settings
 from delta_prop.gathering import Gathering
+from delta_prop.ingest.epochs import epochs_above, epochs_until
 from delta_prop.ingest.lanes import Lanes
 from delta_prop.ingest.origins import Origins
 from delta_prop.ingest.seen_ids import SeenIds
@@ -152,7 +153,9 @@ class Propagator(Publishing):
         self._tasks.start_soon(self._pace)
         self._tasks.start_soon(self._service_log.run, self._world)
         self._tasks.start_soon(self._service_log.write_checkpoints)
-        self._tasks.start_soon(self._service_log.keep_house, self._sinks.cursors, self._world)
+        self._tasks.start_soon(
+            self._service_log.keep_house, self._sinks.cursors, lambda: self._chain.origins, self._world
+        )
         self._tasks.start_soon(self._service_log.compress, self._world)
         self._tasks.start_soon(self._service_log.compact, self._world)
         if operating is not None:
@@ -532,7 +535,8 @@ class Propagator(Publishing):
             origins=Origins(
                 origins_max=settings.origins_max,
                 per_owner_max=settings.origins_per_owner_max,
-                epochs_above=self._service_log.epochs_above,
+                epochs_above=epochs_above(self._service_log.openings),
+                epochs_until=epochs_until(self._service_log.openings),
             ),
             vectors=Vectors(heads_max=settings.heads_max),
             load_head=self._sinks.load_head,

@@ -84,20 +84,6 @@ def item_of(work: Sequenced | Draft | MatrixDraft) -> Item:
     )
 
 
-def gap_of(origin: int, have: int, to: int, epoch: int) -> Batch:
-    """A control row that fills an origin's counters above its watermark `have`, up to `to`."""
-    return encode_void(
-        origin=origin,
-        base=to,
-        count=1,
-        code=ErrorCode.DOT_REUSED,  # as for counters that a producer left out
-        epoch=epoch,
-        previous=have,
-        counters=[to],
-        priority=Priority(origin_lane(origin)),
-    )
-
-
 def accepted_ids(batch: Batch) -> Sequence[bytes]:
     """The ids that a batch brings; those of a control row are of deltas that were refused."""
     return () if batch.is_control else batch.ids or ()
@@ -162,3 +148,17 @@ def fault_of(batch: Batch) -> Refused | None:
     except InvalidDelta as refusal:
         return refusal
     return None
+
+
+def filler(origin: int, epoch: int, have: int, to: int) -> Batch:
+    """A control row that fills an origin's counters above `have` up to `to`, as if they were left out."""
+    return encode_void(
+        origin=origin,
+        base=to,
+        count=1,
+        code=ErrorCode.DOT_REUSED,
+        epoch=epoch,
+        previous=have,
+        counters=[to],
+        priority=Priority(origin_lane(origin)),
+    )

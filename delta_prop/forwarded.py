@@ -50,8 +50,7 @@ def admit(origins: Origins, work: Sequenced, have: int, now: float) -> None:
     batch, owner = work.batch, work.session.owner
     if origins.get(batch.origin) is None:
         origins.check_room([batch.origin], owner, bounded=False)
-        state = origins.hello(batch.origin, owner, now, have)
-        state.epoch = max(state.epoch, batch.epoch)
+        origins.note_forwarded(batch.origin, owner, batch.epoch, now, have)
 
 
 def covered(batch: Batch, firsts: Mapping[int, int | None], log: Log) -> Published:

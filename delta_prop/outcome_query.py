@@ -1,4 +1,4 @@
-"""Asks what became of a dot, and answers only what no failure of the log can take back."""
+"""Asks what became of a dot, and how far an origin is: what is answered no failure of the log takes back."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.05
 """How often it looks whether a failed log is recovered."""
+_LOOK_ROWS, _LOOK_BYTES = 1_000, 1 << 20
 
 
 async def outcome_of(chain: Chain, dot: Dot, timeout_s: float) -> int | ErrorCode | None:
@@ -32,6 +33,21 @@ async def outcome_of(chain: Chain, dot: Dot, timeout_s: float) -> int | ErrorCod
             if await _is_kept(chain):
                 return outcome
     raise may_have_happened(f"the log was not recovered within {timeout_s} s", dot, retry_after_ms=1000)
+
+
+def kept_watermark(chain: Chain, origin: int) -> int:
+    """Return the counter up to which an origin's deltas are dealt with and what came of them is kept.
+
+    Raises Refused (LOG_FAILED).
+    """
+    watermark, log = chain.watermark(origin), chain.log
+    at = log.reached(log.level)
+    while batches := log.read_appended(at, rows_max=_LOOK_ROWS, bytes_max=_LOOK_BYTES):
+        for logged in batches:
+            if logged.batch.origin == origin:
+                return logged.batch.previous if logged.batch.leaps else logged.batch.base - 1
+        at = batches[-1].next_offset
+    return watermark
 
 
 async def until_running(chain: Chain) -> None:

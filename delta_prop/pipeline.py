@@ -8,7 +8,6 @@ In front stands one queue, empty while the log keeps up. Nothing here awaits; `n
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from delta_prop.append import Appender
@@ -17,7 +16,7 @@ from delta_prop.entries import (
     entry_of,
     entry_of_draft,
     fault_of,
-    gap_of,
+    filler,
     item_of,
     join,
     make_void,
@@ -32,16 +31,17 @@ from delta_prop.order.orderer import Entry, Orderer, Refusal, Verdict
 from delta_prop.orphans import Orphans
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.refusals import (
+    closing,
     fenced,
     lost,
     overlap,
     parent_refused,
     said_hello_again,
     stopped_for_good,
-    with_dot,
     withdrawn,
 )
 from delta_prop.repeats import answer_repeat, outcome_of
+from delta_prop.reporting import Reporter
 from delta_prop.settling import Settling
 from delta_prop.standing import Standing
 from delta_prop_wire.delta import Dot, Priority, Source, make_origin
@@ -63,8 +63,6 @@ if TYPE_CHECKING:
     from delta_prop_wire.frames import OriginClaim
 
 Work: TypeAlias = Sequenced | Draft | MatrixDraft
-_LOOK_ROWS, _LOOK_BYTES = 1_000, 1 << 20
-"""How much of the log is read at a time."""
 
 
 class Chain:
@@ -104,12 +102,12 @@ class Chain:
             wall_us=wall_us,
             load_head=load_head,
         )
-        self.refused = 0
         self.stopped: Refused | None = None
         """Why nothing is taken at present: the log has failed, and this state may be ahead of it."""
         self.rebuilt = 0
         """How often the state was read back from a log that had failed."""
         self.settling = Settling(log, route, on_placed or (lambda: None))
+        self._reporter = Reporter(self.settling)
         self._gate: Gate = gate or OpenGate()
         self._on_queued = on_queued
         self._running = False
@@ -130,6 +128,11 @@ class Chain:
 
     # --- what callers do
 
+    @property
+    def refused(self) -> int:
+        """How many refusals were reported."""
+        return self._reporter.refused
+
     def check_running(self) -> None:
         """Raise Refused (LOG_FAILED) while the log has failed: this state counts what may not be kept."""
         if self.stopped is not None:
@@ -145,18 +148,6 @@ class Chain:
         """The counter up to which an origin's deltas are dealt with. Raises Refused (LOG_FAILED)."""
         self.check_running()
         return self.orderer.have.get(origin, 0)
-
-    def kept_watermark(self, origin: int) -> int:
-        """The same, as far as it is kept at the log's level. Raises Refused (LOG_FAILED)."""
-        watermark, log = self.watermark(origin), self.log
-        at = log.reached(log.level)
-        while batches := log.read_appended(at, rows_max=_LOOK_ROWS, bytes_max=_LOOK_BYTES):
-            for logged in batches:
-                batch = logged.batch
-                if batch.origin == origin:
-                    return batch.previous if batch.leaps else batch.base - 1
-            at = batches[-1].next_offset
-        return watermark
 
     def hello(self, producer_id: int, owner: str, now: float) -> list[Grant]:
         """Open a producer: one grant a lane. Its former holder is fenced. Raises Refused."""
@@ -250,7 +241,7 @@ class Chain:
         except Refused as refusal:
             if draft.alone:
                 self._gate.note(draft.count, draft.size, self._now)
-                self._refuse_to(draft.receipt, refusal)
+                self._reporter.refuse(draft.receipt, refusal)
             return draft.alone
         if logged is None:
             return False
@@ -292,14 +283,10 @@ class Chain:
         return len(placed)
 
     def _note_run(self, placed: Sequence[LoggedBatch], receipt: Receipt) -> None:
-        first, last = placed[0], placed[-1]
-        batch, end = first.batch, last.next_offset
-        self.orderer.delivered(batch.origin, last.batch.base + last.batch.count - 1)
+        batch, last = placed[0].batch, placed[-1].batch
+        self.orderer.delivered(batch.origin, last.base + last.count - 1)
         self.settling.placed_run(placed)
-        level = self.appender.kept_as(batch.ack_level)
-        outcome = Published(first.offset, Dot(batch.origin, batch.base), end - first.offset, level, {})
-        if self.settling.when_kept(end, batch.ack_level, partial(self._told, receipt, outcome), receipt):
-            receipt.placed(outcome)
+        self._reporter.report_run(placed, receipt, self.appender.kept_as(batch.ack_level))
         if self.orderer.any_ready:
             self._append_released()
 
@@ -372,7 +359,7 @@ class Chain:
         have, state = self.orderer.have.get(origin, 0), self.origins.get(origin)
         if have >= to or state is None or state.owner != owner:
             return
-        gap = gap_of(origin, have, to, state.epoch)
+        gap = filler(origin, state.epoch, have, to)
         logged = self.appender.filled(gap, self._now)
         self.orderer.delivered(origin, to)
         self.settling.placed(logged)
@@ -380,12 +367,7 @@ class Chain:
 
     def close(self, now: float) -> None:
         """Refuse what is queued or pending: the service ends."""
-        refusal = Refused(
-            ErrorCode.SHUTTING_DOWN,
-            "the service is closing: send it again to its successor",
-            retry_after_ms=1000,
-        )
-        self._refuse_waiting(refusal, now)
+        self._refuse_waiting(closing(), now)
 
     def _refuse_waiting(self, refusal: Refused, now: float) -> None:
         while (item := self.lanes.next(now)) is not None:
@@ -444,7 +426,7 @@ class Chain:
         try:
             self._admit(work)
             if batch.last <= have:
-                self._tell(work, self._level(work), self._repeat(work))
+                self._reporter.report(work.receipt, self._level(work), self._repeat(work))
                 return
             if not forwards and (batch.base <= have or (batch.leaps and batch.previous < have)):
                 raise overlap(batch, have)
@@ -574,7 +556,7 @@ class Chain:
         accepted = isinstance(outcome, Published)
         self.orderer.delivered(entry.origin, entry.last, accepted_ids(work.batch) if accepted else ())
         self.settling.placed_run(placed)
-        self._tell(work, self._level(work), outcome, placed[-1].next_offset)
+        self._reporter.report(work.receipt, self._level(work), outcome, placed[-1].next_offset)
         if isinstance(outcome, Refused):
             self._refuse_orphans(work.batch.ids or (), outcome, work.session.source)
 
@@ -597,7 +579,7 @@ class Chain:
         if logged is not None:
             self.orderer.delivered(origin, logged.batch.last, logged.batch.ids or ())
             self.settling.placed(logged)
-        self._tell(draft, draft.ack_level, published)
+        self._reporter.report(draft.receipt, draft.ack_level, published)
         if entry is not None:
             self._leave(entry)
         elif logged is not None:
@@ -628,34 +610,8 @@ class Chain:
         """How well a batch has to be kept before its sender is told; a forwarder sends it only once."""
         return self.log.level if work.forwards else work.batch.ack_level
 
-    def _tell(
-        self, work: Work, level: AckLevel, outcome: Published | Refused, next_offset: int | None = None
-    ) -> None:
-        """Tell an outcome that the log holds, once it is kept as asked; a repeat waits for its first copy."""
-        if isinstance(outcome, Published) and (next_offset is None or outcome.duplicates):
-            next_offset = max(outcome.next_offset, next_offset or 0)
-        assert next_offset is not None
-        receipt = work.receipt
-        if self.settling.when_kept(next_offset, level, partial(self._told, receipt, outcome), receipt):
-            receipt.placed(outcome if isinstance(outcome, Published) else None)
-
-    def _told(self, receipt: Receipt, outcome: Published | Refused, failure: Refused | None) -> None:
-        if failure is not None and failure.retryable:
-            self._refuse_to(receipt, failure)
-        elif isinstance(outcome, Refused):
-            self._refuse_to(receipt, outcome)
-        elif failure is not None:
-            self._refuse_to(receipt, with_dot(failure, outcome.dot))
-        elif not receipt.done:
-            receipt.acknowledge(outcome)
-
     def _refuse(self, work: Work, refusal: Refused) -> None:
-        self._refuse_to(work.receipt, refusal)
-
-    def _refuse_to(self, receipt: Receipt, refusal: Refused) -> None:
-        self.refused += 1
-        if not receipt.done:
-            receipt.refuse(refusal)
+        self._reporter.refuse(work.receipt, refusal)
 
     def _refuse_all(self, refusals: Iterable[Refusal]) -> None:
         for entry, refusal in refusals:

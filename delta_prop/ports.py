@@ -28,7 +28,7 @@ class Clock(Protocol):
         ...
 
     def wall_us(self) -> int:
-        """Microseconds since 1970; decides nothing but when tokens expire, and how long jobs are kept."""
+        """Microseconds since 1970; decides nothing but when tokens expire."""
         ...
 
 

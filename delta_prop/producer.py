@@ -15,7 +15,7 @@ import anyio
 from delta_prop.checks import Cause, cause_of, with_parents
 from delta_prop.ingest.work import Sequenced, Session
 from delta_prop.orphans import checked
-from delta_prop.outcome_query import outcome_of
+from delta_prop.outcome_query import kept_watermark, outcome_of
 from delta_prop.receipt import Receipt, State
 from delta_prop.refusals import late, withdrawn
 from delta_prop_wire.bounds import check_name
@@ -101,7 +101,7 @@ class Producer:
         """The counter up to which the service has dealt with this producer's deltas of a priority, and keeps
         what came of that. Raises Refused (LOG_FAILED) while the log has failed.
         """
-        return self._chain.kept_watermark(self._lanes[priority].origin)
+        return kept_watermark(self._chain, self._lanes[priority].origin)
 
     def offer(self, *deltas: Delta, after: Sequence[Receipt | Cause] = ()) -> Receipt:
         """Send deltas of one priority as one batch. Never waits; the outcome stands in the receipt.

@@ -14,7 +14,7 @@ from delta_prop.published import Published, State
 from delta_prop_wire.errors import Refused, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator
+    from collections.abc import Awaitable, Callable, Generator, Sequence
 
 __all__ = ["Published", "Receipt", "State"]
 
@@ -138,6 +138,11 @@ class Receipt:
         """Note where the delta waits and how it can be taken back."""
         self.state = state
         self._withdraw = withdraw
+
+    def split(self, counts: Sequence[int]) -> Sequence[Receipt]:
+        """Give each of the batches that this is about a receipt of its own. `counts`: of rows of each."""
+        assert len(counts) == 1, "a receipt of several batches says how they are split"
+        return [self]
 
     def acknowledge(self, published: Published) -> None:
         """Settle with an acknowledgement."""

@@ -19,6 +19,12 @@ REPEATS_MAX = 100
 """Repeats of one pending batch that are told its outcome; more are refused for now."""
 
 
+class Remembered(Refused):
+    """The refusal of a delta that tells what became of the one that had its dot: so producers ask that which
+    have lost an answer, and nothing need be wrong.
+    """
+
+
 def withdrawn() -> Refused:
     """Why a dot is void whose delta was taken back before it got its place."""
     return Refused(ErrorCode.INVALID_DELTA, "withdrawn by its producer")
@@ -78,7 +84,7 @@ def too_many_repeats(batch: Batch) -> Refused:
 
 def outcome_unknown(batch: Batch) -> Refused:
     """A repeat of what nobody can tell any more."""
-    return Refused(
+    return Remembered(
         ErrorCode.OUTCOME_UNKNOWN,
         f"counters {batch.base} to {batch.last} of origin {batch.origin:016x} are dealt with, and the log no "
         "longer tells whether by these deltas: find out in another way, and go on above the watermark",
@@ -97,18 +103,12 @@ def unreadable(error: Exception) -> Refused:
 
 def void_before(batch: Batch, code: ErrorCode) -> Refused:
     """A repeat of what was refused for good."""
-    return Refused(
+    return Remembered(
         code,
         f"counters {batch.base} to {batch.last} were refused for good before, so these dots are void: "
         "send a corrected delta under a new dot",
         details={"dot": batch.dot(0)},
     )
-
-
-class Remembered(Refused):
-    """The refusal of a delta that tells what became of the one that had its dot: so producers ask that which
-    have lost an answer, and nothing need be wrong.
-    """
 
 
 def dot_reused(batch: Batch, outcome: int | ErrorCode | None = None) -> Refused:
@@ -225,6 +225,15 @@ def late(limit_s: float, place: Published | None) -> Refused:
     return Refused(
         ErrorCode.DEP_TIMEOUT,
         f"not acknowledged within {limit_s} s and withdrawn: send it again, or allow more time",
+        retry_after_ms=1000,
+    )
+
+
+def closing() -> Refused:
+    """The service ends, and it has no place in the log."""
+    return Refused(
+        ErrorCode.SHUTTING_DOWN,
+        "the service is closing: send it again to its successor",
         retry_after_ms=1000,
     )
 

@@ -18,6 +18,8 @@ from delta_prop.committing import Committer
 from delta_prop.compacting import compact
 from delta_prop.compressing import compress_sealed
 from delta_prop.cursors import read_cursors, write_cursors
+from delta_prop.ingest.epochs import epochs_until, openings_for
+from delta_prop.log_times import LogTimes
 from delta_prop.reopening import Reopening
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.memory import MemoryLog
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from delta_prop.config import Settings
+    from delta_prop.ingest.origins import Origins
     from delta_prop.pipeline import Chain
     from delta_prop.ports import Threads, World
     from delta_prop.route.status import KeptCursor
@@ -39,10 +42,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop")
 
 KEEP_HOUSE_S = 1.0
-EPOCHS_A_LIFE = 4096
-"""Hellos of one origin, between two openings of a log, whose epochs cannot come again: 20 bits of 32 count
-openings.
-"""
 _RESTORE_ROWS, _RESTORE_BYTES = 100_000, 16 * 1024 * 1024
 
 
@@ -63,6 +62,7 @@ class ServiceLog:
         self.reopening: Reopening | None = None
         self.checkpointer: Checkpointer | None = None
         self.cursors: dict[str, KeptCursor] = {}
+        self._times = LogTimes(log) if isinstance(log, DurableLog) else None
         self._threads = threads
         self._cursors_file = anyio.Lock()
 
@@ -81,9 +81,7 @@ class ServiceLog:
         """
         disk, threads = world.open_disk(path), world.new_threads()
         log, recovery = await threads.run(
-            lambda: DurableLog.open(
-                disk, settings=settings, draw=world.randomness.bytes, wall_us=world.clock.wall_us
-            )
+            lambda: DurableLog.open(disk, settings=settings, draw=world.randomness.bytes, clock=world.clock)
         )
         opened = cls(log, threads, disk, recovery)
         try:
@@ -95,13 +93,9 @@ class ServiceLog:
         return opened
 
     @property
-    def epochs_above(self) -> int:
-        """Origins' epochs that former lives of this log may have granted lie below or at this.
-
-        Of a hello after which nothing was written nothing may be left, and whoever holds its epoch must be
-        fenced by the next one.
-        """
-        return self.log.openings % (1 << 20) * EPOCHS_A_LIFE if isinstance(self.log, DurableLog) else 0
+    def openings(self) -> int | None:
+        """How often the log was opened, which says what epochs origins may get; None beside one in memory."""
+        return self.log.openings if isinstance(self.log, DurableLog) else None
 
     @property
     def failure(self) -> Exception | None:
@@ -171,26 +165,48 @@ class ServiceLog:
                 tasks.start_soon(self.reopening.run)
                 await self.committer.run(own)
 
-    async def keep_house(self, cursors: Callable[[], Mapping[str, KeptCursor]], world: World) -> None:
-        """Once a second, until cancelled: let go of what is too old, write down how far sinks are.
+    async def keep_house(
+        self,
+        cursors: Callable[[], Mapping[str, KeptCursor]],
+        origins: Callable[[], Origins],
+        world: World,
+    ) -> None:
+        """Once a second, until cancelled: let go of what is too old, write down how far sinks and time are,
+        set epochs aside for the hellos to come.
 
         Where the disk fails that is told, and tried again: the cursors there lag, and deltas come again.
         """
-        threads, clock = world.new_threads(), world.clock
-        began_us = clock.wall_us() - round(clock.now() * 1_000_000)  # a clock that is set moves no age
+        threads = world.new_threads()
         while self.disk is not None:
             await anyio.sleep(KEEP_HOUSE_S)
             if isinstance(self.log, DurableLog):
-                now_us = began_us + round(clock.now() * 1_000_000)
-                if self.log.roll(now_us) or self.log.retain(now_us):
+                if self.log.roll() or self.log.retain():
                     assert self.committer is not None
                     self.committer.ring()
                 if self.log.failure is None and self.log.reserve.missing:
                     await threads.run(partial(_take_reserve, self.log))
+                if self._times is not None:
+                    await self._times.keep(threads)
+                await self._set_epochs_aside(origins(), threads)
             try:
                 await self.write_cursors(cursors, threads)
             except OSError as error:
                 logger.warning("the sinks' cursors could not be written, which is tried again: %s", error)
+
+    async def _set_epochs_aside(self, origins: Origins, threads: Threads) -> None:
+        """Count openings up as far as the epochs that are wanted reach, so that none comes again."""
+        log, wanted = self.log, origins.epochs_wanted
+        if not wanted or not isinstance(log, DurableLog) or self.checkpointer is None:
+            return
+        async with self.checkpointer.lock:  # a recovery, which writes the same file, waits for it
+            if log.failure is not None:
+                return
+            try:
+                await threads.run(partial(log.raise_openings, openings_for(wanted)))
+            except OSError as error:
+                logger.warning("epochs could not be set aside, which is tried again: %s", error)
+                return
+        origins.note_reserved(epochs_until(log.openings))
 
     async def compress(self, world: World) -> None:
         """Compress sealed segments until cancelled, where the settings say so."""
@@ -272,6 +288,8 @@ class ServiceLog:
                     await self.checkpointer.write()
                 if self.checkpointer is not None:
                     self.checkpointer.close()
+                if self.log.failure is None:
+                    self.log.clock.read()
                 await self._threads.run(self.log.close)
 
 

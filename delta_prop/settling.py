@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from delta_prop_wire.errors import Refused
 
     Tell = Callable[[Refused | None], None]
+    Part = tuple[int, Tell]
+    """The next offset of one batch of several that wait together, and its own `Tell`."""
 
 
 logger = logging.getLogger("delta_prop")
@@ -34,11 +36,14 @@ _next_offset = attrgetter("next_offset")
 
 
 class _Waiting(NamedTuple):
-    """An answer that waits for a mark. `receipt`: of the delta that it is about; None: it is about none."""
+    """An answer that waits for a mark. `receipt`: of the delta that it is about; None: it is about none.
+    `split`: gives the batches one by one that it is about, where these are several.
+    """
 
     next_offset: int
     tell: Tell
     receipt: Receipt | None
+    split: Callable[[], list[Part]] | None
 
 
 class Settling:
@@ -79,12 +84,18 @@ class Settling:
             self._on_wait()
 
     def when_kept(
-        self, next_offset: int, level: AckLevel, tell: Tell, receipt: Receipt | None = None
+        self,
+        next_offset: int,
+        level: AckLevel,
+        tell: Tell,
+        receipt: Receipt | None = None,
+        split: Callable[[], list[Part]] | None = None,
     ) -> bool:
         """Call `tell(None)` once all below `next_offset` is kept at this level; with why not, if never.
 
         `receipt`: of the delta that this is about. If the log fails first, that delta is in doubt, and `tell`
         waits until a recovery has decided; without a receipt `tell` is called with the failure at once.
+        `split`: gives the batches one by one that this is about, where these may turn out differently.
         Returns whether it is later: False where it was told at once.
         """
         if next_offset <= self._log.reached(level):
@@ -94,7 +105,7 @@ class Settling:
             self._log.want_sync()
             self._on_wait()
         waiting = self._untold[level]
-        one = _Waiting(next_offset, tell, receipt)
+        one = _Waiting(next_offset, tell, receipt, split)
         if waiting and next_offset < waiting[-1].next_offset:  # a repeat, which waits for its first copy
             waiting.insert(bisect_right(waiting, next_offset, key=_next_offset), one)
         else:
@@ -138,18 +149,21 @@ class Settling:
         happened and is told the refusal.
         """
         self._suspended = False
-        for one in self._take_untold():
-            _call(one.tell, None if one.next_offset <= end else refusal)
+        self._decide(end, refusal)
 
     def fail(self, refusal: Refused) -> None:
         """The marks move no more: nothing that waits is shown, everybody is told."""
         self._unseen.clear()
-        for one in self._take_untold():
-            _call(one.tell, refusal)
+        self._decide(0, refusal)
 
-    def _take_untold(self) -> list[_Waiting]:
+    def _decide(self, end: int, refusal: Refused) -> None:
+        """Tell all that waits: what lies below `end` is kept, the rest is told the refusal."""
         untold, self._untold = self._untold, tuple(deque() for _ in AckLevel)
-        return [one for waiting in untold for one in waiting]
+        for one in [one for waiting in untold for one in waiting]:
+            whole = one.next_offset <= end or one.split is None
+            parts = [(one.next_offset, one.tell)] if whole or one.split is None else one.split()
+            for next_offset, tell in parts:
+                _call(tell, None if next_offset <= end else refusal)
 
 
 def _call(tell: Tell, refusal: Refused | None) -> None:

@@ -16,9 +16,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
+from delta_prop.server.service import Address
+from delta_prop_wire.delta import Delta, Source, create
+from delta_prop_wire.frames import BatchFrame
+from delta_prop_wire.stamp import Stamp
 from tests.delta_prop.server.process import Served, served
+from tests.delta_prop.server.raw import connected
+from tests.wire.twice import DEEP, with_metadata
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -157,6 +164,31 @@ def test_each_line_has_one_effect_and_arrives_once_through_cuts(
     assert [line["lamport"] for line in heard] == [
         offset + heard[0]["lamport"] - offsets[0] for offset in offsets
     ]
+
+
+def test_metadata_with_a_key_twice_stops_no_subscriber(server: Served) -> None:
+    async def forward() -> None:
+        async with connected(Address("127.0.0.1", server.port)) as forwarder:
+            await forwarder.hello(source=Source.REPLICA)
+            deltas = [Delta(f"v{row}", create([1.0]), "twice") for row in range(3)]
+            batch = with_metadata({1: DEEP}, deltas=deltas, origin=0x7002)
+            await forwarder.send(BatchFrame(1, batch, Stamp(10_000, Source.REPLICA), ack_wanted=True))
+            await forwarder.told(3)
+
+    anyio.run(forward)
+    script = """
+        import { Subscriber } from "./delta_prop.mjs";
+        const wanted = { topics: ["ns:twice"], start: ["earliest"], credit: [10, 1 << 20] };
+        const subscriber = new Subscriber({ port: PORT, ...wanted });
+        let count = 0;
+        for await (const { vectorId, metadata } of subscriber) {
+          const x = metadata?.get("a").get("b").get("x") ?? null;
+          console.log(JSON.stringify({ vectorId, x }));
+          if (++count === 3) break;
+        }
+    """
+    done = node("--input-type=module", "--eval", script.replace("PORT", str(server.port)))
+    assert [(line["vectorId"], line["x"]) for line in lines(done)] == [("v0", None), ("v1", 2), ("v2", None)]
 
 
 def test_a_delta_that_is_refused_for_good_costs_itself_alone(server: Served) -> None:

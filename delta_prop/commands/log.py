@@ -8,9 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
 from delta_prop.commands.opened import open_disk, open_log, snapshot_told
-from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at, shown_time
-from delta_prop_broker.log.beside.inspect import inspect, inspect_snapshots
+from delta_prop.commands.places import EARLIEST, LATEST, offset_of, parse_at
+from delta_prop.dates import shown_time
+from delta_prop_broker.log.beside.inspect import (
+    inspect,
+    inspect_checkpoints,
+    inspect_snapshots,
+    start_offset,
+)
 from delta_prop_broker.log.damage import LogDamaged
+from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.files.snapshot import SnapshotFacts, snapshot_path
 from delta_prop_wire.jsonlines import to_line
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import kind_name
@@ -18,6 +26,7 @@ from delta_prop_wire.topics import kind_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from delta_prop.commands.places import At
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.files.frames import Place
 
@@ -28,7 +37,7 @@ _HEADS = ("offset", "time", "lamport", "dot", "op", "vector")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a log: from `start` on, `count` rows at most (None: all)."""
+    """A part of a log: from `start` on, up to `count` rows (None: all)."""
 
     data: str
     start: str | None = None
@@ -51,9 +60,10 @@ def show(part: Part, *, as_json: bool) -> int:
 
 
 def _rows(part: Part) -> Iterator[dict[str, Any]]:
-    _, log, _ = open_log(part.data)
+    disk, log, _ = open_log(part.data)
     start = EARLIEST if part.start is None else parse_at("--start", part.start)
     begin, left = offset_of(start, log), part.count
+    _note_let_go(disk, begin)
     for place in log.frames(begin):
         for row in _told(place):
             if row["offset"] < begin:
@@ -108,6 +118,7 @@ def verify(data: str, *, as_json: bool) -> int:
     told |= {"bytes": found.bytes, "first_offset": found.first, "next_offset": found.following}
     told |= {"torn_tail": found.torn is not None, "damages": len(found.damages)}
     told |= {"snapshots": len(found.snapshots), "snapshot_rows": sum(found.snapshots.values())}
+    told |= {"snapshot_offset": max(found.snapshots, default=None), "checkpoints": found.checkpoints}
     if as_json:
         edge.put(json.dumps(told | {"first_damage": _damage(found.damages[0]) if found.damages else None}))
         return FAILED if found.damages else OK
@@ -118,6 +129,10 @@ def verify(data: str, *, as_json: bool) -> int:
     )
     for offset, rows in found.snapshots.items():
         edge.put(f"a snapshot of {rows:,} rows at offset {offset}: sound")
+    if 0 < found.first <= max(found.snapshots, default=0):
+        edge.put(f"offsets below {found.first} are held by the snapshot alone")
+    if found.checkpoints:
+        edge.put(f"checkpoints: {found.checkpoints}, sound")
     if found.torn is not None:
         edge.put(f"behind them {found.torn.path}, byte {found.torn.position}: {found.torn.reason}")
     for damage in found.damages[:_TOLD_MAX]:
@@ -139,10 +154,14 @@ class _Found:
     torn: LogDamaged | None = None
     damages: list[LogDamaged] = field(default_factory=list)
     snapshots: dict[int, int] = field(default_factory=dict)  # offset to rows
+    checkpoints: int = 0
 
 
 def _looked_over(disk: Disk) -> _Found:
-    told = _Found()
+    # Snapshots and checkpoints first: a writer may go on meanwhile, and what they hold must be in the frames.
+    saved = [*inspect_snapshots(disk), *inspect_checkpoints(disk)]
+    start = start_offset(disk)
+    told = _Found(first=start, following=start)
     for found in inspect(disk):
         if not isinstance(found, LogDamaged):
             told.first = told.first if told.frames else found.logged.offset
@@ -152,11 +171,17 @@ def _looked_over(disk: Disk) -> _Found:
             told.torn = found
         else:
             told.damages.append(found)
-    for snapshot in inspect_snapshots(disk):
-        if isinstance(snapshot, LogDamaged):
-            told.damages.append(snapshot)
+    end = max([told.following, *(damage.end or 0 for damage in told.damages)])
+    for one in saved:
+        if isinstance(one, LogDamaged):
+            told.damages.append(one)
+        elif one.offset > end:
+            path = snapshot_path(DIRECTORY, one.offset) if isinstance(one, SnapshotFacts) else one.path
+            told.damages.append(LogDamaged(path, f"the log ends at offset {end}, before this file"))
+        elif isinstance(one, SnapshotFacts):
+            told.snapshots[one.offset] = one.rows
         else:
-            told.snapshots[snapshot.offset] = snapshot.rows
+            told.checkpoints += 1
     return told
 
 
@@ -184,13 +209,17 @@ def export(part: Part, *, output: str | None, frames: bool, around: bool) -> int
     At damage it ends with LogDamaged; `around` it tells what is left out, and goes on behind. Raises
     UsageError, OSError.
     """
+    start = EARLIEST if part.start is None else parse_at("--start", part.start)
+    disk = open_disk(part.data)
     if around:
-        places = _around(open_disk(part.data))
+        places = _around(disk)
     else:
         _, log, _ = open_log(part.data)
         places = log.frames(log.first_offset)
+    if start != LATEST and start.time_us is None:
+        _note_let_go(disk, start.offset or 0)
     with edge.output(output) as out:
-        for place, rows in _chosen(places, part):
+        for place, rows in _chosen(places, start, part.count):
             if frames:
                 out.write(place.logged.head, place.logged.batch.body)
             else:
@@ -211,10 +240,15 @@ def _around(disk: Disk) -> Iterator[Place]:
             yield found
 
 
-def _chosen(places: Iterator[Place], part: Part) -> Iterator[tuple[Place, range]]:
-    """The frames that hold something of this part, each with the rows that belong to it."""
-    start = EARLIEST if part.start is None else parse_at("--start", part.start)
-    left = part.count
+def _note_let_go(disk: Disk, begin: int) -> None:
+    """Report the offsets from `begin` on that no frame holds any more."""
+    start = start_offset(disk)
+    if begin < start:
+        edge.note(f"left out: offsets {begin} to {start}, which the log has let go")
+
+
+def _chosen(places: Iterator[Place], start: At, left: int | None) -> Iterator[tuple[Place, range]]:
+    """The frames that hold something from `start` on, each with the rows that belong to it; `left` rows."""
     for place in places:
         logged = place.logged
         if start == LATEST or (start.time_us is not None and place.stamp.append_time < start.time_us):

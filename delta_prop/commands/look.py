@@ -10,6 +10,7 @@ from delta_prop.commands.asking import waiting_requests
 from delta_prop.commands.opened import open_disk, open_log, snapshot_told
 from delta_prop.commands.quarantine import quarantined
 from delta_prop.cursors import read_cursors, write_cursors
+from delta_prop.dates import shown_time
 from delta_prop.group_places import forget_group, read_groups
 from delta_prop.operator_requests import forget_requests
 from delta_prop.quarantine_file import path_of, remove_kept
@@ -17,6 +18,7 @@ from delta_prop.server.job_files import JobFiles
 from delta_prop_broker.log.damage import LogBusy, LogDamaged
 from delta_prop_broker.log.files.identity import read_identity, read_small
 from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY, LOCK_PATH
+from delta_prop_broker.log.files.times import read_times
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -56,6 +58,8 @@ def status(data: str, *, as_json: bool) -> int:
         counts = quarantined(disk, log.log_id, log.epoch_end)
         told["quarantined"] = {name: len(held) for name, held in counts.items() if len(held)}
         told["jobs"] = JobFiles(disk).count()
+        jump = read_times(disk, DIRECTORY, report.notes).jump
+        told["clock_jump"] = jump and {name[:-3]: shown_time(us) for name, us in jump._asdict().items()}
     if as_json:
         edge.put(json.dumps(told))
     else:

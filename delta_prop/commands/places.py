@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
+from delta_prop.dates import EPOCH, US, shown_time
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.files.snapshot import Snapshot
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_US = timedelta(microseconds=1)
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DIGITS_MAX = 20
 """Of the highest offset that there can be."""
@@ -47,7 +46,7 @@ def parse_at(option: str, text: str, *, ends: bool = True) -> At:
         ) from None
     if time.tzinfo is None:  # as all times are shown
         time = time.replace(tzinfo=UTC)
-    return At(time_us=(time - _EPOCH) // _US)
+    return At(time_us=(time - EPOCH) // US)
 
 
 def name_fault(option: str, name: str, bytes_max: int) -> str | None:
@@ -71,7 +70,7 @@ def offset_of(at: At, log: DurableLog) -> int:
 def place_of(at: At) -> Place:
     """Where that is, as a subscriber says it."""
     if at.time_us is not None:
-        return _EPOCH + at.time_us * _US
+        return EPOCH + at.time_us * US
     if at.offset is not None:
         return at.offset
     return "earliest" if at.earliest else "latest"
@@ -101,8 +100,3 @@ def check_within(at: At, snapshot: Snapshot) -> None:
             "before that only what they came to: give that place or a later one",
             details={"first_offset": snapshot.offset},
         )
-
-
-def shown_time(time_us: int) -> str:
-    """A time as text, to the millisecond, in UTC."""
-    return (_EPOCH + time_us * _US).isoformat(timespec="milliseconds").replace("+00:00", "Z")

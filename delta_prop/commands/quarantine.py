@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from delta_prop.commands import edge
 from delta_prop.commands.asking import ask, open_directory, waiting_requests
-from delta_prop.commands.places import shown_time
+from delta_prop.dates import shown_time
 from delta_prop.quarantine_file import read_all, read_kept
 from delta_prop.quarantines import bring_back
 from delta_prop.route.quarantine import Quarantine

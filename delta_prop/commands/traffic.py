@@ -25,8 +25,8 @@ from delta_prop.commands.places import (
     parse_at,
     parse_span_s,
     place_of,
-    shown_time,
 )
+from delta_prop.dates import shown_time
 from delta_prop.recorded_traffic import SALT_BYTES, TrafficWriter
 from delta_prop_broker.log.beside.follow import Follower
 from delta_prop_wire.errors import UsageError

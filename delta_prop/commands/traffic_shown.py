@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from delta_prop.commands import edge
-from delta_prop.commands.places import shown_time
+from delta_prop.dates import shown_time
 from delta_prop.recorded_traffic import RecordedTraffic
 from delta_prop_wire.topics import kind_name
 

@@ -13,6 +13,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from delta_prop.ingest.epochs import (
+    CLAIMED_MAX,
+    EPOCH_MAX,
+    SPARE,
+    fenced_by,
+    not_believed,
+    not_reserved,
+    of_another,
+    used_up,
+)
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -288,9 +298,15 @@ class Origins:
         origins_max: int = ORIGINS_MAX,
         per_owner_max: int = ORIGINS_PER_OWNER_MAX,
         epochs_above: int = 0,
+        epochs_until: int = EPOCH_MAX,
     ) -> None:
-        """`epochs_above`: what is granted lies above it, whatever is known of an origin."""
+        """`epochs_above`, `epochs_until`: a new epoch lies between them, the last one included, whatever is
+        known of its origin.
+        """
+        self.epochs_wanted = 0
+        """The highest epoch that is to be set aside, as those up to `epochs_until` are; 0: no more are."""
         self._epochs_above = epochs_above
+        self._epochs_until = epochs_until
         self._origins_max = origins_max
         self._per_owner_max = per_owner_max
         self._active: OrderedDict[int, OriginState] = OrderedDict()  # least recently seen first
@@ -316,44 +332,64 @@ class Origins:
             )
 
     def hello(self, origin: int, owner: str, now: float, watermark: int = 0) -> OriginState:
-        """Grant the next epoch; whoever wrote under the one before is fenced. Ask `check_room` before."""
-        known = self._active.get(origin)
-        if known is not None:
-            known.epoch = max(known.epoch, self._epochs_above) + 1
-            known.changed = True
-            known.seen_at = now
-            self._owned[known.owner] -= 1
-            self._owned[owner] = self._owned.get(owner, 0) + 1
-            known.owner = owner
-            self._active.move_to_end(origin)
-            return known
-        _, epoch = self._idle.pop(origin, ("", 0))
-        if epoch == 0:
-            self._owned[owner] = self._owned.get(owner, 0) + 1
-        state = self._active[origin] = OriginState(owner, max(epoch, self._epochs_above) + 1, now, watermark)
-        return state
+        """Grant the next epoch; whoever wrote under the one before is fenced. Ask `check_room` before.
+
+        Raises Refused (RATE_LIMITED) while no more epochs are set aside, BAD_REQUEST where none are left.
+        """
+        epoch = max(self._present(origin), self._epochs_above) + 1
+        self._check_set_aside(origin, epoch)
+        return self._grant(origin, owner, epoch, now, watermark)
 
     def claim(self, origin: int, epoch: int, owner: str, now: float, watermark: int) -> OriginState:
-        """A hello that names the epoch its producer holds (0: none): that one goes on while nobody has a
-        later one. One that a former life of this log may have granted is believed. Raises Refused (FENCED,
-        UNAUTHORIZED). Ask `check_room` before.
+        """Grant the epoch that a producer holds (0: none, so a new one) while nobody has a later one.
+
+        One that is not known here is believed: a former life of this log may have granted it, or a log that
+        is lost. Raises Refused (FENCED, UNAUTHORIZED; BAD_REQUEST for one that would leave too few; as
+        `hello` does). Ask `check_room` before.
         """
         self.check_owner(origin, owner)
-        known = self._active.get(origin)
-        present = known.epoch if known is not None else self._idle.get(origin, ("", 0))[1]
-        if 0 < epoch < present:
-            raise _fenced(origin, epoch, present)
-        if epoch == 0 or (epoch > present and epoch > self._epochs_above):
+        if epoch == 0:
             return self.hello(origin, owner, now, watermark)
-        self._regrant(origin, owner, epoch, now, watermark)
-        return self._active[origin]
+        present = self._present(origin)
+        if epoch < present:
+            raise fenced_by(origin, epoch, present)
+        if epoch > present and epoch > self._epochs_above:
+            if epoch > CLAIMED_MAX:
+                raise not_believed(origin, epoch)
+            self._check_set_aside(origin, epoch)
+        return self._grant(origin, owner, epoch, now, watermark)
+
+    def note_forwarded(self, origin: int, owner: str, epoch: int, now: float, watermark: int) -> None:
+        """Note an origin of which another service's log tells for the first time. Ask `check_room` before."""
+        self._grant(origin, owner, epoch, now, watermark)
+
+    def note_reserved(self, epochs_until: int) -> None:
+        """Note that all epochs up to there are set aside, on disk: the next opening begins above them."""
+        self._epochs_until = epochs_until
+        if epochs_until >= self.epochs_wanted:
+            self.epochs_wanted = 0
+
+    def _present(self, origin: int) -> int:
+        known = self._active.get(origin)
+        return known.epoch if known is not None else self._idle.get(origin, ("", 0))[1]
+
+    def _check_set_aside(self, origin: int, epoch: int) -> None:
+        """Raise Refused where an epoch could come again after a crash; want more while there are few left."""
+        until = self._epochs_until
+        if epoch <= until - SPARE:
+            return
+        if epoch > max(CLAIMED_MAX, until) + SPARE or epoch > EPOCH_MAX:
+            raise used_up(origin)
+        self.epochs_wanted = max(self.epochs_wanted, epoch + SPARE)
+        if epoch > until:
+            raise not_reserved(origin, epoch)
 
     def check_owner(self, origin: int, owner: str) -> None:
         """Raise Refused (UNAUTHORIZED) where the origin is somebody else's."""
         known = self._active.get(origin)
         holder = known.owner if known is not None else self._idle.get(origin, (UNKNOWN_OWNER, 0))[0]
         if holder not in (owner, UNKNOWN_OWNER):
-            raise _of_another(origin)
+            raise of_another(origin)
 
     def restore(self, origin: int, epoch: int, now: float) -> OriginState:
         """The state of an origin that a log names; it writes again once it has said hello."""
@@ -368,25 +404,29 @@ class Origins:
         """Keep what was granted before the log failed: who holds which origin, under which epoch."""
         for origin, state in before._active.items():
             if state.owner not in (OWN, UNKNOWN_OWNER):
-                self._regrant(origin, state.owner, state.epoch, state.seen_at, state.known_above)
+                self._grant(origin, state.owner, state.epoch, state.seen_at, state.known_above)
         for origin, (owner, epoch) in before._idle.items():
             if origin in self._active:
-                self._regrant(origin, owner, epoch, self._active[origin].seen_at, 0)
+                self._grant(origin, owner, epoch, self._active[origin].seen_at, 0)
             elif origin not in self._idle:
                 self._idle[origin] = (owner, epoch)
                 self._owned[owner] = self._owned.get(owner, 0) + 1
 
-    def _regrant(self, origin: int, owner: str, epoch: int, seen_at: float, known_above: int) -> None:
+    def _grant(self, origin: int, owner: str, epoch: int, seen_at: float, known_above: int) -> OriginState:
+        """Let an owner write under an epoch, or a higher one that is known."""
         state = self._active.get(origin)
         if state is None:
             former = self._idle.pop(origin, None)
             state = self._active[origin] = OriginState(owner, epoch, seen_at, known_above)
-            if former is not None:
+            if former is not None and former[0] != UNKNOWN_OWNER:
                 self._owned[former[0]] -= 1
         else:
             self._owned[state.owner] -= 1
+            state.seen_at = max(state.seen_at, seen_at)
+            self._active.move_to_end(origin)
         state.owner, state.epoch, state.changed = owner, max(state.epoch, epoch), True
         self._owned[owner] = self._owned.get(owner, 0) + 1
+        return state
 
     def all(self) -> tuple[list[int], dict[int, tuple[str, int]]]:
         """The origins that are active, and (owner, epoch) of those put aside; copies."""
@@ -419,9 +459,9 @@ class Origins:
                 details={"origin": batch.origin},
             )
         if owner != state.owner:
-            raise _of_another(batch.origin)
+            raise of_another(batch.origin)
         if batch.epoch < state.epoch and not repeat:
-            raise _fenced(batch.origin, batch.epoch, state.epoch)
+            raise fenced_by(batch.origin, batch.epoch, state.epoch)
         return state
 
     def writer(self, batch: Batch, owner: str) -> OriginState | None:
@@ -471,23 +511,6 @@ class Origins:
             self._idle[origin] = (state.owner, state.epoch)
             count += 1
         return count
-
-
-def _of_another(origin: int) -> Refused:
-    return Refused(
-        ErrorCode.UNAUTHORIZED,
-        f"origin {origin:016x} belongs to another producer: write under your own",
-        details={"origin": origin},
-    )
-
-
-def _fenced(origin: int, epoch: int, present: int) -> Refused:
-    return Refused(
-        ErrorCode.FENCED,
-        f"origin {origin:016x} writes under epoch {epoch}, but another producer of that "
-        f"name has said hello since and holds {present}: stop this one, or give it its own name",
-        details={"epoch": present},
-    )
 
 
 def _runs(state: OriginState) -> int:

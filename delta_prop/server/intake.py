@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from delta_prop.checks import check_deltas, is_transform
@@ -45,18 +46,35 @@ _NO_DOT = Dot(0, 1)
 
 
 class _Open(Receipt):
-    """A frame, or a run of some, whose outcome is not told yet, which the chain settles."""
+    """A frame, or a run of some, whose outcome is not told yet, which the chain settles. `batches`: of a
+    run.
+    """
 
-    __slots__ = ("_tell", "count", "first", "last", "size", "wanted")
+    __slots__ = ("_split", "_tell", "batches", "count", "first", "last", "size", "wanted")
 
-    def __init__(self, first: int, count: int, size: int, tell: Callable[[_Open], None], *, wanted: bool):
+    def __init__(
+        self,
+        first: int,
+        count: int,
+        size: int,
+        tell: Callable[[_Open], None],
+        split: Callable[[_Open, Sequence[int]], list[_Open]],
+        *,
+        wanted: bool,
+    ) -> None:
         super().__init__()
         self.first = first
         self.last = first + count - 1
         self.count = count
         self.size = size
+        self.batches: Sequence[Batch] = ()
         self.wanted = wanted
         self._tell = tell
+        self._split = split
+
+    def split(self, counts: Sequence[int]) -> list[_Open]:
+        """See `Receipt`; a run is split into frames."""
+        return self._split(self, counts)
 
     def acknowledge(self, published: Published) -> None:
         """Settle with an acknowledgement; in a few steps where nobody but the connection is told."""
@@ -174,12 +192,24 @@ class Intake:
         if frames < len(run.batches):
             rows = sum([batch.count for batch in run.batches[:frames]])
             size = sum([batch.size for batch in run.batches[:frames]])
-        return self._opened(run.sequence, rows, size, wanted=run.ack_wanted)
+        entry = self._opened(run.sequence, rows, size, wanted=run.ack_wanted)
+        entry.batches = run.batches
+        return entry
 
     def _opened(self, first: int, count: int, size: int, *, wanted: bool) -> _Open:
-        entry = _Open(first, count, size, self._settled, wanted=wanted)
+        entry = _Open(first, count, size, self._settled, self._split, wanted=wanted)
         self._open.append(entry)
         return entry
+
+    def _split(self, run: _Open, counts: Sequence[int]) -> list[_Open]:
+        """Let each frame of a run stand for itself, as they turn out differently."""
+        frames, first = [], run.first
+        for batch, count in zip(run.batches, counts, strict=False):
+            frames.append(_Open(first, count, batch.size, self._settled, self._split, wanted=run.wanted))
+            first += count
+        at = self._open.index(run)
+        self._open = deque([*islice(self._open, at), *frames, *islice(self._open, at + 1, None)])
+        return frames
 
     def batch(self, frame: BatchFrame, size: int) -> None:
         """Send a batch down the chain. `size`: of the frame as it came, and as its credit was charged."""
@@ -303,7 +333,7 @@ class Intake:
         if refusal.code is ErrorCode.UNAUTHORIZED and not isinstance(refusal, Unauthorized):
             refusal = Unauthorized(refusal.message)  # the same words whatever the cause
         self.unauthorized = self.unauthorized or isinstance(refusal, Unauthorized)
-        self._nacks.append(Nack.of(entry.first, refusal))
+        self._nacks.append(Nack.of_frame(entry.first, refusal))
         self._counters.nack(refusal.code)
         if not isinstance(refusal, Remembered):
             self._audit(refusal)

@@ -84,7 +84,7 @@ class Progress:
 @dataclass(frozen=True, slots=True)
 class Decided:
     """What was decided of a job, and what became of it. `parts`: until it is published; `content`: a digest
-    of (part, deltas) of all; `said`: one of what they say as well. Times in microseconds since 1970.
+    of (part, deltas) of all; `said`: one of what they say as well. `decided_us`: log time.
     """
 
     job: str

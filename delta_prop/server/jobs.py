@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from delta_prop.server.counters import JobCounts
     from delta_prop.server.job_files import Found, JobDamaged
     from delta_prop.server.settings import ServerSettings
+    from delta_prop_broker.log.log_clock import LogClock
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.frames import Decide, JobPart
 
@@ -73,7 +74,7 @@ AGAIN_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One job. `touched_us`: when something of it was staged last, since 1970."""
+    """One job. `touched_us`: the log's seen time when something of it was staged last, or it was decided."""
 
     name: str
     owner: str
@@ -114,7 +115,6 @@ class Jobs:
         self.counted = counted
         self._inside = inside
         self._settings = settings
-        self._wall_us = inside.world.clock.wall_us
         self._files = None if inside.disk is None else JobFiles(inside.disk)
         self._threads = inside.world.new_threads()
         self._jobs: dict[str, Job] = {}
@@ -147,7 +147,7 @@ class Jobs:
             raise Refused(ErrorCode.BAD_REQUEST, error.message) from None
         if self.counted.active >= self._settings.jobs_max:
             raise too_many("jobs", self.counted.active, self._settings.jobs_max)
-        job = self._jobs[name] = Job(name, owner, self._wall_us())
+        job = self._jobs[name] = Job(name, owner, self._clock.look())
         self._count_active()
         return job
 
@@ -171,7 +171,7 @@ class Jobs:
                 raise too_many("attempts of parts", self._attempts, ATTEMPTS_MAX)
             job = job or self._begin(part.job, owner)
             path = path_of(stem_of(job.name), part.part, part.attempt)
-            head = PartHead(job.name, part.part, part.attempt, 0, int(source), owner, self._wall_us())
+            head = PartHead(job.name, part.part, part.attempt, 0, int(source), owner, self._clock.look())
             attempt = job.attempts[part[1:]] = Attempt(part.part, part.attempt, path, head)
             self._attempts += 1
         return attempt
@@ -188,7 +188,7 @@ class Jobs:
             self._bell.ring()
             raise no_room(f"{self._free_bytes} bytes are free, {self._spare_bytes} of them stay so")
         job = self._jobs[attempt.head.job]
-        job.touched_us = self._wall_us()
+        job.touched_us = self._clock.look()
         attempt.take(batch, receipt)
         self._taken_bytes += size
         self._recount(attempt)
@@ -259,7 +259,7 @@ class Jobs:
         for damaged in self._damaged.values():
             logger.error("%s", damaged)
         for one in decided:
-            self._jobs[one.job] = Job(one.job, one.owner, one.decided_us, decided=one)
+            self._jobs[one.job] = Job(one.job, one.owner, self._clock.seen_us, decided=one)
             self.counted.staged_bytes += one.bytes
             self._attempts += len(one.parts)
         for part in found:
@@ -270,8 +270,9 @@ class Jobs:
 
     def _found(self, found: Found) -> None:
         head, key = found.head, (found.head.part, found.head.attempt)
-        job = self._jobs.setdefault(head.job, Job(head.job, head.owner, head.begun_us))
-        job.touched_us = max(job.touched_us, head.begun_us)
+        begun_us = min(head.begun_us, self._clock.seen_us)  # what a crash forgot of seen time comes again
+        job = self._jobs.setdefault(head.job, Job(head.job, head.owner, begun_us))
+        job.touched_us = max(job.touched_us, begun_us)
         path = path_of(stem_of(head.job), head.part, head.attempt)
         attempt = job.attempts[key] = Attempt(head.part, head.attempt, path, head, found.end)
         self._attempts += 1
@@ -316,7 +317,7 @@ class Jobs:
 
     async def _commit(self, files: JobFiles, asked: _Asked) -> JobStatus:
         request, job = asked.request, self._jobs.get(asked.request.job)
-        decided = judged(request, job, asked.owner, self._inside.chain, self._wall_us())
+        decided = judged(request, job, asked.owner, self._inside.chain, self._clock.read())
         if job is None or decided is None:  # without deltas: its name stays free for some that has any
             return JobStatus(JobState.PUBLISHED)
         if job.decided is decided:
@@ -324,7 +325,7 @@ class Jobs:
         job.deciding = True  # from here on it does not expire
         try:
             await self._threads.run(partial(self._use_reserve, partial(files.write_decided, decided)))
-            job.decided = decided
+            job.decided, job.touched_us = decided, self._clock.seen_us
         finally:
             job.deciding = False
         self._count_active()
@@ -432,14 +433,14 @@ class Jobs:
         settings = self._settings
         every_s = min(settings.jobs_kept_s_max / 4, settings.job_names_kept_s_max / 4, LOOK_S_MAX)
         while True:
-            now_us, over = self._wall_us(), [one for one in self._jobs.values() if _is_over(one)]
+            seen_us, over = self._clock.look(), [one for one in self._jobs.values() if _is_over(one)]
             names_us = int(settings.job_names_kept_s_max * 1e6)
             spare = len(over) - NAMES_MAX
             for place, job in enumerate(sorted(over, key=_decided_us)):
-                if place < spare or now_us - _decided_us(job) > names_us:
+                if place < spare or seen_us - job.touched_us > names_us:
                     await self._forget(files, job)
             for job in [one for one in self._jobs.values() if one.decided is None]:
-                late = now_us - job.touched_us > settings.jobs_kept_s_max * 1e6
+                late = seen_us - job.touched_us > settings.jobs_kept_s_max * 1e6
                 if late and not job.deciding and self._jobs.get(job.name) is job:
                     await self._expire(files, job)
             await anyio.sleep(every_s)
@@ -463,6 +464,13 @@ class Jobs:
             del self._jobs[job.name]
 
     # --- helpers
+
+    @property
+    def _clock(self) -> LogClock:
+        """The clock of the log: jobs age as its deltas do."""
+        log = self._inside.log
+        assert isinstance(log, DurableLog), "jobs are kept in a directory, as its log is"
+        return log.clock
 
     @property
     def _spare_bytes(self) -> int:

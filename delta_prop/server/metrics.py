@@ -75,6 +75,8 @@ LOG = (
     Row("log_segments", "gauge", "segments", "Files that the log is kept in."),
     Row("log_commits_total", "counter", "commits", "Group commits."),
     Row("log_full_refusals_total", "counter", "refused", "Batches refused because the log was full."),
+    Row("log_clock_ahead_seconds", "gauge", "clock_ahead_s", "How far the wall clock is ahead of log time."),
+    Row("log_clock_jumps_total", "counter", "clock_jumps", "Jumps of the wall clock."),
     Row("log_snapshot_offset", "gauge", "snapshot_offset", "Where the newest snapshot stands."),
     Row("log_snapshot_rows", "gauge", "snapshot_rows", "Vectors in the newest snapshot."),
     Row("log_snapshot_bytes", "gauge", "snapshot_bytes", "Size of the newest snapshot."),

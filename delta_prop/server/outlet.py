@@ -85,7 +85,6 @@ class Outlet:
         """The group that it reads for."""
         self._log = inside.log
         self._sinks = inside.sinks
-        self._clock = inside.world.clock
         self._now = inside.now
         self._settings = settings
         self._bytes_max = settings.outlet_bytes_max
@@ -183,7 +182,7 @@ class Outlet:
         lag = log.visible - at
         if lag <= 0 or self._first is None:
             return None
-        share = log.kept_share(at, self._clock.wall_us())
+        share = log.kept_share(at)
         if share < WARN_FROM:
             return None
         self._warnings += 1

@@ -37,7 +37,7 @@ _HEAD, _FRAME = b"dpj1", b"dpj2"
 
 class PartHead(NamedTuple):
     """What is staged here, and for whom. `origin`: of all its deltas; `source`: where they come from, as its
-    client said; `owner`: whose token it was; `begun_us`: since 1970.
+    client said; `owner`: whose token it was; `begun_us`: in the log's seen time.
     """
 
     job: str

@@ -266,7 +266,7 @@ class Peer:
     def _take_deltas(self, frame: BatchFrame | DeltaFrame) -> None:
         intake = self.intake
         if self._draining:
-            self._tell(Nack.of(frame.sequence, shutting_down()))
+            self._tell(Nack.of_frame(frame.sequence, shutting_down()))
         elif self._is_of_past():
             self.end(Nack.of(0, recovered()))
         elif intake is None:  # a hello without the right to publish

@@ -322,7 +322,8 @@ function rowsOf(batch, count, mask, columns, sequence) {
     if (columns.ids) row.id = columns.ids.subarray(16 * i, 16 * i + 16);
     if (offsets) row.offset = offsets[i];
     if (times) row.timestamp = times[i];
-    if (metadataEnds && part("metadata", metadataEnds, i).length) row.metadata = unpack(part("metadata", metadataEnds, i));
+    const change = metadataEnds && part("metadata", metadataEnds, i);
+    if (change?.length) row.metadata = unpack(change, { lastCounts: true }); // a log may hold such
     if (batch.states) row.state = { origin: states[0][i], counter: states[1][i], lamport: states[2][i], ignored: states[3]?.[i] ?? 0n };
     return row;
   });

@@ -17,9 +17,12 @@ export function pack(value) {
   return Buffer.concat(parts);
 }
 
-/** The one value that the bytes hold: maps as Map, integers as numbers where those are exact, else as BigInt. */
-export function unpack(bytes) {
-  const reader = new Reader(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength));
+/**
+ * The one value that the bytes hold: maps as Map, integers as numbers where those are exact, else as BigInt. A key that
+ * stands twice in a map is refused; with `lastCounts` its last value counts.
+ */
+export function unpack(bytes, { lastCounts = false } = {}) {
+  const reader = new Reader(Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength), lastCounts);
   const value = reader.value(0);
   if (reader.at !== bytes.length) throw new RangeError(`msgpack: ${bytes.length - reader.at} bytes are left over`);
   return value;
@@ -84,8 +87,9 @@ function integer(value) {
 // --- in
 
 class Reader {
-  constructor(bytes) {
+  constructor(bytes, lastCounts) {
     this.bytes = bytes;
+    this.lastCounts = lastCounts;
     this.at = 0;
     this.items = 0;
   }
@@ -144,7 +148,7 @@ class Reader {
     for (let i = 0; i < length; i++) {
       const key = this.value(depth + 1);
       if (typeof key !== "string") throw new RangeError("msgpack: a map's keys are text");
-      if (map.has(key)) throw new RangeError(`msgpack: the key ${key} stands twice`);
+      if (map.has(key) && !this.lastCounts) throw new RangeError(`msgpack: the key ${key} stands twice`);
       map.set(key, this.value(depth + 1));
     }
     return map;

@@ -32,6 +32,7 @@ from delta_prop_broker.log.retention.compaction import run_to_end
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import Source
 from delta_prop_wire.encode import encode_batch
+from tests.broker.durable import Clock
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -155,7 +156,7 @@ def test_a_service_that_knows_less_than_its_log_is_found() -> None:
 def write(folder: Path, rounds: int = 4) -> None:
     """A log on this disk, as a service would have left it."""
     settings = LogSettings(segment_bytes_max=4096)
-    log, _ = DurableLog.open(LocalDisk(folder), settings=settings, draw=bytes, wall_us=lambda: 1)
+    log, _ = DurableLog.open(LocalDisk(folder), settings=settings, draw=bytes, clock=Clock())
     lines = LINES // rounds
     for at in range(rounds):
         for name in NAMES:
@@ -196,11 +197,11 @@ def compacted(folder: Path) -> tuple[Log, History]:
     for row in read_log(folder).rows:
         acknowledge(history, {origin_of(name): name for name in NAMES}[row.origin], row.line, row.offset)
     settings = LogSettings(segment_bytes_max=4096, keep_bytes_max=4096)
-    log, _ = DurableLog.open(LocalDisk(folder), settings=settings, draw=bytes, wall_us=lambda: 1)
-    compaction = log.take_compaction(0)
+    log, _ = DurableLog.open(LocalDisk(folder), settings=settings, draw=bytes, clock=Clock())
+    compaction = log.take_compaction()
     assert compaction is not None
     log.finish_compaction(compaction, made=run_to_end(compaction))
-    assert log.retain(0)
+    assert log.retain()
     log.close()
     return read_log(folder), history
 

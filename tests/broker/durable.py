@@ -35,16 +35,26 @@ EVERYTHING = {"rows_max": 1 << 20, "bytes_max": 1 << 30}
 SEGMENTS = DIRECTORY
 
 
+BEGIN_US = 1_700_000_000_000_000
+
+
 @dataclass
 class Clock:
-    """Wall time that goes up a second a call."""
+    """A clock that goes on by a second each time it is read; its wall time is ahead by `off_us`."""
 
-    us: int = 1_700_000_000_000_000
+    us: int = BEGIN_US
     step_us: int = 1_000_000
+    off_us: int = 0
 
-    def __call__(self) -> int:
+    def now(self) -> float:
         self.us += self.step_us
-        return self.us
+        return (self.us - BEGIN_US) / 1e6
+
+    def wall_us(self) -> int:
+        return self.us + self.off_us
+
+    def wait(self, seconds: float) -> None:
+        self.us += round(seconds * 1e6)
 
 
 def open_log(
@@ -54,7 +64,7 @@ def open_log(
         disk,
         settings=settings,
         draw=lambda size: LOG_ID[:size],
-        wall_us=clock or Clock(),
+        clock=clock or Clock(),
         read_only=read_only,
     )
 

@@ -64,7 +64,7 @@ def life(disk: Disk, ledger: Ledger, *, logged: bool = False) -> None:
             note(log, ledger)
             commit_noted(log, ledger)
             if step % 4 == 3:
-                log.retain(clock.us)
+                log.retain()
                 note(log, ledger)
         if session == 0:
             close(log, ledger)

@@ -21,6 +21,7 @@ from delta_prop_wire.encode import encode_batch, encode_vectors
 from delta_prop_wire.states import state_of
 from tests.broker.durable import LOG_ID, SMALL, commit, open_log
 from tests.broker.histories import Name, Rows, Step, Writer, seen, steps, steps_with_ids
+from tests.wire.twice import DEEP, FLAT, NULLED, with_metadata
 
 TINY = replace(SMALL, segment_bytes_max=900, bytes_max=1 << 22, keep_bytes_max=1 << 22)
 
@@ -173,3 +174,23 @@ def test_a_twin_of_what_is_in_the_snapshot_before_has_no_effect_where_its_frame_
     gone = known is KnownIds.ALL
     assert (state.content[1], state.ignored) == (np.float32([2 if gone else 4]).tobytes(), int(gone))
     assert (state.key, offset) == ((3, 1, 3), 2)
+
+
+@pytest.mark.parametrize("packed", [FLAT, DEEP, NULLED])
+def test_metadata_with_a_key_twice_is_folded_by_its_last_value(packed: bytes) -> None:
+    disk = SimDisk()
+    log, _ = open_log(disk, TINY)
+    wanted: dict[str, State] = {}
+    for base in range(1, 40):
+        delta = Delta(f"v{base % 3}", create([float(base)]) if base % 2 else scale(2.0), "n")
+        batch = with_metadata({0: packed}, deltas=[delta], base=base)
+        log.append(batch, lamport=base, source=Source.REPLICA)
+        commit(log)
+        before = wanted.get(delta.vector_id, State())
+        wanted[delta.vector_id] = apply(before, batch.operation(0), batch.metadata(0), (base, 1, base))
+        if log._segments.all[-1].base == base - 1:
+            held = dict(wanted)
+            held[delta.vector_id] = before  # it is the first of a segment that is not compacted
+    snapshot = compacted(disk, parts_of(log))
+    found = {key: seen(state) for (_, key), (state, _) in states(snapshot).items()}
+    assert found == {key: seen(state) for key, state in held.items()}

@@ -43,10 +43,11 @@ class Service:
     acked: int = 0
     removed: int = 0
     made: int = 0
+    clock: Clock = field(default_factory=Clock)
     log: DurableLog = field(init=False)
 
     def open(self) -> None:
-        self.log, _ = open_log(self.disk, COMPACT)
+        self.log, _ = open_log(self.disk, COMPACT, clock=self.clock)
 
     def append(self, count: int) -> None:
         for _ in range(count):
@@ -61,7 +62,7 @@ class Service:
         self.acked = max(self.acked, self.log.synced)
 
     def compact(self) -> None:
-        compaction = self.log.take_compaction(0)
+        compaction = self.log.take_compaction()
         if compaction is not None:
             done = False
             try:
@@ -69,7 +70,7 @@ class Service:
             finally:
                 self.log.finish_compaction(compaction, made=done)
             self.made += done
-        self.removed += self.log.retain(0)
+        self.removed += self.log.retain()
         self.commit()
 
     def live(self) -> None:
@@ -129,7 +130,8 @@ def test_nothing_goes_without_one() -> None:
     service.open()
     service.append(60)
     assert service.log.statistics().bytes > COMPACT.keep_bytes_max
-    assert service.log.retain(1 << 60) == 0
+    service.clock.wait(COMPACT.keep_s)
+    assert service.log.retain() == 0
     with pytest.raises(Refused, match="the oldest are being made into a snapshot") as full:
         service.append(1_000)
     assert full.value.code is ErrorCode.LOG_FULL
@@ -144,7 +146,7 @@ def test_who_needs_the_oldest_keeps_it_and_who_gives_way_does_not_hold_compactio
     service.open()
     service.log.hold("slow", lambda: 0)
     service.append(40)
-    assert service.log.take_compaction(0) is None
+    assert service.log.take_compaction() is None
     service.log.release("slow")
     service.log.hold("gives way", lambda: 0, lambda: None)
     service.compact()
@@ -165,11 +167,15 @@ def test_what_is_within_the_window_is_not_compacted_away() -> None:
         commit(log)
     segments = list(log._segments.all)
     assert len(segments) > 4
-    assert log.take_compaction(segments[0].latest_time + 49_000_000) is None
-    compaction = log.take_compaction(segments[1].latest_time + 50_000_001)
+    clock.step_us = 1
+    clock.us = segments[0].latest_time + 49_000_000
+    assert log.take_compaction() is None
+    clock.us = segments[1].latest_time + 50_000_001
+    compaction = log.take_compaction()
     assert compaction is not None
     assert compaction.offset == segments[1].end
-    assert log.take_compaction(segments[-1].latest_time + 99_000_000) is None, "one at a time"
+    clock.us = segments[-1].latest_time + 99_000_000
+    assert log.take_compaction() is None, "one at a time"
 
 
 @pytest.mark.parametrize("kept", ["old", "new"])
@@ -181,7 +187,7 @@ def test_one_that_is_given_up_leaves_nothing_behind(kept: str) -> None:
         service.compact()
         service.append(40)
     before = service.disk.paths()
-    compaction = service.log.take_compaction(0)
+    compaction = service.log.take_compaction()
     assert compaction is not None
     assert not compaction.step()
     compaction.abort()
@@ -240,13 +246,14 @@ def test_damage_is_told_and_nothing_more_goes() -> None:
     service.live()
     (offset,) = snapshot_offsets(service.disk.list(DIRECTORY))
     service.disk.flip(snapshot_path(DIRECTORY, offset), 20, 1)
-    log, _ = open_log(service.disk, COMPACT)
+    log, _ = open_log(service.disk, COMPACT, clock=service.clock)
     with pytest.raises(LogDamaged, match=r"\.snapshot, byte 0: its header does not fit its checksum"):
         log.snapshot()
     service.log = log
     service.append(50)
-    assert log.take_compaction(1 << 62) is None
-    assert log.retain(1 << 62) == 0
+    service.clock.wait(COMPACT.keep_s)
+    assert log.take_compaction() is None
+    assert log.retain() == 0
     with pytest.raises(Refused, match="its snapshot cannot be used"):
         service.append(1_000)
 
@@ -262,13 +269,13 @@ def test_a_name_that_a_failed_sync_left_in_the_cache_is_not_believed_by_the_next
     service = Service(SimDisk(seed))
     service.open()
     service.append(60)
-    compaction = service.log.take_compaction(0)
+    compaction = service.log.take_compaction()
     assert compaction is not None
     service.disk.fail(lambda call: call.name == "sync_directory", errno.EIO)
     with pytest.raises(OSError, match="Input/output"):
         run_to_end(compaction)
     service.disk = service.disk.kill()
     service.open()
-    service.log.retain(0)
+    service.log.retain()
     service.commit()
     check(service.disk.crash(seed), service.acked)

@@ -15,7 +15,7 @@ from delta_prop_broker.log.retention.compaction import Compaction, Part, run_to_
 from delta_prop_broker.log.settings import LogSettings
 from delta_prop_wire.delta import Delta, Source, sparse_add
 from delta_prop_wire.encode import encode_batch, encode_vectors
-from tests.broker.durable import LOG_ID, commit
+from tests.broker.durable import LOG_ID, Clock, commit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +28,7 @@ FLOATS = 256
 def written(path: Path) -> DurableLog:
     """About 24 MiB: whole vectors, overwritten here and there, and changed."""
     settings = LogSettings(segment_bytes_max=2 * MIB, reserve_bytes=0, free_bytes_min=0, compact=False)
-    log, _ = DurableLog.open(LocalDisk(path), settings=settings, draw=lambda n: LOG_ID[:n], wall_us=lambda: 1)
+    log, _ = DurableLog.open(LocalDisk(path), settings=settings, draw=lambda n: LOG_ID[:n], clock=Clock())
     ids = [f"vector-{number:06}" for number in range(KEYS)]
     matrix = np.ones((200, FLOATS), np.float32)
     base = 1

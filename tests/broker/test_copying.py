@@ -76,13 +76,13 @@ class Service:
 
     def retain(self) -> None:
         self.write()
-        self.log.retain(0)
+        self.log.retain()
         commit(self.log)
 
     def compact(self) -> None:
         """What goes stands in a snapshot first."""
         self.write()
-        self.log.retain(0)
+        self.log.retain()
         self.disk.put(f"{DIRECTORY}/{self.log.first_offset:020}.snapshot", b"all before it")
         commit(self.log)
 

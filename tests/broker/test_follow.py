@@ -15,7 +15,7 @@ from delta_prop_broker.log.files.names import DIRECTORY
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.broker.durable import SMALL, Writer, commit, frame, open_log
+from tests.broker.durable import SMALL, Clock, Writer, commit, frame, open_log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,13 +83,15 @@ def test_a_start_within_a_batch_gives_that_batch(disk: Disk) -> None:
 
 
 def test_one_that_is_too_late_is_told(disk: Disk) -> None:
-    log, _ = open_log(disk)
+    clock = Clock()
+    log, _ = open_log(disk, clock=clock)
     writer = Writer(log)
     follower = Follower(disk, 0)
     while not log.first_offset:
         writer.append(4)
         commit(log)
-        log.retain(1 << 62)
+        clock.wait(log.settings.keep_s)
+        log.retain()
     commit(log)
     with pytest.raises(Refused, match="start at earliest") as refused:
         read(follower)

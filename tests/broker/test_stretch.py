@@ -128,7 +128,7 @@ def test_whatever_lies_in_a_log_a_stretch_has_all_of_it_but_control_rows(data: s
         elif kind == "c":
             commit(lane_.log)
         else:
-            lane_.log.retain(0)
+            lane_.log.retain()
     voids = {offset for one in lane_.controls for offset in range(one.offset, one.next_offset)}
     reader = lane_.log.stretches.reader()
     for offset in data.draw(st.lists(st.integers(0, lane_.log.next_offset), min_size=10, max_size=30)):
@@ -154,7 +154,7 @@ def test_a_stretch_can_be_sent_though_the_log_let_its_segment_go() -> None:
         commit(lane_.log)
     reader, other = lane_.log.stretches.reader(), lane_.log.stretches.reader()
     found, again = next_of(reader, 0), next_of(other, 0)
-    assert lane_.log.retain(0)
+    assert lane_.log.retain()
     commit(lane_.log)
     assert lane_.log.first_offset > 0
     assert not [path for path in disk.paths() if path.endswith(f"{0:020d}.log")]

@@ -28,6 +28,7 @@ from delta_prop_broker.log.settings import LogSettings
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Delta, Source, dense, make_origin
 from delta_prop_wire.encode import encode_batch
+from tests.broker.durable import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -84,7 +85,7 @@ class SlowFile:
 
 def opened(level: AckLevel = AckLevel.DURABLE) -> DurableLog:
     settings = LogSettings(level=level)
-    log, _ = DurableLog.open(SimDisk(1), settings=settings, draw=bytes, wall_us=lambda: 1)
+    log, _ = DurableLog.open(SimDisk(1), settings=settings, draw=bytes, clock=Clock())
     return log
 
 

@@ -19,6 +19,7 @@ from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import delta_to_json
 from delta_prop_wire.spec import ErrorCode
+from tests.broker.durable import Clock
 from tests.golden.story import ADDS, AUDIT, EDITOR, IDENTIFIED, IDS, IMPORTER
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 def kept(disk: Disk) -> dict[str, Any]:
     """All that lies in it, read without changing a byte."""
     log, report = DurableLog.open(
-        disk, settings=LogSettings(), draw=lambda size: b"", wall_us=lambda: 0, read_only=True
+        disk, settings=LogSettings(), draw=lambda size: b"", clock=Clock(), read_only=True
     )
     identity = read_identity(disk, f"{DIRECTORY}/{IDENTITY}")
     assert identity is not None

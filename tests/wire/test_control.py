@@ -65,7 +65,7 @@ def control(kind: FrameType, **fields: Any) -> bytes:
         (FrameType.ACK, "version", {"welcome": {}}),
         (FrameType.ACK, "start", {"granted": {"subscription": 1}}),
         (FrameType.NACK, "code", 0),
-        (FrameType.NACK, "code", 27),
+        (FrameType.NACK, "code", 99),
         (FrameType.ACK, "state", {"job": {"state": "gone"}}),
         (FrameType.ACK, "refused_rows", {"job": {"state": "published", "refused_rows": [[0, 0, "a", 14]]}}),
         (FrameType.ACK, "refused_rows", {"job": {"state": "published", "refused_rows": [REFUSED] * 11}}),

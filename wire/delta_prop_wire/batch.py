@@ -376,13 +376,20 @@ class Batch:
         return Operation(kind, data=self.blob(row))
 
     def metadata(self, row: int) -> dict[str, Any] | None:
-        """The metadata change of a row (a JSON merge patch), None where it has none."""
+        """The metadata change of a row (a JSON merge patch), None where it has none.
+
+        Of a key that stands twice the last value counts, wherever the row is read: a log may hold such maps.
+        """
+        packed = self.packed_metadata(row)
+        return msgpack.unpackb(packed, strict_map_key=True) if len(packed) else None
+
+    def packed_metadata(self, row: int) -> memoryview:
+        """Return the metadata change of a row as it came, empty where it has none."""
         raw = self.column(Column.METADATA)
         if raw is None:
-            return None
+            return memoryview(b"")
         bounds = self._metadata_bounds
-        part = raw[int(bounds[row]) : int(bounds[row + 1])]
-        return msgpack.unpackb(part, strict_map_key=True) if len(part) else None
+        return raw[int(bounds[row]) : int(bounds[row + 1])]
 
     def timestamp(self, row: int) -> int:
         """The hybrid time of a row."""

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
+    from typing_extensions import Buffer
 
 METADATA_DEPTH_MAX = 32
 FLOAT_BOUND = "±3.4028235e+38 (float32)"
@@ -202,6 +203,46 @@ def check_metadata_size(size: int) -> None:
         refuse(
             "metadata", f"{size} bytes packed; allowed are {METADATA_BYTES_MAX}: split it over several deltas"
         )
+
+
+def check_packed_metadata(packed: Buffer) -> None:
+    """Refuse a metadata change as a batch holds it, where `check_metadata` of what it says is not enough."""
+    fault = packed_metadata_fault(packed)
+    if fault:
+        refuse("metadata", fault)
+
+
+def packed_metadata_fault(packed: Buffer) -> str | None:
+    """Return what keeps a packed metadata change from being JSON, None where nothing does."""
+    try:
+        patch = msgpack.unpackb(packed, strict_map_key=True, object_pairs_hook=_unique)
+    except _KeyTwice as twice:
+        return f"the key {twice.key!r:.40} stands twice: name each key of an object once"
+    return json_fault(patch, METADATA_DEPTH_MAX)
+
+
+class _KeyTwice(Exception):
+    """A map names a key twice."""
+
+    def __init__(self, key: object) -> None:
+        super().__init__(key)
+        self.key = key
+
+
+def _unique(pairs: list[tuple[object, object]]) -> dict[object, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise _KeyTwice(_first_repeated([key for key, _ in pairs]))
+    return found
+
+
+def _first_repeated(keys: list[object]) -> object:
+    seen: set[object] = set()
+    for key in keys:
+        if key in seen:
+            return key
+        seen.add(key)
+    raise AssertionError("each key is there once")
 
 
 def json_fault(value: object, depth: int) -> str | None:

@@ -167,7 +167,7 @@ class Connection:
         refusal = TYPES[self._peer, self.phase][header.type]
         if refusal is not None:
             raise PeerError(*refusal)
-        if header.type in _DATA and self._serves and not header.sequence:
+        if header.type in _DATA and self._peer is Speaker.CLIENT and not header.sequence:
             raise PeerError(
                 ErrorCode.BAD_FRAME,
                 f"a {header.type.name} frame with sequence 0, by which answers mean the connection: number "
@@ -253,7 +253,7 @@ class Connection:
             self.end()
         if nack.answers is not None:
             self._asked.pop(nack.answers, None)
-        elif not nack.sequence and nack.code is not ErrorCode.BAD_REQUEST:
+        elif nack.is_about_connection and nack.code is not ErrorCode.BAD_REQUEST:
             self._subscriptions.clear()
             (self.window if self._serves else self.allowance).begin(NOTHING)
 

@@ -267,6 +267,7 @@ def _nack_fields(nack: Nack) -> dict[str, Any]:
         "field": None if nack.field is None else cut(nack.field, NAME_BYTES_MAX),
         "details": dict(nack.details) or None,
         "answers": nack.answers,
+        "frame": nack.frame,
     }
 
 
@@ -280,6 +281,7 @@ def _unpack_nack(sequence: int, fields: Fields) -> Nack:
         field=fields.get("field", _name, None),
         details=fields.get("details", mapping, {}),
         answers=fields.get("answers", _u64, None),
+        frame=True if fields.get("frame", flag, False) else None,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from enum import Enum, IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import Refused
@@ -148,9 +148,9 @@ class Ack:
 class Nack:
     """What was refused, why, and when to try again (None: not before something is changed).
 
-    `sequence`: of the frame with deltas that is refused, as a whole. `answers`: of the request that is
-    refused; `sequence` is 0 then. Neither: it is about the connection. `row`, `field`: the first bad row of a
-    batch and what is wrong with it. `details`: further facts, by name.
+    `sequence`: of the frame with deltas that is refused, as a whole; `frame` says so where that is 0.
+    `answers`: of the request that is refused; `sequence` is 0 then. None of them: it is about the connection.
+    `row`, `field`: the first bad row of a batch and what is wrong with it. `details`: further facts, by name.
     """
 
     sequence: int
@@ -161,6 +161,18 @@ class Nack:
     field: str | None = None
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     answers: int | None = None
+    frame: Literal[True] | None = None
+
+    @classmethod
+    def of_frame(cls, sequence: int, refused: Refused) -> Nack:
+        """Make the frame that tells a peer what became of its frame with deltas."""
+        nack = cls.of(sequence, refused)
+        return nack if sequence else dataclasses.replace(nack, frame=True)
+
+    @property
+    def is_about_connection(self) -> bool:
+        """True if it refuses neither a frame nor a request."""
+        return not self.sequence and self.answers is None and not self.frame
 
     @classmethod
     def of(cls, sequence: int, refused: Refused, *, answers: int | None = None) -> Nack:

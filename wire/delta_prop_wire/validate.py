@@ -16,7 +16,6 @@ import numpy as np
 from delta_prop_wire.batch import PRINTABLE
 from delta_prop_wire.bounds import (
     BYTES_MAX,
-    METADATA_DEPTH_MAX,
     NUMBERS_MAX,
     NUMBERS_MIN,
     SPARSE_KINDS,
@@ -28,6 +27,7 @@ from delta_prop_wire.bounds import (
     check_metadata_size,
     check_name,
     check_operation,
+    check_packed_metadata,
     check_parents,
     check_shape,
     check_size,
@@ -35,8 +35,8 @@ from delta_prop_wire.bounds import (
     check_whole,
     finite,
     is_id,
-    json_fault,
     name_is_sound,
+    packed_metadata_fault,
     refuse,
 )
 from delta_prop_wire.delta import Delta, Dot, Kind, Operation, Priority, Source
@@ -349,9 +349,12 @@ def _metadata_is_sound(batch: Batch) -> bool:
         return False
     if (sizes[np.frombuffer(batch.kinds, np.uint8) == Kind.METADATA] == 0).any():
         return False
-    return not any(
-        json_fault(batch.metadata(row), METADATA_DEPTH_MAX) for row in np.flatnonzero(sizes).tolist()
-    )
+    raw, at = batch.column(Column.METADATA), 0
+    for size in sizes.tolist():
+        if size and raw is not None and packed_metadata_fault(raw[at : at + size]):
+            return False
+        at += size
+    return True
 
 
 def _raise_first_fault(batch: Batch) -> NoReturn:
@@ -381,7 +384,9 @@ def _raise_first_fault(batch: Batch) -> NoReturn:
                     expect=expects.get(row),
                 )
             )
-            check_metadata_size(int(metadata_sizes[row]))  # as it came, which may be longer than it need be
+            if metadata_sizes[row]:  # as they came: they may be longer than they need be
+                check_metadata_size(int(metadata_sizes[row]))
+                check_packed_metadata(batch.packed_metadata(row))
             check_size(int(sizes[row]))
         except InvalidDelta as error:
             raise _in_row(error, row) from None

@@ -104,10 +104,8 @@ class Log(Protocol):
     def fill(self, offset: int) -> float:
         """The share of the log's bounds that everything from `offset` on takes: 1 is all there is."""
 
-    def kept_share(self, offset: int, now_us: int) -> float:
-        """How near what lies at `offset` is to going: at 1 it may, unless somebody needs it. `now_us` is wall
-        time.
-        """
+    def kept_share(self, offset: int) -> float:
+        """How near what lies at `offset` is to going: at 1 it may, unless somebody needs it."""
 
     def hold(
         self, holder: str, needed: Callable[[], int], give_way: Callable[[], None] | None = None

@@ -8,12 +8,15 @@ thread that owns the log. The first failure stops it: it then only reads, until 
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.damage import LogBusy, LogDamaged
 from delta_prop_broker.log.files import ahead
+from delta_prop_broker.log.files.identity import write_identity
 from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY, LOCK_PATH
 from delta_prop_broker.log.files.reserve import Reserve, tells_full_disk
+from delta_prop_broker.log.files.times import read_times
 from delta_prop_broker.log.parts.appending import Appending
 from delta_prop_broker.log.parts.committing import Committing
 from delta_prop_broker.log.parts.reading import Reading
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delta_prop_broker.disk import Disk, Lock
+    from delta_prop_broker.log.log_clock import Clock
     from delta_prop_broker.log.parts.recovered import Recovered, RecoveryReport
     from delta_prop_broker.log.settings import LogSettings
 
@@ -37,13 +41,13 @@ class DurableLog(Appending, Committing, Reading):
         *,
         settings: LogSettings,
         draw: Callable[[int], bytes],
-        wall_us: Callable[[], int],
+        clock: Clock,
         read_only: bool = False,
     ) -> tuple[DurableLog, RecoveryReport]:
         """Open the log in a data directory, or make it there; recover it if it was not closed.
 
-        `draw` gives random bytes, `wall_us` microseconds since 1970. Read-only takes no lock, changes nothing
-        and shows what is known to be synced. Raises LogBusy, LogDamaged, FormatUnknown, UsageError, OSError
+        `draw` gives random bytes. Read-only takes no lock, changes nothing, asks for no time, and shows what
+        is known to be synced. Raises LogBusy, LogDamaged, FormatUnknown, UsageError, OSError
         (DiskFull where there is no room, after the reserve was given up).
         """
         lock: Lock | None = None
@@ -62,9 +66,11 @@ class DurableLog(Appending, Committing, Reading):
         try:
             with tells_full_disk(disk):
                 recovered = recovering() if read_only else reserve.use(recovering)
+            times = read_times(disk, DIRECTORY, recovered.report.notes)
             log = cls(
-                disk, recovered, settings=settings, draw=draw, wall_us=wall_us, lock=lock, reserve=reserve
-            )
+                disk, recovered, settings=settings, draw=draw, clock=clock, times=times, lock=lock,
+                reserve=reserve,
+            )  # fmt: skip
         except BaseException:
             if lock is not None:
                 lock.release()
@@ -93,12 +99,21 @@ class DurableLog(Appending, Committing, Reading):
 
         Who holds the log back stays. Readers may go on where they were, but those beyond `next_offset`.
         """
+        times = self.times()
         self._segments.close()
         if self._mark is not None:
             self._mark.close()
-        self._take_over(recovered)
+        self._take_over(recovered, times)
         self._free.forget()
         self._reopened += 1
+
+    def raise_openings(self, openings: int) -> None:
+        """Count openings up to this number, on stable storage when it returns. For a thread, while the log
+        works. Raises OSError.
+        """
+        identity = self._identity.opened_so_often(openings)
+        write_identity(self._disk, DIRECTORY, f"{DIRECTORY}/{IDENTITY}", identity)
+        self._identity = identity
 
     def close(self) -> None:
         """Commit what is left, mark the end, let go of the directory; a commit under way must have ended.
@@ -114,6 +129,8 @@ class DurableLog(Appending, Committing, Reading):
                     commit.run()
                     self.finish_commit(commit)
                 ahead.cut_off(self._segments.last)
+                with suppress(OSError):  # The log is whole without it; what it holds is younger then.
+                    self.write_times(self.times())
                 self._mark.settle_clean(self.synced, self._start)
         except OSError as error:
             self.fail(error)

@@ -176,7 +176,7 @@ class MemoryLog:
         held = self._appended_bytes - self._weights[place] + weight(self._batches[place].batch)
         return max((self.next_offset - offset) / self._deltas_max, held / self._bytes_max)
 
-    def kept_share(self, offset: int, now_us: int) -> float:
+    def kept_share(self, offset: int) -> float:
         """How near what lies at `offset` is to going; nothing goes for its age."""
         return self.fill(offset)
 

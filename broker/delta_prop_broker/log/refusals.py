@@ -64,6 +64,16 @@ def disk_full(free_bytes: int, kept_bytes: int) -> Refused:
     )
 
 
+def disk_unasked(error: OSError) -> Refused:
+    """Of a disk that does not say how much room it has."""
+    return Refused(
+        ErrorCode.LOG_FULL,
+        f"the disk does not tell how many bytes it has left ({error}): mend it, and try again",
+        retry_after_ms=RETRY_AFTER_MS * 20,
+        details={"held_by": None},
+    )
+
+
 def log_full(
     held_bytes: int, bytes_max: int, *, offsets: tuple[int, int], holder: str | None, waits_for: str
 ) -> Refused:

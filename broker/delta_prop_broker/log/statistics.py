@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DurableLogStatistics:
-    """Marks, what the log holds and what bounds it, in bytes; `held_by` is the holder furthest behind."""
+    """Marks, what the log holds and what bounds it, in bytes; `held_by` is the holder furthest behind.
+
+    `time_us`: log time, in microseconds since 1970; `clock_ahead_s`: how far the wall clock is ahead of it;
+    `clock_jumps`: how often the wall clock has jumped since the log was opened.
+    """
 
     first_offset: int
     next_offset: int
@@ -33,3 +37,6 @@ class DurableLogStatistics:
     snapshot_bytes: int
     snapshots_made: int
     compacting: bool
+    time_us: int
+    clock_ahead_s: float
+    clock_jumps: int

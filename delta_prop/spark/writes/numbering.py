@@ -37,7 +37,7 @@ _OF_ROWS = VOIDING - {ErrorCode.UNAUTHORIZED}
 
 
 class _Open(NamedTuple):
-    """A block without an outcome. `known`: a row of it asks what became of it when it was sent before."""
+    """A block without an outcome. `known`: it asks what became of it when it was sent before."""
 
     receipt: SyncReceipt
     first: int
@@ -112,11 +112,11 @@ class Numbered:
         return make_origin(producer_id_of(name), self._options.priority)
 
     def _offer(self, producer: SyncProducer, rows: pa.RecordBatch, watermark: int) -> None:
-        """Send a block; of one that was dealt with before a row, which asks what became of all."""
+        """Send a block. One that was dealt with before is compared there with what was sent then."""
         before = self._sent.deltas
         first = self._base + before + 1
         known = first + rows.num_rows - 1 <= watermark
-        receipt = offer(producer, rows.slice(0, 1) if known else rows, self._options, first, before)
+        receipt = offer(producer, rows, self._options, first, before)
         self._open.append(_Open(receipt, first, rows, known))
         self._sent.before += min(max(watermark + 1 - first, 0), rows.num_rows)
         self._sent.deltas += rows.num_rows
@@ -128,12 +128,22 @@ class Numbered:
             try:
                 one.receipt.result()
             except Refused as refused:
+                if one.known and refused.code is ErrorCode.DOT_REUSED:
+                    raise self._other_rows(one) from None
                 if refused.code not in _OF_ROWS:
                     raise
                 if one.rows.num_rows == 1:
                     self._note_refused(one, refused)
                 else:
                     self._send_again(one.first, one.rows)
+
+    def _other_rows(self, one: _Open) -> UsageError:
+        row = one.first - self._base - 1
+        return UsageError(
+            f"{self._name}: rows {row} to {row + one.rows.num_rows - 1} are others than were written as it "
+            "before: the same part has to have the same rows when it runs again; make what comes before "
+            "deterministic (sort, repartition by a key), or take another producer"
+        )
 
     def _send_again(self, first: int, rows: pa.RecordBatch) -> None:
         """Of a block that was refused each row by itself: what is sound has its effect, what is not is told.
@@ -221,6 +231,8 @@ class Numbered:
                 try:
                     receipt.result()
                 except Refused as refused:
+                    if refused.code is ErrorCode.DOT_REUSED:  # another row has the number, so it was taken
+                        continue
                     if refused.code not in _OF_ROWS:
                         raise
                     raise UsageError(

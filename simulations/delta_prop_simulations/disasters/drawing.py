@@ -32,6 +32,8 @@ _STRIKES_MAX = 9
 _DELTAS = (80, 160)
 _ROOMY_BYTES = 1 << 24
 _WRITING_S = DURATION_S * 0.8
+_PATIENCE_S = (20.0, 0.3)
+"""So long that a log comes back meanwhile, or not."""
 
 
 def draw(number: int) -> Plan:
@@ -45,7 +47,7 @@ def draw(number: int) -> Plan:
         _draw_node(seed.child(f"node-{place}"), place, count, in_memory=in_memory, lossy=lossy)
         for place in range(count)
     )
-    writers = _draw_writers(seed.stream("writers"), nodes)
+    writers = _draw_writers(seed.stream("writers"), seed.stream("manners of writers"), nodes)
     readers = _draw_readers(seed.stream("readers"), seed.stream("credit of readers"), nodes)
     return Plan(
         seed=number,
@@ -163,7 +165,7 @@ def _draw_sink_faults(chance: Random) -> dict[str, float]:
 # --- clients
 
 
-def _draw_writers(chance: Random, nodes: Sequence[NodePlan]) -> tuple[WriterPlan, ...]:
+def _draw_writers(chance: Random, manner: Random, nodes: Sequence[NodePlan]) -> tuple[WriterPlan, ...]:
     count = chance.choice((2, 3, 4))
     deltas = chance.randint(*_DELTAS) // count
     poison = chance.choice((0.0, 0.0, 0.02))
@@ -178,6 +180,8 @@ def _draw_writers(chance: Random, nodes: Sequence[NodePlan]) -> tuple[WriterPlan
             gap_s=round(_WRITING_S * burst / deltas * chance.choice((0.3, 0.7, 1.0)), 3),
             level=chance.choice(levels),
             poison=poison,
+            patience_s=manner.choice(_PATIENCE_S),
+            offers=manner.random() < 0.5,
         )
         for number in range(count)
     )

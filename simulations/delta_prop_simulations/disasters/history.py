@@ -177,10 +177,9 @@ def _check_one(record: Record, token: str, told: Told, here: list[Place], lost: 
     for ack in told.acks:
         could_go = [one for one in lost if ack.level < one.survives]
         demand(bool(here or could_go), "lost", f"{what}, {ack}, is not there; lost with others: {lost}")
-        if ack.offset is not None:
-            check = "repeat" if ack.duplicate else "answer"
-            places = [one.offset for one in (*here, *could_go)]
-            demand(ack.offset in places, check, f"{what}, {ack}, stands at {places}")
+        check = "repeat" if ack.duplicate else "answer"
+        places = [one.offset for one in (*here, *could_go)]
+        demand(ack.offset in places, check, f"{what}, {ack}, stands at {places}")
         asked = record.level if told.asked is None else min(told.asked, record.level)
         demand(
             ack.duplicate or ack.level >= asked, "answer", f"{what}: {ack}, and {asked.name} was asked for"

@@ -149,6 +149,9 @@ class Node(Host):
         ]
         if now.reopening is not None and now.reopening.failed:
             waits.append(f"{self.name} has a log that failed: {now.reopening.last_error}")
+        log = propagator.inside().log
+        if log.visible < log.next_offset:
+            waits.append(f"{self.name} shows its log up to {log.visible} of {log.next_offset}")
         if now.queue.depth or now.pending.pending_runs:
             waits.append(f"{self.name} has {now.queue.depth} queued, {now.pending.pending_runs} pending")
         return waits

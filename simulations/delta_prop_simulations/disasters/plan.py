@@ -75,7 +75,8 @@ class NodePlan:
 class WriterPlan:
     """A producer. `embedded`: it lives in the node's process, else in one of its own. `burst`: deltas at
     once, `gap_s`: the mean time between. `level`: what it asks for; None: the default. `poison`: the share of
-    what sinks reject.
+    what sinks reject. `patience_s`: how long it waits for an acknowledgement. `offers`: an embedded one
+    without numbers of its own looks at its receipts, and does not wait.
     """
 
     name: str
@@ -86,6 +87,8 @@ class WriterPlan:
     gap_s: float
     level: str | None = None
     poison: float = 0.0
+    patience_s: float = 20.0
+    offers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ _DOTS_KEPT = 20
 
 
 class Ack(NamedTuple):
-    """One acknowledgement as it was told. `offset`: None where it is not known any more."""
+    """One acknowledgement as it was told. `offset`: None where none was told, which is wrong."""
 
     level: AckLevel
     offset: int | None
@@ -71,7 +71,7 @@ class Shadow:
             self._dots.setdefault(told.node, deque(maxlen=_DOTS_KEPT)).append(dot)
 
     def refused(self, token: str, code: ErrorCode) -> None:
-        """It was refused for good: it has not happened, and will not."""
+        """It was refused, and is not sent again: it has not happened, and will not."""
         self.told[token].refused = code
         self.counts[f"refused with {code.name}"] += 1
 

@@ -64,6 +64,7 @@ def _check_writer(place: str, writer: WriterPlan, nodes: Sequence[str]) -> None:
     _number(f"{place}.burst", writer.burst, 1, BURST_MAX)
     _number(f"{place}.gap_s", writer.gap_s, 1e-6, SECONDS_MAX)
     _number(f"{place}.poison", writer.poison, 0.0, 1.0)
+    _number(f"{place}.patience_s", writer.patience_s, 0.01, SECONDS_MAX)
 
 
 def _check_reader(place: str, reader: ReaderPlan, nodes: Sequence[str]) -> None:

@@ -43,7 +43,7 @@ HORIZON_S = 1_000.0
 TURNS_A_LOOK = 4
 """Each so many turns of the loop the judge looks at every service."""
 
-_LOOK_S = 0.25
+_LOOK_S = 0.02
 _DARK_S = 0.5
 _CLOSE_S_MAX = 30.0
 
@@ -243,6 +243,8 @@ class Story:
             gap_s=plan.gap_s,
             level=None if plan.level is None else AckLevel[plan.level.upper()],
             poison=plan.poison,
+            patience_s=plan.patience_s,
+            offers=plan.offers,
         )
 
     # --- what came of it

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 AGAIN_S = 0.05
 NUMBERED_SHARE = 0.6
 IDENTIFIED_SHARE = 0.5
-PUBLISH_S_MAX = 20.0
 CLIENT = ClientSettings(
     heartbeat_s=1.0,
     silence_s_max=4.0,
@@ -93,6 +93,8 @@ class Writer:
         gap_s: float,
         level: AckLevel | None,
         poison: float = 0.0,
+        patience_s: float = 20.0,
+        offers: bool = False,
     ) -> None:
         self.name = name
         self.node = node
@@ -102,9 +104,12 @@ class Writer:
         self._words = Words(name, chance, poison=poison)
         self._numbered = chance.random() < NUMBERED_SHARE
         self._identified = chance.random() < IDENTIFIED_SHARE
+        self._patience_s = patience_s
+        self._offers = offers
         self._box = _Box()
         self._heads: list[tuple[str, str, Dot]] = []
         self._life = 0
+        self._log_level = AckLevel.MEMORY
 
     @property
     def done(self) -> bool:
@@ -123,7 +128,9 @@ class Writer:
         while not self.done:
             with suppress(Refused):
                 if self._numbered:
-                    await self._number(propagator.producer(self.name, ack_level=self._level), life)
+                    await self._number(propagator, life)
+                elif self._offers:
+                    await self._publish_all(partial(_offered, propagator), level=True)
                 elif self._chance.random() < 0.5:
                     await self._publish_all(propagator.producer(self.name, ack_level=self._level).publish)
                 else:
@@ -145,8 +152,10 @@ class Writer:
 
     # --- under numbers of its own
 
-    async def _number(self, producer: Producer, life: Life | None) -> None:
+    async def _number(self, propagator: Propagator, life: Life | None) -> None:
         """Send what is open, then what is new; again what may pass. Raises Refused."""
+        producer = propagator.producer(self.name, ack_level=self._level)
+        self._log_level = propagator.inside().log.level
         self._life += 1
         of_life = self._life
 
@@ -199,8 +208,8 @@ class Writer:
             self._settle(item, lambda token: self._shadow.refused(token, outcome))
         elif outcome is None:
             self._settle(item, self._shadow.unknown)
-        else:  # at which level its first copy is kept, nobody says
-            ack = Ack(AckLevel.MEMORY, outcome, duplicate=True)
+        else:  # what is told of a former life is kept as well as this log can
+            ack = Ack(self._log_level, outcome, duplicate=True)
             self._settle(item, lambda token: self._shadow.acknowledged(token, ack))
 
     def _note(self, item: Item, told: Receipt, of_life: int, life: Life | None) -> None:
@@ -269,14 +278,14 @@ class Writer:
         more = {"ack_level": self._level} if level else {}
         doubtful = True
         try:
-            published = await publish(*item.deltas, timeout_s=PUBLISH_S_MAX, **more)
+            published = await publish(*item.deltas, timeout_s=self._patience_s, **more)
             doubtful = False
             self._acknowledge(item, published)
         except Refused as refusal:
-            if refusal.voids:
-                doubtful = False
-                self._refuse(item, refusal)
-            elif not refusal.retryable:
+            doubtful = refusal.code is ErrorCode.OUTCOME_UNKNOWN
+            if refusal.voids or not (doubtful or self._identified):
+                self._refuse(item, refusal)  # it has not happened, and is not sent again
+            elif not (doubtful or refusal.retryable):
                 raise
         finally:
             if doubtful:
@@ -332,3 +341,10 @@ class Writer:
 
     async def _rest(self) -> None:
         await anyio.sleep(self._chance.expovariate(1 / self._gap_s) if self._gap_s > 0 else 0)
+
+
+async def _offered(
+    propagator: Propagator, *deltas: Delta, timeout_s: float, ack_level: AckLevel | None
+) -> Published:
+    """Offer, and wait for what the receipt says, however long that takes. Raises Refused."""
+    return await propagator.offer(*deltas, ack_level=ack_level)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.retention.compaction import run_to_end
+from tests.broker.durable import SMALL, Clock, Writer, commit, open_log
 from tests.delta_prop.commands.support import created, many
 
 if TYPE_CHECKING:
@@ -55,7 +58,7 @@ def test_verify_finds_a_sound_log_sound_beside_a_writer_too(command: Command) ->
     assert told["sound"] is True
     assert (told["deltas"], told["first_offset"], told["next_offset"], told["damages"]) == (5, 0, 5, 0)
     assert told["bytes"] == command.segment().stat().st_size
-    assert command("log", "verify").out.endswith("offsets 0 to 5: sound\n")
+    assert "offsets 0 to 5: sound\n" in command("log", "verify").out
     lock.release()
 
 
@@ -129,3 +132,101 @@ def test_nothing_is_exported_from_behind_the_end(place: str, command: Command, t
     command.publish(many(2))
     assert command("log", "export", "--start", place, "--output", tmp_path / "e").status == 0
     assert (tmp_path / "e").read_bytes() == b""
+
+
+# --- a log that let go of what it had
+
+
+def compacted(command: Command, *, whole: bool) -> int:
+    """Make a log whose older segments, or all of them, went into a snapshot; return where it starts now."""
+    settings = replace(SMALL, compact=True, segment_bytes_max=600, keep_s=1.0, segment_s_max=1.0)
+    clock = Clock()
+    log, _ = open_log(LocalDisk(command.data), settings, clock=clock)
+    writer = Writer(log)
+    for _ in range(12):
+        writer.append()
+        commit(log)
+    clock.wait(60)
+    if whole:
+        assert log.roll()
+        commit(log)
+    compaction = log.take_compaction()
+    assert compaction is not None
+    log.finish_compaction(compaction, made=run_to_end(compaction))
+    assert log.retain()
+    commit(log, sync=True)
+    start = log.first_offset
+    assert (start == log.next_offset == 24) is whole
+    log.close()
+    return start
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_verify_compacted_log_reports_its_range_and_who_holds_the_rest(command: Command, whole: bool) -> None:
+    start = compacted(command, whole=whole)
+    told = command("log", "verify", "--json").lines[0]
+    assert (told["sound"], told["first_offset"], told["next_offset"]) == (True, start, 24)
+    assert (told["snapshots"], told["snapshot_offset"], told["snapshot_rows"]) == (1, start, start)
+    out = command("log", "verify").out
+    assert f"offsets {start} to 24: sound\n" in out
+    assert f"a snapshot of {start} rows at offset {start}: sound\n" in out
+    assert f"offsets below {start} are held by the snapshot alone\n" in out
+    assert command("status", "--json").lines[0]["first_offset"] == start
+
+
+def test_verify_damaged_snapshot_reports_the_file(command: Command) -> None:
+    compacted(command, whole=True)
+    (path,) = command.data.glob("streams/default/0/*.snapshot")
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+    done = command("log", "verify", "--json")
+    assert (done.status, done.lines[0]["snapshots"]) == (1, 0)
+    assert done.lines[0]["first_damage"]["file"].endswith(path.name)
+
+
+def test_verify_snapshot_beyond_the_end_is_damage(command: Command) -> None:
+    compacted(command, whole=True)
+    (segment,) = command.data.glob("streams/default/0/*.log")
+    segment.unlink()
+    (command.data / "streams/default/0/mark").unlink()
+    done = command("log", "verify", "--json")
+    assert done.status == 1
+    assert done.lines[0]["damages"] == 2
+    assert "the log ends at offset 0, before this file" in command("log", "verify").err
+
+
+@pytest.mark.parametrize("spoiled", ["checkpoint", "part", "removed"])
+def test_verify_reads_checkpoints_and_their_parts(command: Command, spoiled: str) -> None:
+    command.publish(many(5))
+    assert command("log", "verify", "--json").lines[0]["checkpoints"] == 1
+    assert "checkpoints: 1, sound\n" in command("log", "verify").out
+    suffix = "checkpoint" if spoiled == "checkpoint" else "part"
+    path = next(iter(command.data.glob(f"streams/default/0/*.{suffix}")))
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    if spoiled == "removed":
+        path.unlink()
+    done = command("log", "verify", "--json")
+    assert (done.status, done.lines[0]["checkpoints"]) == (1, 0)
+    assert done.lines[0]["first_damage"]["file"].endswith(path.name)
+
+
+def test_export_tells_what_only_a_snapshot_holds(command: Command, tmp_path: Path) -> None:
+    start = compacted(command, whole=True)
+    told = f"left out: offsets 0 to {start}, which the log has let go"
+    for number, more in enumerate(((), ("--around-damage",), ("--start", "5"))):
+        out = tmp_path / f"out{number}"
+        done = command("log", "export", "--output", out, *more)
+        assert (done.status, out.read_bytes()) == (0, b"")
+        assert (told.replace("offsets 0", "offsets 5") if "--start" in more else told) in done.err
+    assert command("log", "export", "--start", start, "--output", tmp_path / "rest").err == ""
+
+
+def test_show_from_what_the_log_has_let_go_tells_so(command: Command) -> None:
+    start = compacted(command, whole=False)
+    done = command("log", "show", "--start", "2", "--json")
+    assert done.lines[0]["offset"] == start
+    assert f"left out: offsets 2 to {start}, which the log has let go" in done.err
+    assert command("log", "show", "--json").err == ""

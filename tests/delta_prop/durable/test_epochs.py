@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 
 from delta_prop import Propagator
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
-from delta_prop_wire.delta import Delta, create
+from delta_prop_wire.delta import Delta, Priority, create
 from delta_prop_wire.errors import Refused
 
 
@@ -42,3 +43,22 @@ class _Killed(Exception):
     def __init__(self, disk: SimDisk) -> None:
         super().__init__("the power is cut")
         self.disk = disk
+
+
+def test_hellos_without_end_in_one_life_leave_none_to_come_again() -> None:
+    disk = SimDisk(1)
+    granted: list[int] = []
+
+    async def life(disk: SimDisk, hellos: int) -> None:
+        async with Propagator(data="x", world=virtual_world(len(granted), disk=disk)) as p:
+            for number in range(hellos):
+                granted.append(p.producer("me")._lanes[Priority.NORMAL].epoch)
+                if number % 1_000 == 0:
+                    await anyio.sleep(2)
+            raise _Killed(disk.crash(1))
+
+    for hellos in (6_000, 1):
+        with pytest.raises(_Killed) as killed:
+            run_virtual(life, disk, hellos)
+        disk = killed.value.disk
+    assert granted == sorted(set(granted))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from delta_prop.ingest.seen_ids import SeenIds
 
 GENERATION = 16
+COUNT = 24 * GENERATION
 SETTINGS = Settings(id_generation=GENERATION, id_generations_max=2, close_timeout_s=5)
 LOG = LogSettings(
     segment_bytes_max=1 << 20, free_bytes_min=0, reserve_bytes=0, checkpoint_frames=1 << 40,
@@ -235,20 +236,26 @@ def test_ids_wait_in_bounded_memory_while_the_disk_takes_no_runs() -> None:
 # --- crashes
 
 
-def test_acknowledged_ids_are_known_after_a_crash_at_any_step() -> None:
-    """Each change of the disk in turn is the last one before the power goes."""
-    crashes = 0
-    for seed in range(60):
+def test_acknowledged_ids_are_known_after_crashes_at_any_step(full: bool) -> None:
+    """The power goes at some call of the disk, again and again, until there are so many ids."""
+    crashes = at_runs = 0
+    for seed in range(300 if full else 12):
         chance = random.Random(f"ids {seed}")
         disk, known, ended = SimDisk(seed), 0, False
-        while not ended:
-            if known < 30 * GENERATION:
-                disk.crash_at(disk.calls + chance.randrange(1, 400))
+        for _ in range(6):
+            disk.crash_at(disk.calls + chance.randrange(1, 1_500))
             known, ended = run_virtual(crashing_life, disk, seed, known)
-            if not ended:
-                crashes += 1
-                disk = disk.crash(chance.randrange(1 << 30))
-    assert crashes > 60
+            if ended:
+                break
+            crashes += 1
+            at_runs += "-run" in disk.trace[-1].path
+            disk = disk.crash(chance.randrange(1 << 30))
+        disk.heal()
+        known, ended = run_virtual(crashing_life, disk, seed, known)
+        assert (known, ended) == (COUNT, True)
+    print(f"{crashes} crashes, {at_runs} of them at a call for a run of ids")
+    assert crashes > (200 if full else 10)
+    assert at_runs > (20 if full else 0)
 
 
 async def crashing_life(disk: SimDisk, seed: int, known: int) -> tuple[int, bool]:
@@ -257,7 +264,7 @@ async def crashing_life(disk: SimDisk, seed: int, known: int) -> tuple[int, bool
     try:
         async with service(disk, log=log, seed=seed) as p:
             await assert_known(p, range(0, known, 5))
-            for number in range(known, 32 * GENERATION):
+            for number in range(known, COUNT):
                 published = await p.publish(delta(number))
                 assert published.duplicates in ({}, {0: number})
                 known = number + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,7 +14,7 @@ from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel, Dot, Priority
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
-from tests.delta_prop.durable.test_reopening import contents, made, service
+from tests.delta_prop.durable.test_reopening import ANY, contents, made, service
 from tests.delta_prop.durable.test_reopening_told import LOGGED, break_disk, until_back
 
 if TYPE_CHECKING:
@@ -178,5 +179,17 @@ def test_a_watermark_counts_only_what_is_kept() -> None:
             assert (producer.watermark(), p.producer("other").watermark()) == (0, 0)
             await receipt
             assert producer.watermark(Priority.NORMAL) == 1
+
+    run_virtual(main)
+
+
+def test_a_disk_that_does_not_tell_its_room_refuses_and_is_asked_again() -> None:
+    async def main() -> None:
+        disk = SimDisk(1, capacity_bytes=50_000)
+        async with service(disk, log=replace(ANY, free_bytes_min=100_000)) as p:
+            disk.fail(lambda call: call.name == "free_bytes", times=None)
+            with pytest.raises(Refused, match="does not tell how many bytes") as caught:
+                await p.publish(made("a"), timeout_s=2)
+            assert caught.value.code is ErrorCode.LOG_FULL
 
     run_virtual(main)

@@ -17,6 +17,7 @@ from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks.sink import Delivery
 from delta_prop_wire.delta import Source
 from delta_prop_wire.encode import encode_batch
+from tests.broker.durable import Clock
 from tests.delta_prop.durable.quarantined import added
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def test_the_file_says_what_the_quarantine_is(
 ) -> None:
     async def main() -> None:
         disk = SimDisk(1)
-        log, _ = DurableLog.open(disk, settings=LogSettings(), draw=bytes, wall_us=lambda: 0)
+        log, _ = DurableLog.open(disk, settings=LogSettings(), draw=bytes, clock=Clock())
         world = virtual_world(1)
         quarantine = Quarantine(10, 1 << 20)
 

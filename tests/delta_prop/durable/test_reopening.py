@@ -17,6 +17,7 @@ from delta_prop_sinks import CallbackSink
 from delta_prop_wire.delta import AckLevel, Delta, create
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
+from tests.broker.durable import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -200,7 +201,7 @@ def marks(p: Propagator) -> tuple[int, int, int, dict[int, int]]:
 
 async def contents(disk: SimDisk) -> dict[str, int]:
     """What an opening finds on a disk: key to offset, each key once."""
-    log, _ = DurableLog.open(disk.kill(), settings=SMALL, draw=bytes, wall_us=lambda: 0)
+    log, _ = DurableLog.open(disk.kill(), settings=SMALL, draw=bytes, clock=Clock())
     found: dict[str, int] = {}
     at = log.first_offset
     while batches := log.read(at, rows_max=1000, bytes_max=1 << 20):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import delta_prop.ingest.origins as module
+from delta_prop.ingest.epochs import CLAIMED_MAX, EPOCH_MAX, epochs_until, openings_for
 from delta_prop.ingest.origins import IDLE_S_MAX, RECENT_BATCHES, VOIDS_MAX, Origins, OriginState
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.errors import Refused
@@ -174,12 +175,57 @@ class TestClaims:
                 origins.claim(1, claimed, "b", 1.0, 0)
             assert refused.value.code is ErrorCode.UNAUTHORIZED
 
-    def test_one_of_a_former_life_goes_on_and_one_never_granted_does_not(self) -> None:
+    def test_one_of_a_former_life_goes_on(self) -> None:
         granted = Origins(epochs_above=100).claim(1, 0, "a", 0.0, 0).epoch
         restarted = Origins(epochs_above=200)
         restarted.restore(1, 50, 0.0)
         assert restarted.claim(1, granted, "a", 0.0, 7).epoch == granted
-        assert restarted.claim(1, 5_000, "a", 1.0, 7).epoch == 201
+        assert restarted.claim(1, 0, "a", 1.0, 7).epoch == 201
+
+    @pytest.mark.parametrize("known", [0, 3])
+    def test_one_that_nobody_knows_is_granted_as_it_is(self, known: int) -> None:
+        origins = Origins()
+        if known:
+            origins.restore(1, known, 0.0)
+        assert origins.claim(1, 6, "a", 0.0, 7).epoch == 6
+        assert origins.claim(1, 6, "a", 0.0, 7).epoch == 6
+        assert origins.claim(1, 0, "a", 1.0, 7).epoch == 7
+
+    @pytest.mark.parametrize("epoch", [CLAIMED_MAX + 1, EPOCH_MAX])
+    def test_one_that_would_leave_too_few_is_refused(self, epoch: int) -> None:
+        origins = Origins()
+        with pytest.raises(Refused, match=r"believes none above 2147483648: claim with epoch 0") as refused:
+            origins.claim(1, epoch, "a", 0.0, 0)
+        assert (refused.value.code, refused.value.retryable) == (ErrorCode.BAD_REQUEST, False)
+        assert origins.get(1) is None
+        assert origins.claim(1, CLAIMED_MAX, "a", 0.0, 0).epoch == CLAIMED_MAX
+        assert origins.claim(1, 0, "a", 0.0, 0).epoch == CLAIMED_MAX + 1
+
+    def test_one_that_is_not_set_aside_is_granted_once_it_is(self) -> None:
+        origins = Origins(epochs_above=4_096, epochs_until=8_192)
+        for epoch in (8_193, 100_000):
+            with pytest.raises(Refused) as refused:
+                origins.claim(1, epoch, "a", 0.0, 0)
+            assert (refused.value.code, refused.value.retryable) == (ErrorCode.RATE_LIMITED, True)
+            assert origins.epochs_wanted >= epoch
+        origins.note_reserved(epochs_until(openings_for(origins.epochs_wanted)))
+        assert origins.epochs_wanted == 0
+        assert origins.claim(1, 100_000, "a", 0.0, 0).epoch == 100_000
+
+    def test_no_epoch_is_left_behind_the_last_one(self) -> None:
+        origins = Origins()
+        origins.restore(1, EPOCH_MAX, 0.0)
+        with pytest.raises(Refused, match="used up") as refused:
+            origins.claim(1, 0, "a", 0.0, 0)
+        assert refused.value.code is ErrorCode.BAD_REQUEST
+        assert origins.claim(1, EPOCH_MAX, "a", 0.0, 0).epoch == EPOCH_MAX
+
+    def test_one_that_a_checkpoint_had_put_aside_goes_on(self) -> None:
+        origins = Origins()
+        origins.take_back({}, {1: 5})
+        assert origins.claim(1, 5, "a", 0.0, 0).epoch == 5
+        with pytest.raises(Refused, match="another producer"):
+            origins.claim(1, 5, "b", 0.0, 0)
 
     def test_one_put_aside_comes_back_under_its_epoch(self) -> None:
         origins = Origins()

@@ -28,7 +28,7 @@ from delta_prop_wire.frames import BatchFrame, Credit, DeltaFrame, Start, StartA
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import Topic
 from delta_prop_wire.window import Window
-from tests.broker.durable import LOG_ID, Clock, commit, open_log
+from tests.broker.durable import LOG_ID, commit, open_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -89,7 +89,6 @@ class House:
     settings: ServerSettings = SETTINGS
     now: float = 100.0
     counter: int = 1
-    wall: Clock = field(default_factory=lambda: Clock(step_us=0))
     sinks: Sinks = field(default_factory=Sinks)
     appended: list[LoggedBatch] = field(default_factory=list)
     _unseen: list[LoggedBatch] = field(default_factory=list)
@@ -99,15 +98,13 @@ class House:
         self.inside: Any = SimpleNamespace(
             log=self.log,
             sinks=self.sinks,
-            world=SimpleNamespace(clock=SimpleNamespace(wall_us=self.wall)),
             now=lambda: self.now,
         )
 
     @classmethod
     def on_disk(cls, log_settings: LogSettings = ROOMY, **more: Any) -> House:
         disk = SimDisk()
-        wall = Clock(step_us=1_000_000)
-        return cls(open_log(disk, log_settings, clock=wall)[0], disk, wall=wall, **more)
+        return cls(open_log(disk, log_settings)[0], disk, **more)
 
     @classmethod
     def in_memory(cls, **more: Any) -> House:

@@ -11,6 +11,7 @@ import pytest
 from delta_prop import Settings
 from delta_prop.server import jobs
 from delta_prop.server.settings import ServerSettings
+from delta_prop.testing import world as testing_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import Delta, Dot, opaque
 from delta_prop_wire.encode import encode_batch
@@ -103,6 +104,31 @@ def test_a_restart_does_not_begin_the_day_anew_for_ever() -> None:
     on(disk, stage, **DAYS)
     on(disk, later, **DAYS)
     assert parts_of(disk) == []
+
+
+@pytest.mark.parametrize("days", [20, -20])
+def test_clock_days_off_at_a_restart_drops_no_job_and_no_name(
+    days: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimDisk()
+
+    async def stage(at: Site) -> None:
+        part = await at.stage(0, 1, rows(0, 5), job="decided")
+        await at.decide(Decision.COMMIT, [part], job="decided")
+        await at.stage(0, 1, rows(0, 5))
+
+    async def later(at: Site) -> None:
+        await anyio.sleep(0.9 * DAY_S)
+        assert (await at.decide(Decision.LOOK)).deltas == 5
+        assert (await at.decide(Decision.LOOK, job="decided")).published == 5
+        await anyio.sleep(0.4 * DAY_S)
+        assert await code_of(at.decide(Decision.LOOK)) is ErrorCode.JOB_UNKNOWN
+        await anyio.sleep(7 * DAY_S)
+        assert await code_of(at.decide(Decision.LOOK, job="decided")) is ErrorCode.JOB_UNKNOWN
+
+    on(disk, stage, **DAYS)
+    monkeypatch.setattr(testing_world, "EPOCH_US", testing_world.EPOCH_US + days * 86_400_000_000)
+    on(disk, later, **DAYS)
 
 
 def test_a_name_is_remembered_for_a_week() -> None:

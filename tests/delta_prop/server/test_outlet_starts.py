@@ -36,7 +36,7 @@ def filled() -> House:
     for _ in range(40):
         house.rows(3)
         house.commit()
-    house.log.retain(0)
+    house.log.retain()
     house.commit()
     assert 0 < house.log.first_offset < 60
     return house
@@ -118,7 +118,7 @@ def test_what_the_log_let_go_is_told() -> None:
     for _ in range(300):
         house.rows(3)
         house.commit()
-        house.log.retain(0)  # type: ignore[union-attr]
+        house.log.retain()  # type: ignore[union-attr]
     refusal = refused(line.write_all)
     assert refusal.code is ErrorCode.CURSOR_TOO_OLD
     assert refusal.details["first_offset"] == house.log.first_offset

@@ -72,6 +72,36 @@ async def test_a_repeat_is_told_as_one() -> None:
         assert p.statistics().accepted == 3
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+async def test_forwarder_may_number_its_first_row_zero(rows: int) -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as forwarder:
+        await forwarder.hello(source=Source.REPLICA)
+        first = opaque_batch(1, rows)
+        for lamport in (1 << 40, 100):  # the first try is refused, which costs the frame alone
+            await forwarder.send(stamped(BatchFrame(0, first.batch), lamport))
+            if lamport > 100:
+                nack = await forwarder.until(Nack)
+                assert (nack.sequence, nack.code, nack.frame) == (0, ErrorCode.BAD_REQUEST, True)
+                assert not nack.is_about_connection
+        ranges: list[AckRange] = []
+        while not ranges:
+            ranges += (await forwarder.until(Ack)).ranges
+        assert ranges == [AckRange(0, rows - 1, 0)]
+        await forwarder.send(stamped(BatchFrame(rows, opaque_batch(rows + 1).batch), 200))
+        assert (await forwarder.told(rows)).ranges == (AckRange(rows, rows, rows),)
+        assert p.statistics().accepted == rows + 1
+
+
+async def test_producer_numbers_its_frames_from_one() -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
+        await client.hello(ORIGIN)
+        await client.send(BatchFrame(0, opaque_batch(1).batch))
+        nack = await client.until(Nack)
+        assert nack.code is ErrorCode.BAD_FRAME
+        assert nack.is_about_connection
+        assert "number frames from 1" in nack.text
+
+
 async def test_a_lamport_number_far_ahead_is_refused() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as forwarder:
         await forwarder.hello(source=Source.REPLICA)

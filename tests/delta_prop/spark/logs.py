@@ -35,10 +35,11 @@ def write(path: Path, history: Iterable[Step], settings: LogSettings = TINY) -> 
         rewriting.end()
         log.finish_rewriting(rewriting)
     if settings.compact:
-        compaction = log.take_compaction(clock.us + 10_000_000)
+        clock.wait(10)
+        compaction = log.take_compaction()
         assert compaction is not None
         log.finish_compaction(compaction, made=run_to_end(compaction))
-        assert log.retain(clock.us + 10_000_000)
+        assert log.retain()
         commit(log, sync=True)
     log.close()
     return writer

@@ -1,7 +1,7 @@
 """Looks a log over without opening it: every frame, and all damage, going on behind it.
 
 For `log verify` and `log export`: it believes the frames alone, changes nothing and needs no lock. Beside a
-process that writes, the last frames may be torn or missing.
+process that writes, the last frames may be torn or missing. Snapshots and checkpoints are read whole.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
 from delta_prop_broker.log.files.ahead import content_end
+from delta_prop_broker.log.files.checkpoints import CheckpointDamaged, checkpoint_names, read_checkpoint
 from delta_prop_broker.log.files.frames import Walk, heads_behind
 from delta_prop_broker.log.files.identity import check_format, read_identity
 from delta_prop_broker.log.files.marks import open_mark, read_mark
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop_broker.disk import Disk
+    from delta_prop_broker.log.files.checkpoints import Checkpoint
     from delta_prop_broker.log.files.frames import Place
+    from delta_prop_broker.log.files.identity import Identity
+    from delta_prop_broker.log.files.marks import Mark
     from delta_prop_broker.log.files.snapshot import SnapshotFacts
 
 
@@ -31,15 +35,11 @@ def inspect(disk: Disk, directory: str = DIRECTORY) -> Iterator[Place | LogDamag
     A torn tail above the synced mark comes as damage too, with a reason that says so: opening cuts it.
     """
     yield from _small_files(disk, directory)
-    file = open_mark(disk, f"{directory}/{MARK}", read_only=True)
-    mark, broken = (None, 2) if file is None else read_mark(file)
-    if file is not None:
-        file.close()
-    if mark is None or broken:
-        reason = f"{broken} of its 2 slots are damaged" if broken else "it is empty"
-        yield LogDamaged(f"{directory}/{MARK}", reason if file is not None else "the file is missing")
+    mark, fault = _mark(disk, directory)
+    if fault is not None:
+        yield LogDamaged(f"{directory}/{MARK}", fault)
     bases = segment_bases(disk.list(directory))
-    expected = mark.start if mark is not None else (bases[0] if bases else 0)
+    expected = _start(mark, bases)
     previous: int | None = None
     for place, base in enumerate(bases):
         if place + 1 < len(bases) and bases[place + 1] <= (0 if mark is None else mark.start):
@@ -59,6 +59,11 @@ def inspect(disk: Disk, directory: str = DIRECTORY) -> Iterator[Place | LogDamag
         yield LogDamaged(path, "frames that were synced are missing", offset=expected, end=mark.synced)
 
 
+def start_offset(disk: Disk, directory: str = DIRECTORY) -> int:
+    """Return the oldest offset that the log still holds, which may be its end. Raises OSError."""
+    return _start(_mark(disk, directory)[0], segment_bases(disk.list(directory)))
+
+
 def inspect_snapshots(disk: Disk, directory: str = DIRECTORY) -> Iterator[SnapshotFacts | LogDamaged]:
     """Every sound snapshot, read and checked whole, and the damage of the others. Raises OSError."""
     for offset in snapshot_offsets(disk.list(directory)):
@@ -76,6 +81,24 @@ def inspect_snapshots(disk: Disk, directory: str = DIRECTORY) -> Iterator[Snapsh
             yield damage
         finally:
             snapshot.close()
+
+
+def inspect_checkpoints(disk: Disk, directory: str = DIRECTORY) -> Iterator[Checkpoint | LogDamaged]:
+    """Read every checkpoint whole; yield the sound ones, and the damage of the others. Raises OSError."""
+    identity = _identity(disk, directory)
+    if identity is None:
+        return
+    for name in sorted(checkpoint_names(disk.list(directory))):
+        try:
+            checkpoint = read_checkpoint(disk, directory, name, identity.log_id)
+            checkpoint.verify()
+        except FileNotFoundError:
+            continue  # A newer one has replaced it since.
+        except CheckpointDamaged as damage:
+            if name in disk.list(directory):  # else the parts went with it
+                yield LogDamaged(damage.path, damage.reason)
+        else:
+            yield checkpoint
 
 
 class _Inspected:
@@ -128,6 +151,32 @@ class _Inspected:
                     self.offset = end
         finally:
             file.close()
+
+
+def _mark(disk: Disk, directory: str) -> tuple[Mark | None, str | None]:
+    """Return the newest mark that can be read, and the fault of the mark file, if it has one."""
+    file = open_mark(disk, f"{directory}/{MARK}", read_only=True)
+    if file is None:
+        return None, "the file is missing"
+    try:
+        mark, broken = read_mark(file)
+    finally:
+        file.close()
+    if broken:
+        return mark, f"{broken} of its 2 slots are damaged"
+    return mark, "it is empty" if mark is None else None
+
+
+def _start(mark: Mark | None, bases: list[int]) -> int:
+    return mark.start if mark is not None else (bases[0] if bases else 0)
+
+
+def _identity(disk: Disk, directory: str) -> Identity | None:
+    """Return the log's identity; None where it is missing or damaged, which `inspect` reports."""
+    try:
+        return read_identity(disk, f"{directory}/{IDENTITY}")
+    except LogDamaged:
+        return None
 
 
 def _small_files(disk: Disk, directory: str) -> Iterator[LogDamaged]:

@@ -128,6 +128,14 @@ class Checkpoint:
             raise CheckpointDamaged(path, f"its {len(raw)} bytes do not fit what {self.name} says of it")
         return raw
 
+    def verify(self) -> None:
+        """Read and check all sections and parts. Raises CheckpointDamaged, OSError."""
+        for name in self._places:
+            self.section(name)
+        self.index()
+        for name in self.parts:
+            self.part(name)
+
     def read_parts(self) -> None:
         """Learn which parts it names. Raises CheckpointDamaged, OSError."""
         told = json.loads(self.section(_PARTS))
@@ -189,9 +197,9 @@ class Checkpoints:
     ) -> Checkpoints:
         """Find them among the files of a directory; what cannot be used is left out, and `notes` says why."""
         found = cls(disk, directory, log_id)
-        for name in sorted(_ours(names, SUFFIX), reverse=True):
+        for name in sorted(checkpoint_names(names), reverse=True):
             try:
-                found.kept.append(_read_checkpoint(disk, directory, name, log_id))
+                found.kept.append(read_checkpoint(disk, directory, name, log_id))
             except CheckpointDamaged as error:
                 notes.append(str(error))
             except OSError as error:
@@ -270,7 +278,7 @@ class Checkpoints:
             with suppress(OSError):
                 self._disk.remove(path)
             raise
-        written = _read_checkpoint(self._disk, self._directory, name, self._log_id)
+        written = read_checkpoint(self._disk, self._directory, name, self._log_id)
         self.kept = [written, *(one for one in self.kept if one.offset < position.offset)][:KEPT]
         self._held.difference_update(written.parts)
         self.sweep(self._disk.list(self._directory))
@@ -280,7 +288,7 @@ class Checkpoints:
         """Remove, of these files, checkpoints that are not kept and parts that nobody needs."""
         kept = {one.name for one in self.kept}
         named = self._held.union(*(one.parts for one in self.kept))
-        for name in _ours(names, SUFFIX):
+        for name in checkpoint_names(names):
             if name not in kept:
                 self._remove(name)
         for name in _ours(names, PART_SUFFIX):
@@ -297,6 +305,11 @@ def part_name(offset: int, kind: str) -> str:
     return f"{offset:0{NAME_DIGITS}d}-{kind}{PART_SUFFIX}"
 
 
+def checkpoint_names(names: Sequence[str]) -> list[str]:
+    """Return the file names of checkpoints among these."""
+    return _ours(names, SUFFIX)
+
+
 def _ours(names: Sequence[str], suffix: str) -> list[str]:
     return [name for name in names if name.endswith(suffix) and name[:NAME_DIGITS].isdecimal()]
 
@@ -309,7 +322,8 @@ def _read(disk: Disk, path: str, position: int, size: int) -> bytes:
         file.close()
 
 
-def _read_checkpoint(disk: Disk, directory: str, name: str, log_id: bytes) -> Checkpoint:
+def read_checkpoint(disk: Disk, directory: str, name: str, log_id: bytes) -> Checkpoint:
+    """Read the head of a checkpoint, and the names of its parts. Raises CheckpointDamaged, OSError."""
     path = f"{directory}/{name}"
     raw = read_small(disk, path, bytes_max=_HEADER.size + SECTIONS_MAX * _SECTION.size + _CRC.size) or b""
     if len(raw) < _HEADER.size:

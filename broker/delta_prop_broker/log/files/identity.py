@@ -54,7 +54,11 @@ class Identity:
 
     def opened(self) -> Identity:
         """The same log, opened once more."""
-        return replace(self, openings=min(self.openings + 1, OPENINGS_MAX))
+        return self.opened_so_often(self.openings + 1)
+
+    def opened_so_often(self, openings: int) -> Identity:
+        """The same log, as if it had been opened this often, or as often as it was."""
+        return replace(self, openings=min(max(self.openings, openings), OPENINGS_MAX))
 
     def epoch_end(self, epoch: int) -> int | None:
         """Where a past epoch ended (exclusive): no later offset of it counts. None: it is the present one."""

@@ -47,13 +47,14 @@ class Segment:
         "compressed",
         "end",
         "file",
-        "first_time",
         "index",
         "index_path",
         "last_crc",
         "latest_time",
         "path",
         "readable",
+        "seen_first_us",
+        "seen_last_us",
         "size",
         "taken",
         "tried",
@@ -68,7 +69,8 @@ class Segment:
         self.size = 0
         self.readable = 0
         self.taken = 0  # up to where the file holds zeros behind its frames, if it does
-        self.first_time = 0
+        self.seen_first_us = 0  # the seen time of its first append, and of its last one
+        self.seen_last_us = 0
         self.latest_time = 0
         self.last_crc: int | None = None
         self.compressed = False  # some frame of it is
@@ -79,7 +81,7 @@ class Segment:
     def describe(self, index: SparseIndex) -> None:
         """Take over what an index says of the whole segment."""
         self.end, self.size, self.readable = index.end, index.size, index.size
-        self.first_time, self.latest_time, self.last_crc = index.first_time, index.latest_time, index.last_crc
+        self.latest_time, self.last_crc = index.latest_time, index.last_crc
         self.compressed, self.tried = bool(index.codecs), index.tried or bool(index.codecs)
 
 

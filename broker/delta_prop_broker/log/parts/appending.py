@@ -40,7 +40,7 @@ class Appending(Keeping):
         if refusal is not None:
             self._refused += 1
             raise refusal
-        self._tail.append(logged := self._place(batch, lamport, source, known_ids, self._wall_us()))
+        self._tail.append(logged := self._place(batch, lamport, source, known_ids, self.clock.read()))
         return logged
 
     def fits(self, batches: Sequence[Batch]) -> bool:
@@ -55,7 +55,7 @@ class Appending(Keeping):
 
     def append_run(self, batches: Sequence[Batch], *, lamport: int, source: Source) -> list[LoggedBatch]:
         """`append` for each, one behind the other, in one moment. They fit: that was asked just now."""
-        now, placed = self._wall_us(), []
+        now, placed = self.clock.read(), []
         for batch in batches:
             placed.append(self._place(batch, lamport, source, KnownIds.NONE, now))
             lamport += batch.count
@@ -66,12 +66,13 @@ class Appending(Keeping):
         self, batch: Batch, lamport: int, source: Source, known_ids: KnownIds, now: int
     ) -> LoggedBatch:
         size, offset, previous = batch.size, self.next_offset, self._chain
+        seen_us = self.clock.seen_us
         head, crc = pack_logged_head(
             batch, offset, lamport=lamport, source=source, known_ids=known_ids,
             time=now, previous_crc=previous, synced=self.synced,
         )  # fmt: skip
         logged = LoggedBatch(batch, offset, lamport, source, head, known_ids=known_ids)
-        segment = (piece := self._growing.piece_for(size, offset=offset, now=now)).segment
+        segment = (piece := self._growing.piece_for(size, offset=offset, seen_us=seen_us)).segment
         piece.parts += (head, batch.raw)
         piece.position += size
         assert segment.index is not None
@@ -79,7 +80,7 @@ class Appending(Keeping):
         segment.size += size
         segment.end = self.next_offset = offset + batch.count
         segment.last_crc = self._chain = crc
-        segment.latest_time = segment.index.latest_time
+        segment.latest_time, segment.seen_last_us = segment.index.latest_time, seen_us
         self._room.bytes += size
         self._unwritten_bytes += size
         if batch.attributes >> ACK_LEVEL_SHIFT & 3 >= _DURABLE or source is Source.REPLICA:

@@ -16,10 +16,10 @@ ASKED_US = 100_000
 class FreeSpace:
     """`bytes`: what is left, as far as is known."""
 
-    def __init__(self, disk: Disk, wall_us: Callable[[], int], *, read_only: bool) -> None:
+    def __init__(self, disk: Disk, seen_us: Callable[[], int], *, read_only: bool) -> None:
         self._disk = disk
-        self._wall_us = wall_us
-        self._asked_us = wall_us()
+        self._seen_us = seen_us
+        self._asked_us = seen_us()
         self.bytes = 0 if read_only else disk.free_bytes()
 
     def ask(self) -> int:
@@ -29,10 +29,10 @@ class FreeSpace:
 
     def is_due(self) -> bool:
         """Whether a commit is to ask the disk; whoever is told so sees to it."""
-        now_us = self._wall_us()
-        due = abs(now_us - self._asked_us) >= ASKED_US  # either way: a clock may be set
+        seen_us = self._seen_us()
+        due = seen_us - self._asked_us >= ASKED_US
         if due:
-            self._asked_us = now_us
+            self._asked_us = seen_us
         return due
 
     def written(self, size: int, told: int | None) -> None:

@@ -25,27 +25,27 @@ class Growing:
         self._segments = segments
         self._settings = settings
 
-    def piece_for(self, size: int, *, offset: int, now: int) -> Piece:
-        """Where a frame of so many bytes goes that gets this offset now."""
-        last = self._segments.last
+    def piece_for(self, size: int, *, offset: int, seen_us: int) -> Piece:
+        """Return where a frame of so many bytes goes that gets this offset at this seen time."""
+        last, bytes_max = self._segments.last, self._settings.segment_bytes_max
         if last is not None and not last.size:
-            last.first_time = now
-        elif last is None or last.size + size > self._settings.segment_bytes_max or self.is_old(last, now):
-            last = self.begin(offset=offset, now=now)
+            last.seen_first_us = seen_us
+        elif last is None or last.size + size > bytes_max or self.is_old(last, seen_us):
+            last = self.begin(offset=offset, seen_us=seen_us)
         return self.piece_of(last)
 
-    def is_old(self, segment: Segment, now: int) -> bool:
+    def is_old(self, segment: Segment, seen_us: int) -> bool:
         """Whether it has grown for as long as one may."""
-        return now - segment.first_time >= self._settings.segment_s_max * 1e6
+        return seen_us - segment.seen_first_us >= self._settings.segment_s_max * 1e6
 
-    def begin(self, *, offset: int, now: int) -> Segment:
+    def begin(self, *, offset: int, seen_us: int) -> Segment:
         """Seal the last segment with the next commit, and begin another one behind it."""
         last = self._segments.last
         if last is not None:
             self.piece_of(last).seals = True
         last = Segment(DIRECTORY, offset)
         last.index = SparseIndex(offset)
-        last.first_time = now
+        last.seen_first_us = last.seen_last_us = seen_us
         self._segments.add(last)
         self.piece_of(last)
         return last

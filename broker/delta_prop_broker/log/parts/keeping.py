@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log import refusals
+from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.files.times import Times, write_times
 from delta_prop_broker.log.parts.state import LogState
 
 if TYPE_CHECKING:
@@ -30,9 +32,9 @@ class Keeping(LogState):
         """The share of `bytes_max` that the segments from the one of `offset` on take."""
         return 0.0 if offset >= self.next_offset else self._room.held(offset) / self.settings.bytes_max
 
-    def kept_share(self, offset: int, now_us: int) -> float:
+    def kept_share(self, offset: int) -> float:
         """How near the segment of `offset` is to going, by size and age; nobody's need is looked at."""
-        return self._room.kept_share(offset, now_us)
+        return self._room.kept_share(offset, self.clock.seen_us)
 
     def hold(
         self, holder: str, needed: Callable[[], int], give_way: Callable[[], None] | None = None
@@ -47,38 +49,38 @@ class Keeping(LogState):
         """Forget what a holder needed."""
         self._holders.release(holder)
 
-    def roll(self, now_us: int) -> bool:
+    def roll(self) -> bool:
         """Seal the last segment if it is older than `segment_s_max`, with the next commit; whether it is.
 
-        So what nobody appends to any more can be retained and compacted as well. `now_us` as for `retain`.
+        So what nobody appends to any more can be retained and compacted as well.
         """
         last = self._segments.last
         if self.failure is not None or self._mark is None or last is None or not last.size:
             return False
-        if old := self._growing.is_old(last, now_us):
-            self._growing.begin(offset=self.next_offset, now=now_us)
+        seen_us = self.clock.look()
+        if old := self._growing.is_old(last, seen_us):
+            self._growing.begin(offset=self.next_offset, seen_us=seen_us)
         return old
 
-    def retain(self, now_us: int) -> int:
+    def retain(self) -> int:
         """Let whole old segments go, by size and age, as far as nobody needs them; how many go.
 
-        They are gone for readers at once, from the disk with the next commit. `now_us` is wall time as at the
-        start, plus the time since: a clock that is set must not make everything old.
+        They are gone for readers at once, from the disk with the next commit.
         """
         if self.failure is None and self._mark is not None:
-            self._room.retain(now_us, readable=self._readable(), end=self.next_offset)
+            self._room.retain(self.clock.look(), readable=self._readable(), end=self.next_offset)
         return self._take_away(self._room.take_removed())
 
-    def take_compaction(self, now_us: int) -> Compaction | None:
+    def take_compaction(self) -> Compaction | None:
         """What is to be made into a snapshot now, None where nothing is, or one is being made.
 
         Its steps are for a background thread, then it is given to `finish_compaction`, whatever became of it.
-        `now_us` as for `retain`.
         """
         if self.failure is not None or self._mark is None or self._closed:
             return None
         cover, held = self._cover, self._room.bytes
-        return cover.due(self._segments, now_us=now_us, readable=self.synced, held_bytes=held)
+        seen_us = self.clock.look()
+        return cover.due(self._segments, seen_us=seen_us, readable=self.synced, held_bytes=held)
 
     def finish_compaction(self, compaction: Compaction, *, made: bool) -> None:
         """A compaction has ended; `made`: its snapshot is on stable storage, and what it covers may go."""
@@ -104,6 +106,23 @@ class Keeping(LogState):
     def rearranging(self) -> bool:
         """Whether a rewriting or a compaction is under way: until it has ended nothing may be recovered."""
         return self._rewriter.under_way or self._cover.under_way
+
+    # --- age
+
+    def times(self) -> Times:
+        """Return what `write_times` is to keep, as of the last look at the clock."""
+        clock, last = self.clock, self._segments.last
+        return Times(
+            clock.seen_us,
+            clock.time_us,
+            clock.jump,
+            {segment.base: segment.seen_last_us for segment in self._segments.all[:-1]},
+            None if last is None else (last.base, last.seen_first_us),
+        )
+
+    def write_times(self, times: Times) -> None:
+        """Write them down. For a thread, while the log works. Raises OSError."""
+        write_times(self._disk, DIRECTORY, times)
 
     # --- room
 
@@ -144,8 +163,11 @@ class Keeping(LogState):
         needed = kept + self._unwritten_bytes + size
         if self._free.bytes >= needed and not self.reserve.missing:
             return None
-        if self._free.ask() >= needed:  # while it is short, so that it goes on by itself
-            return None
+        try:
+            if self._free.ask() >= needed:  # while it is short, so that it goes on by itself
+                return None
+        except OSError as error:
+            return refusals.disk_unasked(error)
         return refusals.disk_full(self._free.bytes, kept)
 
     def _no_room(self, size: int) -> Refused | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from delta_prop_broker.log.files.checkpoints import Position
 from delta_prop_broker.log.files.names import DIRECTORY
 from delta_prop_broker.log.files.stretch import Stretches
+from delta_prop_broker.log.log_clock import LogClock
 from delta_prop_broker.log.parts.free_space import FreeSpace
 from delta_prop_broker.log.parts.growing import Growing
 from delta_prop_broker.log.parts.tail import Tail
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk, Lock
     from delta_prop_broker.log.files.reserve import Reserve
     from delta_prop_broker.log.files.segment import Segment
+    from delta_prop_broker.log.files.times import Times
+    from delta_prop_broker.log.log_clock import Clock
     from delta_prop_broker.log.parts.commit import Commit
     from delta_prop_broker.log.parts.recovered import Recovered
     from delta_prop_broker.log.settings import LogSettings
@@ -44,7 +47,8 @@ class LogState:
         *,
         settings: LogSettings,
         draw: Callable[[int], bytes],
-        wall_us: Callable[[], int],
+        clock: Clock,
+        times: Times,
         lock: Lock | None,
         reserve: Reserve,
     ) -> None:
@@ -54,7 +58,6 @@ class LogState:
         self._batch_bytes_max = settings.bytes_max - settings.segment_bytes_max
         self._disk = disk
         self._draw = draw
-        self._wall_us = wall_us
         self._lock = lock
         self._holders = Holders()
         self.committed_frames = self.committed_bytes = 0
@@ -63,16 +66,25 @@ class LogState:
         """From where on a start would read it, if it were now: that stays, whoever needs it no more."""
         self._closed = False
         self._commits = self._syncs_skipped = self._removed_segments = self._refused = self._reopened = 0
-        self._free = FreeSpace(disk, wall_us, read_only=recovered.mark is None)
         self._cover = Cover(disk, DIRECTORY, settings=settings, holders=self._holders)
         start, end, read_only = recovered.start, recovered.next_offset, recovered.mark is None
         self._cover.open(recovered.identity.log_id, start=start, end=end, read_only=read_only)
-        self._take_over(recovered)
+        latest = max((segment.latest_time for segment in recovered.segments.all), default=0)
+        latest = max(latest, times.time_us, self._cover.time_us)
+        self.clock = LogClock(clock, seen_us=times.seen_us, time_us=latest, jump=times.jump)
+        self._free = FreeSpace(disk, lambda: self.clock.seen_us, read_only=read_only)
+        self._take_over(recovered, times)
         self.stretches = Stretches(disk, lambda: (self._segments, self._start, self.visible))
         """Readers of whole frames as they lie in the files."""
 
-    def _take_over(self, recovered: Recovered) -> None:
-        """Go on from what is on disk; nothing waits to be written."""
+    def _take_over(self, recovered: Recovered, times: Times) -> None:
+        """Go on from what is on disk; nothing waits to be written. `times`: how old the segments are."""
+        for segment in recovered.segments.all:
+            # A segment that has grown since, or that is not known, may be as young as this moment.
+            segment.seen_last_us = times.ended_us.get(segment.base, self.clock.seen_us)
+            segment.seen_first_us = segment.seen_last_us
+            if times.growing is not None and times.growing[0] == segment.base:
+                segment.seen_first_us = times.growing[1]
         self.next_offset = recovered.next_offset
         self.written = self.synced = recovered.synced
         self.failure: Exception | None = None
@@ -168,4 +180,6 @@ class LogState:
             refused=self._refused, held_by=self._holders.slowest(), reopened=self._reopened,
             reserve_bytes=self.reserve.bytes, snapshot_offset=cover.offset, snapshot_rows=cover.rows,
             snapshot_bytes=cover.bytes, snapshots_made=cover.made, compacting=cover.under_way,
+            time_us=self.clock.time_us, clock_ahead_s=self.clock.ahead_us / 1e6,
+            clock_jumps=self.clock.jumps,
         )  # fmt: skip

@@ -31,6 +31,8 @@ class Cover:
     def __init__(self, disk: Disk, directory: str, *, settings: LogSettings, holders: Holders) -> None:
         self.offset: int | None = None
         self.bytes = self.rows = self.made = 0
+        self.time_us = 0
+        """Log time of the last append that the snapshot found at the opening holds."""
         self.damage: LogDamaged | None = None
         self.under_way = False
         self._disk = disk
@@ -57,6 +59,7 @@ class Cover:
             return
         if found is not None:
             self.offset, self.bytes, self.rows = found.offset, found.bytes, found.rows
+            self.time_us = found.time_us
             found.close()
             if not read_only:
                 with suppress(OSError):
@@ -91,14 +94,14 @@ class Cover:
             return "the oldest are being made into a snapshot"
         return "the newest are not written yet"
 
-    def is_due(self, segment: Segment, now_us: int, held_bytes: int) -> bool:
+    def is_due(self, segment: Segment, seen_us: int, held_bytes: int) -> bool:
         """Whether a segment is older than the time-travel window, or the oldest of more than is kept."""
         settings = self._settings
         return (
-            now_us - segment.latest_time > settings.kept_s * 1e6 or held_bytes > settings.compact_from_bytes
+            seen_us - segment.seen_last_us > settings.kept_s * 1e6 or held_bytes > settings.compact_from_bytes
         )
 
-    def due(self, segments: Segments, *, now_us: int, readable: int, held_bytes: int) -> Compaction | None:
+    def due(self, segments: Segments, *, seen_us: int, readable: int, held_bytes: int) -> Compaction | None:
         """The compaction to be run now, None where there is none; one at a time. Its end is told to `done`.
 
         `held_bytes`: of all segments. Who gives way is not waited for: when it does, a snapshot is there.
@@ -109,7 +112,7 @@ class Cover:
         parts: list[Part] = []
         size, left = 0, held_bytes
         for segment in segments.all[:-1]:
-            if segment.end > floor or not self.is_due(segment, now_us, left):
+            if segment.end > floor or not self.is_due(segment, seen_us, left):
                 break
             left -= segment.size
             if self.offset is None or segment.base >= self.offset:

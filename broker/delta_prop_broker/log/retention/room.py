@@ -31,13 +31,13 @@ class Room:
         """The bytes of all segments from the one that holds `offset` on."""
         return sum(segment.size for segment in self._segments.since(offset))
 
-    def kept_share(self, offset: int, now_us: int) -> float:
+    def kept_share(self, offset: int, seen_us: int) -> float:
         """How near the segment of `offset` is to going: from 1 on it may. The last one stays."""
         settings, last = self._settings, self._segments.last
         if last is None or offset >= last.base:
             return 0.0
         bytes_max = settings.compact_from_bytes if settings.compact else settings.keep_bytes_max
-        age_s = (now_us - self._segments.holding(offset).latest_time) / 1e6
+        age_s = (seen_us - self._segments.holding(offset).seen_last_us) / 1e6
         return max(self.held(offset) / bytes_max, age_s / settings.kept_s)
 
     def find(self, size: int, *, readable: int, end: int) -> bool:
@@ -50,14 +50,14 @@ class Room:
                 self._make(size, readable, end)
         return self._fits(size)
 
-    def retain(self, now_us: int, *, readable: int, end: int) -> None:
+    def retain(self, seen_us: int, *, readable: int, end: int) -> None:
         """Let go what is beyond `keep_bytes_max` or older than `keep_s`, unless somebody needs it.
 
         With compaction: what a snapshot covers, since it was beyond that when the snapshot was made.
         """
         floor = self._floor(self._holders.floor(end), readable)
         while self._removable(floor):
-            too_old = now_us - self._segments.all[0].latest_time > self._settings.keep_s * 1e6
+            too_old = seen_us - self._segments.all[0].seen_last_us > self._settings.keep_s * 1e6
             kept = not too_old and self.bytes <= self._settings.keep_bytes_max
             if kept and not self._settings.compact:
                 return

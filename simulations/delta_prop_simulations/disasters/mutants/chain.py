@@ -10,6 +10,7 @@ from delta_prop.ingest.vectors import Vectors
 from delta_prop.order.orderer import Orderer
 from delta_prop.pipeline import Chain
 from delta_prop.reopening import Reopening
+from delta_prop.repeats import answer_repeat
 from delta_prop.settling import Settling
 from delta_prop_simulations.disasters.mutants.mutant import Mutant, edit
 
@@ -31,10 +32,11 @@ CHAIN = (
         "a repeat is told what its first copy was told",
         (
             edit(
-                Chain._repeat,
+                answer_repeat,
                 (
-                    "firsts = self._firsts(batch)",
-                    "firsts = {row: self.log.next_offset - batch.count + row for row in range(batch.count)}",
+                    "    return Published(firsts[0], batch",
+                    "    firsts = {row: log.next_offset - batch.count + row for row in firsts}\n"
+                    "    return Published(firsts[0], batch",
                 ),
             ),
         ),
@@ -95,7 +97,7 @@ CHAIN = (
         "failure-told-as-success",
         "whoever waits for a commit that fails is told that it is done",
         "nothing is acknowledged that the disk refused",
-        (edit(Settling.fail, ("_call(tell, refusal)", "_call(tell, None)")),),
+        (edit(Settling.resume, ("None if one.next_offset <= end else refusal", "None")),),
     ),
     Mutant(
         "delivered-before-the-commit",

@@ -1,0 +1,69 @@
+"""The file `time` of a log: how much time processes saw pass, and where its segments stand in that.
+
+It is replaced now and then, so it can only lag: then time is missing, and what the log holds counts as
+younger than it is. Without the file everything is new.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from delta_prop_broker.log.files.identity import read_small, replace_file
+from delta_prop_broker.log.files.names import TIME
+from delta_prop_broker.log.log_clock import ClockJump
+from delta_prop_wire.crc import crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from delta_prop_broker.disk import Disk
+
+_BYTES_MAX = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Seen time and log time at one moment, in microseconds, and the newest jump of the wall clock.
+
+    `ended_us`: the seen time of the last append of each sealed segment, by its first offset. `growing`: the
+    first offset of the segment that was growing, and the seen time of its first append.
+    """
+
+    seen_us: int = 0
+    time_us: int = 0
+    jump: ClockJump | None = None
+    ended_us: Mapping[int, int] = field(default_factory=dict)
+    growing: tuple[int, int] | None = None
+
+
+def read_times(disk: Disk, directory: str, notes: list[str]) -> Times:
+    """Read the file; a new log's times where it is missing, or cannot be used, which is added to `notes`."""
+    path = f"{directory}/{TIME}"
+    try:
+        raw = read_small(disk, path, bytes_max=_BYTES_MAX)
+    except OSError as error:
+        notes.append(f"{path} cannot be read ({error}) and is not used: all that the log holds counts as new")
+        return Times()
+    if raw is None:
+        return Times()
+    checksum, _, body = raw.partition(b"\n")
+    if checksum != b"%08x" % crc32c(body):
+        notes.append(f"{path} is damaged and not used: all that the log holds counts as new")
+        return Times()
+    told = json.loads(body)
+    return Times(
+        seen_us=told["seen_us"],
+        time_us=told["time_us"],
+        jump=None if told["jump"] is None else ClockJump(*told["jump"]),
+        ended_us=dict(told["ended_us"]),
+        growing=None if told["growing"] is None else tuple(told["growing"]),
+    )
+
+
+def write_times(disk: Disk, directory: str, times: Times) -> None:
+    """Replace the file; durable when this returns. Raises OSError."""
+    told = asdict(times) | {"ended_us": list(times.ended_us.items())}
+    body = json.dumps(told).encode()
+    replace_file(disk, directory, f"{directory}/{TIME}", [b"%08x\n" % crc32c(body), body])

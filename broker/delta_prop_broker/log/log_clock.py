@@ -1,0 +1,93 @@
+"""The two times of a log: the one that it stamps, and the one that its segments age by.
+
+A wall clock may be wrong, and may be set while a process runs or between two of them, so it never decides
+what goes. *Seen time* counts what processes with the log open saw pass by the monotonic clock; age is a
+difference of seen times. *Log time* is what appends are stamped with, for people who ask by date: it begins
+at the wall clock, never falls, and follows the wall clock at half to double the speed of the monotonic one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+JUMP_US = 60_000_000
+"""A wall clock that moves so much more, or less, than the monotonic one has jumped."""
+STOP_US = 86_400_000_000
+"""A start so long behind the last log time is reported as a jump: a long stop looks the same."""
+
+
+class Clock(Protocol):
+    """A monotonic clock and a wall clock."""
+
+    def now(self) -> float:
+        """Return monotonic seconds."""
+        ...
+
+    def wall_us(self) -> int:
+        """Return microseconds since 1970, as far as the machine knows."""
+        ...
+
+
+class ClockJump(NamedTuple):
+    """Wall times around a jump, in microseconds since 1970: the one expected, and the one found."""
+
+    expected_us: int
+    found_us: int
+
+
+class LogClock:
+    """Log time and seen time, in microseconds; they move when `read` is called.
+
+    `jumps` counts those since this was created; `jump` is the newest one known.
+    """
+
+    def __init__(self, clock: Clock, *, seen_us: int, time_us: int, jump: ClockJump | None) -> None:
+        """`time_us`: the last log time known, 0 in a new log. The clock is asked at the first `read`."""
+        self.seen_us = seen_us
+        self.time_us = time_us
+        self.ahead_us = 0
+        """How far the wall clock is ahead of log time, at the last `read`."""
+        self.jump = jump
+        self.jumps = 0
+        self._now, self._read_wall_us = clock.now, clock.wall_us
+        self._began: float | None = None
+        self._base_us = seen_us
+        self._wall_us = 0
+
+    def read(self) -> int:
+        """Move both times on, and return log time."""
+        now, wall = self._now(), self._read_wall_us()
+        if self._began is None:
+            return self._start(now, wall)
+        seen = self._base_us + int((now - self._began) * 1e6 + 0.5)
+        passed = seen - self.seen_us
+        self.seen_us = seen
+        expected = self._wall_us + passed
+        if not -JUMP_US < wall - expected < JUMP_US:
+            self._note_jump(expected, wall)
+        self._wall_us = wall
+        step = wall - self.time_us
+        if step > passed << 1:
+            step = passed << 1
+        elif step < passed >> 1:
+            step = passed >> 1
+        self.time_us += step
+        self.ahead_us = wall - self.time_us
+        return self.time_us
+
+    def look(self) -> int:
+        """Move both times on, and return seen time."""
+        self.read()
+        return self.seen_us
+
+    def _start(self, now: float, wall: int) -> int:
+        self._began, self._wall_us = now, wall
+        if self.time_us and not -JUMP_US < wall - self.time_us < STOP_US:
+            self._note_jump(self.time_us, wall)
+        self.time_us = max(self.time_us, wall)
+        self.ahead_us = wall - self.time_us
+        return self.time_us
+
+    def _note_jump(self, expected: int, found: int) -> None:
+        self.jump = ClockJump(expected, found)
+        self.jumps += 1

@@ -1,0 +1,57 @@
+"""Writes down how much time a log's processes saw pass, and reports jumps of the wall clock."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from delta_prop.dates import shown_time
+
+if TYPE_CHECKING:
+    from delta_prop.ports import Threads
+    from delta_prop_broker.log.durable import DurableLog
+
+logger = logging.getLogger("delta_prop")
+
+WRITE_S_MAX = 600.0
+WRITTEN_SHARE = 0.001
+"""They are written after so much of the time that a delta is kept: a crash forgets up to that."""
+
+
+class LogTimes:
+    """Looks after the clock of one log. Create it once the log is open, on the event loop."""
+
+    def __init__(self, log: DurableLog) -> None:
+        self._log = log
+        self._every_us = min(WRITE_S_MAX, log.settings.kept_s * WRITTEN_SHARE) * 1e6
+        self._written_us = log.clock.seen_us
+        self._jumps_written = self._jumps_reported = 0
+        log.clock.read()
+        self.report()
+
+    def report(self) -> None:
+        """Log a warning if the wall clock has jumped since the last call."""
+        clock = self._log.clock
+        if clock.jumps == self._jumps_reported or clock.jump is None:
+            return
+        self._jumps_reported = clock.jumps
+        logger.warning(
+            "the clock shows %s, expected was %s: it was set, or the log was closed meanwhile; deltas age "
+            "only by time that a process with the log open saw pass",
+            shown_time(clock.jump.found_us), shown_time(clock.jump.expected_us),
+        )  # fmt: skip
+
+    async def keep(self, threads: Threads) -> None:
+        """Report jumps, and write the times down if that is due; where the disk fails, the next call does."""
+        self.report()
+        log, jumps = self._log, self._log.clock.jumps
+        due = log.clock.seen_us - self._written_us >= self._every_us or jumps != self._jumps_written
+        if due and log.failure is None:
+            times = log.times()
+            try:
+                await threads.run(partial(log.write_times, times))
+            except OSError as error:
+                logger.warning("the log's times could not be written, which is tried again: %s", error)
+            else:
+                self._written_us, self._jumps_written = times.seen_us, jumps

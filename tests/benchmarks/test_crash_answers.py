@@ -1,0 +1,233 @@
+"""The check behind `bench crash --disk-faults`: true answers pass, each kind of wrong one is found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks._crash_answers import KINDS, Answers, Failures, Places, counted, judge, read_places
+from delta_prop.published import Published
+from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.settings import LogSettings
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Source, opaque
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from benchmarks._crash_check import Verdict
+
+ORIGIN, OTHER = 77, 78
+DURABLE = AckLevel.DURABLE
+TIMEOUT_S = 60.0
+DOT = Dot(ORIGIN, 9)
+
+
+class Scene:
+    """A log of ten rows, and callers who were told the truth, each in another way."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.answers = Answers(lambda: self.now)
+        self.places = Places(rows=10)
+        for offset in range(10):
+            self.places.offsets[f"k{offset}"].append(offset)
+            self.places.counters[ORIGIN].add(offset + 1)
+        call = self.answers.call
+        self.answers.published(call("publish", ["k0", "k1"], DURABLE, TIMEOUT_S), published(0, 2))
+        self.answers.published(call("ids", ["k2"], DURABLE), published(None, 1, {0: 2}))
+        self.answers.acknowledged(call("bare", ["k3", "k4"], DURABLE), [3, 4], duplicate=True)
+        self.answers.refused(call("refused", ["gone"], DURABLE, TIMEOUT_S), failed())
+        self.again = call("again", ["k5"], DURABLE)
+        self.answers.refused(self.again, failed())
+        self.now = 1.0
+        self.answers.sent_again(self.again)
+        self.answers.acknowledged(self.again, [5], duplicate=True)
+        self.doubt = call("doubt", ["k6"], DURABLE, 0.01)
+        self.answers.refused(self.doubt, unknown())
+        self.doubt.asked.append(6)
+        call("broken", ["nobody knows"], DURABLE).excused = True
+        for at_s, watermark in ((0.0, 0), (1.0, 7), (2.0, 10)):
+            self.now = at_s
+            self.answers.welcomed("bare", ORIGIN, watermark)
+
+    def verdict(self, failures: Failures | None = None) -> Verdict:
+        return judge(self.places, self.answers, failures or Failures())
+
+
+def published(offset: int | None, count: int, duplicates: dict[int, int | None] | None = None) -> Published:
+    return Published(offset, DOT, count, DURABLE, duplicates or {})
+
+
+def failed() -> Refused:
+    return Refused(ErrorCode.LOG_FAILED, "it was recovered without it", retry_after_ms=1000)
+
+
+def unknown(dot: Dot | None = DOT) -> Refused:
+    details = {} if dot is None else {"dot": dot}
+    return Refused(ErrorCode.OUTCOME_UNKNOWN, "it may have happened", details=details)
+
+
+def test_true_answers_pass() -> None:
+    scene = Scene()
+    assert scene.verdict().told == []
+    counts = counted(scene.answers)
+    assert (counts["acknowledged"], counts["duplicate"], counts["refused"]) == (6, 4, 2)
+    assert (counts["unknown"], counts["asked"], counts["welcomes"]) == (1, 1, 3)
+
+
+def lose(scene: Scene) -> None:
+    del scene.places.offsets["k1"]
+
+
+def move(scene: Scene) -> None:
+    scene.places.offsets["k4"] = [40]
+
+
+def forget_the_place(scene: Scene) -> None:
+    scene.answers.acknowledged(scene.answers.call("one", ["k8"], DURABLE), [None], duplicate=True)
+
+
+def log_twice(scene: Scene) -> None:
+    scene.places.offsets["k0"].append(11)
+
+
+def let_it_happen(scene: Scene) -> None:
+    scene.places.offsets["gone"].append(10)
+
+
+def refuse_wrongly(scene: Scene) -> None:
+    scene.answers.refused(scene.again, failed())
+
+
+def raise_another_error(scene: Scene) -> None:
+    scene.answers.refused(scene.answers.call("one", ["k8"], DURABLE), UsageError("it is closed"))
+
+
+def doubt_too_soon(scene: Scene) -> None:
+    scene.answers.refused(scene.answers.call("one", ["k8"], DURABLE, TIMEOUT_S), unknown())
+
+
+def doubt_without_a_deadline(scene: Scene) -> None:
+    scene.answers.refused(scene.answers.call("one", ["k8"], DURABLE), unknown())
+
+
+def doubt_without_a_dot(scene: Scene) -> None:
+    scene.answers.refused(scene.answers.call("one", ["k8"], DURABLE, 0.0), unknown(None))
+
+
+def deny_by_the_dot(scene: Scene) -> None:
+    scene.doubt.asked.append(-1)
+
+
+def find_another_by_the_dot(scene: Scene) -> None:
+    scene.doubt.asked.append(7)
+
+
+def count_less_than_before(scene: Scene) -> None:
+    scene.now = 3.0
+    scene.answers.welcomed("bare", ORIGIN, 9)
+
+
+def count_what_is_lost(scene: Scene) -> None:
+    scene.answers.welcomed("bare", OTHER, 1)
+
+
+def answer_late(scene: Scene) -> None:
+    call = scene.answers.call("one", ["k8"], DURABLE, 1.0)
+    scene.now += 2.0
+    scene.answers.published(call, published(8, 1))
+
+
+def answer_never(scene: Scene) -> None:
+    scene.answers.call("one", ["k8"], DURABLE)
+
+
+def damage(scene: Scene) -> None:
+    scene.places.damage.append("a frame is torn")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind"),
+    [
+        (lose, "lost"),
+        (move, "moved"),
+        (forget_the_place, "nowhere"),
+        (log_twice, "twice"),
+        (let_it_happen, "happened"),
+        (refuse_wrongly, "happened"),
+        (raise_another_error, "happened"),
+        (doubt_too_soon, "vague"),
+        (doubt_without_a_deadline, "vague"),
+        (doubt_without_a_dot, "nameless"),
+        (deny_by_the_dot, "outcome"),
+        (find_another_by_the_dot, "outcome"),
+        (count_less_than_before, "counted"),
+        (count_what_is_lost, "counted"),
+        (answer_late, "late"),
+        (answer_never, "unanswered"),
+        (damage, "damage"),
+    ],
+)
+def test_a_wrong_answer_is_found_by_its_name(spoil: Callable[[Scene], None], kind: str) -> None:
+    scene = Scene()
+    spoil(scene)
+    assert scene.verdict().counts == {kind: 1}
+    assert kind in KINDS
+
+
+def test_doubt_at_a_deadline_is_wrong_only_where_the_log_was_back_long_before() -> None:
+    scene = Scene()
+    call = scene.answers.call("one", ["k8"], DURABLE, 10.0)
+    scene.now += 10.0
+    scene.answers.refused(call, unknown())
+    deadline = call.deadline_s
+    assert deadline is not None
+    assert scene.verdict(Failures(decided_s=deadline - 0.5)).told == []
+    assert scene.verdict(Failures(decided_s=deadline - 5.0)).counts == {"vague": 1}
+
+
+def test_doubt_is_allowed_where_the_log_was_closed_undecided() -> None:
+    scene = Scene()
+    call = scene.answers.call("one", ["k8"], DURABLE, TIMEOUT_S)
+    scene.answers.refused(call, unknown())
+    scene.answers.refused(call, failed())  # of a second sending, which decides nothing about the first
+    assert scene.verdict(Failures(undecided=True)).told == []
+
+
+def test_a_level_that_the_failure_does_not_spare_may_be_lost() -> None:
+    scene = Scene()
+    call = scene.answers.call("logged", ["lost"], AckLevel.LOGGED)
+    scene.answers.published(call, published(10, 1))
+    assert scene.verdict(Failures(spared=AckLevel.DURABLE)).told == []
+    assert scene.verdict().counts == {"lost": 1}
+
+
+def test_a_record_goes_through_json_unchanged() -> None:
+    scene, other = Scene(), Answers(lambda: 0.0)
+    other.take(json.loads(json.dumps(scene.answers.plain())))
+    assert (other.calls, other.welcomes) == (scene.answers.calls, scene.answers.welcomes)
+
+
+def test_places_are_read_from_the_files_of_a_log(tmp_path: Path) -> None:
+    log, _ = DurableLog.open(LocalDisk(tmp_path), settings=LogSettings(), draw=bytes, wall_us=lambda: 1)
+    for base in (1, 3):
+        deltas = [Delta(f"k{base + row}", opaque(b"x")) for row in range(2)]
+        log.append(encode_batch(deltas, origin=ORIGIN, base=base), lamport=base, source=Source.LOCAL)
+    log.close()
+    places = read_places(LocalDisk(tmp_path))
+    assert dict(places.offsets) == {"k1": [0], "k2": [1], "k3": [2], "k4": [3]}
+    assert (places.counters[ORIGIN], places.rows, places.damage) == ({1, 2, 3, 4}, 4, [])
+    path = next(tmp_path.glob("streams/default/0/*.log"))
+    raw = bytearray(path.read_bytes())
+    raw[100] ^= 1
+    path.write_bytes(raw)
+    found = replace(read_places(LocalDisk(tmp_path)), rows=0)
+    assert len(found.damage) == 1

@@ -1,0 +1,221 @@
+"""A real disk that fails: what is asked for, what cannot be had, what really fails, what is left behind."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks import crash
+from benchmarks._crash_disk import EMBEDDED, Embedded, Place, Totals, report
+from benchmarks._disk_faults import (
+    ALWAYS,
+    CALLS,
+    FULL,
+    NAMES,
+    NO_RULE,
+    SYNCS,
+    WRITES,
+    Ballast,
+    FailingCalls,
+    Rule,
+    build,
+    drawn,
+)
+from benchmarks._images import Unusable, check_usable, mounted
+from tests.benchmarks.test_ending import ROOT, members, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from benchmarks._disk_faults import Failure
+
+CHILD = """
+import os, sys
+from delta_prop_broker.local_disk import LocalDisk
+disk = LocalDisk(sys.argv[1])
+def told(call):
+    try:
+        return call()
+    except OSError as error:
+        return error.errno
+disk.make_directory("a")
+file = disk.open("a/one", create=True)
+elsewhere = LocalDisk(sys.argv[2]).open("one", create=True)
+print("ready", flush=True)
+sys.stdin.readline()
+said = [told(lambda: file.write(0, [b"x" * 100])) for _ in range(4)]
+said += [told(file.sync) for _ in range(2)]
+said += [told(lambda: disk.rename("a/one", "a/two")), told(lambda: elsewhere.write(0, [b"x" * 100]))]
+print(said)
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Path:
+    try:
+        return build(tmp_path)
+    except Unusable as reason:
+        pytest.skip(f"NOT RUN: {reason}")
+
+
+def said(library: Path, folder: Path, *rules: Rule) -> tuple[list[int | None], int]:
+    """What a process was told that writes four times, syncs twice, renames, and writes elsewhere."""
+    below, elsewhere = folder / "data", folder / "elsewhere"
+    elsewhere.mkdir(exist_ok=True)
+    failing = FailingCalls(library, folder / "faults", below)
+    command = [sys.executable, "-c", CHILD, str(below), str(elsewhere)]
+    process = subprocess.Popen(
+        command, env=os.environ | failing.env, stdin=-1, stdout=-1, text=True, cwd=ROOT
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        failing.arm((rules[0], rules[1] if len(rules) > 1 else NO_RULE))
+        process.stdin.write("go\n")
+        process.stdin.close()
+        found = json.loads(process.stdout.read().replace("None", "null"))
+    struck = failing.struck
+    failing.close()
+    return found, struck
+
+
+def test_the_calls_fail_that_were_asked_for_and_no_others(library: Path, tmp_path: Path) -> None:
+    eio, full = errno.EIO, errno.ENOSPC
+    well = [100, 100, 100, 100, None, None, None, 100]
+    assert said(library, tmp_path, Rule(WRITES, 1, 2, full)) == ([100, full, full, *well[3:]], 2)
+    assert said(library, tmp_path, Rule(SYNCS, 1, ALWAYS, eio)) == ([*well[:5], eio, None, 100], 1)
+    assert said(library, tmp_path, Rule(NAMES, 0, 1, eio)) == ([*well[:6], eio, 100], 1)
+    short, then = Rule(WRITES, 1, 1, 0), Rule(WRITES | SYNCS, 1, 2, eio)
+    assert said(library, tmp_path, short, then) == ([100, 50, 100, eio, eio, None, None, 100], 3)
+    assert said(library, tmp_path, NO_RULE) == (well, 0)
+
+
+def test_a_compiler_that_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    with pytest.raises(Unusable, match="/nowhere/cc cannot be run"):
+        build(tmp_path)
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(Unusable, match="no C compiler: install gcc"):
+        build(tmp_path)
+
+
+def test_where_nothing_can_fail_it_is_said_and_is_not_a_pass(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert crash.main(["--disk-faults", "--rounds", "1"]) == 77
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert [line.split(":")[:2] for line in told.err.splitlines()] == [
+        ["NOT RUN", " calls that fail"],
+        ["NOT RUN", " full file systems"],
+    ]
+
+
+def test_what_belongs_to_kills_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        crash.main(["--disk-faults", "--plant", "cut-log"])
+    assert ended.value.code == 2
+    assert "--plant is for kills" in capsys.readouterr().err
+
+
+def test_every_kind_is_drawn_with_what_it_needs() -> None:
+    chance = random.Random(1)
+    failures: list[Failure] = [drawn(kind, chance, 1.0) for kind in (*CALLS, FULL) for _ in range(50)]
+    for failure in failures:
+        assert 0 < failure.after_s < 1
+        assert (failure.kind == FULL) == (failure.rules == (NO_RULE, NO_RULE))
+        assert str(failure).startswith("file system full" if failure.kind == FULL else failure.kind)
+    assert {failure.rules[0].times for failure in failures} == {0, 1, 3, ALWAYS}
+    assert any(failure.rules[1].classes == WRITES | SYNCS | NAMES for failure in failures)
+
+
+def test_a_report_of_nothing_is_a_failure(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    totals = Totals(rounds=4, failures=3)
+    totals.told["acknowledged"] = 4_000
+    assert report("disks", {EMBEDDED: totals}, [], None) == 0
+    assert report("disks", {EMBEDDED: replace(totals, failures=1)}, [], None) == 1
+    assert report("disks", {}, ["full file systems: only root can mount"], None) == 1
+    assert "not run: full file systems: only root can mount" in capsys.readouterr().out
+    totals.verdict.add("lost", "k1 was acknowledged")
+    assert report("disks", {EMBEDDED: totals}, [], tmp_path / "figures.json") == 1
+    assert "lost: k1 was acknowledged" in capsys.readouterr().out
+    figures = json.loads((tmp_path / "figures.json").read_text())
+    assert (figures["violations"], figures[EMBEDDED]["verdict"]["counts"]) == (1, {"lost": 1})
+
+
+# --- as root
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Iterator[Path]:
+    try:
+        check_usable("ext4")
+    except Unusable as reason:
+        pytest.skip(f"NOT RUN: {reason}")
+    with mounted("ext4", tmp_path, 16 * 1024 * 1024) as made:
+        yield made.mount
+
+
+def test_a_ballast_leaves_no_room_and_gives_it_back(image: Path) -> None:
+    ballast = Ballast(image / "ballast")
+    ballast.fill()
+    with pytest.raises(OSError, match="No space left"):
+        (image / "one").write_bytes(bytes(8192))
+    ballast.free()
+    (image / "one").write_bytes(bytes(8192))
+
+
+# --- real processes
+
+
+@pytest.mark.alone
+def test_one_round_ends_with_true_answers(library: Path, tmp_path: Path) -> None:
+    totals = Totals()
+    place = Place(tmp_path / "data", tmp_path, library, ["sync"])
+    Embedded(place, totals, random.Random(1)).live(range(1, 2), 1)
+    assert totals.verdict.told == []
+    assert (totals.rounds, totals.failures) == (1, 1)
+    assert totals.told["acknowledged"] > 100
+
+
+@pytest.mark.alone
+@pytest.mark.skipif(not Path("/proc/self/mounts").exists(), reason="reads what is mounted from /proc")
+def test_nothing_stays_behind_when_it_is_ended(library: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks", "crash", "--disk-faults", "--rounds", "9"],
+        cwd=ROOT,
+        env=os.environ | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        until(lambda: list(folder.glob("*/*/log/streams/default/0/*.log")) or process.poll() is not None)
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 143
+        until(lambda: not members(process.pid))
+        assert str(folder) not in Path("/proc/self/mounts").read_text()
+        assert not list(folder.iterdir())
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,215 @@
+"""The two times of a log, whatever its wall clock does: stamps never fall, age is what processes saw pass."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from delta_prop_broker.log.files.names import DIRECTORY, TIME
+from delta_prop_broker.log.files.times import Times, read_times, write_times
+from delta_prop_broker.log.log_clock import JUMP_US, STOP_US, ClockJump, LogClock
+from delta_prop_simulations.disk import SimDisk
+from tests.broker.durable import BEGIN_US, SMALL, Clock, Writer, commit, open_log
+
+DAY_US = 86_400_000_000
+KEEP_S = 1_000.0
+AGEING = replace(SMALL, keep_s=KEEP_S, segment_s_max=100.0, keep_bytes_max=40_000)
+
+waits = st.one_of(st.integers(0, 50_000_000), st.integers(0, DAY_US))
+offs = st.one_of(st.just(0), st.integers(-JUMP_US, JUMP_US), st.sampled_from([20 * DAY_US, -20 * DAY_US]))
+
+
+def started(clock: Clock, *, seen_us: int = 0, time_us: int = 0) -> LogClock:
+    return LogClock(clock, seen_us=seen_us, time_us=time_us, jump=None)
+
+
+@given(st.lists(st.tuples(waits, offs, st.booleans()), max_size=30))
+def test_log_time_never_falls_and_seen_time_is_the_monotonic_clocks(
+    steps: list[tuple[int, int, bool]],
+) -> None:
+    clock = Clock(step_us=0)
+    times = started(clock)
+    times.read()
+    for wait_us, off_us, restarts in steps:
+        seen, stamp, began = times.seen_us, times.time_us, clock.us
+        clock.us += wait_us
+        clock.off_us = off_us
+        if restarts:
+            times = started(clock, seen_us=seen, time_us=stamp)
+            assert times.read() == max(stamp, clock.wall_us())
+            assert times.seen_us == seen, "nobody saw what passed between two processes"
+        else:
+            assert stamp + wait_us // 2 <= times.read() <= stamp + 2 * wait_us
+            assert times.seen_us - seen == clock.us - began
+        assert times.time_us >= stamp
+        assert times.ahead_us == clock.wall_us() - times.time_us
+
+
+@pytest.mark.parametrize("off_us", [3_600_000_000, -3_600_000_000])
+def test_log_time_reaches_a_wall_clock_that_was_set(off_us: int) -> None:
+    clock = Clock()
+    times = started(clock)
+    times.read()
+    clock.off_us = off_us
+    for _ in range(3_601):
+        times.read()
+    halved = 2 if off_us < 0 else 1
+    for _ in range(3_601 * (halved - 1)):
+        times.read()
+    assert times.ahead_us == 0
+    assert times.read() == clock.wall_us()
+
+
+def test_jump_and_back_leaves_log_time_where_it_was() -> None:
+    clock = Clock()
+    times = started(clock)
+    for second in range(1_000):
+        clock.off_us = 20 * DAY_US if 100 <= second < 110 else 0
+        times.read()
+    assert times.ahead_us == 0
+    assert times.jumps == 2
+
+
+@pytest.mark.parametrize(
+    ("moved_us", "found"), [(JUMP_US - 1, 0), (JUMP_US, 1), (-JUMP_US, 1), (1 - JUMP_US, 0)]
+)
+def test_jump_is_counted_from_a_minute_on(moved_us: int, found: int) -> None:
+    clock = Clock()
+    times = started(clock)
+    times.read()
+    expected = clock.us + clock.step_us
+    clock.off_us += moved_us
+    times.read()
+    assert times.jumps == found
+    assert times.jump == (ClockJump(expected, expected + moved_us) if found else None)
+
+
+@pytest.mark.parametrize(
+    ("stopped_us", "found"), [(-JUMP_US, 1), (1 - JUMP_US, 0), (STOP_US - 1, 0), (STOP_US, 1)]
+)
+def test_start_far_from_the_last_log_time_is_a_jump(stopped_us: int, found: int) -> None:
+    clock = Clock(step_us=0)
+    times = started(clock, time_us=BEGIN_US - stopped_us)
+    times.read()
+    assert times.jumps == found
+    assert times.jump == (ClockJump(BEGIN_US - stopped_us, BEGIN_US) if found else None)
+
+
+# --- what is written down
+
+
+def test_times_that_are_missing_or_damaged_are_those_of_a_new_log() -> None:
+    disk = SimDisk()
+    disk.make_directory(DIRECTORY)
+    notes: list[str] = []
+    assert read_times(disk, DIRECTORY, notes) == Times()
+    times = Times(5, 7, ClockJump(1, 2), {0: 3, 40: 4}, (60, 4))
+    write_times(disk, DIRECTORY, times)
+    assert read_times(disk, DIRECTORY, notes) == times
+    assert notes == []
+    disk.flip(f"{DIRECTORY}/{TIME}", 20, 1)
+    assert read_times(disk, DIRECTORY, notes) == Times()
+    disk.fail(lambda call: call.path.endswith(TIME), errno.EIO)
+    assert read_times(disk, DIRECTORY, notes) == Times()
+    assert [word for note in notes for word in ("is damaged", "cannot be read") if word in note] == [
+        "is damaged",
+        "cannot be read",
+    ]
+
+
+class Life:
+    """A log in several processes, whose clock does what it will; `seen_s`: how long each offset was seen."""
+
+    def __init__(self) -> None:
+        self.disk, self.clock = SimDisk(), Clock(step_us=0)
+        self.seen_s: dict[int, float] = {}
+        self.stamps: list[int] = []
+        self.open()
+
+    def open(self) -> None:
+        self.log, _ = open_log(self.disk, AGEING, clock=self.clock)
+        self.writer = Writer(self.log, counter=self.log.next_offset)
+        self.seen_s = {at: seen for at, seen in self.seen_s.items() if at < self.log.next_offset}
+        self.log.clock.read()
+
+    def append(self) -> None:
+        logged = self.writer.append()
+        commit(self.log)
+        self.seen_s[logged.offset] = 0.0
+        self.stamps.append(self.log.clock.time_us)
+
+    def wait(self, seconds: float) -> None:
+        while seconds > 0:
+            step = min(seconds, 50.0)
+            seconds -= step
+            self.clock.wait(step)
+            self.seen_s = {at: seen + step for at, seen in self.seen_s.items()}
+            self.log.roll()
+            start = self.log.first_offset
+            self.log.retain()
+            commit(self.log)
+            went = {at: seen for at, seen in self.seen_s.items() if start <= at < self.log.first_offset}
+            assert all(seen >= KEEP_S for seen in went.values()), went
+
+    def end(self, how: str, stopped_us: int, off_us: int) -> None:
+        if how == "written":
+            self.log.write_times(self.log.times())
+        if how == "closed":
+            self.log.close()
+        self.disk = self.disk.kill() if how == "killed" else self.disk.crash(1)
+        self.clock.us += stopped_us
+        self.clock.off_us = off_us
+        self.open()
+
+
+lives = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 3)),
+        st.tuples(st.just("wait"), st.integers(1, 1_500)),
+        st.tuples(st.just("jump"), offs),
+        st.tuples(st.sampled_from(["closed", "killed", "crashed", "written"]), waits, offs),
+    ),
+    max_size=20,
+)
+
+
+@given(lives)
+@example([("append", 1), ("wait", 60), ("closed", 0, 20 * DAY_US), ("append", 1), ("wait", 900)])
+@example([("append", 1), ("wait", 60), ("killed", 0, -20 * DAY_US), ("append", 1), ("wait", 900)])
+@example([("append", 1), ("wait", 60), ("closed", 20 * DAY_US, 0), ("append", 1), ("wait", 900)])
+@example([("append", 1), ("jump", 20 * DAY_US), ("append", 1), ("jump", 0), ("wait", 900)])
+def test_nothing_goes_before_it_was_seen_so_long_nor_stays_for_ever(steps: list[tuple[str, int]]) -> None:
+    life = Life()
+    for what, *values in steps:
+        if what == "append":
+            for _ in range(values[0]):
+                life.append()
+        elif what == "wait":
+            life.wait(values[0])
+        elif what == "jump":
+            life.clock.off_us = values[0]
+            life.log.clock.read()
+        else:
+            life.end(what, *values)
+        assert all(earlier <= later for earlier, later in pairwise(life.stamps))
+    life.wait(KEEP_S + AGEING.segment_s_max + 100.0)
+    assert life.log.first_offset == life.log.next_offset
+    life.log.close()
+
+
+@pytest.mark.parametrize("off_us", [0, 20 * DAY_US, -20 * DAY_US])
+@pytest.mark.parametrize("how", ["closed", "written"])
+def test_age_is_kept_over_a_restart(how: str, off_us: int) -> None:
+    life = Life()
+    life.append()
+    life.wait(150.0)  # sealed meanwhile
+    life.end(how, 5 * DAY_US, off_us)
+    life.wait(KEEP_S - 200.0)
+    assert life.log.first_offset == 0
+    life.wait(150.0)
+    assert life.log.first_offset == life.log.next_offset

@@ -1,0 +1,392 @@
+"""One failure of the disk beneath a service that callers of every kind use, in virtual time.
+
+A point says which call of the disk fails, how, and for how long. Run as a module, with a point as one is
+printed, this runs that point alone and prints all that its callers were told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import random
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from benchmarks._crash_answers import Answers, Failures, judge, read_places
+from benchmarks._crash_bare import BareBatches, BareDeltas, Site, Temper
+from benchmarks._crash_callers import Caller, ask_by_dots, embedded_callers, produce
+from delta_prop import LogSettings, Propagator, Settings
+from delta_prop.client import Producer
+from delta_prop.client.blocking import SyncProducer
+from delta_prop.client.settings import ClientSettings
+from delta_prop.server.settings import ServerSettings
+from delta_prop.testing import VirtualLoop, VirtualNetwork, virtual_world
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.delta import AckLevel
+from tests.delta_prop.durable.virtual_sockets import Blocking, wake
+from tests.delta_prop.server.raw import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from anyio.abc import TaskGroup
+
+    from benchmarks._crash_check import Verdict
+    from delta_prop_simulations.disk import Call
+
+PROBE = "none"
+SYNCS = ("sync", "sync_directory")
+SPACE = ("write", "truncate", "allocate")
+STRIKES = {
+    "write": SPACE,
+    "short": ("write",),
+    "sync": SYNCS,
+    "name": ("rename", "remove", "make_directory", "open"),
+    "full": SPACE,
+    "closed": (*SPACE, *SYNCS),
+    "damaged": (*SPACE, *SYNCS),
+    PROBE: (),
+}
+"""Kinds of failures, and the calls that each may strike.
+
+write, sync, name: the call fails. short: it writes some of its bytes, and the next write finds no room. full:
+the disk has no room from that call on, for a while. closed: all fail, and the service is closed before it can
+recover. damaged: the call fails, and the log stops for good, as it finds a bit turned that was synced. After
+closed and damaged the service is started again, on a disk that is well. none: nothing fails.
+"""
+OUTAGE_S = 0.15
+CALLS, PAUSE_S, SHORT_S = 4, 0.012, 0.03
+WATCH_S = 0.02
+PORT = 7373
+FLIPPED_AT = 90
+"""A byte of the first frame."""
+END_S_MAX = 150.0
+CLIENT = ClientSettings(close_s_max=60.0)
+SERVER = ServerSettings(host="server", port=PORT, allow_anonymous=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The n-th call of the disk fails, counted from when the callers begin.
+
+    `times`: how many calls fail that the kind may strike; 0: all, for a while. `then`: so many calls after
+    the first another one fails, as one does that recovers the log; 0: none. `level`: what readers see.
+    """
+
+    kind: str
+    n: int
+    times: int = 1
+    then: int = 0
+    level: AckLevel = AckLevel.DURABLE
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.n}:{self.times}:{self.then}:{self.level.name.lower()}:{self.seed}"
+
+    @classmethod
+    def parse(cls, text: str) -> Point:
+        """The point that prints so."""
+        kind, n, times, then, level, seed = text.split(":")
+        return cls(kind, int(n), int(times), int(then), AckLevel[level.upper()], int(seed))
+
+    @property
+    def command(self) -> str:
+        """What runs it alone."""
+        return f"./run python -m tests.delta_prop.durable.failing_disk {self}"
+
+    @property
+    def has_two_lives(self) -> bool:
+        """True if the service is started again after the failure."""
+        return self.kind in ("closed", "damaged")
+
+
+class Fault:
+    """What befalls the disk of one run. `base`: the calls before the callers began."""
+
+    def __init__(self, point: Point, disk: SimDisk) -> None:
+        self.struck: Call | None = None
+        self.base = disk.calls
+        self._point = point
+        self._disk = disk
+        self._left = 2 if point.kind == "short" else point.times
+        self._always = self._left == 0
+        self._ends_s = 0.0
+        self._there = set(disk.paths())
+        self._flipped: tuple[str, int, int] | None = None
+        self.strikes = anyio.Event()
+
+    def set_up(self) -> None:
+        """Let it come."""
+        point, disk = self._point, self._disk
+        if point.kind == "full":
+            disk.fail(self._fills, times=None)
+        elif point.kind == "short":
+            disk.shorten(lambda call: self.struck is None and self._strikes(call))
+            disk.fail(lambda call: self._is_next(call) and self._strikes(call), errno.ENOSPC)
+        else:
+            disk.fail(self._strikes, errno.EIO, times=None)
+
+    async def watch(self) -> None:
+        """Give the room back after a while."""
+        await self.strikes.wait()
+        await anyio.sleep(OUTAGE_S)
+        self._disk.capacity_bytes = None
+
+    def mend(self) -> None:
+        """The disk is well from now on."""
+        self._disk.heal()
+        self._disk.capacity_bytes = None
+        if self._flipped is not None:
+            self._disk.flip(*self._flipped)
+            self._flipped = None
+
+    def _strikes(self, call: Call) -> bool:
+        point = self._point
+        if call.number < self.base + point.n or call.name not in STRIKES[point.kind]:
+            return False
+        if call.name == "open" and (call.path in self._there or call.path in self._disk.paths()):
+            return False  # it makes no file
+        if self.struck is None:
+            self._begin(call)
+        if self._always:
+            return anyio.current_time() < self._ends_s
+        self._left -= 1
+        return self._left >= 0
+
+    def _is_next(self, call: Call) -> bool:
+        return self.struck is not None and call.number > self.struck.number
+
+    def _begin(self, call: Call) -> None:
+        point, disk = self._point, self._disk
+        self.struck, self._ends_s = call, anyio.current_time() + OUTAGE_S
+        self.strikes.set()
+        if point.then:
+            then = call.number + point.then
+            disk.fail(lambda one: one.number >= then and one.name != "free_bytes", errno.EIO)
+        if point.kind == "damaged":
+            sealed = [path for path in disk.paths() if path.endswith(".log")][:-1]
+            if sealed:
+                self._flipped = (sealed[0], *disk.flip(sealed[0], FLIPPED_AT))
+
+    def _fills(self, call: Call) -> bool:
+        """Take all room but a little, in time for a call that needs some."""
+        if self.struck is None and call.number >= self.base + self._point.n and call.name in SPACE:
+            self._begin(call)
+            self._disk.capacity_bytes = self._disk.used_bytes + self._disk.chance.choice((0, 40, 400))
+        return False
+
+
+class CountedPace:
+    """A few calls, at moments drawn from a seed. `ends`: whether the caller is to end before."""
+
+    def __init__(self, seed: str, calls: int, ends: Callable[[], bool] = lambda: False) -> None:
+        self._chance = random.Random(seed)
+        self._calls = calls
+        self._number = 0
+        self._ends = ends
+
+    def going(self) -> bool:
+        return self._number < self._calls and not self._ends()
+
+    def next(self) -> int:
+        self._number += 1
+        return self._number
+
+    def pause_s(self) -> float:
+        return self._chance.uniform(0, 2 * PAUSE_S)
+
+
+@dataclass
+class Story:
+    """One run, and what came of it."""
+
+    point: Point
+    verdict: Verdict = field(init=False)
+    disk: SimDisk = field(init=False)
+    fault: Fault = field(init=False)
+    answers: Answers = field(init=False)
+    failures: int = 0
+    recovered: int = 0
+    decided_s: float | None = None
+    trace: list[Call] = field(default_factory=list)
+
+    def run(self) -> Story:
+        """Live through it, and judge."""
+        seed = self.point.seed
+        self.disk, self._closed, self._stuck = SimDisk(seed), False, ""
+        self._running: dict[str, None] = {"sync": None}
+        self.network = VirtualNetwork(seed, host="server")
+        loops = partial(VirtualLoop, seed, 10 * END_S_MAX)
+        with asyncio.Runner(loop_factory=loops) as runner, pytest.MonkeyPatch.context() as patch:
+            loop = runner.get_loop()
+            self.answers = Answers(loop.time)
+            self._begun: asyncio.Future[None] = loop.create_future()
+            blocking = Blocking(loop, self.network.at("sync"), seed)
+            blocking.install(patch)
+            lives = blocking.start(self._live())
+            lives.add_done_callback(lambda _: wake(self._begun))
+            loop.run_until_complete(self._begun)
+            if not lives.done():
+                self._publish_blocking(blocking)
+            del self._running["sync"]
+            blocking.wait_for(lives)
+        self._judge()
+        return self
+
+    def _judge(self) -> None:
+        lost = any(self.disk.struck[f"{name} failed"] for name in SYNCS)
+        spared = AckLevel.DURABLE if lost else AckLevel.LOGGED
+        failures = Failures(spared, self.decided_s, undecided=self.point.has_two_lives)
+        self.verdict = judge(read_places(self.disk), self.answers, failures)
+        if self._stuck:
+            self.verdict.add("stuck", self._stuck)
+
+    # --- the service
+
+    async def _live(self) -> None:
+        async with anyio.create_task_group() as callers:
+            await self._serve(callers, life=0)
+            if self.point.has_two_lives:
+                self.fault.mend()
+                await self._serve(callers, life=1)
+            callers.cancel_scope.cancel()
+
+    async def _serve(self, callers: TaskGroup, life: int) -> None:
+        """One life of the service, which the callers outlive."""
+        last = life == 1 or not self.point.has_two_lives
+        world = virtual_world(
+            self.point.seed + 1000 * life, thread_delay_s_max=0.01, disk=self.disk, network=self.network
+        )
+        propagator = Propagator(Settings(close_timeout_s=5), data="x", log=self._log(), world=world)
+        with suppress(*() if last else (OSError,)):  # a disk that fails lets nothing be written at the end
+            async with propagator as p, serving(p, SERVER):
+                if life == 0:
+                    self._begin(p, callers)
+                await self._watch(p, last=last)
+                if last:
+                    self.trace = [call for call in self.disk.trace if call.number > self.fault.base]
+                    self.fault.mend()
+                    await ask_by_dots(self.answers.calls, p.outcome)
+                self._closed = True
+
+    def _log(self) -> LogSettings:
+        return LogSettings(
+            level=self.point.level,
+            segment_bytes_max=4_000,
+            bytes_max=10_000_000,
+            keep_bytes_max=10_000_000,
+            tail_bytes_max=1,
+            free_bytes_min=0,
+            reserve_bytes=0,
+            checkpoint_frames=40,
+        )
+
+    async def _watch(self, p: Propagator, *, last: bool) -> None:
+        """Notice failures, and when the log goes on, until all callers are done; or until it is time to close
+        in the midst of a failure.
+        """
+        failed = False
+        rest_s = self.disk.chance.choice((0.02, 0.06, 0.2)) if self.point.kind == "closed" else 1.0
+        while (self._running or (last and failed)) and (last or rest_s > 0):
+            await anyio.sleep(WATCH_S)
+            if anyio.current_time() > END_S_MAX:
+                self._stuck = f"{', '.join(self._running)}; the log has failed: {failed}"
+                break
+            rest_s -= WATCH_S * (self.fault.struck is not None)
+            reopening = p.statistics().reopening
+            assert reopening is not None
+            if failed and not reopening.failed:
+                self.decided_s = anyio.current_time()
+                self.recovered += 1
+            self.failures += reopening.failed and not failed
+            failed = reopening.failed
+
+    # --- callers
+
+    def _begin(self, p: Propagator, callers: TaskGroup) -> None:
+        """Have everybody publish, and the disk fail."""
+        self.fault = Fault(self.point, self.disk)
+        self.fault.set_up()
+        callers.start_soon(self.fault.watch)
+        self._call_embedded(p, callers)
+        self._call_remote(callers)
+        wake(self._begun)
+
+    def _start(
+        self, callers: TaskGroup, name: str, call: Callable[..., Awaitable[object]], *given: Any
+    ) -> None:
+        async def noted() -> None:
+            await call(*given)
+            del self._running[name]
+
+        self._running[name] = None
+        callers.start_soon(noted)
+
+    def _pace(self, name: str, calls: int = CALLS, *, embedded: bool = False) -> CountedPace:
+        return CountedPace(f"{self.point.seed} {name}", calls, ends=lambda: embedded and self._closed)
+
+    def _caller(self, name: str, *, embedded: bool = False, **more: Any) -> Caller:
+        pace = self._pace(name, embedded=embedded)
+        return Caller(name, self.answers, pace, **{"level": self.point.level, **more})
+
+    def _call_embedded(self, p: Propagator, callers: TaskGroup) -> None:
+        for caller, call in embedded_callers(partial(self._caller, embedded=True), SHORT_S):
+            self._start(callers, caller.name, call, caller, p)
+
+    def _call_remote(self, callers: TaskGroup) -> None:
+        for temper in Temper:
+            name = f"bare-{temper.value}"
+            pace = self._pace(name, 2 * CALLS)
+            bare = BareBatches(name, self.answers, pace, self._site(name), temper)
+            self._start(callers, name, bare.run)
+        for name in ("deltas", "deltas-ids"):
+            pace, with_ids = self._pace(name), name == "deltas-ids"
+            deltas = BareDeltas(name, self.answers, pace, self._site(name), with_ids=with_ids)
+            self._start(callers, name, deltas.run)
+        self._start(callers, "client", self._produce)
+
+    def _site(self, name: str) -> Site:
+        return Site(self.network.at(name), ("server", PORT), anyio.current_time)
+
+    async def _produce(self) -> None:
+        """The project's own client."""
+        world = virtual_world(self.point.seed, network=self.network.at("client"))
+        level = self.point.level
+        producer = Producer(f"server:{PORT}", name="client", ack_level=level, settings=CLIENT, world=world)
+        async with producer:
+            await produce(producer, self._caller, SHORT_S)
+
+    def _publish_blocking(self, blocking: Blocking) -> None:
+        """The client without an event loop."""
+        with SyncProducer(f"server:{PORT}", name="sync", settings=CLIENT) as producer:
+            self._caller("sync", timeout_s=SHORT_S).publish_blocking(producer, blocking.wait)
+
+
+def main(arguments: list[str]) -> int:
+    """Run one point alone, and print what its callers were told."""
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    story = Story(Point.parse(arguments[0])).run()
+    lines = []
+    for call in story.answers.calls:
+        for answer in call.answers:
+            what = answer.offsets if answer.kind == "acknowledged" else f"{answer.code}: {answer.text}"
+            lines.append((answer.at_s, f"{call.caller:20} {call.keys[0]:24} {answer.kind} {what}"))
+    for welcome in story.answers.welcomes:
+        lines.append((welcome.at_s, f"{welcome.caller:20} hello told watermark {welcome.watermark}"))
+    for at_s, text in sorted(lines):
+        print(f"{at_s:9.4f} s  {text}")
+    told = f"struck {story.fault.struck}: {story.failures} failures, recovered {story.recovered} times"
+    print(f"{story.point}: {told}")
+    print("\n".join(story.verdict.told) or "every answer is true")
+    return 1 if story.verdict.total else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,172 @@
+"""A service whose wall clock is wrong: nothing goes early, nothing stays for ever, jumps are told."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop import LogSettings, Propagator, Settings
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop.testing.world import EPOCH_US
+from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.files.times import read_times, write_times
+from delta_prop_broker.log.log_clock import ClockJump
+from delta_prop_simulations.clock import ClockFaults, FaultyClock
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.delta import Delta, create
+from tests.delta_prop.commands.support import Command, many
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from delta_prop_broker.log.statistics import DurableLogStatistics
+
+DAY = 86_400.0
+KEEP_S = 300.0
+JUMPED = "the clock"
+
+
+def service(disk: SimDisk, *jumps: tuple[float, float], compact: bool = True) -> Propagator:
+    """A service that keeps deltas for `KEEP_S`; its clock goes by so many seconds at those seconds."""
+    log = LogSettings(
+        segment_bytes_max=4096, bytes_max=1 << 20, keep_bytes_max=1 << 20, keep_s=KEEP_S, segment_s_max=60.0,
+        free_bytes_min=0, reserve_bytes=0, compact=compact,
+    )  # fmt: skip
+    world = virtual_world(1, disk=disk)
+    clock = FaultyClock(world.clock.now, ClockFaults(jumps=jumps), Counter())
+    return Propagator(Settings(close_timeout_s=5), data="x", log=log, world=replace(world, clock=clock))
+
+
+async def publish(p: Propagator, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        await p.publish(Delta(f"v{number}", create([float(number)])))
+
+
+def told(p: Propagator) -> DurableLogStatistics:
+    return p.statistics().log  # type: ignore[return-value]
+
+
+def stamps(p: Propagator) -> list[int]:
+    assert isinstance(p._log, DurableLog)
+    return [place.stamp.append_time for place in p._log.frames()]
+
+
+@pytest.mark.parametrize("compact", [True, False])
+@pytest.mark.parametrize("by", [20 * DAY, -20 * DAY])
+def test_restart_with_clock_days_off_keeps_what_is_a_minute_old(by: float, compact: bool) -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        async with service(disk, compact=compact) as p:
+            await publish(p, 0, 10)
+            await anyio.sleep(60)
+        async with service(disk, (0.0, by), compact=compact) as p:
+            await publish(p, 10, 10)
+            await anyio.sleep(KEEP_S - 65)
+            assert (told(p).first_offset, told(p).snapshots_made) == (0, 0)
+            await anyio.sleep(KEEP_S)
+            assert told(p).first_offset == told(p).next_offset == 20
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("by", [20 * DAY, -20 * DAY])
+def test_clock_that_jumps_and_comes_back_changes_no_age(by: float) -> None:
+    async def main() -> None:
+        async with service(SimDisk(1), (20.0, by), (40.0, -by)) as p:
+            for minute in range(6):
+                await publish(p, minute * 10, 10)
+                assert told(p).first_offset == 0
+                await anyio.sleep(10)
+            await anyio.sleep(KEEP_S - 61)
+            assert told(p).first_offset == 0
+            await anyio.sleep(KEEP_S)
+            assert told(p).first_offset == told(p).next_offset == 60
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("by", [20 * DAY, -20 * DAY])
+def test_jump_is_logged_counted_and_kept_for_status(by: float, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        async with service(disk, (20.5, by)) as p:
+            await publish(p, 0, 1)
+            await anyio.sleep(20)
+            assert (told(p).clock_jumps, told(p).clock_ahead_s) == (0, 0)
+            await anyio.sleep(3)
+            assert told(p).clock_jumps == 1
+            assert told(p).clock_ahead_s == pytest.approx(by, abs=5)
+        async with service(disk, (0.0, by)) as p:
+            await anyio.sleep(3)
+            assert told(p).clock_jumps == 1, "the last stamp is far from the clock, wherever it is"
+
+        times = read_times(disk, DIRECTORY, [])
+        assert times.jump is not None
+        assert times.jump.found_us - times.jump.expected_us == pytest.approx(by * 1e6, abs=5e6)
+
+    with caplog.at_level(logging.WARNING, "delta_prop"):
+        run_virtual(main)
+    lines = [one.message for one in caplog.records if one.message.startswith(JUMPED)]
+    assert len(lines) == 2
+    assert "expected was 2020-09-13T12:27:0" in lines[0]
+    assert f"the clock shows {'2020-10-03' if by > 0 else '2020-08-24'}T12:27:0" in lines[0]
+
+
+def test_long_stop_ages_nothing_and_what_comes_then_bears_its_date() -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        async with service(disk) as p:
+            await publish(p, 0, 10)
+            await anyio.sleep(100)
+        await anyio.sleep(20 * DAY)
+        async with service(disk) as p:
+            await publish(p, 10, 10)
+            log = p._log
+            assert isinstance(log, DurableLog)
+            now_us = log.clock.time_us
+            assert now_us == EPOCH_US + round(anyio.current_time() * 1e6)
+            assert log.offset_at(now_us - round(DAY * 1e6)) == 10
+            assert log.offset_at(EPOCH_US) == 0
+            await anyio.sleep(KEEP_S - 110)
+            assert log.first_offset == 0
+            await anyio.sleep(KEEP_S)
+            assert log.first_offset == log.next_offset == 20
+
+    run_virtual(main, horizon_s=30 * DAY)
+
+
+def test_log_time_never_falls_whatever_the_clock_does() -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        found = []
+        for life in range(4):
+            jumps = ((0.0, (life % 2) * 20 * DAY), (anyio.current_time() + 3, -5 * DAY))
+            async with service(disk, *jumps) as p:
+                for second in range(6):
+                    await publish(p, second, 1)
+                    await anyio.sleep(1)
+                found = stamps(p)
+        assert len(found) == 24
+        assert all(earlier < later for earlier, later in pairwise(found))
+
+    run_virtual(main)
+
+
+def test_status_tells_the_last_jump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = Command(tmp_path, capsys)
+    command.publish(many(1))
+    assert command("status", "--json").lines[0]["clock_jump"] is None
+    disk = LocalDisk(command.data)
+    jump = ClockJump(EPOCH_US, EPOCH_US + 20 * 86_400_000_000)
+    write_times(disk, DIRECTORY, replace(read_times(disk, DIRECTORY, []), jump=jump))
+    told = command("status", "--json").lines[0]["clock_jump"]
+    assert told == {"expected": "2020-09-13T12:26:40.000Z", "found": "2020-10-03T12:26:40.000Z"}
+    assert "expected 2020-09-13T12:26:40.000Z, found 2020-10-03T12:26:40.000Z" in command("status").out

@@ -1,0 +1,127 @@
+"""Whatever fails beneath the log, at every point of a commit: every answer that anybody got is true.
+
+An acknowledgement stands in the log, once, where it says; what has not happened never comes to be; what may
+have happened is told only where there was no time for better; no hello counts what is lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import random
+import re
+from collections import Counter
+from functools import cache
+from typing import TYPE_CHECKING
+
+import pytest
+
+from benchmarks._crash_answers import counted
+from delta_prop_wire.delta import AckLevel
+from tests.delta_prop.durable.failing_disk import PROBE, STRIKES, Point, Story
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from delta_prop_simulations.disk import Call
+
+LEVELS = (AckLevel.DURABLE, AckLevel.LOGGED)
+TIMES = (1, 3, 0)
+FAILURES = {
+    "write": 600,
+    "short": 250,
+    "sync": 420,
+    "name": 60,
+    "full": 200,
+    "recovery": 320,
+    "closed": 100,
+    "damaged": 50,
+}
+"""Failures of the log, by kind, over both levels: 2,000. In a normal run it is a tenth of each."""
+RECOVERY_CALLS = 80
+TOLD_MAX = 8
+
+
+@cache
+def calls_of_log(level: AckLevel, seed: int) -> list[tuple[int, Call]]:
+    """The calls that the log makes of its disk while nothing fails, each with its number from the start."""
+    probe = Story(Point(PROBE, 0, level=level, seed=seed)).run()
+    assert probe.verdict.told == []
+    return [
+        (call.number - probe.fault.base, call)
+        for call in probe.trace
+        if call.path.startswith("streams/") and "checkpoint" not in call.path
+    ]
+
+
+def calls_of(kind: str, level: AckLevel, seed: int) -> list[int]:
+    """The numbers of those that a kind of failure may strike."""
+    return [number for number, call in calls_of_log(level, seed) if call.name in STRIKES[kind]]
+
+
+def points_of(kind: str, level: AckLevel, seed: int) -> list[Point]:
+    """Every point of one run."""
+    if kind != "recovery":
+        times = 0 if kind == "closed" else TIMES[seed % len(TIMES)]
+        return [Point(kind, n, times, level=level, seed=seed) for n in calls_of(kind, level, seed)]
+    chance = random.Random(f"recovery {seed}")
+    points = []
+    for first in ("write", "sync"):
+        n = chance.choice(calls_of(first, level, seed))
+        points += [Point(first, n, 1, then, level, seed) for then in range(1, RECOVERY_CALLS)]
+    return points
+
+
+def points(kind: str, level: AckLevel, *, full: bool) -> Iterator[Point]:
+    """All points of a run, then those of further ones; those of several in a drawn order, where not all of
+    one are wanted.
+    """
+    seed = 0
+    while True:
+        several = [one for number in range(seed, seed + 3) for one in points_of(kind, level, number)]
+        if not full or kind in ("closed", "damaged"):
+            random.Random(f"{kind} {level}").shuffle(several)
+        yield from several
+        seed += 3
+
+
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name.lower())
+@pytest.mark.parametrize("kind", FAILURES)
+def test_answers_when_the_disk_fails_are_all_true(
+    kind: str, level: AckLevel, full: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    wanted = math.ceil(FAILURES[kind] / len(LEVELS) / (1 if full else 10))
+    told, wrong, found = Counter[str](), Counter[str](), list[str]()
+    runs = failures = recovered = 0
+    for point in points(kind, level, full=full):
+        try:
+            story = Story(point).run()
+        except BaseException as error:
+            error.add_note(f"run it alone: {point.command}")
+            raise
+        runs += 1
+        failures += story.failures
+        recovered += story.recovered
+        told += counted(story.answers)
+        wrong += story.verdict.counts
+        if story.verdict.total:
+            found.append(f"{point.command}\n  " + "\n  ".join(story.verdict.told))
+        if failures >= wanted:
+            break
+    what = f"{failures} failures in {runs} runs, recovered {recovered} times"
+    print(f"{kind}, {level.name.lower()}: {what}: {dict(told)}")
+    assert told["acknowledged"] > 20 * runs
+    assert not found, f"{dict(wrong)} in {len(found)} of {runs} runs:\n" + "\n".join(found[:TOLD_MAX])
+
+
+def test_a_point_is_the_same_story_each_time() -> None:
+    first, second = (Story(Point("sync", 60, then=20, seed=3)).run() for _ in range(2))
+    assert first.failures > 0
+    assert first.answers.plain() == second.answers.plain()
+
+
+def test_a_point_is_read_as_it_is_printed() -> None:
+    point = Point("sync", 21, 3, 40, AckLevel.LOGGED, 5)
+    assert Point.parse(str(point)) == point
+    assert re.fullmatch(r"\./run python -m [\w.]+ sync:21:3:40:logged:5", point.command)

@@ -1,0 +1,178 @@
+"""Blocking sockets in virtual time, so that a client without an event loop runs beside a service in one.
+
+Whoever blocks lets the loop run meanwhile, so it must not be called from within the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections import deque
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from delta_prop.client import blocking
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    import pytest
+
+    from delta_prop.ports import Network, Stream
+
+T = TypeVar("T")
+
+_BYTES = 64 * 1024
+
+
+class Blocking:
+    """What stands in the place of the modules `time`, `socket`, `selectors` and `random` in a client."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, network: Network, seed: int) -> None:
+        self.loop = loop
+        self.network = network
+        self._chance = random.Random(f"blocking {seed}")
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let the blocking client use these."""
+        monkeypatch.setattr(blocking, "time", SimpleNamespace(monotonic=self.loop.time, sleep=self.wait))
+        monkeypatch.setattr(blocking, "random", SimpleNamespace(random=self._chance.random))
+        sockets = SimpleNamespace(create_connection=self.connect, IPPROTO_TCP=6, TCP_NODELAY=1)
+        monkeypatch.setattr(blocking, "socket", sockets)
+        selectors = SimpleNamespace(
+            DefaultSelector=lambda: VirtualSelector(self), EVENT_READ=1, EVENT_WRITE=2
+        )
+        monkeypatch.setattr(blocking, "selectors", selectors)
+
+    def connect(self, address: tuple[str, int], timeout_s: float) -> VirtualSocket:
+        """Connect. Raises OSError."""
+        return VirtualSocket(self, self.run(self.network.connect(*address, timeout_s=timeout_s)))
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Let the loop run until some work is done."""
+        return self.wait_for(self.start(work))
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Have some work done whenever the loop runs."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def wait_for(self, task: asyncio.Task[T]) -> T:
+        """Let the loop run until a task is done."""
+        done: asyncio.Future[None] = self.loop.create_future()
+        task.add_done_callback(lambda _: done.set_result(None))
+        # Not the task itself: anyio would take it for the root of all, and end its threads with it.
+        self.loop.run_until_complete(done)
+        return task.result()
+
+    def wait(self, time_s: float, woken: asyncio.Future[None] | None = None) -> None:
+        """Let the loop run for a time, or until a future is done."""
+        woken = self.loop.create_future() if woken is None else woken
+        timer = None
+        if time_s < math.inf:
+            timer = self.loop.call_at(self.loop.time() + time_s, wake, woken)
+        self.loop.run_until_complete(woken)
+        if timer is not None:
+            timer.cancel()
+
+
+def wake(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+class VirtualSocket:
+    """One connected socket that does not block."""
+
+    def __init__(self, owner: Blocking, stream: Stream) -> None:
+        self._owner = owner
+        self._stream = stream
+        self._came: deque[bytes] = deque()
+        self._ended = False
+        self._failure: OSError | None = None
+        self.woken: asyncio.Future[None] | None = None
+        self._reader = owner.start(self._read())
+
+    @property
+    def readable(self) -> bool:
+        return bool(self._came or self._ended or self._failure)
+
+    async def _read(self) -> None:
+        buffer = memoryview(bytearray(_BYTES))
+        while not self._ended and self._failure is None:
+            try:
+                count = await self._stream.receive_into(buffer)
+            except OSError as failure:
+                self._failure = failure
+            else:
+                self._ended = not count
+                if count:
+                    self._came.append(bytes(buffer[:count]))
+            if self.woken is not None:
+                wake(self.woken)
+
+    def setsockopt(self, *_: int) -> None:
+        pass
+
+    def setblocking(self, _: bool) -> None:
+        pass
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Receive what is there. Raises BlockingIOError, OSError."""
+        if self._came:
+            some = self._came.popleft()
+            count = min(len(some), len(buffer))
+            buffer[:count] = some[:count]
+            if count < len(some):
+                self._came.appendleft(some[count:])
+            return count
+        if self._failure is not None:
+            raise self._failure
+        if self._ended:
+            return 0
+        raise BlockingIOError
+
+    def send(self, part: memoryview) -> int:
+        """Send what there is room for. Raises BlockingIOError, OSError."""
+        sent: list[int] = []
+
+        async def send() -> None:
+            sent.append(self._stream.send_now([part]))
+
+        self._owner.run(send())
+        if not sent[0]:
+            raise BlockingIOError
+        return sent[0]
+
+    def close(self) -> None:
+        self._reader.cancel()
+        self._owner.start(self._stream.aclose())
+
+
+class VirtualSelector:
+    """Waits for one socket."""
+
+    def __init__(self, owner: Blocking) -> None:
+        self._owner = owner
+        self._socket: VirtualSocket | None = None
+
+    def register(self, socket: VirtualSocket, _: int) -> None:
+        self._socket = socket
+
+    def modify(self, socket: VirtualSocket, _: int) -> None:
+        self._socket = socket
+
+    def select(self, wait_s: float) -> bool:
+        """Wait until there is something to read, or there may be room to send."""
+        assert self._socket is not None
+        if not self._socket.readable:
+            self._socket.woken = self._owner.loop.create_future()
+            self._owner.wait(max(wait_s, 0.0), self._socket.woken)
+        return self._socket.readable
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,124 @@
+"""Claims over real connections: what is granted to whom, what is refused, and after which loss."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop import Delta, opaque
+from delta_prop.client import Producer
+from delta_prop.embedded import Propagator
+from delta_prop.ingest.epochs import CLAIMED_MAX, EPOCH_MAX
+from delta_prop.server.settings import ServerSettings
+from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.files.identity import read_identity, write_identity
+from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY
+from delta_prop_wire.frames import Ack, Hello, Nack, OriginClaim, OriginGrant, Subscribe
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from delta_prop.server.service import Address
+
+pytestmark = pytest.mark.anyio
+PATH = f"{DIRECTORY}/{IDENTITY}"
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    return request.param
+
+
+async def claimed(address: Address, epoch: int) -> OriginGrant | Nack:
+    """What one claim on a new connection gets."""
+    async with connected(address) as client:
+        await client.send(Subscribe(1, Hello(origins=(OriginClaim(ORIGIN, epoch),))))
+        answer = await client.next()
+    if isinstance(answer, Nack):
+        return answer
+    assert isinstance(answer, Ack)
+    assert answer.welcome is not None
+    (grant,) = answer.welcome.origins
+    return grant
+
+
+async def granted(address: Address, epoch: int) -> int:
+    """Claim until it is granted; the epoch."""
+    with anyio.fail_after(10):
+        while isinstance(answer := await claimed(address, epoch), Nack):
+            assert answer.code is ErrorCode.RATE_LIMITED
+            assert answer.retry_after_ms
+            await anyio.sleep(answer.retry_after_ms / 1000)
+    return answer.epoch
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+async def test_epoch_that_a_fresh_server_does_not_know_is_granted(on_disk: bool, tmp_path: Path) -> None:
+    async with Propagator(data=tmp_path if on_disk else None) as p, serving(p) as (_, address):
+        assert await claimed(address, 6) == OriginGrant(ORIGIN, 6, 0)
+        async with connected(address) as client:
+            await client.hello()
+            await client.send(Subscribe(2, Hello(origins=(OriginClaim(ORIGIN, 6),))))
+            await client.until(Ack)
+            await client.send(opaque_batch(1, 2, epoch=6))
+            await client.told(2)
+            assert await claimed(address, 0) == OriginGrant(ORIGIN, 7, 2)
+            await client.send(opaque_batch(3, 1, epoch=6))
+            assert (await client.until(Nack)).code is ErrorCode.FENCED
+        fenced = await claimed(address, 6)
+        assert isinstance(fenced, Nack)
+        assert fenced.code is ErrorCode.FENCED
+
+
+@pytest.mark.parametrize("epoch", [CLAIMED_MAX + 1, EPOCH_MAX])
+async def test_claim_that_would_leave_too_few_epochs_is_refused_and_uses_none(epoch: int) -> None:
+    async with Propagator() as p, serving(p) as (_, address):
+        answer = await claimed(address, epoch)
+        assert isinstance(answer, Nack)
+        assert (answer.code, answer.retry_after_ms) == (ErrorCode.BAD_REQUEST, None)
+        assert "claim with epoch 0" in answer.text
+        assert [await granted(address, 0) for _ in range(3)] == [1, 2, 3]
+
+
+async def test_epoch_beyond_those_set_aside_is_granted_soon_and_never_again(tmp_path: Path) -> None:
+    async with Propagator(data=tmp_path) as p, serving(p) as (_, address):
+        first = await claimed(address, 100_000)
+        assert isinstance(first, Nack)
+        assert first.code is ErrorCode.RATE_LIMITED
+        assert await granted(address, 100_000) == 100_000
+        # A crash now would leave nothing of it but what was set aside.
+        identity = read_identity(LocalDisk(tmp_path), PATH)
+        assert identity is not None
+        assert (identity.openings + 1) * 4_096 >= 100_000
+    async with Propagator(data=tmp_path) as p, serving(p) as (_, address):
+        assert await granted(address, 0) > 100_000
+
+
+async def test_producer_goes_on_when_its_log_comes_back_empty(tmp_path: Path) -> None:
+    old, new = LocalDisk(tmp_path / "old"), LocalDisk(tmp_path / "new")
+    for disk in (old, new):
+        async with Propagator(data=disk.root):
+            pass
+    identity = read_identity(old, PATH)
+    assert identity is not None
+    write_identity(old, DIRECTORY, PATH, identity.opened_so_often(50))
+    write_identity(new, DIRECTORY, PATH, identity)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings, producer = ServerSettings(port=port), Producer(f"127.0.0.1:{port}", name="me")
+    await producer.begin()
+    try:
+        with anyio.fail_after(20):
+            async with Propagator(data=old.root) as p, serving(p, settings):
+                await producer.publish(Delta("a", opaque(b"1")))
+            async with Propagator(data=new.root) as p, serving(p, settings):
+                await producer.publish(Delta("a", opaque(b"2")))
+                batches = p.inside().log.read(0, rows_max=10, bytes_max=1_000_000)
+                assert {one.batch.epoch for one in batches} == {51 * 4_096 + 1}
+    finally:
+        await producer.__aexit__(None, None, None)
