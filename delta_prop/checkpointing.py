@@ -129,14 +129,14 @@ class Checkpointer:
         return self._log.first_offset
 
     async def spill_ids(self) -> None:
-        """Have ids that come back leave the memory where they are many, unless the disk refuses."""
+        """Write restored ids to the disk where they are many, unless the disk refuses."""
         try:
             await self._keeper.write_sealed(self._threads)
         except OSError as error:
             logger.warning("ids could not be written, and stay in memory: %s", error)
 
     def close(self) -> None:
-        """Let go of the files of ids."""
+        """Close the files of ids."""
         self._keeper.give_up_merge()
         self._chain.appender.ids.close()
 
@@ -286,11 +286,11 @@ class Checkpointer:
         return copied
 
     def _written_runs(self) -> list[IdRun]:
-        """The runs of ids that lie on the disk: the older ones."""
+        """Return the runs of ids that lie on the disk: the older ones."""
         return [run for run in self._chain.appender.ids.runs if not run.in_memory]
 
     async def _copy_ids(self) -> tuple[list[IdRun], _Ids]:
-        """The runs, and all ids that are in none of them. Raises OSError."""
+        """Return the runs, and copy all ids that are in none of them. Raises OSError."""
         ids = self._chain.appender.ids
         while True:
             await self._keeper.write_sealed(self._threads)

@@ -165,7 +165,7 @@ class Settings:
 
     @property
     def memory_id_generation(self) -> int:
-        """`id_generation` beside a log in memory: never so small that there would be many generations."""
+        """`id_generation` beside a log in memory: large enough for few generations."""
         return max(self.id_generation, self.log_deltas_max // MEMORY_GENERATIONS_MAX)
 
     def memory_bytes_max(self, sinks: int) -> int:

@@ -57,7 +57,7 @@ def entry_of(work: Sequenced, have: int = 0) -> Entry:
 
 
 def entry_of_draft(draft: Draft | MatrixDraft, origin: int, waits: set[Dot | bytes]) -> Entry:
-    """What the orderer has to know of a draft that waits, under a stand-in for an origin."""
+    """Return the orderer's entry of a draft that waits, under a stand-in for an origin."""
     return Entry(
         origin=origin,
         first=1,
@@ -73,7 +73,7 @@ def entry_of_draft(draft: Draft | MatrixDraft, origin: int, waits: set[Dot | byt
 
 
 def item_of(work: Sequenced | Draft | MatrixDraft) -> Item:
-    """What the queue has to know of work."""
+    """Return the queue's item of work."""
     return Item(
         lane=work.priority,
         count=work.count,
@@ -85,7 +85,7 @@ def item_of(work: Sequenced | Draft | MatrixDraft) -> Item:
 
 
 def accepted_ids(batch: Batch) -> Sequence[bytes]:
-    """The ids that a batch brings; those of a control row are of deltas that were refused."""
+    """Return the ids that a batch brings; those of a control row are of refused deltas."""
     return () if batch.is_control else batch.ids or ()
 
 
@@ -110,7 +110,7 @@ def pass_on(told: Receipt, receipt: Receipt) -> None:
 
 
 def join(work: Sequenced, parked: Entry) -> Refused | None:
-    """Have the same dots again wait for the outcome of their first copy; why not, where they cannot.
+    """Let the same dots wait for the outcome of their first copy; return the refusal if they cannot.
 
     One effect, and both are told. `parked` is the first copy's entry.
     """

@@ -46,7 +46,7 @@ def check_numbers(work: Sequenced) -> None:
 
 
 def admit(origins: Origins, work: Sequenced, have: int, now: float) -> None:
-    """Know the origin of a batch, whose watermark is `have`: nobody says hello for it. Raises Refused."""
+    """Admit the origin of a batch, whose watermark is `have`: nobody says hello for it. Raises Refused."""
     batch, owner = work.batch, work.session.owner
     if origins.get(batch.origin) is None:
         origins.check_room([batch.origin], owner, bounded=False)

@@ -55,7 +55,7 @@ class IdKeeper:
 
     @property
     def wait_s(self) -> float | None:
-        """When `step` has something to do: 0 now; None: nothing, until ids come or go."""
+        """Seconds until `step` has something to do; None: nothing, until ids come or go."""
         ids = self._ids
         if ids.revision == self._idle_at or self._log.failure is not None:
             return None
@@ -71,7 +71,7 @@ class IdKeeper:
         return max(self._not_before - anyio.current_time(), 0.0)
 
     async def step(self, threads: Threads) -> None:
-        """Do what is most urgent of what is to be done."""
+        """Do the most urgent of what is to be done."""
         ids = self._ids
         try:
             if ids.waiting:
@@ -94,7 +94,7 @@ class IdKeeper:
         await self._write_all(self._ids, threads)
 
     def give_up_merge(self) -> None:
-        """Leave a merge that is under way, and its file."""
+        """Abort the merge that is under way, and remove its file."""
         writer, merge, self._writer, self._merge = self._writer, self._merge, None, None
         if merge is not None:
             merge.close()

@@ -44,7 +44,7 @@ class _Stretch(NamedTuple):
     length: int
 
     def goes_on(self, at: int, row: int) -> bool:
-        """True if it can be longer by this row."""
+        """Return True if the stretch can be longer by this row."""
         return at == self.at + self.length and row == self.row + self.length
 
 
@@ -59,7 +59,7 @@ class IdRepeats:
         self._ids = ids
 
     def find(self, ids: Sequence[bytes] | None) -> dict[int, int]:
-        """The rows that repeat an id, each with its first copy. Raises Refused (LOG_FAILED, LOG_FULL)."""
+        """Find the rows that repeat an id, each with its first copy. Raises Refused, to be tried again."""
         if ids is None:
             return {}
         if self._ids.full:
@@ -80,8 +80,8 @@ class IdRepeats:
     def check(self, batch: Batch, repeats: dict[int, int], source: Source) -> None:
         """Raise Refused (ID_REUSED) for the first row that says something else than its first copy.
 
-        A first copy that the log has let go is not compared. Raises Refused (TOO_LARGE) where the others are
-        scattered too widely, LOG_FAILED where one cannot be read.
+        A first copy below the log start is not compared. Raises Refused with TOO_LARGE if the others are too
+        scattered, with LOG_FAILED if one cannot be read.
         """
         start = self._log.first_offset
         logged = _stretches(sorted((at, row) for row, at in repeats.items() if at >= start))
@@ -102,7 +102,7 @@ class IdRepeats:
             raise id_reused(row, batch.ids[row], repeats[row])
 
     def _differing(self, batch: Batch, stretches: Sequence[_Stretch], source: Source) -> Iterator[int]:
-        """Of each stretch and frame the first row that differs; the stretches lie close to one another."""
+        """Yield, of each stretch and frame, the first row that differs; the stretches are one group."""
         end = stretches[-1].at + stretches[-1].length
         frames = self._read(stretches[0].at, end)
         logged = next(frames)
@@ -122,7 +122,7 @@ class IdRepeats:
                 at, row, count = at + here, row + here, count - here  # noqa: PLW2901 - the rest of it
 
     def _read(self, offset: int, end: int) -> Iterator[LoggedBatch]:
-        """The frames from the one that holds `offset` on, up to `end`. Raises Refused (LOG_FAILED)."""
+        """Yield the frames from the one that holds `offset` up to `end`. Raises Refused (LOG_FAILED)."""
         while offset < end:
             try:
                 found = self._log.read_appended(offset, rows_max=end - offset, bytes_max=_READ_BYTES)
@@ -135,7 +135,7 @@ class IdRepeats:
 
 
 def _stretches(copies: Iterable[tuple[int, int]]) -> list[_Stretch]:
-    """(first copy, row) one behind the other, taken together where both go on."""
+    """Join pairs (first copy, row) into stretches where both go on."""
     found: list[_Stretch] = []
     for at, row in copies:
         if found and found[-1].goes_on(at, row):
@@ -146,7 +146,7 @@ def _stretches(copies: Iterable[tuple[int, int]]) -> list[_Stretch]:
 
 
 def _places(stretches: Sequence[_Stretch]) -> Iterator[list[_Stretch]]:
-    """Stretches in order of offset, those together that lie so close that the log is read through."""
+    """Group stretches, which come in order of offset, that are close enough for one read."""
     place: list[_Stretch] = []
     end = 0
     for one in stretches:

@@ -34,7 +34,7 @@ class Orphans:
         self._refused = refused
 
     def refusal(self, work: Sequenced | Draft | MatrixDraft) -> Refused | None:
-        """The refusal of work with a row that names such a parent; None if there is none."""
+        """Return the refusal of work with a row that names such a parent; None if there is none."""
         if not len(self._refused) or work.forwards:
             return None
         own = work.batch.ids if isinstance(work, Sequenced) else work.ids
@@ -48,7 +48,7 @@ class Orphans:
     def note(
         self, ids: Iterable[object], refusal: Refused, source: Source = Source.LOCAL
     ) -> list[tuple[Entry, Refused]]:
-        """Note the ids of deltas that were refused; give what waits for them, each with its refusal.
+        """Note the ids of refused deltas; return what waits for them, each entry with its refusal.
 
         Nothing is noted where the refusal may pass, or its sender lacks a right: nobody who may not publish
         decides over others' deltas. A transform is tried again after a conflict.
@@ -64,7 +64,7 @@ class Orphans:
 
 
 def checked(deltas: Sequence[Delta], note: Callable[[Iterable[object], Refused], None]) -> Priority:
-    """`check_deltas`, with the ids of what it refuses noted. Raises as that does."""
+    """Run `check_deltas`, and note the ids of what it refuses. Raises as that does."""
     try:
         return check_deltas(deltas)
     except InvalidDelta as refusal:
@@ -73,7 +73,7 @@ def checked(deltas: Sequence[Delta], note: Callable[[Iterable[object], Refused],
 
 
 def parent_refused_for_good(row: int, parent: bytes, code: ErrorCode) -> Refused:
-    """What a delta names as its parent will not come."""
+    """Return the refusal of a row whose parent will not come."""
     refusal = InvalidDelta(
         "parents",
         f"{parent.hex()} is the id of a delta that was refused for good ({code.name}): send that one "
@@ -85,7 +85,7 @@ def parent_refused_for_good(row: int, parent: bytes, code: ErrorCode) -> Refused
 
 
 def _parents(work: Sequenced | Draft | MatrixDraft) -> Iterable[tuple[int, Dot | bytes]]:
-    """(row, parent) for each parent that a row names."""
+    """Yield (row, parent) for each parent that a row names."""
     if isinstance(work, Sequenced):
         return work.batch.parents
     if not work.parents:

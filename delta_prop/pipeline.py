@@ -291,7 +291,7 @@ class Chain:
             self._append_released()
 
     def note_refused(self, ids: Iterable[object], refusal: Refused) -> None:
-        """Deltas with these ids were refused before they came here."""
+        """Note the ids of deltas that were refused before they came here."""
         self._refuse_orphans(ids, refusal, Source.LOCAL)
         if not self._running:
             self._append_released()
@@ -592,7 +592,7 @@ class Chain:
         self.orderer.forget(entry.origin)
 
     def _refuse_orphans(self, ids: Iterable[object], refusal: Refused, source: Source) -> None:
-        """Deltas with these ids were refused: what waits for them as its parents goes no further either."""
+        """Note the ids of refused deltas, and refuse what waits for them as its parents."""
         orphans = deque(self._orphans.note(ids, refusal, source))
         while orphans:
             entry, orphaned = orphans.popleft()

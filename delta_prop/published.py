@@ -46,7 +46,7 @@ class Published:
 
     @classmethod
     def of_rows(cls, rows: Sequence[RowPlace], level: AckLevel) -> Published:
-        """The acknowledgement of rows of which some are new, which need not stand in a row."""
+        """Acknowledge rows of which some are new, at whatever offsets."""
         duplicates = {row: at for row, (at, _, duplicate) in enumerate(rows) if duplicate}
         first = next(row for row in rows if not row.duplicate)
         published = cls(first.offset, first.dot, len(rows), level, duplicates)
@@ -78,7 +78,7 @@ class Published:
         return max(known, default=0)
 
     def places(self) -> Sequence[RowPlace]:
-        """The place of each row."""
+        """Return the place of each row."""
         if self.rows:
             return self.rows
         found: list[RowPlace] = []

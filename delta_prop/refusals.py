@@ -126,7 +126,7 @@ def dot_reused(batch: Batch, outcome: int | ErrorCode | None = None) -> Refused:
 
 
 def id_reused(row: int, id_: bytes, at: int) -> Refused:
-    """An id of before, for other content. `at`: its first copy, as `IdRepeats` tells it."""
+    """Refuse an id that was accepted for other content. `at`: its first copy, as in `IdRepeats`."""
     where = f"offset {at}" if at >= 0 else f"row {-1 - at} of the same call"
     return Refused(
         ErrorCode.ID_REUSED,
@@ -139,7 +139,7 @@ def id_reused(row: int, id_: bytes, at: int) -> Refused:
 
 
 def repeats_scattered(places_max: int) -> Refused:
-    """Ids of before that would take too long to be compared with their first copies."""
+    """Refuse repeated ids that would take too long to compare with their first copies."""
     return Refused(
         ErrorCode.TOO_LARGE,
         f"the first copies of its ids are scattered over more than {places_max} places of the log, or stand "
@@ -149,7 +149,7 @@ def repeats_scattered(places_max: int) -> Refused:
 
 
 def too_many_pieces(pieces: int, pieces_max: int) -> Refused:
-    """Known and new ids by turns, which would be logged in too many frames."""
+    """Refuse known and new ids by turns, which would be logged in too many frames."""
     return Refused(
         ErrorCode.TOO_LARGE,
         f"known and new ids change {pieces - 1} times from row to row, allowed are {pieces_max - 1} times: "
@@ -159,7 +159,7 @@ def too_many_pieces(pieces: int, pieces_max: int) -> Refused:
 
 
 def ids_unreadable(error: Exception) -> Refused:
-    """Nobody can tell whether an id was accepted before, until it has been read from the log again."""
+    """Refuse ids that cannot be looked up until they have been read from the log again."""
     return Refused(
         ErrorCode.LOG_FAILED,
         f"the ids accepted before cannot be read ({error}), so this cannot be told from a repeat: they are "
@@ -169,7 +169,7 @@ def ids_unreadable(error: Exception) -> Refused:
 
 
 def ids_wait() -> Refused:
-    """The ids accepted lately are not written, and no more of them are to be held in memory."""
+    """Refuse ids while too many wait in memory to be written."""
     return Refused(
         ErrorCode.LOG_FULL,
         "too many ids wait to be written: try again when the disk has caught up",
@@ -178,7 +178,7 @@ def ids_wait() -> Refused:
 
 
 def first_copy_unreadable(offset: int, error: object) -> Refused:
-    """The first copy of an id cannot be read, so nobody knows whether this is a repeat."""
+    """Refuse a repeated id whose first copy cannot be read."""
     return Refused(
         ErrorCode.LOG_FAILED,
         f"the log cannot be read at offset {offset}, where an id was accepted before ({error}), so this "

@@ -34,13 +34,13 @@ class Piece(NamedTuple):
 
 
 def new_rows(batch: Batch, repeats: Mapping[int, int]) -> tuple[Batch, list[int]]:
-    """The rows of a batch that repeat nothing, as one batch to be checked, and which they are."""
+    """Return the rows of a batch that repeat nothing, as one batch to be checked, and their numbers."""
     rows = [row for row in range(batch.count) if row not in repeats]
     return part_of(batch, np.array(rows, np.intp), previous=_before(batch, 0), clock=batch.clock), rows
 
 
 def split(batch: Batch, repeats: Mapping[int, int], place: int) -> list[Piece]:
-    """The pieces of a batch whose row 0 gets the offset `place`. Raises Refused where they are too many.
+    """Split a batch whose row 0 gets the offset `place`. Raises Refused if there are too many pieces.
 
     `repeats`: the known rows with their first copies, as `IdRepeats` tells them.
     """
@@ -76,7 +76,7 @@ def split(batch: Batch, repeats: Mapping[int, int], place: int) -> list[Piece]:
 
 
 def of_row(refusal: Refused, rows: list[int]) -> Refused:
-    """A refusal of some rows of a call, with the row counted as the caller counts."""
+    """Return a refusal of some rows of a call with the row numbered as in the call."""
     if refusal.row is None or rows[refusal.row] == refusal.row:
         return refusal
     row = rows[refusal.row]
@@ -93,7 +93,7 @@ def of_row(refusal: Refused, rows: list[int]) -> Refused:
 
 
 def _before(batch: Batch, row: int) -> int:
-    """The origin's last counter before a row."""
+    """Return the origin's last counter before a row."""
     if row:
         return batch.counter(row - 1)
     return batch.previous if batch.leaps else batch.base - 1

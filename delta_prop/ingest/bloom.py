@@ -66,7 +66,7 @@ class IdFilter:
 
     @staticmethod
     def size_of(capacity: int, error_rate: float) -> int:
-        """The bytes of the bits of a filter, without making one."""
+        """Return the bytes that the bits of such a filter take, without creating one."""
         slices = math.ceil(math.log(1.0 / error_rate, 2))
         bits = math.ceil(capacity * abs(math.log(error_rate)) / (slices * math.log(2) ** 2))
         return -(-slices * bits // 8)

@@ -27,7 +27,7 @@ PAGES_A_STEP = 16
 
 
 def choose(runs: Sequence[IdRun], generation_ids: int) -> Sequence[IdRun]:
-    """The runs that are to be merged next, neighbours of which none outweighs the others; or none.
+    """Choose the runs to merge next: neighbours of which none outweighs the others; or none.
 
     `runs`: the oldest first. So an id comes into a run at least twice as large whenever it is written again.
     """
@@ -55,19 +55,19 @@ class Merge:
         self._writer = RunWriter(sum(run.facts.rows for run in runs), error_rate)
 
     def close(self) -> None:
-        """Let go of the runs."""
+        """Release the runs."""
         for run in self.runs:
             run.release()
 
     def result(self, file: File, part: PartName, path: str) -> IdRun:
-        """The new run, in the file that all its bytes were written to."""
+        """Return the new run, in the file that all its bytes were written to."""
         assert self.facts is not None, "only what is done has a result"
         run = IdRun(self.facts, self._writer.fences, file=file, part=part, path=path)
         run.filter = self._writer.filter
         return run
 
     def step(self) -> Iterable[bytes]:
-        """Go on for some milliseconds. Raises RunDamaged, OSError."""
+        """Merge for some milliseconds. Raises RunDamaged, OSError."""
         for cursor in self._cursors:
             cursor.fill()
         bounds = [cursor.last for cursor in self._cursors if cursor.more]
@@ -92,7 +92,7 @@ class _Cursor:
 
     @property
     def more(self) -> bool:
-        """True while some of the run has not been read."""
+        """True while some pages have not been read."""
         return self._page < self._run.facts.pages
 
     @property
@@ -101,13 +101,13 @@ class _Cursor:
         return int(self.left[-1, 0]), int(self.left[-1, 1])
 
     def fill(self) -> None:
-        """Read on where nothing is left."""
+        """Read the next pages if no row is left."""
         if self.more and not len(self.left):
             self.left = self._run.rows(self._page, PAGES_A_STEP)
             self._page += PAGES_A_STEP
 
     def take(self, bound: tuple[int, int]) -> NDArray[np.uint64]:
-        """The rows up to a hash and second half."""
+        """Take the rows up to a hash and second half."""
         hashed, second = np.uint64(bound[0]), np.uint64(bound[1])
         start = int(self.left[:, 0].searchsorted(hashed))
         end = int(self.left[:, 0].searchsorted(hashed, side="right"))

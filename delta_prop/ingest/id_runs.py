@@ -71,12 +71,12 @@ class RunFacts(NamedTuple):
 
     @property
     def rows_a_page(self) -> int:
-        """How many ids a full page holds."""
+        """Ids on a full page."""
         return (self.page_bytes - _TAIL.size) // ROW_BYTES
 
     @property
     def pages(self) -> int:
-        """How many pages there are."""
+        """Number of pages."""
         return -(-self.rows // self.rows_a_page)
 
 
@@ -152,7 +152,7 @@ class IdRun:
         return IdFilter.size_of(self.facts.filter_ids, self.facts.error_rate)
 
     def thin(self) -> bool:
-        """Keep every other fence, so that a look reads twice as many pages; False if there is but one."""
+        """Drop every other fence, so that a lookup reads twice as many pages; False if one is left."""
         if len(self._hashes) <= 1:
             return False
         self._hashes, self._seconds = self._hashes[::2], self._seconds[::2]
@@ -163,14 +163,14 @@ class IdRun:
     # --- looking
 
     def find(self, hashed: int, second: int) -> int | None:
-        """The offset of an id, None where it is not here."""
+        """Find the offset of an id; None if it is not in the run."""
         place = self._fence_of(hashed, second)
         if place < 0:
             return None
         return self._search(self._pages(place), hashed.to_bytes(8, "little") + second.to_bytes(8, "little"))
 
     def find_many(self, hashes: NDArray[np.uint64], seconds: NDArray[np.uint64]) -> list[int | None]:
-        """The same for many, each page that is needed being read once."""
+        """Find the offsets of many ids; each page is read once."""
         found: list[int | None] = [None] * len(hashes)
         places = self._fences.searchsorted(hashes, side="right") - 1
         for row in np.flatnonzero(self._fences[places] == hashes).tolist():  # may be on a page before that
@@ -188,7 +188,7 @@ class IdRun:
 
     @staticmethod
     def _search(pages: list[_Page], key: bytes) -> int | None:
-        """The offset behind a key among the rows of some pages."""
+        """Find the offset that follows a key in some pages."""
         for raw, stop in pages:
             at = raw.find(key, 0, stop)
             while at >= 0 and at % ROW_BYTES:  # the bytes of two rows may look like one
@@ -198,7 +198,7 @@ class IdRun:
         return None
 
     def rows(self, first: int, count: int) -> NDArray[np.uint64]:
-        """The rows of some pages, as columns hash, second half, offset."""
+        """Read the rows of some pages, as columns hash, second half, offset."""
         parts = []
         for number in range(first, min(first + count, self.facts.pages)):
             raw, stop = self._page(number)
@@ -206,13 +206,13 @@ class IdRun:
         return np.concatenate(parts).astype(np.uint64, copy=False).reshape(-1, 3)
 
     def _fence_of(self, hashed: int, second: int) -> int:
-        """The fence behind which an id stands, if it is here; -1 where it is below all."""
+        """Find the fence whose pages hold an id if the run does; -1 if the id is below all."""
         end = bisect_right(self._hashes, hashed)
         start = bisect_left(self._hashes, hashed, 0, end)
         return bisect_right(self._seconds, second, start, end) - 1 if start < end else end - 1
 
     def _pages(self, place: int) -> list[_Page]:
-        """The pages from a fence to the next one."""
+        """Read the pages from a fence to the next one."""
         first = place * self._stride
         return [self._page(number) for number in range(first, min(first + self._stride, self.facts.pages))]
 
@@ -230,7 +230,7 @@ class IdRun:
     # --- being kept
 
     def chunks(self) -> Iterator[bytes]:
-        """The bytes of its file, of a run in memory."""
+        """Yield the bytes of the file of a run in memory."""
         assert self._held is not None
         assert self.filter is not None
         assert self._stride == 1, "what waits to be written is not thinned"
@@ -239,7 +239,7 @@ class IdRun:
         yield from tail_of(self.facts, (self._hashes, self._seconds), self.filter)
 
     def load_filter(self) -> IdFilter:
-        """Read its filter from the file. Raises RunDamaged, OSError."""
+        """Read the filter from the file. Raises RunDamaged, OSError."""
         assert self._file is not None
         facts, trailer = self.facts, _TRAILER.size
         filter_ = IdFilter(facts.filter_ids, facts.error_rate)
@@ -252,7 +252,7 @@ class IdRun:
         return filter_
 
     def hold(self) -> None:
-        """Keep its file open, whoever closes it meanwhile, until `release`: another thread reads it."""
+        """Keep the file open until `release`, even if the run is closed: another thread reads it."""
         self._holders += 1
 
     def release(self) -> None:
@@ -261,7 +261,7 @@ class IdRun:
         self._close()
 
     def close(self) -> None:
-        """Let go of its file: nobody looks into it any more."""
+        """Close the file, unless it is held: nobody looks into the run any more."""
         self._closed = True
         self._close()
 
@@ -284,7 +284,7 @@ class RunWriter:
         self._page_bytes = PAGE_BYTES
 
     def add(self, rows: NDArray[np.uint64]) -> list[bytes]:
-        """Take the next rows, as columns hash, second half, offset; give the pages that are full."""
+        """Take the next rows, as columns hash, second half, offset; return the pages that are full."""
         if len(rows):
             self.filter.add(np.ascontiguousarray(rows[:, 0]))
             self._first = min(self._first, int(rows[:, 2].min()))
@@ -296,7 +296,7 @@ class RunWriter:
         return self._paged(rows[:full])
 
     def finish(self) -> tuple[RunFacts, list[bytes]]:
-        """What was made, and its last page."""
+        """End the run; return its facts and its last page."""
         last = self._paged(self._left)
         return self._facts(), last
 
@@ -326,7 +326,7 @@ class RunWriter:
 
 
 def tail_of(facts: RunFacts, fences: tuple[array[int], array[int]], filter_: IdFilter) -> Iterator[bytes]:
-    """What stands behind the pages in a run's file, in pieces: other threads go on between two."""
+    """Yield what follows the pages in a run's file, in pieces, so that other threads run between two."""
     told = b"".join(np.frombuffer(column, np.uint64).astype(_U64).tobytes() for column in fences)
     yield told
     bits = memoryview(filter_.save())
@@ -343,7 +343,7 @@ def tail_of(facts: RunFacts, fences: tuple[array[int], array[int]], filter_: IdF
 
 
 def in_order(rows: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Rows sorted by hash, then by second half; of an id that stands there twice, the first place alone."""
+    """Sort rows by hash, then by second half; of an id that is there twice keep the lower offset."""
     order = rows[:, 0].argsort()
     ordered = rows[order]
     if not (ordered[1:, 0] == ordered[:-1, 0]).any():

@@ -44,12 +44,12 @@ class RefusedIds:
                 self._codes.pop(one, None)
 
     def code(self, one: bytes) -> ErrorCode | None:
-        """What a delta with this id was refused with; None where none was, or it is not known any more."""
+        """Return the code that a delta with this id was refused with; None if none is known."""
         code = self._codes.get(one)
         return None if code is None else ErrorCode(code)
 
     def save(self) -> tuple[bytes, bytes]:
-        """Ids and codes, for `restore`."""
+        """Return ids and codes, for `restore`."""
         return b"".join(self._codes), np.fromiter(self._codes.values(), _U16, len(self._codes)).tobytes()
 
     def restore(self, saved: tuple[bytes, bytes]) -> None:

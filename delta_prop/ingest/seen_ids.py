@@ -70,7 +70,7 @@ class SeenIds:
         index_bytes_max: int = 1 << 28,
         error_rate: float = 0.001,
     ) -> None:
-        """`waiting_max`: runs that may wait in memory to be written; None: nobody writes them."""
+        """Create an empty table. `waiting_max`: runs that may wait to be written; None: any number."""
         assert generation_ids >= 1
         self.generation_ids = generation_ids
         self.error_rate = error_rate
@@ -93,7 +93,7 @@ class SeenIds:
         self._false_positives = 0
 
     def find(self, ids: Sequence[bytes]) -> list[int | None]:
-        """The first offset of each id that was seen, None of each other one. Raises RunDamaged, OSError."""
+        """Find the first offset of each id; None if it was not seen. Raises RunDamaged, OSError."""
         if len(ids) <= FEW:
             return [self._find_one(one) for one in ids]
         found: list[int | None] = [None] * len(ids)
@@ -109,7 +109,7 @@ class SeenIds:
         return found
 
     def __contains__(self, one: object) -> bool:
-        """True if an id was seen. One of which nobody can tell at present counts as not seen yet."""
+        """Return True if an id was seen; False also while its run cannot be read."""
         try:
             return isinstance(one, bytes) and self._find_one(one) is not None
         except (RunDamaged, OSError):
@@ -173,7 +173,7 @@ class SeenIds:
 
     @property
     def waiting(self) -> int:
-        """How many runs lie in memory."""
+        """Number of runs that lie in memory."""
         return sum(run.in_memory for run in self._runs)
 
     @property
@@ -183,7 +183,7 @@ class SeenIds:
 
     @property
     def forgotten(self) -> int:
-        """How many runs are forgotten."""
+        """Number of runs that are forgotten."""
         return self._forgotten
 
     def unsealed(self) -> tuple[dict[bytes, int], dict[bytes, int]]:
@@ -191,7 +191,7 @@ class SeenIds:
         return self._closed, self._open
 
     def restore(self, runs: Sequence[IdRun], *, kept_since: int, forgotten: int) -> None:
-        """Begin with the runs of a checkpoint, oldest first; ids that were not sealed are added then."""
+        """Begin with the runs of a checkpoint, oldest first; add the ids that were not sealed afterwards."""
         self._runs = [*runs]
         self.revision += 1
         self._share()
@@ -207,7 +207,7 @@ class SeenIds:
             self._sealing = None
 
     def exchange(self, before: Sequence[IdRun], after: Sequence[IdRun]) -> None:
-        """Let runs stand for those of before that say the same; these may have been forgotten meanwhile."""
+        """Replace runs by others with the same ids; the former may have been forgotten meanwhile."""
         places = [place for place, run in enumerate(self._runs) if run in before]
         if places:
             self._runs[places[0] : places[-1] + 1] = after
@@ -219,16 +219,16 @@ class SeenIds:
         self._share()
 
     def to_load(self) -> IdRun | None:
-        """The run whose filter is to be read into memory next."""
+        """Choose the run whose filter is to be read into memory next; None if there is none."""
         return next((run for run in self._to_filter() if run.filter is None and not run.in_memory), None)
 
     def close(self) -> None:
-        """Let go of all files."""
+        """Close all files."""
         for run in self._runs:
             run.close()
 
     def _to_filter(self) -> Iterable[IdRun]:
-        """The runs that may have their filters in memory, within the bound."""
+        """Yield the runs whose filters fit into the bound, the smallest first."""
         left = self._index_bytes_max - sum(run.fences_nbytes for run in self._runs)
         for run in sorted(self._runs, key=lambda run: run.facts.rows):
             left -= run.filter_nbytes
@@ -237,7 +237,7 @@ class SeenIds:
             yield run
 
     def _share(self) -> None:
-        """Drop what finds ids quickly where there is no room for it any more. Runs in memory keep theirs."""
+        """Drop fences and filters beyond the bound. Runs in memory keep theirs."""
         written = [run for run in self._runs if not run.in_memory]
         while written and sum(run.fences_nbytes for run in written) > self._index_bytes_max:
             if not max(written, key=_fences).thin():

@@ -209,7 +209,7 @@ class Orderer:
         return True
 
     def waiting_for(self, ids: Iterable[bytes]) -> list[Entry]:
-        """The parked entries that wait for a delta with one of these ids, in order of arrival."""
+        """Find the parked entries that wait for a delta with one of these ids, in order of arrival."""
         return sorted(self._waiters.waiting_for(ids), key=_arrival)
 
     def take_origin(self, origin: int) -> list[Entry]:

@@ -170,7 +170,7 @@ class Waiters:
         return complete
 
     def waiting_for(self, ids: Iterable[bytes]) -> list[Entry]:
-        """Held entries that wait for one of these ids."""
+        """Find the held entries that wait for one of these ids."""
         if not self._ids:
             return []
         tickets = {ticket for delta_id in ids for ticket in self._ids.get(delta_id, ())}

@@ -83,7 +83,7 @@ def cut(logged: LoggedBatch, rows: NDArray[np.intp]) -> list[bytes]:
 
 
 def part_of(batch: Batch, rows: NDArray[np.intp], *, previous: int, clock: Sequence[Dot]) -> Batch:
-    """A batch of some rows of one, under the dots that they have, in a frame signed anew.
+    """Return some rows of a batch as a batch, under the same dots, in a frame with its own checksum.
 
     `rows` rise. `previous`: the origin's last counter before them; `clock`: the entries that it carries.
     """
@@ -185,7 +185,7 @@ def _cut_body(logged: LoggedBatch, rows: NDArray[np.intp]) -> Batch:
 
 
 def _cut_columns(batch: Batch, rows: NDArray[np.intp]) -> tuple[dict[Column, bytes], int, int]:
-    """The columns of what these rows say, the mask of their kinds, their dimension."""
+    """Cut the columns of these rows; return them with the kinds mask and the dimension."""
     columns: dict[Column, bytes] = {}
     _cut_parts(columns, batch, rows, Column.KEY_ENDS, Column.KEYS)
     _cut_namespaces(columns, batch, rows)

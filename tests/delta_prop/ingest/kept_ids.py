@@ -23,7 +23,7 @@ class Kept:
         self.checkpoints = Checkpoints(self.disk, "x", bytes(16))
 
     def write(self, seen: SeenIds) -> None:
-        """All sealed runs leave the memory."""
+        """Write all sealed runs."""
         for run in seen.runs:
             if run.in_memory:
                 written = self._written(run)
@@ -31,7 +31,7 @@ class Kept:
                 seen.exchange([run], [written])
 
     def merge(self, seen: SeenIds) -> bool:
-        """Merge once, if some are to be merged; whether they were."""
+        """Merge once; return False if none are to be merged."""
         runs = choose(seen.runs, seen.generation_ids)
         if not runs or any(run.in_memory for run in runs):
             return False
@@ -47,16 +47,16 @@ class Kept:
         return True
 
     def load_filters(self, seen: SeenIds) -> None:
-        """All filters for which there is room."""
+        """Load all filters for which there is room."""
         while (run := seen.to_load()) is not None:
             run.filter = run.load_filter()
 
     def opened(self, runs: list[IdRun]) -> list[IdRun]:
-        """The same runs, as another process finds them."""
+        """Open the same runs, as another process finds them."""
         return [open_run(self.checkpoints, run.part) for run in runs if run.part is not None]
 
     def path(self, run: IdRun) -> str:
-        """The file of a run."""
+        """Return the file of a run."""
         assert run.part is not None
         return self.checkpoints.path_of(run.part)
 

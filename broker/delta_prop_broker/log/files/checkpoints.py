@@ -167,7 +167,7 @@ class PartWriter:
         return PartName(self.name, self._at, self._crc)
 
     def abort(self) -> None:
-        """Give it up."""
+        """Close and remove it."""
         self._close()
         with suppress(OSError):
             self._disk.remove(self._path)
@@ -211,7 +211,7 @@ class Checkpoints:
         self.kept.remove(checkpoint)
 
     def free_name(self, offset: int, kind: str) -> str:
-        """The name of a part of that kind, first of that offset, that no other part has."""
+        """Return a part name of that offset and kind that no other part has."""
         number = 0
         while (name := part_name(offset, f"{kind}{number}")) in self._held or self._is_named(name):
             number += 1
@@ -236,15 +236,15 @@ class Checkpoints:
             raise
 
     def open_part(self, part: PartName) -> File:
-        """A part that was written, open for reading. Raises OSError."""
+        """Open a part that was written, for reading. Raises OSError."""
         return self._disk.open(self.path_of(part), read_only=True)
 
     def path_of(self, part: PartName) -> str:
-        """Where a part lies."""
+        """Return the path of a part."""
         return f"{self._directory}/{part.name}"
 
     def let_go(self, name: str) -> None:
-        """Keep a part no longer, unless a kept checkpoint names it."""
+        """Release a part: it goes, unless a kept checkpoint names it."""
         self._held.discard(name)
 
     def _is_named(self, name: str) -> bool:
