@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch, LoggedBatch
 
 COST_MAX = 10_000
-"""What comparing the rows of one call may cost, in stretches of rows, so that nobody waits long for it."""
+"""What comparing the rows of one call may cost, in stretches of rows within a frame of the log, so that
+nobody waits long for it: 0.2 s at most."""
 PLACE_COSTS = 10
 """What a place of the log costs that has to be looked for."""
 GAP_ROWS = 8
@@ -57,6 +58,7 @@ class IdRepeats:
     def __init__(self, log: Log, ids: SeenIds) -> None:
         self._log = log
         self._ids = ids
+        self._spent = 0
 
     def find(self, ids: Sequence[bytes] | None) -> dict[int, int]:
         """Find the rows that repeat an id, each with its first copy. Raises Refused, to be tried again."""
@@ -87,8 +89,8 @@ class IdRepeats:
         logged = _stretches(sorted((at, row) for row, at in repeats.items() if at >= start))
         in_batch = _stretches((-1 - at, row) for row, at in sorted(repeats.items()) if at < 0)
         places = sum(1 for _ in _places(logged))
-        if len(logged) + len(in_batch) + PLACE_COSTS * places > COST_MAX:
-            raise repeats_scattered(COST_MAX // PLACE_COSTS)
+        self._spent = 0
+        self._spend(len(logged) + len(in_batch) + PLACE_COSTS * places)
         assert batch.ids is not None, "rows without ids repeat none"
         wrong = [
             one.row + row
@@ -111,6 +113,7 @@ class IdRepeats:
                 while logged.next_offset <= at:
                     logged = next(frames)
                 here = min(count, logged.next_offset - at)
+                self._spend(here < count)
                 place = at - logged.offset
                 if source is Source.TRANSFORM is logged.source:  # made anew from what the vector was since
                     same = same_contents(batch, row, logged.batch, place, here, operands=False)
@@ -120,6 +123,12 @@ class IdRepeats:
                 if differs is not None:
                     yield row + differs
                 at, row, count = at + here, row + here, count - here  # noqa: PLW2901 - the rest of it
+
+    def _spend(self, cost: int) -> None:
+        """Count what this call's comparison costs. Raises Refused (TOO_LARGE) beyond the bound."""
+        self._spent += cost
+        if self._spent > COST_MAX:
+            raise repeats_scattered(COST_MAX // PLACE_COSTS, COST_MAX)
 
     def _read(self, offset: int, end: int) -> Iterator[LoggedBatch]:
         """Yield the frames from the one that holds `offset` up to `end`. Raises Refused (LOG_FAILED)."""

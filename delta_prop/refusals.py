@@ -138,12 +138,12 @@ def id_reused(row: int, id_: bytes, at: int) -> Refused:
     )
 
 
-def repeats_scattered(places_max: int) -> Refused:
+def repeats_scattered(places_max: int, frames_max: int) -> Refused:
     """Refuse repeated ids that would take too long to compare with their first copies."""
     return Refused(
         ErrorCode.TOO_LARGE,
-        f"the first copies of its ids are scattered over more than {places_max} places of the log, or stand "
-        "in quite another order: send fewer deltas at once",
+        f"the first copies of its ids are scattered over more than {places_max} places, {frames_max} frames "
+        "of the log, or in quite another order: send fewer deltas at once",
         field="id",
     )
 

@@ -183,6 +183,13 @@ def test_rows_that_are_scattered_too_widely_are_refused_whole(monkeypatch: pytes
     assert refusal is not None
     assert refusal.code is ErrorCode.TOO_LARGE
     assert bench.publish(*close[:100:-1]).result().duplicate
+    alone = [made(f"x{number}", id=(2000 + number).to_bytes(16, "big")) for number in range(102)]
+    for row in alone:
+        bench.publish(row)
+    refusal = bench.publish(*alone).refusal()
+    assert refusal is not None
+    assert refusal.code is ErrorCode.TOO_LARGE, "they stand in as many frames"
+    assert bench.publish(*alone[:100]).result().duplicate
 
 
 # --- beside a log on disk
