@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from delta_prop.synchronous import SyncPropagator
     from delta_prop_broker.log.settings import LogSettings
     from delta_prop_wire.delta import (
+        ABSENT,
         AckLevel,
         Delta,
         Dot,
@@ -59,6 +60,7 @@ _HOMES = {
     "delta_prop.synchronous": ("SyncPropagator",),
     "delta_prop_broker.log.settings": ("LogSettings",),
     "delta_prop_wire.delta": (
+        "ABSENT",
         "AckLevel",
         "Delta",
         "Dot",
@@ -101,6 +103,7 @@ __all__ = [  # noqa: RUF022 - in the order in which a reader meets them
     "Delta",
     "Operation",
     "Dot",
+    "ABSENT",
     "Kind",
     "Priority",
     "Source",

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.contract import Log
     from delta_prop_broker.log.files.snapshot import OriginMark
     from delta_prop_wire.batch import Batch, LoggedBatch
+    from delta_prop_wire.delta import Head
 
 _NAMESPACE_AND_KIND = attrgetter("namespace", "kind")
 
@@ -61,7 +62,7 @@ class Appender:
         vectors: Vectors,
         ids: SeenIds,
         wall_us: Callable[[], int],
-        load_head: Callable[[str, str], Dot | None],
+        load_head: Callable[[str, str], Head | None],
     ) -> None:
         self.log = log
         self.lamport = 0

@@ -16,12 +16,12 @@ from delta_prop.route.reasons import cannot_be_rebuilt
 from delta_prop.route.rebuild import has_snapshot, newest_snapshot, told_from
 from delta_prop.route.status import FeedState, text_of
 from delta_prop_sinks.sink import HasBackground, ResumePoint
-from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.delta import WHOLE_KINDS, AckLevel, Head, Kind
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.spec import BATCH_ROWS_MAX, ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from contextlib import AbstractAsyncContextManager
 
     from delta_prop.append import Appender
@@ -319,6 +319,16 @@ class Attached:
                 "holds",
                 details={"offset": next_offset, "next_offset": end},
             )
+
+
+def head_of(history: Iterable[tuple[LoggedBatch, int]]) -> Head | None:
+    """The head of the vector whose deltas these are, given in log order; None where there are none."""
+    rows = list(history)
+    alive = False
+    for logged, row in sorted(rows, key=lambda one: one[0].key(one[1])):
+        kind = logged.batch.kinds[row]
+        alive = kind in WHOLE_KINDS or (alive and kind != Kind.DELETE)
+    return Head(rows[-1][0].batch.dot(rows[-1][1]), alive) if rows else None
 
 
 def vector_history(log: Log, namespace: str, vector_id: str) -> Iterator[tuple[LoggedBatch, int]]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import anyio
 import anyio.lowlevel
 
-from delta_prop.attached import Attached, Start, vector_history
+from delta_prop.attached import Attached, Start, head_of, vector_history
 from delta_prop.pacing import Pacing
 from delta_prop.quarantines import Quarantines
 from delta_prop.route.feed import Feed
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.contract import Log
     from delta_prop_sinks.sink import Sink
     from delta_prop_wire.batch import Batch, LoggedBatch
-    from delta_prop_wire.delta import Dot
+    from delta_prop_wire.delta import Head
     from delta_prop_wire.topics import Topic
 
 logger = logging.getLogger("delta_prop")
@@ -369,11 +369,9 @@ class Attachments:
             if attached.has_past and isinstance(attached.sink, HoldsVectors):
                 self._appender().vectors.note_past(attached.sink.dimensions())
 
-    def load_head(self, namespace: str, vector_id: str) -> Dot | None:
-        """The last dot of a vector that the table of heads does not hold: from the log, else from a sink."""
-        found: Dot | None = None
-        for logged, row in vector_history(self._log, namespace, vector_id):
-            found = logged.batch.dot(row)
+    def load_head(self, namespace: str, vector_id: str) -> Head | None:
+        """The head of a vector that the table of heads does not hold: from the log, else from a sink."""
+        found = head_of(vector_history(self._log, namespace, vector_id))
         for attached in self.attached.values():
             if attached.require_feed().rebuilding:
                 continue  # what it holds is void

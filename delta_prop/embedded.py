@@ -425,10 +425,11 @@ class Propagator(Publishing):
     def head(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> Dot | None:
         """The dot of a vector's last delta, for `expect=`; None where none is known."""
         self._check_open()
-        head = self._chain.appender.vectors.head(namespace, vector_id)
-        if head is None and self._chain.appender.vectors.may_lack(namespace):
+        dot = self._chain.appender.vectors.head(namespace, vector_id)
+        if dot is None and self._chain.appender.vectors.may_lack(namespace):
             head = self._sinks.load_head(namespace, vector_id)
-        return head
+            dot = None if head is None else head.dot
+        return dot
 
     def sink(self, name: str) -> Sink:
         """The attached sink of that name."""

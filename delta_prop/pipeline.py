@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from delta_prop.merged import Merged
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import Batch, LoggedBatch
-    from delta_prop_wire.delta import AckLevel
+    from delta_prop_wire.delta import AckLevel, Head
     from delta_prop_wire.frames import OriginClaim
 
 Work: TypeAlias = Sequenced | Draft | MatrixDraft
@@ -84,7 +84,7 @@ class Chain:
         wall_us: Callable[[], int],
         origins: Origins,
         vectors: Vectors,
-        load_head: Callable[[str, str], Dot | None],
+        load_head: Callable[[str, str], Head | None],
         gate: Gate | None = None,
         on_placed: Callable[[], None] | None = None,
         on_queued: Callable[[], None] = lambda: None,

@@ -1,12 +1,15 @@
 """What every test shares: the `--full` amounts, the profiles of hypothesis, and which tests run.
 
-A normal run is the same every time, on every machine; `--full` draws new examples, in full amounts. What
-needs Spark runs where there is Java, in one worker, which starts Spark once.
+A normal run is the same every time, on every machine, but for the seeds of disasters, which are new each time
+and told at its end; `--full` draws new examples too, in full amounts. What needs Spark runs where there is
+Java, in one worker, which starts Spark once.
 """
 
 from __future__ import annotations
 
+import secrets
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +19,7 @@ from delta_prop.spark.java import missing
 from tests.quiet import in_the_room
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -31,17 +34,25 @@ settings.register_profile(
 settings.register_profile("full", max_examples=1_000, deadline=None, print_blob=True)
 
 
+TOLD = "told"
+"""The property of a report whose value is printed."""
 SPARK = "delta_prop/spark/"
 """Where the tests are that start Spark."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add `--full`."""
+    """Add `--full`, `--spark` and `--first-seed`."""
     parser.addoption(
         "--full", action="store_true", help="the full amounts instead of shrunk ones; takes minutes"
     )
     parser.addoption(
         "--spark", action="store_true", help="only the tests with Spark; fails where they cannot run"
+    )
+    parser.addoption(
+        "--first-seed",
+        type=int,
+        default=secrets.randbelow(1 << 32),
+        help="the first seed of disasters that is tried; drawn anew each time",
     )
 
 
@@ -80,9 +91,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what was not run for want of Spark, and what cures that."""
+    """Say what tests tell, and what was not run for want of Spark, and what cures that."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    for report in reports:
+        for name, value in getattr(report, "user_properties", ()):
+            if name == TOLD and report.when == "call":
+                terminalreporter.write_line(value)
     skipped = terminalreporter.stats.get("skipped", [])
-    count = sum("spark" in report.keywords for report in skipped)
+    count = sum("spark" in getattr(report, "keywords", ()) for report in skipped)
     if count and (lacking := missing()) is not None:
         terminalreporter.write_line(f"{count} tests with Spark did not run: {lacking}")
 
@@ -96,6 +112,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 
 def _alone(item: pytest.Item) -> bool:
     return item.get_closest_marker("alone") is not None
+
+
+@pytest.fixture
+def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Has a line printed at the end of the run."""
+    return partial(record_property, TOLD)
 
 
 @pytest.fixture(scope="session")

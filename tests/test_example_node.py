@@ -328,6 +328,34 @@ def test_a_producer_keeps_to_credit_backpressure_and_heartbeats() -> None:
             peer.close()
 
 
+TELLS = """
+    import { Producer } from "./delta_prop.mjs";
+    const producer = await Producer.open({ port: PORT, origin: 18n });
+    const rows = (...names) => names.map((vectorId) => ({ vectorId, op: 6 }));
+    const told = await Promise.allSettled(
+      [rows("a"), rows("b", "c"), rows("d"), rows("e")].map((one) => producer.publish(one)),
+    );
+    console.log(JSON.stringify(told.map(({ value, reason }) => reason?.code ?? Number(value.offset))));
+    producer.close();
+"""
+
+
+def test_a_repeat_of_which_nobody_knows_the_place_is_no_acknowledgement() -> None:
+    nowhere = (1 << 63) - 1
+    with client(TELLS) as (listener, process):
+        peer = Peer(listener, {"origins": [[18, 1, 0]]}, [100, 1_000_000])
+        try:
+            assert [peer.frame()[1] for _ in range(4)] == [1, 2, 4, 5]
+            peer.answer(2, {"ranges": [[1, 1, 7, 1], [2, 2, nowhere, 1], [3, 3, 9, 1]]}, 3)
+            peer.answer(3, {"code": 28, "text": "let go of"}, 4)
+            peer.answer(2, {"ranges": [[5, 5, 10, 0]]}, 5)
+            assert process.stdout is not None
+            told = json.loads(process.stdout.readline())
+            assert told == [7, "OUTCOME_UNKNOWN", "OUTCOME_UNKNOWN", 10]
+        finally:
+            peer.close()
+
+
 SUBSCRIBES = """
     import { Subscriber } from "./delta_prop.mjs";
     const subscriber = new Subscriber({ port: PORT, start: ["earliest"], credit: [10, 99999] });

@@ -7,12 +7,14 @@ the log is the truth and ignores an operation that has nothing to work on.
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
 from itertools import compress, count, islice
 from operator import contains, setitem
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from delta_prop.ingest.expectations import check_expects
 from delta_prop.ingest.namespaces import (
     COUNTER_MASK,
     DELETE_BIT,
@@ -31,9 +33,8 @@ from delta_prop.ingest.namespaces import (
     unseen,
 )
 from delta_prop_wire.batch import SPARSE_KINDS
-from delta_prop_wire.delta import PARTIAL_KINDS, WHOLE_KINDS, Dot, Kind, Source
-from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
-from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.delta import PARTIAL_KINDS, WHOLE_KINDS, Dot, Head, Kind, Source
+from delta_prop_wire.errors import InvalidDelta, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -119,8 +120,19 @@ class Vectors:
         for name, dimension in dimensions.items():
             self._namespace(name).dimension = dimension
 
-    def check(self, batch: Batch, load: Callable[[str, str], Dot | None]) -> None:
-        """Raise Refused where a row cannot apply: dimension, unknown or deleted vector, `expect`."""
+    def check(self, batch: Batch, load: Callable[[str, str], Head | None]) -> None:
+        """Raise Refused for the first row that cannot apply: dimension, unknown vector, `expect`."""
+        expects = () if batch.plain else batch.expects
+        try:
+            self._check_apply(batch)
+        except InvalidDelta as refusal:
+            if expects and min(row for row, _ in expects) < (refusal.row or 0):
+                check_expects(batch, partial(self._head, load=load), rows=refusal.row)
+            raise
+        if expects:
+            check_expects(batch, partial(self._head, load=load))
+
+    def _check_apply(self, batch: Batch) -> None:
         namespace, kind = batch.namespace, batch.kind
         if namespace is not None and kind is not None:
             apply = all_apply(self._namespaces.get(namespace), (batch,), kind)
@@ -128,9 +140,6 @@ class Vectors:
             apply = self._all_fit(batch)
         if not apply:
             self._check_rows(batch)
-        if not batch.plain:
-            for row, expected in batch.expects:
-                self._check_expect(batch, row, expected, load)
 
     def appended(self, batch: Batch, source: Source) -> None:
         """Move heads, tombstones and dimensions."""
@@ -414,22 +423,11 @@ class Vectors:
             return vector_id not in known.dead
         return False if known.complete else None
 
-    def _check_expect(
-        self, batch: Batch, row: int, expected: Dot, load: Callable[[str, str], Dot | None]
-    ) -> None:
-        namespace, vector_id = batch.namespaces[row], batch.keys[row]
-        present = self.head(namespace, vector_id)
-        if present is None and self.may_lack(namespace):
-            present = load(namespace, vector_id)
-        if present != expected:
-            raise Refused(
-                ErrorCode.CONFLICT,
-                f"row {row}: {vector_id!r} was last changed by {present or 'nothing'}, not by {expected}: "
-                "read it again and send a new delta",
-                row=row,
-                field="expect",
-                details={"present": present},
-            )
+    def _head(self, namespace: str, vector_id: str, load: Callable[[str, str], Head | None]) -> Head | None:
+        dot = self.head(namespace, vector_id)
+        if dot is None:
+            return load(namespace, vector_id) if self.may_lack(namespace) else None
+        return Head(dot, vector_id not in self._namespaces[namespace].dead)
 
     def _append_alike(
         self, known: Namespace, batches: Sequence[Batch], kind: int, codes: Iterator[int], source: Source

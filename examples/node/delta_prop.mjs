@@ -20,12 +20,15 @@ const CODES = [
   "", "BAD_FRAME", "UNSUPPORTED_VERSION", "UNSUPPORTED_FLAG", "TOO_LARGE", "CHECKSUM", "UNAUTHORIZED", "UNKNOWN_TOPIC",
   "QUEUE_FULL", "RATE_LIMITED", "DEP_TIMEOUT", "FENCED", "CURSOR_TOO_OLD", "PROCESSING_FAILED", "INVALID_DELTA",
   "SHUTTING_DOWN", "DOT_REUSED", "UNKNOWN_ORIGIN", "CONFLICT", "PENDING_FULL", "LOG_FULL", "LOG_FAILED",
-  "LEVEL_UNAVAILABLE", "OVERLAP", "BAD_REQUEST",
+  "LEVEL_UNAVAILABLE", "OVERLAP", "BAD_REQUEST", "JOB_UNKNOWN", "JOB_DECIDED", "ID_REUSED", "OUTCOME_UNKNOWN",
 ];
 // The same delta is sent again under the same dot.
 const OPEN = new Set(["QUEUE_FULL", "RATE_LIMITED", "DEP_TIMEOUT", "SHUTTING_DOWN", "PENDING_FULL", "LOG_FULL", "LOG_FAILED"]);
 // The connection is of no use any more, but another one may be.
-const CONNECT_AGAIN = new Set(["SHUTTING_DOWN", "LOG_FAILED", "CHECKSUM", "UNKNOWN_ORIGIN", "RATE_LIMITED"]);
+const CONNECT_AGAIN = new Set([
+  "SHUTTING_DOWN", "LOG_FAILED", "CHECKSUM", "UNKNOWN_ORIGIN", "RATE_LIMITED", "OUTCOME_UNKNOWN",
+]);
+const UNKNOWN_OFFSET = 2n ** 63n - 1n; // nobody knows where it is: no acknowledgement, as the log may have lost it
 
 /** A Nack, as an error. `code` is its name; `retryAfterMs` is undefined where waiting does not help. */
 export class Refused extends Error {
@@ -310,7 +313,7 @@ export class Producer extends Connected {
   }
 
   dispatch(link, entry) {
-    Object.assign(entry, { sequence: this.nextSequence, untold: entry.count });
+    Object.assign(entry, { sequence: this.nextSequence, untold: entry.count, unknown: false });
     link.send(renumbered(entry.bytes, entry.sequence));
     this.nextSequence += BigInt(entry.count);
     this.credit[0] -= entry.count; // below 0, it may be: nothing more is sent until grants have brought it above
@@ -355,8 +358,11 @@ export class Producer extends Connected {
       if (end < first) continue;
       const from = first > entry.sequence ? first : entry.sequence;
       if (from === entry.sequence) entry.outcome = { counter: entry.base, offset: offset + (from - first), duplicate };
+      entry.unknown ||= offset === UNKNOWN_OFFSET;
       entry.untold -= Number((last < end ? last : end) - from) + 1;
-      if (entry.untold === 0) entry.resolve(entry.outcome);
+      if (entry.untold > 0) continue;
+      if (entry.unknown) entry.reject(new Refused({ code: CODES.indexOf("OUTCOME_UNKNOWN"), text: "it may have happened" }));
+      else entry.resolve(entry.outcome);
     }
   }
 
@@ -372,7 +378,7 @@ export class Producer extends Connected {
       this.refusedUntil = now + (error.retryAfterMs ?? RETRY_MS_FIRST);
       this.again(entry);
     } else if (error.code === "OVERLAP") this.again(this.cut(entry, BigInt(error.details.watermark)));
-    else if (error.code === "UNKNOWN_ORIGIN") {
+    else if (error.code === "UNKNOWN_ORIGIN" || (error.code === "OUTCOME_UNKNOWN" && error.retryAfterMs !== undefined)) {
       this.again(entry);
       this.link.end(error);
     } else {

@@ -45,7 +45,7 @@ from delta_prop_sinks.table import (
     state_of,
 )
 from delta_prop_wire.algebra import State
-from delta_prop_wire.delta import Dot, Kind, KnownIds, Source
+from delta_prop_wire.delta import Dot, Head, Kind, KnownIds, Source
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -214,10 +214,12 @@ class Resident:
         """The dimension of each namespace of which a vector was resident."""
         return {name: table.dimension for name, table in self.tables.items() if table.dimension}
 
-    def head(self, namespace: str, vector_id: str) -> Dot | None:
-        """The last dot of a vector, None where it is not resident."""
+    def head(self, namespace: str, vector_id: str) -> Head | None:
+        """The last dot of a vector and whether it is there, None where it is not resident."""
         state = self.state(namespace, vector_id)
-        return None if state is None or state.key is None else Dot(state.key[1], state.key[2])
+        if state is None or state.key is None:
+            return None
+        return Head(Dot(state.key[1], state.key[2]), state.alive)
 
     def rows(self) -> Iterator[tuple[str, str, State]]:
         """All resident states, tombstones included: (namespace, vector id, state)."""

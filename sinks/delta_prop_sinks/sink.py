@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from delta_prop_sinks.ports import Clock, Threads
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.cursor import Cursor
-    from delta_prop_wire.delta import Dot
+    from delta_prop_wire.delta import Head
     from delta_prop_wire.states import StateRow
 
 
@@ -270,8 +270,8 @@ class HoldsVectors(Protocol):
         """The dimension of each namespace of which it holds a vector."""
         ...
 
-    def head(self, namespace: str, vector_id: str) -> Dot | None:
-        """The last dot of a vector, None where the sink has it not at hand."""
+    def head(self, namespace: str, vector_id: str) -> Head | None:
+        """The last dot of a vector and whether it is there, None where the sink has it not at hand."""
         ...
 
 

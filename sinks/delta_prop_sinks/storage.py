@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from delta_prop_sinks.storage_file import ImageName
     from delta_prop_sinks.storage_rows import Stored
     from delta_prop_sinks.table import Table
-    from delta_prop_wire.delta import Dot
+    from delta_prop_wire.delta import Head
     from delta_prop_wire.states import StateRow
 
 
@@ -329,8 +329,8 @@ class StorageSink:
         """The dimension of each namespace of which a vector was resident."""
         return self.resident.dimensions()
 
-    def head(self, namespace: str, vector_id: str) -> Dot | None:
-        """The last dot of a vector, None where it is not resident."""
+    def head(self, namespace: str, vector_id: str) -> Head | None:
+        """The last dot of a vector and whether it is there, None where it is not resident."""
         return self.resident.head(namespace, vector_id)
 
     async def rows(self) -> AsyncIterator[tuple[str, str, State]]:

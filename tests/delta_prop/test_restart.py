@@ -9,7 +9,7 @@ import anyio
 import numpy as np
 import pytest
 
-from delta_prop import Delta, Propagator, create, delete, offset, scale, sparse
+from delta_prop import ABSENT, Delta, Propagator, create, delete, offset, scale, sparse
 from delta_prop.sinks import IndexSink, Resident, StorageSink
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -68,6 +68,9 @@ def test_what_the_file_holds_counts_as_known(tmp_path: Path) -> None:
             with pytest.raises(Refused) as caught:
                 await p.publish(Delta("old", offset(1.0), expect=dot))
             assert caught.value.code is ErrorCode.CONFLICT
+            with pytest.raises(Refused, match="expects it not to be there"):
+                await p.publish(Delta("old", create([1.0, 2.0]), expect=ABSENT))
+            await p.publish(Delta("not-there", create([1.0, 2.0]), expect=ABSENT))
             await p.wait_visible(changed)
             state = await storage.get("default", "old")
             assert state is not None

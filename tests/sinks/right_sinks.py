@@ -15,7 +15,7 @@ import anyio.lowlevel
 from delta_prop_sinks import Backlog, RejectDelta, ResumePoint, StopSink, TryAgain
 from delta_prop_wire.algebra import State, apply
 from delta_prop_wire.cursor import Cursor
-from delta_prop_wire.delta import Dot, Kind
+from delta_prop_wire.delta import Dot, Head, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -291,9 +291,9 @@ class Store(Plain):
     def backlog(self) -> Backlog:
         return Backlog(min(len(self.pending), 1000), 1000)
 
-    def head(self, namespace: str, vector_id: str) -> Dot | None:
+    def head(self, namespace: str, vector_id: str) -> Head | None:
         state = self.get(namespace, vector_id)
-        return None if state is None or state.key is None else Dot(*state.key[1:])
+        return None if state is None or state.key is None else Head(Dot(*state.key[1:]), state.alive)
 
     def dimensions(self) -> dict[str, int]:
         return {}  # it takes vectors of any

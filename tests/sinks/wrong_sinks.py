@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop_sinks import Backlog, RejectDelta, ResumePoint, TryAgain
-from delta_prop_wire.delta import Dot
+from delta_prop_wire.delta import Dot, Head
 from tests.sinks.right_sinks import KNOWN, Plain, Prompt, Store, Through
 
 if TYPE_CHECKING:
@@ -476,9 +476,9 @@ class HangsOnDeletes(Plain):
 
 
 class MistakesAHead(Store):
-    def head(self, namespace: str, vector_id: str) -> Dot | None:
+    def head(self, namespace: str, vector_id: str) -> Head | None:
         head = super().head(namespace, vector_id)
-        return None if head is None else Dot(head.origin, head.counter - 1)
+        return None if head is None else Head(Dot(head.dot.origin, head.dot.counter - 1), head.alive)
 
 
 # --- rebuild

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from delta_prop_wire import delta as d
 from delta_prop_wire.codec import NEED_BYTES, Decoder, decode, encode
 from delta_prop_wire.cursor import Cursor
-from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, Source
+from delta_prop_wire.delta import ABSENT, AckLevel, Delta, Dot, Priority, Source
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import (
@@ -131,7 +131,7 @@ DELTAS = st.builds(
     source=st.sampled_from(Source),
     metadata=st.none() | PATCHES,
     topics=st.lists(NAME, max_size=3).map(tuple),
-    expect=st.none() | DOTS,
+    expect=st.none() | st.just(ABSENT) | DOTS,
 )
 FRAMES = st.one_of(
     st.builds(

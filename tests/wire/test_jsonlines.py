@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop_wire.delta import (
+    ABSENT,
     Delta,
     Dot,
     Operation,
@@ -84,6 +85,10 @@ FULL = Delta(
         (
             '{"vector_id": "d", "namespace": "default", "op": "metadata", "metadata": {"a": null}}',
             Delta("d", metadata_only(), metadata={"a": None}),
+        ),
+        (
+            '{"vector_id": "d", "namespace": "n", "op": "metadata", "metadata": {}, "expect": "absent"}',
+            Delta("d", metadata_only(), "n", metadata={}, expect=ABSENT),
         ),
         (
             '{"vector_id": "d", "namespace": "default", "op": "12", "data": "AP8="}',
@@ -256,7 +261,7 @@ DELTAS = st.builds(
     source=st.sampled_from(Source),
     metadata=st.none() | st.dictionaries(TEXTS, JSONS, max_size=2),
     topics=st.lists(TEXTS, max_size=2).map(tuple),
-    expect=st.none() | DOTS,
+    expect=st.none() | st.just(ABSENT) | DOTS,
 )
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.bounds import METADATA_DEPTH_MAX
 from delta_prop_wire.delta import (
+    ABSENT,
     Delta,
     Dot,
     Kind,
@@ -165,6 +166,7 @@ SOUND = [
     Delta("d", create([1]), metadata={"a": [None, True, -(1 << 63), (1 << 64) - 1, 0.5, "\0", (1,)], "": {}}),
     Delta("d", create([1]), parents=(Dot(1, 1),) * 63 + (b"i" * 16,), topics=("t" * 255,) * 16),
     Delta("d", create([1]), expect=Dot(0, COUNTER_MAX), timestamp=(1 << 64) - 1),
+    Delta("d", create([1]), expect=ABSENT),
 ]
 
 

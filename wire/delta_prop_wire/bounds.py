@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgpack
 import numpy as np
 
-from delta_prop_wire.delta import Dot, Kind, Operation
+from delta_prop_wire.delta import ABSENT, Dot, Kind, Operation
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.spec import (
     CLOCK_ENTRIES_MAX,
@@ -285,6 +285,12 @@ def check_dot(field: str, dot: object) -> None:
             f"origin {dot.origin}, counter {dot.counter}; an origin has 64 bits, counters run from 1 to "
             f"{COUNTER_MAX}: give a dot as an acknowledgement names it",
         )
+
+
+def check_expect(dot: object) -> None:
+    """Refuse what cannot be expected of a vector."""
+    if dot != ABSENT:
+        check_dot("expect", dot)
 
 
 def check_parents(parents: Iterable[object]) -> None:

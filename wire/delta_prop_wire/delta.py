@@ -95,6 +95,17 @@ class Dot(NamedTuple):
         return self.origin.to_bytes(8, "big") + self.counter.to_bytes(8, "big")
 
 
+ABSENT = Dot(0, 0)
+"""What a delta expects of a vector that is not to be there: never made, or deleted."""
+
+
+class Head(NamedTuple):
+    """The last delta of a vector, and whether the vector is there behind it."""
+
+    dot: Dot
+    alive: bool
+
+
 def producer_id_of(name: str) -> int:
     """The 44-bit producer id that a name stands for."""
     digest = blake2b(name.encode(), digest_size=8, person=b"delta-prop").digest()
@@ -271,7 +282,7 @@ class Delta:
 
     `id` 16 bytes, for sources without counters. `parents`: dots or 16-byte ids that must come first.
     `timestamp` hybrid: 48 bits of ms, 16 logical, information only. `metadata`: a JSON merge patch.
-    `expect`: refuse with CONFLICT unless the vector's last delta is this dot.
+    `expect`: refuse with CONFLICT unless the vector's last delta is this dot; ABSENT: unless there is none.
     """
 
     vector_id: str

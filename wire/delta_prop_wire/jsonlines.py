@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from delta_prop_wire.bounds import FLOAT_BOUND, refuse
-from delta_prop_wire.delta import Delta, Dot, Kind, Operation, Priority, Source, namespace_of
+from delta_prop_wire.delta import ABSENT, Delta, Dot, Kind, Operation, Priority, Source, namespace_of
 from delta_prop_wire.spec import DELTA_BYTES_MAX
 from delta_prop_wire.topics import kind_name, kind_names, kind_number
 from delta_prop_wire.validate import validate_delta
@@ -52,7 +52,7 @@ def delta_from_line(line: str | bytes | Mapping[str, Any]) -> Delta:
         source=Source(_named("source", given.get("source", "local"), Source)),
         metadata=given.get("metadata"),
         topics=tuple(_list(given, "topics")),
-        expect=_dot("expect", given["expect"]) if "expect" in given else None,
+        expect=_expect(given["expect"]) if "expect" in given else None,
     )
     validate_delta(delta)
     return delta
@@ -73,7 +73,7 @@ def delta_to_json(delta: Delta, offset: int | None = None) -> dict[str, Any]:
         "parents": [one.hex() if isinstance(one, bytes) else str(one) for one in delta.parents] or None,
         "clock": [str(entry) for entry in delta.clock] or None,
         "timestamp": delta.timestamp or None,
-        "expect": None if delta.expect is None else str(delta.expect),
+        "expect": _expected(delta.expect) if delta.expect is not None else None,
     }
     return fields | {name: value for name, value in optional.items() if value is not None}
 
@@ -99,6 +99,7 @@ _FIELDS = frozenset(
     {"vector_id", "namespace", "op", "metadata", "topics", "priority", "source", "offset"}
     | {"id", "dot", "parents", "clock", "timestamp", "expect"}
 )
+_NOT_THERE = "absent"
 _DOT = re.compile(r"([0-9a-fA-F]{16}):([0-9]{1,19})")
 _ID = re.compile(r"[0-9a-fA-F]{32}")
 
@@ -215,6 +216,14 @@ def _dot(field: str, value: object) -> Dot:
     if match is None:
         refuse(field, f"{value!r:.60} is not ORIGIN:COUNTER: give 16 hex digits, a colon and a number")
     return Dot(int(match[1], 16), int(match[2]))
+
+
+def _expect(value: object) -> Dot:
+    return ABSENT if value == _NOT_THERE else _dot("expect", value)
+
+
+def _expected(expect: Dot) -> str:
+    return _NOT_THERE if expect == ABSENT else str(expect)
 
 
 def _parent(value: object) -> Dot | bytes:

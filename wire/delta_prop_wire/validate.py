@@ -21,6 +21,7 @@ from delta_prop_wire.bounds import (
     SPARSE_KINDS,
     check_clock,
     check_dot,
+    check_expect,
     check_indices,
     check_metadata,
     check_metadata_given,
@@ -39,7 +40,7 @@ from delta_prop_wire.bounds import (
     packed_metadata_fault,
     refuse,
 )
-from delta_prop_wire.delta import Delta, Dot, Kind, Operation, Priority, Source
+from delta_prop_wire.delta import ABSENT, Delta, Dot, Kind, Operation, Priority, Source
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.layout import Column
 from delta_prop_wire.mixed import decode_mixed
@@ -120,7 +121,7 @@ def _check(delta: Delta) -> None:
     if delta.dot is not None:
         check_dot("dot", delta.dot)
     if delta.expect is not None:
-        check_dot("expect", delta.expect)
+        check_expect(delta.expect)
     if delta.parents:
         check_parents(delta.parents)
     if delta.clock:
@@ -306,7 +307,7 @@ def _extras_are_sound(batch: Batch, columns: int) -> bool:
     return (
         _clock_is_sound(batch.clock)
         and _parents_are_sound(batch)
-        and all(1 <= dot.counter <= COUNTER_MAX for _, dot in batch.expects)
+        and all(1 <= dot.counter <= COUNTER_MAX or dot == ABSENT for _, dot in batch.expects)
         and _tags_are_sound(batch)
         and _metadata_is_sound(batch)
     )

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from delta_prop_simulations.disasters.shadow import SUM, token_of
 from delta_prop_simulations.disasters.violation import Violation, demand
 from delta_prop_wire.algebra import fold
-from delta_prop_wire.delta import AckLevel, Dot, Source
+from delta_prop_wire.delta import ABSENT, AckLevel, Dot, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from delta_prop_simulations.disasters.record import Record
     from delta_prop_simulations.disasters.shadow import Shadow, Told
@@ -83,20 +83,32 @@ def check_causal(record: Record) -> None:
 
 def check_expected(record: Record) -> None:
     """Who expects a head was taken only where that was the head. What was forwarded was judged elsewhere."""
-    heads: dict[Ref, Dot] = {}
+    before: dict[Ref, list[tuple[LoggedBatch, int]]] = {}
     for logged in record.batches:
         batch = logged.batch
         if batch.is_control:
             continue
-        refs = list(zip(batch.namespaces, batch.keys, strict=True))
-        for row, expected in () if logged.source is Source.REPLICA else batch.expects:
-            head = heads.get(refs[row])
-            if head != expected and (head is not None or record.level > AckLevel.MEMORY):
-                dot = batch.dot(row)
+        expects = {} if logged.source is Source.REPLICA else dict(batch.expects)
+        for row, ref in enumerate(zip(batch.namespaces, batch.keys, strict=True)):
+            rows = before.setdefault(ref, [])
+            if row in expects and not _is_as_expected(rows, expects[row], record.level):
+                head = rows[-1][0].batch.dot(rows[-1][1]) if rows else "nothing"
                 raise Violation(
-                    "expected", f"{record.node}, offset {logged.offset}: {dot} expects {expected}, not {head}"
+                    "expected",
+                    f"{record.node}, offset {logged.offset}: {batch.dot(row)} expects {expects[row]} of a "
+                    f"vector last changed by {head}",
                 )
-        heads.update((ref, batch.dot(row)) for row, ref in enumerate(refs))
+            rows.append((logged, row))
+
+
+def _is_as_expected(rows: Sequence[tuple[LoggedBatch, int]], expected: Dot, level: AckLevel) -> bool:
+    """True if a vector of which the log has these rows is as expected."""
+    if expected == ABSENT:
+        return not any(state.alive for state in canonical(rows).values())
+    if not rows:
+        return level is AckLevel.MEMORY  # what is not durable may have stood in a log before this one
+    logged, row = rows[-1]
+    return logged.batch.dot(row) == expected
 
 
 def check_told(record: Record, shadow: Shadow) -> None:

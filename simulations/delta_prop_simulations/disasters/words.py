@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from delta_prop_simulations.disasters.shadow import ONCE, SUM, TOKEN
 from delta_prop_simulations.disasters.sinks import POISON
 from delta_prop_wire.delta import (
+    ABSENT,
     Delta,
     Priority,
     create,
@@ -82,6 +83,7 @@ class Words:
         namespace, key, expect = chance.choice(NAMESPACES), chance.choice(HOT), None
         if heads and chance.random() < 0.1:
             namespace, key, expect = chance.choice(heads)
+            expect = ABSENT if chance.random() < 0.2 else expect
         return Said(
             Delta(
                 key,

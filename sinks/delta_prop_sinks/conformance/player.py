@@ -27,7 +27,7 @@ from delta_prop_sinks.sink import (
     TryAgain,
 )
 from delta_prop_wire.algebra import State
-from delta_prop_wire.delta import Dot
+from delta_prop_wire.delta import Dot, Head
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -475,10 +475,10 @@ class Player:
         for ref, state in self._to_look_at():
             if state.key is None:
                 continue
-            head, due = sink.head(*ref), Dot(state.key[1], state.key[2])
+            head, due = sink.head(*ref), Head(Dot(state.key[1], state.key[2]), state.alive)
             if head is not None and head != due:
                 raise NotConforming(
-                    "vectors", f"{when}, head({ref[0]!r}, {ref[1]!r}) gave {head}, but the last dot is {due}"
+                    "vectors", f"{when}, head({ref[0]!r}, {ref[1]!r}) gave {head}, but it is {due}"
                 )
         widths: dict[str, set[int]] = {}
         for (namespace, _), state in self.shadow.states.items():

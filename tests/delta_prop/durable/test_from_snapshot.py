@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from delta_prop import Delta, Dot, InvalidDelta, LogSettings, Propagator, Refused, create, delete, sparse_add
+from delta_prop import (
+    ABSENT,
+    Delta,
+    Dot,
+    InvalidDelta,
+    LogSettings,
+    Propagator,
+    Refused,
+    create,
+    delete,
+    sparse_add,
+)
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 
@@ -77,6 +88,10 @@ def test_a_start_without_a_checkpoint_knows_what_the_snapshot_tells(
                     await p.publish(wrong)
             with pytest.raises(Refused, match="read it again"):
                 await p.publish(Delta("kept", sparse_add([0], [1.0]), expect=last))
+            with pytest.raises(Refused, match="expects it not to be there"):
+                await p.publish(Delta("kept", create([1.0] * 3), expect=ABSENT))
+            for absent in ("gone", "nobody"):
+                await p.publish(Delta(absent, create([1.0] * 3), expect=ABSENT))
 
     with caplog.at_level(logging.WARNING, "delta_prop"):
         run_virtual(main)

@@ -13,8 +13,10 @@ from delta_prop.ingest.namespaces import ORIGIN_SHIFT
 from delta_prop.ingest.vectors import Vectors
 from delta_prop_wire.algebra import State, apply
 from delta_prop_wire.delta import (
+    ABSENT,
     Delta,
     Dot,
+    Head,
     Kind,
     Source,
     create,
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
 ORIGIN, OTHER = 0xFFFF_FFFF_FFF0_0002, 7
 
 
-def nothing(_namespace: str, _vector_id: str) -> Dot | None:
+def nothing(_namespace: str, _vector_id: str) -> Head | None:
     return None
 
 
@@ -435,12 +437,14 @@ def test_expect_of_a_forgotten_head_is_looked_up() -> None:
     edge.send(Delta("b", create([1.0])))
     asked: list[str] = []
 
-    def load(_namespace: str, vector_id: str) -> Dot | None:
+    def load(_namespace: str, vector_id: str) -> Head | None:
         asked.append(vector_id)
-        return first
+        return Head(first, True)
 
     edge.vectors.check(edge.batch(Delta("a", offset(1.0), expect=first)), load)
-    assert asked == ["a"]
+    with pytest.raises(Refused, match="expects it not to be there"):
+        edge.vectors.check(edge.batch(Delta("a", create([1.0]), expect=ABSENT)), load)
+    assert asked == ["a", "a"]
 
 
 def test_heads_are_bounded_over_namespaces_of_one_vector_each() -> None:

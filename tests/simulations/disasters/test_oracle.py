@@ -24,7 +24,7 @@ from delta_prop_simulations.disasters.sinks import Brought, ModelSink
 from delta_prop_simulations.disasters.store import Fact
 from delta_prop_simulations.disasters.violation import CHECKS, Violation
 from delta_prop_wire.cursor import Cursor
-from delta_prop_wire.delta import Delta, Dot, Source, create, delete, scale
+from delta_prop_wire.delta import ABSENT, Delta, Dot, Source, create, delete, scale
 from delta_prop_wire.spec import ErrorCode
 from tests.simulations.disasters.forged import (
     DURABLE,
@@ -145,11 +145,19 @@ GONE = record(batch(1, ONE, one("t2", key="x"), Delta("x", delete(), "docs")))
 FIVE = record(*(batch(at, one(f"t{at}", key=f"k{at}")) for at in range(1, 6)))
 
 HISTORIES: list[tuple[str | None, Check]] = [
-    # heads
+    # what is expected of heads
     (None, expecting(batch(1, ONE), batch(1, one("t2", expect=Dot(A, 1)), origin=B))),
     ("expected", expecting(batch(1, ONE, ONE), batch(1, one("t2", expect=Dot(A, 1)), origin=B))),
     ("expected", expecting(batch(1, one("t2", expect=Dot(B, 1))))),
     (None, expecting(batch(1, one("t2", expect=Dot(B, 1)), source=REPLICA))),
+    (None, expecting(batch(1, ONE, one("t2", expect=Dot(A, 1)), one("t3", expect=Dot(A, 2))))),
+    ("expected", expecting(batch(1, ONE), batch(2, *[one("t2", expect=Dot(A, 1))] * 2))),
+    (
+        None,
+        expecting(batch(1, one("t1", expect=ABSENT), Delta("v", delete(), "docs"), one("t2", expect=ABSENT))),
+    ),
+    ("expected", expecting(batch(1, ONE), batch(2, one("t2", expect=ABSENT)))),
+    ("expected", expecting(batch(1, *[one("t1", expect=ABSENT)] * 2))),
     # own counters, clocks, parents, Lamport numbers
     (None, causal(batch(1, ONE), batch(2, ONE), batch(1, ONE, origin=B, clock=[Dot(A, 2)]))),
     ("twice", causal(batch(1, ONE, ONE), batch(2, ONE))),
@@ -172,7 +180,7 @@ HISTORIES: list[tuple[str | None, Check]] = [
     ("answer", answered(TWO, told((LOGGED, 0, False)))),
     (None, answered(TWO, told((LOGGED, 0, False), asked=LOGGED))),
     (None, answered(TWO, told((DURABLE, 0, False), (DURABLE, 0, True)))),
-    (None, answered(TWO, told((DURABLE, None, True)))),
+    ("repeat", answered(TWO, told((DURABLE, None, True)))),
     ("repeat", answered(TWO, told((DURABLE, 0, False), (DURABLE, 1, True)))),
     ("twice", answered(record(batch(1, ONE), batch(2, ONE)), told((DURABLE, 0, False)))),
     ("twice", answered(record(batch(1, ONE), batch(2, ONE)), told())),

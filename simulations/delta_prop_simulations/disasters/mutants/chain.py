@@ -6,7 +6,7 @@ Each line of text is the code's own; where that changes, the table's test says w
 from __future__ import annotations
 
 from delta_prop.append import Appender
-from delta_prop.ingest.vectors import Vectors
+from delta_prop.ingest.expectations import check_expects
 from delta_prop.order.orderer import Orderer
 from delta_prop.pipeline import Chain
 from delta_prop.reopening import Reopening
@@ -80,7 +80,13 @@ CHAIN = (
         "expect-ignored",
         "a delta is taken though its vector's head is not the one that it expects",
         "of two writers that expect the same head one is refused",
-        (edit(Vectors.check, ("for row, expected in batch.expects:", "for row, expected in ():")),),
+        (edit(check_expects, ("expects.get(row)", "None")),),
+    ),
+    Mutant(
+        "expect-judged-before-the-batch",
+        "what rows of a batch expect is held against the vectors before the whole batch",
+        "of two rows of a batch that expect the same head one is refused",
+        (edit(check_expects, ("heads[ref] = Head(", "_ = Head(")),),
     ),
     Mutant(
         "lamport-forgotten",
@@ -97,7 +103,7 @@ CHAIN = (
         "failure-told-as-success",
         "whoever waits for a commit that fails is told that it is done",
         "nothing is acknowledged that the disk refused",
-        (edit(Settling.resume, ("None if one.next_offset <= end else refusal", "None")),),
+        (edit(Settling._decide, ("None if next_offset <= end else refusal", "None")),),
     ),
     Mutant(
         "delivered-before-the-commit",

@@ -1,0 +1,58 @@
+"""Compare-and-set: judges what the rows of a batch expect, as if the rows had come one by one. Pure."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.delta import ABSENT, WHOLE_KINDS, Dot, Head, Kind
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delta_prop_wire.batch import Batch
+
+
+def check_expects(batch: Batch, head_of: Callable[[str, str], Head | None], rows: int | None = None) -> None:
+    """Raise Refused (CONFLICT) for the first row whose vector is not as it expects, of the first `rows`.
+
+    `head_of`: gives a vector's head before the batch, None if there is none.
+    """
+    expects = dict(reversed(batch.expects))  # of several the first
+    namespaces, keys, kinds = batch.namespaces, batch.keys, batch.kinds
+    named = {(namespaces[row], keys[row]) for row in expects}
+    heads = dict[tuple[str, str], Head | None]()
+    for row, ref in enumerate(islice(zip(namespaces, keys, strict=True), rows)):
+        if ref not in named:
+            continue
+        head = heads[ref] if ref in heads else head_of(*ref)
+        expected = expects.get(row)
+        if expected is not None and not _is_met(head, expected):
+            raise _conflict(row, ref[1], head, expected)
+        heads[ref] = Head(batch.dot(row), _is_alive_behind(kinds[row], head))
+
+
+def _is_met(head: Head | None, expected: Dot) -> bool:
+    if expected == ABSENT:
+        return head is None or not head.alive
+    return head is not None and head.dot == expected
+
+
+def _is_alive_behind(kind: int, head: Head | None) -> bool:
+    """True if a vector is there behind a row of this kind."""
+    return kind in WHOLE_KINDS or (kind != Kind.DELETE and head is not None and head.alive)
+
+
+def _conflict(row: int, vector_id: str, head: Head | None, expected: Dot) -> Refused:
+    present = None if head is None else head.dot
+    what = "it not to be there" if expected == ABSENT else f"{expected}"
+    return Refused(
+        ErrorCode.CONFLICT,
+        f"row {row}: {vector_id!r} was last changed by {present or 'nothing'}, this delta expects {what}: "
+        "read it again and send a new delta",
+        row=row,
+        field="expect",
+        details={"present": present},
+    )
