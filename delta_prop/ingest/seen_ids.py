@@ -29,6 +29,9 @@ STEP_IDS = 4_096
 STEP_EVERY_IDS = 800
 """Sealing takes a step, a millisecond or two, for each 800 ids: it is done long before the next begins."""
 
+WAITING_MAX = 4
+"""Runs that wait for the disk where it takes none, before no more ids are taken."""
+
 ID_OBJECT_BYTES = 64 + 32
 """What an id and its offset take as Python objects, beside their place in a dict."""
 
@@ -58,19 +61,24 @@ class SeenIds:
     A full dict of `generation_ids` is sealed into a run, in steps spread over the calls of `add` that follow;
     until that is done it answers. Whoever has a disk writes the runs there and merges them; then their
     filters, the smaller ones first, stay in memory as far as `index_bytes_max` allows, beside what finds a
-    page. What stands wholly below the log's start is forgotten: `kept_since` is the offset from which on
-    every id is known.
+    page. A run that stands wholly below the log's start is forgotten when `kept_min` newer ids are known:
+    `kept_since` is the offset from which on every id is.
     """
 
     def __init__(
         self,
         *,
         generation_ids: int = 1_000_000,
+        kept_min: int = 0,
         waiting_max: int | None = None,
         index_bytes_max: int = 1 << 28,
         error_rate: float = 0.001,
     ) -> None:
-        """Create an empty table. `waiting_max`: runs that may wait to be written; None: any number."""
+        """Create an empty table.
+
+        `kept_min`: newest ids that are kept whatever the log lets go; `waiting_max`: runs that may wait to be
+        written; None: any number.
+        """
         assert generation_ids >= 1
         self.generation_ids = generation_ids
         self.error_rate = error_rate
@@ -82,10 +90,12 @@ class SeenIds:
         self.revision = 0
         """Another number whenever there are other runs, or one is damaged."""
         self._index_bytes_max = index_bytes_max
+        self._kept_min = kept_min
         self._waiting_max = waiting_max
         self._open: dict[bytes, int] = {}
         self._closed: dict[bytes, int] = {}  # full, being sealed
         self._runs: list[IdRun] = []  # oldest first
+        self._sealed = 0  # ids in them
         self._sealing: Iterator[None] | None = None
         self._ids_since_step = 0
         self._forgotten = 0
@@ -135,11 +145,15 @@ class SeenIds:
         self._step(len(ids))
 
     def forget_below(self, offset: int) -> None:
-        """Forget the runs that lie wholly below an offset."""
-        while self._runs and self._runs[0].facts.last_offset < offset:
+        """Forget the runs that lie wholly below an offset, but for the newest ids."""
+        while (
+            self._runs
+            and self._runs[0].facts.last_offset < offset
+            and self._ids() - self._runs[0].facts.rows >= self._kept_min
+        ):
             run = self._runs.pop(0)
             self._forgotten += 1
-            self.revision += 1
+            self._changed()
             self.kept_since = max(self.kept_since, run.facts.last_offset + 1)
             if run is self.damaged:
                 self.damaged = None
@@ -149,7 +163,7 @@ class SeenIds:
         """What is kept, and what the filters cost."""
         recent = len(self._open) + len(self._closed)
         return SeenIdsStatistics(
-            ids=recent + sum(run.facts.rows for run in self._runs),
+            ids=self._ids(),
             ids_open=recent,
             runs=len(self._runs),
             runs_waiting=sum(run.in_memory for run in self._runs),
@@ -193,7 +207,7 @@ class SeenIds:
     def restore(self, runs: Sequence[IdRun], *, kept_since: int, forgotten: int) -> None:
         """Begin with the runs of a checkpoint, oldest first; add the ids that were not sealed afterwards."""
         self._runs = [*runs]
-        self.revision += 1
+        self._changed()
         self._share()
         self.kept_since, self._forgotten = kept_since, forgotten
 
@@ -211,7 +225,7 @@ class SeenIds:
         places = [place for place, run in enumerate(self._runs) if run in before]
         if places:
             self._runs[places[0] : places[-1] + 1] = after
-        self.revision += 1
+        self._changed()
         for run in before if places else after:
             run.close()
         if self.damaged in before:
@@ -226,6 +240,13 @@ class SeenIds:
         """Close all files."""
         for run in self._runs:
             run.close()
+
+    def _changed(self) -> None:
+        self.revision += 1
+        self._sealed = sum(run.facts.rows for run in self._runs)
+
+    def _ids(self) -> int:
+        return len(self._open) + len(self._closed) + self._sealed
 
     def _to_filter(self) -> Iterable[IdRun]:
         """Yield the runs whose filters fit into the bound, the smallest first."""
@@ -316,7 +337,7 @@ class SeenIds:
         closed = self._closed
         run = yield from _sealed(closed, self.error_rate)
         self._runs.append(run)
-        self.revision += 1
+        self._changed()
         self._closed = {}
         while closed:  # freeing a million objects at once would be the longest step of all
             for _ in range(min(STEP_IDS, len(closed))):

@@ -23,12 +23,16 @@ class SeenIdsBesideADict(RuleBasedStateMachine):
         page_rows=st.sampled_from([1, 2, 5, 170]),
         index_bytes_max=st.sampled_from([1, 100, 500, 1 << 20]),
         error_rate=st.sampled_from([0.001, 0.4]),
+        kept_min=st.sampled_from([0, 20, 60]),
     )
-    def start(self, generation_ids: int, page_rows: int, index_bytes_max: int, error_rate: float) -> None:
+    def start(
+        self, generation_ids: int, page_rows: int, index_bytes_max: int, error_rate: float, kept_min: int
+    ) -> None:
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(id_runs, "PAGE_BYTES", 16 + 24 * page_rows)
         self.settings = {
-            "generation_ids": generation_ids, "index_bytes_max": index_bytes_max, "error_rate": error_rate
+            "generation_ids": generation_ids, "index_bytes_max": index_bytes_max, "error_rate": error_rate,
+            "kept_min": kept_min,
         }  # fmt: skip
         self.seen = SeenIds(**self.settings)  # type: ignore[arg-type]
         self.kept = Kept()
@@ -103,7 +107,7 @@ class SeenIdsBesideADict(RuleBasedStateMachine):
         assert self.seen.find(list(kept)) == list(kept.values())
         assert self.seen.kept_since <= self.forgot_below
         statistics = self.seen.statistics()
-        assert statistics.ids >= len(kept)
+        assert statistics.ids >= max(len(kept), min(len(self.model), self.settings["kept_min"]))
         assert statistics.ids_open < 2 * self.generation_ids + 1
         in_files = [run for run in self.seen.runs if not run.in_memory]
         held = sum(run.nbytes for run in in_files)

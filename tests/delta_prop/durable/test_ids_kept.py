@@ -14,6 +14,7 @@ import pytest
 from delta_prop import LogSettings, Propagator, Settings
 from delta_prop.id_keeping import AGAIN_S
 from delta_prop.ingest import id_runs
+from delta_prop.ingest.seen_ids import WAITING_MAX
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import Delta, opaque
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 GENERATION = 16
 COUNT = 24 * GENERATION
-SETTINGS = Settings(id_generation=GENERATION, id_generations_max=2, close_timeout_s=5)
+SETTINGS = Settings(id_generation=GENERATION, id_generations_max=1, close_timeout_s=5)
 LOG = LogSettings(
     segment_bytes_max=1 << 20, free_bytes_min=0, reserve_bytes=0, checkpoint_frames=1 << 40,
     checkpoint_bytes=1 << 40, compact=False,
@@ -151,6 +152,28 @@ def test_what_the_log_lets_go_is_forgotten_run_by_run_and_the_horizon_is_told() 
     run_virtual(main)
 
 
+def test_newest_generations_stay_known_though_the_log_let_go_of_their_deltas() -> None:
+    disk, count = SimDisk(1), 40 * GENERATION
+    settings = replace(SETTINGS, id_generations_max=16)
+    log = replace(LOG, segment_bytes_max=4_096, bytes_max=1 << 20, keep_bytes_max=20_000)
+    in_memory = replace(settings, log_deltas_max=GENERATION)
+    world = virtual_world(1)
+
+    async def life(p: Propagator, numbers: range) -> None:
+        async with p:
+            await publish(p, numbers)
+            await anyio.sleep(30)
+            start = p.statistics().log.first_offset
+            assert start > numbers.stop - 16 * GENERATION, "its rows are among those repeated"
+            await assert_known(p, range(numbers.stop - 16 * GENERATION, numbers.stop, 11))
+            assert 0 < p.statistics().ids.kept_since <= start
+            assert ids_of(p).find([delta(0).id or b""]) == [None], "not for ever"
+
+    run_virtual(life, service(disk, settings, log), range(count))
+    run_virtual(life, service(disk, settings, log), range(count, count + 4))
+    run_virtual(life, Propagator(in_memory, world=world), range(count))
+
+
 def test_horizon_is_the_logs_start_where_no_checkpoint_told_of_the_ids_before() -> None:
     disk = SimDisk(1)
     log = replace(
@@ -224,7 +247,7 @@ def test_ids_wait_in_bounded_memory_while_the_disk_takes_no_runs() -> None:
                 number += refusal is None
             assert refusal is not None
             assert refusal.code is ErrorCode.LOG_FULL
-            assert p.statistics().ids.runs_waiting == 2
+            assert p.statistics().ids.runs_waiting == WAITING_MAX
             assert (await p.publish(Delta("without", opaque(b"id")))).offset is not None
             disk.heal()
             assert not (await p.publish(delta(number))).duplicates, "a caller who waits gets on"

@@ -161,6 +161,18 @@ def test_whole_runs_below_an_offset_are_forgotten() -> None:
     assert seen.find(ids_of(4)) == [offset_of(4, row) for row in range(BATCH)]
 
 
+def test_newest_ids_stay_known_whatever_the_log_lets_go() -> None:
+    seen = filled(10, generation_ids=2_000, kept_min=5 * BATCH)
+    finish_sealing(seen)
+    seen.forget_below(offset_of(10))
+    assert (seen.statistics().runs, seen.kept_since) == (3, offset_of(3, BATCH - 1) + 1)
+    assert seen.find(ids_of(4)) == [offset_of(4, row) for row in range(BATCH)]
+    seen.add(ids_of(10), offset_of(10))
+    seen.forget_below(offset_of(11))
+    assert (seen.statistics().runs, seen.kept_since) == (2, offset_of(5, BATCH - 1) + 1)
+    assert seen.find(ids_of(4)) == [None] * BATCH
+
+
 def test_ids_are_full_while_as_many_runs_as_may_wait_to_be_written() -> None:
     seen, kept = SeenIds(generation_ids=1_000, waiting_max=2), Kept()
     for batch in range(2):
