@@ -81,10 +81,9 @@ class Terms:
 
 
 def settings_of(terms: Terms) -> Settings:
-    """Room for all origins and for the ids of every vector."""
+    """Room for all origins."""
     return Settings(
         origins_max=max(100_000, 2 * terms.origins),
-        id_generations_max=max(16, 2 * terms.vectors // 1_000_000),
         rate_initial=1e9,
         rate_max=1e9,
     )

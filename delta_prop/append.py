@@ -11,9 +11,12 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from delta_prop.chain_state import Small
+from delta_prop.id_repeats import IdRepeats
 from delta_prop.ingest.origins import OWN
+from delta_prop.ingest.refused_ids import RefusedIds
 from delta_prop.order.clock import OriginClocks
-from delta_prop.receipt import Published
+from delta_prop.published import Published, RowPlace
+from delta_prop.splitting import new_rows, of_row, split
 from delta_prop_wire.delta import AckLevel, Dot, KnownIds, Source
 from delta_prop_wire.encode import encode_void, read_void
 from delta_prop_wire.errors import InvalidDelta, Refused
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from delta_prop.ingest.vectors import Vectors
     from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
     from delta_prop.merged import Merged
+    from delta_prop.splitting import Piece
     from delta_prop_broker.log.contract import Log
     from delta_prop_broker.log.files.snapshot import OriginMark
     from delta_prop_wire.batch import Batch, LoggedBatch
@@ -67,24 +71,28 @@ class Appender:
         self._origins = origins
         self.vectors = vectors
         self.ids = ids
+        self.refused_ids = RefusedIds()
+        self._repeats = IdRepeats(log, ids)
         self._wall_us = wall_us
         self._load_head = load_head
         self._clocks = OriginClocks()
         self._hybrid_time = 0
 
-    def sequenced(self, work: Sequenced, now: float) -> tuple[LoggedBatch, Published | Refused]:
-        """Append a batch, or the void that takes its place. Raises Refused if its dots stay open."""
+    def sequenced(self, work: Sequenced, now: float) -> tuple[Sequence[LoggedBatch], Published | Refused]:
+        """Append a batch, or the void that takes its place; in pieces where it mixes known and new ids.
+
+        Raises Refused if its dots stay open.
+        """
         batch, source = work.batch, work.session.source
         if work.void is not None or batch.is_control:
             return self._sequenced_void(work, work.void, now)
-        repeated: dict[int, int | None] = {}
         known = self._known_ids(batch) if work.session.forwards else KnownIds.NONE
         if not work.session.forwards:
             try:
                 self._origins.require(batch, work.session.owner)  # it may have been fenced while it waited
-                repeated = self._repeated_ids(batch)  # before its vector is looked at: that has moved on
-                if repeated:
-                    return self._repeat_under_new_dots(work, repeated, now)
+                repeats = self._repeats.find(batch.ids)
+                if repeats:  # before its vector is looked at: that has moved on
+                    return self._with_repeats(work, repeats, now)
                 self.vectors.check(batch, self._load_head)
             except Refused as refusal:
                 if not refusal.voids or refusal.code is ErrorCode.UNAUTHORIZED:
@@ -99,7 +107,7 @@ class Appender:
         self._count_conflicts(batch)
         self._commit(logged, now)
         level = self.log.level if work.session.forwards else self.kept_as(batch.ack_level)
-        return logged, Published(logged.offset, batch.dot(0), batch.count, level)
+        return (logged,), Published(logged.offset, batch.dot(0), batch.count, level)
 
     def run(
         self, batches: Sequence[Batch], state: OriginState, source: Source, now: float
@@ -167,7 +175,10 @@ class Appender:
 
         Raises Refused; the draft has no dots then, and nothing has changed.
         """
-        repeats = self._repeated_rows(draft.ids)
+        repeats = self._repeats.find(draft.ids)
+        if repeats:
+            same = draft.encode(None, origin=origin, base=1, clock=(), hybrid_time=0)
+            self._repeats.check(same, repeats, draft.source)
         rows = None if not repeats else [row for row in range(draft.count) if row not in repeats]
         if rows == []:
             self.counters.duplicates += draft.count
@@ -181,7 +192,10 @@ class Appender:
             clock=self._changed_clock(draft, origin),
             hybrid_time=self._next_hybrid_time(),
         )
-        self.vectors.check(batch, self._load_head)
+        try:
+            self.vectors.check(batch, self._load_head)
+        except Refused as refusal:
+            raise (refusal if rows is None else of_row(refusal, rows)) from None
         logged = self._append(batch, None, draft.source)
         self._commit(logged, now)
         self.counters.duplicates += len(repeats)
@@ -224,13 +238,14 @@ class Appender:
         batch = logged.batch
         self.lamport = max(self.lamport, logged.lamport + batch.count - 1)
         self.vectors.appended(batch, logged.source)
-        if batch.ids is not None:
-            self.ids.add(batch.ids, logged.offset)
+        # What another service refused it also told, of its own log: here these dots are done with, no more.
+        refused = read_void(batch) if batch.is_control and logged.source is not Source.REPLICA else None
+        if batch.ids is not None and refused is not None:
+            self.refused_ids.add(batch.ids, refused.code)
+        self._note_ids(logged)
         if known:
             return
         state = self._origins.restore(batch.origin, batch.epoch, now)
-        # What another service refused it also told, of its own log: here these dots are done with, no more.
-        refused = read_void(batch) if batch.is_control and logged.source is not Source.REPLICA else None
         self._origins.appended(state, batch, logged.offset, now, None if refused is None else refused.firsts)
         self._clocks.appended(batch.origin, batch.clock)
         if refused is not None:
@@ -246,7 +261,8 @@ class Appender:
     def save_small(self) -> Small:
         """What is small of the state, without the names of parts."""
         statistics = self.ids.kept_since, self.ids.forgotten
-        return Small(self.lamport, self._hybrid_time, *statistics, self.vectors.saved())
+        refused = self.refused_ids.save()
+        return Small(self.lamport, self._hybrid_time, *statistics, self.vectors.saved(), refused)
 
     def save_origin(
         self, origin: int, idle: Mapping[int, tuple[str, int]], into: SavedOrigins, *, whole: bool
@@ -268,7 +284,8 @@ class Appender:
         self._origins.take_back(state.states(now), state.idle)
         self._clocks.take_back(state.clocks)
         self.vectors.restore(small.vectors, state.heads)
-        self.ids.restore(state.generations, kept_since=small.kept_since, forgotten=small.forgotten)
+        self.refused_ids.restore(small.refused)
+        self.ids.restore(state.runs, kept_since=small.kept_since, forgotten=small.forgotten)
         for ids, offsets in state.ids:
             self.ids.add_at(ids, offsets)
 
@@ -307,6 +324,7 @@ class Appender:
         """Count on, and number above, what this service gave before its log failed."""
         self.counters = before.counters
         self.vectors.conflicts = before.vectors.conflicts
+        self.refused_ids.take_over(before.refused_ids)
         self.lamport = max(self.lamport, before.lamport)
         self._hybrid_time = max(self._hybrid_time, before._hybrid_time)
 
@@ -327,9 +345,15 @@ class Appender:
         self._origins.appended(state, batch, logged.offset, now, firsts)
         self._clocks.appended(batch.origin, () if batch.plain else batch.clock)
         self.vectors.appended(batch, logged.source)
-        if not batch.plain and batch.ids is not None:
-            self.ids.add(batch.ids, logged.offset)
+        self._note_ids(logged)
         self.counters.accepted += 0 if batch.is_control else batch.count
+
+    def _note_ids(self, logged: LoggedBatch) -> None:
+        batch = logged.batch
+        if not batch.plain and not batch.is_control and batch.ids is not None:
+            self.ids.add(batch.ids, logged.offset)
+            self.ids.forget_below(self.log.first_offset)
+            self.refused_ids.discard(batch.ids)
 
     def _state(self, batch: Batch) -> OriginState:
         state = self._origins.get(batch.origin)
@@ -342,7 +366,7 @@ class Appender:
         refusal: Refused | None,
         now: float,
         firsts: Mapping[int, int | None] | None = None,
-    ) -> tuple[LoggedBatch, Published | Refused]:
+    ) -> tuple[Sequence[LoggedBatch], Published | Refused]:
         batch = work.batch
         body = batch
         if refusal is not None:
@@ -360,6 +384,7 @@ class Appender:
                 hybrid_time=batch.hybrid_time,
                 refused_crc=batch.crc,
                 firsts=None if firsts is None else [firsts[row] for row in range(batch.count)],
+                ids=batch.ids if firsts is None and refusal.code is not ErrorCode.UNAUTHORIZED else None,
             )
         logged = self._append(body, work.lamport, work.session.source)
         self._commit(logged, now, firsts)
@@ -371,32 +396,35 @@ class Appender:
             state.note_void(batch, refusal.code)
         self.counters.voided += batch.count
         published = Published(logged.offset, batch.dot(0), batch.count, self.kept_as(batch.ack_level))
-        return logged, published if refusal is None else refusal
+        return (logged,), published if refusal is None else refusal
 
     # --- ids
 
-    def _repeated_ids(self, batch: Batch) -> dict[int, int | None]:
-        repeats = self._repeated_rows(batch.ids)
-        if repeats and len(repeats) < batch.count:
-            row = min(repeats)
-            raise InvalidDelta(
-                "id",
-                f"was accepted before (row {repeats[row]} of the log or of this batch), while other rows are "
-                "new: send those again under new dots, without it",
-                row=row,
-            )
-        return _offsets(repeats, None) if repeats else {}
-
     def _known_ids(self, batch: Batch) -> KnownIds:
         """Whether ids of a forwarded batch were accepted here before: who folds it has to look then."""
-        repeats = self._repeated_rows(batch.ids)
+        repeats = self._repeats.find(batch.ids)
         if not repeats:
             return KnownIds.NONE
         return KnownIds.ALL if len(repeats) == batch.count else KnownIds.SOME
 
+    def _with_repeats(
+        self, work: Sequenced, repeats: dict[int, int], now: float
+    ) -> tuple[Sequence[LoggedBatch], Published | Refused]:
+        """Append a batch of which some ids, or all, were accepted before. Raises Refused."""
+        batch = work.batch
+        self._repeats.check(batch, repeats, work.session.source)
+        if len(repeats) == batch.count:
+            return self._repeat_under_new_dots(work, dict(repeats), now)
+        new, rows = new_rows(batch, repeats)
+        try:
+            self.vectors.check(new, self._load_head)
+        except Refused as refusal:
+            raise of_row(refusal, rows) from None
+        return self._in_pieces(work, split(batch, repeats, self.log.next_offset), now)
+
     def _repeat_under_new_dots(
         self, work: Sequenced, firsts: dict[int, int | None], now: float
-    ) -> tuple[LoggedBatch, Published]:
+    ) -> tuple[Sequence[LoggedBatch], Published]:
         void = InvalidDelta("id", "was accepted before")
         logged, _ = self._sequenced_void(work, void, now, firsts)
         self.counters.duplicates += work.count
@@ -405,18 +433,32 @@ class Appender:
             first, work.batch.dot(0), work.count, self.kept_as(work.batch.ack_level), firsts
         )
 
-    def _repeated_rows(self, ids: list[bytes] | None) -> dict[int, int]:
-        """Row to its first copy: an offset of the log, or -1 - the row of this batch that came before."""
-        if ids is None:
-            return {}
-        repeats = {row: at for row, at in enumerate(self.ids.find(ids)) if at is not None}
-        if len(set(ids)) < len(ids):
-            first: dict[bytes, int] = {}
-            for row, one in enumerate(ids):
-                if one in first and row not in repeats:
-                    repeats[row] = -1 - first[one]
-                first.setdefault(one, row)
-        return repeats
+    def _in_pieces(
+        self, work: Sequenced, pieces: Sequence[Piece], now: float
+    ) -> tuple[Sequence[LoggedBatch], Published]:
+        """Append all pieces of a batch. Raises Refused where not all of them find room."""
+        batch, level = work.batch, self.kept_as(work.batch.ack_level)
+        refusal = self.log.refusal(*[piece.batch for piece in pieces])
+        if refusal is not None:
+            raise refusal
+        placed = self.log.append_run(
+            [piece.batch for piece in pieces], lamport=self.lamport + 1, source=work.session.source
+        )
+        rows: list[RowPlace] = []
+        for logged, (piece, firsts) in zip(placed, pieces, strict=True):
+            if firsts is None:
+                self._count_conflicts(piece)
+                rows += [
+                    RowPlace(logged.offset + row, piece.dot(row), duplicate=False)
+                    for row in range(piece.count)
+                ]
+            else:
+                rows += [RowPlace(at, None, duplicate=True) for at in firsts.values()]
+                self.counters.duplicates += piece.count
+                self.counters.voided += piece.count
+            self._commit(logged, now, firsts)
+        self._state(batch).remember(batch.base, batch.last, batch.crc)  # a repeat sends the whole frame
+        return placed, Published.of_rows(rows, level)
 
     # --- clocks
 

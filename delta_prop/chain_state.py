@@ -1,8 +1,8 @@
 """The chain's state as bytes, for a checkpoint, and back. Pure.
 
 Small things stand in one section. What grows lies in parts that are written once: *changes* (origins and
-heads that moved since the checkpoint before, or all of them), *ids* that were added since, sealed
-*generations* of ids. Read in their order they give the state.
+heads that moved since the checkpoint before, or all of them), *ids* that were added since, sorted *runs* of
+ids, which stay where they are and are looked into. Read in their order they give the state.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import numpy as np
 
 from delta_prop.ingest.heads import unpack_heads
 from delta_prop.ingest.origins import OriginColumns, OriginState, SavedOrigin
-from delta_prop.ingest.seen_ids import SavedGeneration
 from delta_prop.ingest.vectors import SavedVectors
 
 if TYPE_CHECKING:
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
 
     Columns = tuple[array[int], array[int], array[int]]
 
-    from delta_prop.ingest.seen_ids import Generation
+    from delta_prop.ingest.id_runs import IdRun
 
 SECTION = "chain"
-VERSION = 1
+VERSION = 2
 _ID_BYTES, _WORD_BYTES = 16, 8
 
 
@@ -75,10 +74,11 @@ class Small:
     kept_since: int = 0
     forgotten: int = 0
     vectors: SavedVectors = field(default_factory=lambda: SavedVectors((), {}, complete=True))
+    refused: tuple[bytes, bytes] = (b"", b"")
+    """Ids of deltas that were refused for good, and the codes."""
     changes: list[str] = field(default_factory=list)
     ids: list[tuple[str, int]] = field(default_factory=list)  # part, last offset in it
-    generations: list[tuple[str, int, int, int]] = field(default_factory=list)
-    """(part, ids, ids that its filter is made for, last offset)"""
+    runs: list[str] = field(default_factory=list)
 
     def pack(self) -> bytes:
         """The section's bytes."""
@@ -91,9 +91,10 @@ class Small:
             "writers": _bytes(self.vectors.writers),
             "namespaces": self.vectors.namespaces,
             "complete": self.vectors.complete,
+            "refused": self.refused,
             "changes": self.changes,
             "ids": self.ids,
-            "generations": self.generations,
+            "runs": self.runs,
         }
         return bytes(msgpack.packb(told))
 
@@ -113,9 +114,10 @@ class Small:
                 {name: (dimension, complete) for name, (dimension, complete) in told["namespaces"].items()},
                 told["complete"],
             ),
+            (told["refused"][0], told["refused"][1]),
             told["changes"],
             [(name, last) for name, last in told["ids"]],
-            [(name, count, filter_ids, last) for name, count, filter_ids, last in told["generations"]],
+            told["runs"],
         )
 
 
@@ -130,7 +132,7 @@ class ChainState:
     clocks: dict[int, dict[int, int]] = field(default_factory=dict)
     heads: dict[str, tuple[dict[str, int], set[str]]] = field(default_factory=dict)
     ids: list[tuple[list[bytes], list[int]]] = field(default_factory=list)
-    generations: list[SavedGeneration] = field(default_factory=list)
+    runs: list[IdRun] = field(default_factory=list)
 
     def states(self, now: float) -> dict[int, OriginState]:
         """The active origins' states, as seen at `now` (s)."""
@@ -158,14 +160,11 @@ def pack_ids(ids: Sequence[bytes], offsets: Sequence[int]) -> list[bytes]:
     return [b"".join(ids), np.fromiter(offsets, "<u8", len(ids)).tobytes()]
 
 
-def pack_generation(generation: Generation) -> list[bytes]:
-    """A part with a sealed generation: three columns, then the bits of its filter."""
-    columns = (generation.hashes, generation.seconds, generation.offsets)
-    return [*(column.astype("<u8", copy=False).tobytes() for column in columns), generation.filter.save()]
+def unpack(raw: bytes, part: Callable[[str], bytes], run: Callable[[str], IdRun]) -> ChainState:
+    """The state from a checkpoint's section and its parts, of which `run` opens those that are runs of ids.
 
-
-def unpack(raw: bytes, part: Callable[[str], bytes]) -> ChainState:
-    """The state from a checkpoint's section and its parts. Raises ValueError, KeyError, as `part` does."""
+    Raises ValueError, KeyError, as these two do.
+    """
     small = Small.unpack(raw)
     state = ChainState(small)
     places = {origin: place for place, origin in enumerate(small.vectors.writers)}
@@ -180,10 +179,8 @@ def unpack(raw: bytes, part: Callable[[str], bytes]) -> ChainState:
             if dead:
                 dead.difference_update(alive)
             dead.update(died)
-    sealed_until = -1
-    for name, count, filter_ids, last in small.generations:
-        state.generations.append(_unpack_generation(part(name), count, filter_ids, last))
-        sealed_until = last
+    state.runs = [run(name) for name in small.runs]
+    sealed_until = state.runs[-1].facts.last_offset if state.runs else -1
     for name, _ in small.ids:
         ids, offsets = _unpack_ids(part(name), sealed_until)
         state.ids.append((ids, offsets))
@@ -246,16 +243,8 @@ def _columns(raw: list[bytes], kinds: str, first: int, count: int) -> Columns:
 _SIZES = {"Q": 8, "I": 4}
 
 
-def _unpack_generation(raw: bytes, count: int, filter_ids: int, last: int) -> SavedGeneration:
-    size = count * _WORD_BYTES
-    columns = [np.frombuffer(raw, "<u8", count, at * size) for at in range(3)]
-    return SavedGeneration(
-        columns[0], columns[1], columns[2], memoryview(raw)[3 * size :], filter_ids, last
-    )  # fmt: skip
-
-
 def _unpack_ids(raw: bytes, above: int) -> tuple[list[bytes], list[int]]:
-    """The ids of a part that stand above an offset: those up to it are in a generation."""
+    """The ids of a part that stand above an offset: those up to it are in a run."""
     count = len(raw) // (_ID_BYTES + _WORD_BYTES)
     offsets = np.frombuffer(raw, "<u8", count, count * _ID_BYTES).astype(np.int64)
     first = int(offsets.searchsorted(above, side="right"))

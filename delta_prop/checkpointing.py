@@ -9,6 +9,7 @@ writer counts, of an id the first. The file is written only once everything that
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -24,12 +25,13 @@ from delta_prop.chain_state import (
     SavedOrigins,
     Small,
     pack_changes,
-    pack_generation,
     pack_ids,
     unpack,
 )
 from delta_prop.from_snapshot import take_snapshot
+from delta_prop.id_keeping import IdKeeper, open_run
 from delta_prop.ingest.heads import DEAD, HeadChanges, pack_heads
+from delta_prop.ingest.id_runs import RunDamaged
 from delta_prop.turns import Bell
 from delta_prop_broker.log.files.checkpoints import CheckpointDamaged, PartName, part_name
 from delta_prop_wire.errors import DeltaPropError
@@ -39,11 +41,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from delta_prop.committing import Committer
-    from delta_prop.ingest.seen_ids import Generation
+    from delta_prop.ingest.id_runs import IdRun
     from delta_prop.pipeline import Chain
-    from delta_prop.ports import Threads
+    from delta_prop.ports import Threads, World
     from delta_prop_broker.log.durable import DurableLog
-    from delta_prop_broker.log.files.checkpoints import Checkpoint, Position
+    from delta_prop_broker.log.files.checkpoints import Checkpoint, Checkpoints, Position
     from delta_prop_wire.batch import LoggedBatch
 
 logger = logging.getLogger("delta_prop")
@@ -68,7 +70,7 @@ class _Copied:
     end: int
     whole: bool
     small: Small
-    sealed: list[Generation]
+    runs: list[IdRun]
     origins: SavedOrigins
     writers: list[int]
     heads: Callable[[], list[dict[str, Any]]]
@@ -83,13 +85,15 @@ async def give_way() -> None:
 class Checkpointer:
     """Owns when a checkpoint is written, and what is in it."""
 
-    def __init__(self, log: DurableLog, chain: Chain, committer: Committer, threads: Threads) -> None:
+    def __init__(self, log: DurableLog, chain: Chain, committer: Committer, world: World) -> None:
         self.written = 0
         self.restored = False
         self._log = log
         self._chain = chain
         self._committer = committer
-        self._threads = threads
+        self._world = world
+        self._threads = world.new_threads()
+        self._keeper = IdKeeper(log, chain.appender.ids)
         self._moved, self._wanted = Bell(), Bell()
         self.lock = anyio.Lock()
         """Who holds it has the checkpoints' files to itself."""
@@ -97,8 +101,6 @@ class Checkpointer:
         self._whole = True  # the next one holds everything
         self._small = Small()
         self._parts: dict[str, PartName] = {}
-        self._generations: dict[int, tuple[str, int, int, int]] = {}  # by identity
-        self._kept_alive: list[Generation] = []
         self._heads, self._ids, self._offsets = HeadChanges(), list[bytes](), list[int]()
         self._gathered = log.first_offset  # up to where those three tell
         self._base_frames, self._base_bytes, self._base_segment = 0, 0, -1
@@ -111,25 +113,32 @@ class Checkpointer:
         """Give the chain the newest checkpoint that can be read; return from where the log is read on."""
         for checkpoint in self._log.checkpoints.kept[:]:
             try:
-                state = await self._threads.run(partial(_load, checkpoint))
-            except (CheckpointDamaged, ValueError, KeyError, OSError) as error:
+                state = await self._threads.run(partial(_load, checkpoint, self._log.checkpoints))
+            except (CheckpointDamaged, RunDamaged, ValueError, KeyError, OSError) as error:
                 logger.warning("a checkpoint is not used: %s", error)
                 self._log.checkpoints.drop(checkpoint)
                 continue
             self._chain.appender.take_back(state, now)
             self._small, self._parts, self._whole = state.small, dict(checkpoint.parts), False
-            self._kept_alive = self._chain.appender.ids.sealed
-            # Ids that came back may have been sealed at once: that generation is in no checkpoint yet.
-            saved = {named[3]: named for named in state.small.generations}
-            self._generations = {
-                id(one): saved[one.last_offset] for one in self._kept_alive if one.last_offset in saved
-            }
             self._gathered, self.restored = checkpoint.offset, True
             self._note_written(checkpoint.offset)
             return checkpoint.offset
         if self._log.first_offset:
             await take_snapshot(self._chain.appender, self._log, self._threads, now)
+            self._chain.appender.ids.kept_since = self._log.first_offset
         return self._log.first_offset
+
+    async def spill_ids(self) -> None:
+        """Write restored ids to the disk where they are many, unless the disk refuses."""
+        try:
+            await self._keeper.write_sealed(self._threads)
+        except OSError as error:
+            logger.warning("ids could not be written, and stay in memory: %s", error)
+
+    def close(self) -> None:
+        """Close the files of ids."""
+        self._keeper.give_up_merge()
+        self._chain.appender.ids.close()
 
     def take_in(self, logged: LoggedBatch) -> None:
         """A batch behind the checkpoint, in the log's order: the next checkpoint has what it changed."""
@@ -139,7 +148,7 @@ class Checkpointer:
     def _note_changes(self, logged: LoggedBatch) -> None:
         batch = logged.batch
         self._heads.note(batch, logged.source)
-        if batch.ids is not None:
+        if batch.ids is not None and not batch.is_control:
             self._ids += batch.ids
             self._offsets += range(logged.offset, logged.next_offset)
         self._gathered = logged.next_offset
@@ -149,21 +158,37 @@ class Checkpointer:
     def note(self) -> None:
         """The log's marks have moved, or never will again."""
         self._moved.ring()
-        if self._due():
+        self._chain.appender.ids.forget_below(self._log.first_offset)
+        if self._due() or self._keeper.wait_s == 0:
             self._wanted.ring()
 
     def stop(self) -> None:
         """Write no more: the log was recovered, and what this knows of its checkpoints is of the past."""
         self._stopped = True
+        self._keeper.give_up_merge()
         self._moved.ring()
         self._wanted.ring()
 
     async def run(self) -> None:
-        """Write a checkpoint whenever one is due, until stopped or cancelled."""
-        while not self._stopped:
-            if self._due():
-                await self.write()
-            else:
+        """Write a checkpoint whenever one is due, keep ids on the disk, until stopped or cancelled."""
+        self._chain.appender.ids.on_damage = self._wanted.ring
+        try:
+            async with self._world.background_thread() as background:
+                while not self._stopped:
+                    await self._run_once(background)
+        finally:
+            self._keeper.give_up_merge()
+
+    async def _run_once(self, background: Threads) -> None:
+        wait_s = self._keeper.wait_s
+        if self._due():
+            await self.write()
+        elif wait_s == 0:
+            async with self.lock:
+                if not self._stopped:
+                    await self._keeper.step(background)
+        else:
+            with anyio.move_on_after(math.inf if wait_s is None else wait_s):
                 await self._wanted.wait()
 
     async def write(self) -> None:
@@ -183,7 +208,7 @@ class Checkpointer:
         try:
             rows = await self._copy_origins(whole=whole)
             heads = await self._copy_heads() if whole else None
-            sealed, ids = await self._copy_ids() if whole else (self._chain.appender.ids.sealed, None)
+            runs, ids = await self._copy_ids() if whole else (self._written_runs(), None)
             small = self._chain.appender.save_small()
             if not await self._synced(log.next_offset):
                 return
@@ -195,7 +220,7 @@ class Checkpointer:
                 writers, pack = list(small.vectors.writers), partial(_pack_all, heads)
             self._heads, self._ids, self._offsets = HeadChanges(), [], []
             self._gathered = position.offset
-            copied = _Copied(position, log.synced, whole, small, sealed, rows, writers, pack, ids)
+            copied = _Copied(position, log.synced, whole, small, runs, rows, writers, pack, ids)
             await self._threads.run(partial(self._store, copied))
         except (OSError, DeltaPropError) as error:
             logger.warning("a checkpoint could not be written, which is tried again later: %s", error)
@@ -260,20 +285,25 @@ class Checkpointer:
             await give_way()
         return copied
 
-    async def _copy_ids(self) -> tuple[list[Generation], _Ids]:
-        """The sealed generations, and all ids that are in none of them."""
+    def _written_runs(self) -> list[IdRun]:
+        """Return the runs of ids that lie on the disk: the older ones."""
+        return [run for run in self._chain.appender.ids.runs if not run.in_memory]
+
+    async def _copy_ids(self) -> tuple[list[IdRun], _Ids]:
+        """Return the runs, and copy all ids that are in none of them. Raises OSError."""
         ids = self._chain.appender.ids
         while True:
+            await self._keeper.write_sealed(self._threads)
             closed, opened = ids.unsealed()
-            sealed, count = ids.sealed, len(opened)
+            runs, count = self._written_runs(), len(opened)
             copied = [(list(closed), list(closed.values()))]
             await give_way()
             names = list(opened)
             await give_way()
             offsets = list(islice(opened.values(), len(names)))
             # It grows at its end, unless it has been sealed meanwhile: then it was emptied.
-            if count <= len(names) == len(offsets):
-                return sealed, [*copied, (names, offsets)]
+            if count <= len(names) == len(offsets) and not ids.waiting:
+                return runs, [*copied, (names, offsets)]
 
     async def _copy_heads(self) -> list[_Heads]:
         """All heads, each at some moment from now on."""
@@ -297,41 +327,36 @@ class Checkpointer:
 
     def _store(self, copied: _Copied) -> None:
         """Write new parts, then the checkpoint that names them with the old ones. Raises OSError."""
-        store, at, size = self._log.checkpoints, copied.position.offset, 0
-        small, sealed, ids = copied.small, copied.sealed, copied.ids
+        store, at = self._log.checkpoints, copied.position.offset
+        small, ids = copied.small, copied.ids
+        written: list[PartName] = []
 
         def write(kind: str, chunks: list[bytes]) -> str:
-            nonlocal size
             part = store.write_part(part_name(at, kind), chunks)
-            self._parts[part.name] = part
-            size += part.size
+            written.append(part)
             return part.name
 
-        known = {id(one): self._generations.get(id(one)) for one in sealed}
-        named = {
-            id(one): known[id(one)]
-            or (
-                write(f"generation{place}", pack_generation(one)),
-                len(one.hashes), one.filter.capacity, one.last_offset,
-            )
-            for place, one in enumerate(sealed)
-        }  # fmt: skip
-        self._generations = {key: value for key, value in named.items() if value is not None}
-        self._kept_alive = sealed  # so that no other object gets the identity of one of them
-        small.generations = list(self._generations.values())
-        above = small.generations[-1][3] if small.generations else -1
+        small.runs = [run.part.name for run in copied.runs if run.part is not None]
+        above = copied.runs[-1].facts.last_offset if copied.runs else -1
         before = Small() if copied.whole else self._small
         small.ids = [one for one in before.ids if one[1] > above]
-        for number, (names, offsets) in enumerate(ids):
-            if names:
-                small.ids.append((write(f"ids{number}", pack_ids(names, offsets)), offsets[-1]))
-        changes = pack_changes(copied.origins, copied.writers, copied.heads())
-        small.changes = [*before.changes, write("changes", [changes])]
-        parts = [*small.changes, *(one[0] for one in small.ids), *(one[0] for one in small.generations)]
-        self._parts = {name: self._parts[name] for name in parts}
-        store.write(copied.position, copied.end, {SECTION: small.pack()}, list(self._parts.values()))
+        try:
+            for number, (names, offsets) in enumerate(ids):
+                if names:
+                    small.ids.append((write(f"ids{number}", pack_ids(names, offsets)), offsets[-1]))
+            changes = pack_changes(copied.origins, copied.writers, copied.heads())
+            small.changes = [*before.changes, write("changes", [changes])]
+            known = {part.name: part for part in (*self._parts.values(), *written)}
+            known.update((run.part.name, run.part) for run in copied.runs if run.part is not None)
+            parts = [*small.changes, *(one[0] for one in small.ids), *small.runs]
+            self._parts = {name: known[name] for name in parts}
+            store.write(copied.position, copied.end, {SECTION: small.pack()}, list(self._parts.values()))
+        except BaseException:
+            for part in written:
+                store.let_go(part.name)
+            raise
         self._small = small
-        self._written_bytes = 0 if copied.whole else size
+        self._written_bytes = 0 if copied.whole else sum(part.size for part in written)
 
 
 _Ids = list[tuple[list[bytes], list[int]]]
@@ -351,5 +376,8 @@ def _held(keys: list[str], codes: list[int | None], dead: bytes) -> tuple[list[s
     return [keys[row] for row in rows], [codes[row] or 0 for row in rows], states[rows].tobytes()
 
 
-def _load(checkpoint: Checkpoint) -> ChainState:
-    return unpack(checkpoint.section(SECTION), checkpoint.part)
+def _load(checkpoint: Checkpoint, store: Checkpoints) -> ChainState:
+    def run(name: str) -> IdRun:
+        return open_run(store, checkpoint.parts[name])
+
+    return unpack(checkpoint.section(SECTION), checkpoint.part, run)

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from delta_prop.backpressure.controller import RateLimits
+from delta_prop.ingest.id_merging import GENERATIONS_A_RUN_MAX
+from delta_prop.ingest.refused_ids import IDS_MAX as REFUSED_IDS_MAX
+from delta_prop.ingest.seen_ids import WAITING_MAX
 from delta_prop.route.breaker import RetryLimits
 from delta_prop.route.status import FeedLimits
 from delta_prop_wire.errors import UsageError
@@ -18,11 +21,16 @@ MIB = 1024 * 1024
 
 BYTES_PER_RECENT_ID = 240
 BYTES_PER_SEALED_ID = 28
+BYTES_PER_MERGED_ID = 2
+"""Of the filter of a run that is being merged."""
+BYTES_PER_REFUSED_ID = 150
 BYTES_PER_HEAD = 220
 BYTES_PER_ORIGIN = 3_000
 BYTES_PER_PENDING = 2_300
 BYTES_PER_SET_ASIDE = 900
 """What one entry of each table was measured to cost in memory, rounded up."""
+
+MEMORY_GENERATIONS_MAX = 16
 
 RateLaw: TypeAlias = Literal["drain", "specification"]
 LAWS = get_args(RateLaw)
@@ -50,6 +58,7 @@ class Settings:
     log_bytes_max: int = 256 * MIB
     id_generation: int = 1_000_000
     id_generations_max: int = 16
+    id_index_bytes_max: int = 256 * MIB
     heads_max: int = 2_000_000
     origins_max: int = 100_000
     origins_per_owner_max: int = 1_000
@@ -155,18 +164,34 @@ class Settings:
             quarantine_bytes_max=self.quarantine_bytes_max,
         )
 
+    @property
+    def ids_kept_min(self) -> int:
+        """The newest ids, which are known whatever the log lets go."""
+        return self.id_generation * self.id_generations_max
+
+    @property
+    def memory_id_generation(self) -> int:
+        """`id_generation` beside a log in memory: large enough for few generations."""
+        return max(self.id_generation, self.log_deltas_max // MEMORY_GENERATIONS_MAX)
+
     def memory_bytes_max(self, sinks: int) -> int:
         """The worst case of everything bounded here, in bytes, with that many sinks attached.
 
         Sinks' own bounds (resident vectors, cache entries) come on top; each states its own.
         """
+        # Beside a log in memory, where all of them are; beside one on disk few wait to be written.
+        sealed_ids = max(self.log_deltas_max, self.ids_kept_min) + self.memory_id_generation
+        waiting_ids = self.id_generation * WAITING_MAX
         return (
             self.queue_bytes_max
             + self.pending_bytes_max
             + self.pending_deltas_max * BYTES_PER_PENDING
             + self.log_bytes_max
-            + self.id_generation * BYTES_PER_RECENT_ID
-            + self.id_generation * self.id_generations_max * BYTES_PER_SEALED_ID
+            + self.memory_id_generation * BYTES_PER_RECENT_ID
+            + max(sealed_ids, waiting_ids) * BYTES_PER_SEALED_ID
+            + self.id_generation * GENERATIONS_A_RUN_MAX * BYTES_PER_MERGED_ID
+            + self.id_index_bytes_max
+            + REFUSED_IDS_MAX * BYTES_PER_REFUSED_ID
             + self.heads_max * BYTES_PER_HEAD
             + self.origins_max * BYTES_PER_ORIGIN
             + sinks

@@ -23,7 +23,7 @@ from delta_prop.gathering import Gathering
 from delta_prop.ingest.epochs import epochs_above, epochs_until
 from delta_prop.ingest.lanes import Lanes
 from delta_prop.ingest.origins import Origins
-from delta_prop.ingest.seen_ids import SeenIds
+from delta_prop.ingest.seen_ids import WAITING_MAX, SeenIds
 from delta_prop.ingest.vectors import Vectors
 from delta_prop.inside import Inside
 from delta_prop.operating import Operating
@@ -465,6 +465,7 @@ class Propagator(Publishing):
             voided=counters.voided,
             refused=chain.refused,
             conflicts=chain.appender.vectors.conflicts,
+            ids=chain.appender.ids.statistics(),
             queue=chain.lanes.statistics(),
             pending=chain.orderer.statistics(),
             log=log.statistics(),
@@ -504,7 +505,15 @@ class Propagator(Publishing):
 
     def _make_chain(self, own_producer_id: int) -> Chain:
         settings = self.settings
-        ids = SeenIds(generation_ids=settings.id_generation, generations_max=settings.id_generations_max)
+        if self._service_log.committer is None:
+            ids = SeenIds(generation_ids=settings.memory_id_generation, kept_min=settings.ids_kept_min)
+        else:
+            ids = SeenIds(
+                generation_ids=settings.id_generation,
+                kept_min=settings.ids_kept_min,
+                waiting_max=WAITING_MAX,
+                index_bytes_max=settings.id_index_bytes_max,
+            )
         return Chain(
             self._log,
             own_producer_id=own_producer_id,

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from delta_prop.ingest.lanes import Item
+from delta_prop.ingest.origins import OWN
 from delta_prop.ingest.work import Sequenced
 from delta_prop.order.orderer import Entry
 from delta_prop.published import State
-from delta_prop.refusals import withdrawn
+from delta_prop.refusals import REPEATS_MAX, cut_otherwise, dot_reused, too_many_repeats, withdrawn
 from delta_prop_wire.delta import Priority, origin_lane
 from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import InvalidDelta
@@ -19,9 +20,12 @@ from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.validate import validate_batch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from delta_prop.ingest.work import Draft, MatrixDraft
     from delta_prop.receipt import Receipt
     from delta_prop_wire.batch import Batch
+    from delta_prop_wire.delta import Dot
     from delta_prop_wire.errors import Refused
 
 Waiting = TypeVar("Waiting", Item, Entry)
@@ -48,8 +52,41 @@ def entry_of(work: Sequenced, have: int = 0) -> Entry:
         size=batch.size,
         owner=work.session.owner,
         item=work,
-        ids=batch.ids or (),
+        ids=accepted_ids(batch),
     )
+
+
+def entry_of_draft(draft: Draft | MatrixDraft, origin: int, waits: set[Dot | bytes]) -> Entry:
+    """Return the orderer's entry of a draft that waits, under a stand-in for an origin."""
+    return Entry(
+        origin=origin,
+        first=1,
+        last=1,
+        previous=0,
+        parents=tuple(waits),
+        count=draft.count,
+        size=draft.size,
+        owner=OWN,
+        item=draft,
+        ids=draft.ids or (),
+    )
+
+
+def item_of(work: Sequenced | Draft | MatrixDraft) -> Item:
+    """Return the queue's item of work."""
+    return Item(
+        lane=work.priority,
+        count=work.count,
+        size=work.size,
+        keys=work.vectors(),
+        after=named_in(work, Item),
+        payload=work,
+    )
+
+
+def accepted_ids(batch: Batch) -> Sequence[bytes]:
+    """Return the ids that a batch brings; those of a control row are of refused deltas."""
+    return () if batch.is_control else batch.ids or ()
 
 
 def named_in(work: Sequenced | Draft | MatrixDraft, kind: type[Waiting]) -> tuple[Waiting, ...]:
@@ -70,6 +107,28 @@ def pass_on(told: Receipt, receipt: Receipt) -> None:
         receipt.acknowledge(told.result())
     else:
         receipt.refuse(withdrawn())
+
+
+def join(work: Sequenced, parked: Entry) -> Refused | None:
+    """Let the same dots wait for the outcome of their first copy; return the refusal if they cannot.
+
+    One effect, and both are told. `parked` is the first copy's entry.
+    """
+    first = parked.item
+    assert isinstance(first, Sequenced)
+    if work.batch.last != first.batch.last:
+        return cut_otherwise(work.batch, parked)
+    if work.batch.crc != first.batch.crc:
+        return dot_reused(work.batch)
+    if first.repeats >= REPEATS_MAX:
+        return too_many_repeats(work.batch)
+    first.repeats += 1
+    receipt = work.receipt
+    receipt.waits(State.PENDING, lambda: False)
+    first.receipt.when_done(lambda told: pass_on(told, receipt))
+    if work.void is not None and first.void is None:
+        first.receipt.withdraw()
+    return None
 
 
 def make_void(work: object) -> bool:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from delta_prop.receipt import Published
-from delta_prop_wire.encode import encode_batch, encode_void, read_void
+from delta_prop_wire.cutting import part_of
+from delta_prop_wire.encode import encode_void, read_void
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from delta_prop.ingest.origins import Origins
     from delta_prop.ingest.work import Sequenced
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import Batch
@@ -41,6 +45,14 @@ def check_numbers(work: Sequenced) -> None:
         )
 
 
+def admit(origins: Origins, work: Sequenced, have: int, now: float) -> None:
+    """Admit the origin of a batch, whose watermark is `have`: nobody says hello for it. Raises Refused."""
+    batch, owner = work.batch, work.session.owner
+    if origins.get(batch.origin) is None:
+        origins.check_room([batch.origin], owner, bounded=False)
+        origins.note_forwarded(batch.origin, owner, batch.epoch, now, have)
+
+
 def covered(batch: Batch, firsts: Mapping[int, int | None], log: Log) -> Published:
     """The answer to a batch whose dots all lie below the watermark, whoever brought them."""
     return Published(firsts[0], batch.dot(0), batch.count, log.level, firsts)
@@ -55,25 +67,13 @@ def cut_at(work: Sequenced, have: int) -> None:
     if batch.base > have:
         return
     rows = [row for row in range(batch.count) if batch.counter(row) > have]
-    work.batch = _void_rest(batch, rows, have) if batch.is_control else _rest(batch, rows, have)
+    if batch.is_control:
+        work.batch = _void_rest(batch, rows, have)
+    else:
+        previous = have if batch.leaps else batch.counter(rows[0]) - 1
+        work.batch = part_of(batch, np.array(rows, np.intp), previous=previous, clock=batch.clock)
     if work.lamport is not None:
         work.lamport += rows[0]
-
-
-def _rest(batch: Batch, rows: list[int], have: int) -> Batch:
-    counters = [batch.counter(row) for row in rows]
-    return encode_batch(
-        [batch.delta(row) for row in rows],
-        origin=batch.origin,
-        base=counters[0],
-        epoch=batch.epoch,
-        clock=batch.clock,
-        previous=have if batch.leaps else 0,
-        counters=counters if batch.leaps else None,
-        ack_level=batch.ack_level,
-        priority=batch.priority,
-        hybrid_time=batch.hybrid_time,
-    )
 
 
 def _void_rest(batch: Batch, rows: list[int], have: int) -> Batch:

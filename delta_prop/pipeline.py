@@ -7,36 +7,44 @@ In front stands one queue, empty while the log keeps up. Nothing here awaits; `n
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, TypeAlias
 
 from delta_prop.append import Appender
-from delta_prop.entries import entry_of, fault_of, filler, make_void, named_in, pass_on
-from delta_prop.forwarded import check_numbers, covered, cut_at
+from delta_prop.entries import (
+    accepted_ids,
+    entry_of,
+    entry_of_draft,
+    fault_of,
+    filler,
+    item_of,
+    join,
+    make_void,
+    named_in,
+)
+from delta_prop.forwarded import admit, check_numbers, covered, cut_at
 from delta_prop.gate import OpenGate
-from delta_prop.ingest.lanes import Item, Lanes
+from delta_prop.ingest.lanes import Lanes
 from delta_prop.ingest.origins import OWN, Grant, Origins
 from delta_prop.ingest.work import Draft, MatrixDraft, Sequenced
 from delta_prop.order.orderer import Entry, Orderer, Refusal, Verdict
+from delta_prop.orphans import Orphans
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.refusals import (
-    REPEATS_MAX,
     closing,
-    cut_otherwise,
-    dot_reused,
     fenced,
     lost,
     overlap,
     parent_refused,
     said_hello_again,
     stopped_for_good,
-    too_many_repeats,
     withdrawn,
 )
 from delta_prop.repeats import answer_repeat, outcome_of
 from delta_prop.reporting import Reporter
 from delta_prop.settling import Settling
 from delta_prop.standing import Standing
-from delta_prop_wire.delta import Dot, Priority, make_origin
+from delta_prop_wire.delta import Dot, Priority, Source, make_origin
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.mixed import is_simple
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
@@ -108,6 +116,7 @@ class Chain:
         for origin in self._own_origins:
             origins.hello(origin, OWN, 0.0)
         self._standing = Standing()
+        self._orphans = Orphans(orderer, ids, self.appender.refused_ids)
 
     def restore(self, logged: LoggedBatch, now: float) -> None:
         """Take in a batch of the log as it was found at start, in its order; nobody is shown it again."""
@@ -115,7 +124,7 @@ class Chain:
         known = batch.last <= self.orderer.have.get(batch.origin, 0)
         self.appender.restore(logged, now, known=known)
         if not known:
-            self.orderer.delivered(batch.origin, batch.last, batch.ids or ())
+            self.orderer.delivered(batch.origin, batch.last, accepted_ids(batch))
 
     # --- what callers do
 
@@ -281,6 +290,12 @@ class Chain:
         if self.orderer.any_ready:
             self._append_released()
 
+    def note_refused(self, ids: Iterable[object], refusal: Refused) -> None:
+        """Note the ids of deltas that were refused before they came here."""
+        self._refuse_orphans(ids, refusal, Source.LOCAL)
+        if not self._running:
+            self._append_released()
+
     def pump(self, now: float) -> None:
         """Run what is queued for as long as the log has room and accepts, and the gate admits."""
         self._now = now
@@ -328,7 +343,8 @@ class Chain:
         restored.origins.carry_over(self.origins)
         self.orderer, self.origins, self.appender = restored.orderer, restored.origins, now
         now.go_on_from(before)
-        self._own_origins = restored._own_origins
+        before.ids.close()
+        self._own_origins, self._orphans = restored._own_origins, restored._orphans
         self._standing.clear()
         self.stopped = None
         self.rebuilt += 1
@@ -362,14 +378,7 @@ class Chain:
 
     def _enqueue(self, work: Work) -> None:
         receipt = work.receipt
-        item = Item(
-            lane=work.priority,
-            count=work.count,
-            size=work.size,
-            keys=work.vectors(),
-            after=named_in(work, Item),
-            payload=work,
-        )
+        item = item_of(work)
         try:
             full = self.log.full(work.count, work.size)
             if full is not None:  # then nothing queued is run either, so order is kept
@@ -427,17 +436,14 @@ class Chain:
         if forwards:
             cut_at(work, have)
         elif work.void is None:
-            work.void = fault_of(batch)
+            work.void = fault_of(batch) or self._orphans.refusal(work)
         self._order(entry_of(work, have))
 
     def _admit(self, work: Sequenced) -> None:
         batch = work.batch
         check_numbers(work)
         if work.forwards:
-            if self.origins.get(batch.origin) is None:
-                self.origins.check_room([batch.origin], work.session.owner, bounded=False)
-                have, owner = self.orderer.have.get(batch.origin, 0), work.session.owner
-                self.origins.note_forwarded(batch.origin, owner, batch.epoch, self._now, have)
+            admit(self.origins, work, self.orderer.have.get(batch.origin, 0), self._now)
             return
         repeat = batch.last <= self.orderer.have.get(batch.origin, 0)
         self.origins.require(batch, work.session.owner, repeat=repeat)
@@ -464,25 +470,19 @@ class Chain:
         if refused is not None:
             self._refuse(draft, parent_refused(refused))
             return
+        orphaned = self._orphans.refusal(draft)
+        if orphaned is not None:
+            self._refuse(draft, orphaned)
+            self._refuse_orphans(draft.ids or (), orphaned, draft.source)
+            self._append_released()
+            return
         waits: set[Dot | bytes] = {Dot(entry.origin, entry.last) for entry in named_in(draft, Entry)}
         waits |= self._standing.before(draft)
         waits |= draft.parents
         if not waits:
             self._append_draft(draft, None)
             return
-        entry = Entry(
-            origin=self._standing.draw(),
-            first=1,
-            last=1,
-            previous=0,
-            parents=tuple(waits),
-            count=draft.count,
-            size=draft.size,
-            owner=OWN,
-            item=draft,
-            ids=draft.ids or (),
-        )
-        self._order(entry)
+        self._order(entry_of_draft(draft, self._standing.draw(), waits))
 
     # --- order
 
@@ -507,7 +507,9 @@ class Chain:
         work: Work = entry.item  # type: ignore[assignment]
         parked = self.orderer.parked(entry)
         if parked is not None:
-            self._join(work, parked)
+            assert isinstance(work, Sequenced), "a draft has its place to itself"
+            if (refusal := join(work, parked)) is not None:
+                self._refuse(work, refusal)
             return
         refusals = self.orderer.park(entry, self._now)
         if refusals:
@@ -518,27 +520,6 @@ class Chain:
         if not work.receipt.done:
             work.receipt.item = entry
             work.receipt.waits(State.PENDING, lambda: self._withdraw(entry))
-
-    def _join(self, work: Work, parked: Entry) -> None:
-        """The same dots again while their first copy is pending: one effect, and both are told."""
-        first = parked.item
-        assert isinstance(work, Sequenced)
-        assert isinstance(first, Sequenced)
-        if work.batch.last != first.batch.last:
-            self._refuse(work, cut_otherwise(work.batch, parked))
-            return
-        if work.batch.crc != first.batch.crc:
-            self._refuse(work, dot_reused(work.batch))
-            return
-        if first.repeats >= REPEATS_MAX:
-            self._refuse(work, too_many_repeats(work.batch))
-            return
-        first.repeats += 1
-        receipt = work.receipt
-        receipt.waits(State.PENDING, lambda: False)
-        first.receipt.when_done(lambda told: pass_on(told, receipt))
-        if work.void is not None and first.void is None:
-            first.receipt.withdraw()
 
     def _withdraw(self, entry: Entry) -> bool:
         """A pending delta whose caller gave up: a draft goes, a dot stays and becomes void in its turn.
@@ -568,13 +549,16 @@ class Chain:
                 self._append_draft(work, entry)  # type: ignore[arg-type]
             return
         try:
-            logged, outcome = self.appender.sequenced(work, self._now)
+            placed, outcome = self.appender.sequenced(work, self._now)
         except Refused as refusal:
             self._refuse_all(self.orderer.refuse(entry, refusal))
             return
-        self.orderer.delivered(entry.origin, entry.last, work.batch.ids or ())
-        self.settling.placed(logged)
-        self._reporter.report(work.receipt, self._level(work), outcome, logged.next_offset)
+        accepted = isinstance(outcome, Published)
+        self.orderer.delivered(entry.origin, entry.last, accepted_ids(work.batch) if accepted else ())
+        self.settling.placed_run(placed)
+        self._reporter.report(work.receipt, self._level(work), outcome, placed[-1].next_offset)
+        if isinstance(outcome, Refused):
+            self._refuse_orphans(work.batch.ids or (), outcome, work.session.source)
 
     def _append_draft(self, draft: Draft | MatrixDraft, entry: Entry | None) -> None:
         origin = self._own_origins[draft.priority]
@@ -584,9 +568,10 @@ class Chain:
             logged, published = self.appender.draft(draft, origin, self._now)
         except Refused as refusal:
             self._refuse(draft, refusal)
+            self._refuse_orphans(draft.ids or (), refusal, draft.source)
             if entry is None:
-                return
-            if refusal.retryable:
+                self._append_released()
+            elif refusal.retryable:
                 self._refuse_all(self.orderer.refuse(entry, refusal))
             else:
                 self._leave(entry)
@@ -605,6 +590,19 @@ class Chain:
         self._standing.remove(entry.item, entry)  # type: ignore[arg-type]  # it stands for a draft
         self.orderer.delivered(entry.origin, entry.last)
         self.orderer.forget(entry.origin)
+
+    def _refuse_orphans(self, ids: Iterable[object], refusal: Refused, source: Source) -> None:
+        """Note the ids of refused deltas, and refuse what waits for them as its parents."""
+        orphans = deque(self._orphans.note(ids, refusal, source))
+        while orphans:
+            entry, orphaned = orphans.popleft()
+            work: Work = entry.item  # type: ignore[assignment]
+            self.orderer.withdraw(entry, self._now)
+            if isinstance(work, Sequenced):
+                work.void = orphaned
+                continue
+            self._refuse(work, orphaned)
+            orphans += self._orphans.note(work.ids or (), orphaned, work.source)
 
     # --- telling
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.checks import Cause, cause_of, check_deltas, with_parents
+from delta_prop.checks import Cause, cause_of, with_parents
 from delta_prop.ingest.work import Sequenced, Session
+from delta_prop.orphans import checked
 from delta_prop.outcome_query import kept_watermark, outcome_of
 from delta_prop.receipt import Receipt, State
 from delta_prop.refusals import late, withdrawn
@@ -108,7 +109,7 @@ class Producer:
         Raises InvalidDelta, UsageError; Refused (QUEUE_FULL) where too much is open, or with the refusal
         that still keeps an earlier batch open. No dot is drawn then.
         """
-        return self._begin(check_deltas(deltas), deltas, after).receipt
+        return self._begin(checked(deltas, self._chain.note_refused), deltas, after).receipt
 
     async def publish(
         self,
@@ -122,7 +123,7 @@ class Producer:
         its dots become void. So does what is cancelled, unless it had its place already. Where the code is
         OUTCOME_UNKNOWN it had its place in a log that had failed: `outcome` tells once that is recovered.
         """
-        priority = check_deltas(deltas)
+        priority = checked(deltas, self._chain.note_refused)
         deadline = self._now() + timeout_s
         entry: _Open | None = None
         while True:
@@ -153,7 +154,7 @@ class Producer:
         called with the receipt whenever there is an outcome; after a refusal that may pass `resend` sends the
         same again, and `then` is called again. Never waits. Raises as `offer` does, and sends nothing then.
         """
-        priority = check_deltas([delta])
+        priority = checked([delta], self._chain.note_refused)
         lane = self._lanes[priority]
         if counter < lane.next:
             return False

@@ -12,9 +12,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from delta_prop_wire.delta import AckLevel, Dot
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from delta_prop_wire.delta import Delta
+
+
+class RowPlace(NamedTuple):
+    """One row of a publish: its offset (None: no longer known), its dot, and if it was there before.
+
+    Of a duplicate the offset is its first copy's, and the dot is None.
+    """
+
+    offset: int | None
+    dot: Dot | None
+    duplicate: bool
 
 
 @dataclass(slots=True)
@@ -22,8 +33,8 @@ class Published:
     """What an acknowledgement says about the rows of one publish. Never changed once it is made.
 
     The rows that `duplicates` leaves out have the offsets from `offset` on, and the dots from `dot` on, in
-    order. For a row in `duplicates` the first copy stands at that offset (None: no longer known).
-    `offset` and `dot` are None where every row was a duplicate and its dot is not known.
+    order, unless `rows` tells of each. For a row in `duplicates` the first copy stands at that offset (None:
+    no longer known). `offset` and `dot` are None where every row was a duplicate and its dot is not known.
     """
 
     offset: int | None
@@ -31,6 +42,17 @@ class Published:
     count: int
     level: AckLevel
     duplicates: Mapping[int, int | None] = field(default_factory=dict)
+    rows: Sequence[RowPlace] = ()
+
+    @classmethod
+    def of_rows(cls, rows: Sequence[RowPlace], level: AckLevel) -> Published:
+        """Acknowledge rows of which some are new, at whatever offsets."""
+        duplicates = {row: at for row, (at, _, duplicate) in enumerate(rows) if duplicate}
+        first = next(row for row in rows if not row.duplicate)
+        published = cls(first.offset, first.dot, len(rows), level, duplicates)
+        if published.places() != rows:
+            published.rows = rows
+        return published
 
     @property
     def duplicate(self) -> bool:
@@ -40,20 +62,36 @@ class Published:
     @property
     def last_dot(self) -> Dot | None:
         """The dot of the last row that is new: as what depends on the whole publish names it."""
-        if self.dot is None:
-            return None
+        if self.dot is None or self.rows:
+            return next((row.dot for row in reversed(self.rows) if row.dot is not None), None)
         return Dot(self.dot.origin, self.dot.counter + max(self.count - len(self.duplicates), 1) - 1)
 
     @property
     def next_offset(self) -> int:
         """The offset after the last row: what a sink's cursor must reach for all rows to be visible."""
-        if not self.duplicates and self.offset is not None:
+        if not self.duplicates and self.offset is not None and not self.rows:
             return self.offset + max(self.count, 1)
         known = [at + 1 for at in self.duplicates.values() if at is not None]
-        fresh = self.count - len(self.duplicates)
-        if self.offset is not None:
-            known.append(self.offset + max(fresh, 1))
+        known += [row.offset + 1 for row in self.rows if row.offset is not None]
+        if self.offset is not None and not self.rows:
+            known.append(self.offset + max(self.count - len(self.duplicates), 1))
         return max(known, default=0)
+
+    def places(self) -> Sequence[RowPlace]:
+        """Return the place of each row."""
+        if self.rows:
+            return self.rows
+        found: list[RowPlace] = []
+        new = 0
+        for row in range(self.count):
+            if row in self.duplicates:
+                found.append(RowPlace(self.duplicates[row], None, duplicate=True))
+                continue
+            offset = None if self.offset is None else self.offset + new
+            dot = None if self.dot is None else Dot(self.dot.origin, self.dot.counter + new)
+            found.append(RowPlace(offset, dot, duplicate=False))
+            new += 1
+        return found
 
 
 class State(Enum):

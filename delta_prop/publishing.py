@@ -12,7 +12,6 @@ import anyio.lowlevel
 
 from delta_prop.checks import (
     Cause,
-    check_deltas,
     check_level,
     is_transform,
     with_parents,
@@ -20,6 +19,7 @@ from delta_prop.checks import (
 from delta_prop.ingest.work import Draft, MatrixDraft
 from delta_prop.line import Line, waits
 from delta_prop.merged import columns_draft, draft_in_shape, may_be_merged
+from delta_prop.orphans import checked
 from delta_prop.producer import Producer
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.refusals import late
@@ -191,7 +191,7 @@ class Publishing:
 
     def _draft(self, deltas: Sequence[Delta], after: Sequence[Named], ack_level: AckLevel | None) -> Draft:
         self._check_open()
-        check_deltas(deltas)
+        checked(deltas, self._chain.note_refused)
         deltas = with_parents(deltas, [one for one in after if not isinstance(one, Receipt)])
         return Draft(
             deltas=deltas,

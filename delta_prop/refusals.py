@@ -125,6 +125,68 @@ def dot_reused(batch: Batch, outcome: int | ErrorCode | None = None) -> Refused:
     )
 
 
+def id_reused(row: int, id_: bytes, at: int) -> Refused:
+    """Refuse an id that was accepted for other content. `at`: its first copy, as in `IdRepeats`."""
+    where = f"offset {at}" if at >= 0 else f"row {-1 - at} of the same call"
+    return Refused(
+        ErrorCode.ID_REUSED,
+        f"row {row}: id {id_.hex()} was accepted before for other content ({where}): give each change an id "
+        "of its own",
+        row=row,
+        field="id",
+        details={"offset": at} if at >= 0 else {},
+    )
+
+
+def repeats_scattered(places_max: int, frames_max: int) -> Refused:
+    """Refuse repeated ids that would take too long to compare with their first copies."""
+    return Refused(
+        ErrorCode.TOO_LARGE,
+        f"the first copies of its ids are scattered over more than {places_max} places, {frames_max} frames "
+        "of the log, or in quite another order: send fewer deltas at once",
+        field="id",
+    )
+
+
+def too_many_pieces(pieces: int, pieces_max: int) -> Refused:
+    """Refuse known and new ids by turns, which would be logged in too many frames."""
+    return Refused(
+        ErrorCode.TOO_LARGE,
+        f"known and new ids change {pieces - 1} times from row to row, allowed are {pieces_max - 1} times: "
+        "send fewer deltas at once",
+        field="id",
+    )
+
+
+def ids_unreadable(error: Exception) -> Refused:
+    """Refuse ids that cannot be looked up until they have been read from the log again."""
+    return Refused(
+        ErrorCode.LOG_FAILED,
+        f"the ids accepted before cannot be read ({error}), so this cannot be told from a repeat: they are "
+        "read from the log again, send it again later",
+        retry_after_ms=1000,
+    )
+
+
+def ids_wait() -> Refused:
+    """Refuse ids while too many wait in memory to be written."""
+    return Refused(
+        ErrorCode.LOG_FULL,
+        "too many ids wait to be written: try again when the disk has caught up",
+        retry_after_ms=100,
+    )
+
+
+def first_copy_unreadable(offset: int, error: object) -> Refused:
+    """Refuse a repeated id whose first copy cannot be read."""
+    return Refused(
+        ErrorCode.LOG_FAILED,
+        f"the log cannot be read at offset {offset}, where an id was accepted before ({error}), so this "
+        "cannot be compared: send it again later, and have the operator run `log verify`",
+        retry_after_ms=1000,
+    )
+
+
 def said_hello_again() -> Refused:
     """What was pending when its producer said hello again, which sends everything open anew."""
     return Refused(

@@ -32,9 +32,12 @@ class Reporter:
         outcome: Published | Refused,
         next_offset: int | None = None,
     ) -> None:
-        """Report an outcome that the log holds once it is kept as asked: a repeat, once its first copy is."""
+        """Report an outcome that the log holds once it is kept as asked: a repeat, once its first copy is.
+
+        `next_offset`: behind what was logged for it, which is kept as well then.
+        """
         if isinstance(outcome, Published) and (next_offset is None or outcome.duplicates):
-            next_offset = outcome.next_offset
+            next_offset = max(outcome.next_offset, next_offset or 0)
         assert next_offset is not None
         if self._settling.when_kept(next_offset, level, partial(self._settle, receipt, outcome), receipt):
             receipt.placed(outcome if isinstance(outcome, Published) else None)

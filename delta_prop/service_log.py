@@ -248,17 +248,22 @@ class ServiceLog:
         log, now = self.log, world.clock.now()
         if not isinstance(log, DurableLog) or self.committer is None:
             return
-        checkpointer = Checkpointer(log, chain, self.committer, world.new_threads())
-        offset = await checkpointer.restore(now)
-        if self.recovery is not None:
-            self.recovery.checkpoint = offset if checkpointer.restored else None
-        while offset < log.visible:
-            batches = log.read(offset, rows_max=_RESTORE_ROWS, bytes_max=_RESTORE_BYTES)
-            for logged in batches:
-                chain.restore(logged, now)
-                checkpointer.take_in(logged)
-            offset = batches[-1].next_offset
-            await anyio.lowlevel.checkpoint()
+        checkpointer = Checkpointer(log, chain, self.committer, world)
+        try:
+            offset = await checkpointer.restore(now)
+            if self.recovery is not None:
+                self.recovery.checkpoint = offset if checkpointer.restored else None
+            while offset < log.visible:
+                batches = log.read(offset, rows_max=_RESTORE_ROWS, bytes_max=_RESTORE_BYTES)
+                for logged in batches:
+                    chain.restore(logged, now)
+                    checkpointer.take_in(logged)
+                offset = batches[-1].next_offset
+                await checkpointer.spill_ids()
+                await anyio.lowlevel.checkpoint()
+        except BaseException:
+            chain.appender.ids.close()
+            raise
         chain.appender.note_time(log.position().latest_time)
         # Only now: where the way here is cut off, half of the chain must not be saved as all of it.
         self.checkpointer = checkpointer
@@ -281,6 +286,8 @@ class ServiceLog:
             with anyio.CancelScope(shield=True):
                 if self.checkpointer is not None and self.log.synced == self.log.next_offset:
                     await self.checkpointer.write()
+                if self.checkpointer is not None:
+                    self.checkpointer.close()
                 if self.log.failure is None:
                     self.log.clock.read()
                 await self._threads.run(self.log.close)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from delta_prop.backpressure.pacer import Pressure
     from delta_prop.ingest.lanes import LanesStatistics
+    from delta_prop.ingest.seen_ids import SeenIdsStatistics
     from delta_prop.order.orderer import OrdererStatistics
     from delta_prop.reopening import ReopeningStatistics
     from delta_prop.route.status import FeedStatistics
@@ -26,6 +27,7 @@ class Statistics:
     voided: int
     refused: int
     conflicts: int
+    ids: SeenIdsStatistics
     queue: LanesStatistics
     pending: OrdererStatistics
     log: MemoryLogStatistics | DurableLogStatistics

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delta_prop.published import Published
+from delta_prop.published import Published, RowPlace
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 
@@ -51,16 +51,20 @@ def outcome_of(frame: OpenFrame, row: int, offer: Offer) -> Published | Refused:
     level = batch.ack_level
     if not repeats and (at := whole_place(frame)) is not None:
         return Published(at + row, batch.dot(row), count, level)
-    places = dict[int, tuple[int, bool]]()
+    places = dict[int, RowPlace]()
     for first, last, at, duplicate in frame.told:
-        rows = range(max(first, row), min(last, row + count - 1) + 1)
-        if at is not None:
-            places.update((one - row, (at + one - first, duplicate and repeats)) for one in rows)
+        if at is None:
+            continue
+        for one in range(max(first, row), min(last, row + count - 1) + 1):
+            known = duplicate and repeats
+            places[one - row] = RowPlace(at + one - first, None if known else batch.dot(one), known)
     if len(places) < count:
         return unknown(batch.dot(row))
-    duplicates = {one: at for one, (at, duplicate) in sorted(places.items()) if duplicate}
-    fresh = [at for _, (at, duplicate) in sorted(places.items()) if not duplicate]
-    return Published(fresh[0] if fresh else duplicates[0], batch.dot(row), count, level, duplicates)
+    rows = [places[one] for one in range(count)]
+    if any(not one.duplicate for one in rows):
+        return Published.of_rows(rows, level)
+    duplicates = {one: place.offset for one, place in enumerate(rows)}
+    return Published(rows[0].offset, batch.dot(row), count, level, duplicates)
 
 
 def unknown(dot: Dot) -> Refused:

@@ -179,11 +179,10 @@ class Offer:
 
 
 class Joined:
-    """Two parts of an offer of which the service has one: the outcomes of both are told as one."""
+    """The first and the last rows of an offer, by themselves: the outcomes of both are told as one."""
 
-    def __init__(self, whole: Offer, rows: Sequence[int], others: Sequence[int]) -> None:
+    def __init__(self, whole: Offer) -> None:
         self._whole = whole
-        self._rows = (rows, others)
         self._outcomes: list[Published | Refused | None] = [None, None]
 
     def tell(self, part: int) -> Callable[[Published | Refused], None]:
@@ -202,15 +201,11 @@ class Joined:
             return first
         if not isinstance(second, Published):
             return second
-        duplicates = {
-            rows[row]: at
-            for rows, told in zip(self._rows, (first, second), strict=True)
-            for row, at in told.duplicates.items()
-        }
-        fresh = second if first.duplicate else first
-        return Published(
-            fresh.offset, fresh.dot, self._whole.count, fresh.level, dict(sorted(duplicates.items()))
-        )
+        rows = [*first.places(), *second.places()]
+        if any(not one.duplicate for one in rows):
+            return Published.of_rows(rows, second.level)
+        duplicates = {row: one.offset for row, one in enumerate(rows)}
+        return Published(first.offset, first.dot, len(rows), second.level, duplicates)
 
 
 def _size(deltas: Sequence[Delta]) -> int:

@@ -546,7 +546,7 @@ class Outgoing:
 
     def _halve(self, frame: OpenFrame, offer: Offer, rows: int) -> None:
         """Let two offers stand for one, of its first rows and of the others. It is told both as one."""
-        joined = Joined(offer, range(rows), range(rows, offer.count))
+        joined = Joined(offer)
         parts, last = [], offer.place.counter
         for number, (count, counter) in enumerate(
             ((rows, last - offer.count + rows), (offer.count - rows, last))
@@ -579,9 +579,6 @@ class Outgoing:
                 self._take_back(frame, row, offer)
                 offer.alone = offer.alone or by_itself
                 again.append(offer)
-            elif refusal.field == "id" and offer.has_ids and len(offers) + offer.count > 2:
-                self._take_back(frame, row, offer)
-                again += self._split(offer, at or 0)
             else:
                 self._settle(offer, of_row(refusal, at))
         frame.lane.put_back(again)
@@ -592,23 +589,6 @@ class Outgoing:
         offer.deltas = [frame.batch.delta(one) for one in range(row, row + offer.count)]
         offer.columns, offer.counter = None, None
         offer.after = ()  # named in the rows by now
-
-    def _split(self, offer: Offer, row: int) -> list[Offer]:
-        """The one row whose id was accepted before, alone; then the others. One row is its own answer."""
-        offer.alone = True
-        if offer.count == 1:
-            return [offer]
-        rows = [one for one in range(offer.count) if one != row]
-        joined, parts = Joined(offer, [row], rows), []
-        for part, held in enumerate(([row], rows)):
-            one = Offer(offer.priority, [offer.deltas[at] for at in held], joined.tell(part))
-            one.alone, one.at, one.behind = True, offer.at, offer.behind
-            one.place = Place(offer.place.origin)
-            self._held.add(one)
-            parts.append(one)
-        offer.place = parts[1].place
-        self._held.remove(offer)
-        return parts
 
     def _withdraw(self, frame: OpenFrame) -> None:
         """Some of its offers were given up and it is not under way: make it void; the others get new dots."""

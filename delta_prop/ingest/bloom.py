@@ -6,6 +6,7 @@ pybloom-live gives the sizing and the bits. Its own hashing and loops, 3 to 10 u
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,22 +49,6 @@ def hash_id(one: bytes) -> tuple[int, int]:
     return mixed ^ (mixed >> 31), second
 
 
-def perhaps_in(filters: Sequence[IdFilter], hashed: int) -> list[int]:
-    """Which of these filters, all of one size, perhaps hold a hash.
-
-    Two looks, the same in all, settle three of four; only for the rest it is worth a call.
-    """
-    if not filters:
-        return []
-    width = filters[0].slice_bits
-    point, stride = hashed & _HALF, hashed >> 32
-    first = point * width >> 32
-    second = width + (((point + stride) & _HALF) * width >> 32)
-    return [
-        at for at, one in enumerate(filters) if one.bits[first] and one.bits[second] and one.may_hold(hashed)
-    ]
-
-
 class IdFilter:
     """The bits for up to `capacity` hashes, wrong for about `error_rate` of the others once full.
 
@@ -78,6 +63,13 @@ class IdFilter:
         self.slice_bits: int = self._filter.bits_per_slice
         self.bits = self._filter.bitarray
         self._bytes = np.frombuffer(self.bits, dtype=np.uint8)
+
+    @staticmethod
+    def size_of(capacity: int, error_rate: float) -> int:
+        """Return the bytes that the bits of such a filter take, without creating one."""
+        slices = math.ceil(math.log(1.0 / error_rate, 2))
+        bits = math.ceil(capacity * abs(math.log(error_rate)) / (slices * math.log(2) ** 2))
+        return -(-slices * bits // 8)
 
     def __len__(self) -> int:
         return len(self._filter)

@@ -23,7 +23,7 @@ from delta_prop.order.waiters import Waiters
 from delta_prop_wire.delta import Dot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from delta_prop_wire.errors import Refused
 
@@ -207,6 +207,10 @@ class Orderer:
         else:
             self._hold(entry, now)  # takes the room that it has just left
         return True
+
+    def waiting_for(self, ids: Iterable[bytes]) -> list[Entry]:
+        """Find the parked entries that wait for a delta with one of these ids, in order of arrival."""
+        return sorted(self._waiters.waiting_for(ids), key=_arrival)
 
     def take_origin(self, origin: int) -> list[Entry]:
         """Let all parked runs of an origin go: its producer has been fenced."""

@@ -169,6 +169,13 @@ class Waiters:
                 complete.append(entry)
         return complete
 
+    def waiting_for(self, ids: Iterable[bytes]) -> list[Entry]:
+        """Find the held entries that wait for one of these ids."""
+        if not self._ids:
+            return []
+        tickets = {ticket for delta_id in ids for ticket in self._ids.get(delta_id, ())}
+        return [self._held[ticket] for ticket in tickets]
+
     def wanted(self, entry: Entry) -> bool:
         """Whether anything pending waits for this entry, or for what comes after it in its origin."""
         waiters = self._origins.get(entry.origin)

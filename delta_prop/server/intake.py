@@ -242,6 +242,7 @@ class Intake:
             work = self._work_of(delta, level, entry)
         except Refused as refused:
             entry.refuse(refused)
+            self._chain.note_refused([delta.id], refused)
             return
         self._chain.offer(work, self._now())
 
@@ -254,7 +255,9 @@ class Intake:
                 raise
             void = refused
         # What breaks a bound may not even be encodable: in its place goes the least that fills the dot.
-        batch = self._encoded(delta if void is None else Delta("refused", _NOTHING), delta, level)
+        batch = self._encoded(
+            delta if void is None else Delta("refused", _NOTHING, id=delta.id), delta, level
+        )
         self._rates.take(self._grant, batch, self._now())
         if delta.dot is None:
             return Draft((delta,), receipt, delta.priority, level, self._session.source)
@@ -341,17 +344,10 @@ class Intake:
             assert offset is not None
             self._add_range(AckRange(entry.first, entry.last, offset))
             return
-        fresh = published.offset
-        for row in range(entry.count):
-            sequence = entry.first + row
-            if row in published.duplicates:
-                at = published.duplicates[row]
-                self._add_range(AckRange(sequence, sequence, UNKNOWN_OFFSET if at is None else at, True))
-                self._counters.repeated += 1
-            else:
-                assert fresh is not None
-                self._add_range(AckRange(sequence, sequence, fresh))
-                fresh += 1
+        for sequence, (offset, _, duplicate) in enumerate(published.places(), start=entry.first):
+            at = UNKNOWN_OFFSET if offset is None else offset
+            self._add_range(AckRange(sequence, sequence, at, duplicate))
+        self._counters.repeated += len(published.duplicates)
 
     def _add_range(self, one: AckRange) -> None:
         ranges = self._ranges

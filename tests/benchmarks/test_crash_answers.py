@@ -17,6 +17,7 @@ from delta_prop_wire.delta import AckLevel, Delta, Dot, Source, opaque
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
+from tests.broker.durable import Clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -217,7 +218,7 @@ def test_a_record_goes_through_json_unchanged() -> None:
 
 
 def test_places_are_read_from_the_files_of_a_log(tmp_path: Path) -> None:
-    log, _ = DurableLog.open(LocalDisk(tmp_path), settings=LogSettings(), draw=bytes, wall_us=lambda: 1)
+    log, _ = DurableLog.open(LocalDisk(tmp_path), settings=LogSettings(), draw=bytes, clock=Clock())
     for base in (1, 3):
         deltas = [Delta(f"k{base + row}", opaque(b"x")) for row in range(2)]
         log.append(encode_batch(deltas, origin=ORIGIN, base=base), lamport=base, source=Source.LOCAL)

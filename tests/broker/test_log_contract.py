@@ -136,6 +136,23 @@ def test_a_level_above_its_own_is_refused_and_changes_nothing(make: Make) -> Non
 
 
 @LOGS
+def test_refusal_of_several_batches_is_that_of_their_run(make: Make) -> None:
+    log = make()
+    log.hold("sink", lambda: 0)
+    assert log.refusal(batch_of(2, level=AckLevel.MEMORY), batch_of(3, level=AckLevel.MEMORY)) is None
+    refusal = log.refusal(batch_of(2, level=AckLevel.MEMORY), batch_of(1, level=AckLevel(log.level + 1)))
+    assert isinstance(refusal, Refused)
+    assert refusal.code is ErrorCode.LEVEL_UNAVAILABLE
+    given = [batch_of(2, level=AckLevel.MEMORY)]
+    while log.refusal(*given) is None:
+        given.append(batch_of(2, level=AckLevel.MEMORY))
+    assert log.refusal(*given[:-1]) is None
+    assert not log.fits(given)
+    assert log.fits(given[:-1])
+    assert log.next_offset == 0
+
+
+@LOGS
 def test_a_full_log_says_who_holds_it_and_lets_go_who_gives_way(make: Make) -> None:
     log = make()
     gone: list[str] = []

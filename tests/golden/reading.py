@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
-from delta_prop import Delta, LogSettings, Propagator, create
+from delta_prop import LogSettings, Propagator
 from delta_prop.cursors import read_cursors
 from delta_prop.group_places import read_groups
 from delta_prop.quarantine_file import read_all
@@ -20,7 +20,7 @@ from delta_prop_wire.errors import UsageError
 from delta_prop_wire.jsonlines import delta_to_json
 from delta_prop_wire.spec import ErrorCode
 from tests.broker.durable import Clock
-from tests.golden.story import ADDS, AUDIT, EDITOR, IDS, IMPORTER
+from tests.golden.story import ADDS, AUDIT, EDITOR, IDENTIFIED, IDS, IMPORTER
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
@@ -113,8 +113,10 @@ async def served(p: Propagator) -> dict[str, Any]:
         "cut": p.recovery.cut is not None,
     }
     told["watermarks"] = {name: p.producer(name).watermark() for name in (IMPORTER, EDITOR)}
-    repeats = {name: await p.publish(Delta("any", create([1.0]), "ids", id=id_)) for name, id_ in IDS.items()}
-    told["repeats"] = {name: one.duplicates[0] if one.duplicate else None for name, one in repeats.items()}
+    repeats = [await p.publish(delta) for delta in IDENTIFIED]
+    told["repeats"] = {
+        name: one.duplicates[0] if one.duplicate else None for name, one in zip(IDS, repeats, strict=True)
+    }
     names = [("docs", f"doc-{number}") for number in range(10)]
     names += [("ids", "one"), ("ids", "two"), ("adds", "sum"), ("行", "行-1")]
     heads = {f"{namespace} {name}": p.head(name, namespace) for namespace, name in names}

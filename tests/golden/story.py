@@ -47,6 +47,11 @@ SETTINGS = LogSettings(
 AUDIT, ADDS, GROUP, IMPORTER, EDITOR = "Prüfer", "adds", "reports", "import-α", "редактор"
 DIMENSION = 320
 IDS = {name: name.encode().ljust(16, b".") for name in ("first", "second", "last")}
+IDENTIFIED = (
+    Delta("one", create([1.0]), "ids", id=IDS["first"], timestamp=77),
+    Delta("two", create([2.0]), "ids", id=IDS["second"], parents=(IDS["first"],), metadata={"ü": "ß"}),
+    Delta("three", create([3.0]), "ids", id=IDS["last"]),
+)
 
 
 def told() -> SimDisk:
@@ -116,10 +121,8 @@ async def _middle(p: Propagator) -> None:
         except Refused:
             continue
         raise AssertionError("a void is wanted")
-    await p.publish(Delta("one", create([1.0]), "ids", id=IDS["first"], timestamp=77))
-    await p.publish(
-        Delta("two", create([2.0]), "ids", id=IDS["second"], parents=(IDS["first"],), metadata={"ü": "ß"})
-    )
+    await p.publish(IDENTIFIED[0])
+    await p.publish(IDENTIFIED[1])
     for value in (1.0, 7.0, 2.0):
         await p.publish(Delta("sum", sparse_add([0], [value]) if value > 1 else create([1.0]), "adds"))
     for number in range(24):
@@ -132,5 +135,5 @@ async def _late(p: Propagator) -> None:
     for number in range(24):
         await importer.publish(Delta(f"doc-{5 + number % 5}", whole(number % 5), "docs"))
     await anyio.sleep(3)
-    await p.publish(Delta("three", create([3.0]), "ids", id=IDS["last"]))
+    await p.publish(IDENTIFIED[2])
     await importer.publish(Delta("doc-9", opaque(bytes(range(256))), "docs"))

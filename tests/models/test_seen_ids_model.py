@@ -1,13 +1,18 @@
-"""Seen ids beside a dict that forgets nothing."""
+"""Seen ids beside a dict that forgets nothing: in memory, on a disk, merged, forgotten, after restarts."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from delta_prop.ingest import id_runs
 from delta_prop.ingest.seen_ids import FEW, SeenIds
+from tests.delta_prop.ingest.kept_ids import Kept
+from tests.delta_prop.ingest.test_seen_ids import id_with_hash
 
-ids = st.integers(0, 150).map(lambda number: number.to_bytes(16, "little"))
+ids = st.integers(0, 150).map(lambda number: id_with_hash(number % 40 << 58, number))
+"""Some share a hash."""
 
 
 class SeenIdsBesideADict(RuleBasedStateMachine):
@@ -15,32 +20,42 @@ class SeenIdsBesideADict(RuleBasedStateMachine):
 
     @initialize(
         generation_ids=st.integers(4, 30),
-        generations_max=st.sampled_from([1, 3, 1_000]),
+        page_rows=st.sampled_from([1, 2, 5, 170]),
+        index_bytes_max=st.sampled_from([1, 100, 500, 1 << 20]),
         error_rate=st.sampled_from([0.001, 0.4]),
+        kept_min=st.sampled_from([0, 20, 60]),
     )
-    def start(self, generation_ids: int, generations_max: int, error_rate: float) -> None:
-        self.seen = SeenIds(
-            generation_ids=generation_ids, generations_max=generations_max, error_rate=error_rate
-        )
+    def start(
+        self, generation_ids: int, page_rows: int, index_bytes_max: int, error_rate: float, kept_min: int
+    ) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(id_runs, "PAGE_BYTES", 16 + 24 * page_rows)
+        self.settings = {
+            "generation_ids": generation_ids, "index_bytes_max": index_bytes_max, "error_rate": error_rate,
+            "kept_min": kept_min,
+        }  # fmt: skip
+        self.seen = SeenIds(**self.settings)  # type: ignore[arg-type]
+        self.kept = Kept()
         self.generation_ids = generation_ids
-        self.unbounded = generations_max == 1_000
         self.model: dict[bytes, int] = {}
         self.offset = 0
         self.forgot_below = 0
+
+    def teardown(self) -> None:
+        self.patch.undo()
 
     @rule(batch=st.lists(ids, max_size=40), gap=st.integers(0, 5), explicit=st.booleans())
     def publish(self, batch: list[bytes], gap: int, explicit: bool) -> None:
         self.offset += gap
         found = zip(batch, self.seen.find(batch), strict=True)
         new = list(dict.fromkeys(one for one, at in found if at is None))  # a batch has each id once
-        for row, one in enumerate(dict.fromkeys(new)):
+        for row, one in enumerate(new):
             if self.model.get(one, -1) < self.seen.kept_since:  # forgotten: new again
                 self.model.pop(one, None)
             assert one not in self.model
-            self.model[one] = self.offset + (row if explicit else new.index(one))
+            self.model[one] = self.offset + row
         if explicit:
-            unique = list(dict.fromkeys(new))
-            self.seen.add_at(unique, range(self.offset, self.offset + len(unique)))
+            self.seen.add_at(new, range(self.offset, self.offset + len(new)))
         else:
             self.seen.add(new, self.offset)
         self.offset += len(new)
@@ -59,15 +74,44 @@ class SeenIdsBesideADict(RuleBasedStateMachine):
         self.forgot_below = max(self.forgot_below, self.offset - back)
         self.seen.forget_below(self.offset - back)
 
+    @rule()
+    def write(self) -> None:
+        self.kept.write(self.seen)
+        assert self.seen.waiting == 0
+
+    @rule()
+    def merge(self) -> None:
+        self.kept.write(self.seen)
+        self.kept.merge(self.seen)
+
+    @rule()
+    def load_filters(self) -> None:
+        self.kept.load_filters(self.seen)
+
+    @rule()
+    def restart(self) -> None:
+        """As a checkpoint has it: the runs on the disk, and what is in none of them from its columns."""
+        self.kept.write(self.seen)
+        before, self.seen = self.seen, SeenIds(**self.settings)  # type: ignore[arg-type]
+        kept_since, forgotten = before.kept_since, before.forgotten
+        self.seen.restore(self.kept.opened(before.runs), kept_since=kept_since, forgotten=forgotten)
+        for table in before.unsealed():
+            self.seen.add_at(list(table), list(table.values()))
+        before.close()
+
     @invariant()
     def all_above_the_horizon_is_kept(self) -> None:
+        if not hasattr(self, "seen"):
+            return
         kept = {one: at for one, at in self.model.items() if at >= self.seen.kept_since}
         assert self.seen.find(list(kept)) == list(kept.values())
-        if self.unbounded:
-            assert self.seen.kept_since <= self.forgot_below
+        assert self.seen.kept_since <= self.forgot_below
         statistics = self.seen.statistics()
-        assert statistics.ids >= len(kept)
+        assert statistics.ids >= max(len(kept), min(len(self.model), self.settings["kept_min"]))
         assert statistics.ids_open < 2 * self.generation_ids + 1
+        in_files = [run for run in self.seen.runs if not run.in_memory]
+        held = sum(run.nbytes for run in in_files)
+        assert held <= max(self.settings["index_bytes_max"], id_runs.FENCE_BYTES * len(in_files))
 
 
 TestSeenIdsBesideADict = SeenIdsBesideADict.TestCase

@@ -481,6 +481,12 @@ class MistakesAHead(Store):
         return None if head is None else Head(Dot(head.dot.origin, head.dot.counter - 1), head.alive)
 
 
+class MissesADelete(Store):
+    def head(self, namespace: str, vector_id: str) -> Head | None:
+        head = super().head(namespace, vector_id)
+        return None if head is None else Head(head.dot, alive=True)
+
+
 # --- rebuild
 
 
@@ -628,6 +634,7 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
     (CannotBeClosed, "close", "make() gave a CannotBeClosed, which has no aclose()"),
     (HangsOnDeletes, "deadline", "apply() had not ended after 5 s"),
     (MistakesAHead, "vectors", "but the last dot is 9000000000000012:14"),
+    (MissesADelete, "vectors", ", which deletes it"),
     (KeepsWhatItHad, "rebuild", "'not-of-this-log', which no state told of, was there still"),
     (TakesOnlyNewerStates, "rebuild", "after a rebuild with nothing in the way, get('default', '"),
     (PassesForWholeAmidARebuild, "rebuild", "and told of no rebuild"),

@@ -13,7 +13,7 @@ from delta_prop_wire import cutting
 from delta_prop_wire import delta as d
 from delta_prop_wire.batch import Batch, LoggedBatch
 from delta_prop_wire.codec import decode, encode, encode_head
-from delta_prop_wire.cutting import FEW_ROWS, cut, rows_of
+from delta_prop_wire.cutting import FEW_ROWS, cut, part_of, rows_of
 from delta_prop_wire.delta import AckLevel, Delta, Dot, KnownIds, Priority, Source
 from delta_prop_wire.encode import encode_batch, encode_void
 from delta_prop_wire.errors import PeerError
@@ -107,6 +107,28 @@ def test_a_cut_says_what_the_whole_says(one: LoggedBatch, data: st.DataObject) -
     assert frame.batch.ack_level == one.batch.ack_level
     if all(is_encoded_plainly(one.batch, row) for row in range(one.count)):
         assert bytes(frame.batch.body) == bytes(encoded_anew(one, rows).body)
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(one=batches(), data=st.data())
+def test_a_part_says_what_its_rows_said_under_the_dots_they_had(
+    one: LoggedBatch, data: st.DataObject
+) -> None:
+    batch = one.batch
+    rows = data.draw(st.sets(st.integers(0, one.count - 1), min_size=1).map(sorted))
+    previous = data.draw(st.sampled_from([batch.counter(rows[0]) - 1, batch.previous]))
+    clock = data.draw(st.sampled_from([(), batch.clock]))
+    part = part_of(batch, np.array(rows, np.intp), previous=previous, clock=clock)
+    frame = decode(encode(BatchFrame(1, part)))
+    assert isinstance(frame, BatchFrame)
+    assert bytes(frame.batch.body) == bytes(part.body)
+    assert [replace(part.delta(row), clock=()) for row in range(part.count)] == [
+        replace(batch.delta(row), clock=()) for row in rows
+    ]
+    assert (part.clock, part.epoch, part.ack_level) == (clock, batch.epoch, batch.ack_level)
+    assert part.leaps == (batch.counter(rows[0]) != previous + 1 or part.last - part.base != part.count - 1)
+    assert part.previous == (previous if part.leaps else 0)
+    assert part.row_offsets is None
 
 
 def is_encoded_plainly(batch: Batch, row: int) -> bool:

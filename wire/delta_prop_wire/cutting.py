@@ -16,12 +16,12 @@ from delta_prop_wire.batch import SPARSE_KINDS, U16, U32, U64, Batch
 from delta_prop_wire.delta import Delta, Dot, Kind, Operation, Source
 from delta_prop_wire.encode import assemble, name_table
 from delta_prop_wire.errors import Refused
-from delta_prop_wire.layout import ENTRY_WIDTHS, Column
+from delta_prop_wire.layout import CLOCK_ENTRY, ENTRY_WIDTHS, Column
 from delta_prop_wire.spec import ACK_LEVEL_SHIFT, PRIORITY_SHIFT, Attribute, ErrorCode
 from delta_prop_wire.stamp import pack_logged_head
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -80,6 +80,21 @@ def cut(logged: LoggedBatch, rows: NDArray[np.intp]) -> list[bytes]:
         known_ids=logged.known_ids,
     )
     return [head, bytes(body.raw)]
+
+
+def part_of(batch: Batch, rows: NDArray[np.intp], *, previous: int, clock: Sequence[Dot]) -> Batch:
+    """Return some rows of a batch as a batch, under the same dots, in a frame with its own checksum.
+
+    `rows` rise. `previous`: the origin's last counter before them; `clock`: the entries that it carries.
+    """
+    columns, *content = _cut_columns(batch, rows)
+    counters = _counters_of(batch, rows)
+    if clock:
+        columns[Column.CLOCK] = b"".join(CLOCK_ENTRY.pack(*entry) for entry in clock)
+    leaps = int(counters[0]) != previous + 1 or int(counters[-1]) - int(counters[0]) != len(rows) - 1
+    if leaps:
+        columns[Column.COUNTERS] = counters.tobytes()
+    return _assembled(batch, columns, counters, (content[0], content[1]), previous=previous if leaps else 0)
 
 
 def rows_of(frame: BatchFrame) -> Iterator[Row]:
@@ -157,10 +172,21 @@ def _by_row(entries: Iterable[tuple[int, T]]) -> dict[int, tuple[T, ...]]:
 
 
 def _cut_body(logged: LoggedBatch, rows: NDArray[np.intp]) -> Batch:
-    batch, present = logged.batch, logged.batch.columns_mask
-    columns: dict[Column, bytes] = {}
-    if present >> Column.CLOCK & 1:
+    batch = logged.batch
+    columns, kinds_mask, dimension = _cut_columns(batch, rows)
+    if batch.columns_mask >> Column.CLOCK & 1:
         columns[Column.CLOCK] = bytes(_raw(batch, Column.CLOCK))
+    counters = _counters_of(batch, rows)
+    offsets = _picked(batch, Column.ROW_OFFSETS, U64, rows)
+    offsets = _up_from(logged.offset, rows) if offsets is None else offsets
+    columns[Column.COUNTERS], columns[Column.ROW_OFFSETS] = counters.tobytes(), offsets.tobytes()
+    previous = batch.previous if batch.leaps else batch.base - 1
+    return _assembled(batch, columns, counters, (kinds_mask, dimension), previous=previous)
+
+
+def _cut_columns(batch: Batch, rows: NDArray[np.intp]) -> tuple[dict[Column, bytes], int, int]:
+    """Cut the columns of these rows; return them with the kinds mask and the dimension."""
+    columns: dict[Column, bytes] = {}
     _cut_parts(columns, batch, rows, Column.KEY_ENDS, Column.KEYS)
     _cut_namespaces(columns, batch, rows)
     kinds = _picked(batch, Column.KINDS, _U8, rows)
@@ -173,28 +199,35 @@ def _cut_body(logged: LoggedBatch, rows: NDArray[np.intp]) -> Batch:
         picked = _picked(batch, column, dtype, rows)
         if picked is not None:
             columns[column] = picked.tobytes()
-    counters = _picked(batch, Column.COUNTERS, U64, rows)
-    counters = _up_from(batch.base, rows) if counters is None else counters
-    offsets = _picked(batch, Column.ROW_OFFSETS, U64, rows)
-    offsets = _up_from(logged.offset, rows) if offsets is None else offsets
-    columns[Column.COUNTERS], columns[Column.ROW_OFFSETS] = counters.tobytes(), offsets.tobytes()
     dimension = _cut_numbers(columns, batch, rows, kinds, kinds_mask)
     for ends, parts in ((Column.BLOB_ENDS, Column.BLOBS), (Column.METADATA_ENDS, Column.METADATA)):
-        if present >> parts & 1:
+        if batch.columns_mask >> parts & 1:
             _cut_parts(columns, batch, rows, ends, parts)
-    if present & _ENTRIES:
+    if batch.columns_mask & _ENTRIES:
         _cut_entries(columns, batch, rows)
+    return columns, kinds_mask, dimension
+
+
+def _assembled(
+    batch: Batch,
+    columns: dict[Column, bytes],
+    counters: NDArray[np.uint64],
+    content: tuple[int, int],
+    *,
+    previous: int,
+) -> Batch:
+    kinds_mask, dimension = content
     return assemble(
         columns,
         attributes=batch.attributes & _KEPT,
-        count=len(rows),
+        count=len(counters),
         origin=batch.origin,
         epoch=batch.epoch,
         base=int(counters[0]),
         hybrid_time=batch.hybrid_time,
         kinds_mask=kinds_mask,
         dimension=dimension,
-        previous=batch.previous if batch.leaps else batch.base - 1,
+        previous=previous,
     )
 
 
@@ -314,6 +347,11 @@ def _raw(batch: Batch, column: Column) -> memoryview:
     return batch.column(column) or memoryview(b"")
 
 
+def _counters_of(batch: Batch, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
+    counters = _picked(batch, Column.COUNTERS, U64, rows)
+    return _up_from(batch.base, rows) if counters is None else counters
+
+
 def _up_from(first: int, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
     """What rows have that count up from `first`."""
     return rows.astype(U64) + np.uint64(first)
@@ -325,6 +363,8 @@ def _gather(
     """The rows' parts, end to end, and how long each is; row i's lies from bounds[i] to bounds[i + 1]."""
     starts, stops = bounds[rows], bounds[rows + 1]
     sizes = stops - starts
+    if int(rows[-1]) - int(rows[0]) == len(rows) - 1:
+        return bytes(raw[int(starts[0]) : int(stops[-1])]), sizes
     if len(rows) < FEW_ROWS or sizes.sum() > LONG_PART_BYTES * len(rows):
         return b"".join([raw[a:b] for a, b in zip(starts.tolist(), stops.tolist(), strict=True)]), sizes
     wanted = np.zeros(len(bounds) - 1, bool)

@@ -105,6 +105,9 @@ class Head(NamedTuple):
     dot: Dot
     alive: bool
 
+    def __str__(self) -> str:
+        return str(self.dot) if self.alive else f"{self.dot}, which deletes it"
+
 
 def producer_id_of(name: str) -> int:
     """The 44-bit producer id that a name stands for."""

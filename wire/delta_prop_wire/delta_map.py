@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, Source, namespace_of
+from delta_prop_wire.delta import (
+    ABSENT,
+    AckLevel,
+    Delta,
+    Dot,
+    Kind,
+    Operation,
+    Priority,
+    Source,
+    namespace_of,
+)
 from delta_prop_wire.packing import (
     Fields,
     blob,
@@ -105,7 +115,7 @@ def unpack_delta(packed: Buffer) -> DeltaMap:
         source=fields.get("source", _source, Source.LOCAL),
         metadata=fields.get("metadata", mapping, None),
         topics=fields.get("topics", _topics, ()),
-        expect=fields.get("expect", _dot, None),
+        expect=fields.get("expect", _expect, None),
     )
     return DeltaMap(delta, fields.get("ack_level", _ack_level, None), fields.get("lamport", _lamport, None))
 
@@ -152,6 +162,10 @@ def _words(value: Any) -> bytes:
 
 def _dot(value: Any) -> Dot:
     return Dot(*_pair(value))
+
+
+def _expect(value: Any) -> Dot:
+    return ABSENT if value == [*ABSENT] else _dot(value)
 
 
 def _parent(value: Any) -> Dot | bytes:

@@ -291,16 +291,20 @@ def encode_void(
     hybrid_time: int = 0,
     refused_crc: int | None = None,
     firsts: Sequence[int | None] | None = None,
+    ids: Sequence[bytes] | None = None,
 ) -> Batch:
     """Encode the control row that fills the place of refused dots, one row a dot.
 
     It keeps the refused frame's clock entries, since later frames of the origin send only changes. The rows'
     bytes name the error code (u16, little-endian); behind it may follow the checksum of the refused body
     (u32), by which a repeat of it is told, and behind that, where the rows' ids had been accepted before,
-    the offset of each one's first copy (u64, all bits set where it is not known).
+    the offset of each one's first copy (u64, all bits set where it is not known). `ids`: those that the
+    refused deltas had.
     """
     columns: dict[Column, bytes] = {}
     _add_clock(columns, clock)
+    if ids is not None:
+        columns[Column.IDS] = b"".join(ids)
     if counters is not None:
         columns[Column.COUNTERS] = struct.pack(f"<{count}Q", *counters)
     row = struct.pack("<H", code) if refused_crc is None else _REFUSED.pack(code, refused_crc)

@@ -60,8 +60,8 @@ class Log(Protocol):
     def want_sync(self) -> None:
         """Somebody waits for level `durable`, maybe of rows that nobody had asked that for."""
 
-    def refusal(self, batch: Batch) -> Exception | None:
-        """Why an append of this batch would be refused now, None if it would be taken."""
+    def refusal(self, *batches: Batch) -> Exception | None:
+        """Why an append of these batches, one behind the other, would be refused now; None if all fit."""
 
     def full(self, count: int, size: int) -> Exception | None:
         """Why a batch of about so many deltas and bytes would find no room now, None if it would.

@@ -91,16 +91,10 @@ class MemoryLog:
         """The oldest offset still held."""
         return self._starts[self._head] if self._head < len(self._starts) else self.next_offset
 
-    def refusal(self, batch: Batch) -> Refused | None:
-        """Why an append would be refused now; makes room first where nobody needs the oldest."""
-        size = weight(batch)
-        if batch.count > self._deltas_max or size > self._bytes_max:
-            return Refused(
-                ErrorCode.TOO_LARGE,
-                f"a batch of {batch.count} deltas and {size} bytes is larger than the whole log "
-                f"({self._deltas_max} deltas, {self._bytes_max} bytes): send smaller batches",
-            )
-        return None if self._find_room(batch.count, size) else self._full()
+    def refusal(self, *batches: Batch) -> Refused | None:
+        """Why an append of these would be refused now; makes room first where nobody needs the oldest."""
+        above = filter(None, map(self._level_refusal, batches))
+        return next(above, None) or self._refusal(*batches)
 
     def full(self, count: int, size: int) -> Refused | None:
         """Why a batch of about so many deltas and bytes would find no room now, None if it would."""
@@ -113,8 +107,7 @@ class MemoryLog:
     ) -> LoggedBatch:
         """Give the batch its place. Raises Refused and changes nothing."""
         # A forwarded batch asked the service where it entered for its level, not this one.
-        refusal = self._level_refusal(batch) if source is not Source.REPLICA else None
-        refusal = refusal or self.refusal(batch)
+        refusal = self._refusal(batch) if source is Source.REPLICA else self.refusal(batch)
         if refusal is not None:
             self._refused += 1
             raise refusal
@@ -222,6 +215,16 @@ class MemoryLog:
             f"ack level {batch.ack_level.name.lower()} asked for, but a log in memory grants memory: "
             "ask for memory, or give the service a data directory",
         )
+
+    def _refusal(self, *batches: Batch) -> Refused | None:
+        count, size = sum(batch.count for batch in batches), sum(map(weight, batches))
+        if count > self._deltas_max or size > self._bytes_max:
+            return Refused(
+                ErrorCode.TOO_LARGE,
+                f"a batch of {count} deltas and {size} bytes is larger than the whole log "
+                f"({self._deltas_max} deltas, {self._bytes_max} bytes): send smaller batches",
+            )
+        return None if self._find_room(count, size) else self._full()
 
     def _fits(self, count: int, size: int) -> bool:
         held = self.next_offset - self.first_offset

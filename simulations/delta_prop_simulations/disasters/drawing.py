@@ -6,6 +6,7 @@ Sizes are such that a run takes about half a second of a processor, and half a m
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from delta_prop_simulations.chance import Seed
@@ -32,6 +33,9 @@ _STRIKES_MAX = 9
 _DELTAS = (80, 160)
 _ROOMY_BYTES = 1 << 24
 _WRITING_S = DURATION_S * 0.8
+_APART_SHARE = 0.15
+"""Of the plans with several services."""
+_HOT_INDEX = SinkPlan("index-hot", "index")
 _PATIENCE_S = (20.0, 0.3)
 """So long that a log comes back meanwhile, or not."""
 
@@ -49,7 +53,7 @@ def draw(number: int) -> Plan:
     )
     writers = _draw_writers(seed.stream("writers"), seed.stream("manners of writers"), nodes)
     readers = _draw_readers(seed.stream("readers"), seed.stream("credit of readers"), nodes)
-    return Plan(
+    plan = Plan(
         seed=number,
         nodes=nodes,
         writers=writers,
@@ -58,6 +62,21 @@ def draw(number: int) -> Plan:
         network=_draw_network(seed.stream("network")),
         duration_s=DURATION_S,
         power_cut_at_end=not in_memory and lossy and shape.random() < 0.7,
+    )
+    apart = seed.stream("apart")
+    return _apart(plan, apart) if count > 1 and apart.random() < _APART_SHARE else plan
+
+
+def _apart(plan: Plan, chance: Random) -> Plan:
+    """The same with services that a long cut keeps apart, while everybody changes the same two vectors."""
+    at_s, for_s = round(chance.uniform(0.5, 3.0), 3), round(chance.uniform(0.4, 0.9) * _WRITING_S, 3)
+    names = [node.name for node in plan.nodes]
+    cuts = [StrikePlan(at_s, "cut both", f"{one}>{other}", for_s) for one, other in combinations(names, 2)]
+    return replace(
+        plan,
+        nodes=tuple(replace(node, sinks=(*node.sinks, _HOT_INDEX)) for node in plan.nodes),
+        writers=tuple(replace(writer, hot=True) for writer in plan.writers),
+        strikes=tuple(sorted([*plan.strikes, *cuts], key=_by_time)),
     )
 
 
@@ -228,7 +247,11 @@ def _draw_strikes(
     struck += chance.choices(chosen or kinds, k=chance.randint(1, _STRIKES_MAX - 1))
     strikes = [_DRAWN[kind](chance, kind, nodes, writers, readers) for kind in struck]
     strikes[0] = replace(strikes[0], at_s=max(strikes[0].at_s, _ALL_UP_S))
-    return tuple(sorted(strikes, key=lambda strike: (strike.at_s, strike.kind, strike.on)))
+    return tuple(sorted(strikes, key=_by_time))
+
+
+def _by_time(strike: StrikePlan) -> tuple[float, str, str]:
+    return strike.at_s, strike.kind, strike.on
 
 
 def _when(chance: Random) -> float:

@@ -14,8 +14,9 @@ from delta_prop.server.settings import ServerSettings
 from delta_prop.sinks import ForwardSink
 from delta_prop_simulations.disasters.host import Host
 from delta_prop_simulations.disasters.sinks import KINDS, ModelSink, SinkFaults
+from delta_prop_simulations.disasters.work import CountedIndex
 from delta_prop_simulations.machine import Ending
-from delta_prop_sinks import CacheSink, IndexSink
+from delta_prop_sinks import CacheSink
 from delta_prop_wire.delta import AckLevel
 
 if TYPE_CHECKING:
@@ -107,7 +108,12 @@ class Node(Host):
         if plan.kind in KINDS:
             sink = self.models[plan.name].for_life(life)
         else:
-            sink = CacheSink(name=plan.name) if plan.kind == "cache" else IndexSink(name=plan.name)
+            record = self._judge.records[self.name]
+            sink = (
+                CacheSink(name=plan.name)
+                if plan.kind == "cache"
+                else CountedIndex(plan.name, record, self._judge.complaints.append)
+            )
         await self.propagator.attach(
             sink, topics=plan.topics, required=plan.required, pacing=plan.pacing, start="resume"
         )

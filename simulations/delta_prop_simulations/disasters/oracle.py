@@ -63,6 +63,8 @@ class Judge:
     def __init__(self) -> None:
         self.records: dict[str, Record] = {}
         self.struck: Counter[str] = Counter()
+        self.complaints: list[Violation] = []
+        """What was seen where nothing may be raised."""
         self._steps: dict[str, Steps] = {}
 
     def started(self, node: str, propagator: Propagator, before: str | None) -> None:
@@ -83,6 +85,8 @@ class Judge:
 
     def each_step(self, nodes: Iterable[Node]) -> None:
         """Bounds and marks, as they are now. Raises Violation."""
+        if self.complaints:
+            raise self.complaints[0]
         for node in nodes:
             steps = self._steps.get(node.name)
             if steps is not None and node.propagator is not None:

@@ -76,7 +76,7 @@ class WriterPlan:
     """A producer. `embedded`: it lives in the node's process, else in one of its own. `burst`: deltas at
     once, `gap_s`: the mean time between. `level`: what it asks for; None: the default. `poison`: the share of
     what sinks reject. `patience_s`: how long it waits for an acknowledgement. `offers`: an embedded one
-    without numbers of its own looks at its receipts, and does not wait.
+    without numbers of its own looks at its receipts, and does not wait. `hot`: it changes two vectors alone.
     """
 
     name: str
@@ -89,6 +89,7 @@ class WriterPlan:
     poison: float = 0.0
     patience_s: float = 20.0
     offers: bool = False
+    hot: bool = False
 
 
 @dataclass(frozen=True, slots=True)

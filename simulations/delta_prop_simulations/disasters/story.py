@@ -245,6 +245,7 @@ class Story:
             poison=plan.poison,
             patience_s=plan.patience_s,
             offers=plan.offers,
+            hot=plan.hot,
         )
 
     # --- what came of it

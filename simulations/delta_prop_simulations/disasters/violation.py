@@ -28,6 +28,7 @@ CHECKS = {
     "quarantine": "nothing but poison is set aside, and what lines up behind it",
     "damage": "the log reads whole from the disk, and says what was appended",
     "progress": "once everything is healed, all is dealt with before a deadline",
+    "work": "a call that brings late deltas folds each vector once, however many they are",
     "hang": "no task waits for ever",
     "crash": "no exception leaves the service that its documentation does not name",
 }

@@ -47,7 +47,9 @@ class Said:
 class Words:
     """Of one writer."""
 
-    def __init__(self, writer: str, chance: Random, *, poison: float) -> None:
+    def __init__(self, writer: str, chance: Random, *, poison: float, hot: bool = False) -> None:
+        """`hot`: all it says is of two vectors, the same ones as everybody's."""
+        self._hot = hot
         self._writer = writer
         self._chance = chance
         self._poison = poison
@@ -70,6 +72,11 @@ class Words:
         own = _id_of(token) if identified else None
         draw = chance.random()
         parents = (chance.choice(causes),) if causes and chance.random() < 0.1 else ()
+        if self._hot:
+            patch: dict[str, object] = {TOKEN: token}
+            namespace, key = NAMESPACES[0], chance.choice(HOT[:2])
+            changed = self._operation(namespace, key)
+            return Said(Delta(key, changed, namespace, id=own, priority=priority, metadata=patch), token)
         if draw < 0.35:
             vector = create([chance.choice(NUMBERS), 1.0])
             key = ONCE + token
@@ -77,7 +84,7 @@ class Words:
         if draw < 0.55 and priority is Priority.NORMAL:  # behind the vector's first delta
             one = sparse_add([0], [1.0])
             return Said(Delta(SUM + self._writer, one, NAMESPACES[0], id=own), f"{SUM}{token}")
-        patch: dict[str, object] = {TOKEN: token}
+        patch = {TOKEN: token}
         if chance.random() < self._poison:
             patch[POISON] = "all"
         namespace, key, expect = chance.choice(NAMESPACES), chance.choice(HOT), None

@@ -95,13 +95,14 @@ class Writer:
         poison: float = 0.0,
         patience_s: float = 20.0,
         offers: bool = False,
+        hot: bool = False,
     ) -> None:
         self.name = name
         self.node = node
         self._chance = chance
         self._shadow = shadow
         self._deltas, self._burst, self._gap_s, self._level = deltas, burst, gap_s, level
-        self._words = Words(name, chance, poison=poison)
+        self._words = Words(name, chance, poison=poison, hot=hot)
         self._numbered = chance.random() < NUMBERED_SHARE
         self._identified = chance.random() < IDENTIFIED_SHARE
         self._patience_s = patience_s
@@ -325,21 +326,10 @@ class Writer:
         self._settle(item, lambda token: self._shadow.refused(token, refusal.code))
 
     def _acknowledge(self, item: Item, published: Published) -> None:
-        fresh = 0
         item.settled = True
         self._box.items.pop(item.number, None)
-        for row, one in enumerate(item.said):
-            if row in published.duplicates:
-                ack, dot = Ack(published.level, published.duplicates[row], duplicate=True), None
-            else:
-                offset = None if published.offset is None else published.offset + fresh
-                ack = Ack(published.level, offset, duplicate=False)
-                dot = (
-                    None
-                    if published.dot is None
-                    else published.dot._replace(counter=published.dot.counter + fresh)
-                )
-                fresh += 1
+        for one, (offset, dot, duplicate) in zip(item.said, published.places(), strict=True):
+            ack = Ack(published.level, offset, duplicate=duplicate)
             lasting = dot if published.level is AckLevel.DURABLE else None
             self._shadow.acknowledged(one.token, ack, lasting)
             if lasting is not None and one.delta.vector_id in HOT:

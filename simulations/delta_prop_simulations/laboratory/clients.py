@@ -119,9 +119,9 @@ class Client:
             self.open_calls -= 1
 
     def _keep(self, name: str, published: Published) -> None:
-        fresh = published.count - len(published.duplicates)
-        if published.offset is not None and fresh:
-            self.acknowledged.append(Acknowledged(name, published.offset, fresh))
-        for offset in published.duplicates.values():
+        if not published.duplicates and published.offset is not None:
+            self.acknowledged.append(Acknowledged(name, published.offset, published.count))
+            return
+        for offset, _, _ in published.places():
             if offset is not None:
                 self.acknowledged.append(Acknowledged(name, offset, 1))

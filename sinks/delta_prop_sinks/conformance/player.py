@@ -478,7 +478,7 @@ class Player:
             head, due = sink.head(*ref), Head(Dot(state.key[1], state.key[2]), state.alive)
             if head is not None and head != due:
                 raise NotConforming(
-                    "vectors", f"{when}, head({ref[0]!r}, {ref[1]!r}) gave {head}, but it is {due}"
+                    "vectors", f"{when}, head({ref[0]!r}, {ref[1]!r}) gave {head}, but the last dot is {due}"
                 )
         widths: dict[str, set[int]] = {}
         for (namespace, _), state in self.shadow.states.items():

@@ -102,11 +102,8 @@ def _ranges(sequence: int, published: Published) -> tuple[AckRange, ...]:
     if not published.duplicates:
         assert published.offset is not None
         return (AckRange(sequence, sequence + published.count - 1, published.offset),)
-    ranges, at = [], published.offset or 0
-    for row in range(published.count):
-        if row not in published.duplicates:
-            ranges.append(AckRange(sequence + row, sequence + row, at))
-            at += 1
-        elif (first := published.duplicates[row]) is not None:
-            ranges.append(AckRange(sequence + row, sequence + row, first, True))
-    return tuple(ranges)
+    return tuple(
+        AckRange(at, at, offset, duplicate)
+        for at, (offset, _, duplicate) in enumerate(published.places(), start=sequence)
+        if offset is not None
+    )

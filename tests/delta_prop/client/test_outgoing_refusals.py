@@ -227,20 +227,37 @@ def test_an_origin_that_is_not_known_is_asked_for_once() -> None:
 
 def test_ids_that_were_accepted_before_are_duplicates_and_cost_the_others_nothing() -> None:
     wire = Wire()
-    known = bytes(15) + b"k"
-    wire.offer(made("a", id=known))
+    known = made("a", id=bytes(15) + b"k")
+    wire.offer(known)
     wire.settle()
     wire.offer(made("b", id=bytes(15) + b"1"))
-    wire.offer(made("c", id=known))
-    wire.offer(made("d", id=bytes(15) + b"2"), made("e", id=known), made("f", id=bytes(15) + b"3"))
+    wire.offer(known)
+    wire.offer(made("d", id=bytes(15) + b"2"), known, made("f", id=bytes(15) + b"3"))
     wire.settle()
     assert published(wire, 2).duplicates == {0: 0}
     assert published(wire, 3).duplicates == {1: 0}
     logged = wire.logged()
     assert sorted(key for key, _ in logged.values()) == ["a", "b", "d", "f"]
-    assert published(wire, 3).offset is not None
-    assert [logged[published(wire, 3).offset + row][0] for row in range(2)] == ["d", "f"]  # type: ignore[operator]
+    for offer, keys in ((1, ["b"]), (2, ["a"]), (3, ["d", "a", "f"])):
+        places = published(wire, offer).places()
+        assert [logged[place.offset][0] for place in places if place.offset is not None] == keys
+        dots = [place.dot for place in places if place.dot is not None]
+        assert dots == [logged[place.offset][1] for place in places if place.dot is not None and place.offset]
     assert published(wire, 1).duplicates == {}
+
+
+def test_id_that_was_accepted_for_other_content_is_refused_and_the_others_go_on() -> None:
+    wire = Wire()
+    known = made("a", id=bytes(15) + b"k")
+    wire.offer(known)
+    wire.settle()
+    wire.offer(made("b", id=bytes(15) + b"1"))
+    wire.offer(made("c", id=bytes(15) + b"2"), made("other", id=known.id))
+    wire.offer(made("d", id=bytes(15) + b"2"), known)
+    wire.settle()
+    assert (refused(wire, 2).code, refused(wire, 2).row) == (ErrorCode.ID_REUSED, 1)
+    assert published(wire, 3).duplicates == {1: 0}
+    assert sorted(key for key, _ in wire.logged().values()) == ["a", "b", "d"]
 
 
 def test_a_frame_beyond_the_bound_is_refused_without_a_dot() -> None:

@@ -19,7 +19,7 @@ def test_ids_that_are_sealed_while_they_come_back_are_no_part_of_the_checkpoint_
 
     async def life(ids: range) -> tuple[int, int]:
         async with opened() as p:
-            before = p._chain.appender.ids.statistics().generations
+            before = p._chain.appender.ids.statistics().runs
             for at in range(ids.start, ids.stop, 500):
                 some = [b"%016d" % number for number in range(at, min(at + 500, ids.stop))]
                 await p.publish(*[Delta("v", opaque(b""), id=one) for one in some])

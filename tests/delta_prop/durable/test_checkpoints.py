@@ -135,7 +135,7 @@ def test_what_retention_has_removed_is_known_all_the_same() -> None:
                 answers = [told_as(await repeat(p, one, Session("me"))) for one in (frame, other(frame))]
                 assert answers == ([told, "FENCED"] if kept else ["OUTCOME_UNKNOWN"] * 2)
                 assert await p.producer("me").outcome(frame.base) == frame.base - 1, "the place is known"
-            published = await p.publish(Delta("again", create([1.0]), id=(280).to_bytes(16, "big")))
+            published = await p.publish(Delta("v280", create([1.0]), id=(280).to_bytes(16, "big")))
             assert published.duplicates == {0: 280}
             with pytest.raises(InvalidDelta, match="holds vectors of 1"):
                 await p.publish(Delta("x", create([1.0, 2.0])))

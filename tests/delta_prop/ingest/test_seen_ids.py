@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from delta_prop.ingest import seen_ids
+from delta_prop.ingest import id_runs, seen_ids
 from delta_prop.ingest.bloom import hash_id, hash_ids
+from delta_prop.ingest.id_merging import Merge
+from delta_prop.ingest.id_runs import RunDamaged
 from delta_prop.ingest.seen_ids import FEW, SeenIds
+from tests.delta_prop.ingest.kept_ids import Kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +59,7 @@ def test_what_was_never_added_was_never_seen() -> None:
     ("generation_ids", "count"), [(1, 4), (7, 40), (70, 100), (2_500, BATCH), (1_000_000, BATCH)]
 )
 def test_each_id_is_found_with_its_first_offset_whatever_its_age(generation_ids: int, count: int) -> None:
-    seen = SeenIds(generation_ids=generation_ids, generations_max=1_000)
+    seen = SeenIds(generation_ids=generation_ids)
     for batch in range(10):
         seen.add(ids_of(batch, count), offset_of(batch))
     for batch in range(10):
@@ -98,7 +101,7 @@ def test_offsets_may_be_given_one_by_one() -> None:
     assert seen.find(ids) == [3, 5, 8, 13, 21]
     finish_sealing(seen)
     statistics = seen.statistics()
-    assert (statistics.generations, statistics.ids_open) == (2, 1), "a batch is cut where a generation ends"
+    assert (statistics.runs, statistics.ids_open) == (2, 1), "a batch is cut where a generation ends"
 
 
 def test_ids_that_share_a_hash_are_told_apart() -> None:
@@ -134,7 +137,7 @@ def finish_sealing(seen: SeenIds) -> None:
 
 
 def test_a_false_positive_costs_a_lookup_and_never_a_delta() -> None:
-    seen = SeenIds(generation_ids=1_000, generations_max=100, error_rate=0.3)
+    seen = SeenIds(generation_ids=1_000, error_rate=0.3)
     for batch in range(20):
         assert seen.find(ids_of(batch)) == [None] * BATCH
         assert all(one not in seen for one in ids_of(batch)[:100])
@@ -145,27 +148,110 @@ def test_a_false_positive_costs_a_lookup_and_never_a_delta() -> None:
     assert statistics.confirmed == 0
 
 
-def test_whole_generations_below_an_offset_are_forgotten() -> None:
+def test_whole_runs_below_an_offset_are_forgotten() -> None:
     seen = filled(10, generation_ids=2_000)
     finish_sealing(seen)
-    assert (seen.statistics().generations, seen.kept_since) == (5, 0)
+    assert (seen.statistics().runs, seen.kept_since) == (5, 0)
     seen.forget_below(offset_of(3, BATCH - 1))
-    assert (seen.statistics().generations, seen.kept_since) == (4, offset_of(1, BATCH - 1) + 1)
+    assert (seen.statistics().runs, seen.kept_since) == (4, offset_of(1, BATCH - 1) + 1)
     seen.forget_below(offset_of(3, BATCH - 1) + 1)
-    assert (seen.statistics().generations, seen.kept_since) == (3, offset_of(3, BATCH - 1) + 1)
+    assert (seen.statistics().runs, seen.kept_since) == (3, offset_of(3, BATCH - 1) + 1)
     assert seen.find(ids_of(3)) == [None] * BATCH
     assert seen.find(ids_of(4)[:1]) == [offset_of(4)]
     assert seen.find(ids_of(4)) == [offset_of(4, row) for row in range(BATCH)]
 
 
-def test_no_more_generations_are_kept_than_allowed() -> None:
-    seen = filled(30, generation_ids=1_000, generations_max=4)
+def test_newest_ids_stay_known_whatever_the_log_lets_go() -> None:
+    seen = filled(10, generation_ids=2_000, kept_min=5 * BATCH)
     finish_sealing(seen)
-    statistics = seen.statistics()
-    assert (statistics.generations, statistics.generations_forgotten) == (4, 26)
-    assert statistics.kept_since == seen.kept_since == offset_of(25, BATCH - 1) + 1
-    assert seen.find(ids_of(26)) == [offset_of(26, row) for row in range(BATCH)]
-    assert statistics.bytes < 30 * statistics.ids
+    seen.forget_below(offset_of(10))
+    assert (seen.statistics().runs, seen.kept_since) == (3, offset_of(3, BATCH - 1) + 1)
+    assert seen.find(ids_of(4)) == [offset_of(4, row) for row in range(BATCH)]
+    seen.add(ids_of(10), offset_of(10))
+    seen.forget_below(offset_of(11))
+    assert (seen.statistics().runs, seen.kept_since) == (2, offset_of(5, BATCH - 1) + 1)
+    assert seen.find(ids_of(4)) == [None] * BATCH
+
+
+def test_ids_are_full_while_as_many_runs_as_may_wait_to_be_written() -> None:
+    seen, kept = SeenIds(generation_ids=1_000, waiting_max=2), Kept()
+    for batch in range(2):
+        assert not seen.full
+        seen.add(ids_of(batch), offset_of(batch))
+        finish_sealing(seen)
+    assert seen.full
+    kept.write(seen)
+    assert not seen.full
+    assert not filled(5, generation_ids=1_000).full, "nobody writes them"
+
+
+@pytest.mark.parametrize("index_bytes_max", [1, 60_000, 1 << 30])
+def test_filters_stay_in_memory_as_far_as_there_is_room(index_bytes_max: int) -> None:
+    seen, kept = SeenIds(generation_ids=5_000, index_bytes_max=index_bytes_max), Kept()
+    for batch in range(90):
+        seen.add(ids_of(batch), offset_of(batch))
+        kept.write(seen)
+        while kept.merge(seen):
+            pass
+        kept.load_filters(seen)
+        assert sum(run.nbytes for run in seen.runs) <= max(
+            index_bytes_max, id_runs.FENCE_BYTES * len(seen.runs)
+        ), "but for one fence of each run"
+    sizes = [(run.facts.rows, run.filter is not None) for run in seen.runs]
+    with_filter = [rows for rows, held in sizes if held]
+    without = [rows for rows, held in sizes if not held]
+    assert (with_filter == []) == (index_bytes_max == 1)
+    assert (without == []) == (index_bytes_max == 1 << 30)
+    assert max(with_filter, default=0) <= min(without, default=1 << 60), "the small ones have theirs"
+    for batch in (0, 40, 89):
+        assert seen.find(ids_of(batch)) == [offset_of(batch, row) for row in range(BATCH)]
+        assert seen.find(ids_of(batch)[:5]) == [offset_of(batch, row) for row in range(5)]
+    assert seen.find(ids_of(500)) == [None] * BATCH
+
+
+def test_run_that_cannot_be_read_is_named_and_nothing_is_guessed() -> None:
+    seen, kept = SeenIds(generation_ids=1_000, index_bytes_max=1), Kept()
+    told: list[bool] = []
+    for batch in range(2):
+        seen.add(ids_of(batch), offset_of(batch))
+        seen.seal()
+    kept.write(seen)
+    seen.on_damage = lambda: told.append(True)
+    bad = seen.runs[0]
+    for page in range(bad.facts.pages):
+        kept.disk.flip(kept.path(bad), 4096 * page + 50)
+    for ask in (ids_of(0), ids_of(0)[:1], ids_of(1), ids_of(7)):
+        seen.damaged = None
+        with pytest.raises(RunDamaged):
+            seen.find(ask)
+        assert seen.damaged is bad
+    assert ids_of(0)[0] not in seen, "it counts as not seen yet where one only waits for it"
+    assert told
+    seen.forget_below(offset_of(0, BATCH - 1) + 1)
+    assert seen.damaged is None
+    assert seen.find(ids_of(1)) == [offset_of(1, row) for row in range(BATCH)]
+
+
+def test_runs_that_were_forgotten_meanwhile_stay_forgotten_when_others_take_their_place() -> None:
+    seen, kept = SeenIds(generation_ids=1_000), Kept()
+    for batch in range(4):
+        seen.add(ids_of(batch), offset_of(batch))
+        seen.seal()
+    kept.write(seen)
+    before = seen.runs
+    merge = Merge(before, 0.001)
+    seen.forget_below(offset_of(1, BATCH - 1) + 1)
+    writer = kept.checkpoints.begin_part("merged.part")
+    while not merge.done:
+        for chunk in merge.step():
+            writer.add(chunk)
+    part = writer.finish()
+    merged = merge.result(kept.checkpoints.open_part(part), part, "x/merged.part")
+    seen.exchange(before, [merged])
+    assert seen.runs == [merged]
+    seen.forget_below(offset_of(3, BATCH - 1) + 1)
+    seen.exchange([merged], before[:1])
+    assert seen.runs == [], "all of it is gone by now"
 
 
 @pytest.mark.alone
@@ -179,9 +265,9 @@ def test_sealing_is_spread_over_the_calls_that_follow() -> None:
         seen.add(ids, number * batch)
         work.append(time.thread_time() - began)
         if number == generation_ids // batch:
-            assert seen.statistics().generations == 0, "a full generation is not sealed at once"
+            assert seen.statistics().runs == 0, "a full generation is not sealed at once"
             assert seen.find(ids_of(3, batch)) == list(range(300, 400)), "the dict answers meanwhile"
-    assert seen.statistics().generations == 1, "done before the next one is full"
+    assert seen.statistics().runs == 1, "done before the next one is full"
     median = sorted(work)[len(work) // 2]
     print(f"adding {batch} ids took {median * 1e6:.0f} us, at most {max(work) * 1e3:.1f} ms")
     assert max(work) < 0.05
@@ -194,9 +280,7 @@ def test_looking_costs_a_few_microseconds_an_id() -> None:
     new = ids_of(500)
     singles = min(timed(lambda: [seen.find([one]) for one in new]) for _ in range(5)) / len(new)
     batched = min(timed(lambda: seen.find(new)) for _ in range(5)) / len(new)
-    print(
-        f"beside 10 generations a new id costs {singles * 1e6:.1f} us alone, {batched * 1e6:.2f} us in 1,000"
-    )
+    print(f"beside 10 runs a new id costs {singles * 1e6:.1f} us alone, {batched * 1e6:.2f} us in 1,000")
     assert singles < 30e-6
     assert batched < 10e-6
 
@@ -227,14 +311,14 @@ def test_unique_ids_none_lost_and_in_bounded_memory(full: bool) -> None:
     assert run.returncode == 0, run.stderr
     outcome = json.loads(run.stdout)
     print(
-        f"{count:,} unique ids, generations of {generation_ids:,} ({outcome['generations']} sealed): "
+        f"{count:,} unique ids, generations of {generation_ids:,} ({outcome['runs']} sealed): "
         f"{outcome['lost']} lost, {outcome['wrong']} of {outcome['repeats']:,} repeats told a wrong offset; "
         f"memory grew by {outcome['bytes_per_id']:.1f} B an id, at most {outcome['peak_bytes_per_id']:.1f} "
         f"(bound {BYTES_PER_ID_MAX}); {outcome['seconds']:.1f} s"
     )
     assert outcome["lost"] == 0
     assert (outcome["repeats"], outcome["wrong"]) == (REPEATS, 0)
-    assert outcome["generations"] >= 9
+    assert outcome["runs"] >= 9
     assert outcome["peak_bytes_per_id"] <= BYTES_PER_ID_MAX
 
 
@@ -264,7 +348,7 @@ def measure(count: int, generation_ids: int) -> dict[str, float]:
         "lost": lost,
         "repeats": REPEATS,
         "wrong": wrong,
-        "generations": seen.statistics().generations,
+        "runs": seen.statistics().runs,
         "bytes_per_id": (after - before) / count,
         "peak_bytes_per_id": (peak - before) / count,
         "seconds": time.perf_counter() - began,

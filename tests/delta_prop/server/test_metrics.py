@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from delta_prop.backpressure.pacer import Pressure
 from delta_prop.ingest.lanes import LanesStatistics, LaneStatistics
+from delta_prop.ingest.seen_ids import SeenIdsStatistics
 from delta_prop.order.orderer import OrdererStatistics
 from delta_prop.reopening import ReopeningStatistics
 from delta_prop.route.status import FeedState, FeedStatistics, RebuildProgress
@@ -49,6 +50,7 @@ class Full:
             pending=filled(OrdererStatistics),
             log=filled(DurableLogStatistics, held_by=None),
             sinks={"storage": sink},
+            ids=filled(SeenIdsStatistics),
             pressure=Pressure(Level.THROTTLE, 1234.5, 1, 2, None, None, ""),
             reopening=ReopeningStatistics(True, 1, 17, None, None),
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -88,10 +88,13 @@ class Request:
 
 
 def requests(chance: random.Random, epochs: dict[int, int], count: int) -> list[Request]:
-    """Batches of one origin, single deltas of another one, deltas that have an id alone."""
+    """Batches of one origin, single deltas of another one, deltas that have an id alone.
+
+    Some say again what an earlier one said under its id, some say something else under it.
+    """
     made: list[Request] = []
     next_counter = dict.fromkeys(epochs, 1)
-    ids: list[bytes] = []
+    identified: list[Delta] = []
     for number in range(count):
         kind = chance.choice(("batch", "batch with ids", "dot", "dot and id", "id", "refused"))
         rows = chance.randint(1, 4) if kind.startswith("batch") else 1
@@ -102,13 +105,16 @@ def requests(chance: random.Random, epochs: dict[int, int], count: int) -> list[
             operation = opaque(b"%d" % number) if chance.random() < 0.5 else create([number, 1.0])
             if kind == "refused":
                 operation = sparse_add([1], [1.0])  # to a vector that is not there
-            name = None
+            delta = Delta(f"{number}-{row}", operation)
             if kind.endswith(("id", "ids")):
-                again = ids and chance.random() < 0.2
-                name = chance.choice(ids) if again else chance.randbytes(16)
-                ids.append(name)
+                before = chance.choice(identified) if identified and chance.random() < 0.3 else None
+                if before is None:
+                    delta = replace(delta, id=chance.randbytes(16))
+                else:
+                    delta = before if chance.random() < 0.7 else replace(delta, id=before.id)
+                identified.append(delta)
             dot = Dot(origin, base + row) if kind in ("dot", "dot and id", "refused") else None
-            deltas.append(Delta(f"{number}-{row}", operation, id=name, dot=dot))
+            deltas.append(replace(delta, dot=dot))
         if kind != "id":
             next_counter[origin] += rows
         make = frame_of(deltas, kind, origin, base, epochs[origin])
@@ -223,7 +229,7 @@ async def test_each_delta_has_one_effect_and_one_offset(seed: int, full: bool) -
         f"seed {seed}: {len(wanted)} requests in {sender.frames} frames over {sender.connections} "
         f"connections ({proxy.struck['reset']} reset, {proxy.struck['stall']} stalled): {len(logged)} effects"
     )
-    assert {one.code for one in wanted} == {None, ErrorCode.INVALID_DELTA}
+    assert {one.code for one in wanted} == {None, ErrorCode.INVALID_DELTA, ErrorCode.ID_REUSED}
     assert told == logged.keys()
     assert len(set(logged.values())) == len(logged), "a delta is in the log twice"
     assert max(one.sent for one in wanted) >= REPEATS_MAX

@@ -24,7 +24,9 @@ from delta_prop_wire.errors import DeltaPropError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from delta_prop_broker.disk import Disk
+    from typing_extensions import Buffer
+
+    from delta_prop_broker.disk import Disk, File
 
 SUFFIX = ".checkpoint"
 PART_SUFFIX = ".part"
@@ -140,11 +142,51 @@ class Checkpoint:
         self.parts = {name: PartName(name, size, crc) for name, size, crc in told}
 
 
+class PartWriter:
+    """A part that grows; it is synced when `finish` returns."""
+
+    def __init__(self, disk: Disk, directory: str, name: str) -> None:
+        self.name = name
+        self._path = f"{directory}/{name}"
+        self._disk = disk
+        self._file = disk.open(self._path, create=True)
+        self._open = True
+        self._file.truncate(0)
+        self._at = self._crc = 0
+
+    def add(self, chunk: Buffer) -> None:
+        """Write the next bytes. Raises OSError."""
+        if memoryview(chunk).nbytes > 0:
+            self._at = write_all(self._file, self._at, [chunk])
+            self._crc = crc32c(chunk, self._crc)
+
+    def finish(self) -> PartName:
+        """Sync it. Raises OSError."""
+        self._file.sync()
+        self._close()
+        return PartName(self.name, self._at, self._crc)
+
+    def abort(self) -> None:
+        """Close and remove it."""
+        self._close()
+        with suppress(OSError):
+            self._disk.remove(self._path)
+
+    def _close(self) -> None:
+        if self._open:
+            self._open = False
+            self._file.close()
+
+
 class Checkpoints:
-    """All checkpoints of one log, newest first. Its calls block and come from one thread at a time."""
+    """All checkpoints of one log, newest first. Its calls block and come from one thread at a time.
+
+    A part is kept from when it is begun until it is let go of, or a checkpoint that is kept names it.
+    """
 
     def __init__(self, disk: Disk, directory: str, log_id: bytes) -> None:
         self.kept: list[Checkpoint] = []
+        self._held: set[str] = set()  # parts that no checkpoint names yet
         self._disk = disk
         self._directory = directory
         self._log_id = log_id
@@ -168,23 +210,45 @@ class Checkpoints:
         """Use one no more; its file goes when the next one is written."""
         self.kept.remove(checkpoint)
 
-    def write_part(self, name: str, chunks: Iterable[bytes]) -> PartName:
-        """Write a part, synced when this returns; it counts from when a checkpoint names it. Raises OSError.
+    def free_name(self, offset: int, kind: str) -> str:
+        """Return a part name of that offset and kind that no other part has."""
+        number = 0
+        while (name := part_name(offset, f"{kind}{number}")) in self._held or self._is_named(name):
+            number += 1
+        return name
 
-        `name` is one that no kept checkpoint names.
-        """
-        assert all(name not in one.parts for one in self.kept), "a part that is named is not written again"
-        file = self._disk.open(f"{self._directory}/{name}", create=True)
+    def begin_part(self, name: str) -> PartWriter:
+        """Begin to write a part. `name` is one that no kept checkpoint names. Raises OSError."""
+        assert not self._is_named(name), "a part that is named is not written again"
+        self._held.add(name)
+        return PartWriter(self._disk, self._directory, name)
+
+    def write_part(self, name: str, chunks: Iterable[Buffer]) -> PartName:
+        """Write a part, synced when this returns. `name` as for `begin_part`. Raises OSError."""
+        part = self.begin_part(name)
         try:
-            file.truncate(0)
-            at = crc = 0
-            for chunk in filter(None, chunks):
-                at = write_all(file, at, [chunk])
-                crc = crc32c(chunk, crc)
-            file.sync()
-        finally:
-            file.close()
-        return PartName(name, at, crc)
+            for chunk in chunks:
+                part.add(chunk)
+            return part.finish()
+        except BaseException:
+            self.let_go(name)
+            part.abort()
+            raise
+
+    def open_part(self, part: PartName) -> File:
+        """Open a part that was written, for reading. Raises OSError."""
+        return self._disk.open(self.path_of(part), read_only=True)
+
+    def path_of(self, part: PartName) -> str:
+        """Return the path of a part."""
+        return f"{self._directory}/{part.name}"
+
+    def let_go(self, name: str) -> None:
+        """Release a part: it goes, unless a kept checkpoint names it."""
+        self._held.discard(name)
+
+    def _is_named(self, name: str) -> bool:
+        return any(name in one.parts for one in self.kept)
 
     def write(
         self, position: Position, end: int, sections: Mapping[str, bytes], parts: Sequence[PartName]
@@ -216,13 +280,14 @@ class Checkpoints:
             raise
         written = read_checkpoint(self._disk, self._directory, name, self._log_id)
         self.kept = [written, *(one for one in self.kept if one.offset < position.offset)][:KEPT]
+        self._held.difference_update(written.parts)
         self.sweep(self._disk.list(self._directory))
         return written
 
     def sweep(self, names: Sequence[str]) -> None:
-        """Remove, of these files, checkpoints that are not kept and parts that none of those names."""
+        """Remove, of these files, checkpoints that are not kept and parts that nobody needs."""
         kept = {one.name for one in self.kept}
-        named = {name for one in self.kept for name in one.parts}
+        named = self._held.union(*(one.parts for one in self.kept))
         for name in checkpoint_names(names):
             if name not in kept:
                 self._remove(name)

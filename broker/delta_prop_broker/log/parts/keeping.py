@@ -126,9 +126,12 @@ class Keeping(LogState):
 
     # --- room
 
-    def refusal(self, batch: Batch) -> Refused | None:
-        """Why an append would be refused now; makes room first where nobody needs the oldest."""
-        return self._refusal(batch.size)
+    def refusal(self, *batches: Batch) -> Refused | None:
+        """Why an append of these would be refused now; makes room first where nobody needs the oldest."""
+        above = next((batch for batch in batches if batch.ack_level > self.level), None)
+        if above is not None:
+            return refusals.level_refusal(above)
+        return self._refusal(sum(batch.size for batch in batches))
 
     def full(self, count: int, size: int) -> Refused | None:
         """Why a batch of about so many deltas and bytes would find no room now, None if it would."""

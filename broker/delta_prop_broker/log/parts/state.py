@@ -162,6 +162,11 @@ class LogState:
         """What was appended and is not on disk yet."""
         return self._unwritten_bytes
 
+    @property
+    def free_bytes(self) -> int:
+        """What the disk has left, as far as is known."""
+        return self._free.bytes
+
     def statistics(self) -> DurableLogStatistics:
         """A snapshot."""
         room, cover, segments = self._room, self._cover, self._segments

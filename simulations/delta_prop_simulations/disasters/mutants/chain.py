@@ -22,7 +22,7 @@ CHAIN = (
         (
             edit(
                 Chain.restore,
-                ("self.orderer.delivered(batch.origin, batch.last, batch.ids or ())", "pass"),
+                ("self.orderer.delivered(batch.origin, batch.last, accepted_ids(batch))", "pass"),
             ),
         ),
     ),

@@ -1,0 +1,94 @@
+"""Deltas that name a parent which was refused for good: they are refused as well, rather than wait for it.
+
+Pure: says what is to be refused and why. `pipeline.py` does it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop.checks import check_deltas
+from delta_prop.ingest.work import Sequenced
+from delta_prop_wire.bounds import is_id
+from delta_prop_wire.delta import Source
+from delta_prop_wire.errors import InvalidDelta
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from delta_prop.ingest.refused_ids import RefusedIds
+    from delta_prop.ingest.seen_ids import SeenIds
+    from delta_prop.ingest.work import Draft, MatrixDraft
+    from delta_prop.order.orderer import Entry, Orderer
+    from delta_prop_wire.delta import Delta, Dot, Priority
+    from delta_prop_wire.errors import Refused
+
+
+class Orphans:
+    """Knows whose parents were refused for good; what was forwarded is not judged."""
+
+    def __init__(self, orderer: Orderer, accepted: SeenIds, refused: RefusedIds) -> None:
+        self._orderer = orderer
+        self._accepted = accepted
+        self._refused = refused
+
+    def refusal(self, work: Sequenced | Draft | MatrixDraft) -> Refused | None:
+        """Return the refusal of work with a row that names such a parent; None if there is none."""
+        if not len(self._refused) or work.forwards:
+            return None
+        own = work.batch.ids if isinstance(work, Sequenced) else work.ids
+        for row, parent in _parents(work):
+            if not isinstance(parent, bytes) or parent in self._accepted or (own and parent in own):
+                continue
+            if (code := self._refused.code(parent)) is not None:
+                return parent_refused_for_good(row, parent, code)
+        return None
+
+    def note(
+        self, ids: Iterable[object], refusal: Refused, source: Source = Source.LOCAL
+    ) -> list[tuple[Entry, Refused]]:
+        """Note the ids of refused deltas; return what waits for them, each entry with its refusal.
+
+        Nothing is noted where the refusal may pass, or its sender lacks a right: nobody who may not publish
+        decides over others' deltas. A transform is tried again after a conflict.
+        """
+        if not refusal.voids or refusal.code is ErrorCode.UNAUTHORIZED:
+            return []
+        if source is Source.TRANSFORM and refusal.code is ErrorCode.CONFLICT:
+            return []
+        names = [one for one in ids if isinstance(one, bytes) and is_id(one) and one not in self._accepted]
+        self._refused.add(names, refusal.code)
+        found = ((entry, self.refusal(entry.item)) for entry in self._orderer.waiting_for(names))  # type: ignore[arg-type]
+        return [(entry, orphaned) for entry, orphaned in found if orphaned is not None]
+
+
+def checked(deltas: Sequence[Delta], note: Callable[[Iterable[object], Refused], None]) -> Priority:
+    """Run `check_deltas`, and note the ids of what it refuses. Raises as that does."""
+    try:
+        return check_deltas(deltas)
+    except InvalidDelta as refusal:
+        note([delta.id for delta in deltas], refusal)
+        raise
+
+
+def parent_refused_for_good(row: int, parent: bytes, code: ErrorCode) -> Refused:
+    """Return the refusal of a row whose parent will not come."""
+    refusal = InvalidDelta(
+        "parents",
+        f"{parent.hex()} is the id of a delta that was refused for good ({code.name}): send that one "
+        "corrected, then this one under a new dot",
+        row=row,
+    )
+    refusal.details.update(held_by=parent.hex(), code=int(code))
+    return refusal
+
+
+def _parents(work: Sequenced | Draft | MatrixDraft) -> Iterable[tuple[int, Dot | bytes]]:
+    """Yield (row, parent) for each parent that a row names."""
+    if isinstance(work, Sequenced):
+        return work.batch.parents
+    if not work.parents:
+        return ()
+    deltas = getattr(work, "deltas", ())
+    return ((row, parent) for row, delta in enumerate(deltas) for parent in delta.parents)

@@ -1,0 +1,65 @@
+"""Ids with a false disk, kept there as a service keeps them, but at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop.id_keeping import open_run
+from delta_prop.ingest.id_merging import Merge, choose
+from delta_prop_broker.log.files.checkpoints import Checkpoints
+from delta_prop_simulations.disk import SimDisk
+
+if TYPE_CHECKING:
+    from delta_prop.ingest.id_runs import IdRun
+    from delta_prop.ingest.seen_ids import SeenIds
+
+
+class Kept:
+    """Where the runs of some ids lie."""
+
+    def __init__(self) -> None:
+        self.disk = SimDisk()
+        self.disk.make_directory("x")
+        self.checkpoints = Checkpoints(self.disk, "x", bytes(16))
+
+    def write(self, seen: SeenIds) -> None:
+        """Write all sealed runs."""
+        for run in seen.runs:
+            if run.in_memory:
+                written = self._written(run)
+                written.filter = run.filter
+                seen.exchange([run], [written])
+
+    def merge(self, seen: SeenIds) -> bool:
+        """Merge once; return False if none are to be merged."""
+        runs = choose(seen.runs, seen.generation_ids)
+        if not runs or any(run.in_memory for run in runs):
+            return False
+        merge = Merge(runs, seen.error_rate)
+        writer = self.checkpoints.begin_part(self.checkpoints.free_name(0, "merged"))
+        while not merge.done:
+            for chunk in merge.step():
+                writer.add(chunk)
+        part = writer.finish()
+        merge.close()
+        path = self.checkpoints.path_of(part)
+        seen.exchange(runs, [merge.result(self.checkpoints.open_part(part), part, path)])
+        return True
+
+    def load_filters(self, seen: SeenIds) -> None:
+        """Load all filters for which there is room."""
+        while (run := seen.to_load()) is not None:
+            run.filter = run.load_filter()
+
+    def opened(self, runs: list[IdRun]) -> list[IdRun]:
+        """Open the same runs, as another process finds them."""
+        return [open_run(self.checkpoints, run.part) for run in runs if run.part is not None]
+
+    def path(self, run: IdRun) -> str:
+        """Return the file of a run."""
+        assert run.part is not None
+        return self.checkpoints.path_of(run.part)
+
+    def _written(self, run: IdRun) -> IdRun:
+        name = self.checkpoints.free_name(run.facts.last_offset, "run")
+        return open_run(self.checkpoints, self.checkpoints.write_part(name, run.chunks()))

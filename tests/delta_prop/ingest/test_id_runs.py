@@ -1,0 +1,281 @@
+"""Runs of ids: in memory and in a file alike, whatever their pages; damage is told, never looked past."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop.ingest import id_runs
+from delta_prop.ingest.bloom import hash_ids
+from delta_prop.ingest.id_merging import FANOUT, GENERATIONS_A_RUN_MAX, Merge, choose
+from delta_prop.ingest.id_runs import IdRun, RunDamaged, RunFacts, RunWriter, in_order
+from delta_prop.ingest.seen_ids import SeenIds
+from tests.delta_prop.ingest.kept_ids import Kept
+from tests.delta_prop.ingest.test_seen_ids import id_with_hash, ids_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from delta_prop_broker.log.files.checkpoints import PartName
+
+SMALL_PAGE = 16 + 24 * 3
+
+
+@pytest.fixture(params=[SMALL_PAGE, 4096], ids=["pages of 3 rows", "pages of 170 rows"])
+def _page_bytes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(id_runs, "PAGE_BYTES", request.param)
+
+
+def run_of(ids: Sequence[bytes], offsets: Sequence[int], *, step: int = 1_000) -> IdRun:
+    """A run in memory, made of rows that come so many at a time."""
+    hashes, seconds = hash_ids(ids)
+    rows = in_order(np.stack((hashes, seconds, np.array(offsets, np.uint64)), axis=1))
+    writer = RunWriter(len(ids), 0.001)
+    pages: list[bytes] = []
+    for at in range(0, len(rows), step):
+        pages += writer.add(rows[at : at + step])
+    facts, last = writer.finish()
+    run = IdRun(facts, writer.fences, pages=[*pages, *last])
+    run.filter = writer.filter
+    return run
+
+
+def written(kept: Kept, run: IdRun) -> IdRun:
+    """The same run, from its file."""
+    name = kept.checkpoints.free_name(0, "run")
+    part = kept.checkpoints.write_part(name, run.chunks())
+    return IdRun.open(kept.checkpoints.open_part(part), part, kept.checkpoints.path_of(part))
+
+
+def looked_up(run: IdRun, ids: Sequence[bytes]) -> list[int | None]:
+    """What a run says of ids, one by one and all at once."""
+    hashes, seconds = hash_ids(ids)
+    many = run.find_many(hashes, seconds)
+    pairs = zip(hashes.tolist(), seconds.tolist(), strict=True)
+    assert [run.find(hashed, second) for hashed, second in pairs] == many
+    return many
+
+
+def variants(run: IdRun) -> Iterator[IdRun]:
+    """A run in memory; in a file; with fewer and fewer fences."""
+    yield run
+    kept = Kept()
+    yield written(kept, run)
+    thinned = written(kept, run)
+    while thinned.thin():
+        yield thinned
+
+
+@pytest.mark.usefixtures("_page_bytes")
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 169, 170, 171, 400])
+def test_each_id_is_found_at_its_offset_and_no_other(count: int) -> None:
+    ids, others = ids_of(1, count), ids_of(2, 200)
+    offsets = list(range(5, 5 + 2 * count, 2))
+    for run in variants(run_of(ids, offsets, step=7)):
+        assert looked_up(run, ids) == offsets
+        assert looked_up(run, others) == [None] * 200
+        assert (run.facts.rows, run.facts.first_offset, run.facts.last_offset) == (count, 5, offsets[-1])
+        rows = run.rows(0, run.facts.pages)
+        assert sorted(rows[:, 2].tolist()) == offsets
+    assert run.fences_nbytes == id_runs.FENCE_BYTES, "one fence is left at last"
+
+
+@pytest.mark.usefixtures("_page_bytes")
+def test_ids_that_share_a_hash_reach_over_many_pages() -> None:
+    ids = [id_with_hash(hashed, second) for hashed in (7, 8, 1 << 63) for second in range(0, 200, 2)]
+    others = [id_with_hash(hashed, second) for hashed in (6, 7, 8, 9, 1 << 63) for second in range(1, 201, 2)]
+    for run in variants(run_of(ids, range(300))):
+        assert looked_up(run, ids) == list(range(300))
+        assert looked_up(run, others) == [None] * len(others)
+
+
+def test_bytes_across_two_rows_are_no_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(id_runs, "PAGE_BYTES", SMALL_PAGE)
+    ids = [id_with_hash(1, 0), id_with_hash(1, 1)]
+    run = run_of(ids, [2, 3])
+    raw = b"".join(run.chunks())[:48]
+    hashed, second = (int.from_bytes(raw[at : at + 8], "little") for at in (8, 16))
+    assert (hashed, second) == (0, 2)
+    assert run.find(hashed, second) is None
+
+
+@given(
+    groups=st.lists(
+        st.lists(st.integers(0, 60), min_size=1, max_size=30, unique=True), min_size=2, max_size=4
+    ),
+    page_rows=st.integers(1, 4),
+    pages=st.integers(1, 3),
+)
+def test_merged_runs_say_what_they_said_and_the_first_place_counts(
+    groups: list[list[int]], page_rows: int, pages: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(id_runs, "PAGE_BYTES", 16 + 24 * page_rows)
+        patch.setattr("delta_prop.ingest.id_merging.PAGES_A_STEP", pages)
+        kept, expected, runs, offset = Kept(), dict[int, int](), [], 0
+        for numbers in groups:
+            named = [id_with_hash(number % 5, number) for number in numbers]
+            runs.append(written(kept, run_of(named, range(offset, offset + len(numbers)))))
+            for place, number in enumerate(numbers):
+                expected.setdefault(number, offset + place)
+            offset += len(numbers)
+        merge, writer = Merge(runs, 0.001), kept.checkpoints.begin_part("merged.part")
+        while not merge.done:
+            for chunk in merge.step():
+                writer.add(chunk)
+        part = writer.finish()
+        for run in (
+            merge.result(kept.checkpoints.open_part(part), part, "merged"),
+            IdRun.open(kept.checkpoints.open_part(part), part, "merged"),
+        ):
+            run.filter = run.filter or run.load_filter()
+            everything = [id_with_hash(number % 5, number) for number in range(61)]
+            assert looked_up(run, everything) == [expected.get(number) for number in range(61)]
+            assert run.facts.rows == len(expected)
+            hashes, _ = hash_ids([everything[number] for number in expected])
+            assert len(run.filter.candidates(hashes)) == len(expected)
+
+
+# --- damage
+
+
+def test_each_flipped_bit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(id_runs, "PAGE_BYTES", SMALL_PAGE)
+    ids, offsets = ids_of(1, 20), list(range(20))
+    size = len(b"".join(run_of(ids, offsets).chunks()))
+    for at in range(size):
+        kept = Kept()
+        run = run_of(ids, offsets)
+        name = kept.checkpoints.free_name(0, "run")
+        part = kept.checkpoints.write_part(name, run.chunks())
+        path = kept.checkpoints.path_of(part)
+        kept.disk.flip(path, at)
+        with pytest.raises(RunDamaged) as damage:
+            read_all(kept, part, ids)
+        assert damage.value.path == path
+
+
+def read_all(kept: Kept, part: PartName, ids: Sequence[bytes]) -> None:
+    """All that there is to read of a run."""
+    opened = IdRun.open(kept.checkpoints.open_part(part), part, kept.checkpoints.path_of(part))
+    opened.load_filter()
+    looked_up(opened, ids)
+
+
+@pytest.mark.parametrize("cut", [1, 60, 500])
+def test_run_that_was_cut_is_told_when_it_is_opened(cut: int) -> None:
+    kept = Kept()
+    part = kept.checkpoints.write_part("run.part", run_of(ids_of(1, 300), range(300)).chunks())
+    file = kept.disk.open("x/run.part")
+    file.truncate(part.size - cut)
+    with pytest.raises(RunDamaged, match=r"x/run\.part"):
+        IdRun.open(kept.checkpoints.open_part(part), part, "x/run.part")
+
+
+def test_pages_that_changed_places_are_told() -> None:
+    kept = Kept()
+    part = kept.checkpoints.write_part("run.part", run_of(ids_of(1, 400), range(400)).chunks())
+    file = kept.disk.open("x/run.part")
+    first, second = file.read(0, 4096), file.read(4096, 4096)
+    file.write(0, [second, first])
+    run = IdRun.open(kept.checkpoints.open_part(part), part, "x/run.part")
+    with pytest.raises(RunDamaged, match="page"):
+        looked_up(run, ids_of(1, 400))
+
+
+def test_opening_reads_fences_and_nothing_of_the_pages() -> None:
+    kept = Kept()
+    run = run_of(ids_of(1, 50_000), range(50_000))
+    part = kept.checkpoints.write_part("run.part", run.chunks())
+    read: list[int] = []
+    file = kept.checkpoints.open_part(part)
+    original = file.read
+
+    def counted(at: int, size: int) -> bytes:
+        read.append(size)
+        return original(at, size)
+
+    file.read = counted  # type: ignore[method-assign]
+    opened = IdRun.open(file, part, "x/run.part")
+    assert sum(read) < part.size // 200
+    read.clear()
+    hashes, seconds = hash_ids(ids_of(1, 1))
+    assert opened.find(int(hashes[0]), int(seconds[0])) == 0
+    assert read == [4096]
+
+
+# --- which are merged
+
+
+def sized(*generations: int) -> list[IdRun]:
+    empty = run_of(ids_of(1, 1), [0])
+    runs = []
+    for count in generations:
+        facts = RunFacts(count * 1_000, 0, 0, count * 1_000, 0.001, 4096)
+        runs.append(IdRun(facts, empty._hashes and (empty._hashes, empty._seconds)))
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("generations", "merged"),
+    [
+        ([], None),
+        ([1, 1, 1], None),
+        ([1, 1, 1, 1], (0, 4)),
+        ([4, 1, 1, 1, 1], (1, 5)),
+        ([1, 1, 1, 1, 1, 1, 1], (0, 4)),
+        ([4, 4, 4, 4], (0, 4)),
+        ([4, 4, 4, 4, 1], (0, 4)),
+        ([16, 16, 16, 16], None),
+        ([16, 8, 4, 2, 1], None),
+        ([16, 4, 4, 4, 1, 1], (1, 5)),
+        ([8, 4, 3, 2], None),
+        ([3, 1, 2, 1], (0, 4)),
+    ],
+)
+def test_neighbours_of_which_none_outweighs_the_others_are_merged_up_to_the_bound(
+    generations: list[int], merged: tuple[int, int] | None
+) -> None:
+    runs = sized(*generations)
+    chosen = choose(runs, 1_000)
+    assert list(chosen) == ([] if merged is None else runs[merged[0] : merged[1]])
+
+
+@given(
+    st.lists(st.integers(1, 7), min_size=1, max_size=60), st.sampled_from([GENERATIONS_A_RUN_MAX, 1 << 20])
+)
+def test_few_runs_are_left_and_each_id_is_written_a_few_times(arrivals: list[int], bound: int) -> None:
+    """So many generations come between two looks at what is to be merged."""
+    sizes: list[int] = []
+    written = 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("delta_prop.ingest.id_merging.GENERATIONS_A_RUN_MAX", bound)
+        for count in arrivals:
+            sizes += [1] * count
+            while chosen := choose(runs := sized(*sizes), 1_000):
+                first = runs.index(chosen[0])
+                merged = sum(sizes[first : first + FANOUT])
+                sizes[first : first + FANOUT] = [merged]
+                written += merged
+    total = sum(sizes)
+    assert total == sum(arrivals)
+    assert len(sizes) <= 3 * total // GENERATIONS_A_RUN_MAX + 3 * (FANOUT - 1)
+    assert written <= total * math.log2(min(total, bound))
+
+
+def test_ids_stay_known_from_run_to_run() -> None:
+    kept, seen = Kept(), SeenIds(generation_ids=100)
+    for batch in range(40):
+        seen.add(ids_of(batch, 100), 100 * batch)
+        seen.seal()
+        kept.write(seen)
+        while kept.merge(seen):
+            pass
+    assert seen.statistics().runs <= 8
+    for batch in range(40):
+        assert seen.find(ids_of(batch, 100)) == list(range(100 * batch, 100 * batch + 100))

@@ -1,0 +1,299 @@
+"""A 16-byte id stands for one content: a repeat of it is a duplicate, anything else is refused for good."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop import Propagator, id_repeats
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_sinks import CacheSink
+from delta_prop_wire.delta import (
+    Delta,
+    Dot,
+    Priority,
+    Source,
+    create,
+    dense,
+    opaque,
+    sparse,
+    sparse_add,
+    transform,
+)
+from delta_prop_wire.encode import encode_batch, read_void
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.frames import Ack, AckRange, BatchFrame, DeltaFrame, Nack
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.chains import Bench, batch_of
+from tests.delta_prop.durable.histories import NEVER
+from tests.delta_prop.server.raw import ORIGIN, connected, serving
+from tests.delta_prop.support import made, refused
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+ONE, TWO, THREE = (bytes([number]) * 16 for number in (1, 2, 3))
+FIRST = Delta("v", sparse([0, 1], [1.0, 2.0]), "n", id=ONE, metadata={"k": 1, "l": [2]}, topics=("t", "u"))
+OTHERS = {
+    "vector": replace(FIRST, vector_id="w"),
+    "namespace": replace(FIRST, namespace="m"),
+    "kind": replace(FIRST, operation=sparse_add([0, 1], [1.0, 2.0])),
+    "values": replace(FIRST, operation=sparse([0, 1], [1.0, 3.0])),
+    "indices": replace(FIRST, operation=sparse([1, 0], [1.0, 2.0])),
+    "metadata": replace(FIRST, metadata={"k": 1}),
+    "no metadata": replace(FIRST, metadata=None),
+    "topics": replace(FIRST, topics=("t",)),
+}
+SAME = replace(
+    FIRST,
+    metadata={"l": [2], "k": 1},
+    topics=("u", "t"),
+    timestamp=99,
+    source=Source.IMPORT,
+    priority=Priority.LOW,
+)
+
+
+def bench_with_first() -> Bench:
+    """The vector, then the delta that has the id: at offset 2."""
+    bench = Bench()
+    bench.publish(Delta("v", create([0.0, 0.0]), "n"), Delta("w", create([0.0, 0.0]), "n"))
+    assert bench.publish(FIRST).result().offset == 2
+    bench.publish(Delta("v", create([0.0, 0.0]), "m"))
+    return bench
+
+
+def is_reuse(refusal: Refused | None, *, row: int = 0, offset: int | None = 2) -> bool:
+    assert refusal is not None, "it was acknowledged"
+    assert (refusal.code, refusal.field) == (ErrorCode.ID_REUSED, "id"), refusal
+    assert refusal.voids
+    assert refusal.row == row
+    assert refusal.details == ({} if offset is None else {"offset": offset})
+    return ONE.hex() in refusal.message
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_id_with_other_content_is_refused_and_nothing_is_logged(other: Delta) -> None:
+    bench = bench_with_first()
+    assert is_reuse(bench.publish(made("before", id=TWO), other).refusal(), row=1)
+    assert bench.log.next_offset == 4
+    assert bench.publish(made("before", id=TWO)).result().offset == 4
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_dot_with_a_reused_id_is_void_and_later_ones_go_on(other: Delta) -> None:
+    bench = bench_with_first()
+    origin = bench.hello("p")
+    again = batch_of(origin, 1, made("a", id=TWO), other)
+    for _ in range(2):
+        refusal = bench.send(again).refusal()
+        assert refusal is not None
+        assert refusal.code is ErrorCode.ID_REUSED
+    assert is_reuse(bench.send(batch_of(origin, 3, other)).refusal())
+    assert [read_void(one.batch).code for one in bench.routed[-2:]] == [ErrorCode.ID_REUSED] * 2
+    assert bench.send(batch_of(origin, 4, made("a", id=TWO))).result().offset == 7
+
+
+def test_same_content_said_otherwise_is_a_duplicate() -> None:
+    bench = bench_with_first()
+    origin = bench.hello("p")
+    assert bench.publish(SAME).result().duplicates == {0: 2}
+    under_dots = replace(
+        SAME, parents=(Dot(origin, 1), Dot(bench.routed[0].batch.origin, 1)), expect=Dot(5, 5)
+    )
+    assert bench.send(batch_of(origin, 1, under_dots, clock=[Dot(origin, 1)])).result().duplicates == {0: 2}
+    assert bench.log.next_offset == 5, "the dot is filled"
+
+
+ROWS = [made("a", id=TWO), made("b", id=ONE), made("c", id=THREE), made("d", id=ONE)]
+
+
+def test_id_twice_in_one_call_is_refused_where_the_contents_differ() -> None:
+    bench = Bench()
+    origin = bench.hello("p")
+    assert is_reuse(bench.publish(*ROWS).refusal(), row=3, offset=None)
+    assert is_reuse(bench.send(batch_of(origin, 1, *ROWS)).refusal(), row=3, offset=None)
+    assert bench.keys() == []
+
+
+def test_id_twice_in_one_call_is_a_duplicate_where_the_contents_are_equal() -> None:
+    bench = Bench()
+    assert bench.publish(*ROWS[:3], ROWS[1]).result().duplicates == {3: 1}
+    assert bench.keys() == ["a", "b", "c"]
+
+
+def test_known_id_is_judged_before_its_neighbours() -> None:
+    bench = bench_with_first()
+    refusal = bench.publish(OTHERS["vector"], replace(FIRST, id=TWO, vector_id="nobody")).refusal()
+    assert is_reuse(refusal)
+
+
+def test_stretches_of_known_rows_are_compared_with_the_frames_that_hold_them() -> None:
+    bench = Bench()
+    rows = [made(f"v{number}", id=number.to_bytes(16, "big"), metadata={"n": number}) for number in range(40)]
+    for first, last in ((0, 7), (7, 8), (8, 25)):
+        bench.publish(*rows[first:last])
+    bench.publish(made("else"))
+    for number in range(25, 40):
+        bench.publish(rows[number])
+    shifted = [*rows[5:30], *rows[33:], *rows[:5]]
+    published = bench.publish(*shifted).result()
+    assert published.duplicate
+    places = [*range(25), *range(26, 41)]
+    assert published.duplicates == {
+        row: places[int(delta.vector_id[1:])] for row, delta in enumerate(shifted)
+    }
+    for bad in (0, 13, 24, 25, 31, len(shifted) - 1):
+        wrong = [*shifted]
+        wrong[bad] = replace(wrong[bad], metadata={"n": -1})
+        refusal = bench.publish(*wrong).refusal()
+        assert refusal is not None
+        assert (refusal.code, refusal.row) == (ErrorCode.ID_REUSED, bad)
+        assert refusal.details == {"offset": published.duplicates[bad]}
+
+
+def test_forwarded_rows_are_not_judged() -> None:
+    bench = bench_with_first()
+    forwarded = batch_of(77, 1, OTHERS["values"])
+    published = bench.send(forwarded, source=Source.REPLICA, lamport=900).result()
+    assert published.offset == 4
+    assert not published.duplicates
+    assert bench.publish(FIRST).result().duplicates == {0: 2}
+
+
+def test_rows_that_are_scattered_too_widely_are_refused_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(id_repeats, "COST_MAX", 110)
+    bench = Bench()
+    close = [made(f"v{number}", id=number.to_bytes(16, "big")) for number in range(200)]
+    bench.publish(*close)
+    wide = [made(f"w{number}", id=(1000 + number).to_bytes(16, "big")) for number in range(11)]
+    for row in wide:
+        bench.publish(row)
+        bench.publish(*[made("between") for _ in range(id_repeats.GAP_ROWS + 1)])
+    refusal = bench.publish(*wide).refusal()
+    assert refusal is not None
+    assert refusal.code is ErrorCode.TOO_LARGE
+    assert bench.publish(*wide[1:]).result().duplicate
+    assert bench.publish(*close).result().duplicate
+    refusal = bench.publish(*close[::-1]).refusal()
+    assert refusal is not None
+    assert refusal.code is ErrorCode.TOO_LARGE
+    assert bench.publish(*close[:100:-1]).result().duplicate
+    alone = [made(f"x{number}", id=(2000 + number).to_bytes(16, "big")) for number in range(102)]
+    for row in alone:
+        bench.publish(row)
+    refusal = bench.publish(*alone).refusal()
+    assert refusal is not None
+    assert refusal.code is ErrorCode.TOO_LARGE, "they stand in as many frames"
+    assert bench.publish(*alone[:100]).result().duplicate
+
+
+# --- beside a log on disk
+
+
+def in_directory(disk: SimDisk) -> Propagator:
+    return Propagator(data="x", log=NEVER, world=virtual_world(1, thread_delay_s_max=0.01, disk=disk))
+
+
+def test_first_copy_is_found_before_and_after_it_is_written_and_after_a_restart() -> None:
+    disk = SimDisk(1)
+
+    async def first_life() -> None:
+        async with in_directory(disk) as p:
+            receipts = [p.offer(delta) for delta in (made("v", id=ONE), made("v", id=ONE), made("w", id=ONE))]
+            assert p.inside().log.visible == 0
+            assert (await receipts[1]).duplicates == {0: 0}
+            assert is_reuse(await refused(receipts[2].wait()), offset=0)
+
+    async def second_life() -> None:
+        async with in_directory(disk) as p:
+            assert (await p.publish(made("v", id=ONE))).duplicates == {0: 0}
+            assert is_reuse(await refused(p.publish(made("w", id=ONE))), offset=0)
+
+    run_virtual(first_life)
+    run_virtual(second_life)
+
+
+def test_first_copy_that_cannot_be_read_leaves_the_outcome_open() -> None:
+    disk = SimDisk(1)
+
+    async def write() -> None:
+        async with in_directory(disk) as p:
+            for number in range(50):
+                await p.publish(made(f"v{number}", id=number.to_bytes(16, "big")))
+
+    async def repeat() -> None:
+        async with in_directory(disk) as p:
+            log = p.inside().log
+            (path,) = [name for name in disk.list("streams/default/0") if name.endswith(".log")]
+            file = disk.open(f"streams/default/0/{path}")
+            file.write(file.read(0, file.size()).index(b"v2"), [b"w"])
+            file.close()
+            refusal = await refused(p.offer(made("v2", id=(2).to_bytes(16, "big"))).wait())
+            assert (refusal.code, refusal.retryable) == (ErrorCode.LOG_FAILED, True)
+            assert (await p.publish(made("v40", id=(40).to_bytes(16, "big")))).duplicate
+            assert log.next_offset == 50
+
+    run_virtual(write)
+    run_virtual(repeat)
+
+
+def test_transform_that_comes_again_is_a_duplicate_though_its_vector_has_moved() -> None:
+    async def run() -> None:
+        async with Propagator(world=virtual_world(1)) as p:
+            await p.attach(CacheSink())
+            p.register_transform("double", lambda vector: vector * 2, reads="cache")
+            await p.publish(Delta("v", create([1.0, 2.0])))
+            twice = Delta("v", transform("double"), id=ONE)
+            assert (await p.publish(twice)).offset == 1
+            assert (await p.publish(twice)).duplicates == {0: 1}
+            assert is_reuse(await refused(p.publish(Delta("v", dense([2.0, 4.0, 6.0]), id=ONE))), offset=1)
+
+    run_virtual(run)
+
+
+# --- over a connection
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_reused_id_is_refused_over_a_connection() -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
+        await client.hello(ORIGIN)
+        first = Delta("v", opaque(b"one"), id=ONE)
+        other = Delta("v", opaque(b"other"), id=ONE)
+        frames: list[Callable[[int], DeltaFrame | BatchFrame]] = [
+            lambda sequence: DeltaFrame(sequence, first, ack_wanted=True),
+            lambda sequence: DeltaFrame(sequence, other, ack_wanted=True),
+            lambda sequence: BatchFrame(
+                sequence, encode_batch([made("w", id=TWO), other], origin=ORIGIN, base=1), ack_wanted=True
+            ),
+            lambda sequence: DeltaFrame(sequence, replace(other, dot=Dot(ORIGIN, 3)), ack_wanted=True),
+            lambda sequence: DeltaFrame(sequence, first, ack_wanted=True),
+        ]
+        nacks: list[Nack] = []
+        ranges: list[AckRange] = []
+        sequence = 1
+        for make in frames:
+            frame = make(sequence)
+            await client.send(frame)
+            sequence += frame.batch.count if isinstance(frame, BatchFrame) else 1
+        told = 0
+        while told < 6:
+            answer = await client.next()
+            if isinstance(answer, Nack):
+                nacks.append(answer)
+            elif isinstance(answer, Ack):
+                ranges += answer.ranges
+                told = max(told, answer.sequence)
+        assert [(one.sequence, one.code, one.row, one.details) for one in nacks] == [
+            (2, ErrorCode.ID_REUSED, 0, {"offset": 0}),
+            (3, ErrorCode.ID_REUSED, 1, {"offset": 0}),
+            (5, ErrorCode.ID_REUSED, 0, {"offset": 0}),
+        ]
+        assert ranges == [AckRange(1, 1, 0), AckRange(6, 6, 0, duplicate=True)]
+        assert p.statistics().duplicates == 1
