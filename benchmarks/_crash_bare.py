@@ -22,7 +22,7 @@ from delta_prop_wire.delta import AckLevel, Priority, make_origin, producer_id_o
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import PeerError
 from delta_prop_wire.frames import Ack, BatchFrame, DeltaFrame, Heartbeat, Hello, Nack, OriginClaim, Subscribe
-from delta_prop_wire.spec import COUNTER_MAX, RETRYABLE, VOIDING, ErrorCode
+from delta_prop_wire.spec import RETRYABLE, UNKNOWN_OFFSET, VOIDING, ErrorCode
 from delta_prop_wire.state import Phase, Role
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from delta_prop_wire.delta import Delta
     from delta_prop_wire.frames import Frame, OriginGrant
 
-UNKNOWN_OFFSET = COUNTER_MAX
-"""The place of a repeat that is not known any more."""
 WINDOW = 3
 """Frames that are sent in one go, and without an outcome at the same time."""
 AGAIN_S_FIRST, AGAIN_S_MAX, AGAIN_GROWTH = 0.002, 0.25, 1.4

@@ -40,7 +40,7 @@ from delta_prop.refusals import (
     stopped_for_good,
     withdrawn,
 )
-from delta_prop.repeats import answer_repeat, outcome_of
+from delta_prop.repeats import answer_repeat, outcome_of, places_of
 from delta_prop.reporting import Reporter
 from delta_prop.settling import Settling
 from delta_prop.standing import Standing
@@ -457,8 +457,7 @@ class Chain:
         batch, state = work.batch, self.origins.get(work.batch.origin)
         assert state is not None
         if work.forwards:
-            firsts = {row: state.first_offset(batch.counter(row)) for row in range(batch.count)}
-            published = covered(batch, firsts, self.log)
+            published = covered(batch, places_of(batch, state, self.log), self.log)
         else:
             published = answer_repeat(batch, state, self.log)
         self.appender.counters.duplicates += batch.count

@@ -6,6 +6,7 @@ with OUTCOME_UNKNOWN, never as the same. Pure but for the log that it is handed.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from delta_prop.published import Published
@@ -68,6 +69,29 @@ def answer_repeat(batch: Batch, state: OriginState, log: Log) -> Published:
     return Published(firsts[0], batch.dot(0), batch.count, min(batch.ack_level, log.level), firsts)
 
 
+def places_of(batch: Batch, state: OriginState, log: Log) -> dict[int, int | None]:
+    """Return where the log has the dots of a batch that is dealt with; None where nobody knows any more."""
+    places = {row: state.first_offset(batch.counter(row)) for row in range(batch.count)}
+    if None in places.values():
+        with suppress(LogDamaged, OSError):
+            _look_up(batch, places, log)
+    return places
+
+
+def _look_up(batch: Batch, places: dict[int, int | None], log: Log) -> None:
+    stretches = 0
+    for row in range(batch.count):
+        if places[row] is not None:
+            continue
+        at = log.find(batch.origin, batch.counter(row))
+        logged = None if at is None else _batch_at(log, at)
+        stretches += 1
+        if at is None or logged is None or stretches > STRETCHES_MAX:
+            return
+        shared = _shared(batch, row, logged.batch, at - logged.offset)
+        places.update((row + one, at + one) for one in range(shared))
+
+
 def other_bytes(batch: Batch, state: OriginState, log: Log) -> Refused:
     """The refusal of a batch whose dots were used for other bytes."""
     if 0 < batch.epoch < state.epoch:
@@ -124,7 +148,7 @@ class _Comparison:
             self._check_twin(row, logged.batch, there)
             firsts[row] = at
             return 1
-        count = self._shared(row, logged.batch, there)
+        count = _shared(batch, row, logged.batch, there)
         if logged.batch.is_control:
             self._take_void(row, logged.batch, there, count, firsts)
             return count
@@ -132,17 +156,6 @@ class _Comparison:
             raise other_bytes(batch, self._state, self._log)
         firsts.update((row + one, at + one) for one in range(count))
         return count
-
-    def _shared(self, row: int, logged: Batch, there: int) -> int:
-        """How many rows from these on have the same counters in both."""
-        batch = self._batch
-        most = min(batch.count - row, logged.count - there)
-        if not batch.leaps and not logged.leaps:
-            return most
-        for one in range(most):
-            if batch.counter(row + one) != logged.counter(there + one):
-                return one
-        return most
 
     def _take_void(
         self, row: int, logged: Batch, there: int, count: int, firsts: dict[int, int | None]
@@ -171,6 +184,17 @@ class _Comparison:
         same_id = ids is not None and other_ids is not None and ids[row] == other_ids[there]
         if not same_id or not same_contents(batch, row, logged, there):
             raise other_bytes(batch, self._state, self._log)
+
+
+def _shared(batch: Batch, row: int, logged: Batch, there: int) -> int:
+    """How many rows from these on have the same counters in both."""
+    most = min(batch.count - row, logged.count - there)
+    if not batch.leaps and not logged.leaps:
+        return most
+    for one in range(most):
+        if batch.counter(row + one) != logged.counter(there + one):
+            return one
+    return most
 
 
 def _same_rows(batch: Batch, row: int, logged: Batch, there: int, count: int) -> bool:

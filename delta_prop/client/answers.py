@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING
 
 from delta_prop.published import Published, RowPlace
 from delta_prop_wire.errors import Refused
-from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
+from delta_prop_wire.spec import UNKNOWN_OFFSET, ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.client.lane import OpenFrame
     from delta_prop.client.offer import Offer
     from delta_prop_wire.delta import Dot
     from delta_prop_wire.frames import AckRange
-
-
-UNKNOWN_OFFSET = COUNTER_MAX
-"""The offset of a repeat whose first place is not known any more."""
 
 
 def note(frame: OpenFrame, told: AckRange) -> bool:

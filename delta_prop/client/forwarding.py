@@ -18,7 +18,7 @@ from delta_prop.client.settings import ClientSettings
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.frames import Ack, BatchFrame, Hello, Nack
-from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.spec import UNKNOWN_OFFSET, ErrorCode
 from delta_prop_wire.stamp import Stamp
 
 if TYPE_CHECKING:
@@ -240,7 +240,11 @@ class ForwardLink:
                 break
             told.append(first)
         for first in told:
-            self._note_has(call.batches[call.open.pop(first)])
+            logged = call.batches[call.open[first]]
+            if _is_in_doubt(ack, first, first + logged.count - 1):
+                raise Reconnect(cause=_in_doubt(logged))  # if it is there, the next welcome says so
+            del call.open[first]
+            self._note_has(logged)
         self._finish(call)
         return bool(told)
 
@@ -281,6 +285,19 @@ class ForwardLink:
         if call is not None and not call.done.is_set():
             call.failure = failure
             call.done.set()
+
+
+def _is_in_doubt(ack: Ack, first: int, last: int) -> bool:
+    """Whether some of these sequences are acknowledged as repeats of what nobody says the place of."""
+    return any(one.offset == UNKNOWN_OFFSET and one.first <= last and first <= one.last for one in ack.ranges)
+
+
+def _in_doubt(logged: LoggedBatch) -> Refused:
+    return Refused(
+        ErrorCode.OUTCOME_UNKNOWN,
+        f"the other service calls the batch at offset {logged.offset} a repeat and does not say where it has "
+        "it: connecting again to hear its watermarks",
+    )
 
 
 def _as_failure(error: DeltaPropError) -> Exception:

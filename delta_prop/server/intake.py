@@ -21,7 +21,7 @@ from delta_prop_wire.delta import Delta, Dot, Source, opaque
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.frames import Ack, AckRange, BatchFrame, Credit, Nack, OriginGrant
-from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
+from delta_prop_wire.spec import UNKNOWN_OFFSET, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 RANGES_MAX = 1_000
 """Ranges told by one Ack; more go into the next."""
-UNKNOWN_OFFSET = COUNTER_MAX
-"""What stands for the first offset of a repeat where that is not remembered."""
 _NOTHING = opaque(b"")
 _NO_DOT = Dot(0, 1)
 

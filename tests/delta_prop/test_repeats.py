@@ -16,7 +16,18 @@ from delta_prop.ingest.work import Sequenced, Session
 from delta_prop.receipt import Receipt
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
-from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, create, dense, make_origin, opaque, scale
+from delta_prop_wire.delta import (
+    AckLevel,
+    Delta,
+    Dot,
+    Priority,
+    Source,
+    create,
+    dense,
+    make_origin,
+    opaque,
+    scale,
+)
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Nack, OriginClaim
@@ -138,6 +149,23 @@ def test_first_offsets_that_memory_has_dropped_are_found_in_the_log(monkeypatch:
         assert again.result().duplicates == {0: 2 * counter - 1}
         other = bench.send(batch_of(two, counter, made("other")))
         assert code_of(other) is ErrorCode.DOT_REUSED
+
+
+def test_a_forwarder_too_is_told_first_offsets_that_memory_has_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(origins, "RUNS_MAX", 4)
+    bench = Bench()
+    one, two = bench.hello("one"), bench.hello("two")
+    for counter in range(1, 21):
+        bench.send(batch_of(one, counter, made(f"a{counter}")))
+        bench.send(batch_of(two, counter, made(f"b{counter}")))
+    replica = Session("replica", source=Source.REPLICA)
+    for base, count in ((1, 3), (15, 6)):
+        receipt = Receipt()
+        rows = [made("whatever")] * count
+        bench.chain.offer(Sequenced(batch_of(one, base, *rows), replica, receipt, 5), 0.0)
+        assert receipt.result().duplicates == {row: 2 * (base + row) - 2 for row in range(count)}
 
 
 CUTS = st.lists(st.integers(1, 6), min_size=1, max_size=12)

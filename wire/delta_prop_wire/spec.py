@@ -33,6 +33,8 @@ PARTITION_BITS = 16
 LANE_BITS = 4
 COUNTER_MAX = (1 << 63) - 1
 """Counters and Lamport numbers stay below 2**63, so that every store can keep them as signed."""
+UNKNOWN_OFFSET = COUNTER_MAX
+"""The offset of a repeat whose first place is not known any more."""
 
 
 class FrameType(IntEnum):

@@ -6,15 +6,17 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import pytest
 
 from delta_prop import Delta, opaque
+from delta_prop.client.errors import Reconnect
 from delta_prop.client.forwarding import ForwardLink
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_wire.batch import LoggedBatch
 from delta_prop_wire.delta import Source
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.frames import Ack, Nack, OriginGrant, Welcome
-from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.frames import Ack, AckRange, Nack, OriginGrant, Welcome
+from delta_prop_wire.spec import UNKNOWN_OFFSET, ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop_wire.frames import BatchFrame
@@ -88,5 +90,33 @@ def test_an_acknowledgement_of_an_earlier_sending_says_nothing_of_a_later_one() 
                     link.take(Ack(first), 0, 0.0)
                 link.take(Nack(last, ErrorCode.LOG_FULL, "no room"), 0, 0.0)
         assert [one.code for (one,) in outcomes] == [ErrorCode.LOG_FULL] * 2
+
+    run_virtual(main)
+
+
+def test_a_repeat_at_a_place_that_nobody_tells_counts_only_if_a_welcome_says_so() -> None:
+    async def main() -> None:
+        link, session = ForwardLink("service:7373", world=virtual_world(1)), Session()
+        given = [logged(HAS, 0), logged(LACKS, 1)]
+
+        async def forward() -> None:
+            with pytest.raises(ConnectionError):
+                await link.forward(given)
+
+        link.welcomed(Welcome(), same_address=True)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(forward)
+            await anyio.sleep(0.1)
+            for _ in given:
+                assert link.to_send(session, 0.0)  # type: ignore[arg-type]
+                session.connection.window.open = True
+            one, other = (frame.sequence for frame in session.sent)
+            ranges = (AckRange(one, one, 7, True), AckRange(other, other, UNKNOWN_OFFSET, True))
+            with pytest.raises(Reconnect):
+                link.take(Ack(other, ranges=ranges), 0, 0.0)
+            link.disconnected()
+        link.welcomed(Welcome(origins=(OriginGrant(LACKS, 1, 1), OriginGrant(HAS, 1, 1))), same_address=True)
+        assert await link.forward(given) == [None, None]
+        assert len(session.sent) == 2
 
     run_virtual(main)

@@ -266,7 +266,8 @@ def test_every_check_at_rest_has_a_wrong_and_a_right_history() -> None:
         "credit",
         "order",
         "damage",
-    }  # test_invariants, test_judge
+        "work",
+    }  # test_invariants, test_judge, test_work
     of_the_run = {"progress", "hang", "crash"}  # what a run raises by itself
     assert seen | elsewhere | of_the_run == set(CHECKS)
 

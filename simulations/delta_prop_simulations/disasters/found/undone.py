@@ -36,6 +36,6 @@ UNDONE = (
         "forwarder-not-told-of-a-loss",
         "a forwarder whose connection outlives a recovery does not hear that something was lost",
         "services that are connected come to hold the same deltas",
-        (edit(Peer._is_of_past, ("return self._rebuilt != self._hub.inside.chain.rebuilt", "return False")),),
+        (edit(Peer._is_of_past, ("return self._rebuilt != self._chain.rebuilt", "return False")),),
     ),
 )
