@@ -398,7 +398,7 @@ class Peer:
 
     def _welcome(self, sequence: int, hello: Hello, granted: list[OriginGrant], *, first: bool) -> None:
         log, settings = self._hub.inside.log, self._hub.settings
-        self._rebuilt = self._hub.inside.chain.rebuilt
+        self._rebuilt = self._chain.rebuilt
         credit = None
         if first and self.intake is not None:
             credit = Credit(settings.producer_deltas_credit, settings.producer_bytes_credit)

@@ -1,6 +1,7 @@
 """What the simulation found in our own code: each the plan of a run that failed, and what had gone wrong.
 
 A plan lies beside this as JSON, for `sweep --plan` too. With its mend taken back (`undone.py`) it fails.
+Beside those that were made small lie plans as sweeps drew them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,28 @@ STORIES = {
         "forwarder whose connection outlived that was never told; what it brought next waited for what "
         "was lost, for ever."
     ),
+    "watermark-of-a-failed-log": (
+        "A commit fails and the log is recovered in place without it. Until the state was read back, a hello "
+        "was told watermarks that counted that commit; the producer took what they covered for kept, and it "
+        "was acknowledged as durable without being in the log."
+    ),
+    "doubt-told-as-refused": (
+        "What was written when a sync fails may be there after the recovery. Its callers were told at once "
+        "that it had not happened; some of it had."
+    ),
+    "folded-for-each-batch": (
+        "After a long cut between services that change the same vectors an index folded a vector anew for "
+        "each late delta, so the work grew with the square of what was missed."
+    ),
+    "judged-too-early": (
+        "The simulation's own fault: it took a service for at rest whose log did not show yet all that it "
+        "held, and called that a violation."
+    ),
 }
 """What went wrong, by name."""
+
+SEEDS = (23, 115, 192, 292, 342)
+"""Seeds that failed once, whose plans are kept as they were drawn then."""
 
 
 def plan_of(name: str) -> Plan:

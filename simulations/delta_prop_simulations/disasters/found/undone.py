@@ -1,10 +1,13 @@
-"""The mends of what was found, each taken back as a mutant: with it the plan beside it fails again."""
+"""The mends of what was found, each taken back as a mutant: with it the plan of that name fails again.
+
+Where nothing is taken back for a plan, later mends keep it whole as well.
+"""
 
 from __future__ import annotations
 
 from delta_prop.producer import _before
-from delta_prop.server.peer import Peer
 from delta_prop.settling import Settling
+from delta_prop_simulations.disasters.mutants import MUTANTS
 from delta_prop_simulations.disasters.mutants.mutant import Mutant, edit
 
 UNDONE = (
@@ -32,10 +35,8 @@ UNDONE = (
             ),
         ),
     ),
-    Mutant(
-        "forwarder-not-told-of-a-loss",
-        "a forwarder whose connection outlives a recovery does not hear that something was lost",
-        "services that are connected come to hold the same deltas",
-        (edit(Peer._is_of_past, ("return self._rebuilt != self._chain.rebuilt", "return False")),),
-    ),
+    MUTANTS["watermark-of-a-failed-log"],
+    MUTANTS["doubt-told-as-refused"],
+    MUTANTS["folded-for-each-batch"],
+    MUTANTS["judged-too-early"],
 )

@@ -9,6 +9,7 @@ from delta_prop.route.feed import Feed
 from delta_prop.route.mailbox import Mailbox
 from delta_prop.route.rebuild import Rebuilder
 from delta_prop_simulations.disasters.mutants.mutant import Mutant, edit
+from delta_prop_sinks.resident import Resident
 
 DELIVERY = (
     Mutant(
@@ -67,5 +68,20 @@ DELIVERY = (
         "a sink that reads the log is pushed again before it has come to the log's end",
         "a sink gets each delta at least once",
         (edit(Feed._pull, ("self._behind = self._end < self._log.visible", "self._behind = False")),),
+    ),
+    Mutant(
+        "folded-for-each-batch",
+        "a call that brings late deltas folds their vectors for each of its batches, not once",
+        "catching up after a cut takes time in proportion to what was missed",
+        (
+            edit(
+                Resident.apply,
+                (
+                    "self._apply_one(one, context)\n",
+                    "self._apply_one(one, context)\n"
+                    "                await self._fold_gathered(context, pace)\n",
+                ),
+            ),
+        ),
     ),
 )
