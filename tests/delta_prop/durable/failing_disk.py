@@ -169,7 +169,7 @@ class Fault:
         self.strikes.set()
         if point.then:
             then = call.number + point.then
-            disk.fail(lambda one: one.number >= then and one.name != "free_bytes", errno.EIO)
+            disk.fail(lambda one: one.number >= then, errno.EIO)
         if point.kind == "damaged":
             sealed = [path for path in disk.paths() if path.endswith(".log")][:-1]
             if sealed:
