@@ -183,9 +183,15 @@ class Bench:
         self._count = 0
 
     async def __aenter__(self) -> Self:
-        folder = Path(self._exit.enter_context(tempfile.TemporaryDirectory(prefix="delta-prop-bench-")))
+        async with AsyncExitStack() as stack:
+            await self._fill(stack)
+            self._exit = stack.pop_all()
+        return self
+
+    async def _fill(self, stack: AsyncExitStack) -> None:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="delta-prop-bench-")))
         log = LogSettings(level=AckLevel.LOGGED, keep_bytes_max=256 * MIB, compact=False)
-        self.propagator = await self._exit.enter_async_context(
+        self.propagator = await stack.enter_async_context(
             Propagator(self._settings, data=folder / "log", log=log)
         )
         for name in self._wanted:
@@ -201,7 +207,6 @@ class Bench:
         assert published is not None
         # On disk first: else the first second measures how the store swallows all vectors at once.
         await self.propagator.wait_visible(published, committed=True, timeout_s=WAIT_S)
-        return self
 
     async def __aexit__(self, *failure: object) -> None:
         await self._exit.aclose()

@@ -439,8 +439,13 @@ class StorageSink:
 
     async def _run(self, context: SinkContext, function: Callable[[], T]) -> T:
         """Do something with the file. Raises TryAgain, or StopSink where the file is damaged or gone."""
+
+        def use() -> T:
+            with self._file.used():
+                return function()
+
         try:
-            return await context.threads.run(function)
+            return await context.threads.run(use)
         except FileLost as error:
             raise StopSink(str(error)) from error
         except FileFailed as error:

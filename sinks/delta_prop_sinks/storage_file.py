@@ -7,6 +7,7 @@ two connections checkpoint. One process at a time: a second file beside it is lo
 from __future__ import annotations
 
 import sqlite3
+import threading
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -31,6 +32,8 @@ APPLICATION_ID = 0x64507270
 SCHEMA_VERSION = 2
 REBUILDING_VERSION = 3
 """While a rebuild is under way: `vectors` and the cursor are void, `vectors_next` is not whole."""
+
+_CLOSE_S_MAX = 30.0
 
 _COMMITS = """
 CREATE TABLE commits (
@@ -151,6 +154,20 @@ class StorageFile:
         self._inode = 0
         self.rebuilding = False
         self._connections: list[sqlite3.Connection] = []
+        self._users = 0
+        self._unused = threading.Condition()
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """While this lasts `close` waits: a connection that is closed under a call ends the process."""
+        with self._unused:
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._unused:
+                self._users -= 1
+                self._unused.notify_all()
 
     def connect(self, log_id: bytes) -> Opened:
         """Open or create. Raises UsageError where the file is in use, or is not ours."""
@@ -164,16 +181,22 @@ class StorageFile:
             self._inode = self.path.stat().st_ino
             return self._enter(log_id)
         except sqlite3.Error as error:
-            self.close()
+            self._disconnect()
             raise UsageError(
                 f"{self.path} cannot be opened ({error}): mend it, or name another file"
             ) from error
         except BaseException:
-            self.close()
+            self._disconnect()
             raise
 
     def close(self) -> None:
-        """Let go of the file; the writing connection last, since the last one to close checkpoints."""
+        """Let go of the file once no call uses it; where one does for too long, leave it to the process."""
+        with self._unused:
+            if self._unused.wait_for(lambda: not self._users, _CLOSE_S_MAX):
+                self._disconnect()
+
+    def _disconnect(self) -> None:
+        """Close all connections; the writing one last, since the last one to close checkpoints."""
         while self._connections:
             connection = self._connections.pop(0 if len(self._connections) < 3 else 2)
             with suppress(sqlite3.Error):  # the others, the lock's too, are let go of all the same

@@ -67,7 +67,7 @@ def test_what_is_here_already_is_acknowledged_whatever_its_bytes() -> None:
     )  # another cut, other bytes: of a log that lost some
     bench.chain.origins.set_idle_aside(1e9)
     bench.now = 1e9
-    assert bench.take(1, *rows("a", "b")).result().duplicates == {0: None, 1: None}
+    assert bench.take(1, *rows("a", "b")).result().duplicates == {0: 0, 1: 1}
     assert bench.dots == [(1, 1), (2, 2), (3, 1)]
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from delta_prop_sinks import Delivery, Resident, StorageSink, TryAgain
+from delta_prop_sinks.storage_file import StorageFile
 from delta_prop_wire.delta import Delta, Dot, create, delete, opaque, sparse, sparse_add
 from delta_prop_wire.errors import UsageError
 from tests.sinks.strategies import logs
@@ -441,6 +445,44 @@ def test_beside_a_new_log_rows_stay_and_old_offsets_mean_nothing(tmp_path: Path)
         await third.aclose()
 
     anyio.run(main)
+
+
+def test_a_file_is_not_closed_under_a_call_whose_task_was_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Ctrl-C does while a sink is attached: an event loop cancels its task, whatever is shielded."""
+    entered, go_on, order = threading.Event(), threading.Event(), list[str]()
+    check, disconnect = StorageFile._check, StorageFile._disconnect
+
+    def slow(file: StorageFile) -> None:
+        entered.set()
+        go_on.wait(10)
+        check(file)
+        order.append("opened")
+
+    def note(file: StorageFile) -> None:
+        order.append("closed")
+        disconnect(file)
+
+    monkeypatch.setattr(StorageFile, "_check", slow)
+    monkeypatch.setattr(StorageFile, "_disconnect", note)
+
+    async def main() -> None:
+        log = FakeLog()
+        log.threads.run = anyio.to_thread.run_sync  # type: ignore[method-assign]
+        opening = asyncio.create_task(StorageSink(tmp_path / "v.db").open(log))
+        while not entered.is_set():  # noqa: ASYNC110 - of a thread
+            await asyncio.sleep(0.001)
+        opening.cancel()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(opening), 0.1)
+        assert order == []
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert order == ["opened", "closed"]
+
+    asyncio.run(main())
 
 
 def test_one_sink_a_file(tmp_path: Path) -> None:
