@@ -250,7 +250,8 @@ class Propagator(Publishing):
 
         A sink that can be rebuilt is, from a snapshot, where it resumes below what the log still has, or
         where a rebuild was broken off; with `rebuild` whatever it holds, as of another log. What it held is
-        replaced. Raises Refused (CURSOR_TOO_OLD), UsageError, what the sink raises.
+        replaced. Raises Refused (CURSOR_TOO_OLD, SHUTTING_DOWN), UsageError, OSError and QuarantineDamaged
+        where its quarantine cannot be read, what the sink raises.
         """
         self._check_open()
         name = self._sinks.check_free(name or getattr(sink, "name", None), sink)

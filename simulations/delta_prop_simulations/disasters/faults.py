@@ -14,9 +14,11 @@ import anyio
 
 from delta_prop.testing import Conditions
 from delta_prop_simulations.disasters.clients import ReaderHost
+from delta_prop_simulations.disasters.host import AGAIN_S, troubles
 from delta_prop_simulations.disasters.node import Node
 from delta_prop_simulations.threads import ThreadFaults
 from delta_prop_wire.errors import Refused, UsageError
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -231,8 +233,19 @@ class Striker:
             return False
         await propagator.detach(sink)
         await anyio.sleep(strike.for_s)
-        if not life.over and node.propagator is propagator:
-            await node.attach_again(sink)
+        while not life.over and node.propagator is propagator:
+            before = troubles(node.machine)
+            try:
+                await node.attach_again(sink)
+            except Refused as refused:
+                if refused.code is not ErrorCode.SHUTTING_DOWN:
+                    raise
+            except OSError:
+                if troubles(node.machine) == before:
+                    raise
+                await anyio.sleep(AGAIN_S)  # its quarantine could not be read
+                continue
+            break
         return True
 
     async def _rebuild(self, strike: StrikePlan) -> bool:

@@ -106,7 +106,7 @@ class Host:
 
     async def _live(self) -> None:
         machine = self.machine
-        before = _troubles(machine)
+        before = troubles(machine)
 
         async def process(world: World) -> None:
             assert machine.life is not None
@@ -117,7 +117,7 @@ class Host:
         except Violation:
             raise
         except Exception as error:
-            if _troubles(machine) == before or not all(_is_of_disk(one) for one in leaves(error)):
+            if troubles(machine) == before or not all(_is_of_disk(one) for one in leaves(error)):
                 raise Violation("crash", f"{self.name}, life {machine.lives}: {told(error)}") from error
             self.failures += 1
             self.rest(AGAIN_S)
@@ -159,5 +159,6 @@ def _is_of_disk(error: BaseException) -> bool:
     return isinstance(error, OSError | Refused)
 
 
-def _troubles(machine: Machine) -> int:
+def troubles(machine: Machine) -> int:
+    """How often its disk has failed a call."""
     return sum(count for what, count in machine.disk_struck.items() if what.endswith(_TROUBLES))

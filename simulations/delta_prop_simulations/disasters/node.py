@@ -76,6 +76,8 @@ class Node(Host):
             log=_log_settings(self.plan),
             world=world,
         ) as propagator:
+            if life.over:  # killed while it opened; its successor may serve already
+                return
             self._judge.started(self.name, propagator, self._ended)
             self._ended = None
             self.propagator = propagator
