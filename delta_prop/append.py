@@ -175,15 +175,16 @@ class Appender:
 
         Raises Refused; the draft has no dots then, and nothing has changed.
         """
-        repeats = self._repeats.find(draft.ids)
-        if repeats:
+        repeats: dict[int, int | None] = {}
+        if found := self._repeats.find(draft.ids):
             same = draft.encode(None, origin=origin, base=1, clock=(), hybrid_time=0)
-            self._repeats.check(same, repeats, draft.source)
+            repeats = self._repeats.check(same, found, draft.source)
         rows = None if not repeats else [row for row in range(draft.count) if row not in repeats]
         if rows == []:
             self.counters.duplicates += draft.count
+            copies = _offsets(repeats, None)
             return None, Published(
-                None, None, draft.count, self.kept_as(draft.ack_level), _offsets(repeats, None)
+                None, self._repeats.last_copy, draft.count, self.kept_as(draft.ack_level), copies
             )
         batch = draft.encode(
             rows,
@@ -408,13 +409,13 @@ class Appender:
         return KnownIds.ALL if len(repeats) == batch.count else KnownIds.SOME
 
     def _with_repeats(
-        self, work: Sequenced, repeats: dict[int, int], now: float
+        self, work: Sequenced, found: dict[int, int], now: float
     ) -> tuple[Sequence[LoggedBatch], Published | Refused]:
         """Append a batch of which some ids, or all, were accepted before. Raises Refused."""
         batch = work.batch
-        self._repeats.check(batch, repeats, work.session.source)
+        repeats = self._repeats.check(batch, found, work.session.source)
         if len(repeats) == batch.count:
-            return self._repeat_under_new_dots(work, dict(repeats), now)
+            return self._repeat_under_new_dots(work, repeats, now)
         new, rows = new_rows(batch, repeats)
         try:
             self.vectors.check(new, self._load_head)
@@ -493,7 +494,10 @@ def _alike(batches: Sequence[Batch]) -> Iterable[Sequence[Batch]]:
     return [[*some] for _, some in groupby(batches, _NAMESPACE_AND_KIND)]
 
 
-def _offsets(repeats: dict[int, int], rows: list[int] | None, base: int = 0) -> dict[int, int | None]:
+def _offsets(repeats: dict[int, int | None], rows: list[int] | None, base: int = 0) -> dict[int, int | None]:
     """First offsets of repeated rows; a repeat within the batch points to its first copy's new offset."""
     place = {} if rows is None else {row: base + at for at, row in enumerate(rows)}
-    return {row: at if at >= 0 else place.get(-1 - at, repeats.get(-1 - at)) for row, at in repeats.items()}
+    return {
+        row: at if at is None or at >= 0 else place.get(-1 - at, repeats.get(-1 - at))
+        for row, at in repeats.items()
+    }

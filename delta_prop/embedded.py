@@ -28,7 +28,7 @@ from delta_prop.ingest.vectors import Vectors
 from delta_prop.inside import Inside
 from delta_prop.operating import Operating
 from delta_prop.order.orderer import Orderer
-from delta_prop.outcome_query import outcome_of, until_running
+from delta_prop.outcome_query import outcome_of, settled, until_running
 from delta_prop.pacing import differs
 from delta_prop.pipeline import Chain
 from delta_prop.publishing import Publishing
@@ -41,7 +41,7 @@ from delta_prop.statistics import Statistics
 from delta_prop.turns import Turn
 from delta_prop.world import real_world
 from delta_prop_broker.log.settings import LogSettings
-from delta_prop_wire.delta import DEFAULT_NAMESPACE, Dot
+from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Dot
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import PRODUCER_ID_BITS, ErrorCode
 
@@ -347,22 +347,24 @@ class Propagator(Publishing):
         """Wait until these sinks (all, if none are named) have applied a delta: read your own write.
 
         `committed`: until it is durable there. A subscription counts only where it is named, as its
-        reader may be the caller. While the log has failed, what it is not known to keep waits for its
-        recovery. Raises TimeoutError; Refused if a sink stops, is detached, or has set the delta aside, or
-        (LOG_FAILED) if the log was recovered without the delta.
+        reader may be the caller. While the log has failed, what is not synced waits for its
+        recovery. Raises TimeoutError, which withdraws nothing; Refused if a sink stops, is detached, or has
+        set the delta aside, or (LOG_FAILED) if the log was recovered without the delta.
         """
         self._check_open()
         limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
         began = self._now()
         if isinstance(published, Receipt):
-            published = await published.wait()
+            published = await settled(published, limit)
         offset = published.next_offset if isinstance(published, Published) else published
         if not isinstance(offset, int):
             raise UsageError(f"{published!r:.80}: give what publish returned, a receipt, or an offset")
-        if self._chain.stopped is not None and offset > self._log.visible:
-            with anyio.move_on_after(limit):
-                await until_running(self._chain)
-            self._chain.check_running()
+        if offset > self._log.reached(AckLevel.DURABLE):
+            try:
+                with anyio.fail_after(max(began + limit - self._now(), 0)):
+                    await until_running(self._chain)
+            except TimeoutError:
+                raise TimeoutError(f"the log has failed and was not recovered within {limit} s") from None
         if isinstance(published, Published) and not self._keeps(published):
             raise lost()
         if offset > self._log.next_offset:
@@ -424,8 +426,12 @@ class Propagator(Publishing):
         return Subscription(name or f"subscription-{self._subscriptions}", attach, self._sinks.detach)
 
     def head(self, vector_id: str, namespace: str = DEFAULT_NAMESPACE) -> Dot | None:
-        """The dot of a vector's last delta, for `expect=`; None where none is known."""
+        """The dot of a vector's last delta, for `expect=`; None where none is known.
+
+        Raises Refused (LOG_FAILED) while the log has failed.
+        """
         self._check_open()
+        self._chain.check_running()
         dot = self._chain.appender.vectors.head(namespace, vector_id)
         if dot is None and self._chain.appender.vectors.may_lack(namespace):
             head = self._sinks.load_head(namespace, vector_id)
@@ -497,9 +503,7 @@ class Propagator(Publishing):
         if published.dot is None:
             return True
         origin, counter = published.dot
-        if self._chain.watermark(origin) < counter:
-            return False
-        return not isinstance(self._chain.outcome(origin, counter), ErrorCode)
+        return self._chain.holds(origin, counter)
 
     def _draw_producer_id(self) -> int:
         return int.from_bytes(self._world.randomness.bytes(6), "big") >> (48 - PRODUCER_ID_BITS)

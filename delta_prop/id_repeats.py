@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from delta_prop.ingest.seen_ids import SeenIds
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import Batch, LoggedBatch
+    from delta_prop_wire.delta import Dot
 
 COST_MAX = 10_000
 """What comparing the rows of one call may cost, in stretches of rows within a frame of the log, so that
@@ -59,6 +60,8 @@ class IdRepeats:
         self._log = log
         self._ids = ids
         self._spent = 0
+        self.last_copy: Dot | None = None
+        """The dot of the first copy that stands last in the log, of those that `check` has compared."""
 
     def find(self, ids: Sequence[bytes] | None) -> dict[int, int]:
         """Find the rows that repeat an id, each with its first copy. Raises Refused, to be tried again."""
@@ -79,13 +82,14 @@ class IdRepeats:
                 first.setdefault(one, row)
         return repeats
 
-    def check(self, batch: Batch, repeats: dict[int, int], source: Source) -> None:
-        """Raise Refused (ID_REUSED) for the first row that says something else than its first copy.
+    def check(self, batch: Batch, repeats: dict[int, int], source: Source) -> dict[int, int | None]:
+        """Return the rows with their first copies; None where the log has let that go: nobody can compare.
 
-        A first copy below the log start is not compared. Raises Refused with TOO_LARGE if the others are too
-        scattered, with LOG_FAILED if one cannot be read.
+        Raises Refused: ID_REUSED for the first row that says something else than its first copy, TOO_LARGE
+        if these are too scattered, LOG_FAILED if one cannot be read.
         """
         start = self._log.first_offset
+        self.last_copy = None
         logged = _stretches(sorted((at, row) for row, at in repeats.items() if at >= start))
         in_batch = _stretches((-1 - at, row) for row, at in sorted(repeats.items()) if at < 0)
         places = sum(1 for _ in _places(logged))
@@ -102,6 +106,7 @@ class IdRepeats:
         if wrong:
             row = min(wrong)
             raise id_reused(row, batch.ids[row], repeats[row])
+        return {row: None if 0 <= at < start else at for row, at in repeats.items()}
 
     def _differing(self, batch: Batch, stretches: Sequence[_Stretch], source: Source) -> Iterator[int]:
         """Yield, of each stretch and frame, the first row that differs; the stretches are one group."""
@@ -120,6 +125,7 @@ class IdRepeats:
                     differs = None if same else 0
                 else:
                     differs = first_difference(batch, row, logged.batch, place, here)
+                self.last_copy = logged.batch.dot(place + here - 1)
                 if differs is not None:
                     yield row + differs
                 at, row, count = at + here, row + here, count - here  # noqa: PLW2901 - the rest of it

@@ -12,6 +12,8 @@ from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.pipeline import Chain
+    from delta_prop.published import Published
+    from delta_prop.receipt import Receipt
     from delta_prop_wire.delta import Dot
 
 _POLL_S = 0.05
@@ -48,6 +50,19 @@ def kept_watermark(chain: Chain, origin: int) -> int:
                 return logged.batch.previous if logged.batch.leaps else logged.batch.base - 1
         at = batches[-1].next_offset
     return watermark
+
+
+async def settled(receipt: Receipt, timeout_s: float) -> Published:
+    """Wait for an outcome, and withdraw nothing. Raises TimeoutError, Refused."""
+    done = anyio.Event()
+    receipt.when_done(lambda _: done.set())
+    try:
+        with anyio.fail_after(timeout_s):
+            await done.wait()
+    except TimeoutError:
+        state = receipt.state.value
+        raise TimeoutError(f"its outcome is not known within {timeout_s} s: it is {state}") from None
+    return receipt.result()
 
 
 async def until_running(chain: Chain) -> None:

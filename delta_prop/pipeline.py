@@ -187,6 +187,12 @@ class Chain:
         self.check_running()
         return outcome_of(origin, counter, self.origins.get(origin), self.log)
 
+    def holds(self, origin: int, counter: int) -> bool:
+        """True if this state counts a delta with this dot, kept or not."""
+        if self.orderer.have.get(origin, 0) < counter:
+            return False
+        return not isinstance(outcome_of(origin, counter, self.origins.get(origin), self.log), ErrorCode)
+
     def offer(self, work: Work, now: float) -> Receipt:
         """Send work down the chain, or queue it while the log wants no more. Never waits.
 

@@ -34,7 +34,8 @@ class Published:
 
     The rows that `duplicates` leaves out have the offsets from `offset` on, and the dots from `dot` on, in
     order, unless `rows` tells of each. For a row in `duplicates` the first copy stands at that offset (None:
-    no longer known). `offset` and `dot` are None where every row was a duplicate and its dot is not known.
+    no longer known). `offset` is None where every row was a duplicate; `dot` is then of the first copy that
+    stands last in the log, None where that is not known.
     """
 
     offset: int | None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.published import Published, State
+from delta_prop.refusals import first_copy_gone
 from delta_prop_wire.errors import Refused, UsageError
 
 if TYPE_CHECKING:
@@ -145,7 +146,13 @@ class Receipt:
         return [self]
 
     def acknowledge(self, published: Published) -> None:
-        """Settle with an acknowledgement."""
+        """Settle with an acknowledgement; with a refusal where nobody can tell of a row what stands there."""
+        if None in published.duplicates.values():
+            self.refuse(first_copy_gone(published))
+        else:
+            self._acknowledge(published)
+
+    def _acknowledge(self, published: Published) -> None:
         assert self.state in _OPEN, f"settled twice: {self.state}, then acknowledged"
         self.state, self._outcome = State.ACKNOWLEDGED, published
         self._finish()

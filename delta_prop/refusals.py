@@ -138,6 +138,18 @@ def id_reused(row: int, id_: bytes, at: int) -> Refused:
     )
 
 
+def first_copy_gone(published: Published) -> Refused:
+    """The answer to a publish with rows whose ids are known, and which cannot be compared any more."""
+    row = next(row for row, at in published.duplicates.items() if at is None)
+    others = "" if published.duplicate else "; the rows with new ids were accepted"
+    return Refused(
+        ErrorCode.OUTCOME_UNKNOWN,
+        f"row {row}: its id was accepted before, and the log no longer holds that delta, so nobody can tell "
+        f"if this one says the same{others}: read the fact, and if it differs, give the change a new id",
+        row=row,
+    )
+
+
 def repeats_scattered(places_max: int, frames_max: int) -> Refused:
     """Refuse repeated ids that would take too long to compare with their first copies."""
     return Refused(

@@ -33,13 +33,13 @@ class Piece(NamedTuple):
     firsts: dict[int, int | None] | None
 
 
-def new_rows(batch: Batch, repeats: Mapping[int, int]) -> tuple[Batch, list[int]]:
+def new_rows(batch: Batch, repeats: Mapping[int, int | None]) -> tuple[Batch, list[int]]:
     """Return the rows of a batch that repeat nothing, as one batch to be checked, and their numbers."""
     rows = [row for row in range(batch.count) if row not in repeats]
     return part_of(batch, np.array(rows, np.intp), previous=_before(batch, 0), clock=batch.clock), rows
 
 
-def split(batch: Batch, repeats: Mapping[int, int], place: int) -> list[Piece]:
+def split(batch: Batch, repeats: Mapping[int, int | None], place: int) -> list[Piece]:
     """Split a batch whose row 0 gets the offset `place`. Raises Refused if there are too many pieces.
 
     `repeats`: the known rows with their first copies, as `IdRepeats` tells them.
@@ -54,7 +54,8 @@ def split(batch: Batch, repeats: Mapping[int, int], place: int) -> list[Piece]:
             new = part_of(batch, np.array(rows, np.intp), previous=previous, clock=clock)
             pieces.append(Piece(new, None))
             continue
-        firsts = [at if (at := repeats[row]) >= 0 else place - 1 - at for row in rows]
+        copies = [repeats[row] for row in rows]
+        firsts = [at if at is None or at >= 0 else place - 1 - at for at in copies]
         counters = [batch.counter(row) for row in rows]
         leaps = counters[0] != previous + 1 or counters[-1] - counters[0] != len(rows) - 1
         void = encode_void(

@@ -119,17 +119,15 @@ class OriginState:
     def appended(self, batch: Batch, offset: int, firsts: Mapping[int, int | None] | None = None) -> int:
         """Note a batch that got its place; return by how many runs the table grew.
 
-        `firsts`: where the rows' first copies stand, if their ids had been accepted before.
+        `firsts`: where the rows' first copies stand, if their ids had been accepted before; None: not known.
         """
         self.changed = True
         self.remember(batch.base, batch.last, batch.crc)
         if firsts is None and not batch.leaps:
             return self._extend(batch.base, offset, batch.count)
         if firsts is not None:
-            return sum(
-                self._extend(batch.counter(row), offset + row if at is None else at)
-                for row, at in firsts.items()
-            )
+            known = ((row, at) for row, at in firsts.items() if at is not None)
+            return sum(self._extend(batch.counter(row), at) for row, at in known)
         counters = batch.counters
         assert counters is not None
         return sum(self._extend(int(counter), offset + row) for row, counter in enumerate(counters))

@@ -77,7 +77,7 @@ class _Open(Receipt):
     def acknowledge(self, published: Published) -> None:
         """Settle with an acknowledgement; in a few steps where nobody but the connection is told."""
         if self._then is not None or self._event is not None:
-            super().acknowledge(published)
+            self._acknowledge(published)
             return
         self.state = State.ACKNOWLEDGED
         self._outcome = published

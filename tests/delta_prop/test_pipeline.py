@@ -244,9 +244,9 @@ def test_ids_are_seen_only_once_they_are_in_the_log() -> None:
     assert refusal.code is ErrorCode.LOG_FULL
     bench.log.release("sink")
     assert bench.publish(made("c", id=ids[2])).result().offset == 2
-    published = bench.publish(made("b", id=ids[1])).result()
+    published = bench.publish(made("c", id=ids[2])).result()
     assert published.duplicate
-    assert published.duplicates == {0: 1}
+    assert published.duplicates == {0: 2}
 
 
 def test_rows_with_known_ids_are_left_out_and_told() -> None:

@@ -35,6 +35,13 @@ from tests.delta_prop.support import made, refused
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from delta_prop.receipt import Receipt
+
+
+def code_of(receipt: Receipt) -> ErrorCode | None:
+    refusal = receipt.refusal()
+    return None if refusal is None else refusal.code
+
 
 ONE, TWO, THREE = (bytes([number]) * 16 for number in (1, 2, 3))
 FIRST = Delta("v", sparse([0, 1], [1.0, 2.0]), "n", id=ONE, metadata={"k": 1, "l": [2]}, topics=("t", "u"))
@@ -124,6 +131,32 @@ def test_id_twice_in_one_call_is_a_duplicate_where_the_contents_are_equal() -> N
     bench = Bench()
     assert bench.publish(*ROWS[:3], ROWS[1]).result().duplicates == {3: 1}
     assert bench.keys() == ["a", "b", "c"]
+
+
+def test_known_id_whose_delta_the_log_has_let_go_is_never_told_as_the_same() -> None:
+    bench = Bench(log_deltas_max=2)
+    origin = bench.hello("p")
+    assert bench.publish(made("a", id=ONE)).acknowledged
+    bench.publish(made("b"), made("c"))
+    assert bench.log.first_offset > 0
+    for again in (made("a", id=ONE), made("other", id=ONE)):
+        assert code_of(bench.publish(again)) is ErrorCode.OUTCOME_UNKNOWN
+    mixed = bench.publish(made("other", id=ONE), made("new", id=TWO))
+    assert code_of(mixed) is ErrorCode.OUTCOME_UNKNOWN
+    assert bench.keys() == ["a", "b", "c", "new"], "rows that are new are taken"
+    for base, *rows in ((1, made("other", id=ONE)), (2, made("a", id=ONE), made("newer", id=THREE))):
+        for _ in range(2):
+            assert code_of(bench.send(batch_of(origin, base, *rows))) is ErrorCode.OUTCOME_UNKNOWN
+    assert bench.send(batch_of(origin, 4, made("next"))).acknowledged
+    assert bench.keys() == ["a", "b", "c", "new", "newer", "next"]
+
+
+def test_duplicate_names_the_dot_of_its_first_copy() -> None:
+    bench = Bench()
+    bench.publish(made("a", id=THREE), made("b", id=ONE), made("c", id=TWO))
+    origin = bench.routed[0].batch.origin
+    assert bench.publish(made("b", id=ONE)).result().dot == Dot(origin, 2)
+    assert bench.publish(made("c", id=TWO), made("b", id=ONE)).result().dot == Dot(origin, 3)
 
 
 def test_known_id_is_judged_before_its_neighbours() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -165,6 +166,59 @@ def test_nothing_that_rests_on_the_state_is_answered_before_the_recovery_has_end
             assert told == [None if kept else ErrorCode.LOG_FAILED]
             assert await producer.outcome(1) == (0 if kept else None)
             assert producer.watermark() == int(kept)
+
+    run_virtual(main)
+
+
+def test_what_is_synced_is_visible_beside_a_failed_log_and_the_rest_waits_as_long_as_asked() -> None:
+    async def main() -> None:
+        disk = SimDisk(1)
+        async with service(disk) as p:
+            published = await p.publish(made("a"))
+            break_disk(disk, "write", "sync", "sync_directory")
+            receipt = p.offer(made("x"))
+            await anyio.sleep(1)
+            with pytest.raises(Refused) as caught:
+                p.head("a")
+            assert caught.value.code is ErrorCode.LOG_FAILED
+            await p.wait_visible(published, timeout_s=1)
+            for waited in (receipt, p.statistics().log.next_offset):
+                began = p._now()
+                with pytest.raises(TimeoutError):
+                    await p.wait_visible(waited, timeout_s=2)
+                assert p._now() - began < 3
+            assert receipt.state is State.IN_DOUBT, "nothing was withdrawn"
+            await until_back(p, disk)
+            with suppress(Refused):
+                await receipt
+            assert receipt.acknowledged == ("x" in await contents(disk))
+
+    run_virtual(main)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_duplicate_that_a_recovery_has_lost_is_not_told_as_visible(seed: int) -> None:
+    async def main() -> None:
+        disk = SimDisk(seed)
+        async with service(disk, log=LOGGED) as p:
+            await p.publish(made("a"))
+            break_disk(disk, "sync", "sync_directory")
+            x = replace(made("x"), id=bytes(16))
+            told = [await p.publish(x, ack_level=AckLevel.LOGGED) for _ in range(2)]
+            assert told[1].duplicate
+            p.offer(made("y"), ack_level=AckLevel.DURABLE)
+            await anyio.sleep(1)
+            disk.evict(LOG_FILE)
+            await until_back(p, disk)
+            kept = "x" in await contents(disk)
+            await p.publish(made("b"), made("c"), made("d"))
+            for one in told:
+                if kept:
+                    await p.wait_visible(one)
+                else:
+                    with pytest.raises(Refused) as caught:
+                        await p.wait_visible(one)
+                    assert caught.value.code is ErrorCode.LOG_FAILED
 
     run_virtual(main)
 
