@@ -40,6 +40,19 @@ class TakesForwardedRowsForRepeats(Plain):
         super().take(replace(delivery, logged=local))
 
 
+class BreaksTiesByArrival(Plain):
+    """Of rows with the same Lamport number it takes the one that came last for the last one."""
+
+    def take_row(self, delivery: Delivery, row: int) -> None:
+        batch, key = delivery.batch, delivery.logged.key(row)
+        ref = (batch.namespaces[row], batch.keys[row])
+        state = self.states.get(ref, State())
+        if state.key is not None and state.key[0] == key[0] and key < state.key:
+            self.states[ref] = apply(state, batch.operation(row), batch.metadata(row), key)
+        else:
+            super().take_row(delivery, row)
+
+
 class FoldsTwinsTwice(Plain):
     def take(self, delivery: Delivery) -> None:
         logged = delivery.logged
@@ -112,6 +125,11 @@ WRONG: tuple[tuple[type[Plain], str, str], ...] = (
         TakesForwardedRowsForRepeats,
         "forwarded",
         "after a forwarded row that sorts before one of its vector that came earlier, get('default', 'shar",
+    ),
+    (
+        BreaksTiesByArrival,
+        "forwarded",
+        "after forwarded rows of two origins with the same Lamport number, get('default', 'shared-7') gave ",
     ),
     (
         FoldsTwinsTwice,

@@ -161,6 +161,12 @@ SPARSE = {"vector_id": "d", "op": "sparse", "indices": [0], "values": [1]}
         ('{"vector_id": "d", "op": "create", "vector": [-Infinity]}', "line", "-Infinity is not JSON"),
         ('{"vector_id": "d", "op": "create", "vector": [' + "9" * 5000 + "]}", "line", "too many digits"),
         (" " * (LINE_BYTES_MAX + 1), "line", "split the delta"),
+        ('{"vector_id": "d", "op": "offset", "amount": 1, "amount": 2}', "line", "'amount' stands twice"),
+        (
+            '{"vector_id": "d", "op": "metadata", "metadata": {"a": [{"b": 1, "c": 2, "b": 1}]}}',
+            "line",
+            "key 'b' stands twice in one object: leave one of them out",
+        ),
         (good(op=None), "op", "missing: give one of create, sparse, dense"),
         (good(op="replace"), "op", "'replace' is unknown"),
         (good(op=0), "op", "unknown"),

@@ -10,6 +10,7 @@ import base64
 import binascii
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -112,7 +113,7 @@ def _parsed(line: str | bytes) -> dict[str, Any]:
         refuse("line", f"{len(line)} characters; allowed are {LINE_BYTES_MAX}: split the delta")
     try:
         text = line if isinstance(line, str) else str(line, "utf-8-sig")
-        fields = json.loads(text, parse_constant=_refuse_constant)
+        fields = json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         refuse("line", f"byte {error.start} is not UTF-8: save the file as UTF-8")
     except RecursionError:
@@ -124,6 +125,14 @@ def _parsed(line: str | bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         refuse("line", f"a JSON {type(fields).__name__}: write one object a line")
     return fields
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        again = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        refuse("line", f"the key {again!r:.40} stands twice in one object: leave one of them out")
+    return found
 
 
 def _refuse_constant(name: str) -> NoReturn:

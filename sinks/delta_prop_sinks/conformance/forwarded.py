@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_sinks.conformance.rebuilding import rebuild_at, states_at
 from delta_prop_sinks.conformance.story import deliver_new, is_applied
+from delta_prop_sinks.conformance.world import BEYOND
 from delta_prop_sinks.sink import Rebuilds
 from delta_prop_wire.delta import Delta, create, delete, metadata_only, offset, scale, sparse, sparse_add
 
@@ -58,11 +59,23 @@ async def late_rows(player: Player) -> None:
     await player.look("forwarded", "after many forwarded rows, among own ones, that sort before earlier ones")
     await player.deliver(log.deliveries(first))
     await player.look("repeats", "after forwarded rows that sort before earlier ones came again")
+    await _ties(player)
     await _twins(player)
     await _cancelled(player)
     await player.reopen("open() after forwarded rows that sort before earlier ones")
     player.look_at_all()
     await player.look("forwarded", "after a restart behind forwarded rows that sort before earlier ones")
+
+
+async def _ties(player: Player) -> None:
+    """Two services gave one Lamport number: then the origin decides, whichever row came first."""
+    log, first = player.log, player.log.lamport + 1
+    log.forward(Delta("shared-6", offset(1)), lamport=first)
+    log.forward(Delta("shared-6", scale(2)), lamport=first, origin=BEYOND)
+    log.forward(Delta("shared-7", scale(2)), lamport=first + 1, origin=BEYOND)
+    log.forward(Delta("shared-7", offset(1)), lamport=first + 1)
+    await deliver_new(player)
+    await player.look("forwarded", "after forwarded rows of two origins with the same Lamport number")
 
 
 async def _twins(player: Player) -> None:

@@ -36,6 +36,8 @@ Ref = tuple[str, str]
 _NOTHING = State()
 _HERE = 0x9000_0000_0000_0012
 _ELSEWHERE = 0x1230_0000_0000_0010
+BEYOND = 0x5670_0000_0000_0010
+"""An origin of a third service, which sorts behind that of the second."""
 TURNS = 2
 """Of the event loop, that a call on a thread takes."""
 
@@ -150,7 +152,7 @@ class FalseLog:
         self._dimensions: dict[str, int] = {}
         self._looked_at = 0
         self._lamport = 0
-        self._counters = {_HERE: 0, _ELSEWHERE: 0}
+        self._counters = {_HERE: 0, _ELSEWHERE: 0, BEYOND: 0}
         self._ids: set[bytes] = set()
         self._snapshot: tuple[list[StateRow], int] | None = None
 
@@ -211,9 +213,9 @@ class FalseLog:
         self._others.update(logged.offset + row for row in others)
         return logged
 
-    def forward(self, *deltas: Delta, lamport: int) -> LoggedBatch:
+    def forward(self, *deltas: Delta, lamport: int, origin: int = _ELSEWHERE) -> LoggedBatch:
         """Append a batch that another service forwarded, numbered there."""
-        batch = encode_batch(deltas, origin=_ELSEWHERE, base=self._counters[_ELSEWHERE] + 1)
+        batch = encode_batch(deltas, origin=origin, base=self._counters[origin] + 1)
         return self._log(batch, Source.REPLICA, lamport)
 
     def compact(self, states: list[StateRow], offset: int) -> None:
