@@ -175,6 +175,7 @@ class Chain:
         for origin, epoch in claims:
             watermark = self.orderer.have.get(origin, 0)
             state = self.origins.claim(origin, epoch, owner, now, watermark)
+            state.claims += 1
             refusal = fenced(state.epoch) if state.epoch != epoch else said_hello_again()
             self._refuse_all([Refusal(entry, refusal) for entry in self.orderer.take_origin(origin)])
             grants.append(Grant(origin, state.epoch, self.orderer.have.get(origin, 0)))
@@ -393,6 +394,9 @@ class Chain:
         except Refused as refusal:
             self._refuse(work, refusal)
             return
+        if isinstance(work, Sequenced) and not work.forwards:
+            state = self.origins.get(work.batch.origin)
+            work.claims = None if state is None else state.claims
         receipt.item = item
         receipt.waits(State.QUEUED, lambda: make_void(work) or self.lanes.withdraw(item))
 
@@ -401,12 +405,19 @@ class Chain:
     def _run(self, work: Work) -> None:
         self._running = True  # whoever offers from within a callback below is queued, never nested
         try:
-            if not isinstance(work, Sequenced):
+            if isinstance(work, Sequenced) and self._comes_again(work):
+                self._refuse(work, said_hello_again())
+            elif not isinstance(work, Sequenced):
                 self._run_draft(work)
             elif not self._run_plain(work):
                 self._run_sequenced(work)
         finally:
             self._running = False
+
+    def _comes_again(self, work: Sequenced) -> bool:
+        """True if its producer has said hello since it was queued: it comes anew, maybe as other bytes."""
+        state = None if work.claims is None else self.origins.get(work.batch.origin)
+        return state is not None and state.claims != work.claims
 
     def _run_plain(self, work: Sequenced) -> bool:
         """The short way, of what most batches are: plain, of a live origin, its next, and sound.

@@ -58,6 +58,8 @@ def answer_repeat(batch: Batch, state: OriginState, log: Log) -> Published:
     if same is False:
         raise other_bytes(batch, state, log)
     code = state.void(batch)
+    if code is ErrorCode.OUTCOME_UNKNOWN:  # under ids that were known, of deltas that were gone
+        raise outcome_unknown(batch)
     if code is not None and code is not ErrorCode.DOT_REUSED:
         raise void_before(batch, code)
     firsts = {row: state.first_offset(batch.counter(row)) for row in range(batch.count)} if same else {}

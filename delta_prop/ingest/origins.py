@@ -98,6 +98,7 @@ class OriginState:
         "_void_codes",
         "_void_lasts",
         "changed",
+        "claims",
         "epoch",
         "known_above",
         "owner",
@@ -107,6 +108,7 @@ class OriginState:
     def __init__(self, owner: str, epoch: int, now: float, known_above: int = 0) -> None:
         self.owner = owner
         self.epoch = epoch
+        self.claims = 0  # hellos over the network, each of which sends anew what has no outcome
         self.seen_at = now
         self.known_above = known_above  # what became of dots up to here left memory while it was idle
         self.changed = True  # since it was saved last
@@ -126,6 +128,9 @@ class OriginState:
         if firsts is None and not batch.leaps:
             return self._extend(batch.base, offset, batch.count)
         if firsts is not None:
+            for row, at in firsts.items():
+                if at is None:
+                    self._note_void(batch.counter(row), batch.counter(row), ErrorCode.OUTCOME_UNKNOWN)
             known = ((row, at) for row, at in firsts.items() if at is not None)
             return sum(self._extend(batch.counter(row), at) for row, at in known)
         counters = batch.counters
@@ -143,11 +148,14 @@ class OriginState:
 
     def note_void(self, batch: Batch, code: ErrorCode) -> None:
         """Remember that these dots were refused for good: a repeat is refused again, not acknowledged."""
+        self._note_void(batch.base, batch.last, code)
+
+    def _note_void(self, base: int, last: int, code: ErrorCode) -> None:
         if len(self._void_bases) >= VOIDS_MAX:
             for column in (self._void_bases, self._void_lasts, self._void_codes):
                 del column[: VOIDS_MAX // 2]
-        self._void_bases.append(batch.base)
-        self._void_lasts.append(batch.last)
+        self._void_bases.append(base)
+        self._void_lasts.append(last)
         self._void_codes.append(code)
 
     def void(self, batch: Batch) -> ErrorCode | None:

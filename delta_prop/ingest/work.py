@@ -53,6 +53,7 @@ class Sequenced:
     lamport: int | None = None
     void: Refused | None = None
     repeats: int = 0  # how many repeats wait for its outcome
+    claims: int | None = None  # of its origin's, when it began to wait in the queue
 
     @property
     def forwards(self) -> bool:

@@ -185,3 +185,26 @@ def test_what_is_pending_makes_room_for_what_its_producer_sends_after_another_he
     assert bench.send(batch_of(origin, 1, made("a"))).result().offset == 0
     assert bench.send(batch_of(origin, 2, made("b"))).result().offset == 1
     assert bench.keys() == ["a", "b"]
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_what_was_queued_before_a_hello_gives_way_to_what_is_sent_after_it(batches: int) -> None:
+    bench = Bench()
+    origin = make_origin(77, Priority.NORMAL)
+    bench.chain.claim([OriginClaim(origin)], "p", 0.0)
+    bench.owners[origin] = "p"
+    bench.log.accepting = False
+    before = [bench.send(batch_of(origin, base, made("a"))) for base in range(1, batches + 1)]
+    (grant,) = bench.chain.claim([OriginClaim(origin, 1)], "p", 1.0)
+    assert grant.watermark == 0
+    other_bytes = [batch_of(origin, base, made("a"), hybrid_time=7) for base in range(1, batches + 1)]
+    after = [bench.send(batch) for batch in other_bytes]
+    bench.log.accepting = True
+    bench.chain.pump(2.0)
+    for receipt in before:
+        refusal = receipt.refusal()
+        assert refusal is not None
+        assert refusal.code is ErrorCode.DEP_TIMEOUT
+        assert refusal.retryable
+    assert [receipt.result().offset for receipt in after] == list(range(batches))
+    assert not any(receipt.result().duplicate for receipt in after)

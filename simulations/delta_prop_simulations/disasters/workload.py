@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 AGAIN_S = 0.05
 NUMBERED_SHARE = 0.6
 IDENTIFIED_SHARE = 0.5
+UNKNOWN_MAX = 3
+"""So often is asked what became of something, by sending it again under its id."""
 CLIENT = ClientSettings(
     heartbeat_s=1.0,
     silence_s_max=4.0,
@@ -58,6 +60,7 @@ class Item:
     said: list[Said]
     settled: bool = False
     standing: bool = False  # refused, and it may pass
+    unknown: int = 0  # how often nobody could tell what became of it
 
     @property
     def deltas(self) -> list[Delta]:
@@ -290,8 +293,11 @@ class Writer:
                 raise
         finally:
             if doubtful:
+                item.unknown += 1
                 for one in item.said:
                     self._shadow.unknown(one.token)
+        if item.unknown == UNKNOWN_MAX:  # the log has let go of what had its id
+            self._settle(item, self._shadow.unknown)
 
     # --- what all do
 

@@ -39,6 +39,12 @@ STORIES = {
         "After a long cut between services that change the same vectors an index folded a vector anew for "
         "each late delta, so the work grew with the square of what was missed."
     ),
+    "queued-before-a-hello": (
+        "A slow sink sets the pace, so batches wait in the queue. Their connection breaks; the producer says "
+        "hello, hears that they have no place yet, and encodes them anew behind what has. What had been "
+        "queued before got its place first, and the new copy, in other bytes, was told that its dots were "
+        "used."
+    ),
     "judged-too-early": (
         "The simulation's own fault: it took a service for at rest whose log did not show yet all that it "
         "held, and called that a violation."
@@ -46,7 +52,7 @@ STORIES = {
 }
 """What went wrong, by name."""
 
-SEEDS = (23, 115, 192, 292, 342, 1_001_235, 1_002_078, 1_003_045)
+SEEDS = (23, 115, 192, 292, 342, 1_001_235, 1_002_078, 1_003_045, 2_000_817)
 """Seeds that failed once, whose plans are kept as they were drawn then."""
 
 

@@ -34,7 +34,7 @@ RECOVERY = (
                 outcome_of,
                 (
                     "return unknown(batch.dot(row))",
-                    "return Published(None, batch.dot(row), count, level, dict.fromkeys(range(count)))",
+                    "return Published(0, batch.dot(row), count, level, dict.fromkeys(range(count), 0))",
                 ),
             ),
         ),
