@@ -16,10 +16,8 @@ from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.cutting import cut
 from delta_prop_wire.delta import Delta, Source, create, metadata_only, scale
 from delta_prop_wire.delta_map import unpack_delta
-from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import InvalidDelta, PeerError
 from delta_prop_wire.frames import BatchFrame
-from delta_prop_wire.jsonlines import delta_from_line
 from delta_prop_wire.packing import pack
 from delta_prop_wire.soundness import parse_batch
 from delta_prop_wire.validate import validate_batch
@@ -78,13 +76,6 @@ def test_delta_as_a_map_with_a_key_twice_is_a_bad_frame() -> None:
     whole = packed_map(("vector_id", pack("a")), ("op", b"\x09"), ("metadata", FLAT))
     with pytest.raises(PeerError, match="a key stands twice in a map"):
         unpack_delta(whole)
-
-
-def test_line_of_json_with_a_key_twice_takes_the_last_of_them() -> None:
-    line = '{"vector_id": "a", "op": "metadata", "metadata": {"k": 1, "b": {"x": 1, "x": 2}, "k": null}}'
-    delta = delta_from_line(line)
-    assert delta.metadata == {"k": None, "b": {"x": 2}}
-    assert encode_batch([delta], origin=1, base=1).metadata(0) == delta.metadata
 
 
 def pairs(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[tuple[str, Any]]]:
