@@ -16,6 +16,7 @@ from delta_prop.testing import Conditions
 from delta_prop_simulations.disasters.clients import ReaderHost
 from delta_prop_simulations.disasters.host import AGAIN_S, troubles
 from delta_prop_simulations.disasters.node import Node
+from delta_prop_simulations.disk_faults import SimCrash
 from delta_prop_simulations.threads import ThreadFaults
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -226,6 +227,12 @@ class Striker:
         return True
 
     async def _detach(self, strike: StrikePlan) -> bool:
+        try:
+            return await self._detach_for_a_while(strike)
+        except SimCrash:  # its machine went off in the middle, which ends the life by itself
+            return True
+
+    async def _detach_for_a_while(self, strike: StrikePlan) -> bool:
         name, sink = strike.on.split("/")
         node = self._node(name)
         propagator, life = node.propagator, node.machine.life
