@@ -41,7 +41,7 @@ AGAIN_S = 0.05
 NUMBERED_SHARE = 0.6
 IDENTIFIED_SHARE = 0.5
 UNKNOWN_MAX = 3
-"""So often is asked what became of something, by sending it again under its id."""
+"""So often is asked what became of something, by sending it again under its id or number."""
 CLIENT = ClientSettings(
     heartbeat_s=1.0,
     silence_s_max=4.0,
@@ -228,6 +228,9 @@ class Writer:
             item.standing = True
         elif refusal.code is ErrorCode.DOT_REUSED or refusal.voids:
             self._refuse(item, refusal)
+        elif refusal.code is ErrorCode.OUTCOME_UNKNOWN:
+            item.standing = True
+            self._note_unknown(item)
         else:
             item.standing = True  # the handle is void, not the delta: FENCED, SHUTTING_DOWN for good
 
@@ -293,11 +296,7 @@ class Writer:
                 raise
         finally:
             if doubtful:
-                item.unknown += 1
-                for one in item.said:
-                    self._shadow.unknown(one.token)
-        if item.unknown == UNKNOWN_MAX:  # the log has let go of what had its id
-            self._settle(item, self._shadow.unknown)
+                self._note_unknown(item)
 
     # --- what all do
 
@@ -320,6 +319,14 @@ class Writer:
         for one in item.said:
             ref = (one.delta.namespace, one.delta.vector_id)
             self._shadow.sent(one.token, self.node, self.name, ref, self._level)
+
+    def _note_unknown(self, item: Item) -> None:
+        """It may have happened; asked so often, the log has let go of it, and nobody will ever tell."""
+        item.unknown += 1
+        for one in item.said:
+            self._shadow.unknown(one.token)
+        if item.unknown == UNKNOWN_MAX:
+            self._settle(item, self._shadow.unknown)
 
     def _settle(self, item: Item, tell: Callable[[str], None]) -> None:
         item.settled = True
