@@ -146,7 +146,7 @@ class Receipt:
         return [self]
 
     def acknowledge(self, published: Published) -> None:
-        """Settle with an acknowledgement; with a refusal where nobody can tell of a row what stands there."""
+        """Settle with an acknowledgement; with a refusal if a row cannot be compared with its first copy."""
         if None in published.duplicates.values():
             self.refuse(first_copy_gone(published))
         else:

@@ -139,7 +139,7 @@ def id_reused(row: int, id_: bytes, at: int) -> Refused:
 
 
 def first_copy_gone(published: Published) -> Refused:
-    """The answer to a publish with rows whose ids are known, and which cannot be compared any more."""
+    """Refuse to tell of rows whose ids are known, but whose first copies the log no longer holds."""
     row = next(row for row, at in published.duplicates.items() if at is None)
     others = "" if published.duplicate else "; the rows with new ids were accepted"
     return Refused(

@@ -288,7 +288,7 @@ class ForwardLink:
 
 
 def _is_in_doubt(ack: Ack, first: int, last: int) -> bool:
-    """Whether some of these sequences are acknowledged as repeats of what nobody says the place of."""
+    """True if some of these sequences are acknowledged as duplicates at an unknown offset."""
     return any(one.offset == UNKNOWN_OFFSET and one.first <= last and first <= one.last for one in ack.ranges)
 
 

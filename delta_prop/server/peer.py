@@ -570,9 +570,8 @@ class Peer:
             self._hub.counters.peers_lost += 1
             self.break_off()
         elif self.intake is not None and self.intake.forwards and self._is_of_past():
-            self.end(
-                Nack.of(0, recovered())
-            )  # what was lost comes again, though nothing new may come for long
+            # It then brings again what was lost, though nothing new may come for long.
+            self.end(Nack.of(0, recovered()))
         elif self._connection.phase is Phase.OPEN:
             self.check_token()
             self._tell_progress(now)
@@ -580,7 +579,7 @@ class Peer:
                 self._beat(now)
 
     def _is_of_past(self) -> bool:
-        """Whether the log was recovered since hello: what the client was told of it may be there no more."""
+        """True if the log was recovered since hello, so what the client was told of it may be lost."""
         return self._rebuilt != self._chain.rebuilt
 
     def _fault(self, now: float) -> str | None:

@@ -159,7 +159,7 @@ class StorageFile:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """While this lasts `close` waits: a connection that is closed under a call ends the process."""
+        """Hold off `close`: closing a connection while a call uses it crashes the process."""
         with self._unused:
             self._users += 1
         try:
@@ -190,7 +190,7 @@ class StorageFile:
             raise
 
     def close(self) -> None:
-        """Let go of the file once no call uses it; where one does for too long, leave it to the process."""
+        """Close the file once no call uses it; leave it open if one still does after 30 s."""
         with self._unused:
             if self._unused.wait_for(lambda: not self._users, _CLOSE_S_MAX):
                 self._disconnect()

@@ -321,7 +321,7 @@ class Writer:
             self._shadow.sent(one.token, self.node, self.name, ref, self._level)
 
     def _note_unknown(self, item: Item) -> None:
-        """It may have happened; asked so often, the log has let go of it, and nobody will ever tell."""
+        """Count an unknown outcome; give the item up after UNKNOWN_MAX, as the log has let go of it."""
         item.unknown += 1
         for one in item.said:
             self._shadow.unknown(one.token)
