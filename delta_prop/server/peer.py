@@ -111,8 +111,7 @@ class Peer:
                     await self._read_all()
                     self._finishing = True
                     self.ring()
-                    await anyio.sleep(_FINISH_S_MAX)  # the writer ends it before, where it can
-                    tasks.cancel_scope.cancel()
+                    tasks.cancel_scope.deadline = anyio.current_time() + _FINISH_S_MAX  # of the writer
         finally:
             self._close_parts()
             await self._stream.aclose()
@@ -510,7 +509,8 @@ class Peer:
             await self._outbox.run()
         except (ConnectionError, TimeoutError) as error:
             logger.info("connection %d of %s ends: %r", self.number, self.address, error)
-        self.break_off()
+        if not self._finishing:  # the reader waits for bytes; to cancel takes longer than to return
+            self.break_off()
 
     def answers(self) -> Sequence[Frame]:
         """What has become of what came in, not told yet."""

@@ -65,7 +65,10 @@ def _mutate(chance: random.Random, raw: bytearray, golden: list[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    os.nice(19)
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(19)
     print("ready", flush=True)
     sys.stdin.readline()
     attack(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
