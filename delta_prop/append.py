@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from delta_prop.chain_state import Small
+from delta_prop.entries import clock_of_refused
 from delta_prop.id_repeats import IdRepeats
 from delta_prop.ingest.origins import OWN
 from delta_prop.ingest.refused_ids import RefusedIds
@@ -378,7 +379,7 @@ class Appender:
                 count=batch.count,
                 code=refusal.code,
                 epoch=batch.epoch,
-                clock=batch.clock,
+                clock=clock_of_refused(batch),
                 previous=batch.previous,
                 counters=None if counters is None else counters.tolist(),
                 priority=batch.priority,

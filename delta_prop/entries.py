@@ -13,7 +13,8 @@ from delta_prop.ingest.work import Sequenced
 from delta_prop.order.orderer import Entry
 from delta_prop.published import State
 from delta_prop.refusals import REPEATS_MAX, cut_otherwise, dot_reused, too_many_repeats, withdrawn
-from delta_prop_wire.delta import Priority, origin_lane
+from delta_prop_wire.bounds import clock_is_sound
+from delta_prop_wire.delta import Kind, Priority, origin_lane
 from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.spec import ErrorCode
@@ -45,7 +46,7 @@ def entry_of(work: Sequenced, have: int = 0) -> Entry:
         first=batch.base,
         last=batch.last,
         previous=previous,
-        clock=batch.clock,
+        clock=batch.clock if work.void is None else clock_of_refused(batch),
         # A void takes its place as soon as what its clock names is there: nothing depends on its rows.
         parents=() if work.void else tuple(dict.fromkeys(parent for _, parent in batch.parents)),
         count=batch.count,
@@ -142,12 +143,26 @@ def make_void(work: object) -> bool:
 
 
 def fault_of(batch: Batch) -> Refused | None:
-    """Why a row of it is not sound, None where all are."""
+    """Why a row of it breaks a bound, or asks for a function that nobody has here; None where none does.
+
+    This alone judges the deltas of producers, in whichever frame they came.
+    """
     try:
         validate_batch(batch)
     except InvalidDelta as refusal:
         return refusal
+    if not batch.is_control and batch.kinds_mask >> Kind.TRANSFORM & 1:
+        return InvalidDelta(
+            "op",
+            "transform names a function, and none is registered here: send what it gives",
+            row=batch.kinds.index(Kind.TRANSFORM),
+        )
     return None
+
+
+def clock_of_refused(batch: Batch) -> tuple[Dot, ...]:
+    """Return what a void keeps of a refused batch's clock: all of it, or nothing where that is at fault."""
+    return batch.clock if clock_is_sound(batch.clock) else ()
 
 
 def filler(origin: int, epoch: int, have: int, to: int) -> Batch:

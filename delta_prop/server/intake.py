@@ -12,16 +12,19 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from delta_prop.checks import check_deltas, is_transform
+from delta_prop.entries import fault_of
 from delta_prop.ingest.work import Draft, Sequenced, Session
 from delta_prop.receipt import Receipt, State
 from delta_prop.refusals import Remembered
 from delta_prop.server.grants import ANONYMOUS, Unauthorized
+from delta_prop_wire.bounds import check_clock_order
 from delta_prop_wire.delta import Delta, Dot, Source, opaque
 from delta_prop_wire.encode import encode_batch
-from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
+from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.frames import Ack, AckRange, BatchFrame, Credit, Nack, OriginGrant
+from delta_prop_wire.layout import NAME_BYTES_MAX
 from delta_prop_wire.spec import UNKNOWN_OFFSET, ErrorCode
+from delta_prop_wire.validate import validate_delta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -230,41 +233,36 @@ class Intake:
         self._chain.offer(Sequenced(batch, self._session, entry, lamport, void), self._now())
 
     def delta(self, frame: DeltaFrame, size: int) -> None:
-        """Send one delta down the chain: under its dot, or under one that it is given there."""
+        """Send one delta down the chain, as the batch of one row that it stands for: under its dot, or under
+        one that it is given there.
+        """
         self.in_use = True
         entry = self._opened(frame.sequence, 1, size, wanted=frame.ack_wanted)
         self._counters.deltas_in += 1
-        level = self._level if frame.ack_level is None else frame.ack_level
         delta = replace(frame.delta, source=self._session.source)
+        level = self._level if frame.ack_level is None else frame.ack_level
+        void: Refused | None = _fault_beyond_batches(delta)
+        batch = self._encoded(delta if void is None else _filler(delta), level)
         try:
-            work = self._work_of(delta, level, entry)
+            self._rates.take_delta(self._grant, delta, self._now())
+            self._check_scope((delta.namespace,), 1 << delta.operation.kind, delta.clock)
         except Refused as refused:
-            entry.refuse(refused)
-            self._chain.note_refused([delta.id], refused)
-            return
-        self._chain.offer(work, self._now())
-
-    def _work_of(self, delta: Delta, level: AckLevel, receipt: Receipt) -> Sequenced | Draft:
-        void: Refused | None = None
-        try:
-            self._check_delta(delta)
-        except Refused as refused:
-            if delta.dot is None or not refused.voids:
-                raise
             void = refused
-        # What breaks a bound may not even be encodable: in its place goes the least that fills the dot.
-        batch = self._encoded(
-            delta if void is None else Delta("refused", _NOTHING, id=delta.id), delta, level
-        )
-        self._rates.take(self._grant, batch, self._now())
-        if delta.dot is None:
-            return Draft((delta,), receipt, delta.priority, level, self._session.source)
-        return Sequenced(batch, self._session, receipt, void=void)
+        if void is not None and not void.voids:
+            entry.refuse(void)
+        elif delta.dot is not None:
+            self._chain.offer(Sequenced(batch, self._session, entry, void=void), self._now())
+        elif (refusal := void or fault_of(batch)) is not None:
+            entry.refuse(refusal)
+            self._chain.note_refused([delta.id], refusal)
+        else:
+            draft = Draft((delta,), entry, delta.priority, level, self._session.source)
+            self._chain.offer(draft, self._now())
 
-    def _encoded(self, row: Delta, delta: Delta, level: AckLevel) -> Batch:
+    def _encoded(self, delta: Delta, level: AckLevel) -> Batch:
         dot = delta.dot or _NO_DOT
         return encode_batch(
-            [row],
+            [delta],
             origin=dot.origin,
             base=dot.counter,
             epoch=self._epochs.get(dot.origin, 0),
@@ -282,13 +280,17 @@ class Intake:
         """
         self._rates.take(self._grant, batch, self._now())
         if not self.forwards:
-            self._grant.check_publish(batch.namespace_names, batch.kinds_mask)
-            if not batch.plain and len(batch.clock) > self._settings.clock_entries_max:
-                raise InvalidDelta(
-                    "clock",
-                    f"has {len(batch.clock)} entries, allowed are {self._settings.clock_entries_max}: name "
-                    "only what has changed",
-                )
+            clock = () if batch.plain else batch.clock
+            self._check_scope(batch.namespace_names, batch.kinds_mask, clock)
+
+    def _check_scope(self, namespaces: Sequence[str], kinds_mask: int, clock: Sequence[Dot]) -> None:
+        self._grant.check_publish(namespaces, kinds_mask)
+        if len(clock) > self._settings.clock_entries_max:
+            raise InvalidDelta(
+                "clock",
+                f"has {len(clock)} entries, allowed are {self._settings.clock_entries_max}: name "
+                "only what has changed",
+            )
 
     def _leap(self, lamport: int) -> Refused | None:
         """Why a forwarded Lamport number is not believed: one far ahead would use up all there are."""
@@ -300,17 +302,6 @@ class Intake:
             f"Lamport number {lamport} is more than {ahead} (lamport_jump_max) above {here}, the highest "
             "here: look at the service that gave it",
         )
-
-    def _check_delta(self, delta: Delta) -> None:
-        if is_transform(delta):
-            raise InvalidDelta(
-                "op", "transform names a function, and none is registered here: send what it gives"
-            )
-        try:
-            check_deltas([delta])
-        except UsageError as error:
-            raise InvalidDelta("delta", str(error)) from None
-        self._grant.check_publish([delta.namespace], 1 << delta.operation.kind)
 
     # --- what became of it
 
@@ -392,3 +383,24 @@ class Intake:
     def close(self) -> None:
         """The connection has gone: nobody is told any more. What was offered stays offered."""
         self._closed = True
+
+
+def _fault_beyond_batches(delta: Delta) -> InvalidDelta | None:
+    """Why a delta is refused that no batch can say, since it has a name of more bytes than a table of names
+    holds, or a clock that encoding would sort; None for all others, which are judged as batches.
+    """
+    longest = max(len(name.encode()) for name in (delta.namespace, *delta.topics))
+    try:
+        if longest > NAME_BYTES_MAX or [*delta.clock] != sorted(delta.clock):
+            validate_delta(delta)
+            check_clock_order(delta.clock)
+    except InvalidDelta as fault:
+        return fault if fault.field == "clock" else InvalidDelta(fault.field or "", fault.reason, row=0)
+    return None
+
+
+def _filler(delta: Delta) -> Delta:
+    """The least that has the dot and the id of a delta."""
+    return Delta(
+        "refused", _NOTHING, id=delta.id, dot=delta.dot, timestamp=delta.timestamp, priority=delta.priority
+    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from delta_prop.entries import fault_of
 from delta_prop.published import Published
 from delta_prop.refusals import overlap
 from delta_prop.server.intake import Intake
@@ -16,7 +17,6 @@ from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.frames import BatchFrame, OriginGrant
 from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.validate import validate_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -229,7 +229,8 @@ class StagingIntake(Intake):
                 f"{batch.count} deltas of {batch.size} bytes at once, and the queue takes "
                 f"{lanes.capacity_deltas} of {lanes.capacity_bytes} bytes: send smaller batches",
             )
-        validate_batch(batch)
+        if (fault := fault_of(batch)) is not None:
+            raise fault
         return False
 
 

@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 
 from delta_prop_wire.batch import Batch
+from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Delta, Dot, Kind, create, delete, opaque, sparse
 from delta_prop_wire.encode import assemble, encode_batch, encode_vectors, encode_void
 from delta_prop_wire.errors import InvalidDelta, PeerError
+from delta_prop_wire.frames import BatchFrame
 from delta_prop_wire.layout import Column
 from delta_prop_wire.soundness import check_body, check_columns, parse_batch, plain_is_whole
 from delta_prop_wire.spec import BATCH_ROWS_MAX, CLOCK_ENTRIES_MAX, ErrorCode
+from delta_prop_wire.stamp import Stamp
 from delta_prop_wire.validate import validate_batch
 
 
@@ -57,11 +60,10 @@ def test_what_is_added_to_is_sound() -> None:
 @pytest.mark.parametrize(
     ("columns", "why"),
     [
-        (metadata(b"\xdc\xff\xff" * 100 + bytes(65_000)), "announces"),
-        (metadata(b"\xdd\x00\x90\x00\x00" * 30 + bytes(1_000_000)), "1000150 bytes; allowed are 65536"),
-        (metadata(b"\x81\xa1a" * 900 + b"\xc0"), "deep"),
-        (metadata(b"\x81\x91\xc0\xc0"), "not a msgpack map"),
-        ({Column.CLOCK: entries(CLOCK_ENTRIES_MAX + 1)}, "1025 clock entries"),
+        (metadata(b"\x81\xa1a" + b"\xdc\xff\xff" * 100 + bytes(65_000)), "ends too early"),
+        (metadata(b"\x81\xa1a" + b"\xdd\x00\x90\x00\x00" * 30 + bytes(1_000_000)), "ends too early"),
+        (metadata(b"\x81\xa1a" * 1025 + b"\xc0"), "deep"),
+        (metadata(b"\xc0"), "not a msgpack map"),
         ({Column.NAMESPACES: bytes(2_000_000)}, "more names"),
         ({Column.TAG_NAMES: bytes(2_000_000), Column.TAGS: bytes(8)}, "more names"),
         ({Column.TAG_NAMES: b"\1\0\xff", Column.TAGS: bytes(8)}, "UTF-8"),
@@ -75,10 +77,36 @@ def test_a_hostile_column_is_refused_at_small_cost(columns: dict[Column, bytes],
     try:
         with pytest.raises(PeerError, match=why) as caught:
             parse_batch(raw)
-        assert tracemalloc.get_traced_memory()[1] < 200_000
+        assert tracemalloc.get_traced_memory()[1] < 200_000 + 2 * len(raw)
     finally:
         tracemalloc.stop()
     assert caught.value.code is ErrorCode.BAD_FRAME
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"\x81\xa1a\xdd\x00\x10\x00\x00" + b"\x90" * (1 << 20),
+        b"\x81\xa1a" * 1024 + b"\xc0",
+        b"\x81\xa1a" * 64 + b"\xda\x01\x80" + b"x" * 384,
+        b"\x81\x91\xc0\xc0",
+        b"\x81\x01\xc0",
+    ],
+)
+def test_metadata_that_no_log_takes_are_read_of_a_producer_alone(packed: bytes) -> None:
+    raw = body(metadata(packed))
+    tracemalloc.start()
+    try:
+        batch = parse_batch(raw)
+        assert tracemalloc.get_traced_memory()[1] < 200_000 + 2 * len(raw)
+    finally:
+        tracemalloc.stop()
+    assert batch.unreadable_row == 0
+    with pytest.raises(InvalidDelta):
+        validate_batch(batch)
+    stamped = encode(BatchFrame(1, batch, Stamp(100)))
+    with pytest.raises(PeerError, match="no log takes"):
+        decode(stamped)
 
 
 SPARSE = Delta("doc-1", sparse([0, 7], [0.5, -1.25]), "docs")

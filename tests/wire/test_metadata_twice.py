@@ -16,11 +16,11 @@ from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.cutting import cut
 from delta_prop_wire.delta import Delta, Source, create, metadata_only, scale
 from delta_prop_wire.delta_map import unpack_delta
-from delta_prop_wire.errors import InvalidDelta, PeerError
+from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.frames import BatchFrame
 from delta_prop_wire.packing import pack
 from delta_prop_wire.soundness import parse_batch
-from delta_prop_wire.validate import validate_batch
+from delta_prop_wire.validate import validate_batch, validate_delta
 from tests.wire.twice import DEEP, FLAT, IN_LIST, NULLED, packed_map, with_metadata
 
 TWICE = {
@@ -72,10 +72,10 @@ def test_fold_goes_by_what_is_read(packed: bytes, patch: dict[str, Any]) -> None
     assert state.content == apply(State(), create([0.0]), patch, (1, 1, 1)).content
 
 
-def test_delta_as_a_map_with_a_key_twice_is_a_bad_frame() -> None:
+def test_delta_as_a_map_with_a_key_twice_is_invalid() -> None:
     whole = packed_map(("vector_id", pack("a")), ("op", b"\x09"), ("metadata", FLAT))
-    with pytest.raises(PeerError, match="a key stands twice in a map"):
-        unpack_delta(whole)
+    with pytest.raises(InvalidDelta, match="stands twice"):
+        validate_delta(unpack_delta(whole).delta)
 
 
 def pairs(values: st.SearchStrategy[Any]) -> st.SearchStrategy[list[tuple[str, Any]]]:

@@ -339,6 +339,8 @@ class Batch:
     """Whether all its columns were found to be in shape, and vector ids decoded (`plain.py`, `mixed.py`)."""
     sound = False
     """Whether it was found to be within all bounds when it was read (`forms.py`, `mixed.py`)."""
+    unreadable_row: int | None = None
+    """The first row whose metadata change breaks a bound and cannot be read by `metadata`; a log has none."""
     key_bytes_bound: int
     """Of a batch that was decoded so: no vector id is longer, though it may be shorter."""
 

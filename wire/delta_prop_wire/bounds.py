@@ -9,6 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgpack
@@ -16,6 +17,7 @@ import numpy as np
 
 from delta_prop_wire.delta import ABSENT, Dot, Kind, Operation
 from delta_prop_wire.errors import InvalidDelta
+from delta_prop_wire.packed_metadata import PackedMetadata, json_fault, json_fault_of
 from delta_prop_wire.spec import (
     CLOCK_ENTRIES_MAX,
     COUNTER_MAX,
@@ -23,6 +25,7 @@ from delta_prop_wire.spec import (
     DELTA_ID_BYTES,
     DIMENSION_MAX,
     METADATA_BYTES_MAX,
+    METADATA_DEPTH_MAX,
     PARENTS_PER_DELTA_MAX,
     TOPIC_BYTES_MAX,
     TOPICS_PER_DELTA_MAX,
@@ -34,9 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
-    from typing_extensions import Buffer
 
-METADATA_DEPTH_MAX = 32
 FLOAT_BOUND = "±3.4028235e+38 (float32)"
 SPARSE_KINDS = frozenset({Kind.SPARSE, Kind.SPARSE_ADD})
 UNFIT = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -180,7 +181,16 @@ def check_metadata_given(kind: int, given: bool) -> None:
 
 
 def check_metadata(patch: object) -> int:
-    """Refuse what is not a JSON object of sound depth and size; return the bytes it takes."""
+    """Refuse what is not a JSON object of sound depth and size; return the bytes it takes.
+
+    Of one that came packed those bytes count, which may be more than the shortest.
+    """
+    if isinstance(patch, PackedMetadata):
+        check_metadata_size(len(patch.packed))
+        packed_fault = json_fault_of(patch.packed)
+        if packed_fault:
+            refuse("metadata", packed_fault)
+        return len(patch.packed)
     if not isinstance(patch, Mapping):
         refuse("metadata", f"a {type(patch).__name__}: give a JSON object")
     whole = dict(patch)
@@ -203,71 +213,6 @@ def check_metadata_size(size: int) -> None:
         refuse(
             "metadata", f"{size} bytes packed; allowed are {METADATA_BYTES_MAX}: split it over several deltas"
         )
-
-
-def check_packed_metadata(packed: Buffer) -> None:
-    """Refuse a metadata change as a batch holds it, where `check_metadata` of what it says is not enough."""
-    fault = packed_metadata_fault(packed)
-    if fault:
-        refuse("metadata", fault)
-
-
-def packed_metadata_fault(packed: Buffer) -> str | None:
-    """Return what keeps a packed metadata change from being JSON, None where nothing does."""
-    try:
-        patch = msgpack.unpackb(packed, strict_map_key=True, object_pairs_hook=_unique)
-    except _KeyTwice as twice:
-        return f"the key {twice.key!r:.40} stands twice: name each key of an object once"
-    return json_fault(patch, METADATA_DEPTH_MAX)
-
-
-class _KeyTwice(Exception):
-    """A map names a key twice."""
-
-    def __init__(self, key: object) -> None:
-        super().__init__(key)
-        self.key = key
-
-
-def _unique(pairs: list[tuple[object, object]]) -> dict[object, object]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise _KeyTwice(_first_repeated([key for key, _ in pairs]))
-    return found
-
-
-def _first_repeated(keys: list[object]) -> object:
-    seen: set[object] = set()
-    for key in keys:
-        if key in seen:
-            return key
-        seen.add(key)
-    raise AssertionError("each key is there once")
-
-
-def json_fault(value: object, depth: int) -> str | None:
-    """What keeps a value from being JSON, with its place, None where nothing does."""
-    if value is None or isinstance(value, (str, bool)):
-        return None
-    if isinstance(value, int):
-        fits = -(1 << 63) <= value < 1 << 64
-        return None if fits else "a whole number of more than 64 bits: send it as text"
-    if isinstance(value, float):
-        return None if math.isfinite(value) else f"{value} is not JSON: leave it out or send null"
-    if depth == 0:
-        return f"nested deeper than {METADATA_DEPTH_MAX} levels: flatten it"
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            if not isinstance(name, str):
-                return f"the key {name!r:.40} is a {type(name).__name__}: keys are text"
-            fault = json_fault(inner, depth - 1)
-            if fault:
-                return f"{name[:40]}: {fault}"
-        return None
-    if isinstance(value, (list, tuple)):
-        faults = (json_fault(inner, depth - 1) for inner in value)
-        return next((f"[{place}]: {fault}" for place, fault in enumerate(faults) if fault), None)
-    return f"a {type(value).__name__} is not JSON: use text, numbers, true, false, null, lists and objects"
 
 
 def is_id(value: object) -> bool:
@@ -310,6 +255,22 @@ def check_clock(clock: tuple[Dot, ...]) -> None:
     origin, times = Counter(entry.origin for entry in clock).most_common(1)[0]
     if times > 1:
         refuse("clock", f"origin {origin:016x} has {times} entries: keep the highest")
+
+
+def check_clock_order(clock: tuple[Dot, ...]) -> None:
+    """Refuse a clock that came unsorted. (One that is handed in is sorted where it is encoded.)"""
+    for one, other in pairwise(clock):
+        if one.origin > other.origin:
+            refuse("clock", f"origin {other.origin:016x} comes behind {one.origin:016x}: sort by origin")
+
+
+def clock_is_sound(clock: tuple[Dot, ...]) -> bool:
+    """The question of both, answered."""
+    return (
+        len(clock) <= CLOCK_ENTRIES_MAX
+        and all(1 <= entry.counter <= COUNTER_MAX for entry in clock)
+        and all(one.origin < other.origin for one, other in pairwise(clock))
+    )
 
 
 def check_topics(topics: Iterable[object]) -> None:

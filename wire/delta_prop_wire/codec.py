@@ -222,6 +222,10 @@ def _decode_delta(header: Header, payload: bytes | memoryview) -> DeltaFrame:
     if told != found:
         raise PeerError(ErrorCode.CHECKSUM, f"delta checksum is {found:#010x}, the frame says {told:#010x}")
     delta, ack_level, lamport = unpack_delta(packed)
+    if header.sequence >= COUNTER_MAX:
+        raise PeerError(
+            ErrorCode.BAD_FRAME, f"sequence {header.sequence} goes beyond {COUNTER_MAX - 1}: start lower"
+        )
     return DeltaFrame(header.sequence, delta, bool(header.flags & Flag.ACK_WANTED), ack_level, lamport)
 
 
@@ -265,6 +269,11 @@ def _check_stamp(stamp: Stamp, batch: Batch) -> None:
         raise PeerError(
             ErrorCode.CHECKSUM,
             f"the stamp is of a body with checksum {stamp.body_crc:#010x}, this one has {batch.crc:#010x}",
+        )
+    if batch.unreadable_row is not None:
+        raise PeerError(
+            ErrorCode.BAD_FRAME,
+            f"row {batch.unreadable_row}: a metadata change that no log takes, in a batch from a log",
         )
     if stamp.lamport + batch.count > COUNTER_MAX:
         raise PeerError(ErrorCode.BAD_FRAME, f"Lamport number {stamp.lamport} goes beyond {COUNTER_MAX}")

@@ -84,6 +84,8 @@ def _same_metadata(one: Batch, mine: slice, other: Batch, theirs: slice) -> bool
     metadata = _part(one, Column.METADATA, one._metadata_bounds, mine)
     if metadata == _part(other, Column.METADATA, other._metadata_bounds, theirs):
         return True
+    if one.unreadable_row is not None or other.unreadable_row is not None:
+        return False  # it was refused, or will be: only the very same bytes are the same
     rows, other_rows = range(mine.start, mine.stop), range(theirs.start, theirs.stop)
     return all(
         _same_json(one.metadata(row), other.metadata(other_row))

@@ -1,18 +1,18 @@
 """One delta as a msgpack map: the payload of a Delta frame, without its checksum.
 
-Structure is checked here, and its breach ends the connection (PeerError); the bounds of the delta itself
-are `validate.py`'s, whose refusal ends the delta alone.
+What keeps a receiver from telling what was sent is refused here, and ends the connection (PeerError). What
+can be told is taken as it is, within bounds or not: `validate.py` judges that, as it judges batches, and its
+refusal costs the delta alone. Of metadata the bytes are kept, since they are what is judged and logged.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgpack
 import numpy as np
 
 from delta_prop_wire.delta import (
-    ABSENT,
     AckLevel,
     Delta,
     Dot,
@@ -22,11 +22,13 @@ from delta_prop_wire.delta import (
     Source,
     namespace_of,
 )
+from delta_prop_wire.errors import PeerError
+from delta_prop_wire.packed_metadata import PackedMetadata, read_packed
 from delta_prop_wire.packing import (
+    ITEMS_MAX,
     Fields,
     blob,
     list_of,
-    mapping,
     one_of,
     pack_map,
     record,
@@ -34,29 +36,34 @@ from delta_prop_wire.packing import (
     uint,
     unpack_map,
 )
-from delta_prop_wire.spec import CLOCK_ENTRIES_MAX, COUNTER_MAX, DELTA_BYTES_MAX, DELTA_ID_BYTES
+from delta_prop_wire.spec import COUNTER_MAX, DELTA_ID_BYTES, FRAME_PAYLOAD_BYTES_MAX, ErrorCode
 from delta_prop_wire.topics import KIND_MAX
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-_ONE_NUMBER = frozenset({Kind.SCALE, Kind.OFFSET})
 _SPARSE = frozenset({Kind.SPARSE, Kind.SPARSE_ADD})
-_VALUES = _ONE_NUMBER | _SPARSE | {Kind.CREATE, Kind.DENSE}
+_VALUES = _SPARSE | {Kind.SCALE, Kind.OFFSET, Kind.CREATE, Kind.DENSE}
 _BARE = frozenset({Kind.DELETE, Kind.METADATA})
 
-_text = text(DELTA_BYTES_MAX)
-_bytes = blob(0, DELTA_BYTES_MAX)
+_text = text(FRAME_PAYLOAD_BYTES_MAX)
+_bytes = blob(0, FRAME_PAYLOAD_BYTES_MAX)
 _id = blob(DELTA_ID_BYTES, DELTA_ID_BYTES)
 _counter = uint(COUNTER_MAX, least=1)
 _lamport = uint(COUNTER_MAX)
 _u64 = uint()
-_pair = record(_u64, _counter)
+_pair = record(_u64, _u64)
 _kind = uint(KIND_MAX)
 _priority = one_of(Priority)
 _source = one_of(Source)
 _ack_level = one_of(AckLevel)
-_topics = list_of(_text, CLOCK_ENTRIES_MAX)
+_NIL = b"\xc0"
+_topics = list_of(_text, ITEMS_MAX)
+_METADATA_KEYS = frozenset(
+    head + b"metadata" for head in (b"\xa8", b"\xd9\x08", b"\xda\0\x08", b"\xdb\0\0\0\x08")
+)
+"""That key in each form that msgpack has."""
 
 
 class DeltaMap(NamedTuple):
@@ -89,7 +96,7 @@ def pack_delta(delta: Delta, ack_level: AckLevel | None = None, lamport: int | N
             "timestamp": delta.timestamp or None,
             "priority": None if delta.priority is Priority.NORMAL else int(delta.priority),
             "source": None if delta.source is Source.LOCAL else int(delta.source),
-            "metadata": delta.metadata,
+            "metadata": None if delta.metadata is None else dict(delta.metadata),
             "topics": list(delta.topics) or None,
             "expect": delta.expect,
             "ack_level": None if ack_level is None else int(ack_level),
@@ -100,12 +107,14 @@ def pack_delta(delta: Delta, ack_level: AckLevel | None = None, lamport: int | N
 
 def unpack_delta(packed: Buffer) -> DeltaMap:
     """Read a map. Raises PeerError, naming the field."""
-    fields = unpack_map("Delta", packed)
+    rest, patch = _without_metadata(bytes(packed))
+    fields = unpack_map("Delta", rest)
     vector_id = fields.need("vector_id", _text)
+    lamport = fields.get("lamport", _lamport, None)
     delta = Delta(
         vector_id=vector_id,
         operation=_unpack_operation(fields),
-        namespace=fields.get("namespace", _text, None) or namespace_of(vector_id),
+        namespace=_namespace(fields, vector_id),
         id=fields.get("id", _id, None),
         dot=_unpack_dot(fields),
         parents=fields.get("parents", _parents, ()),
@@ -113,11 +122,62 @@ def unpack_delta(packed: Buffer) -> DeltaMap:
         timestamp=fields.get("timestamp", _u64, 0),
         priority=fields.get("priority", _priority, Priority.NORMAL),
         source=fields.get("source", _source, Source.LOCAL),
-        metadata=fields.get("metadata", mapping, None),
+        metadata=None if patch is None else _metadata(patch, is_logged=lamport is not None),
         topics=fields.get("topics", _topics, ()),
-        expect=fields.get("expect", _expect, None),
+        expect=fields.get("expect", _dot, None),
     )
-    return DeltaMap(delta, fields.get("ack_level", _ack_level, None), fields.get("lamport", _lamport, None))
+    return DeltaMap(delta, fields.get("ack_level", _ack_level, None), lamport)
+
+
+def _without_metadata(packed: bytes) -> tuple[bytes, bytes | None]:
+    """The map without its metadata, and these as they are packed; None where there are none.
+
+    Where the map is unsound, or has the key twice, all of it is given, and refused when it is read.
+    """
+    if b"metadata" not in packed:
+        return packed, None
+    unpacker = msgpack.Unpacker(read_size=len(packed), max_buffer_size=len(packed))
+    unpacker.feed(packed)
+    found: list[tuple[int, int, int]] = []
+    try:
+        count = unpacker.read_map_header()
+        first = start = unpacker.tell()
+        for _ in range(count):
+            unpacker.skip()
+            value = unpacker.tell()
+            unpacker.skip()
+            end = unpacker.tell()
+            if packed[start:value] in _METADATA_KEYS:
+                found.append((start, value, end))
+            start = end
+    except (ValueError, msgpack.UnpackException):
+        return packed, None
+    if len(found) != 1:
+        return packed, None
+    start, value, end = found[0]
+    head: bytes = msgpack.Packer().pack_map_header(count - 1)
+    patch = packed[value:end]
+    return head + packed[first:start] + packed[end:], None if patch == _NIL else patch
+
+
+def _metadata(packed: bytes, *, is_logged: bool) -> PackedMetadata | dict[str, Any]:
+    """A change of metadata: of a producer, which is judged elsewhere, as it came; of a log, what it says."""
+    try:
+        read = read_packed(packed)
+    except ValueError as error:
+        raise PeerError(
+            ErrorCode.BAD_FRAME, f"Delta: field 'metadata' is not a msgpack map: {error}"
+        ) from None
+    if not is_logged:
+        return PackedMetadata(packed)
+    if read is None:
+        raise PeerError(ErrorCode.BAD_FRAME, "Delta: field 'metadata' is a change that no log takes")
+    return read
+
+
+def _namespace(fields: Fields, vector_id: str) -> str:
+    given = fields.get("namespace", _text, None)
+    return namespace_of(vector_id) if given is None else given
 
 
 def _parts(kind: int) -> tuple[bool, bool]:
@@ -126,25 +186,27 @@ def _parts(kind: int) -> tuple[bool, bool]:
 
 
 def _unpack_operation(fields: Fields) -> Operation:
+    """The operation with all that it carries, whether that belongs to it or not. What is absent is empty.
+
+    Only indices without values, or the other way round, cannot be told apart into pairs.
+    """
     kind = fields.need("op", _kind)
-    has_values, has_data = _parts(kind)
-    wanted = {"values": has_values, "indices": kind in _SPARSE, "data": has_data}
-    for name, belongs in wanted.items():
-        if not belongs and name in fields:
-            fields.refuse(name, f"does not belong to operation {kind}: leave it out")
-    if has_data:
-        return Operation(kind, data=fields.need("data", _bytes))
-    if not has_values:
-        return Operation(kind)
-    values = np.frombuffer(fields.need("values", _words), "<f4")
-    if kind in _ONE_NUMBER and len(values) != 1:
-        fields.refuse("values", f"holds {len(values)} numbers; operation {kind} has one")
-    if kind not in _SPARSE:
-        return Operation(kind, values)
-    indices = np.frombuffer(fields.need("indices", _words), "<u4")
-    if len(indices) != len(values):
-        fields.refuse("indices", f"holds {len(indices)} numbers beside {len(values)} values")
-    return Operation(kind, values, indices)
+    values = _numbers(fields, "values", "<f4")
+    indices = _numbers(fields, "indices", "<u4")
+    pairs = len(values) if kind in _SPARSE else 0
+    if len(indices) != pairs:
+        fields.refuse("indices", f"holds {len(indices)} numbers, and operation {kind} has {pairs} here")
+    has_values = kind in _VALUES or len(values)
+    return Operation(
+        kind,
+        values if has_values else None,
+        indices if kind in _SPARSE else None,
+        fields.get("data", _bytes, b""),
+    )
+
+
+def _numbers(fields: Fields, name: str, dtype: str) -> NDArray[Any]:
+    return np.frombuffer(fields.get(name, _words, b""), dtype)
 
 
 def _unpack_dot(fields: Fields) -> Dot | None:
@@ -164,23 +226,12 @@ def _dot(value: Any) -> Dot:
     return Dot(*_pair(value))
 
 
-def _expect(value: Any) -> Dot:
-    return ABSENT if value == [*ABSENT] else _dot(value)
-
-
 def _parent(value: Any) -> Dot | bytes:
     return _id(value) if isinstance(value, bytes) else _dot(value)
 
 
-_parents = list_of(_parent, CLOCK_ENTRIES_MAX)
-_dots = list_of(_dot, CLOCK_ENTRIES_MAX)
-
-
-def _clock(value: Any) -> tuple[Dot, ...]:
-    entries = _dots(value)
-    if any(a.origin >= b.origin for a, b in pairwise(entries)):
-        raise ValueError("is not sorted by origin, each once")
-    return entries
+_parents = list_of(_parent, ITEMS_MAX)
+_clock = list_of(_dot, ITEMS_MAX)
 
 
 def _raw(numbers: Any, dtype: str) -> bytes:

@@ -28,6 +28,7 @@ from delta_prop_wire.layout import (
     Column,
 )
 from delta_prop_wire.names import laid_out
+from delta_prop_wire.packed_metadata import PackedMetadata
 from delta_prop_wire.spec import (
     ACK_LEVEL_SHIFT,
     ALIGNMENT,
@@ -594,4 +595,6 @@ def _add_metadata(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> None
 
 
 def _pack(metadata: Any) -> bytes:
+    if isinstance(metadata, PackedMetadata):
+        return metadata.packed
     return bytes(msgpack.packb(dict(metadata)))

@@ -63,6 +63,8 @@ EXPECT = struct.Struct("<IIQQ")
 
 NAME_LENGTH = struct.Struct("<H")
 """Tables of names: length u16, then that many bytes of UTF-8, again and again."""
+NAME_BYTES_MAX = (1 << 8 * NAME_LENGTH.size) - 1
+"""What a table of names can say, whatever may be said."""
 
 ROW_WIDTHS = {
     Column.KEY_ENDS: 4,

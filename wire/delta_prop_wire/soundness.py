@@ -10,7 +10,6 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NoReturn
 
-import msgpack
 import numpy as np
 
 from delta_prop_wire.batch import U64, Batch
@@ -20,28 +19,26 @@ from delta_prop_wire.errors import PeerError
 from delta_prop_wire.forms import note_form, parse_known
 from delta_prop_wire.layout import (
     BODY_HEADER,
-    CLOCK_ENTRY,
     COLUMN_MASK,
     ENTRY_WIDTHS,
     NAME_LENGTH,
     PARENT,
     ROW_WIDTHS,
+    TAG,
     Column,
 )
 from delta_prop_wire.mixed import decode_mixed
-from delta_prop_wire.packing import check_shape
+from delta_prop_wire.packed_metadata import read_packed
 from delta_prop_wire.plain import decode_plain
 from delta_prop_wire.spec import (
     ALIGNMENT,
     BATCH_ROWS_MAX,
     BODY_HEADER_BYTES,
     BODY_VERSION,
-    CLOCK_ENTRIES_MAX,
     COUNTER_MAX,
     CRC_BYTES,
     FRAME_PAYLOAD_BYTES_MAX,
     METADATA_BYTES_MAX,
-    TOPICS_PER_DELTA_MAX,
     Attribute,
     ErrorCode,
 )
@@ -50,7 +47,6 @@ _VERSION_AND_WORDS = bytes((BODY_VERSION, BODY_HEADER_BYTES // 8))
 SMALLEST_BODY_BYTES = BODY_HEADER_BYTES + COLUMN_MASK.size + CRC_BYTES
 """A body of fewer bytes has no room for what every one begins and ends with."""
 _ATTRIBUTES_ZERO = 0xC000
-_SMALL_MAP_BYTES = 512  # what so few bytes can announce costs nothing; more is walked before it is built
 _KNOWN_COLUMNS = (1 << len(Column)) - 1
 _FLAGGED = {
     Attribute.IDS: Column.IDS,
@@ -149,7 +145,7 @@ def body_is_sound(batch: Batch) -> bool:
         and bytes(body[:2]) == _VERSION_AND_WORDS
         and not batch.attributes & _ATTRIBUTES_ZERO
         and 1 <= count <= BATCH_ROWS_MAX
-        and 1 <= batch.base <= COUNTER_MAX - count
+        and 1 <= batch.base <= COUNTER_MAX + 1 - count
         and batch.kinds_mask != 0
         and crc32c(memoryview(body)[:-CRC_BYTES]) == batch.crc
         and not any(body[length:-CRC_BYTES])
@@ -180,8 +176,8 @@ def check_body(body: memoryview) -> None:
         )
     if not 1 <= count <= BATCH_ROWS_MAX:
         _bad(f"{count} rows in a batch; allowed are 1 to {BATCH_ROWS_MAX}")
-    if not 1 <= base <= COUNTER_MAX - count:
-        _bad(f"base counter {base} is not from 1 to {COUNTER_MAX - count}")
+    if not 1 <= base <= COUNTER_MAX + 1 - count:
+        _bad(f"base counter {base} is not from 1 to {COUNTER_MAX + 1 - count}")
     if kinds_mask == 0:
         _bad("the kinds mask is 0; it has one bit set for each kind in the batch")
     if not 0 <= len(body) - CRC_BYTES - length < ALIGNMENT or any(body[length:-CRC_BYTES]):
@@ -195,14 +191,15 @@ def check_columns(batch: Batch) -> None:
     if present & _FLAGGED_COLUMNS != _columns_told(batch.attributes & _FLAGS):
         _bad_flags(batch)
     _check_ends(batch, Column.KEY_ENDS, Column.KEYS)
-    _check_names(batch, Column.NAMESPACES, 1 if not batch.is_control else 0)
+    _check_names(batch, Column.NAMESPACES, 1 if not batch.is_control else 0, batch.count)
     _check_texts(batch)
     _check_kinds(batch)
     _check_numbers(batch)
     if present & _RARE_COLUMNS:
         _check_ends(batch, Column.BLOB_ENDS, Column.BLOBS)
         _check_ends(batch, Column.METADATA_ENDS, Column.METADATA)
-        _check_names(batch, Column.TAG_NAMES, 0)
+        tags = batch.column(Column.TAGS)
+        _check_names(batch, Column.TAG_NAMES, 0, 0 if tags is None else len(tags) // TAG.size)
         _check_tag_texts(batch)
         _check_entries(batch)
         _check_states(batch)
@@ -268,7 +265,7 @@ def _check_rising(raw: memoryview, total: int, column: Column) -> None:
         _bad(f"column {column.name} does not rise to {total}")
 
 
-def _check_names(batch: Batch, column: Column, least: int) -> None:
+def _check_names(batch: Batch, column: Column, least: int, most: int) -> None:
     raw = batch.column(column)
     at, found = 0, 0
     while raw is not None and at < len(raw):
@@ -276,8 +273,8 @@ def _check_names(batch: Batch, column: Column, least: int) -> None:
             _bad(f"column {column.name} ends within a length")
         at += NAME_LENGTH.size + NAME_LENGTH.unpack_from(raw, at)[0]
         found += 1
-        if found > TOPICS_PER_DELTA_MAX * batch.count:
-            _bad(f"column {column.name} holds more names than {batch.count} rows can use")
+        if found > most:
+            _bad(f"column {column.name} holds more names than the {most} that rows can use")
     if raw is not None and at != len(raw):
         _bad(f"column {column.name} ends within a name")
     if found < least:
@@ -355,12 +352,6 @@ def _check_entries(batch: Batch) -> None:
             names = len(batch._names(Column.TAG_NAMES))
             if int(words[:, 1].max()) >= names:
                 _bad(f"a row names a custom topic above the {names} in the table")
-    clock = batch.column(Column.CLOCK)
-    if clock is not None and len(clock) > CLOCK_ENTRIES_MAX * CLOCK_ENTRY.size:
-        _bad(f"{len(clock) // CLOCK_ENTRY.size} clock entries; allowed are {CLOCK_ENTRIES_MAX}")
-    entries = batch.clock
-    if any(a.origin >= b.origin for a, b in pairwise(entries)):
-        _bad("clock entries are not sorted by origin, each once")
     counters = batch.counters
     if counters is not None:
         steps = counters.tolist()
@@ -392,19 +383,16 @@ def _check_metadata(batch: Batch) -> None:
         return
     # A change is bounded; a state's metadata are what any number of changes made of them.
     bytes_max = FRAME_PAYLOAD_BYTES_MAX if batch.is_state else METADATA_BYTES_MAX
-    raw, bounds = batch.column(Column.METADATA), batch._metadata_bounds.tolist()
     for row in range(batch.count):
-        size = bounds[row + 1] - bounds[row]
-        if size > bytes_max:
-            _bad(f"row {row}: a metadata change of {size} bytes; allowed are {bytes_max}")
+        packed = batch.packed_metadata(row)
+        if not packed:
+            continue
         try:
-            if raw is not None and size > _SMALL_MAP_BYTES:
-                check_shape(raw[bounds[row] : bounds[row + 1]])
-            patch = batch.metadata(row)
-        except (ValueError, msgpack.UnpackException, RecursionError) as error:
+            read = read_packed(packed, bytes_max)
+        except ValueError as error:
             _bad(f"row {row}: the metadata change is not a msgpack map: {error}")
-        if patch is not None and not isinstance(patch, dict):
-            _bad(f"row {row}: the metadata change is a {type(patch).__name__}, not a map")
+        if read is None and batch.unreadable_row is None:
+            batch.unreadable_row = row
 
 
 def _padded(length: int) -> int:

@@ -20,33 +20,32 @@ from delta_prop_wire.bounds import (
     NUMBERS_MIN,
     SPARSE_KINDS,
     check_clock,
+    check_clock_order,
     check_dot,
     check_expect,
     check_indices,
     check_metadata,
     check_metadata_given,
-    check_metadata_size,
     check_name,
     check_operation,
-    check_packed_metadata,
     check_parents,
     check_shape,
     check_size,
     check_topics,
     check_whole,
+    clock_is_sound,
     finite,
     is_id,
     name_is_sound,
-    packed_metadata_fault,
     refuse,
 )
 from delta_prop_wire.delta import ABSENT, Delta, Dot, Kind, Operation, Priority, Source
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.layout import Column
 from delta_prop_wire.mixed import decode_mixed
+from delta_prop_wire.packed_metadata import PackedMetadata, json_fault_of
 from delta_prop_wire.plain import decode_plain
 from delta_prop_wire.spec import (
-    CLOCK_ENTRIES_MAX,
     COUNTER_MAX,
     DELTA_BYTES_MAX,
     DIMENSION_MAX,
@@ -124,13 +123,13 @@ def _check(delta: Delta) -> None:
         check_expect(delta.expect)
     if delta.parents:
         check_parents(delta.parents)
-    if delta.clock:
-        check_clock(delta.clock)
     if delta.topics:
         check_topics(delta.topics)
     check_whole("timestamp", delta.timestamp, (1 << 64) - 1)
     check_whole("priority", delta.priority, 3)
     check_whole("source", delta.source, 3)
+    if delta.clock:  # last, as it belongs to the whole batch where there is one
+        check_clock(delta.clock)
 
 
 def validate_for_dimension(operation: Operation, dimension: int) -> None:
@@ -305,7 +304,7 @@ def _extras_are_sound(batch: Batch, columns: int) -> bool:
     if not columns & _EXTRAS and not batch.kinds_mask & _METADATA_BIT:
         return True
     return (
-        _clock_is_sound(batch.clock)
+        clock_is_sound(batch.clock)
         and _parents_are_sound(batch)
         and all(1 <= dot.counter <= COUNTER_MAX or dot == ABSENT for _, dot in batch.expects)
         and _tags_are_sound(batch)
@@ -325,10 +324,6 @@ def _sizes(batch: Batch, ends: Column) -> NDArray[np.int64]:
         stops = np.frombuffer(raw, "<u4")
         sizes[0], sizes[1:] = stops[0], stops[1:] - stops[:-1]
     return sizes
-
-
-def _clock_is_sound(clock: tuple[Dot, ...]) -> bool:
-    return len(clock) <= CLOCK_ENTRIES_MAX and all(1 <= entry.counter <= COUNTER_MAX for entry in clock)
 
 
 def _parents_are_sound(batch: Batch) -> bool:
@@ -352,7 +347,7 @@ def _metadata_is_sound(batch: Batch) -> bool:
         return False
     raw, at = batch.column(Column.METADATA), 0
     for size in sizes.tolist():
-        if size and raw is not None and packed_metadata_fault(raw[at : at + size]):
+        if size and raw is not None and json_fault_of(raw[at : at + size]):
             return False
         at += size
     return True
@@ -368,7 +363,7 @@ def _raise_first_fault(batch: Batch) -> NoReturn:
         topics[row].append(topic)
     expects = dict(batch.expects)
     numbers, blobs = np.diff(batch.value_bounds), np.diff(batch.blob_bounds)
-    sizes, metadata_sizes = _row_sizes(batch), _sizes(batch, Column.METADATA_ENDS)
+    metadata_sizes = _sizes(batch, Column.METADATA_ENDS)
     for row, (key, namespace, kind) in enumerate(zip(batch.keys, batch.namespaces, batch.kinds, strict=True)):
         try:
             check_name("vector_id", key, VECTOR_ID_BYTES_MAX)
@@ -380,19 +375,18 @@ def _raise_first_fault(batch: Batch) -> NoReturn:
                     operation=batch.operation(row),
                     namespace=namespace,
                     parents=tuple(parents.get(row, ())),
-                    metadata=batch.metadata(row),
+                    metadata=PackedMetadata(bytes(batch.packed_metadata(row)))
+                    if metadata_sizes[row]
+                    else None,
                     topics=tuple(topics.get(row, ())),
                     expect=expects.get(row),
                 )
             )
-            if metadata_sizes[row]:  # as they came: they may be longer than they need be
-                check_metadata_size(int(metadata_sizes[row]))
-                check_packed_metadata(batch.packed_metadata(row))
-            check_size(int(sizes[row]))
         except InvalidDelta as error:
             raise _in_row(error, row) from None
     if batch.clock:
         check_clock(batch.clock)
+        check_clock_order(batch.clock)
     for name in batch.namespace_names:
         check_name("namespace", name, NAMESPACE_BYTES_MAX)
     for name in batch.custom_topics:

@@ -1,0 +1,328 @@
+"""A delta is judged alike in whichever form it comes: as a Delta frame, as a batch of one row, among others.
+
+The same answer (code, row, field), the same consequence (the connection stays open or not), the same log, and
+the same state behind it.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from delta_prop_wire.delta import Kind
+from delta_prop_wire.header import DELTA_PAYLOAD_BYTES_MAX
+from delta_prop_wire.spec import (
+    CLOCK_ENTRIES_MAX,
+    COUNTER_MAX,
+    DELTA_BYTES_MAX,
+    DIMENSION_MAX,
+    HEADER_BYTES,
+    METADATA_BYTES_MAX,
+    METADATA_DEPTH_MAX,
+    ErrorCode,
+)
+from tests.delta_prop.server.two_forms import (
+    SEEDED,
+    Answer,
+    Said,
+    Server,
+    as_batch,
+    as_delta,
+    sound,
+    with_id,
+)
+
+if TYPE_CHECKING:
+    pass
+
+NEXT = SEEDED + 1
+INVALID, BAD = ErrorCode.INVALID_DELTA, ErrorCode.BAD_FRAME
+SAYABLE_BYTES_MAX = 65_535
+"""Of a name in a batch."""
+
+
+def floats(*numbers: float) -> bytes:
+    return np.array(numbers, "<f4").tobytes()
+
+
+def places(*indices: int) -> bytes:
+    return np.array(indices, "<u4").tobytes()
+
+
+def lists(depth: int) -> bytes:
+    """Return a map of lists within lists, so deep in all."""
+    return b"\x81\xa1a" + b"\x91" * (depth - 1) + b"\xc0"
+
+
+def text_of(size: int) -> bytes:
+    """Return a map of so many bytes."""
+    return b"\x81\xa1a\xdb" + struct.pack(">I", size - 8) + b"x" * (size - 8)
+
+
+def op(
+    kind: int, values: bytes = b"", indices: bytes = b"", data: bytes = b"", **more: Any
+) -> dict[str, Any]:
+    return {"op": kind, "values": values, "indices": indices, "data": data, **more}
+
+
+def metadata(packed: bytes) -> dict[str, Any]:
+    return {"metadata": packed}
+
+
+def on_metadata(packed: bytes) -> dict[str, Any]:
+    return op(Kind.METADATA, metadata=packed)
+
+
+A_MILLION = b"x" * DELTA_BYTES_MAX
+SPARSE_MAX = DELTA_BYTES_MAX // 8
+NESTED_MAX = 1_024
+"""As deep as msgpack is parsed."""
+EXTENSION = b"\x81\xa1a\xd4\x05\x00"
+WITHIN: dict[str, dict[str, Any]] = {
+    "vector id of 512 bytes": {"vector_id": b"x" * 512},
+    "vector id of 512 bytes in UTF-8": {"vector_id": "é".encode() * 256},
+    "namespace of 255 bytes": {"namespace": b"n" * 255},
+    "transform-like bytes of an unknown kind": op(63, data=b"\xff"),
+    "unknown kind without bytes": op(10),
+    "data of 1 MiB": op(Kind.OPAQUE, data=A_MILLION),
+    "no data": op(Kind.OPAQUE),
+    "data and metadata of 1 MiB": op(Kind.OPAQUE, data=A_MILLION[1:], metadata=b"\x80"),
+    "65,536 numbers": op(0, floats(*[1] * DIMENSION_MAX), namespace=b"wide"),
+    "no pairs": op(Kind.SPARSE),
+    "131,072 pairs": op(Kind.SPARSE_ADD, bytes(4 * SPARSE_MAX), bytes(4 * SPARSE_MAX)),
+    "a scale": op(Kind.SCALE, floats(2)),
+    "an offset": op(Kind.OFFSET, floats(-2)),
+    "a deletion": op(Kind.DELETE),
+    "the greatest number": op(Kind.DENSE, floats(3.4028234e38, -0.0)),
+    "metadata of 65,536 bytes": metadata(text_of(METADATA_BYTES_MAX)),
+    "metadata in a longer form than need be": metadata(b"\xde\0\1\xd9\1a\xcf\0\0\0\0\0\0\0\1"),
+    "metadata 32 deep": metadata(lists(METADATA_DEPTH_MAX)),
+    "empty metadata": on_metadata(b"\x80"),
+    "64 parents": {"parents": ((5 << 20 | 2, 1),) * 64},
+    "a parent by dot": {"parents": ((5 << 20 | 2, 1),)},
+    "1,024 clock entries": {"clock": tuple((n, 1) for n in range(CLOCK_ENTRIES_MAX))},
+    "16 topics": {"topics": (b"t",) * 16},
+    "a topic of 255 bytes": {"topics": (b"t" * 255, b"u")},
+    "expects absence of what is there": {"expect": (0, 0)},
+    "expects absence": {"expect": (0, 0), "vector_id": b"new"},
+    "the greatest time": {"timestamp": (1 << 64) - 1},
+    "an id": {"id": bytes(16)},
+}
+CONFLICTING = "expects absence of what is there"
+WAITING = "1,024 clock entries"
+BEYOND: dict[str, tuple[str, dict[str, Any]]] = {
+    "no vector id": ("vector_id", {"vector_id": b""}),
+    "vector id of 513 bytes": ("vector_id", {"vector_id": b"x" * 513}),
+    "vector id of 514 bytes in UTF-8": ("vector_id", {"vector_id": "é".encode() * 257}),
+    "vector id with a zero": ("vector_id", {"vector_id": b"a\0"}),
+    "vector id with U+0085": ("vector_id", {"vector_id": "a\x85".encode()}),
+    "empty namespace": ("namespace", {"namespace": b""}),
+    "namespace of 256 bytes": ("namespace", {"namespace": b"n" * 256}),
+    "namespace that a table can just hold": ("namespace", {"namespace": b"n" * SAYABLE_BYTES_MAX}),
+    "namespace with a tab": ("namespace", {"namespace": b"\t"}),
+    "data of 1 MiB and a byte": ("data", op(Kind.OPAQUE, data=A_MILLION + b"x")),
+    "data of an unknown kind": ("data", op(40, data=A_MILLION + b"x")),
+    "data and metadata above 1 MiB": ("delta", op(Kind.OPAQUE, data=A_MILLION, metadata=b"\x80")),
+    "no numbers": ("vector", {"values": b""}),
+    "65,537 numbers": ("vector", {"values": bytes(4 * DIMENSION_MAX + 4)}),
+    "a number that is none": ("vector", {"values": floats(1, float("nan"))}),
+    "an infinite number": ("vector", {"op": int(Kind.DENSE), "values": floats(float("inf"))}),
+    "131,073 pairs": ("values", op(1, bytes(4 * SPARSE_MAX + 4), bytes(4 * SPARSE_MAX + 4))),
+    "an infinite pair": ("values", op(1, floats(float("-inf")), places(0))),
+    "index 65,536": ("indices", op(1, floats(1), places(DIMENSION_MAX))),
+    "an index above the dimension": ("indices", op(7, floats(1), places(2))),
+    "another dimension": ("vector", {"values": floats(1, 2, 3)}),
+    "a scale by two numbers": ("factor", op(Kind.SCALE, floats(1, 2))),
+    "a scale by none": ("factor", op(Kind.SCALE)),
+    "an infinite offset": ("amount", op(Kind.OFFSET, floats(float("inf")))),
+    "numbers of a deletion": ("values", op(Kind.DELETE, floats(1))),
+    "numbers of bytes": ("values", op(Kind.OPAQUE, floats(1), data=b"x")),
+    "bytes of a vector": ("data", {"data": b"x"}),
+    "bytes of a deletion": ("data", op(Kind.DELETE, data=b"x")),
+    "no name of a transform": ("name", op(Kind.TRANSFORM)),
+    "name of a transform of 256 bytes": ("name", op(Kind.TRANSFORM, data=b"t" * 256)),
+    "name of a transform not in UTF-8": ("name", op(Kind.TRANSFORM, data=b"\xff")),
+    "name of a transform with a zero": ("name", op(Kind.TRANSFORM, data=b"\0")),
+    "unknown transform": ("op", op(Kind.TRANSFORM, data=b"t" * 255)),
+    "metadata that are missing": ("metadata", op(Kind.METADATA)),
+    "metadata of 65,537 bytes": ("metadata", metadata(text_of(METADATA_BYTES_MAX + 1))),
+    "metadata of 1 MiB, of a million items": (
+        "metadata",
+        metadata(b"\x81\xa1a\xdd\0\x10\0\0" + b"\xc0" * (1 << 20)),
+    ),
+    "metadata 33 deep": ("metadata", metadata(lists(METADATA_DEPTH_MAX + 1))),
+    "metadata 70 deep": ("metadata", metadata(lists(70))),
+    "metadata as deep as can be": ("metadata", on_metadata(lists(NESTED_MAX))),
+    "an extension type": ("metadata", metadata(EXTENSION)),
+    "an extension type in a long change": (
+        "metadata",
+        metadata(b"\x82\xa1b\xda\x04\0" + b"x" * 1024 + EXTENSION[1:]),
+    ),
+    "a timestamp": ("metadata", metadata(b"\x81\xa1a\xd6\xff\0\0\0\0")),
+    "a timestamp of three bytes": ("metadata", metadata(b"\x81\xa1a\xc7\3\xff\0\0\0")),
+    "a key that is a number": ("metadata", metadata(b"\x81\x01\xc0")),
+    "a key that is a list": ("metadata", metadata(b"\x81\x90\xc0")),
+    "a key that is bytes": ("metadata", metadata(b"\x81\xc4\1a\xc0")),
+    "a key that stands twice": ("metadata", metadata(b"\x82\xa1a\1\xa1a\2")),
+    "a key that stands twice, deeper": ("metadata", metadata(b"\x81\xa1b\x82\xa1a\1\xa1a\2")),
+    "bytes in metadata": ("metadata", metadata(b"\x81\xa1a\xc4\1x")),
+    "a number in metadata that is none": ("metadata", metadata(msgpack.packb({"a": float("nan")}))),
+    "65 parents": ("parents", {"parents": ((5 << 20 | 2, 1),) * 65}),
+    "2,000 parents": ("parents", {"parents": ((5 << 20 | 2, 1),) * 2_000}),
+    "a parent with counter 0": ("parents", {"parents": ((1, 0),)}),
+    "a parent with a counter of 64 bits": ("parents", {"parents": ((1, COUNTER_MAX + 1),)}),
+    "1,025 clock entries": ("clock", {"clock": tuple((n, 1) for n in range(CLOCK_ENTRIES_MAX + 1))}),
+    "an unsorted clock": ("clock", {"clock": ((2, 1), (1, 1))}),
+    "an origin twice in a clock": ("clock", {"clock": ((1, 1), (1, 2))}),
+    "a clock entry with counter 0": ("clock", {"clock": ((1, 0),)}),
+    "a clock entry with a counter of 64 bits": ("clock", {"clock": ((1, COUNTER_MAX + 1),)}),
+    "17 topics": ("topics", {"topics": tuple(b"%d" % n for n in range(17))}),
+    "2,000 topics": ("topics", {"topics": tuple(b"%d" % n for n in range(2_000))}),
+    "a topic of 256 bytes": ("topics", {"topics": (b"t" * 256,)}),
+    "an empty topic": ("topics", {"topics": (b"t", b"")}),
+    "a topic with a zero": ("topics", {"topics": (b"\0",)}),
+    "expects counter 0": ("expect", {"expect": (1, 0)}),
+    "expects a counter of 64 bits": ("expect", {"expect": (1, COUNTER_MAX + 1)}),
+}
+BROKEN: dict[str, dict[str, Any]] = {
+    "vector id not in UTF-8": {"vector_id": b"\xff"},
+    "namespace not in UTF-8": {"namespace": b"a\xed\xa0\x80"},
+    "topic not in UTF-8": {"topics": (b"\xff",)},
+    "numbers of three bytes": {"values": bytes(7)},
+    "more numbers than indices": op(1, floats(1, 2), places(0)),
+    "more indices than numbers": op(7, b"", places(0)),
+    "indices of a vector": {"indices": places(0, 1)},
+    "metadata that is a list": metadata(b"\x91\1"),
+    "metadata cut off": metadata(b"\x82\xa1a\1"),
+    "metadata not in UTF-8": metadata(b"\x81\xa1a\xa1\xff"),
+    "a long change cut off": metadata(b"\x81\xa1a\xda\x04\0" + b"x" * 1_023),
+    "a long change not in UTF-8": metadata(b"\x81\xa1a\xda\x04\0" + b"\xff" * 1_024),
+    "metadata with a byte that msgpack has not": metadata(b"\x81\xa1a\xc1"),
+    "metadata that announces what is not there": metadata(b"\x81\xa1a\xdd\xff\xff\xff\xff"),
+    "metadata deeper than is parsed": metadata(lists(NESTED_MAX + 1)),
+}
+UNSAYABLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "namespace of 65,536 bytes": ("namespace", {"namespace": b"n" * (SAYABLE_BYTES_MAX + 1)}),
+    "topic of 65,536 bytes": ("topics", {"topics": (b"t" * (SAYABLE_BYTES_MAX + 1),)}),
+}
+"""What only a Delta frame can say."""
+
+
+def answer_to(said: Said) -> Answer:
+    """Send it in all forms, hold what becomes of it to each other, and return the answer to a Delta frame."""
+    one, two, three = Server(), Server(), Server()
+    answer = one.take(as_delta(said, NEXT))
+    assert two.take(as_batch([said], NEXT)) == answer
+    assert two.state() == one.state()
+    if [*said.clock] == sorted(said.clock):
+        assert two.logged() == one.logged()
+    else:  # an encoder sorts, so the refused body's checksum is another one
+        assert two.rows() == one.rows()
+    company = [with_id(sound(0), said), said, with_id(sound(1), said)]
+    among = three.take(as_batch(company, NEXT))
+    assert among == (answer if answer.row is None else replace(answer, row=1))
+    if answer == Answer():
+        offset, dot, delta = three.rows()[1]
+        assert one.rows() == [
+            (offset - 1, (dot.origin, dot.counter - 1), replace(delta, dot=one.rows()[0][1]))
+        ]
+    elif answer.open and not answer.waits:
+        assert [code for _, _, code in three.rows()] == [struct.pack("<H", answer.code or 0)] * 3
+    else:
+        assert three.rows() == []
+    for server in (one, two, three):
+        if answer.waits:
+            assert server.later() == Answer(ErrorCode.DEP_TIMEOUT)
+        assert server.goes_on() == answer.open
+    return answer
+
+
+@pytest.mark.parametrize("name", WITHIN)
+def test_delta_at_its_bound_is_taken_in_each_form(name: str) -> None:
+    wanted = Answer(waits=name == WAITING)
+    if name == CONFLICTING:
+        wanted = Answer(ErrorCode.CONFLICT, "expect", 0)
+    assert answer_to(Said(**WITHIN[name])) == wanted
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_delta_beyond_a_bound_is_invalid_in_each_form(name: str) -> None:
+    field, changes = BEYOND[name]
+    assert answer_to(Said(**changes)) == Answer(INVALID, field, None if field == "clock" else 0)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_frame_that_says_nothing_certain_ends_the_connection_in_each_form(name: str) -> None:
+    assert answer_to(Said(**BROKEN[name])) == Answer(BAD, open=False)
+
+
+@pytest.mark.parametrize("name", UNSAYABLE)
+def test_delta_that_no_batch_can_say_is_invalid(name: str) -> None:
+    field, changes = UNSAYABLE[name]
+    server = Server()
+    assert server.take(as_delta(Said(**changes), NEXT)) == Answer(INVALID, field, 0)
+    assert [code for _, _, code in server.rows()] == [struct.pack("<H", INVALID)]
+    assert server.goes_on()
+
+
+# --- any delta
+
+EDGES = WITHIN | {name: changes for name, (_, changes) in BEYOND.items()} | BROKEN
+"""Each brings some fields to a bound, above it, or out of shape; several meet in one delta."""
+NUMBERS = st.lists(st.sampled_from([0.0, 1.0, -2.5, 3e38, float("nan")]), max_size=4).map(
+    lambda n: floats(*n)
+)
+PLACES = st.lists(st.sampled_from([0, 1, 2, 70_000]), max_size=4).map(lambda n: places(*n))
+NAMES = st.sampled_from([b"v", b"seed-0", b"new", b"n", b"", b"\n", "é".encode(), b"\xff", b"x" * 300])
+DOTS = st.tuples(
+    st.sampled_from([1, 5 << 20 | 2, 6 << 20 | 2]), st.sampled_from([0, 1, 2, 9, COUNTER_MAX + 1])
+)
+IDS = st.sampled_from([b"i" * 16, bytes(16)])
+KEYS = st.text("ab", max_size=2) | st.integers(0, 1)
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(allow_nan=True) | st.text(max_size=3)
+    | st.binary(max_size=3) | st.just(msgpack.ExtType(5, b"x")),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner),
+    max_leaves=5,
+)  # fmt: skip
+PACKED = (st.dictionaries(st.text(max_size=2), JSONS, max_size=3) | JSONS).map(msgpack.packb)
+DAMAGED = st.tuples(PACKED, st.integers(0, 20), st.binary(max_size=2)).map(
+    lambda drawn: drawn[0][: drawn[1]] + drawn[2] + drawn[0][drawn[1] + 1 :]
+)
+PATCHES = (PACKED | DAMAGED).filter(lambda packed: packed not in (b"", b"\xc0"))
+"""Without those that leave it out in one form: nil in a map, no bytes in a column."""
+FREE = st.fixed_dictionaries(
+    {},
+    optional={
+        "vector_id": NAMES,
+        "namespace": NAMES,
+        "op": st.integers(0, 11) | st.just(63),
+        "values": NUMBERS,
+        "indices": PLACES,
+        "data": st.sampled_from([b"", b"x", b"\xff"]),
+        "id": st.none() | IDS,
+        "parents": st.lists(DOTS | IDS, max_size=3).map(tuple),
+        "clock": st.lists(DOTS, max_size=3).map(tuple),
+        "timestamp": st.sampled_from([0, 5, (1 << 64) - 1]),
+        "metadata": st.none() | PATCHES,
+        "topics": st.lists(NAMES, max_size=3).map(tuple),
+        "expect": st.none() | DOTS | st.just((0, 0)),
+    },
+)
+
+
+@settings(max_examples=5 * settings().max_examples)
+@given(st.lists(st.sampled_from([*EDGES]) | FREE, min_size=1, max_size=4))
+def test_any_delta_has_the_same_answer_in_all_forms(changes: list[str | dict[str, Any]]) -> None:
+    said = Said()
+    for some in changes:
+        said = replace(said, **(EDGES[some] if isinstance(some, str) else some))
+    assume(len(as_delta(said, NEXT)) <= HEADER_BYTES + DELTA_PAYLOAD_BYTES_MAX)
+    answer_to(said)

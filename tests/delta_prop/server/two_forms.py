@@ -1,0 +1,307 @@
+"""What one delta says, in both forms that it may be sent in, and a server in process that takes either.
+
+Both forms are written here byte by byte, so that they can say whatever frames can say.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgpack
+
+from delta_prop.server.counters import Counters
+from delta_prop.server.grants import EVERYTHING, Grant
+from delta_prop.server.intake import Intake
+from delta_prop.server.limits import Rates
+from delta_prop.server.settings import ServerSettings
+from delta_prop_wire.codec import NEED_BYTES, encode
+from delta_prop_wire.connection import Connection
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.delta import Delta, Kind, Priority, Source, create, make_origin
+from delta_prop_wire.encode import assemble, encode_batch
+from delta_prop_wire.errors import PeerError
+from delta_prop_wire.frames import (
+    Ack,
+    BatchFrame,
+    Credit,
+    DeltaFrame,
+    Hello,
+    Nack,
+    OriginClaim,
+    Subscribe,
+    Welcome,
+)
+from delta_prop_wire.header import pack_header
+from delta_prop_wire.layout import CLOCK_ENTRY, EXPECT, PARENT, TAG, Column
+from delta_prop_wire.spec import ErrorCode, Flag, FrameType
+from delta_prop_wire.state import Role
+from tests.delta_prop.chains import Bench
+
+ORIGIN, OTHER = make_origin(5, Priority.NORMAL), make_origin(7, Priority.NORMAL)
+SEEDED = 3
+"""Counters that are used up before a test sends anything."""
+CREDIT = Credit(100_000, 1 << 30)
+NORMAL = int(Priority.NORMAL) << 12
+SPARSE = (Kind.SPARSE, Kind.SPARSE_ADD)
+WHOLE = (Kind.CREATE, Kind.DENSE)
+NUMBERED = (*SPARSE, *WHOLE, Kind.SCALE, Kind.OFFSET)
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a delta says, as bytes where frames have bytes."""
+
+    vector_id: bytes = b"v"
+    namespace: bytes = b"n"
+    op: int = 0
+    values: bytes = struct.pack("<2f", 1, 2)
+    indices: bytes = b""
+    data: bytes = b""
+    id: bytes | None = None
+    parents: tuple[tuple[int, int] | bytes, ...] = ()
+    clock: tuple[tuple[int, int], ...] = ()
+    timestamp: int = 0
+    metadata: bytes | None = None
+    topics: tuple[bytes, ...] = ()
+    expect: tuple[int, int] | None = None
+
+
+def as_delta(said: Said, counter: int, *, origin: int = ORIGIN, **more: Any) -> bytes:
+    """Return a Delta frame; `more`: fields that a `Said` has not, or has otherwise."""
+    fields: dict[str, bytes] = {
+        "vector_id": text(said.vector_id),
+        "namespace": text(said.namespace),
+        "op": pack(said.op),
+        "origin": pack(origin),
+        "counter": pack(counter),
+    }
+    for name in ("values", "indices", "data"):
+        if getattr(said, name):
+            fields[name] = pack(getattr(said, name))
+    for name in ("id", "expect"):
+        if getattr(said, name) is not None:
+            fields[name] = pack(getattr(said, name))
+    for name in ("parents", "clock", "timestamp"):
+        if getattr(said, name):
+            fields[name] = pack(getattr(said, name))
+    if said.topics:
+        packed = msgpack.Packer().pack_array_header(len(said.topics))
+        fields["topics"] = packed + b"".join(map(text, said.topics))
+    if said.metadata is not None:
+        fields["metadata"] = said.metadata
+    fields |= {name: pack(value) for name, value in more.items()}
+    payload = msgpack.Packer().pack_map_header(len(fields))
+    payload += b"".join(pack(name) + value for name, value in fields.items())
+    payload += crc32c(payload).to_bytes(4, "little")
+    return pack_header(FrameType.DELTA, Flag.ACK_WANTED, counter, len(payload)) + payload
+
+
+def as_batch(rows: Sequence[Said], base: int, **changes: bytes) -> bytes:
+    """Return a Batch frame, whose clock is that of the row that has one; `changes`: columns by name."""
+    columns: dict[Column, bytes] = {
+        Column.KEY_ENDS: ends(len(row.vector_id) for row in rows),
+        Column.KEYS: b"".join(row.vector_id for row in rows),
+    }
+    names = [*dict.fromkeys(row.namespace for row in rows)]
+    columns[Column.NAMESPACES] = table(names)
+    if len(names) > 1:
+        columns[Column.NAMESPACE_INDEX] = pack_all("H", [names.index(row.namespace) for row in rows])
+    if len({row.op for row in rows}) > 1:
+        columns[Column.KINDS] = bytes(row.op for row in rows)
+    if any(row.values or row.op in NUMBERED for row in rows):
+        columns[Column.VALUES] = b"".join(row.values for row in rows)
+        if len({len(row.values) for row in rows}) > 1:
+            columns[Column.VALUE_ENDS] = ends(len(row.values) // 4 for row in rows)
+    if any(row.indices or row.op in SPARSE for row in rows):
+        columns[Column.INDICES] = b"".join(row.indices for row in rows)
+    if any(row.data for row in rows):
+        columns[Column.BLOB_ENDS] = ends(len(row.data) for row in rows)
+        columns[Column.BLOBS] = b"".join(row.data for row in rows)
+    if any(row.metadata is not None for row in rows):
+        columns[Column.METADATA_ENDS] = ends(len(row.metadata or b"") for row in rows)
+        columns[Column.METADATA] = b"".join(row.metadata or b"" for row in rows)
+    if any(row.id is not None for row in rows):
+        columns[Column.IDS] = b"".join(row.id or bytes(16) for row in rows)
+    _add_exceptions(columns, rows)
+    times = [row.timestamp for row in rows]
+    time = next((one for one in times if one), 0)
+    if any(one not in (0, time) for one in times):
+        columns[Column.TIMES] = pack_all("Q", times)
+    clock = next((row.clock for row in rows if row.clock), ())
+    if clock:
+        columns[Column.CLOCK] = b"".join(CLOCK_ENTRY.pack(*entry) for entry in clock)
+    widths = {len(row.values) // 4 for row in rows if row.op in WHOLE}
+    batch = assemble(
+        columns | {Column[name]: content for name, content in changes.items()},
+        attributes=NORMAL,
+        count=len(rows),
+        origin=ORIGIN,
+        epoch=1,
+        base=base,
+        hybrid_time=time,
+        kinds_mask=sum({1 << row.op for row in rows if row.op < 64}),
+        dimension=widths.pop() if len(widths) == 1 else 0,
+    )
+    return encode(BatchFrame(base, batch, ack_wanted=True))
+
+
+def _add_exceptions(columns: dict[Column, bytes], rows: Sequence[Said]) -> None:
+    named = [
+        PARENT.pack(row, 1, one) if isinstance(one, bytes) else PARENT.pack(row, 0, CLOCK_ENTRY.pack(*one))
+        for row, said in enumerate(rows)
+        for one in said.parents
+    ]
+    topics = [*dict.fromkeys(one for row in rows for one in row.topics)]
+    expects = [EXPECT.pack(row, 0, *said.expect) for row, said in enumerate(rows) if said.expect is not None]
+    if named:
+        columns[Column.PARENTS] = b"".join(named)
+    if topics:
+        columns[Column.TAG_NAMES] = table(topics)
+        columns[Column.TAGS] = b"".join(
+            TAG.pack(row, topics.index(one)) for row, said in enumerate(rows) for one in said.topics
+        )
+    if expects:
+        columns[Column.EXPECTS] = b"".join(expects)
+
+
+def pack(value: object) -> bytes:
+    """Return a value in msgpack."""
+    return bytes(msgpack.packb(value))
+
+
+def text(raw: bytes) -> bytes:
+    """Return bytes as msgpack text, whether they are UTF-8 or not."""
+    return b"\xdb" + len(raw).to_bytes(4, "big") + raw
+
+
+def table(names: Sequence[bytes]) -> bytes:
+    """Return a table of names, whether they are UTF-8 or not."""
+    return b"".join(struct.pack("<H", len(name)) + name for name in names)
+
+
+def ends(sizes: Any) -> bytes:
+    """Return where each ends."""
+    return pack_all("I", [*accumulate(sizes)])
+
+
+def pack_all(code: str, numbers: Sequence[int]) -> bytes:
+    """Return numbers, little-endian."""
+    return struct.pack(f"<{len(numbers)}{code}", *numbers)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of a frame. `code` None: an Ack, or none yet where it `waits`."""
+
+    code: ErrorCode | None = None
+    field: str | None = None
+    row: int | None = None
+    waits: bool = False
+    open: bool = True
+
+
+class Server:
+    """One connection of a producer, in process: what a socket would bring is handed to `take`."""
+
+    def __init__(self, grant: Grant = EVERYTHING, settings: ServerSettings | None = None) -> None:
+        self.bench = Bench(log_deltas_max=1_000)
+        inside = SimpleNamespace(chain=self.bench.chain, log=self.bench.log, now=lambda: self.bench.now)
+        self.intake = Intake(
+            cast("Any", inside),
+            settings or ServerSettings(),
+            grant,
+            Source.LOCAL,
+            rates=Rates(),
+            counters=Counters(),
+            ring=lambda: None,
+            audit=lambda _refused: None,
+        )
+        self.intake.claim([OriginClaim(ORIGIN), OriginClaim(OTHER)])
+        self._connection = Connection(Role.SERVER)
+        self._connection.receive(encode(Subscribe(1, Hello())))
+        self._connection.next_event()
+        self._connection.send(Ack(answers=1, welcome=Welcome(), credit=CREDIT))
+        seeds = [Delta(f"seed-{n}", create([1.0, 2.0]), "n") for n in range(SEEDED - 1)]
+        seeds.append(Delta("v", create([1.0, 2.0]), "n"))
+        seed = encode_batch(seeds, origin=ORIGIN, base=1)
+        assert self.take(encode(BatchFrame(1, seed))) == Answer()
+
+    def take(self, raw: bytes) -> Answer:
+        """Take one frame as a connection does, and return what becomes of it."""
+        connection, intake = self._connection, self.intake
+        connection.receive(raw)
+        try:
+            run = connection.next_run()
+            if run is not None:
+                intake.run(run)
+            elif (frame := connection.next_event()) is not NEED_BYTES:
+                if isinstance(frame, BatchFrame):
+                    intake.batch(frame, connection.frame_bytes)
+                else:
+                    assert isinstance(frame, DeltaFrame)
+                    intake.delta(frame, connection.frame_bytes)
+        except PeerError as error:
+            return Answer(error.code, open=False)
+        return self._told()
+
+    def _told(self) -> Answer:
+        told = self.intake.answers(pressed=False)
+        (nack,) = [one for one in told if isinstance(one, Nack)] or [None]
+        if nack is None:
+            return Answer(waits=not told)
+        return Answer(nack.code, nack.field, nack.row, open=not self.intake.unauthorized)
+
+    def later(self) -> Answer:
+        """Return what became of it when all that may wait has waited."""
+        self.bench.now += 3_600
+        self.bench.chain.tick(self.bench.now)
+        return self._told()
+
+    def goes_on(self) -> bool:
+        """True if the connection takes more."""
+        return self.take(as_delta(Said(vector_id=b"after"), 1, origin=OTHER)) == Answer()
+
+    def logged(self) -> list[tuple[int, int, bytes]]:
+        """Return what was logged behind the seeds: offset, Lamport number and body of each batch."""
+        return [(one.offset, one.lamport, bytes(one.batch.body)) for one in self.bench.routed[1:]]
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        """Return the same by rows, whichever batches they came in: void dots have their code alone."""
+        return [
+            (
+                one.offset + row,
+                one.batch.dot(row),
+                one.batch.blob(row)[:2] if one.batch.is_control else one.batch.delta(row),
+            )
+            for one in self.bench.routed[1:]
+            for row in range(one.count)
+        ]
+
+    def state(self) -> tuple[object, ...]:
+        """Return what the service keeps besides."""
+        bench, chain = self.bench, self.bench.chain
+        known = sorted(name for name in bench.vectors._namespaces)
+        heads = {name: dict(bench.vectors._namespaces[name].heads) for name in known}
+        dimensions = {name: bench.vectors.dimension(name) for name in known}
+        return (
+            dict(chain.orderer.have),
+            heads,
+            dimensions,
+            len(chain.appender.refused_ids),
+            len(chain.orderer._pending),
+        )
+
+
+def sound(number: int) -> Said:
+    """Return a delta that breaks nothing, as company."""
+    return Said(vector_id=b"company-%d" % number)
+
+
+def with_id(said: Said, of: Said) -> Said:
+    """Return a row as it has to be beside another one: with an id, where that has one."""
+    return said if of.id is None else replace(said, id=said.vector_id.ljust(16, b"-")[:16])
