@@ -259,7 +259,7 @@ def read(batch: Batch) -> None:
     batch.value_bounds, batch.index_bounds, batch.blob_bounds, batch.kinds  # noqa: B018
     if batch.is_control:
         return
-    for row in range(min(batch.count, 50)):
+    for row in range(min(batch.count, 50) if batch.unreadable_row is None else 0):
         batch.delta(row)
     with contextlib.suppress(InvalidDelta):
         validate_batch(batch)

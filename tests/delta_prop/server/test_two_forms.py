@@ -16,6 +16,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from delta_prop.server.grants import Grant
+from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.header import DELTA_PAYLOAD_BYTES_MAX
 from delta_prop_wire.spec import (
@@ -29,6 +31,8 @@ from delta_prop_wire.spec import (
     ErrorCode,
 )
 from tests.delta_prop.server.two_forms import (
+    ORIGIN,
+    SECOND,
     SEEDED,
     Answer,
     Said,
@@ -41,6 +45,9 @@ from tests.delta_prop.server.two_forms import (
 
 if TYPE_CHECKING:
     pass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NEXT = SEEDED + 1
 INVALID, BAD = ErrorCode.INVALID_DELTA, ErrorCode.BAD_FRAME
@@ -105,8 +112,8 @@ WITHIN: dict[str, dict[str, Any]] = {
     "metadata in a longer form than need be": metadata(b"\xde\0\1\xd9\1a\xcf\0\0\0\0\0\0\0\1"),
     "metadata 32 deep": metadata(lists(METADATA_DEPTH_MAX)),
     "empty metadata": on_metadata(b"\x80"),
-    "64 parents": {"parents": ((5 << 20 | 2, 1),) * 64},
-    "a parent by dot": {"parents": ((5 << 20 | 2, 1),)},
+    "64 parents": {"parents": ((ORIGIN, 1),) * 64},
+    "a parent by dot": {"parents": ((ORIGIN, 1),)},
     "1,024 clock entries": {"clock": tuple((n, 1) for n in range(CLOCK_ENTRIES_MAX))},
     "16 topics": {"topics": (b"t",) * 16},
     "a topic of 255 bytes": {"topics": (b"t" * 255, b"u")},
@@ -174,8 +181,8 @@ BEYOND: dict[str, tuple[str, dict[str, Any]]] = {
     "a key that stands twice, deeper": ("metadata", metadata(b"\x81\xa1b\x82\xa1a\1\xa1a\2")),
     "bytes in metadata": ("metadata", metadata(b"\x81\xa1a\xc4\1x")),
     "a number in metadata that is none": ("metadata", metadata(msgpack.packb({"a": float("nan")}))),
-    "65 parents": ("parents", {"parents": ((5 << 20 | 2, 1),) * 65}),
-    "2,000 parents": ("parents", {"parents": ((5 << 20 | 2, 1),) * 2_000}),
+    "65 parents": ("parents", {"parents": ((ORIGIN, 1),) * 65}),
+    "2,000 parents": ("parents", {"parents": ((ORIGIN, 1),) * 2_000}),
     "a parent with counter 0": ("parents", {"parents": ((1, 0),)}),
     "a parent with a counter of 64 bits": ("parents", {"parents": ((1, COUNTER_MAX + 1),)}),
     "1,025 clock entries": ("clock", {"clock": tuple((n, 1) for n in range(CLOCK_ENTRIES_MAX + 1))}),
@@ -208,6 +215,8 @@ BROKEN: dict[str, dict[str, Any]] = {
     "metadata that announces what is not there": metadata(b"\x81\xa1a\xdd\xff\xff\xff\xff"),
     "metadata deeper than is parsed": metadata(lists(NESTED_MAX + 1)),
 }
+EDGES = WITHIN | {name: changes for name, (_, changes) in BEYOND.items()} | BROKEN
+"""Each brings some fields to a bound, above it, or out of shape; several meet in one delta."""
 UNSAYABLE: dict[str, tuple[str, dict[str, Any]]] = {
     "namespace of 65,536 bytes": ("namespace", {"namespace": b"n" * (SAYABLE_BYTES_MAX + 1)}),
     "topic of 65,536 bytes": ("topics", {"topics": (b"t" * (SAYABLE_BYTES_MAX + 1),)}),
@@ -272,18 +281,113 @@ def test_delta_that_no_batch_can_say_is_invalid(name: str) -> None:
     assert server.goes_on()
 
 
+@pytest.mark.parametrize("name", [name for name in (*WITHIN, *BEYOND) if name != WAITING])
+def test_delta_without_a_dot_is_judged_as_one_with_a_dot(name: str) -> None:
+    """But that what its clock names is not waited for: an origin of the server's own has another clock."""
+    said = Said(**EDGES[name])
+    one, two = Server(), Server()
+    answer = one.take(as_delta(said, NEXT))
+    assert two.take(as_delta(said, NEXT, origin=None)) == answer
+    if answer.code is not None:
+        assert two.rows() == [], "it had no dot that could be void"
+
+
+# --- which of two rules wins
+
+FAULTS: dict[str, dict[str, Any]] = {
+    "vector_id": {"vector_id": b""},
+    "namespace": {"namespace": b""},
+    "data": {"data": b"x"},
+    "vector": {"values": floats(float("nan"), 1)},
+    "metadata": metadata(EXTENSION),
+    "expect": {"expect": (1, 0)},
+    "parents": {"parents": ((1, 0),)},
+    "topics": {"topics": (b"",)},
+    "clock": {"clock": ((2, 1), (1, 1))},
+}
+"""One for each field, in the order in which a row is looked at; last the clock, which all rows share."""
+
+
+@pytest.mark.parametrize("first", range(len(FAULTS)))
+def test_first_field_at_fault_is_named(first: int) -> None:
+    said = Said()
+    for name in [*FAULTS][first:]:
+        said = replace(said, **FAULTS[name])
+    field = [*FAULTS][first]
+    assert answer_to(said) == Answer(INVALID, field, None if field == "clock" else 0)
+
+
+def test_first_row_at_fault_is_named_whatever_its_field() -> None:
+    server = Server()
+    rows = [sound(0), Said(topics=(b"",), clock=((1, 0),)), Said(vector_id=b"")]
+    assert server.take(as_batch(rows, NEXT)) == Answer(INVALID, "topics", 1)
+
+
+def test_bounds_of_all_rows_come_before_what_a_row_asks_of_the_service() -> None:
+    unknown = Said(**BEYOND["unknown transform"][1])
+    assert Server().take(as_batch([unknown, Said(topics=(b"",))], NEXT)) == Answer(INVALID, "topics", 1)
+    conflict = Said(vector_id=b"v", expect=(0, 0))
+    assert Server().take(as_batch([conflict, unknown], NEXT)) == Answer(INVALID, "op", 1)
+
+
+SCOPED = Grant("scoped", publish=True, namespaces=("n",), kinds_mask=1 << Kind.CREATE)
+SLOW = replace(SCOPED, rate=0.001)
+INSIDE, OUTSIDE = Said(vector_id=b""), Said(vector_id=b"", namespace=b"m")
+
+
+def alone(said: Said, counter: int) -> bytes:
+    return as_batch([said], counter)
+
+
+@pytest.mark.parametrize("form", [as_delta, alone])
+def test_structure_comes_first_then_rate_rights_clock_and_bounds(form: Callable[[Said, int], bytes]) -> None:
+    unauthorized = Answer(ErrorCode.UNAUTHORIZED, open=False)
+    slow = Server(SLOW)
+    assert slow.take(form(Said(), NEXT)) == Answer()
+    assert slow.take(form(OUTSIDE, NEXT + 1)) == Answer(ErrorCode.RATE_LIMITED)
+    assert slow.take(form(replace(OUTSIDE, metadata=b"\x81"), NEXT + 1)) == Answer(BAD, open=False)
+    assert Server(SCOPED).take(form(OUTSIDE, NEXT)) == unauthorized
+    assert Server(SCOPED).take(form(replace(INSIDE, op=int(Kind.DENSE)), NEXT)) == unauthorized
+    assert Server(SCOPED).take(form(INSIDE, NEXT)) == Answer(INVALID, "vector_id", 0)
+    few = ServerSettings(clock_entries_max=1)
+    long = replace(INSIDE, clock=((ORIGIN, 1), (SECOND, 1)))
+    assert Server(settings=few).take(form(long, NEXT)) == Answer(INVALID, "clock")
+    assert Server(SCOPED, few).take(form(replace(long, namespace=b"m"), NEXT)) == unauthorized
+
+
+def test_dots_that_are_dealt_with_come_before_bounds() -> None:
+    for raw in (as_delta(INSIDE, 1), as_batch([INSIDE], 1)):
+        assert Server().take(raw) == Answer(ErrorCode.DOT_REUSED)
+
+
+@pytest.mark.parametrize("name", [name for name in BEYOND if name != "an unsorted clock"])
+def test_repeat_in_the_other_form_is_told_what_the_first_was(name: str) -> None:
+    said = Said(**BEYOND[name][1])
+    forms = as_delta(said, NEXT), as_batch([said], NEXT)
+    for first, again in (forms, forms[::-1]):
+        server = Server()
+        assert server.take(first).code is INVALID
+        higher = again[:4] + struct.pack(">Q", NEXT + 1) + again[12:]  # as sequences rise
+        assert server.take(higher).code is INVALID
+        assert server.goes_on()
+
+
+def test_question_with_metadata_that_cannot_be_read_is_answered() -> None:
+    server = Server()
+    assert server.take(as_batch([Said(metadata=b"\x80")], NEXT)) == Answer()
+    question = as_batch([Said(metadata=b"\x81\x01\xc0")], NEXT, epoch=0)
+    assert server.take(question) == Answer(ErrorCode.DOT_REUSED)
+    assert server.goes_on()
+
+
 # --- any delta
 
-EDGES = WITHIN | {name: changes for name, (_, changes) in BEYOND.items()} | BROKEN
-"""Each brings some fields to a bound, above it, or out of shape; several meet in one delta."""
 NUMBERS = st.lists(st.sampled_from([0.0, 1.0, -2.5, 3e38, float("nan")]), max_size=4).map(
     lambda n: floats(*n)
 )
 PLACES = st.lists(st.sampled_from([0, 1, 2, 70_000]), max_size=4).map(lambda n: places(*n))
 NAMES = st.sampled_from([b"v", b"seed-0", b"new", b"n", b"", b"\n", "é".encode(), b"\xff", b"x" * 300])
-DOTS = st.tuples(
-    st.sampled_from([1, 5 << 20 | 2, 6 << 20 | 2]), st.sampled_from([0, 1, 2, 9, COUNTER_MAX + 1])
-)
+DOTS = st.tuples(st.sampled_from([1, ORIGIN, SECOND]), st.sampled_from([0, 1, 2, 9, COUNTER_MAX + 1]))
 IDS = st.sampled_from([b"i" * 16, bytes(16)])
 KEYS = st.text("ab", max_size=2) | st.integers(0, 1)
 JSONS = st.recursive(

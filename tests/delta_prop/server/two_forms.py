@@ -42,9 +42,9 @@ from delta_prop_wire.spec import ErrorCode, Flag, FrameType
 from delta_prop_wire.state import Role
 from tests.delta_prop.chains import Bench
 
-ORIGIN, OTHER = make_origin(5, Priority.NORMAL), make_origin(7, Priority.NORMAL)
+ORIGIN, SECOND, OTHER = (make_origin(producer, Priority.NORMAL) for producer in (5, 6, 7))
 SEEDED = 3
-"""Counters that are used up before a test sends anything."""
+"""Counters that are used up before a test sends anything; of the second origin it is one."""
 CREDIT = Credit(100_000, 1 << 30)
 NORMAL = int(Priority.NORMAL) << 12
 SPARSE = (Kind.SPARSE, Kind.SPARSE_ADD)
@@ -71,15 +71,15 @@ class Said:
     expect: tuple[int, int] | None = None
 
 
-def as_delta(said: Said, counter: int, *, origin: int = ORIGIN, **more: Any) -> bytes:
-    """Return a Delta frame; `more`: fields that a `Said` has not, or has otherwise."""
+def as_delta(said: Said, counter: int, *, origin: int | None = ORIGIN) -> bytes:
+    """Return a Delta frame; without an origin it has no dot."""
     fields: dict[str, bytes] = {
         "vector_id": text(said.vector_id),
         "namespace": text(said.namespace),
         "op": pack(said.op),
-        "origin": pack(origin),
-        "counter": pack(counter),
     }
+    if origin is not None:
+        fields |= {"origin": pack(origin), "counter": pack(counter)}
     for name in ("values", "indices", "data"):
         if getattr(said, name):
             fields[name] = pack(getattr(said, name))
@@ -94,15 +94,14 @@ def as_delta(said: Said, counter: int, *, origin: int = ORIGIN, **more: Any) -> 
         fields["topics"] = packed + b"".join(map(text, said.topics))
     if said.metadata is not None:
         fields["metadata"] = said.metadata
-    fields |= {name: pack(value) for name, value in more.items()}
     payload = msgpack.Packer().pack_map_header(len(fields))
     payload += b"".join(pack(name) + value for name, value in fields.items())
     payload += crc32c(payload).to_bytes(4, "little")
     return pack_header(FrameType.DELTA, Flag.ACK_WANTED, counter, len(payload)) + payload
 
 
-def as_batch(rows: Sequence[Said], base: int, **changes: bytes) -> bytes:
-    """Return a Batch frame, whose clock is that of the row that has one; `changes`: columns by name."""
+def as_batch(rows: Sequence[Said], base: int, *, epoch: int = 1) -> bytes:
+    """Return a Batch frame, whose clock is that of the row that has one."""
     columns: dict[Column, bytes] = {
         Column.KEY_ENDS: ends(len(row.vector_id) for row in rows),
         Column.KEYS: b"".join(row.vector_id for row in rows),
@@ -137,11 +136,11 @@ def as_batch(rows: Sequence[Said], base: int, **changes: bytes) -> bytes:
         columns[Column.CLOCK] = b"".join(CLOCK_ENTRY.pack(*entry) for entry in clock)
     widths = {len(row.values) // 4 for row in rows if row.op in WHOLE}
     batch = assemble(
-        columns | {Column[name]: content for name, content in changes.items()},
+        columns,
         attributes=NORMAL,
         count=len(rows),
         origin=ORIGIN,
-        epoch=1,
+        epoch=epoch,
         base=base,
         hybrid_time=time,
         kinds_mask=sum({1 << row.op for row in rows if row.op < 64}),
@@ -221,15 +220,16 @@ class Server:
             ring=lambda: None,
             audit=lambda _refused: None,
         )
-        self.intake.claim([OriginClaim(ORIGIN), OriginClaim(OTHER)])
+        self.intake.claim([OriginClaim(origin) for origin in (ORIGIN, SECOND, OTHER)])
         self._connection = Connection(Role.SERVER)
         self._connection.receive(encode(Subscribe(1, Hello())))
         self._connection.next_event()
         self._connection.send(Ack(answers=1, welcome=Welcome(), credit=CREDIT))
-        seeds = [Delta(f"seed-{n}", create([1.0, 2.0]), "n") for n in range(SEEDED - 1)]
-        seeds.append(Delta("v", create([1.0, 2.0]), "n"))
-        seed = encode_batch(seeds, origin=ORIGIN, base=1)
-        assert self.take(encode(BatchFrame(1, seed))) == Answer()
+        seeds = [Delta(name, create([1.0, 2.0]), "n") for name in ("seed-0", "seed-1", "v")]
+        assert len(seeds) == SEEDED
+        self.bench.send(encode_batch(seeds, origin=ORIGIN, base=1), owner=grant.name)
+        self.bench.send(encode_batch(seeds[:1], origin=SECOND, base=1), owner=grant.name)
+        assert len(self.bench.routed) == 2
 
     def take(self, raw: bytes) -> Answer:
         """Take one frame as a connection does, and return what becomes of it."""
@@ -268,7 +268,7 @@ class Server:
 
     def logged(self) -> list[tuple[int, int, bytes]]:
         """Return what was logged behind the seeds: offset, Lamport number and body of each batch."""
-        return [(one.offset, one.lamport, bytes(one.batch.body)) for one in self.bench.routed[1:]]
+        return [(one.offset, one.lamport, bytes(one.batch.body)) for one in self.bench.routed[2:]]
 
     def rows(self) -> list[tuple[Any, ...]]:
         """Return the same by rows, whichever batches they came in: void dots have their code alone."""
@@ -278,7 +278,7 @@ class Server:
                 one.batch.dot(row),
                 one.batch.blob(row)[:2] if one.batch.is_control else one.batch.delta(row),
             )
-            for one in self.bench.routed[1:]
+            for one in self.bench.routed[2:]
             for row in range(one.count)
         ]
 
