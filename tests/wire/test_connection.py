@@ -41,6 +41,7 @@ from delta_prop_wire.spec import ErrorCode, Flag, FrameType
 from delta_prop_wire.stamp import Stamp
 from delta_prop_wire.state import TABLE, UNAUTHORIZED_TEXT, Phase, Role, Saying, Speaker, saying_of
 from delta_prop_wire.topics import ALL
+from tests.wire.sealing import sealed
 
 DELTA = Delta("doc-1", d.opaque(b"x" * 9))
 BATCH = encode_batch([DELTA] * 3, origin=7, base=1)
@@ -276,8 +277,8 @@ def test_what_comes_after_the_end_is_not_kept() -> None:
         (encode(replace(FRAMES[Saying.LOGGED_BATCH], sequence=77)), 77, None),  # type: ignore[type-var]
         (pack_header(FrameType.DELTA, 0, 78, 0), 78, None),
         (pack_header(FrameType.UNSUBSCRIBE, 0, 5, 0), 0, 5),
-        (pack_header(FrameType.SUBSCRIBE, 0, 6, 1) + b"\xc1", 0, 6),
-        (pack_header(FrameType.ACK, 0, 7, 1) + b"\xc1", 0, None),
+        (sealed(FrameType.SUBSCRIBE, b"\xc1", sequence=6), 0, 6),
+        (sealed(FrameType.ACK, b"\xc1", sequence=7), 0, None),
     ],
 )
 def test_the_nack_names_what_failed(raw: bytes, sequence: int, answers: int | None) -> None:

@@ -29,10 +29,10 @@ from delta_prop_wire.frames import (
     Subscribe,
     Subscription,
 )
-from delta_prop_wire.header import pack_header
 from delta_prop_wire.packing import U64_MAX, unpack_map
 from delta_prop_wire.spec import ErrorCode, FrameType
 from delta_prop_wire.topics import ALL
+from tests.wire.sealing import sealed
 
 REFUSED = [0, 249, "doc-1", 14, "why"]
 
@@ -47,8 +47,7 @@ def refused(raw: bytes) -> PeerError:
 
 
 def control(kind: FrameType, **fields: Any) -> bytes:
-    payload = msgpack.packb(fields)
-    return pack_header(kind, 0, 1, len(payload)) + payload
+    return sealed(kind, msgpack.packb(fields))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +146,7 @@ def test_a_subscription_to_nothing_is_our_own_fault() -> None:
 
 
 def test_a_control_frame_beyond_the_bound_is_our_own_fault() -> None:
-    with pytest.raises(UsageError, match="allowed are 65536"):
+    with pytest.raises(UsageError, match="allowed are 65532"):
         encode(Nack(1, ErrorCode.DEP_TIMEOUT, "", details={"waits_for": ["x" * 70_000]}))
 
 
@@ -175,7 +174,7 @@ def test_a_long_refusal_is_cut_and_not_refused_itself() -> None:
     ],
 )
 def test_unsound_msgpack(payload: bytes, why: str) -> None:
-    error = refused(pack_header(FrameType.BACKPRESSURE, 0, 1, len(payload)) + payload)
+    error = refused(sealed(FrameType.BACKPRESSURE, payload))
     assert error.code is ErrorCode.BAD_FRAME
     assert why in error.message
 
@@ -209,7 +208,7 @@ def test_maps_of_the_wrong_things_raise_nothing_but_the_peers_error(
     payload = msgpack.packb(fields)
     if kind is FrameType.DELTA:
         payload += crc32c(payload).to_bytes(4, "little")
-    raw = pack_header(kind, 0, 1, len(payload)) + payload
+    raw = sealed(kind, payload)
     with contextlib.suppress(PeerError):
         decode(raw)
 
@@ -258,7 +257,7 @@ def test_an_acknowledgement_is_packed_by_the_short_way_as_by_the_long_one(ack: A
 def test_a_cursor_is_read_by_the_short_way() -> None:
     ack = Ack(7, cursor=Cursor(bytes(16), 3, 1 << 40))
     raw = encode(ack)
-    assert control_module._short_ack(7, raw[16:]) == ack == decode(raw)
+    assert control_module._short_ack(7, raw[16:-4]) == ack == decode(raw)
     for other in (Ack(7), Ack(7, credit=Credit(1, 1)), replace(ack, dealt_with=3)):
-        assert control_module._short_ack(7, encode(other)[16:]) is None
+        assert control_module._short_ack(7, encode(other)[16:-4]) is None
         assert decode(encode(other)) == other

@@ -1,4 +1,4 @@
-"""Writes the golden frames anew, from the samples of `test_codec.py`: run `python -m tests.wire.write_golden`.
+"""Writes the golden frames anew, from the samples of `test_codec.py`: `python -m tests.wire.write_golden`.
 
 They stand in `docs/protocol-golden.json` and at the end of `docs/protocol.md`. A change of these bytes is a
 change of the protocol.
