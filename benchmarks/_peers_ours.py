@@ -280,9 +280,9 @@ class RawConsumer:
         welcomed = next_frame(self._wire)
         self._wire.send(subscription_of(self.topic_of(self._topic), self._group))
         granted = next_frame(self._wire)
-        if not isinstance(welcomed, Ack) or not isinstance(granted, Ack) or granted.granted is None:
+        if not isinstance(welcomed, Ack) or not isinstance(granted, Ack) or granted.subscribed is None:
             raise RuntimeError(f"delta-prop: {welcomed}, {granted}")
-        self._log = granted.granted.start
+        self._log = granted.subscribed.start
 
     def topic_of(self, topic: str) -> Topic:
         """What is subscribed to."""

@@ -36,7 +36,6 @@ from delta_prop_wire.frames import (
     DeltaFrame,
     Filter,
     Frame,
-    Granted,
     Heartbeat,
     Hello,
     JobPart,
@@ -51,6 +50,7 @@ from delta_prop_wire.frames import (
     Start,
     StartAt,
     Subscribe,
+    Subscribed,
     Subscription,
     Unsubscribe,
     Welcome,
@@ -138,7 +138,7 @@ SAMPLES: dict[str, Frame] = {
         ),
     ),
     "answer to hello": Ack(
-        answers=1,
+        correlation_id=1,
         credit=Credit(1000, 4_194_304),
         welcome=Welcome(
             features=("zstd",), origins=(OriginGrant(ORIGIN, 1, 4),), log=CURSOR, level=AckLevel.DURABLE
@@ -149,10 +149,10 @@ SAMPLES: dict[str, Frame] = {
         1, Hello(source=Source.REPLICA, client="service in Graz", log_id=bytes(range(16, 32)))
     ),
     "answer to a forwarder": Ack(
-        answers=1, welcome=Welcome(origins=(OriginGrant(ORIGIN, 1, 4),), more=True, log=CURSOR)
+        correlation_id=1, welcome=Welcome(origins=(OriginGrant(ORIGIN, 1, 4),), more=True, log=CURSOR)
     ),
     "answer to a forwarder, last page": Ack(
-        answers=1,
+        correlation_id=1,
         credit=Credit(1000, 4_194_304),
         welcome=Welcome(origins=(OriginGrant(ORIGIN + 16, 2, 0),), log=CURSOR),
     ),
@@ -177,7 +177,7 @@ SAMPLES: dict[str, Frame] = {
     "nack of an overlap": Nack(
         5, ErrorCode.OVERLAP, "counters up to 5 are done with: send the rest", details={"watermark": 5}
     ),
-    "nack of a request": Nack(0, ErrorCode.BAD_REQUEST, "subscription 9 is unknown", answers=4),
+    "nack of a request": Nack(0, ErrorCode.BAD_REQUEST, "subscription 9 is unknown", correlation_id=4),
     "nack of the connection": Nack(
         0, ErrorCode.SHUTTING_DOWN, "the service ends: connect again", retry_after_ms=1000
     ),
@@ -197,9 +197,9 @@ SAMPLES: dict[str, Frame] = {
     "subscribe to deltas": Subscribe(
         2, Subscription(1, (Topic.parse("*"),), Start(StartAt.EARLIEST), deltas=True)
     ),
-    "answer to subscribe": Ack(answers=2, granted=Granted(1, CURSOR, 100, 10)),
-    "ack of a subscriber": Ack(dealt_with=19, cursor=CURSOR, credit=Credit(2, 416)),
-    "heartbeat of a server": Heartbeat(3, sent_us=7_000_000, dealt_with=20),
+    "answer to subscribe": Ack(correlation_id=2, subscribed=Subscribed(1, CURSOR, 100, 10)),
+    "ack of a subscriber": Ack(processed=19, cursor=CURSOR, credit=Credit(2, 416)),
+    "heartbeat of a server": Heartbeat(3, sent_us=7_000_000, processed=20),
     "unsubscribe": Unsubscribe(3, 1),
     "hello of a part of a job": Subscribe(
         1, Hello(origins=(OriginClaim(ORIGIN, 0),), job=JobPart("nightly", 7, 23))
@@ -208,9 +208,11 @@ SAMPLES: dict[str, Frame] = {
         2, Decide("nightly", Decision.COMMIT, (StagedPart(0, 17, 1000, 0x0A0B0C0D), StagedPart(7, 23, 250)))
     ),
     "decide to drop one run": Subscribe(3, Decide("nightly", Decision.ABORT, run=0x0A0B0C0D)),
-    "answer to decide": Ack(answers=2, job=JobStatus(JobState.COMMITTED, 1250, published=1000, refused=1)),
+    "answer to decide": Ack(
+        correlation_id=2, job=JobStatus(JobState.COMMITTED, 1250, published=1000, refused=1)
+    ),
     "answer that tells of a refused row": Ack(
-        answers=4,
+        correlation_id=4,
         job=JobStatus(
             JobState.PUBLISHED,
             1250,
