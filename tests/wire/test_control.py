@@ -191,10 +191,10 @@ JSON_LIKE = st.recursive(
 )
 KEYS = (
     "vector_id namespace op values indices data id origin counter parents clock timestamp priority source "
-    "metadata topics expect ack_level lamport ranges processed cursor credit correlation_id welcome subscribed "
-    "code text retry_after_ms row field details level depth capacity rate sent_us echo_us delivered received "
-    "version more log features token origins subscription start batch_deltas_max wait_ms_max group filter "
-    "drain sources client log_id deltas"
+    "metadata topics expect ack_level lamport ranges processed cursor credit correlation_id welcome "
+    "subscribed code text retry_after_ms row field details level depth capacity rate sent_us echo_us "
+    "delivered received version more log features token origins subscription start batch_deltas_max "
+    "wait_ms_max group filter drain sources client log_id deltas"
 )
 
 
