@@ -335,8 +335,8 @@ SLOW = replace(SCOPED, rate=0.001)
 INSIDE, OUTSIDE = Said(vector_id=b""), Said(vector_id=b"", namespace=b"m")
 
 
-def alone(said: Said, counter: int) -> bytes:
-    return as_batch([said], counter)
+def alone(said: Said, counter: int, *, sequence: int | None = None) -> bytes:
+    return as_batch([said], counter, sequence=sequence)
 
 
 @pytest.mark.parametrize("form", [as_delta, alone])
@@ -363,12 +363,10 @@ def test_dots_that_are_dealt_with_come_before_bounds() -> None:
 @pytest.mark.parametrize("name", [name for name in BEYOND if name != "an unsorted clock"])
 def test_repeat_in_the_other_form_is_told_what_the_first_was(name: str) -> None:
     said = Said(**BEYOND[name][1])
-    forms = as_delta(said, NEXT), as_batch([said], NEXT)
-    for first, again in (forms, forms[::-1]):
+    for first, again in ((as_delta, alone), (alone, as_delta)):
         server = Server()
-        assert server.take(first).code is INVALID
-        higher = again[:4] + struct.pack(">Q", NEXT + 1) + again[12:]  # as sequences rise
-        assert server.take(higher).code is INVALID
+        assert server.take(first(said, NEXT)).code is INVALID
+        assert server.take(again(said, NEXT, sequence=NEXT + 1)).code is INVALID
         assert server.goes_on()
 
 

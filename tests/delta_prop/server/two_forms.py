@@ -21,7 +21,6 @@ from delta_prop.server.limits import Rates
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.codec import NEED_BYTES, encode
 from delta_prop_wire.connection import Connection
-from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Delta, Kind, Priority, Source, create, make_origin
 from delta_prop_wire.encode import assemble, encode_batch
 from delta_prop_wire.errors import PeerError
@@ -36,11 +35,11 @@ from delta_prop_wire.frames import (
     Subscribe,
     Welcome,
 )
-from delta_prop_wire.header import pack_header
 from delta_prop_wire.layout import CLOCK_ENTRY, EXPECT, PARENT, TAG, Column
 from delta_prop_wire.spec import ErrorCode, Flag, FrameType
 from delta_prop_wire.state import Role
 from tests.delta_prop.chains import Bench
+from tests.wire.sealing import sealed
 
 ORIGIN, SECOND, OTHER = (make_origin(producer, Priority.NORMAL) for producer in (5, 6, 7))
 SEEDED = 3
@@ -71,7 +70,7 @@ class Said:
     expect: tuple[int, int] | None = None
 
 
-def as_delta(said: Said, counter: int, *, origin: int | None = ORIGIN) -> bytes:
+def as_delta(said: Said, counter: int, *, origin: int | None = ORIGIN, sequence: int | None = None) -> bytes:
     """Return a Delta frame; without an origin it has no dot."""
     fields: dict[str, bytes] = {
         "vector_id": text(said.vector_id),
@@ -96,11 +95,10 @@ def as_delta(said: Said, counter: int, *, origin: int | None = ORIGIN) -> bytes:
         fields["metadata"] = said.metadata
     payload = msgpack.Packer().pack_map_header(len(fields))
     payload += b"".join(pack(name) + value for name, value in fields.items())
-    payload += crc32c(payload).to_bytes(4, "little")
-    return pack_header(FrameType.DELTA, Flag.ACK_WANTED, counter, len(payload)) + payload
+    return sealed(FrameType.DELTA, payload, flags=Flag.ACK_WANTED, sequence=sequence or counter)
 
 
-def as_batch(rows: Sequence[Said], base: int, *, epoch: int = 1) -> bytes:
+def as_batch(rows: Sequence[Said], base: int, *, epoch: int = 1, sequence: int | None = None) -> bytes:
     """Return a Batch frame, whose clock is that of the row that has one."""
     columns: dict[Column, bytes] = {
         Column.KEY_ENDS: ends(len(row.vector_id) for row in rows),
@@ -146,7 +144,7 @@ def as_batch(rows: Sequence[Said], base: int, *, epoch: int = 1) -> bytes:
         kinds_mask=sum({1 << row.op for row in rows if row.op < 64}),
         dimension=widths.pop() if len(widths) == 1 else 0,
     )
-    return encode(BatchFrame(base, batch, ack_wanted=True))
+    return encode(BatchFrame(sequence or base, batch, ack_wanted=True))
 
 
 def _add_exceptions(columns: dict[Column, bytes], rows: Sequence[Said]) -> None:
@@ -224,7 +222,7 @@ class Server:
         self._connection = Connection(Role.SERVER)
         self._connection.receive(encode(Subscribe(1, Hello())))
         self._connection.next_event()
-        self._connection.send(Ack(answers=1, welcome=Welcome(), credit=CREDIT))
+        self._connection.send(Ack(correlation_id=1, welcome=Welcome(), credit=CREDIT))
         seeds = [Delta(name, create([1.0, 2.0]), "n") for name in ("seed-0", "seed-1", "v")]
         assert len(seeds) == SEEDED
         self.bench.send(encode_batch(seeds, origin=ORIGIN, base=1), owner=grant.name)
