@@ -11,10 +11,13 @@ from pathlib import Path
 import msgpack
 import pytest
 
+from delta_prop import group_places
+from delta_prop.server.job_rules import JOB_BYTES_MAX
 from delta_prop.server.settings import PORT, ServerSettings
 from delta_prop.server.wanted import SUBSCRIPTIONS_MAX
 from delta_prop.server.wanted import TOPICS_MAX as TOPICS_OF_A_CONNECTION_MAX
 from delta_prop_wire import connection, control, header, spec
+from delta_prop_wire.bounds import BYTES_MAX, NUMBERS_MAX
 from delta_prop_wire.codec import decode
 from delta_prop_wire.compression import BODY_BYTES_MIN
 from delta_prop_wire.delta import Kind, make_origin, producer_id_of
@@ -98,9 +101,13 @@ def test_the_table_of_errors_that_may_pass() -> None:
         ("a delta's values", spec.DELTA_BYTES_MAX),
         ("rows of a batch", spec.BATCH_ROWS_MAX),
         ("vector id", spec.VECTOR_ID_BYTES_MAX),
-        ("namespace, custom topic", spec.NAMESPACE_BYTES_MAX),
-        ("namespace, custom topic", spec.TOPIC_BYTES_MAX),
-        ("namespace, custom topic", spec.TRANSFORM_NAME_BYTES_MAX),
+        ("namespace", spec.NAMESPACE_BYTES_MAX),
+        ("custom topic |", spec.TOPIC_BYTES_MAX),
+        ("name of a transform", spec.TRANSFORM_NAME_BYTES_MAX),
+        ("pairs of a sparse", NUMBERS_MAX[Kind.SPARSE]),
+        ("an index", spec.DIMENSION_MAX - 1),
+        ("data of an opaque", BYTES_MAX[Kind.OPAQUE]),
+        ("depth of metadata", spec.METADATA_DEPTH_MAX),
         ("custom topics of a delta", spec.TOPICS_PER_DELTA_MAX),
         ("parents of a delta", spec.PARENTS_PER_DELTA_MAX),
         ("entries of a clock", spec.CLOCK_ENTRIES_MAX),
@@ -117,7 +124,10 @@ def test_the_table_of_errors_that_may_pass() -> None:
         ("features", control.FEATURE_BYTES_MAX),
         ("token, text", control.TOKEN_BYTES_MAX),
         ("token, text", control.TEXT_BYTES_MAX),
-        ("group, `client`, field", control.NAME_BYTES_MAX),
+        ("group", group_places.NAME_BYTES_MAX),
+        ("group", control.NAME_BYTES_MAX),
+        ("`client`, job, field", control.NAME_BYTES_MAX),
+        ("`client`, job, field", JOB_BYTES_MAX),
         ("`wait_ms_max`", control.WAIT_MS_MAX),
     ],
 )
@@ -125,6 +135,32 @@ def test_each_limit_is_told(what: str, number: int) -> None:
     limits = PAGE[PAGE.index("## Limits") : PAGE.index("## A worked example")]
     (row,) = (line for line in limits.splitlines() if line.startswith(f"| {what}"))
     assert str(number) in row.replace(",", "")
+
+
+CLOSING = {ErrorCode.BAD_FRAME, ErrorCode.UNSUPPORTED_VERSION, ErrorCode.UNSUPPORTED_FLAG, ErrorCode.CHECKSUM}
+"""What keeps a receiver from telling what was sent."""
+
+
+def test_the_table_of_where_a_code_comes() -> None:
+    section = PAGE[PAGE.index("### Where a code comes") : PAGE.index("## Limits")]
+    rows = re.findall(r"^\| ([A-Z_]+) \| (.+) \|$", section, re.MULTILINE)
+    assert [name for name, _ in rows] == [code.name for code in ErrorCode]
+    refusals = {refusal.code for table in TABLE.values() for refusal in table.values() if refusal is not None}
+    for name, cells in rows:
+        code = ErrorCode[name]
+        producer, forwarder, staged, *requests, connection_itself = cells.split(" | ")
+        assert len(requests) == 3
+        if code in CLOSING:
+            assert {producer, forwarder, staged, *requests, connection_itself} == {"closes"}
+        assert producer.startswith("void") == (code in VOIDING)
+        assert not forwarder.startswith("void"), "another service accepted it"
+        assert staged.startswith("ends the attempt") == (code in VOIDING and staged != "–")
+        for cell in (producer, forwarder, staged):
+            assert (cell == "open") == (code in RETRYABLE and cell != "–"), (name, cell)
+        assert {*requests} <= {"refused", "closes", "–"}
+        assert connection_itself in ("closes", "ends its subscriptions", "goes on", "–")
+        if code in refusals:  # said by somebody, or at a time, that the table forbids
+            assert {cell.split(", ")[-1] for cell in (producer, *requests)} == {"closes"}
 
 
 def test_the_size_below_which_bodies_are_not_compressed() -> None:

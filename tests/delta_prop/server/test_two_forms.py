@@ -6,8 +6,10 @@ the same state behind it.
 
 from __future__ import annotations
 
+import re
 import struct
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -290,6 +292,109 @@ def test_delta_without_a_dot_is_judged_as_one_with_a_dot(name: str) -> None:
     assert two.take(as_delta(said, NEXT, origin=None)) == answer
     if answer.code is not None:
         assert two.rows() == [], "it had no dot that could be void"
+
+
+PAGE = (Path(__file__).parents[3] / "docs" / "protocol.md").read_text(encoding="utf-8")
+EXAMPLES: dict[str, tuple[list[str], list[str]]] = {
+    "vector id": (
+        ["vector id of 512 bytes", "vector id of 512 bytes in UTF-8"],
+        ["vector id of 513 bytes", "vector id of 514 bytes in UTF-8", "no vector id"],
+    ),
+    "namespace": (
+        ["namespace of 255 bytes"],
+        ["namespace of 256 bytes", "namespace that a table can just hold", "empty namespace"],
+    ),
+    "name of a transform": ([], ["name of a transform of 256 bytes", "no name of a transform"]),
+    "custom topic": (["a topic of 255 bytes"], ["a topic of 256 bytes", "an empty topic"]),
+    "control characters": (
+        [],
+        [
+            "vector id with a zero",
+            "vector id with U+0085",
+            "namespace with a tab",
+            "name of a transform with a zero",
+            "a topic with a zero",
+        ],
+    ),
+    "dimension": (["65,536 numbers"], ["65,537 numbers", "no numbers", "another dimension"]),
+    "numbers of a scale": (
+        ["a scale", "an offset"],
+        ["a scale by two numbers", "a scale by none", "an infinite offset"],
+    ),
+    "pairs of a sparse": (["131,072 pairs", "no pairs"], ["131,073 pairs"]),
+    "numbers of any other": (["a deletion"], ["numbers of a deletion", "numbers of bytes"]),
+    "a number": (
+        ["the greatest number"],
+        ["a number that is none", "an infinite number", "an infinite pair"],
+    ),
+    "an index": ([], ["index 65,536", "an index above the dimension"]),
+    "data of an opaque": (
+        ["data of 1 MiB", "no data", "unknown kind without bytes"],
+        ["data of 1 MiB and a byte", "data of an unknown kind", "bytes of a vector", "bytes of a deletion"],
+    ),
+    "a delta's values": (["data and metadata of 1 MiB"], ["data and metadata above 1 MiB"]),
+    "metadata change": (
+        ["metadata of 65,536 bytes", "metadata in a longer form than need be"],
+        ["metadata of 65,537 bytes", "metadata of 1 MiB, of a million items"],
+    ),
+    "depth of metadata": (
+        ["metadata 32 deep"],
+        ["metadata 33 deep", "metadata 70 deep", "metadata as deep as can be"],
+    ),
+    "members of metadata": (
+        ["empty metadata"],
+        [
+            "an extension type",
+            "an extension type in a long change",
+            "a timestamp",
+            "a timestamp of three bytes",
+            "a key that is a number",
+            "a key that is a list",
+            "a key that is bytes",
+            "a key that stands twice",
+            "a key that stands twice, deeper",
+            "bytes in metadata",
+            "a number in metadata that is none",
+        ],
+    ),
+    "counters that": (
+        ["a parent by dot"],
+        [
+            "a parent with counter 0",
+            "a parent with a counter of 64 bits",
+            "a clock entry with counter 0",
+            "a clock entry with a counter of 64 bits",
+            "expects counter 0",
+            "expects a counter of 64 bits",
+        ],
+    ),
+    "parents of a delta": (["64 parents"], ["65 parents", "2,000 parents"]),
+    "custom topics of a delta": (["16 topics"], ["17 topics", "2,000 topics"]),
+    "entries of a clock": (
+        ["1,024 clock entries"],
+        ["1,025 clock entries", "an unsorted clock", "an origin twice in a clock"],
+    ),
+}
+"""What the page's table of limits says, by how a row begins: what is within it and what is beyond."""
+
+
+def test_page_names_each_limit_with_its_code_and_field() -> None:
+    limits = PAGE[PAGE.index("### Of a delta") : PAGE.index("**Which of two rules wins**")]
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([A-Z_]+) \| ([^|]+) \|$", limits, re.MULTILINE)
+    assert len(rows) == len(EXAMPLES)
+    told = set()
+    for (what, _, code, fields), (start, (within, beyond)) in zip(rows, EXAMPLES.items(), strict=True):
+        assert what.startswith(start)
+        assert {*within} <= {*WITHIN}
+        for name in beyond:
+            told.add(name)
+            assert code == INVALID.name
+            assert fields.startswith("that of") or f"`{BEYOND[name][0]}`" in fields, name
+    assert {*BEYOND} - told == {
+        "name of a transform not in UTF-8",
+        "unknown transform",
+        "metadata that are missing",
+    }
 
 
 # --- which of two rules wins
