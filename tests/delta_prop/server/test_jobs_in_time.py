@@ -13,7 +13,7 @@ from delta_prop.server import jobs
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import world as testing_world
 from delta_prop_simulations.disk import SimDisk
-from delta_prop_wire.delta import Delta, Dot, opaque
+from delta_prop_wire.delta import Delta, Dot, opaque, transform
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.frames import (
     Ack,
@@ -29,6 +29,7 @@ from delta_prop_wire.frames import (
     OriginClaim,
     Subscribe,
 )
+from delta_prop_wire.packed_metadata import PackedMetadata
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.jobs import JOB, at_fault, counts, keys_in, rows
 from tests.delta_prop.server.jobs_virtual import (
@@ -299,6 +300,31 @@ def test_what_depends_on_other_deltas_cannot_wait_aside(more: dict[str, object],
             assert (nack.code, nack.field) == (ErrorCode.INVALID_DELTA, field)
             await raw.send(frame(0, rows(0, 2), 1, 3))
             assert (await raw.until(Nack)).code is ErrorCode.INVALID_DELTA
+
+    on(SimDisk(), story)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        (Delta("v", transform("double")), "op"),
+        (Delta("v", opaque(b"x"), topics=("",)), "topics"),
+        (Delta("v", opaque(b"x"), metadata=PackedMetadata(b"\x81\x01\xc0")), "metadata"),
+    ],
+)
+def test_staged_row_beyond_a_bound_ends_its_attempt_alone(wrong: Delta, field: str) -> None:
+    async def story(at: Site) -> None:
+        batch = encode_batch([*rows(0, 1), wrong], origin=origin_of(0), base=1, epoch=0)
+        async with at.connected() as raw, at.connected() as other:
+            await staged_hello(raw, 0, 1)
+            await raw.send(BatchFrame(1, batch, ack_wanted=True))
+            nack = await raw.until(Nack)
+            assert (nack.code, nack.field, nack.row) == (ErrorCode.INVALID_DELTA, field, 1)
+            await raw.send(frame(0, rows(0, 2), 1, 3))
+            assert (await raw.until(Nack)).code is ErrorCode.INVALID_DELTA
+            await staged_hello(other, 0, 2)
+            await other.send(frame(0, rows(0, 2), 1))
+            await other.told(2)
 
     on(SimDisk(), story)
 
