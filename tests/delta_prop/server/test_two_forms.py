@@ -20,7 +20,11 @@ from hypothesis import strategies as st
 
 from delta_prop.server.grants import Grant
 from delta_prop.server.settings import ServerSettings
-from delta_prop_wire.delta import Kind
+from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.codec import encode
+from delta_prop_wire.delta import Delta, Kind, create, delete
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.frames import BatchFrame
 from delta_prop_wire.header import DELTA_PAYLOAD_BYTES_MAX
 from delta_prop_wire.spec import (
     CLOCK_ENTRIES_MAX,
@@ -32,6 +36,7 @@ from delta_prop_wire.spec import (
     METADATA_DEPTH_MAX,
     ErrorCode,
 )
+from delta_prop_wire.states import StateRow, encode_states
 from tests.delta_prop.server.two_forms import (
     ORIGIN,
     SECOND,
@@ -204,6 +209,8 @@ BROKEN: dict[str, dict[str, Any]] = {
     "vector id not in UTF-8": {"vector_id": b"\xff"},
     "namespace not in UTF-8": {"namespace": b"a\xed\xa0\x80"},
     "topic not in UTF-8": {"topics": (b"\xff",)},
+    "operation 64": {"op": 64},
+    "an id of 15 bytes": {"id": bytes(15)},
     "numbers of three bytes": {"values": bytes(7)},
     "more numbers than indices": op(1, floats(1, 2), places(0)),
     "more indices than numbers": op(7, b"", places(0)),
@@ -272,6 +279,29 @@ def test_delta_beyond_a_bound_is_invalid_in_each_form(name: str) -> None:
 @pytest.mark.parametrize("name", BROKEN)
 def test_frame_that_says_nothing_certain_ends_the_connection_in_each_form(name: str) -> None:
     assert answer_to(Said(**BROKEN[name])) == Answer(BAD, open=False)
+
+
+@pytest.mark.parametrize(
+    ("counter", "answer"),
+    [
+        (0, Answer(BAD, open=False)),
+        (COUNTER_MAX, Answer(waits=True)),
+        (COUNTER_MAX + 1, Answer(BAD, open=False)),
+    ],
+)
+def test_counters_have_the_same_bounds_in_each_form(counter: int, answer: Answer) -> None:
+    assert Server().take(as_delta(Said(), counter, sequence=9)) == answer
+    assert Server().take(as_batch([Said()], counter, sequence=9)) == answer
+    if counter:
+        assert Server().take(as_batch([Said(), Said()], counter - 1, sequence=9)) == answer
+
+
+def test_rows_that_a_log_alone_makes_end_the_connection() -> None:
+    cut = encode_batch([Delta("v", delete(), "n")], origin=ORIGIN, base=NEXT, row_offsets=[NEXT])
+    state = apply(State(), create([1.0]), None, (1, 1, 1))
+    states = encode_states([StateRow("n", "v", state, 3)])
+    for batch in (cut, states):
+        assert Server().take(encode(BatchFrame(NEXT, batch))) == Answer(BAD, open=False)
 
 
 @pytest.mark.parametrize("name", UNSAYABLE)
@@ -510,7 +540,7 @@ FREE = st.fixed_dictionaries(
     optional={
         "vector_id": NAMES,
         "namespace": NAMES,
-        "op": st.integers(0, 11) | st.just(63),
+        "op": st.integers(0, 11) | st.sampled_from([63, 64]),
         "values": NUMBERS,
         "indices": PLACES,
         "data": st.sampled_from([b"", b"x", b"\xff"]),
@@ -525,7 +555,7 @@ FREE = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=5 * settings().max_examples)
+@settings(max_examples=10 * settings().max_examples)
 @given(st.lists(st.sampled_from([*EDGES]) | FREE, min_size=1, max_size=4))
 def test_any_delta_has_the_same_answer_in_all_forms(changes: list[str | dict[str, Any]]) -> None:
     said = Said()
