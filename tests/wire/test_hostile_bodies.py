@@ -109,6 +109,20 @@ def test_metadata_that_no_log_takes_are_read_of_a_producer_alone(packed: bytes) 
         decode(stamped)
 
 
+@pytest.mark.parametrize(
+    "clock",
+    [entries(CLOCK_ENTRIES_MAX + 1), struct.pack("<4Q", 2, 1, 1, 1), struct.pack("<4Q", 1, 1, 1, 2)],
+)
+def test_clock_beyond_its_bound_is_read_of_a_producer_alone(clock: bytes) -> None:
+    batch = parse_batch(body({Column.CLOCK: clock}))
+    with pytest.raises(InvalidDelta, match="clock"):
+        validate_batch(batch)
+    with pytest.raises(PeerError, match="which is unsorted or too long"):
+        decode(encode(BatchFrame(1, batch, Stamp(100))))
+    sound = parse_batch(body({Column.CLOCK: entries(CLOCK_ENTRIES_MAX)}))
+    decode(encode(BatchFrame(1, sound, Stamp(100))))
+
+
 SPARSE = Delta("doc-1", sparse([0, 7], [0.5, -1.25]), "docs")
 ALL = Delta(
     "doc-2",

@@ -6,6 +6,7 @@ Sans-IO. Whatever a peer sends can at worst raise PeerError; our own misuse rais
 from __future__ import annotations
 
 from enum import Enum
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Literal
 
 from delta_prop_wire.batch import Batch
@@ -27,6 +28,7 @@ from delta_prop_wire.header import (
 from delta_prop_wire.runs import Runs
 from delta_prop_wire.soundness import parse_batch
 from delta_prop_wire.spec import (
+    CLOCK_ENTRIES_MAX,
     COUNTER_MAX,
     CRC_BYTES,
     FRAME_PAYLOAD_BYTES_MAX,
@@ -294,10 +296,18 @@ def _check_stamp(stamp: Stamp, batch: Batch) -> None:
             ErrorCode.CHECKSUM,
             f"the stamp is of a body with checksum {stamp.body_crc:#010x}, this one has {batch.crc:#010x}",
         )
+    # Nobody judges its deltas again, so it is held here to what readers rely upon.
     if batch.unreadable_row is not None:
         raise PeerError(
             ErrorCode.BAD_FRAME,
             f"row {batch.unreadable_row}: a metadata change that no log takes, in a batch from a log",
+        )
+    clock = () if batch.plain else batch.clock
+    if len(clock) > CLOCK_ENTRIES_MAX or any(a.origin >= b.origin for a, b in pairwise(clock)):
+        raise PeerError(
+            ErrorCode.BAD_FRAME,
+            f"a clock of {len(clock)} entries in a batch from a log, which is unsorted or too long: "
+            f"allowed are {CLOCK_ENTRIES_MAX}",
         )
     if stamp.lamport + batch.count > COUNTER_MAX:
         raise PeerError(ErrorCode.BAD_FRAME, f"Lamport number {stamp.lamport} goes beyond {COUNTER_MAX}")

@@ -131,10 +131,10 @@ class _NotJsonError(Exception):
 
 
 def _unique(pairs: list[tuple[object, object]]) -> dict[object, object]:
-    for key, _ in pairs:
-        if not isinstance(key, str):
-            raise _NotJsonError(f"a key is a {type(key).__name__}: keys are text")
-    found = dict(pairs)
+    try:
+        found = dict(pairs)
+    except TypeError:
+        raise _NotJsonError("a key is a list or an object: keys are text") from None
     if len(found) != len(pairs):
         twice = _first_repeated([key for key, _ in pairs])
         raise _NotJsonError(f"the key {twice!r:.40} stands twice: name each key of an object once")
