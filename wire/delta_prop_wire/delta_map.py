@@ -26,6 +26,8 @@ from delta_prop_wire.errors import PeerError
 from delta_prop_wire.packed_metadata import PackedMetadata, read_packed
 from delta_prop_wire.packing import (
     ITEMS_MAX,
+    U16_MAX,
+    U32_MAX,
     Fields,
     blob,
     list_of,
@@ -54,6 +56,8 @@ _counter = uint(COUNTER_MAX, least=1)
 _lamport = uint(COUNTER_MAX)
 _u64 = uint()
 _pair = record(_u64, _u64)
+_stream = uint(U32_MAX)
+_partition = uint(U16_MAX)
 _kind = uint(KIND_MAX)
 _priority = one_of(Priority)
 _source = one_of(Source)
@@ -67,15 +71,24 @@ _METADATA_KEYS = frozenset(
 
 
 class DeltaMap(NamedTuple):
-    """What a map holds: the delta, what its acknowledgement is to promise (None: the default), and, from a
-    log, its Lamport number."""
+    """What a map holds: the delta, what its acknowledgement is to promise (None: the default), from a log its
+    Lamport number, and the stream and partition it belongs to.
+    """
 
     delta: Delta
     ack_level: AckLevel | None
     lamport: int | None
+    stream: int
+    partition: int | None
 
 
-def pack_delta(delta: Delta, ack_level: AckLevel | None = None, lamport: int | None = None) -> bytes:
+def pack_delta(
+    delta: Delta,
+    ack_level: AckLevel | None = None,
+    lamport: int | None = None,
+    stream: int = 0,
+    partition: int | None = None,
+) -> bytes:
     """The map of `delta`."""
     operation = delta.operation
     origin, counter = delta.dot or (None, None)
@@ -101,6 +114,8 @@ def pack_delta(delta: Delta, ack_level: AckLevel | None = None, lamport: int | N
             "expect": delta.expect,
             "ack_level": None if ack_level is None else int(ack_level),
             "lamport": lamport,
+            "stream": stream or None,
+            "partition": partition,
         }
     )
 
@@ -126,7 +141,13 @@ def unpack_delta(packed: Buffer) -> DeltaMap:
         topics=fields.get("topics", _topics, ()),
         expect=fields.get("expect", _dot, None),
     )
-    return DeltaMap(delta, fields.get("ack_level", _ack_level, None), lamport)
+    return DeltaMap(
+        delta,
+        fields.get("ack_level", _ack_level, None),
+        lamport,
+        fields.get("stream", _stream, 0),
+        fields.get("partition", _partition, None),
+    )
 
 
 def _without_metadata(packed: bytes) -> tuple[bytes, bytes | None]:

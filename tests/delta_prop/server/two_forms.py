@@ -222,7 +222,7 @@ class Server:
         self._connection = Connection(Role.SERVER)
         self._connection.receive(encode(Subscribe(1, Hello())))
         self._connection.next_event()
-        self._connection.send(Ack(correlation_id=1, welcome=Welcome(), credit=CREDIT))
+        self._connection.send(Ack(correlation_id=1, response=Welcome(), credit=CREDIT))
         seeds = [Delta(name, create([1.0, 2.0]), "n") for name in ("seed-0", "seed-1", "v")]
         assert len(seeds) == SEEDED
         self.bench.send(encode_batch(seeds, origin=ORIGIN, base=1), owner=grant.name)
