@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 NODE = Path(__file__).parent.parent / "examples" / "node"
 GOLDEN = NODE.parent.parent / "docs" / "protocol-golden.json"
+FOLDS = GOLDEN.with_name("protocol-golden-folds.json")
 STAMPED = "d301010a000000000000001100000188282656c00000000000000000"  # a header, and where its stamp begins
 CONFIGURATION = """
 [settings]
@@ -67,6 +68,20 @@ def test_each_golden_frame_is_read_and_written_to_equal_bytes(tmp_path: Path) ->
     assert node("golden.mjs", bent).returncode == 1
     bent.write_text(GOLDEN.read_text().replace(STAMPED, STAMPED[:-1] + "1", 1))
     assert "the stamp's checksum is another" in node("golden.mjs", bent).stderr
+
+
+def test_each_golden_history_is_folded_to_equal_bytes(tmp_path: Path) -> None:
+    done = node("golden_folds.mjs", FOLDS)
+    assert done.stdout == "200 of 200 golden histories folded\n", done.stderr
+    bent = tmp_path / "bent.json"
+    for told, other in (
+        ('"ignored": 1', '"ignored": 2'),
+        ('"values": "00009040', '"values": "00009140'),
+        ('"refused"', '"odd"'),
+    ):
+        bent.write_text(FOLDS.read_text().replace(told, other, 1))
+        done = node("golden_folds.mjs", bent)
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "199 of 200 golden histories folded")
 
 
 # --- a real server, behind a wire that is cut
