@@ -102,7 +102,7 @@ def check_batch(batch: Batch) -> None:
 
 
 def unresolved(row: int | None = None) -> InvalidDelta:
-    """Tell why a transform has no place in a log: its result would depend on where it is applied."""
+    """Make the refusal of a transform: in a log its result would depend on where it is applied."""
     return InvalidDelta(
         "op", "transform names a function, and no server applies it: send its result", row=row
     )

@@ -76,22 +76,22 @@ function change(before, { op, values, indices }) {
   const after = Float32Array.from(before);
   switch (OPERATIONS[op]) {
     case "scale":
-      return after.map((number) => rounded(number * values[0]));
+      return after.map((number) => bounded(number * values[0]));
     case "offset":
-      return after.map((number) => rounded(number + values[0]));
+      return after.map((number) => bounded(number + values[0]));
   }
   if (indices.some((index) => index >= after.length)) return null;
   const adds = OPERATIONS[op] === "sparse_add";
-  indices.forEach((index, i) => (after[index] = adds ? rounded(after[index] + values[i]) : values[i]));
+  indices.forEach((index, i) => (after[index] = adds ? bounded(after[index] + values[i]) : values[i]));
   return after;
 }
 
 /**
- * A product or sum of two float32 as float32. In float64 a product is exact, and a sum is exact enough: rounded twice it
- * is the same number. What leaves float32's range stays at its end.
+ * A product or sum that stays within float32's range; the array that takes it rounds it, once an operation. In float64
+ * a product of two float32 is exact, and a sum, rounded once more, is the same number.
  */
-function rounded(number) {
-  return Math.min(Math.max(Math.fround(number), -MAX), MAX);
+function bounded(number) {
+  return Math.min(Math.max(number, -MAX), MAX);
 }
 
 // --- metadata

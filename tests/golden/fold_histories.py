@@ -58,7 +58,7 @@ class Change:
 
     @property
     def key(self) -> Key:
-        """Its place in canonical order."""
+        """Tell its place in canonical order."""
         return self.lamport, self.origin, self.counter
 
 
@@ -80,7 +80,7 @@ def numbered(changes: Sequence[Change]) -> list[Change]:
 
 
 def histories() -> Iterator[tuple[str, list[Change]]]:
-    """All of them by name, the same ones each time."""
+    """Yield all of them by name, the same ones each time."""
     parts = (
         _each_operation_on_each_state,
         _rounding,
@@ -260,7 +260,7 @@ def _repeated_indices() -> Iterator[Named]:
 
 
 def _dimensions() -> Iterator[Named]:
-    """What only a forwarder can bring, or several services at once."""
+    """Yield what only a forwarder can bring, or several services at once."""
     patch = {"seen": True}
     yield "index at the dimension", [change(create([1.0, 2.0])), change(sparse([0, 2], [5, 5]), patch)]
     yield "sum at the dimension", [change(create([1.0, 2.0])), change(sparse_add([2, 0], [5, 5]), patch)]
@@ -482,7 +482,7 @@ def _copies() -> Iterator[Named]:
 
 
 def _bits(operation: Operation, *words: int) -> Operation:
-    """The operation with other numbers, told by their bits."""
+    """Give an operation other numbers, told by their bits."""
     values = np.frombuffer(struct.pack(f"<{len(words)}I", *words), "<f4")
     return Operation(operation.kind, values, operation.indices)
 
@@ -519,7 +519,7 @@ _ORIGINS = (ORIGIN, ORIGIN, OTHER, THIRD)
 
 
 def _float(draw: Random) -> float:
-    """Any finite number, those at the ends and near 1 more often."""
+    """Draw any finite number, those at the ends and near 1 more often."""
     how = draw.randrange(4)
     if how == 0:
         word = draw.choice(_SPECIAL)
@@ -554,7 +554,7 @@ def _operation(draw: Random, dimension: int) -> Operation:
 
 
 def _mixed(draw: Random) -> list[Change]:
-    """Two facts, some of their deltas late, some with an id that another one has."""
+    """Draw deltas of two facts, some of them late, some with an id that another one has."""
     dimension = draw.randrange(1, 5)
     changes = [change(create([_float(draw) for _ in range(dimension)]), {"a": 0})]
     for number in range(2, draw.randrange(8, 15)):

@@ -35,7 +35,7 @@ ABOUT = (
 
 
 def batch_of(changes: list[Change]) -> Batch:
-    """The changes as one batch: neighbours of one origin. Metadata keep their bytes."""
+    """Encode changes as one batch: neighbours of one origin. Metadata keep their bytes."""
     first = changes[0]
     deltas = [delta_of(one) for one in changes]
     patches = {row: one.patch for row, one in enumerate(changes) if one.patch is not None}
@@ -45,12 +45,12 @@ def batch_of(changes: list[Change]) -> Batch:
 
 
 def delta_of(change: Change) -> Delta:
-    """A change without its metadata, which `batch_of` adds."""
+    """Make a delta of a change, without its metadata, which `batch_of` adds."""
     return Delta(change.vector_id, change.operation, NAMESPACE, id=change.id)
 
 
 def states_of(changes: Iterable[Change]) -> dict[str, State]:
-    """What each fact is after the changes that are not refused, by the algebra alone."""
+    """Fold the changes of each fact that are not refused, by the algebra alone."""
     rows: dict[str, list[Any]] = {}
     ids: dict[str, dict[Key, bytes]] = {}
     for change in changes:
@@ -66,7 +66,7 @@ def states_of(changes: Iterable[Change]) -> dict[str, State]:
 
 
 def later_copies(ids: dict[Key, bytes]) -> set[Key]:
-    """The keys of deltas whose id a delta before them has, in canonical order."""
+    """Find the deltas whose id one before them has in canonical order, by their keys."""
     seen: set[bytes] = set()
     later = set()
     for key in sorted(ids):
@@ -77,7 +77,7 @@ def later_copies(ids: dict[Key, bytes]) -> set[Key]:
 
 
 def refused_field(change: Change) -> str | None:
-    """The field for which a service refuses a delta, whatever stands before it; None where it does not."""
+    """Name the field for which a service refuses a delta, whatever stands before it; None: it does not."""
     batch = batch_of([change])
     try:
         validate_batch(batch)
@@ -87,7 +87,7 @@ def refused_field(change: Change) -> str | None:
 
 
 def told_of_delta(change: Change) -> dict[str, Any]:
-    """A change as the file tells it."""
+    """Format a change as the file has it."""
     operation = change.operation
     told: dict[str, Any] = {
         "lamport": str(change.lamport),
@@ -118,7 +118,7 @@ def _told_of_operation(operation: Operation) -> dict[str, str]:
 
 
 def told_of_state(state: State) -> dict[str, Any]:
-    """A state as the file tells it."""
+    """Format a state as the file has it."""
     assert state.key is not None, "the state of a fact names its last delta"
     alive, vector, data, metadata = state.content
     kind = Kind.DELETE if not alive else Kind.CREATE if vector is not None else Kind.OPAQUE
@@ -133,7 +133,7 @@ def told_of_state(state: State) -> dict[str, Any]:
 
 
 def text() -> str:
-    """The file: a line a delta, so that a difference can be read."""
+    """Format the file: a line a delta, so that a difference can be read."""
     lines = ["{", f' "about": {json.dumps(ABOUT)},', ' "histories": [']
     for name, changes in histories():
         states = {vector_id: told_of_state(state) for vector_id, state in states_of(changes).items()}

@@ -123,7 +123,7 @@ def test_fold_goes_on_from_state_rows_at_any_place(name: str) -> None:
 
 
 def grouped(changes: Sequence[Change], *, alike: bool = False) -> list[list[Change]]:
-    """Neighbours that one batch can hold, whose rows have rising counters and Lamport numbers.
+    """Group neighbours that one batch can hold, whose rows have rising counters and Lamport numbers.
 
     `alike`: of one kind, which are folded as a block where they are enough.
     """
@@ -168,7 +168,7 @@ def key_at(batches: Sequence[LoggedBatch], offset: int) -> Any:
 
 
 def behind(delivery: Delivery, offset: int) -> Delivery | None:
-    """What of a delivery lies behind an offset."""
+    """Cut off what of a delivery lies up to an offset; None where nothing is left."""
     logged = delivery.logged
     rows = np.arange(max(offset + 1 - logged.offset, 0), logged.count)
     return Delivery(logged, rows) if len(rows) else None
