@@ -20,7 +20,7 @@ from tests.golden.fold_histories import NAMESPACE, Change, histories
 from tests.wire.twice import with_metadata
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from delta_prop_wire.algebra import Key
     from delta_prop_wire.batch import Batch
@@ -34,19 +34,14 @@ ABOUT = (
 )
 
 
-def batch_of(changes: list[Change]) -> Batch:
+def batch_of(changes: Sequence[Change], namespace: str = NAMESPACE) -> Batch:
     """Encode changes as one batch: neighbours of one origin. Metadata keep their bytes."""
     first = changes[0]
-    deltas = [delta_of(one) for one in changes]
+    deltas = [Delta(one.vector_id, one.operation, namespace, id=one.id) for one in changes]
     patches = {row: one.patch for row, one in enumerate(changes) if one.patch is not None}
     if not patches:
         return encode_batch(deltas, origin=first.origin, base=first.counter)
     return with_metadata(patches, deltas=deltas, origin=first.origin, base=first.counter)
-
-
-def delta_of(change: Change) -> Delta:
-    """Make a delta of a change, without its metadata, which `batch_of` adds."""
-    return Delta(change.vector_id, change.operation, NAMESPACE, id=change.id)
 
 
 def states_of(changes: Iterable[Change]) -> dict[str, State]:

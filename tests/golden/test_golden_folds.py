@@ -40,7 +40,7 @@ from tests.golden.folds import (
 from tests.sinks.support import FakeLog
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Mapping, Sequence
     from pathlib import Path
 
     from delta_prop_sinks import Sink
@@ -138,16 +138,19 @@ def grouped(changes: Sequence[Change], *, alike: bool = False) -> list[list[Chan
     return groups
 
 
-async def brought(sink: Sink, log: FakeLog, groups: Sequence[Sequence[Change]], *, at_once: bool) -> set[Any]:
+async def brought(
+    sink: Sink, log: FakeLog, groups: Sequence[Sequence[Change]], *, at_once: bool, namespace: str = NAMESPACE
+) -> set[Any]:
     """Have a sink apply changes as a log brings them; the keys of those that it rejects.
 
-    In a log all are forwarded, unless they stand in canonical order and no id is there twice.
+    In a log all are forwarded, unless they stand in canonical order and have no ids.
     """
     every = [one for group in groups for one in group]
     local = at_once and all(a.key < b.key for a, b in pairwise(every)) and not any(one.id for one in every)
     source = Source.LOCAL if local else Source.REPLICA
     some = [
-        log.append_batch(batch_of(list(group)), lamport=group[0].lamport, source=source) for group in groups
+        log.append_batch(batch_of(group, namespace), lamport=group[0].lamport, source=source)
+        for group in groups
     ]
     rejected, calls = set(), [some] if at_once else [[one] for one in some]
     for call in calls:
@@ -219,21 +222,37 @@ def test_index_comes_to_the_same_bytes(order: str, at_once: bool) -> None:
 
 @pytest.mark.parametrize("order", ["as they come", "in order, grouped by kind"])
 def test_storage_comes_to_the_same_bytes_in_memory_and_in_its_file(order: str, tmp_path: Path) -> None:
+    """Each history in a namespace of its own."""
+
     async def main() -> None:
-        for number, name in enumerate(GOLDEN):
-            storage, log = StorageSink(tmp_path / f"{number}.db"), FakeLog()
-            await storage.open(log)
-            rejected = await brought(storage, log, ORDERS[order](accepted(name)), at_once=True)
-            names = {one.vector_id for one in accepted(name)}
-            memory = {one: state for one in names if (state := await storage.get(NAMESPACE, one)) is not None}
-            check(name, memory, rejected)
-            await storage.aclose()
-            again = StorageSink(tmp_path / f"{number}.db")
-            await again.open(log)
-            check(name, {one: state async for _, one, state in again.rows()}, rejected)
-            await again.aclose()
+        storage, log = StorageSink(tmp_path / "states.db"), FakeLog()
+        await storage.open(log)
+        rejected = {}
+        for name in GOLDEN:
+            groups = ORDERS[order](accepted(name))
+            rejected[name] = await brought(storage, log, groups, at_once=True, namespace=name)
+        check_all([row async for row in held(storage)], rejected)
+        await storage.aclose()
+        again = StorageSink(tmp_path / "states.db")
+        await again.open(log)
+        check_all([row async for row in again.rows()], rejected)
+        await again.aclose()
+
+    async def held(storage: StorageSink) -> AsyncIterator[tuple[str, str, State]]:
+        for name in GOLDEN:
+            for vector_id in {one.vector_id for one in accepted(name)}:
+                if (state := await storage.get(name, vector_id)) is not None:
+                    yield name, vector_id, state
 
     anyio.run(main)
+
+
+def check_all(rows: Sequence[tuple[str, str, State]], rejected: Mapping[str, set[Any]]) -> None:
+    found: dict[str, dict[str, State]] = {name: {} for name in GOLDEN}
+    for name, vector_id, state in rows:
+        found[name][vector_id] = state
+    for name, some in found.items():
+        check(name, some, rejected[name])
 
 
 # --- compaction
@@ -247,7 +266,7 @@ def test_snapshot_of_a_compacted_log_holds_the_same_bytes(order: str) -> None:
         log, _ = open_log(disk, TINY)
         memory = FakeLog()  # tells which ids are known
         for group in ORDERS[order](each):
-            logged = memory.forward(batch_of(list(group)), group[0].lamport)
+            logged = memory.forward(batch_of(group), group[0].lamport)
             log.append(logged.batch, lamport=logged.lamport, source=logged.source, known_ids=logged.known_ids)
         if not each:
             continue
