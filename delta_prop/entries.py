@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from delta_prop.checks import check_batch
 from delta_prop.ingest.lanes import Item
 from delta_prop.ingest.origins import OWN
 from delta_prop.ingest.work import Sequenced
@@ -14,11 +15,10 @@ from delta_prop.order.orderer import Entry
 from delta_prop.published import State
 from delta_prop.refusals import REPEATS_MAX, cut_otherwise, dot_reused, too_many_repeats, withdrawn
 from delta_prop_wire.bounds import clock_is_sound
-from delta_prop_wire.delta import Kind, Priority, origin_lane
+from delta_prop_wire.delta import Priority, origin_lane
 from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import InvalidDelta
-from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.validate import validate_batch
+from delta_prop_wire.spec import CLOCK_ENTRIES_MAX, ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,26 +143,21 @@ def make_void(work: object) -> bool:
 
 
 def fault_of(batch: Batch) -> Refused | None:
-    """Why a row of it breaks a bound, or asks for a function that nobody has here; None where none does.
+    """Why a row of it is not sound, None where all are.
 
     This alone judges the deltas of producers, in whichever frame they came.
     """
     try:
-        validate_batch(batch)
+        check_batch(batch)
     except InvalidDelta as refusal:
         return refusal
-    if not batch.is_control and batch.kinds_mask >> Kind.TRANSFORM & 1:
-        return InvalidDelta(
-            "op",
-            "transform names a function, and none is registered here: send what it gives",
-            row=batch.kinds.index(Kind.TRANSFORM),
-        )
     return None
 
 
 def clock_of_refused(batch: Batch) -> tuple[Dot, ...]:
     """Return what a void keeps of a refused batch's clock: all of it, or nothing where that is at fault."""
-    return batch.clock if clock_is_sound(batch.clock) else ()
+    few = batch.clock_entries <= CLOCK_ENTRIES_MAX  # else they are not even decoded
+    return batch.clock if few and clock_is_sound(batch.clock) else ()
 
 
 def filler(origin: int, epoch: int, have: int, to: int) -> Batch:

@@ -253,7 +253,7 @@ class Intake:
                 at = origin_partition(delta.dot.origin) if frame.partition is None else frame.partition
                 check_origin(delta.dot.origin, frame.stream, at)
             self._rates.take_delta(self._grant, delta, self._now())
-            self._check_scope((delta.namespace,), 1 << delta.operation.kind, delta.clock)
+            self._check_scope((delta.namespace,), 1 << delta.operation.kind, len(delta.clock))
         except Refused as refused:
             void = refused
         if void is not None and not void.voids:
@@ -288,15 +288,14 @@ class Intake:
         """
         self._rates.take(self._grant, batch, self._now())
         if not self.forwards:
-            clock = () if batch.plain else batch.clock
-            self._check_scope(batch.namespace_names, batch.kinds_mask, clock)
+            self._check_scope(batch.namespace_names, batch.kinds_mask, batch.clock_entries)
 
-    def _check_scope(self, namespaces: Sequence[str], kinds_mask: int, clock: Sequence[Dot]) -> None:
+    def _check_scope(self, namespaces: Sequence[str], kinds_mask: int, clock_entries: int) -> None:
         self._grant.check_publish(namespaces, kinds_mask)
-        if len(clock) > self._settings.clock_entries_max:
+        if clock_entries > self._settings.clock_entries_max:
             raise InvalidDelta(
                 "clock",
-                f"has {len(clock)} entries, allowed are {self._settings.clock_entries_max}: name "
+                f"has {clock_entries} entries, allowed are {self._settings.clock_entries_max}: name "
                 "only what has changed",
             )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from delta_prop.entries import fault_of
+from delta_prop.checks import check_batch
 from delta_prop.published import Published
 from delta_prop.refusals import overlap
 from delta_prop.server.intake import Intake
@@ -231,8 +231,7 @@ class StagingIntake(Intake):
                 f"{batch.count} deltas of {batch.size} bytes at once, and the queue takes "
                 f"{lanes.capacity_deltas} of {lanes.capacity_bytes} bytes: send smaller batches",
             )
-        if (fault := fault_of(batch)) is not None:
-            raise fault
+        check_batch(batch)
         return False
 
 

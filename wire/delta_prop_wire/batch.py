@@ -176,6 +176,12 @@ class Batch:
         start, end = bounds
         return np.frombuffer(self.raw, dtype, (end - start) // dtype.itemsize, start)
 
+    @property
+    def clock_entries(self) -> int:
+        """How many entries the clock has."""
+        bounds = self._bounds_in(Column.CLOCK)
+        return 0 if bounds is None else (bounds[1] - bounds[0]) // CLOCK_ENTRY.size
+
     @lazy
     def clock(self) -> tuple[Dot, ...]:
         """Clock entries of other origins that changed since this origin's previous batch, sorted."""

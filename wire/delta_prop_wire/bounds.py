@@ -241,7 +241,7 @@ def check_expect(dot: object) -> None:
 def check_parents(parents: Iterable[object]) -> None:
     """Refuse too many parents, and what is neither a dot nor an id."""
     parents = tuple(parents)
-    _check_count("parents", len(parents), PARENTS_PER_DELTA_MAX)
+    check_count("parents", len(parents), PARENTS_PER_DELTA_MAX)
     for parent in parents:
         if not is_id(parent):
             check_dot("parents", parent)
@@ -249,7 +249,7 @@ def check_parents(parents: Iterable[object]) -> None:
 
 def check_clock(clock: tuple[Dot, ...]) -> None:
     """Refuse too many entries, what is not a dot, and an origin named twice. The clock is not empty."""
-    _check_count("clock", len(clock), CLOCK_ENTRIES_MAX)
+    check_count("clock", len(clock), CLOCK_ENTRIES_MAX)
     for entry in clock:
         check_dot("clock", entry)
     origin, times = Counter(entry.origin for entry in clock).most_common(1)[0]
@@ -276,12 +276,13 @@ def clock_is_sound(clock: tuple[Dot, ...]) -> bool:
 def check_topics(topics: Iterable[object]) -> None:
     """Refuse too many custom topics, and names out of bounds."""
     topics = tuple(topics)
-    _check_count("topics", len(topics), TOPICS_PER_DELTA_MAX)
+    check_count("topics", len(topics), TOPICS_PER_DELTA_MAX)
     for topic in topics:
         check_name("topics", topic, TOPIC_BYTES_MAX)
 
 
-def _check_count(field: str, count: int, most: int) -> None:
+def check_count(field: str, count: int, most: int) -> None:
+    """Refuse too many entries."""
     if count > most:
         refuse(field, f"{count} entries; allowed are {most}: name fewer")
 

@@ -318,11 +318,11 @@ def _check_of_log(batch: Batch) -> None:
             ErrorCode.BAD_FRAME,
             f"row {batch.unreadable_row}: a metadata change that no log takes, in a batch from a log",
         )
-    clock = () if batch.plain else batch.clock
-    if len(clock) > CLOCK_ENTRIES_MAX or any(a.origin >= b.origin for a, b in pairwise(clock)):
+    count = batch.clock_entries
+    if count > CLOCK_ENTRIES_MAX or any(a.origin >= b.origin for a, b in pairwise(batch.clock)):
         raise PeerError(
             ErrorCode.BAD_FRAME,
-            f"a clock of {len(clock)} entries in a batch from a log, which is unsorted or too long: "
+            f"a clock of {count} entries in a batch from a log, which is unsorted or too long: "
             f"allowed are {CLOCK_ENTRIES_MAX}",
         )
 

@@ -21,6 +21,7 @@ from delta_prop_wire.bounds import (
     SPARSE_KINDS,
     check_clock,
     check_clock_order,
+    check_count,
     check_dot,
     check_expect,
     check_indices,
@@ -46,6 +47,7 @@ from delta_prop_wire.mixed import decode_mixed
 from delta_prop_wire.packed_metadata import PackedMetadata, json_fault_of
 from delta_prop_wire.plain import decode_plain
 from delta_prop_wire.spec import (
+    CLOCK_ENTRIES_MAX,
     COUNTER_MAX,
     DELTA_BYTES_MAX,
     DIMENSION_MAX,
@@ -304,7 +306,8 @@ def _extras_are_sound(batch: Batch, columns: int) -> bool:
     if not columns & _EXTRAS and not batch.kinds_mask & _METADATA_BIT:
         return True
     return (
-        clock_is_sound(batch.clock)
+        batch.clock_entries <= CLOCK_ENTRIES_MAX
+        and clock_is_sound(batch.clock)
         and _parents_are_sound(batch)
         and all(1 <= dot.counter <= COUNTER_MAX or dot == ABSENT for _, dot in batch.expects)
         and _tags_are_sound(batch)
@@ -384,6 +387,7 @@ def _raise_first_fault(batch: Batch) -> NoReturn:
             )
         except InvalidDelta as error:
             raise _in_row(error, row) from None
+    check_count("clock", batch.clock_entries, CLOCK_ENTRIES_MAX)
     if batch.clock:
         check_clock(batch.clock)
         check_clock_order(batch.clock)

@@ -275,6 +275,17 @@ def test_a_repeat_of_what_is_being_written_waits_for_it(fails: bool) -> None:
     on(disk, story)
 
 
+def test_row_that_names_a_transform_ends_its_attempt() -> None:
+    async def story(at: Site) -> None:
+        async with at.connected() as raw:
+            await staged_hello(raw, 0, 1)
+            await raw.send(frame(0, [*rows(0, 2), Delta("v", transform("double"))], 1, 1))
+            nack = await raw.until(Nack)
+            assert (nack.code, nack.field, nack.row) == (ErrorCode.INVALID_DELTA, "op", 2)
+
+    on(SimDisk(), story)
+
+
 @pytest.mark.parametrize(
     ("more", "field"),
     [
