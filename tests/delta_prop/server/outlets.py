@@ -161,7 +161,9 @@ class Line:
         codecs: frozenset[int] = frozenset(),
         may_read: Callable[[str], bool] | None = None,
         bytes_max: int | None = None,
+        rows_max: int | None = None,
     ) -> None:
+        self.rows_max = rows_max
         self.house = house
         self.got: list[tuple[int, int, bytes]] = []
         self.kinds: list[str] = []
@@ -202,8 +204,9 @@ class Line:
         while times and (self.rung or (self.wake_at is not None and self.wake_at <= self.house.now)):
             times -= 1
             self.rung, self.wake_at = False, None
-            sending = self.outlet.take(self.house.now, self.bytes_max)
+            sending = self.outlet.take(self.house.now, self.bytes_max, rows_max=self.rows_max)
             if sending is not None:
+                assert sending.deltas <= (self.rows_max or sending.deltas)
                 taken += 1
                 self._take_in(sending)
                 self.rung = self.rung or not times or not self.outlet.rests()
