@@ -437,10 +437,10 @@ class Outlet:
     def _stretch(self, rows_max: int | None) -> Stretch | None:
         """Whole frames as they lie in the log's files, where all is wanted as it is.
 
-        What comes first is read, and so checked: a client that found damage in a stretch comes back there.
+        What comes first is verified, by reading or as a stretch: a client that found damage comes back there.
         """
         first = self._first
-        if self._stretches is None or not self._read_once or not self._wanted.everything:
+        if self._stretches is None or not self._wanted.everything:
             return None
         assert first is not None
         if first.deltas:
@@ -448,7 +448,9 @@ class Outlet:
         deltas, size = self._window.left or _UNBOUNDED
         size = min(size, self._stretch_bytes_max)
         deltas = deltas if rows_max is None else min(deltas, rows_max)
-        bounds = Bounds(deltas, size, read_bytes_max=self._settings.send_bytes_max)
+        bounds = Bounds(
+            deltas, size, read_bytes_max=self._settings.send_bytes_max, verified=not self._read_once
+        )
         self._stretching = True
         try:
             return self._stretches.next(self._end, bounds, codecs=self._codecs)

@@ -409,7 +409,8 @@ class Peer:
                 log.level,
             )
             self._tell(Ack(0, credit=None if more else credit, answers=sequence, welcome=welcome))
-        self.codecs = frozenset(one for one in self._hub.codecs if one.name.lower() in hello.features)
+        if first:
+            self.codecs = frozenset(one for one in self._hub.codecs if one.name.lower() in hello.features)
 
     def _subscribe(self, sequence: int, request: Subscription) -> None:
         grant = self.grant

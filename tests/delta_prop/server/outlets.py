@@ -168,6 +168,7 @@ class Line:
         self.got: list[tuple[int, int, bytes]] = []
         self.kinds: list[str] = []
         self.ranges: list[int] = []  # their sizes
+        self.bytes = 0  # as they travel
         self.frames: list[BatchFrame | DeltaFrame] = []
         self.rung = True
         self.rings = 0
@@ -236,6 +237,7 @@ class Line:
             self.kinds.append("parts")
             raw = b"".join(sending.parts)
         assert len(raw) == sending.bytes
+        self.bytes += len(raw)
         visible = self.house.log.visible
         decoder, deltas = Decoder(), 0
         for start in range(0, len(raw), 1 << 22):
