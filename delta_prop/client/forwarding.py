@@ -251,7 +251,7 @@ class ForwardLink:
     def _take_nack(self, nack: Nack) -> None:
         refusal = nack.refusal()
         call = self._call
-        if nack.answers is not None or nack.is_about_connection:
+        if nack.correlation_id is not None or nack.is_about_connection:
             if refusal.retryable:
                 raise Reconnect((nack.retry_after_ms or 1_000) / 1_000, refusal)
             raise refusal

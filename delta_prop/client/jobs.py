@@ -61,7 +61,7 @@ def decide(
     how it is (LOOK). `run`: with ABORT, drop only what this run of the job has staged (`attempt_of`), if
     anything; what another driver stages under the same name stays.
 
-    Once this returns the decision is on disk. Raises Refused (JOB_UNKNOWN, JOB_DECIDED, …; nothing is decided
+    Once this returns the decision is on disk. Raises Refused (UNKNOWN_JOB, JOB_DECIDED, …; nothing is decided
     then), Unreachable (nobody knows), UsageError.
     """
     named = tuple(parts)
@@ -80,7 +80,7 @@ def decide(
             cause: Exception = error
             wait_s, unheard = 0.0, True
         except Refused as refused:
-            if unheard and decision is Decision.ABORT and refused.code is ErrorCode.JOB_UNKNOWN:
+            if unheard and decision is Decision.ABORT and refused.code is ErrorCode.UNKNOWN_JOB:
                 return JobStatus(JobState.ABORTED)  # as was asked before, and not heard
             if not refused.retryable:
                 raise
@@ -134,9 +134,9 @@ class _Call:
 
 def _told(frame: Frame, number: int) -> Ack | None:
     """The answer to a request, None where this is something else. Raises Refused."""
-    if isinstance(frame, Nack) and (frame.answers == number or not frame.sequence):
+    if isinstance(frame, Nack) and (frame.correlation_id == number or not frame.sequence):
         raise frame.refusal()
-    if not isinstance(frame, Ack) or frame.answers != number:
+    if not isinstance(frame, Ack) or frame.correlation_id != number:
         return None
     return None if frame.welcome is not None and frame.welcome.more else frame
 

@@ -351,7 +351,7 @@ class _Publication:
             at,
             mark=frame.end,
             published=at.published + count - repeated,
-            repeated=at.repeated + repeated,
+            duplicates=at.duplicates + repeated,
         )
 
     async def _tell(self, bytes_max: int) -> None:

@@ -255,8 +255,8 @@ class Peer:
                 self._take_ack(frame)
             case Heartbeat():
                 self._echo_us = frame.sent_us
-                if frame.dealt_with is not None and self.outlet is not None:
-                    self.outlet.note_dealt_with(frame.dealt_with)
+                if frame.processed is not None and self.outlet is not None:
+                    self.outlet.note_dealt_with(frame.processed)
             case Backpressure():
                 self._advice.take(frame, self._hub.now())
                 self.ring()  # what waited for the end of a stop may go now
@@ -287,8 +287,8 @@ class Peer:
         try:
             if ack.credit is not None:
                 outlet.grant(ack.credit)
-            if ack.dealt_with is not None:
-                outlet.note_dealt_with(ack.dealt_with)
+            if ack.processed is not None:
+                outlet.note_dealt_with(ack.processed)
             if ack.cursor is not None:
                 outlet.commit(ack.cursor)
         except Refused as refused:
@@ -305,13 +305,13 @@ class Peer:
             else:
                 self._subscribe(sequence, request)
         except Unauthorized as refused:
-            self._unauthorized(refused, type(request).__name__, answers=sequence)
+            self._unauthorized(refused, type(request).__name__, correlation_id=sequence)
         except Refused as refused:
             if refused.code is ErrorCode.UNAUTHORIZED:  # the same words whatever the cause
                 unauthorized = Unauthorized(refused.message)
-                self._unauthorized(unauthorized, type(request).__name__, answers=sequence)
+                self._unauthorized(unauthorized, type(request).__name__, correlation_id=sequence)
             else:
-                self._refuse(0, refused, answers=sequence)
+                self._refuse(0, refused, correlation_id=sequence)
 
     def _hello(self, sequence: int, hello: Hello) -> None:
         first = self.grant is None
@@ -341,7 +341,7 @@ class Peer:
             if self._outbox.ending:
                 return
             if failure is not None:
-                self._refuse(0, failure, answers=sequence)
+                self._refuse(0, failure, correlation_id=sequence)
             else:
                 self._welcome(sequence, hello, granted, first=first)
 
@@ -377,11 +377,11 @@ class Peer:
         def told(outcome: JobStatus | Refused) -> None:
             self._unanswered -= 1
             if isinstance(outcome, Unauthorized):
-                self._unauthorized(outcome, "Decide", answers=sequence)
+                self._unauthorized(outcome, "Decide", correlation_id=sequence)
             elif isinstance(outcome, Refused):
-                self._refuse(0, outcome, answers=sequence)
+                self._refuse(0, outcome, correlation_id=sequence)
             elif not self._outbox.ending:
-                self._tell(Ack(0, answers=sequence, job=outcome))
+                self._tell(Ack(0, correlation_id=sequence, job=outcome))
 
         try:
             self._hub.jobs.decide(request, grant.name, told)
@@ -408,7 +408,7 @@ class Peer:
                 Cursor(log.log_id, log.epoch, log.visible),
                 log.level,
             )
-            self._tell(Ack(0, credit=None if more else credit, answers=sequence, welcome=welcome))
+            self._tell(Ack(0, credit=None if more else credit, correlation_id=sequence, welcome=welcome))
         if first:
             self.codecs = frozenset(one for one in self._hub.codecs if one.name.lower() in hello.features)
 
@@ -433,7 +433,7 @@ class Peer:
                 outlet.close()
             raise
         self.outlet = outlet
-        self._tell(Ack(0, answers=sequence, granted=granted))
+        self._tell(Ack(0, correlation_id=sequence, subscribed=granted))
 
     codecs: frozenset[int] = frozenset()
     """Codecs of stored frames that the client has said it reads."""
@@ -444,7 +444,7 @@ class Peer:
         try:
             grant.check_subscribe(())
         except Unauthorized as refused:
-            self._unauthorized(refused, "Unsubscribe", answers=frame.sequence)
+            self._unauthorized(refused, "Unsubscribe", correlation_id=frame.sequence)
             return
         visible = self._hub.inside.log.visible
         if frame.drain and self.outlet is not None and self.outlet.dealt_with < visible:
@@ -461,9 +461,9 @@ class Peer:
             dealt_with = self.outlet.dealt_with  # of what it was subscribed to until now
             self.outlet.unsubscribe(frame.subscription)
         except Refused as refused:
-            self._refuse(0, refused, answers=frame.sequence)
+            self._refuse(0, refused, correlation_id=frame.sequence)
         else:
-            self._tell(Ack(0, answers=frame.sequence, dealt_with=dealt_with))
+            self._tell(Ack(0, correlation_id=frame.sequence, processed=dealt_with))
 
     def _let_leave(self) -> None:
         """End the subscriptions whose last delivery is written."""
@@ -471,20 +471,20 @@ class Peer:
         while leaving and (outlet is None or outlet.dealt_with >= leaving[0][0]):
             self._leave(leaving.popleft()[1])
 
-    def _refuse(self, sequence: int, refused: Refused, answers: int | None = None) -> None:
+    def _refuse(self, sequence: int, refused: Refused, correlation_id: int | None = None) -> None:
         self._hub.counters.nack(refused.code)
         self._hub.audit.refused(self.address, self.grant, "REQUEST", refused)
-        self._tell(Nack.of(sequence, refused, answers=answers))
+        self._tell(Nack.of(sequence, refused, correlation_id=correlation_id))
         if self._connection.phase is Phase.ENDED:  # it was the hello that opens the connection
             self.end()
 
     def _unauthorized(
-        self, refused: Unauthorized, what: str, sequence: int = 0, answers: int | None = None
+        self, refused: Unauthorized, what: str, sequence: int = 0, correlation_id: int | None = None
     ) -> None:
         """Refused by the token: always in the same words, and then the connection ends."""
         self._hub.audit.refused(self.address, self.grant, what, refused)
         self._hub.counters.nack(refused.code)
-        self.end(Nack.of(sequence, refused, answers=answers))
+        self.end(Nack.of(sequence, refused, correlation_id=correlation_id))
 
     # --- writing
 
@@ -605,7 +605,7 @@ class Peer:
         told, at = self._progress_told
         if outlet.dealt_with > told and now - at >= _PROGRESS_S:
             self._progress_told = (outlet.dealt_with, now)
-            self._tell(Ack(0, dealt_with=outlet.dealt_with))
+            self._tell(Ack(0, processed=outlet.dealt_with))
         warning = outlet.warning
         level = Level.OK if warning is None else warning.level
         if level != self._warned:
@@ -620,7 +620,7 @@ class Peer:
                 self._beats,
                 sent_us=int(now * 1_000_000),
                 echo_us=self._echo_us,
-                dealt_with=None if outlet is None else outlet.dealt_with,
+                processed=None if outlet is None else outlet.dealt_with,
             )
         )
         self._outbox.spoke_at = now

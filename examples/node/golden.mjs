@@ -85,14 +85,14 @@ function dot(item) {
   return Array.isArray(item) ? { origin: item[0], counter: item[1] } : item;
 }
 
-function control(type, { credit, ranges, cursor, welcome, granted, job, code, level, ...rest }) {
+function control(type, { credit, ranges, cursor, welcome, subscribed, job, code, level, ...rest }) {
   return {
     ...rest,
     credit: credit && amounts(credit),
     ranges: ranges?.map(([first, last, offset, duplicate]) => ({ first, last, offset, duplicate })),
     cursor: cursor && place(cursor),
     welcome: welcome && hello(Object.fromEntries(welcome)),
-    granted: granted && { ...Object.fromEntries(granted), start: place(granted.get("start")) },
+    subscribed: subscribed && { ...Object.fromEntries(subscribed), start: place(subscribed.get("start")) },
     job: job && jobStatus(Object.fromEntries(job)),
     code: code && CODES[code],
     level: type === "backpressure" ? PRESSURES[level] : level,

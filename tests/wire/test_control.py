@@ -29,10 +29,10 @@ from delta_prop_wire.frames import (
     Subscribe,
     Subscription,
 )
-from delta_prop_wire.header import pack_header
 from delta_prop_wire.packing import U64_MAX, unpack_map
 from delta_prop_wire.spec import ErrorCode, FrameType
 from delta_prop_wire.topics import ALL
+from tests.wire.sealing import sealed
 
 REFUSED = [0, 249, "doc-1", 14, "why"]
 
@@ -47,8 +47,7 @@ def refused(raw: bytes) -> PeerError:
 
 
 def control(kind: FrameType, **fields: Any) -> bytes:
-    payload = msgpack.packb(fields)
-    return pack_header(kind, 0, 1, len(payload)) + payload
+    return sealed(kind, msgpack.packb(fields))
 
 
 @pytest.mark.parametrize(
@@ -58,12 +57,12 @@ def control(kind: FrameType, **fields: Any) -> bytes:
         (FrameType.ACK, "ranges", [[1, 2, 0]]),
         (FrameType.ACK, "ranges", [[1, 2, 0, 1]]),
         (FrameType.ACK, "ranges", [[1, 2, 0, False]] * 1025),
-        (FrameType.ACK, "dealt_with", -1),
+        (FrameType.ACK, "processed", -1),
         (FrameType.ACK, "cursor", [bytes(15), 1, 1]),
         (FrameType.ACK, "credit", [1]),
         (FrameType.ACK, "welcome", [1]),
         (FrameType.ACK, "version", {"welcome": {}}),
-        (FrameType.ACK, "start", {"granted": {"subscription": 1}}),
+        (FrameType.ACK, "start", {"subscribed": {"subscription": 1}}),
         (FrameType.NACK, "code", 0),
         (FrameType.NACK, "code", 99),
         (FrameType.ACK, "state", {"job": {"state": "gone"}}),
@@ -78,8 +77,8 @@ def control(kind: FrameType, **fields: Any) -> bytes:
         (FrameType.SUBSCRIBE, "decide", {"job": "nightly", "decide": "perhaps"}),
         (FrameType.SUBSCRIBE, "run", {"job": "nightly", "decide": "abort", "run": 1 << 32}),
         (FrameType.SUBSCRIBE, "parts", {"job": "nightly", "decide": "commit", "parts": [[1, 2]]}),
-        (FrameType.NACK, "answers", {"code": 6, "answers": -1}),
-        (FrameType.HEARTBEAT, "dealt_with", 1 << 63),
+        (FrameType.NACK, "correlation_id", {"code": 6, "correlation_id": -1}),
+        (FrameType.HEARTBEAT, "processed", 1 << 63),
         (FrameType.SUBSCRIBE, "client", "x" * 256),
         (FrameType.SUBSCRIBE, "log_id", bytes(15)),
         (FrameType.ACK, "more", {"welcome": {"version": 1, "more": 1}}),
@@ -147,8 +146,8 @@ def test_a_subscription_to_nothing_is_our_own_fault() -> None:
 
 
 def test_a_control_frame_beyond_the_bound_is_our_own_fault() -> None:
-    with pytest.raises(UsageError, match="allowed are 65536"):
-        encode(Nack(1, ErrorCode.DEP_TIMEOUT, "", details={"waits_for": ["x" * 70_000]}))
+    with pytest.raises(UsageError, match="allowed are 65532"):
+        encode(Nack(1, ErrorCode.DEP_TIMEOUT, "", details={"missing": ["x" * 70_000]}))
 
 
 def test_a_long_refusal_is_cut_and_not_refused_itself() -> None:
@@ -175,7 +174,7 @@ def test_a_long_refusal_is_cut_and_not_refused_itself() -> None:
     ],
 )
 def test_unsound_msgpack(payload: bytes, why: str) -> None:
-    error = refused(pack_header(FrameType.BACKPRESSURE, 0, 1, len(payload)) + payload)
+    error = refused(sealed(FrameType.BACKPRESSURE, payload))
     assert error.code is ErrorCode.BAD_FRAME
     assert why in error.message
 
@@ -192,10 +191,10 @@ JSON_LIKE = st.recursive(
 )
 KEYS = (
     "vector_id namespace op values indices data id origin counter parents clock timestamp priority source "
-    "metadata topics expect ack_level lamport ranges dealt_with cursor credit answers welcome granted code "
-    "text retry_after_ms row field details level depth capacity rate sent_us echo_us delivered received "
-    "version more log features token origins subscription start batch_deltas_max wait_ms_max group filter "
-    "drain sources client log_id deltas"
+    "metadata topics expect ack_level lamport ranges processed cursor credit correlation_id welcome "
+    "subscribed code text retry_after_ms row field details level depth capacity rate sent_us echo_us "
+    "delivered received version more log features token origins subscription start batch_deltas_max "
+    "wait_ms_max group filter drain sources client log_id deltas"
 )
 
 
@@ -209,7 +208,7 @@ def test_maps_of_the_wrong_things_raise_nothing_but_the_peers_error(
     payload = msgpack.packb(fields)
     if kind is FrameType.DELTA:
         payload += crc32c(payload).to_bytes(4, "little")
-    raw = pack_header(kind, 0, 1, len(payload)) + payload
+    raw = sealed(kind, payload)
     with contextlib.suppress(PeerError):
         decode(raw)
 
@@ -246,8 +245,8 @@ _numbers = st.integers(0, 2**62)
             tuple
         ),
         credit=st.none() | st.builds(Credit, _numbers, _numbers),
-        dealt_with=st.none() | _numbers,
-        answers=st.none() | _numbers,
+        processed=st.none() | _numbers,
+        correlation_id=st.none() | _numbers,
         cursor=st.none() | st.just(Cursor(bytes(16), 1, 2)),
     )
 )
@@ -258,7 +257,7 @@ def test_an_acknowledgement_is_packed_by_the_short_way_as_by_the_long_one(ack: A
 def test_a_cursor_is_read_by_the_short_way() -> None:
     ack = Ack(7, cursor=Cursor(bytes(16), 3, 1 << 40))
     raw = encode(ack)
-    assert control_module._short_ack(7, raw[16:]) == ack == decode(raw)
-    for other in (Ack(7), Ack(7, credit=Credit(1, 1)), replace(ack, dealt_with=3)):
-        assert control_module._short_ack(7, encode(other)[16:]) is None
+    assert control_module._short_ack(7, raw[16:-4]) == ack == decode(raw)
+    for other in (Ack(7), Ack(7, credit=Credit(1, 1)), replace(ack, processed=3)):
+        assert control_module._short_ack(7, encode(other)[16:-4]) is None
         assert decode(encode(other)) == other

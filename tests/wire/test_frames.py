@@ -23,7 +23,6 @@ from delta_prop_wire.frames import (
     DeltaFrame,
     Filter,
     Frame,
-    Granted,
     Heartbeat,
     Hello,
     Level,
@@ -33,6 +32,7 @@ from delta_prop_wire.frames import (
     Start,
     StartAt,
     Subscribe,
+    Subscribed,
     Subscription,
     Unsubscribe,
     Welcome,
@@ -55,10 +55,10 @@ def received(*chunks: bytes) -> list[Frame]:
 
 def test_a_refusal_survives_the_journey() -> None:
     refused = Refused(ErrorCode.QUEUE_FULL, "full", retry_after_ms=5, row=2, field="id", details={"depth": 9})
-    frame = decode(encode(Nack.of(7, refused, answers=3)))
+    frame = decode(encode(Nack.of(7, refused, correlation_id=3)))
     assert isinstance(frame, Nack)
     assert frame.sequence == 7
-    assert frame.answers == 3
+    assert frame.correlation_id == 3
     assert vars(frame.refusal()) == vars(refused)
     assert frame.refusal().retryable
 
@@ -146,10 +146,10 @@ FRAMES = st.one_of(
             ),
             max_size=4,
         ).map(tuple),
-        dealt_with=st.none() | OFFSETS,
+        processed=st.none() | OFFSETS,
         cursor=st.none() | CURSORS,
         credit=MAYBE_CREDIT,
-        answers=st.none() | U64,
+        correlation_id=st.none() | U64,
         welcome=st.none()
         | st.builds(
             Welcome,
@@ -160,7 +160,8 @@ FRAMES = st.one_of(
             st.none() | CURSORS,
             st.none() | st.sampled_from(AckLevel),
         ),
-        granted=st.none() | st.builds(Granted, U32, CURSORS, st.integers(1, 65536), st.integers(0, 60_000)),
+        subscribed=st.none()
+        | st.builds(Subscribed, U32, CURSORS, st.integers(1, 65536), st.integers(0, 60_000)),
     ),
     st.builds(
         Nack,

@@ -153,8 +153,8 @@ SAID = {
     "hello": ["HELLO"],
     "Subscribe, Unsubscribe": ["SUBSCRIBE", "UNSUBSCRIBE"],
     "a decision": ["DECIDE"],
-    "Delta or Batch, without": ["DELTA", "BATCH"],
-    "stamped Batch": ["LOGGED_BATCH"],
+    "Delta or Batch, with a producer": ["DELTA", "BATCH"],
+    "Batch with a forwarder": ["LOGGED_BATCH"],
     "Delta with a Lamport": ["LOGGED_DELTA", "CUT_BATCH"],
     "Ack with `welcome`": ["WELCOME"],
     "other Ack": ["ACK", "BACKPRESSURE", "HEARTBEAT"],
@@ -226,7 +226,7 @@ def test_the_keys_stand_in_the_tables_order() -> None:
             for cell in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text[1], re.MULTILINE)
             for key in re.findall(r"`(\w+)`", cell)
         ]
-        keys = list(msgpack.unpackb(raw[header.HEADER_BYTES : len(raw) - 4 * (section == "Delta")]))
+        keys = list(msgpack.unpackb(raw[header.HEADER_BYTES : -spec.CRC_BYTES]))
         places = [told.index(key) for key in keys]
         assert places == sorted(places), entry["name"]
 

@@ -125,7 +125,7 @@ class Connection:
         header = self._header
         sequence = header.sequence if header is not None and header.type in _DATA else 0
         answers = header.sequence if header is not None and header.type in _REQUESTS else None
-        return Nack(sequence, error.code, error.message, answers=answers)
+        return Nack(sequence, error.code, error.message, correlation_id=answers)
 
     # --- sending
 
@@ -134,7 +134,7 @@ class Connection:
 
         Raises UsageError where the table or the credits forbid it, Refused (TOO_LARGE) for a delta.
         """
-        if type(frame) is Ack and frame.answers is None and self.phase is Phase.OPEN and self._serves:
+        if type(frame) is Ack and frame.correlation_id is None and self.phase is Phase.OPEN and self._serves:
             raw = encode(frame)  # the short way of what a server says most: it may, and answers no request
             if frame.credit is not None:
                 self.allowance.grant(frame.credit)
@@ -246,7 +246,7 @@ class Connection:
         """Whichever end it comes from: of an opening hello the end, of a subscription its credit."""
         if ack.welcome is not None and not ack.welcome.more:
             self.phase = Phase.OPEN
-        asked = None if ack.answers is None else self._asked.pop(ack.answers, None)
+        asked = None if ack.correlation_id is None else self._asked.pop(ack.correlation_id, None)
         deliveries = self.window if self._serves else self.allowance
         if isinstance(asked, Unsubscribe):
             self._subscriptions.discard(asked.subscription)
@@ -262,8 +262,8 @@ class Connection:
     def _note_refused(self, nack: Nack) -> None:
         if self.phase in (Phase.OPENING, Phase.GREETED):
             self.end()
-        if nack.answers is not None:
-            self._asked.pop(nack.answers, None)
+        if nack.correlation_id is not None:
+            self._asked.pop(nack.correlation_id, None)
         elif nack.is_about_connection and nack.code is not ErrorCode.BAD_REQUEST:
             self._subscriptions.clear()
             (self.window if self._serves else self.allowance).begin(NOTHING)

@@ -19,7 +19,6 @@ from delta_prop_wire.frames import (
     Decide,
     Decision,
     Filter,
-    Granted,
     Heartbeat,
     Hello,
     JobPart,
@@ -34,6 +33,7 @@ from delta_prop_wire.frames import (
     Start,
     StartAt,
     Subscribe,
+    Subscribed,
     Subscription,
     Unsubscribe,
     Welcome,
@@ -148,7 +148,7 @@ _NO_OTHERS = (None,) * 5
 
 def _pack_ack(ack: Ack) -> bytes:
     """The short way of what a server says most, offsets and credit; all else the long way."""
-    others = ack.cursor, ack.dealt_with, ack.answers, ack.welcome, ack.granted
+    others = ack.cursor, ack.processed, ack.correlation_id, ack.welcome, ack.subscribed
     if ack.credit is None or not ack.ranges or others != _NO_OTHERS:
         return _packed(_ack_fields(ack))
     return pack({"ranges": ack.ranges, "credit": ack.credit})
@@ -157,12 +157,12 @@ def _pack_ack(ack: Ack) -> bytes:
 def _ack_fields(ack: Ack) -> dict[str, Any]:
     return {
         "ranges": ack.ranges or None,
-        "dealt_with": ack.dealt_with,
+        "processed": ack.processed,
         "cursor": ack.cursor,
         "credit": ack.credit,
-        "answers": ack.answers,
+        "correlation_id": ack.correlation_id,
         "welcome": None if ack.welcome is None else _said(_welcome_fields(ack.welcome)),
-        "granted": None if ack.granted is None else _granted_fields(ack.granted),
+        "subscribed": None if ack.subscribed is None else _subscribed_fields(ack.subscribed),
         "job": None if ack.job is None else _job_fields(ack.job),
     }
 
@@ -179,12 +179,12 @@ def _unpack_ack(sequence: int, fields: Fields) -> Ack:
     return Ack(
         sequence,
         ranges=fields.get("ranges", _ranges, ()),
-        dealt_with=fields.get("dealt_with", _offset, None),
+        processed=fields.get("processed", _offset, None),
         cursor=fields.get("cursor", _cursor, None),
         credit=fields.get("credit", _credit, None),
-        answers=fields.get("answers", _u64, None),
+        correlation_id=fields.get("correlation_id", _u64, None),
         welcome=_unpack_welcome(fields.inner("welcome")) if "welcome" in fields else None,
-        granted=_unpack_granted(fields.inner("granted")) if "granted" in fields else None,
+        subscribed=_unpack_subscribed(fields.inner("subscribed")) if "subscribed" in fields else None,
         job=_unpack_job(fields.inner("job")) if "job" in fields else None,
     )
 
@@ -211,7 +211,7 @@ def _unpack_welcome(fields: Fields) -> Welcome:
     )
 
 
-def _granted_fields(granted: Granted) -> dict[str, Any]:
+def _subscribed_fields(granted: Subscribed) -> dict[str, Any]:
     return {
         "subscription": granted.subscription,
         "start": granted.start,
@@ -220,8 +220,8 @@ def _granted_fields(granted: Granted) -> dict[str, Any]:
     }
 
 
-def _unpack_granted(fields: Fields) -> Granted:
-    return Granted(
+def _unpack_subscribed(fields: Fields) -> Subscribed:
+    return Subscribed(
         subscription=fields.need("subscription", _u32),
         start=fields.need("start", _cursor),
         batch_deltas_max=fields.need("batch_deltas_max", _rows),
@@ -234,7 +234,7 @@ def _job_fields(status: JobStatus) -> dict[str, Any]:
         "state": status.state.value,
         "deltas": status.deltas,
         "published": status.published,
-        "repeated": status.repeated,
+        "duplicates": status.duplicates,
         "refused": status.refused,
     } | ({"refused_rows": list(map(_refused_fields, status.refused_rows))} if status.refused_rows else {})
 
@@ -249,7 +249,7 @@ def _unpack_job(fields: Fields) -> JobStatus:
         state=fields.need("state", _word_of(JobState)),
         deltas=fields.get("deltas", _u64, 0),
         published=fields.get("published", _u64, 0),
-        repeated=fields.get("repeated", _u64, 0),
+        duplicates=fields.get("duplicates", _u64, 0),
         refused=fields.get("refused", _u64, 0),
         refused_rows=fields.get("refused_rows", list_of(_refused_row, REFUSED_ROWS_MAX), ()),
     )
@@ -266,7 +266,7 @@ def _nack_fields(nack: Nack) -> dict[str, Any]:
         "row": nack.row,
         "field": None if nack.field is None else cut(nack.field, NAME_BYTES_MAX),
         "details": dict(nack.details) or None,
-        "answers": nack.answers,
+        "correlation_id": nack.correlation_id,
         "frame": nack.frame,
     }
 
@@ -280,7 +280,7 @@ def _unpack_nack(sequence: int, fields: Fields) -> Nack:
         row=fields.get("row", uint(BATCH_ROWS_MAX - 1), None),
         field=fields.get("field", _name, None),
         details=fields.get("details", mapping, {}),
-        answers=fields.get("answers", _u64, None),
+        correlation_id=fields.get("correlation_id", _u64, None),
         frame=True if fields.get("frame", flag, False) else None,
     )
 
@@ -319,7 +319,7 @@ def _heartbeat_fields(beat: Heartbeat) -> dict[str, Any]:
         "delivered": beat.delivered,
         "received": beat.received,
         "credit": beat.credit,
-        "dealt_with": beat.dealt_with,
+        "processed": beat.processed,
     }
 
 
@@ -331,7 +331,7 @@ def _unpack_heartbeat(sequence: int, fields: Fields) -> Heartbeat:
         delivered=fields.get("delivered", _u64, None),
         received=fields.get("received", _u64, None),
         credit=fields.get("credit", _credit, None),
-        dealt_with=fields.get("dealt_with", _offset, None),
+        processed=fields.get("processed", _offset, None),
     )
 
 

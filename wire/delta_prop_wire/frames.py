@@ -100,8 +100,8 @@ class OriginGrant(NamedTuple):
 class Welcome:
     """The answer to a hello: what both speak, and what each origin may go on from.
 
-    `more`: further origins follow, in Acks with the same `answers`. `log`: the log's id, its epoch and its
-    end. `level`: the highest level that its acknowledgements can have.
+    `more`: further origins follow, in Acks with the same `correlation_id`. `log`: the log's id, its epoch and
+    its end. `level`: the highest level that its acknowledgements can have.
     """
 
     version: int = VERSION
@@ -113,7 +113,7 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class Subscribed:
     """The answer to a subscription: where it starts, and how deliveries are gathered."""
 
     subscription: int
@@ -127,20 +127,20 @@ class Ack:
     """What was done. All parts are optional and independent.
 
     `sequence`: the outcome of every delta up to this number has been told (a Nack is an outcome).
-    `ranges`: first offsets, and what overtook. `dealt_with`: below this offset nothing is needed again; from
+    `ranges`: first offsets, and what overtook. `processed`: below this offset nothing is needed again; from
     a server, that everything below was delivered on this connection or is none of its business.
-    `cursor`: commit it for the group. `credit`: adds to what is left. `answers`: the sequence of the
-    Subscribe or Unsubscribe that this answers, with `welcome`, `granted` or `job`.
+    `cursor`: commit it for the group. `credit`: adds to what is left. `correlation_id`: the sequence of the
+    Subscribe or Unsubscribe that this answers, with `welcome`, `subscribed` or `job`.
     """
 
     sequence: int = 0
     ranges: tuple[AckRange, ...] = ()
-    dealt_with: int | None = None
+    processed: int | None = None
     cursor: Cursor | None = None
     credit: Credit | None = None
-    answers: int | None = None
+    correlation_id: int | None = None
     welcome: Welcome | None = None
-    granted: Granted | None = None
+    subscribed: Subscribed | None = None
     job: JobStatus | None = None
 
 
@@ -149,7 +149,8 @@ class Nack:
     """What was refused, why, and when to try again (None: not before something is changed).
 
     `sequence`: of the frame with deltas that is refused, as a whole; `frame` says so where that is 0.
-    `answers`: of the request that is refused; `sequence` is 0 then. None of them: it is about the connection.
+    `correlation_id`: of the request that is refused; `sequence` is 0 then. None of them: it is about the
+    connection.
     `row`, `field`: the first bad row of a batch and what is wrong with it. `details`: further facts, by name.
     """
 
@@ -160,7 +161,7 @@ class Nack:
     row: int | None = None
     field: str | None = None
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    answers: int | None = None
+    correlation_id: int | None = None
     frame: Literal[True] | None = None
 
     @classmethod
@@ -172,10 +173,10 @@ class Nack:
     @property
     def is_about_connection(self) -> bool:
         """True if it refuses neither a frame nor a request."""
-        return not self.sequence and self.answers is None and not self.frame
+        return not self.sequence and self.correlation_id is None and not self.frame
 
     @classmethod
-    def of(cls, sequence: int, refused: Refused, *, answers: int | None = None) -> Nack:
+    def of(cls, sequence: int, refused: Refused, *, correlation_id: int | None = None) -> Nack:
         """The frame that tells a peer of `refused`."""
         return cls(
             sequence,
@@ -185,7 +186,7 @@ class Nack:
             refused.row,
             refused.field,
             refused.details,
-            answers,
+            correlation_id,
         )
 
     def refusal(self) -> Refused:
@@ -232,7 +233,7 @@ class Heartbeat:
     """Sent when idle. `sent_us`: the sender's monotonic clock; `echo_us`: the last one that it got.
 
     `sequence`: a running number. `delivered`, `received`: highest sequence sent and received so far.
-    `credit`: what the sender believes it may still send. `dealt_with`: as in an Ack.
+    `credit`: what the sender believes it may still send. `processed`: as in an Ack.
     """
 
     sequence: int
@@ -241,7 +242,7 @@ class Heartbeat:
     delivered: int | None = None
     received: int | None = None
     credit: Credit | None = None
-    dealt_with: int | None = None
+    processed: int | None = None
 
 
 # --- requests
@@ -334,7 +335,7 @@ class Decision(Enum):
 
     COMMIT = "commit"
     ABORT = "abort"
-    LOOK = "look"
+    QUERY = "query"
 
 
 def attempt_of(run: int, number: int) -> int:
@@ -409,7 +410,7 @@ class JobStatus:
     state: JobState
     deltas: int = 0
     published: int = 0
-    repeated: int = 0
+    duplicates: int = 0
     refused: int = 0
     refused_rows: tuple[RefusedRow, ...] = ()
 

@@ -26,6 +26,7 @@ from delta_prop_wire.spec import (
     Flag,
     FrameType,
 )
+from delta_prop_wire.stamp import pack_sent_stamp
 
 if TYPE_CHECKING:
     from delta_prop_wire.buffer import ReceiveBuffer
@@ -35,12 +36,11 @@ if TYPE_CHECKING:
 FRAMES_MAX = 64
 """Frames of one run: whoever takes it keeps the event loop meanwhile."""
 
-_HEAD = struct.Struct(f">IQI{STAMP_BYTES // 8}Q")
-"""The frame header, its first four bytes in one, and the stamp in words."""
+_HEAD = struct.Struct(">IQI")
+"""The frame header, its first four bytes in one."""
+assert _HEAD.size == HEADER_BYTES
 _BODY_AT = HEADER_BYTES + STAMP_BYTES
-assert _HEAD.size == _BODY_AT
 _UNBOUNDED = Credit(1 << 63, 1 << 63)
-_NO_STAMP = [0] * (STAMP_BYTES // 8)
 _LENGTH_MIN = STAMP_BYTES + SMALLEST_BODY_BYTES
 _ACK_WANTED = int(Flag.ACK_WANTED)
 _MIXED = Attribute.MIXED_KINDS | Attribute.MIXED_NAMESPACES
@@ -92,15 +92,18 @@ class Runs:
             and rows < rows_left
             and at - begin < bytes_left
         ):
-            told, first, length, *stamp = _HEAD.unpack_from(view, at)
+            told, first, length = _HEAD.unpack_from(view, at)
             stop = at + HEADER_BYTES + length
             if not batches:
                 if first < sequence_min:
                     break
                 start, sequence, first_sequence = told, first, first
-            if told != start or told not in _STARTS or first != sequence or not first or stamp != _NO_STAMP:
+            if told != start or told not in _STARTS or first != sequence or not first:
                 break
             if stop > end or not _LENGTH_MIN <= length <= payload_bytes_max:
+                break
+            stamp_at = at + HEADER_BYTES
+            if view[stamp_at : at + _BODY_AT] != pack_sent_stamp(view[at:stamp_at]):
                 break
             # A body of its own, so that a batch that is kept keeps nothing else.
             body = bytes(view[at + _BODY_AT : stop])

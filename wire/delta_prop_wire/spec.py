@@ -105,7 +105,7 @@ class ErrorCode(IntEnum):
     LEVEL_UNAVAILABLE = 22
     OVERLAP = 23
     BAD_REQUEST = 24
-    JOB_UNKNOWN = 25
+    UNKNOWN_JOB = 25
     JOB_DECIDED = 26
     ID_REUSED = 27
     OUTCOME_UNKNOWN = 28

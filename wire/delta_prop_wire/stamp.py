@@ -1,7 +1,8 @@
-"""The stamp: 48 bytes between frame header and body, written by the log alone, in the clear.
+"""The stamp: 48 bytes between frame header and body, in the clear.
 
-It binds a batch to its place: its checksum covers the frame header and the rest of the stamp, and names
-the checksum of the stamp before it, so that a missing or exchanged frame breaks the chain.
+Its checksum covers the frame header and the rest of the stamp. A producer fills in nothing else but stream
+and partition. The log's stamp binds a batch to its place: it names the checksum of the stamp before it, so
+that a missing or exchanged frame breaks the chain.
 """
 
 from __future__ import annotations
@@ -31,14 +32,12 @@ if TYPE_CHECKING:
 
     from delta_prop_wire.batch import Batch
 
-NO_STAMP = bytes(STAMP_BYTES)
-"""What a producer sends: all zero."""
-
 _REST = struct.Struct("<IIHBBQQIIQ")
 """leader epoch, stream, partition, source, known ids, append time, Lamport number, previous stamp's CRC,
 body CRC, synced offset: 44 bytes, behind the stamp's own CRC (u32)."""
 
 _CRC = struct.Struct("<I")
+_SENT_REST = bytes(_REST.size)
 _HEADER = struct.Struct(">BBBBQI")
 _STAMP = struct.Struct("<I" + _REST.format.removeprefix("<"))
 assert _STAMP.size == STAMP_BYTES
@@ -76,6 +75,18 @@ class Stamp:
     known_ids: KnownIds = KnownIds.NONE
     crc: int = field(default=0, compare=False)
 
+    @property
+    def is_sent(self) -> bool:
+        """True if it is a producer's: it says no more than stream and partition."""
+        return self == Stamp(stream=self.stream, partition=self.partition)
+
+
+def pack_sent_stamp(header: Buffer) -> bytes:
+    """The 48 bytes of a producer's stamp, of stream 0 and partition 0, behind this frame header (16 bytes, of
+    the uncompressed frame).
+    """
+    return _CRC.pack(crc32c(_SENT_REST, crc32c(header))) + _SENT_REST
+
 
 def pack_stamp(stamp: Stamp, header: Buffer) -> bytes:
     """The 48 bytes of `stamp` behind this frame header (16 bytes, of the uncompressed frame)."""
@@ -94,11 +105,9 @@ def pack_stamp(stamp: Stamp, header: Buffer) -> bytes:
     return _CRC.pack(crc32c(rest, crc32c(header))) + rest
 
 
-def unpack_stamp(raw: Buffer, header: Buffer) -> Stamp | None:
-    """Read 48 bytes that came behind this frame header; None where all are zero. Raises PeerError."""
+def unpack_stamp(raw: Buffer, header: Buffer) -> Stamp:
+    """Read 48 bytes that came behind this frame header. Raises PeerError."""
     view = memoryview(raw)
-    if view == NO_STAMP:
-        return None
     told = stamp_crc(view)
     found = crc32c(view[_CRC.size :], crc32c(header))
     if told != found:
