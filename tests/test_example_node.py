@@ -239,7 +239,8 @@ class Peer:
             {
                 "credit": credit,
                 "correlation_id": 1,
-                "welcome": {"version": 1, "log": [bytes(16), 1, 0]} | welcome,
+                "request": "hello",
+                "response": {"log": [bytes(16), 1, 0]} | welcome,
             },
         )
 
@@ -396,7 +397,8 @@ def test_a_subscriber_reads_cut_frames_passes_over_control_rows_and_goes_on_behi
         peer = Peer(listener, {}, [1, 1])
         kind, sequence, request = peer.frame()
         assert (kind, packed("earliest") in request) == (6, True)
-        peer.answer(2, {"correlation_id": sequence, "subscribed": granted | {"start": [bytes(16), 1, 0]}})
+        response = granted | {"start": [bytes(16), 1, 0]}
+        peer.answer(2, {"correlation_id": sequence, "request": "subscribe", "response": response})
         cut, void = golden["batch cut by a filter"], golden["batch of void dots"]
         peer.send(cut + void)
         assert [json.loads(process.stdout.readline()) for _ in range(2)] == [[17, 900, 5], [19, 902, 7]]

@@ -17,7 +17,6 @@ from delta_prop.client.errors import Unreachable
 from delta_prop.client.producing import check_stages
 from delta_prop.client.settings import ClientSettings
 from delta_prop.tls_contexts import client_context
-from delta_prop_wire.control import PARTS_MAX
 from delta_prop_wire.errors import PeerError, Refused, UsageError
 from delta_prop_wire.frames import (
     Ack,
@@ -31,6 +30,7 @@ from delta_prop_wire.frames import (
     StagedPart,
     attempt_of,
 )
+from delta_prop_wire.requests import PARTS_MAX
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _told(frame: Frame, number: int) -> Ack | None:
         raise frame.refusal()
     if not isinstance(frame, Ack) or frame.correlation_id != number:
         return None
-    return None if frame.welcome is not None and frame.welcome.more else frame
+    return None if frame.more else frame
 
 
 def _given_up(where: tuple[Address, ...] | list[Address], timeout_s: float, cause: Exception) -> Exception:

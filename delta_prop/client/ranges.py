@@ -233,10 +233,8 @@ class _Line:
             for frame in session.frames(time.monotonic()):
                 if isinstance(frame, Nack) and (frame.correlation_id == number or not frame.sequence):
                     raise _told(frame)
-                if isinstance(frame, Ack) and frame.correlation_id == number:
-                    more = frame.welcome is not None and frame.welcome.more
-                    if not more:
-                        return frame
+                if isinstance(frame, Ack) and frame.correlation_id == number and not frame.more:
+                    return frame
             self.step()
 
 

@@ -16,11 +16,11 @@ import msgpack
 from delta_prop.server.part_file import DIRECTORY, SUFFIX, Mark, PartHead, frames, path_of, read_head
 from delta_prop_broker.log.files.identity import read_small, replace_file
 from delta_prop_broker.log.files.names import TEMPORARY
-from delta_prop_wire.control import REFUSED_ID_BYTES_MAX, REFUSED_ROWS_MAX, REFUSED_TEXT_BYTES_MAX
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import DeltaPropError
 from delta_prop_wire.frames import JobState, JobStatus, RefusedRow
 from delta_prop_wire.packing import cut
+from delta_prop_wire.requests import REFUSED_ID_BYTES_MAX, REFUSED_ROWS_MAX, REFUSED_TEXT_BYTES_MAX
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:

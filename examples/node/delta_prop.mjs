@@ -71,7 +71,7 @@ class Link {
     try {
       link.welcome = await new Promise((resolve, reject) => {
         link.hello = { resolve, reject };
-        link.send({ type: "subscribe", sequence: SEQUENCE_HELLO, version: 1, ...hello });
+        link.send({ type: "subscribe", sequence: SEQUENCE_HELLO, request: "hello", version: 1, ...hello });
       });
       return link;
     } finally {
@@ -127,10 +127,10 @@ class Link {
     if (frame.type === "nack" && frame.sequence === 0n && frame.correlation_id === undefined) return this.end(new Refused(frame));
     if (!this.hello) return this.onFrame(frame);
     if (frame.type === "nack") return this.end(new Refused(frame));
-    if (frame.type === "ack" && frame.welcome) {
-      const welcome = Object.fromEntries(frame.welcome);
+    if (frame.type === "ack" && frame.request === "hello") {
+      const welcome = Object.fromEntries(frame.response);
       this.credit = frame.credit ?? this.credit ?? [0, 0];
-      if (welcome.more) return;
+      if (frame.more) return;
       this.hello.resolve(welcome);
       this.hello = null;
     }
@@ -273,7 +273,7 @@ export class Producer extends Connected {
   }
 
   hello() {
-    return { ...super.hello(), origins: [[this.origin, this.epoch]] };
+    return { ...super.hello(), origins: [[this.origin, this.epoch, 0]] };
   }
 
   onWelcome(link) {
@@ -446,6 +446,8 @@ export class Subscriber extends Connected {
     link.send({
       type: "subscribe",
       sequence: SEQUENCE_SUBSCRIBE,
+      request: "subscribe",
+      version: 1,
       subscription: 1,
       topics: topics.map(topic),
       start: this.position === undefined ? start : ["cursor", [this.log[0], this.log[1], this.position]],
@@ -455,7 +457,7 @@ export class Subscriber extends Connected {
   }
 
   onFrame(frame) {
-    if (frame.type === "ack" && frame.subscribed) this.granted(Object.fromEntries(frame.subscribed));
+    if (frame.type === "ack" && frame.request === "subscribe") this.granted(Object.fromEntries(frame.response));
     else if (frame.type === "nack") this.link.end(new Refused(frame));
     else if (frame.type === "batch" || frame.type === "delta") this.delivered(frame);
     const dealtWith = BigInt(frame.processed ?? 0);

@@ -12,6 +12,7 @@ export const HEADER_BYTES = 16;
 const ACK_WANTED = 1, HIGH = 2, COMPRESSED = 4, BATCHED = 8;
 const STAMP_BYTES = 48;
 const BODY = HEADER_BYTES + STAMP_BYTES; // where a batch's body begins
+const PARTITION_AT = 28; // in the stamp
 const ROWS_MAX = 65_536;
 const PAYLOAD_MAX = [1_310_720, 16_777_216, ...Array(6).fill(65_536)]; // by type
 const TRANSACTIONAL = 0, CONTROL = 1, LEAPS = 8, STATES = 9; // attribute bits that no column decides
@@ -135,7 +136,7 @@ const DELTA_KEYS = {
   vectorId: "vector_id", namespace: "namespace", op: "op", values: "values", indices: "indices", data: "data", id: "id",
   origin: "origin", counter: "counter", parents: "parents", clock: "clock", timestamp: "timestamp",
   priority: "priority", source: "source", metadata: "metadata", topics: "topics", expect: "expect",
-  ackLevel: "ack_level", lamport: "lamport",
+  ackLevel: "ack_level", lamport: "lamport", stream: "stream", partition: "partition",
 };
 const BIG = new Set(["origin", "counter", "timestamp", "lamport"]);
 const DOTS = new Set(["parents", "clock"]);
@@ -198,6 +199,7 @@ function encodeBatch(sequence, ackWanted, batch) {
   const flags = BATCHED | (ackWanted ? ACK_WANTED : 0) | (priority < NORMAL ? HIGH : 0);
   const frame = framed("batch", flags, sequence, Buffer.concat([Buffer.alloc(STAMP_BYTES), ...body, crc]));
   if (batch.stamp) writeStamp(frame, batch.stamp);
+  else frame.writeUInt16LE(partitionOf(batch.origin), PARTITION_AT);
   return withStampCrc(frame);
 }
 
@@ -374,14 +376,16 @@ const STAMP_FIELDS = [ // name, offset in the frame, size
   ["appendTime", 32, 8], ["lamport", 40, 8], ["previousCrc", 48, 4], ["bodyCrc", 52, 4], ["syncedOffset", 56, 8],
 ];
 
-/** The stamp that a log or a forwarder made; undefined of a producer's, which says nothing beside its checksum. */
+/** The stamp that a log or a forwarder made; undefined of a producer's, which names its origin's partition alone. */
 function readStamp(frame) {
   const stamp = {};
   for (const [name, at, size] of STAMP_FIELDS) {
     stamp[name] = size === 8 ? frame.readBigUInt64LE(at) : frame.readUIntLE(at, size);
   }
   if (stamp.crc !== stampCrc(frame)) throw new Unsound("the stamp's checksum is another", 5);
-  return frame.subarray(HEADER_BYTES + 4, BODY).every((byte) => byte === 0) ? undefined : stamp;
+  const own = stamp.partition === partitionOf(frame.readBigUInt64LE(BODY + 8));
+  const rest = [...frame.subarray(HEADER_BYTES + 4, PARTITION_AT), ...frame.subarray(PARTITION_AT + 2, BODY)];
+  return own && rest.every((byte) => byte === 0) ? undefined : stamp;
 }
 
 function writeStamp(frame, stamp) {
@@ -393,6 +397,7 @@ function writeStamp(frame, stamp) {
 
 // --- numbers in bytes: all machines that run Node are little-endian, as columns are
 
+const partitionOf = (origin) => Number((origin >> 4n) & 0xffffn);
 const upTo8 = (length) => (length + 7) & ~7;
 const namespaceOf = ({ vectorId, namespace }) => namespace ?? (vectorId.includes(":") ? vectorId.split(":", 1)[0] : "default");
 const aligned = (bytes) => bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length);

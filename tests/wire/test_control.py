@@ -16,20 +16,30 @@ from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.control import TEXT_BYTES_MAX, pack_control
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import Dot
 from delta_prop_wire.errors import PeerError, UsageError
 from delta_prop_wire.frames import (
     Ack,
     AckRange,
     Credit,
+    Describe,
+    Fact,
+    FactState,
     Frame,
+    Heartbeat,
     Hello,
     Nack,
+    OriginGrant,
     Start,
     StartAt,
     Subscribe,
+    Subscribed,
     Subscription,
+    UnknownRequest,
+    Welcome,
 )
 from delta_prop_wire.packing import U64_MAX, unpack_map
+from delta_prop_wire.requests import joined
 from delta_prop_wire.spec import ErrorCode, FrameType
 from delta_prop_wire.topics import ALL
 from tests.wire.sealing import sealed
@@ -47,7 +57,14 @@ def refused(raw: bytes) -> PeerError:
 
 
 def control(kind: FrameType, **fields: Any) -> bytes:
+    if kind is FrameType.SUBSCRIBE and "request" not in fields:
+        name = "subscribe" if "topics" in fields else "decide" if "decide" in fields else "hello"
+        fields = {"request": name, **fields}
     return sealed(kind, msgpack.packb(fields))
+
+
+def answer(request: str, **fields: Any) -> dict[str, Any]:
+    return {"request": request, "response": fields}
 
 
 @pytest.mark.parametrize(
@@ -60,18 +77,21 @@ def control(kind: FrameType, **fields: Any) -> bytes:
         (FrameType.ACK, "processed", -1),
         (FrameType.ACK, "cursor", [bytes(15), 1, 1]),
         (FrameType.ACK, "credit", [1]),
-        (FrameType.ACK, "welcome", [1]),
-        (FrameType.ACK, "version", {"welcome": {}}),
-        (FrameType.ACK, "start", {"subscribed": {"subscription": 1}}),
+        (FrameType.ACK, "response", {"request": "hello", "response": [1]}),
+        (FrameType.ACK, "request", {"response": {}}),
+        (FrameType.ACK, "start", answer("subscribe", subscription=1)),
+        (FrameType.ACK, "state", answer("get", state="gone", offset=1)),
+        (FrameType.ACK, "offsets", answer("offsets", offsets=[-1])),
+        (FrameType.ACK, "streams", answer("describe", streams=[["default"]])),
         (FrameType.NACK, "code", 0),
-        (FrameType.NACK, "code", 99),
-        (FrameType.ACK, "state", {"job": {"state": "gone"}}),
-        (FrameType.ACK, "refused_rows", {"job": {"state": "published", "refused_rows": [[0, 0, "a", 14]]}}),
-        (FrameType.ACK, "refused_rows", {"job": {"state": "published", "refused_rows": [REFUSED] * 11}}),
+        (FrameType.NACK, "code", 1 << 16),
+        (FrameType.ACK, "state", answer("decide", state="gone")),
+        (FrameType.ACK, "refused_rows", answer("decide", state="published", refused_rows=[[0, 0, "a", 14]])),
+        (FrameType.ACK, "refused_rows", answer("decide", state="published", refused_rows=[REFUSED] * 11)),
         (
             FrameType.ACK,
             "refused_rows",
-            {"job": {"state": "published", "refused_rows": [[*REFUSED[:3], 0, ""]]}},
+            answer("decide", state="published", refused_rows=[[*REFUSED[:3], 0, ""]]),
         ),
         (FrameType.SUBSCRIBE, "job", ["nightly", 1]),
         (FrameType.SUBSCRIBE, "decide", {"job": "nightly", "decide": "perhaps"}),
@@ -81,9 +101,9 @@ def control(kind: FrameType, **fields: Any) -> bytes:
         (FrameType.HEARTBEAT, "processed", 1 << 63),
         (FrameType.SUBSCRIBE, "client", "x" * 256),
         (FrameType.SUBSCRIBE, "log_id", bytes(15)),
-        (FrameType.ACK, "more", {"welcome": {"version": 1, "more": 1}}),
-        (FrameType.ACK, "log", {"welcome": {"version": 1, "log": [bytes(16), 1]}}),
-        (FrameType.ACK, "level", {"welcome": {"version": 1, "level": 4}}),
+        (FrameType.ACK, "more", 1),
+        (FrameType.ACK, "log", {"request": "hello", "response": {"log": [bytes(16), 1]}}),
+        (FrameType.ACK, "level", {"request": "hello", "response": {"level": 4}}),
         (FrameType.BACKPRESSURE, "rate", float("nan")),
         (FrameType.BACKPRESSURE, "rate", -1.0),
         (FrameType.HEARTBEAT, "sent_us", "now"),
@@ -261,3 +281,40 @@ def test_a_cursor_is_read_by_the_short_way() -> None:
     for other in (Ack(7), Ack(7, credit=Credit(1, 1)), replace(ack, processed=3)):
         assert control_module._short_ack(7, encode(other)[16:-4]) is None
         assert decode(encode(other)) == other
+
+
+# --- what a later version may say
+
+
+def test_code_that_is_not_known_is_a_code_all_the_same() -> None:
+    nack = Nack(3, ErrorCode(999), "later", retry_after_ms=5)
+    assert decode(encode(nack)) == nack
+    assert (nack.code, nack.code.name) == (999, "CODE_999")
+    assert nack.code is not ErrorCode.BAD_FRAME
+    assert not nack.refusal().retryable
+
+
+def test_request_that_is_not_known_is_read() -> None:
+    for fields in ({"request": "compact"}, {"request": "hello", "version": 2}):
+        frame = decode(control(FrameType.SUBSCRIBE, later=[1], **fields))
+        assert frame == Subscribe(1, UnknownRequest(fields["request"], fields.get("version", 1)))
+    with pytest.raises(UsageError, match="compact"):
+        encode(Subscribe(1, UnknownRequest("compact", 1)))
+
+
+def test_unknown_keys_and_flags_are_passed_over() -> None:
+    assert decode(control(FrameType.SUBSCRIBE, request="describe", later={"a": 1})) == Subscribe(
+        1, Describe()
+    )
+    for bit in (4, 5, 6, 7):
+        raw = sealed(FrameType.HEARTBEAT, msgpack.packb({"sent_us": 1}), flags=1 << bit)
+        assert decode(raw) == Heartbeat(1, sent_us=1)
+    assert decode(control(FrameType.ACK, request="later", response={"a": 1})) == Ack(1)
+
+
+def test_pages_are_one_response() -> None:
+    pages = [Welcome(origins=(OriginGrant(one, 1, 1),)) for one in (1, 2)]
+    assert joined(pages) == Welcome(origins=(*pages[0].origins, *pages[1].origins))
+    facts = [Fact(FactState.OPAQUE, 3, Dot(1, 1), 7, data=part) for part in (b"ab", b"c")]
+    assert joined(facts) == replace(facts[0], data=b"abc")
+    assert joined([Subscribed(1, Cursor(bytes(16), 1, 1), 1, 1)]).subscription == 1

@@ -21,16 +21,28 @@ from delta_prop_wire.frames import (
     BatchFrame,
     Credit,
     DeltaFrame,
+    Describe,
+    Description,
+    Fact,
+    FactState,
     Filter,
+    FindOffsets,
+    FoundOffsets,
     Frame,
+    Get,
     Heartbeat,
     Hello,
+    JobState,
+    JobStatus,
     Level,
     Nack,
     OriginClaim,
     OriginGrant,
+    PartitionRange,
+    PartitionStart,
     Start,
     StartAt,
+    StreamDescription,
     Subscribe,
     Subscribed,
     Subscription,
@@ -133,10 +145,48 @@ DELTAS = st.builds(
     topics=st.lists(NAME, max_size=3).map(tuple),
     expect=st.none() | st.just(ABSENT) | DOTS,
 )
-FRAMES = st.one_of(
+U16 = st.integers(0, (1 << 16) - 1)
+STARTS = st.builds(Start, st.just(StartAt.OFFSET), OFFSETS) | st.builds(Start, st.just(StartAt.GROUP))
+LEVELS = st.none() | st.sampled_from(AckLevel)
+NAMES = st.lists(NAME, max_size=3).map(tuple)
+PAGES = st.binary(max_size=12)
+RESPONSES = st.one_of(
     st.builds(
-        DeltaFrame, U64, DELTAS, st.booleans(), st.none() | st.sampled_from(AckLevel), st.none() | OFFSETS
+        Welcome,
+        NAMES,
+        st.lists(st.builds(OriginGrant, U64, U32, OFFSETS), max_size=3).map(tuple),
+        st.none() | CURSORS,
+        LEVELS,
     ),
+    st.builds(Subscribed, U32, CURSORS, st.integers(1, 65536), st.integers(0, 60_000)),
+    st.builds(JobStatus, st.sampled_from(JobState), U64, U64, U64, U64),
+    st.builds(
+        Fact, st.sampled_from(FactState), OFFSETS, st.none() | DOTS, st.none() | OFFSETS, PAGES, PAGES, PAGES
+    ),
+    st.builds(FoundOffsets, st.lists(OFFSETS, max_size=3).map(tuple), CURSORS),
+    st.builds(
+        Description,
+        st.lists(
+            st.builds(
+                StreamDescription,
+                NAME,
+                U32,
+                st.lists(st.builds(PartitionRange, U16, OFFSETS, CURSORS), max_size=2).map(tuple),
+            ),
+            max_size=2,
+        ).map(tuple),
+        st.dictionaries(NAME, st.integers(1, 255), max_size=3),
+        NAMES,
+        LEVELS,
+    ),
+)
+REQUESTS = st.one_of(
+    st.builds(Get, NAME, st.none() | NAME),
+    st.builds(FindOffsets, st.lists(STARTS, max_size=3).map(tuple), U32, U16),
+    st.just(Describe()),
+)
+FRAMES = st.one_of(
+    st.builds(DeltaFrame, U64, DELTAS, st.booleans(), LEVELS, st.none() | OFFSETS, U32, st.none() | U16),
     st.builds(
         Ack,
         U64,
@@ -150,18 +200,10 @@ FRAMES = st.one_of(
         cursor=st.none() | CURSORS,
         credit=MAYBE_CREDIT,
         correlation_id=st.none() | U64,
-        welcome=st.none()
-        | st.builds(
-            Welcome,
-            st.integers(1, 255),
-            st.lists(NAME, max_size=3).map(tuple),
-            st.lists(st.builds(OriginGrant, U64, U32, OFFSETS), max_size=3).map(tuple),
-            st.booleans(),
-            st.none() | CURSORS,
-            st.none() | st.sampled_from(AckLevel),
-        ),
-        subscribed=st.none()
-        | st.builds(Subscribed, U32, CURSORS, st.integers(1, 65536), st.integers(0, 60_000)),
+        response=st.none() | RESPONSES,
+        more=st.booleans(),
+        stream=U32,
+        partition=U16,
     ),
     st.builds(
         Nack,
@@ -198,10 +240,9 @@ FRAMES = st.one_of(
         U64,
         st.builds(
             Hello,
-            st.integers(1, 255),
             st.lists(NAME, max_size=3).map(tuple),
             st.none() | NAME,
-            st.lists(st.builds(OriginClaim, U64, U32), max_size=3).map(tuple),
+            st.lists(st.builds(OriginClaim, U64, U32, U32), max_size=3).map(tuple),
             st.sampled_from(Source),
             st.none() | NAME,
             st.none() | st.binary(min_size=16, max_size=16),
@@ -222,7 +263,10 @@ FRAMES = st.one_of(
                 st.lists(st.sampled_from(Priority), max_size=4).map(tuple),
             ),
             st.booleans(),
-        ),
+            U32,
+            st.lists(st.builds(PartitionStart, U16, st.none() | STARTS, MAYBE_CREDIT), max_size=2).map(tuple),
+        )
+        | REQUESTS,
     ),
     st.builds(Unsubscribe, U64, U32, st.booleans()),
 )

@@ -125,8 +125,8 @@ def test_a_logged_head_is_read_in_few_steps_as_in_many(
 
 
 def test_producers_stamp_says_no_more_than_its_partition() -> None:
-    assert pack_sent_stamp(HEADER) == pack_stamp(Stamp(), HEADER)
-    assert unpack_stamp(pack_sent_stamp(HEADER), HEADER).is_sent
+    assert pack_sent_stamp(HEADER, 0) == pack_stamp(Stamp(), HEADER)
+    assert unpack_stamp(pack_sent_stamp(HEADER, 0), HEADER).is_sent
     assert unpack_stamp(pack_stamp(Stamp(stream=7, partition=3), HEADER), HEADER).is_sent
     assert not unpack_stamp(pack_stamp(Stamp(append_time=1), HEADER), HEADER).is_sent
 

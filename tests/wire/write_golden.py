@@ -1,4 +1,4 @@
-"""Writes the golden frames anew, from the samples of `test_codec.py`: `python -m tests.wire.write_golden`.
+"""Writes the golden frames anew, from the samples: `python -m tests.wire.write_golden`.
 
 They stand in `docs/protocol-golden.json` and at the end of `docs/protocol.md`. A change of these bytes is a
 change of the protocol.
@@ -12,7 +12,7 @@ import textwrap
 
 from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.spec import FrameType
-from tests.wire.test_codec import DOCS, SAMPLES, plain
+from tests.wire.samples import DOCS, SAMPLES, plain
 
 _JSON = DOCS / "protocol-golden.json"
 _PAGE = DOCS / "protocol.md"

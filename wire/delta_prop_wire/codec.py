@@ -13,7 +13,7 @@ from delta_prop_wire.buffer import ReceiveBuffer
 from delta_prop_wire.compression import compress, decompress
 from delta_prop_wire.control import pack_control, unpack_control
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.delta import Priority
+from delta_prop_wire.delta import Priority, origin_partition
 from delta_prop_wire.delta_map import pack_delta, unpack_delta
 from delta_prop_wire.errors import PeerError, Refused, UsageError
 from delta_prop_wire.frames import BatchFrame, DeltaFrame
@@ -80,7 +80,9 @@ def encode_head(
 ) -> bytes:
     """The 64 bytes in front of a batch's body: frame header and stamp. The log stores this, then the body."""
     header = _batch_header(batch, sequence, ack_wanted)
-    return header + (pack_sent_stamp(header) if stamp is None else pack_stamp(stamp, header))
+    if stamp is None:
+        return header + pack_sent_stamp(header, origin_partition(batch.origin))
+    return header + pack_stamp(stamp, header)
 
 
 def decode(raw: bytes | memoryview) -> Frame:
@@ -234,7 +236,8 @@ def _unsealed(header: Header, payload: bytes | memoryview) -> bytes | memoryview
 
 
 def _encode_delta(frame: DeltaFrame) -> bytes:
-    packed = pack_delta(frame.delta, frame.ack_level, frame.lamport)
+    place = frame.stream, frame.partition
+    packed = pack_delta(frame.delta, frame.ack_level, frame.lamport, *place)
     length = len(packed) + CRC_BYTES
     if length > DELTA_PAYLOAD_BYTES_MAX:
         raise Refused(
@@ -247,8 +250,8 @@ def _encode_delta(frame: DeltaFrame) -> bytes:
 
 
 def _decode_delta(header: Header, packed: bytes | memoryview) -> DeltaFrame:
-    delta, ack_level, lamport = unpack_delta(packed)
-    return DeltaFrame(header.sequence, delta, bool(header.flags & Flag.ACK_WANTED), ack_level, lamport)
+    found = unpack_delta(packed)
+    return DeltaFrame(header.sequence, found.delta, bool(header.flags & Flag.ACK_WANTED), *found[1:])
 
 
 # --- Batch
@@ -268,21 +271,27 @@ def _encode_batch(frame: BatchFrame, compression: Compression | None) -> bytes:
 def _decode_batch(header: Header, head: bytes | memoryview, body: bytes | memoryview) -> BatchFrame:
     if header.flags & Flag.COMPRESSED:
         body = decompress(memoryview(body))
-    # The stamp is made before a frame is compressed: its checksum is over the header of the plain frame.
-    flags = header.flags & ~Flag.COMPRESSED
-    plain = pack_header(header.type, flags, header.sequence, STAMP_BYTES + len(body))
-    stamp = None if head == pack_sent_stamp(plain) else unpack_stamp(head, plain)
     batch = parse_batch(body)
     if header.sequence + batch.count > COUNTER_MAX:
         raise PeerError(
             ErrorCode.BAD_FRAME,
             f"sequence {header.sequence} and {batch.count} rows go beyond {COUNTER_MAX}: start lower",
         )
+    stamp = _decode_stamp(header, head, batch)
     if stamp is not None:
         _check_stamp(stamp, batch)
     if batch.attributes & Attribute.ROW_OFFSETS and not batch.is_state:
         _check_row_offsets(batch, header.sequence, stamp)
     return BatchFrame(header.sequence, batch, stamp, bool(header.flags & Flag.ACK_WANTED))
+
+
+def _decode_stamp(header: Header, head: bytes | memoryview, batch: Batch) -> Stamp | None:
+    # It is made before a frame is compressed: its checksum is over the header of the plain frame.
+    flags = header.flags & ~Flag.COMPRESSED
+    plain = pack_header(header.type, flags, header.sequence, STAMP_BYTES + len(batch.body))
+    if head == pack_sent_stamp(plain, origin_partition(batch.origin)):
+        return None
+    return unpack_stamp(head, plain)
 
 
 def _check_stamp(stamp: Stamp, batch: Batch) -> None:

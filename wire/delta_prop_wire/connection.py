@@ -14,11 +14,12 @@ from delta_prop_wire.errors import PeerError, UsageError
 from delta_prop_wire.frames import (
     Ack,
     BatchFrame,
-    Decide,
     DeltaFrame,
     Hello,
     Nack,
     Subscribe,
+    Subscription,
+    UnknownRequest,
     Unsubscribe,
 )
 from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX, HEADER_BYTES, ErrorCode, FrameType
@@ -27,7 +28,7 @@ from delta_prop_wire.window import NOTHING, Window
 
 if TYPE_CHECKING:
     from delta_prop_wire.codec import _NeedBytes
-    from delta_prop_wire.frames import Frame, Subscription
+    from delta_prop_wire.frames import Frame
     from delta_prop_wire.header import Header
     from delta_prop_wire.runs import Run
 
@@ -199,13 +200,10 @@ class Connection:
                 rows = frame.batch.count if isinstance(frame, BatchFrame) else 1
                 self.allowance.spend(rows, HEADER_BYTES + self._header.length)
                 self._next_sequence = frame.sequence + rows
-            case Subscribe(request=Hello() as hello):
-                if self.phase is Phase.OPENING:
-                    self.phase = Phase.GREETED
-                    self._peer = _speaker_of(hello)
-            case Subscribe(request=Decide()):  # its answer changes nothing here
-                pass
-            case Subscribe() | Unsubscribe():
+            case Subscribe(request=Hello() | UnknownRequest() as hello) if self.phase is Phase.OPENING:
+                self.phase = Phase.GREETED
+                self._peer = _speaker_of(hello)
+            case Subscribe(request=Subscription()) | Unsubscribe():
                 if len(self._asked) >= REQUESTS_MAX:
                     raise PeerError(ErrorCode.BAD_FRAME, _TOO_MANY)
                 self._note_asked(frame)
@@ -218,13 +216,10 @@ class Connection:
 
     def _note_sent(self, frame: Frame) -> None:
         match frame:
-            case Subscribe(request=Hello() as hello):
-                if self.phase is Phase.OPENING:
-                    self.phase = Phase.GREETED
-                    self._self = _speaker_of(hello)
-            case Subscribe(request=Decide()):
-                pass
-            case Subscribe() | Unsubscribe():
+            case Subscribe(request=Hello() as hello) if self.phase is Phase.OPENING:
+                self.phase = Phase.GREETED
+                self._self = _speaker_of(hello)
+            case Subscribe(request=Subscription()) | Unsubscribe():
                 self._note_asked(frame)
             case Ack():
                 self._note_answer(frame)
@@ -239,12 +234,12 @@ class Connection:
 
     def _note_asked(self, frame: Subscribe | Unsubscribe) -> None:
         asked = frame.request if isinstance(frame, Subscribe) else frame
-        assert not isinstance(asked, Hello | Decide)
+        assert isinstance(asked, Subscription | Unsubscribe)  # the answers to others change nothing here
         self._asked[frame.sequence] = asked
 
     def _note_answer(self, ack: Ack) -> None:
         """Whichever end it comes from: of an opening hello the end, of a subscription its credit."""
-        if ack.welcome is not None and not ack.welcome.more:
+        if ack.welcome is not None and not ack.more:
             self.phase = Phase.OPEN
         asked = None if ack.correlation_id is None else self._asked.pop(ack.correlation_id, None)
         deliveries = self.window if self._serves else self.allowance
@@ -278,5 +273,6 @@ class Connection:
             raise UsageError(f"no credit is left ({self.window.left}): wait for an Ack that grants some")
 
 
-def _speaker_of(hello: Hello) -> Speaker:
-    return Speaker.FORWARDER if hello.source is Source.REPLICA else Speaker.CLIENT
+def _speaker_of(hello: Hello | UnknownRequest) -> Speaker:
+    forwards = isinstance(hello, Hello) and hello.source is Source.REPLICA
+    return Speaker.FORWARDER if forwards else Speaker.CLIENT

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_wire import mixed, plain
 from delta_prop_wire.batch import Batch
+from delta_prop_wire.delta import origin_partition
 from delta_prop_wire.forms import note_form, parse_known
 from delta_prop_wire.frames import Credit
 from delta_prop_wire.plain import decode_names
@@ -102,12 +103,13 @@ class Runs:
                 break
             if stop > end or not _LENGTH_MIN <= length <= payload_bytes_max:
                 break
-            stamp_at = at + HEADER_BYTES
-            if view[stamp_at : at + _BODY_AT] != pack_sent_stamp(view[at:stamp_at]):
-                break
             # A body of its own, so that a batch that is kept keeps nothing else.
             body = bytes(view[at + _BODY_AT : stop])
             batch = parse_known(body) or Batch(body)
+            stamp_at = at + HEADER_BYTES
+            sent = pack_sent_stamp(view[at:stamp_at], origin_partition(batch.origin))
+            if view[stamp_at : at + _BODY_AT] != sent:
+                break
             if (batches and not _goes_on(batches[-1], batch)) or first + batch.count > COUNTER_MAX:
                 break
             if not batch.decoded:

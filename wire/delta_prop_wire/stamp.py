@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from delta_prop_wire.crc import crc32c
@@ -37,7 +38,6 @@ _REST = struct.Struct("<IIHBBQQIIQ")
 body CRC, synced offset: 44 bytes, behind the stamp's own CRC (u32)."""
 
 _CRC = struct.Struct("<I")
-_SENT_REST = bytes(_REST.size)
 _HEADER = struct.Struct(">BBBBQI")
 _STAMP = struct.Struct("<I" + _REST.format.removeprefix("<"))
 assert _STAMP.size == STAMP_BYTES
@@ -81,11 +81,15 @@ class Stamp:
         return self == Stamp(stream=self.stream, partition=self.partition)
 
 
-def pack_sent_stamp(header: Buffer) -> bytes:
-    """The 48 bytes of a producer's stamp, of stream 0 and partition 0, behind this frame header (16 bytes, of
-    the uncompressed frame).
-    """
-    return _CRC.pack(crc32c(_SENT_REST, crc32c(header))) + _SENT_REST
+def pack_sent_stamp(header: Buffer, partition: int) -> bytes:
+    """The 48 bytes of a producer's stamp behind this frame header (16 bytes, of the uncompressed frame)."""
+    rest = _sent_rest(partition)
+    return _CRC.pack(crc32c(rest, crc32c(header))) + rest
+
+
+@lru_cache(maxsize=1024)
+def _sent_rest(partition: int) -> bytes:
+    return _REST.pack(0, 0, partition, *(0,) * 7)
 
 
 def pack_stamp(stamp: Stamp, header: Buffer) -> bytes:

@@ -118,14 +118,14 @@ class Talk:
                     self.tell(
                         Ack(
                             correlation_id=sequence,
-                            welcome=Welcome(log=self.log._replace(next_offset=len(self.rows))),
+                            response=Welcome(log=self.log._replace(next_offset=len(self.rows))),
                         )
                     )
                 case Subscribe(sequence, Subscription() as request):
                     self._answer(sequence, request)
                 case Ack(processed=int(told)):
-                    assert told >= self.processed
-                    self.processed = told
+                    assert told >= self.dealt_with
+                    self.dealt_with = told
 
     def _answer(self, sequence: int, request: Subscription) -> None:
         refused = self.refuse.get(request.subscription)
@@ -145,7 +145,7 @@ class Talk:
                     self.place = len(self.rows)
         self.requests.append(request)
         start = self.log._replace(next_offset=self.place)
-        self.tell(Ack(correlation_id=sequence, subscribed=Subscribed(request.subscription, start, 100, 10)))
+        self.tell(Ack(correlation_id=sequence, response=Subscribed(request.subscription, start, 100, 10)))
 
 
 def _delta(at: int) -> Delta:

@@ -309,7 +309,7 @@ async def one_run(seed: int, said: Counter[str], codes: Counter[ErrorCode]) -> N
 
 
 def _goes_on(frame: Ack | Nack) -> bool:
-    return isinstance(frame, Ack) and frame.welcome is not None and frame.welcome.more
+    return isinstance(frame, Ack) and frame.welcome is not None and frame.more
 
 
 async def honest(address: Address, network: VirtualNetwork, p: Propagator) -> None:
