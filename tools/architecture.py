@@ -92,7 +92,7 @@ LAZY = (
 EDGE = (
     "broker/delta_prop_broker/local_disk.py",
     "delta_prop/client/blocking.py",
-    "delta_prop/client/jobs.py",
+    "delta_prop/client/asking.py",
     "delta_prop/client/ranges.py",
     "delta_prop/commands/edge.py",
     "delta_prop/commands/logs.py",
