@@ -438,6 +438,21 @@ def test_a_producer_keeps_to_credit_backpressure_and_heartbeats() -> None:
             peer.close()
 
 
+def test_a_producer_told_to_stop_goes_on_at_another_level() -> None:
+    with client(PUBLISHES) as (listener, _process):
+        peer = Peer(listener, {"origins": [[18, 1, 0]]}, [1, 1_000_000])
+        try:
+            assert peer.frame()[:2] == (1, 1)
+            for number, level in enumerate((0, 1, 2)):
+                peer.answer(4, {"level": 3} | ({"retry_after_ms": 30_000} if level == 1 else {}), 2 * number)
+                peer.answer(2, {"credit": [1, 1_000_000]}, number)
+                assert peer.silent(0.3), "nothing as long as the stop holds"
+                peer.answer(4, {"level": level}, 2 * number + 1)
+                assert peer.frame()[:2] == (1, 2 + number)
+        finally:
+            peer.close()
+
+
 TELLS = """
     import { Producer } from "./delta_prop.mjs";
     const producer = await Producer.open({ port: PORT, origin: 18n });

@@ -159,22 +159,22 @@ async def test_another_stream_or_partition_is_refused_and_its_dots_stay_open() -
     elsewhere = make_origin(77, 2, 3)
     async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
         await raw.hello(ORIGIN, elsewhere)
-        frame = opaque_batch(1)
-        for stamp, code in (
-            (Stamp(partition=3), ErrorCode.WRONG_PARTITION),
-            (Stamp(stream=7), ErrorCode.UNKNOWN_STREAM),
+        batch = opaque_batch(1).batch
+        for number, stamp, code in (
+            (1, Stamp(partition=3), ErrorCode.WRONG_PARTITION),
+            (2, Stamp(stream=7), ErrorCode.UNKNOWN_STREAM),
         ):
-            await raw.send(BatchFrame(1, frame.batch, stamp))
+            await raw.send(BatchFrame(number, batch, stamp))
             assert (await raw.until(Nack)).code is code
-        for stream, partition, code in (
-            (7, None, ErrorCode.UNKNOWN_STREAM),
-            (0, 3, ErrorCode.WRONG_PARTITION),
+        for number, stream, partition, code in (
+            (3, 7, None, ErrorCode.UNKNOWN_STREAM),
+            (4, 0, 3, ErrorCode.WRONG_PARTITION),
         ):
             delta = Delta("a", opaque(b"1"), dot=Dot(ORIGIN, 1))
-            await raw.send(DeltaFrame(2, delta, stream=stream, partition=partition))
+            await raw.send(DeltaFrame(number, delta, stream=stream, partition=partition))
             assert (await raw.until(Nack)).code is code
         assert p.statistics().accepted == 0
-        await raw.send(opaque_batch(1), opaque_batch(1, origin=elsewhere))
+        await raw.send(BatchFrame(5, batch), BatchFrame(6, opaque_batch(1, origin=elsewhere).batch))
         while p.statistics().accepted < 2:
             await raw.until(Ack)
 

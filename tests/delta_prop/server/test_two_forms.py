@@ -480,7 +480,7 @@ def test_structure_comes_first_then_rate_rights_clock_and_bounds(form: Callable[
     slow = Server(SLOW)
     assert slow.take(form(Said(), NEXT)) == Answer()
     assert slow.take(form(OUTSIDE, NEXT + 1)) == Answer(ErrorCode.RATE_LIMITED)
-    assert slow.take(form(replace(OUTSIDE, metadata=b"\x81"), NEXT + 1)) == Answer(BAD, open=False)
+    assert slow.take(form(replace(OUTSIDE, metadata=b"\x81"), NEXT + 2)) == Answer(BAD, open=False)
     assert Server(SCOPED).take(form(OUTSIDE, NEXT)) == unauthorized
     assert Server(SCOPED).take(form(replace(INSIDE, op=int(Kind.DENSE)), NEXT)) == unauthorized
     assert Server(SCOPED).take(form(INSIDE, NEXT)) == Answer(INVALID, "vector_id", 0)
@@ -508,7 +508,7 @@ def test_repeat_in_the_other_form_is_told_what_the_first_was(name: str) -> None:
 def test_question_with_metadata_that_cannot_be_read_is_answered() -> None:
     server = Server()
     assert server.take(as_batch([Said(metadata=b"\x80")], NEXT)) == Answer()
-    question = as_batch([Said(metadata=b"\x81\x01\xc0")], NEXT, epoch=0)
+    question = as_batch([Said(metadata=b"\x81\x01\xc0")], NEXT, epoch=0, sequence=NEXT + 1)
     assert server.take(question) == Answer(ErrorCode.DOT_REUSED)
     assert server.goes_on()
 

@@ -262,7 +262,8 @@ class Server:
 
     def goes_on(self) -> bool:
         """True if the connection takes more."""
-        return self.take(as_delta(Said(vector_id=b"after"), 1, origin=OTHER)) == Answer()
+        after = as_delta(Said(vector_id=b"after"), 1, origin=OTHER, sequence=1_000)
+        return self.take(after) == Answer()
 
     def logged(self) -> list[tuple[int, int, bytes]]:
         """Return what was logged behind the seeds: offset, Lamport number and body of each batch."""
