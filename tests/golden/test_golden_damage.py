@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 REFUSED = (".log", "/log", "format", ".snapshot", ".journal", ".cursor")
 """Kinds without which something would be missing: they are refused with their name, where they are read."""
-MADE_ANEW = (".index", "mark", ".checkpoint", ".part", "cursors")
+MADE_ANEW = (".index", "mark", "/time", ".checkpoint", ".part", "cursors")
 """Kinds that lag or can be made anew."""
 
 
