@@ -16,6 +16,7 @@ from delta_prop.quarantine_file import read_all
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.files.identity import read_identity
 from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY
+from delta_prop_wire.control_rows import refused_code
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import delta_to_json
 from delta_prop_wire.spec import ErrorCode
@@ -74,8 +75,7 @@ def rows(logged: LoggedBatch) -> list[dict[str, Any]]:
         if batch.is_state:
             told = {"offset": logged.row_offset(row), "key": list(batch.state_keys[row])}
         if batch.is_control:
-            code = int.from_bytes(batch.blob(row)[:2], "little")
-            told |= {"void": ErrorCode(code).name, "dot": str(batch.dot(row))}
+            told |= {"void": ErrorCode(refused_code(batch, row)).name, "dot": str(batch.dot(row))}
         else:
             told |= delta_to_json(batch.delta(row, logged.source))
             if len(told.get("vector", ())) > 8:

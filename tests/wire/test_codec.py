@@ -19,6 +19,7 @@ from delta_prop_wire.algebra import State
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.codec import NEED_BYTES, Decoder, decode, encode, encode_head
 from delta_prop_wire.compression import Compression
+from delta_prop_wire.control_rows import OF_THE_LOG
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, Source
@@ -59,6 +60,7 @@ from delta_prop_wire.spec import COUNTER_MAX, FRAME_PAYLOAD_BYTES_MAX, ErrorCode
 from delta_prop_wire.stamp import Stamp
 from delta_prop_wire.states import StateRow, encode_states
 from delta_prop_wire.topics import Topic
+from tests.wire.control_batches import control_batch
 
 DOCS = Path(__file__).parents[2] / "docs"
 ORIGIN = 0x0000_0ABC_DEF0_0002
@@ -121,6 +123,11 @@ def cut_batch() -> Batch:
 
 
 VOID = encode_void(origin=ORIGIN, base=8, count=2, code=ErrorCode.INVALID_DELTA, refused_crc=0x0A0B0C0D)
+OWN_ROWS = {
+    kind.name.lower().replace("_", " "): control_batch(bytes((kind,)) + b"what follows")
+    for kind in sorted(OF_THE_LOG)
+}
+"""Of the types that a log will write for itself. What follows the type is open, so this stands for it."""
 CUT_STAMP = dataclasses.replace(STAMP, previous_crc=0, body_crc=cut_batch().crc)
 STATE_STAMP = dataclasses.replace(STAMP, lamport=913, body_crc=states_batch().crc)
 SAMPLES: dict[str, Frame] = {
@@ -163,6 +170,14 @@ SAMPLES: dict[str, Frame] = {
     "batch of void dots": BatchFrame(
         20, VOID, dataclasses.replace(STAMP, lamport=903, body_crc=VOID.crc, source=Source.LOCAL)
     ),
+    **{
+        f"batch of {name} rows": BatchFrame(
+            22 + place,
+            rows,
+            dataclasses.replace(STAMP, lamport=905 + place, body_crc=rows.crc, source=Source.LOCAL),
+        )
+        for place, (name, rows) in enumerate(OWN_ROWS.items())
+    },
     "batch of states": BatchFrame(0, states_batch(), STATE_STAMP),
     "ack": Ack(6, ranges=(AckRange(5, 5, 17), AckRange(6, 6, 3, True)), credit=Credit(2, 416)),
     "nack": Nack(
