@@ -45,9 +45,9 @@ def _announcement(data: str, plan: Plan) -> str:
     if plan.first_offset is None:
         return f"{data}: {plan.segments} segments hold no control rows, none is rewritten"
     return (
-        f"{data}: {plan.segments_rewritten} of {plan.segments} segments are rewritten, from the first control "
-        f"row at offset {plan.first_offset} on; up to {plan.bytes_needed:,} bytes of room are needed, "
-        f"{plan.bytes_free:,} are free"
+        f"{data}: {plan.segments_rewritten} of {plan.segments} segments are rewritten, from the first "
+        f"control row at offset {plan.first_offset} on; up to {plan.bytes_needed:,} bytes of room are "
+        f"needed, {plan.bytes_free:,} are free"
     )
 
 
