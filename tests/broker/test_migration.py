@@ -352,6 +352,9 @@ def test_failing_call_is_told_and_the_migration_can_be_run_again(error: int) -> 
         except (OSError, LogDamaged):
             struck += 1
         disk.heal()
+        if read_format(disk) == (1, "test", False):
+            written = (".log.new", ".index.new", ".snapshot.new", ".checkpoint.new")
+            assert not [path for path in disk.paths() if path.endswith(written)]
         after = disk.crash(number)
         is_old(after, before)
         migrate_disk(after)
@@ -359,3 +362,34 @@ def test_failing_call_is_told_and_the_migration_can_be_run_again(error: int) -> 
         migrate_disk(disk)
         check_new(disk, old, wanted, failed=True)
     assert struck > whole.calls / 2
+
+
+def test_format_whose_sync_failed_is_written_again_before_a_file_is_exchanged() -> None:
+    old = History(1, typed=False, steps=30)
+    before = bodies(recovered_old(old))
+    whole = old.disk.kill()
+    migrate_disk(whole)
+    wanted = bodies(open_log(whole.kill(), old.settings, read_only=True)[0])
+    for seed in range(20):
+        disk = old.disk.kill()
+        disk.fail(lambda call: call.name == "sync_directory" and not call.path)
+        with pytest.raises(OSError, match="Input/output"):
+            migrate_disk(disk)
+        disk.crash_at(lambda call: call.name == "sync_directory" and call.path == DIRECTORY, "after")
+        with pytest.raises(SimCrash):
+            migrate_disk(disk)
+        disk.heal()
+        after = disk.crash(seed)
+        assert not is_old(after, before)
+        migrate_disk(after)
+        check_new(after, old, wanted, failed=True)
+
+
+def test_segment_that_was_compressed_is_not_compressed_once_more() -> None:
+    old = History(2, typed=False)
+    log = recovered_old(old)
+    tried = [segment.base for segment in log._segments.all if segment.tried]
+    assert tried
+    migrate_disk(old.disk)
+    log, _ = open_log(old.disk, old.settings, read_only=True)
+    assert [segment.base for segment in log._segments.all if segment.tried] == tried

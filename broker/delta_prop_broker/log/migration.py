@@ -121,8 +121,7 @@ def migrate(disk: Disk, *, draw: Callable[[int], bytes], watching: Watching) -> 
             return migrated
         else:
             migrated.completed = True
-        # Written again where it says so already: the sync that makes it last may have failed before.
-        write_format(disk, found.made_by, unfinished=True)
+        _switch(disk, found.made_by)
         _exchange(disk)
         write_format(disk, found.made_by)
     finally:
@@ -150,6 +149,28 @@ def _close(recovered: Recovered) -> None:
     recovered.mark.settle_clean(recovered.next_offset, recovered.start)
 
 
+def _switch(disk: Disk, made_by: str) -> None:
+    """Make it the new directory, unfinished, by the rename of the format file.
+
+    Done again where it is that already: the sync that makes it last may have failed before.
+    """
+    try:
+        write_format(disk, made_by, unfinished=True)
+    except OSError:
+        found = read_format(disk)
+        if found is not None and found.number < FORMAT:  # there was no rename
+            _discard(disk)
+        raise
+
+
+def _discard(disk: Disk) -> None:
+    """Remove what was written beside the files of a directory that stays the old one."""
+    for name in disk.list(DIRECTORY):
+        if name.endswith(TEMPORARY):
+            with suppress(OSError):
+                disk.remove(f"{DIRECTORY}/{name}")
+
+
 def _exchange(disk: Disk) -> None:
     """Give each file that was written beside another one the name of that."""
     for name in disk.list(DIRECTORY):
@@ -160,7 +181,7 @@ def _exchange(disk: Disk) -> None:
 
 
 class _Rewriting:
-    """Steps 1 and 2, on a log that was recovered just now."""
+    """Step 2, on a log that was recovered just now."""
 
     def __init__(self, disk: Disk, recovered: Recovered, migrated: Migrated, watching: Watching) -> None:
         self._disk = disk
@@ -195,15 +216,9 @@ class _Rewriting:
                 self._rewrite_checkpoint(checkpoint)
             self._disk.sync_directory(DIRECTORY)
         except BaseException:
-            self._discard()
+            _discard(self._disk)
             raise
         self._watching.progress(self._total, self._total)
-
-    def _discard(self) -> None:
-        for name in self._disk.list(DIRECTORY):
-            if name.endswith(TEMPORARY):
-                with suppress(OSError):
-                    self._disk.remove(f"{DIRECTORY}/{name}")
 
     # --- what is to be done
 
@@ -217,8 +232,7 @@ class _Rewriting:
             for found in self._frames(segment):
                 if found.logged.batch.is_control:
                     self._first = found.logged.offset
-                    self._old_chain = self._chain = before
-                    self._done = done
+                    self._old_chain, self._done = before, done
                     return place
         return len(self._segments)
 
