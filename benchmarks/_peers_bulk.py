@@ -66,9 +66,9 @@ def subscribe(wire: Wire, start: Start) -> int:
     next_frame(wire)
     wire.send(encode(Subscribe(2, Subscription(1, (ALL,), start, wait_ms_max=0))))
     granted = next_frame(wire)
-    if not isinstance(granted, Ack) or granted.granted is None:
+    if not isinstance(granted, Ack) or granted.subscribed is None:
         raise RuntimeError(f"delta-prop: {granted}")
-    return granted.granted.start.next_offset
+    return granted.subscribed.start.next_offset
 
 
 class Walk:

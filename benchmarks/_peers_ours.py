@@ -38,7 +38,7 @@ from delta_prop_wire.frames import (
     Subscription,
 )
 from delta_prop_wire.layout import Column
-from delta_prop_wire.spec import HEADER_BYTES, STAMP_BYTES, FrameType
+from delta_prop_wire.spec import CRC_BYTES, HEADER_BYTES, STAMP_BYTES, FrameType
 from delta_prop_wire.topics import Topic, TopicKind
 
 if TYPE_CHECKING:
@@ -246,11 +246,11 @@ class RawPublisher:
                 break
             if kind == _ACK:
                 self.acked = max(self.acked, sequence)
-                told = msgpack.unpackb(data[begin:end]).get("credit")
+                told = msgpack.unpackb(data[begin : end - CRC_BYTES]).get("credit")
                 if told is not None:
                     self._credit = Credit(self._credit.deltas + told[0], self._credit.bytes + told[1])
             elif kind == _NACK:
-                raise RuntimeError(f"delta-prop: {msgpack.unpackb(data[begin:end])}")
+                raise RuntimeError(f"delta-prop: {msgpack.unpackb(data[begin : end - CRC_BYTES])}")
             at = end
         self._wire.rest = data[at:]
 
@@ -280,9 +280,9 @@ class RawConsumer:
         welcomed = next_frame(self._wire)
         self._wire.send(subscription_of(self.topic_of(self._topic), self._group))
         granted = next_frame(self._wire)
-        if not isinstance(welcomed, Ack) or not isinstance(granted, Ack) or granted.granted is None:
+        if not isinstance(welcomed, Ack) or not isinstance(granted, Ack) or granted.subscribed is None:
             raise RuntimeError(f"delta-prop: {welcomed}, {granted}")
-        self._log = granted.granted.start
+        self._log = granted.subscribed.start
 
     def topic_of(self, topic: str) -> Topic:
         """What is subscribed to."""
@@ -308,7 +308,8 @@ class RawConsumer:
                 self._unacked += batch.count
                 offset = sequence + batch.count
             elif kind == _NACK:
-                raise RuntimeError(f"delta-prop: {msgpack.unpackb(data[at + HEADER_BYTES : end])}")
+                told = msgpack.unpackb(data[at + HEADER_BYTES : end - CRC_BYTES])
+                raise RuntimeError(f"delta-prop: {told}")
             at = end
         self._wire.rest = data[at:]
         if offset and (self._unacked >= ACK_DELTAS or time.monotonic() - self._acked_at >= ACK_S):

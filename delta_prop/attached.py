@@ -317,7 +317,7 @@ class Attached:
                 ErrorCode.CURSOR_TOO_OLD,
                 f"sink {self.name!r} needs offset {begin}, but the log starts at {log.first_offset}: "
                 f'attach it with start="earliest" to take what is left, {more}or raise the bounds of the log',
-                details={"offset": begin, "first_offset": log.first_offset},
+                details={"offset": begin, "start_offset": log.first_offset},
             )
 
     def _of_another_log(self, cursor: Cursor) -> Refused:

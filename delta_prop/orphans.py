@@ -80,7 +80,7 @@ def parent_refused_for_good(row: int, parent: bytes, code: ErrorCode) -> Refused
         "corrected, then this one under a new dot",
         row=row,
     )
-    refusal.details.update(held_by=parent.hex(), code=int(code))
+    refusal.details.update(blocked_by=parent.hex(), code=int(code))
     return refusal
 
 

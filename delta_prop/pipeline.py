@@ -176,7 +176,7 @@ class Chain:
         self.check_running()
         self.origins.check_room([claim.origin for claim in claims], owner, bounded=bounded)
         grants = []
-        for origin, epoch in claims:
+        for origin, epoch, _ in claims:
             watermark = self.orderer.have.get(origin, 0)
             state = self.origins.claim(origin, epoch, owner, now, watermark)
             state.claims += 1

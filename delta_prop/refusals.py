@@ -68,7 +68,7 @@ def parent_refused(parent: Receipt) -> Refused:
         ErrorCode.DEP_TIMEOUT,
         f"a delta that must come first was {parent.state.value}: send that one again, then this one",
         retry_after_ms=0,
-        details={"held_by": parent.refusal()},
+        details={"blocked_by": parent.refusal()},
     )
 
 

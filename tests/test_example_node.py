@@ -22,9 +22,11 @@ import pytest
 from delta_prop.server.service import Address
 from delta_prop_wire.delta import Delta, Source, create
 from delta_prop_wire.frames import BatchFrame
+from delta_prop_wire.spec import FrameType
 from delta_prop_wire.stamp import Stamp
 from tests.delta_prop.server.process import Served, served
 from tests.delta_prop.server.raw import connected
+from tests.wire.sealing import sealed
 from tests.wire.twice import DEEP, with_metadata
 
 if TYPE_CHECKING:
@@ -233,12 +235,17 @@ class Peer:
         self._socket.settimeout(10)
         assert self.frame()[0] == 6, "a hello"
         self.answer(
-            2, {"credit": credit, "answers": 1, "welcome": {"version": 1, "log": [bytes(16), 1, 0]} | welcome}
+            2,
+            {
+                "credit": credit,
+                "correlation_id": 1,
+                "request": "hello",
+                "response": {"log": [bytes(16), 1, 0]} | welcome,
+            },
         )
 
     def answer(self, kind: int, fields: dict[str, Any], sequence: int = 0) -> None:
-        payload = packed(fields)
-        self.send(struct.pack(">BBBBQI", 0xD3, 1, kind, 0, sequence, len(payload)) + payload)
+        self.send(sealed(FrameType(kind), packed(fields), sequence=sequence))
 
     def send(self, frame: bytes) -> None:
         self._socket.sendall(frame)
@@ -375,15 +382,16 @@ def test_a_subscriber_reads_cut_frames_passes_over_control_rows_and_goes_on_behi
         peer = Peer(listener, {}, [1, 1])
         kind, sequence, request = peer.frame()
         assert (kind, packed("earliest") in request) == (6, True)
-        peer.answer(2, {"answers": sequence, "granted": granted | {"start": [bytes(16), 1, 0]}})
+        response = granted | {"start": [bytes(16), 1, 0]}
+        peer.answer(2, {"correlation_id": sequence, "request": "subscribe", "response": response})
         cut, void = golden["batch cut by a filter"], golden["batch of void dots"]
         peer.send(cut + void)
         assert [json.loads(process.stdout.readline()) for _ in range(2)] == [[17, 900, 5], [19, 902, 7]]
         for end, frame in ((20, cut), (22, void)):
             kind, _, payload = peer.frame()
             assert kind == 2
-            assert b"\xaadealt_with" + bytes([end]) in payload
-            assert payload.endswith(bytes([len(frame) & 0xFF])), "credit for as many bytes"
+            assert b"\xa9processed" + bytes([end]) in payload
+            assert payload[:-4].endswith(bytes([len(frame) & 0xFF])), "credit for as many bytes"
             assert b"\xa6credit\x92\x02" in payload
         peer.close()
 

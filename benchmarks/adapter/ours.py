@@ -108,8 +108,8 @@ class DeltaProp:
         wire = self._wire = await _Wire.open(self._server.port)
         await wire.ask(hello_of(f"{topic}-{who}"))
         granted = await wire.ask(subscription_of(Topic(TopicKind.NAMESPACE, topic), f"{topic}-{who}"))
-        assert granted.granted is not None
-        wire.log, wire.on_payloads = granted.granted.start, on_msgs
+        assert granted.subscribed is not None
+        wire.log, wire.on_payloads = granted.subscribed.start, on_msgs
         on_msgs([])
         await wire.over
 
@@ -194,7 +194,7 @@ class _Wire(asyncio.Protocol):
     def _take_ack(self, sequence: int, raw: bytes) -> None:
         if self._answer is not None and not self._answer.done():
             ack = decode(raw)
-            if isinstance(ack, Ack) and ack.answers is not None:
+            if isinstance(ack, Ack) and ack.correlation_id is not None:
                 self._answer.set_result(ack)
         while self._waiting and self._waiting[0][0] <= sequence:
             self._waiting.pop(0)[1].set_result(None)

@@ -88,7 +88,6 @@ class ForwardLink:
         self._has: dict[
             int, int
         ] = {}  # what the other service has, by its watermarks and its acknowledgements
-        self._pages: dict[int, int] = {}
         self._connected = anyio.Event()
         self._told = False  # what it has, since it is connected
         self._ended: DeltaPropError | None = None
@@ -170,18 +169,16 @@ class ForwardLink:
 
     def hello(self) -> Hello:
         """What opens a connection."""
-        self._pages, self._sequence = {}, 1
+        self._sequence = 1
         return Hello(token=self._token, source=Source.REPLICA, client=self._name, log_id=self._log_id)
 
     def welcomed(self, welcome: Welcome, *, same_address: bool) -> None:
-        """Another page of what the other service has; after the last one it takes batches."""
+        """It takes batches from now on; what the other service has is known."""
         if welcome.log is not None and welcome.log.log_id == self._log_id:
             raise UsageError("it would forward to itself: name another service")
-        self._pages.update((one.origin, one.watermark) for one in welcome.origins)
-        if not welcome.more:
-            self._has, self._pages = self._pages, {}
-            self._told, self._ended = False, None
-            self._connected.set()
+        self._has = {one.origin: one.watermark for one in welcome.origins}
+        self._told, self._ended = False, None
+        self._connected.set()
 
     def take(self, frame: Frame, size: int, now: float) -> bool:
         """What became of some batches."""
@@ -252,7 +249,7 @@ class ForwardLink:
     def _take_nack(self, nack: Nack) -> None:
         refusal = nack.refusal()
         call = self._call
-        if nack.answers is not None or nack.is_about_connection:
+        if nack.correlation_id is not None or nack.is_about_connection:
             if refusal.retryable:
                 raise Reconnect((nack.retry_after_ms or 1_000) / 1_000, refusal)
             raise refusal

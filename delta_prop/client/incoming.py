@@ -33,7 +33,7 @@ from delta_prop_wire.window import NOTHING
 
 if TYPE_CHECKING:
     from delta_prop.client.session import Session
-    from delta_prop_wire.frames import Frame, Granted, Welcome
+    from delta_prop_wire.frames import Frame, Subscribed, Welcome
 
 ACK_S = 0.1
 """How long what was dealt with may stay unsaid, where a group keeps it."""
@@ -198,14 +198,14 @@ class Incoming:
                 self._deliver(frame, size)
                 self._faults = 0
                 return True
-            case Ack(granted=granted) if granted is not None:
+            case Ack(subscribed=granted) if granted is not None:
                 self._granted(frame, granted)
                 return True
             case Ack():
-                self._answered(frame.answers)
-                self._pass_to(frame.dealt_with)
+                self._answered(frame.correlation_id)
+                self._pass_to(frame.processed)
             case Heartbeat():
-                self._pass_to(frame.dealt_with)
+                self._pass_to(frame.processed)
             case Nack():
                 self._refused(frame)
             case Backpressure():
@@ -293,8 +293,8 @@ class Incoming:
         deltas, size = self._credit
         return Credit(max(deltas - self._deltas, 1), max(size - self._bytes, 1))
 
-    def _granted(self, ack: Ack, granted: Granted) -> None:
-        number = self._answered(ack.answers)
+    def _granted(self, ack: Ack, granted: Subscribed) -> None:
+        number = self._answered(ack.correlation_id)
         if number != self._first:
             return
         start = granted.start
@@ -314,12 +314,12 @@ class Incoming:
 
     def _refused(self, nack: Nack) -> None:
         refusal = nack.refusal()
-        asked = None if nack.answers is None else self._asked.pop(nack.answers, None)
+        asked = None if nack.correlation_id is None else self._asked.pop(nack.correlation_id, None)
         if asked is not None and asked[0] != self._first and not refusal.retryable:
             number, answer = asked
             self._wanted.pop(number, None)
             answer.done, answer.refusal = True, refusal
-            if nack.answers == self._brings_credit:
+            if nack.correlation_id == self._brings_credit:
                 raise Reconnect(0.0, refusal)
         elif refusal.code is ErrorCode.CHECKSUM and self._faults < FAULTS_MAX:
             self._faults += 1
@@ -371,7 +371,7 @@ class Incoming:
         if credit is None and not due:
             return None
         self._said, self._said_at = self._dealt_with, now
-        return Ack(dealt_with=self._dealt_with, credit=credit)
+        return Ack(processed=self._dealt_with, credit=credit)
 
     def _due_credit(self) -> Credit | None:
         """What to grant: when half of the window has been used and taken."""

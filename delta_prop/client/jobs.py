@@ -17,7 +17,6 @@ from delta_prop.client.errors import Unreachable
 from delta_prop.client.producing import check_stages
 from delta_prop.client.settings import ClientSettings
 from delta_prop.tls_contexts import client_context
-from delta_prop_wire.control import PARTS_MAX
 from delta_prop_wire.errors import PeerError, Refused, UsageError
 from delta_prop_wire.frames import (
     Ack,
@@ -31,6 +30,7 @@ from delta_prop_wire.frames import (
     StagedPart,
     attempt_of,
 )
+from delta_prop_wire.requests import PARTS_MAX
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def decide(
     how it is (LOOK). `run`: with ABORT, drop only what this run of the job has staged (`attempt_of`), if
     anything; what another driver stages under the same name stays.
 
-    Once this returns the decision is on disk. Raises Refused (JOB_UNKNOWN, JOB_DECIDED, …; nothing is decided
+    Once this returns the decision is on disk. Raises Refused (UNKNOWN_JOB, JOB_DECIDED, …; nothing is decided
     then), Unreachable (nobody knows), UsageError.
     """
     named = tuple(parts)
@@ -80,7 +80,7 @@ def decide(
             cause: Exception = error
             wait_s, unheard = 0.0, True
         except Refused as refused:
-            if unheard and decision is Decision.ABORT and refused.code is ErrorCode.JOB_UNKNOWN:
+            if unheard and decision is Decision.ABORT and refused.code is ErrorCode.UNKNOWN_JOB:
                 return JobStatus(JobState.ABORTED)  # as was asked before, and not heard
             if not refused.retryable:
                 raise
@@ -134,11 +134,11 @@ class _Call:
 
 def _told(frame: Frame, number: int) -> Ack | None:
     """The answer to a request, None where this is something else. Raises Refused."""
-    if isinstance(frame, Nack) and (frame.answers == number or not frame.sequence):
+    if isinstance(frame, Nack) and (frame.correlation_id == number or not frame.sequence):
         raise frame.refusal()
-    if not isinstance(frame, Ack) or frame.answers != number:
+    if not isinstance(frame, Ack) or frame.correlation_id != number:
         return None
-    return None if frame.welcome is not None and frame.welcome.more else frame
+    return None if frame.more else frame
 
 
 def _given_up(where: tuple[Address, ...] | list[Address], timeout_s: float, cause: Exception) -> Exception:

@@ -14,7 +14,8 @@ from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect, Unreachable
 from delta_prop.client.session import Session
 from delta_prop_wire.errors import DeltaPropError, PeerError, Refused, UsageError
-from delta_prop_wire.frames import Ack
+from delta_prop_wire.frames import Ack, Welcome
+from delta_prop_wire.requests import joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from delta_prop.client.addresses import Address
     from delta_prop.client.settings import ClientSettings
     from delta_prop.ports import Network, Stream, Tls, World
-    from delta_prop_wire.frames import Frame, Hello, Welcome
+    from delta_prop_wire.frames import Frame, Hello
 
 logger = logging.getLogger("delta_prop.client")
 
@@ -95,6 +96,7 @@ class Link:
         self._settings = settings
         self._bell = anyio.Event()
         self._last: Address | None = None  # that answered
+        self._pages: list[Welcome] = []  # of an answer to a hello that is not whole yet
         self._got_on = self._answered = False  # on this connection
         self._faults = 0
 
@@ -186,7 +188,12 @@ class Link:
 
     def _take(self, frame: Frame, size: int, address: Address, now: float) -> None:
         if isinstance(frame, Ack) and frame.welcome is not None:
-            self._user.welcomed(frame.welcome, same_address=self._last in (None, address))
+            self._pages.append(frame.welcome)
+            if frame.more:
+                return
+            welcome, self._pages = joined(self._pages), []
+            assert isinstance(welcome, Welcome)
+            self._user.welcomed(welcome, same_address=self._last in (None, address))
             self._last, self._answered = address, True
             self.welcomed.set()
         elif self._user.take(frame, size, now):
@@ -194,6 +201,7 @@ class Link:
 
     async def _write(self, stream: Stream, session: Session) -> None:
         user = self._user
+        self._pages = []
         _, hello = session.request(user.hello())
         await stream.send([hello])
         while True:

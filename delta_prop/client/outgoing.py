@@ -303,7 +303,7 @@ class Outgoing:
     def refused(self, nack: Nack, now: float, chance: float = 0.0) -> None:
         """Take in the refusal of a batch, or of the connection. Raises Reconnect, Refused (it is the end)."""
         refusal = nack.refusal()
-        if nack.answers is not None or nack.is_about_connection:
+        if nack.correlation_id is not None or nack.is_about_connection:
             self._not_served(refusal)
         frame = self._flight.take(nack.sequence)
         if frame is not None:

@@ -207,7 +207,7 @@ class _Line:
 
     def start_of(self, start: Start) -> int:
         """The offset that a start means."""
-        granted = self._answer(Subscription(1, (ALL,), start, _NOTHING)).granted
+        granted = self._answer(Subscription(1, (ALL,), start, _NOTHING)).subscribed
         if granted is None:
             raise ConnectionError(f"{self.wire.address} answered something else")
         return granted.start.next_offset
@@ -231,12 +231,10 @@ class _Line:
         self.wire.send([raw])
         while True:
             for frame in session.frames(time.monotonic()):
-                if isinstance(frame, Nack) and (frame.answers == number or not frame.sequence):
+                if isinstance(frame, Nack) and (frame.correlation_id == number or not frame.sequence):
                     raise _told(frame)
-                if isinstance(frame, Ack) and frame.answers == number:
-                    more = frame.welcome is not None and frame.welcome.more
-                    if not more:
-                        return frame
+                if isinstance(frame, Ack) and frame.correlation_id == number and not frame.more:
+                    return frame
             self.step()
 
 

@@ -58,7 +58,7 @@ class Session:
         if not self.open or now - self._said_at < self._settings.heartbeat_s:
             return None
         self._beats += 1
-        beat = Heartbeat(self._beats, _us(now), self._echo_us, dealt_with=dealt_with)
+        beat = Heartbeat(self._beats, _us(now), self._echo_us, processed=dealt_with)
         return self.connection.send(beat)
 
     def beat_wait_s(self, now: float) -> float:

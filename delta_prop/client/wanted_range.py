@@ -97,7 +97,7 @@ class WantedRange:
                 yield from self._wanted_of(frame)
             case Ack():
                 self._noted(frame)
-            case Heartbeat(dealt_with=at):
+            case Heartbeat(processed=at):
                 self._pass_to(at)
             case Nack():
                 self._refused(frame)
@@ -110,16 +110,16 @@ class WantedRange:
         return Start(StartAt.CURSOR, Cursor(*self._log, self.received))
 
     def _noted(self, ack: Ack) -> None:
-        if ack.granted is not None:
-            start = ack.granted.start
+        if ack.subscribed is not None:
+            start = ack.subscribed.start
             self._log = (start.log_id, start.epoch)
-        self._pass_to(ack.dealt_with)
-        if ack.answers == self._drain and not self.done:
+        self._pass_to(ack.processed)
+        if ack.correlation_id == self._drain and not self.done:
             raise Refused(
                 ErrorCode.BAD_REQUEST,
-                f"offsets up to {self._end} are asked for, and the log ends at {ack.dealt_with}: what lay "
+                f"offsets up to {self._end} are asked for, and the log ends at {ack.processed}: what lay "
                 "behind was lost with a failure of its disk, or never was",
-                details={"next_offset": ack.dealt_with or 0},
+                details={"next_offset": ack.processed or 0},
             )
 
     def _pass_to(self, offset: int | None) -> None:

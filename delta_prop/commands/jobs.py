@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
 
 OK, FAILED = 0, 1
-_HEADS = ("job", "state", "deltas", "published", "repeated", "refused", "bytes", "token")
+_HEADS = ("job", "state", "deltas", "published", "duplicates", "refused", "bytes", "token")
 
 
 async def list_of_server(link: Link, *, as_json: bool) -> int:
@@ -49,13 +49,13 @@ def list_of_directory(data: str, *, as_json: bool) -> int:
 
 
 def show(place: Link | str, job: str, *, as_json: bool) -> int:
-    """One job, of a server over 0xD3 or of a directory. Raises Refused (JOB_UNKNOWN), UsageError, OSError."""
+    """One job, of a server over 0xD3 or of a directory. Raises Refused (UNKNOWN_JOB), UsageError, OSError."""
     if isinstance(place, str):
         found = next((one for one in _jobs_in(open_disk(place))[0] if one["job"] == job), None)
         if found is None:
             raise none_here(job)
     else:
-        found = _told(job, decide(place.addresses, job, Decision.LOOK, token=place.token, tls=place.tls))
+        found = _told(job, decide(place.addresses, job, Decision.QUERY, token=place.token, tls=place.tls))
     if as_json:
         edge.put(json.dumps(found))
     else:
@@ -65,7 +65,7 @@ def show(place: Link | str, job: str, *, as_json: bool) -> int:
 
 
 def abort(place: Link | str, job: str) -> int:
-    """Drop a job that is not committed. Raises Refused (JOB_UNKNOWN, JOB_DECIDED), LogBusy where a process
+    """Drop a job that is not committed. Raises Refused (UNKNOWN_JOB, JOB_DECIDED), LogBusy where a process
     has the directory, UsageError, OSError.
     """
     if isinstance(place, str):

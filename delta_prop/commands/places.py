@@ -98,5 +98,5 @@ def check_within(at: At, snapshot: Snapshot) -> None:
             ErrorCode.CURSOR_TOO_OLD,
             f"deltas are kept one by one from offset {snapshot.offset} ({shown_time(snapshot.time_us)}) on, "
             "before that only what they came to: give that place or a later one",
-            details={"first_offset": snapshot.offset},
+            details={"start_offset": snapshot.offset},
         )

@@ -54,5 +54,5 @@ def _conflict(row: int, vector_id: str, head: Head | None, expected: Dot) -> Ref
         "read it again and send a new delta",
         row=row,
         field="expect",
-        details={"present": present},
+        details={"current": present},
     )

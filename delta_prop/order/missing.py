@@ -73,8 +73,8 @@ def pending_full(missing: Missing, shortage: Shortage) -> Refused:
         details={
             "depth": shortage.depth,
             "capacity": shortage.capacity,
-            "waits_for": missing.names,
-            "held_by": missing.holder,
+            "missing": missing.names,
+            "blocked_by": missing.holder,
         },
     )
 
@@ -82,7 +82,7 @@ def pending_full(missing: Missing, shortage: Shortage) -> Refused:
 def timed_out(missing: Missing, waited_s: float, ids_kept_since: str | None) -> Refused:
     """What it waits for has not come in time."""
     message = f"waited {waited_s:g} s for {missing}: send that first, then this again under the same dot"
-    details: dict[str, object] = {"waits_for": missing.names, "held_by": missing.holder}
+    details: dict[str, object] = {"missing": missing.names, "blocked_by": missing.holder}
     if missing.ids:
         since = ids_kept_since or "the log's beginning"
         message += f"; ids are known since {since}, an older parent must be named by its dot"
@@ -99,7 +99,7 @@ def held_behind(root: Entry, cause: Refused, missing: Missing) -> Refused:
         f"it stands behind {holder}, which was refused ({cause.code.name}), and waits for {missing}: "
         "send it again, under the same dot, after that one",
         retry_after_ms=cause.retry_after_ms if cause.retry_after_ms is not None else RETRY_AFTER_MS,
-        details={"held_by": holder, "waits_for": missing.names},
+        details={"blocked_by": holder, "missing": missing.names},
     )
 
 
@@ -115,5 +115,5 @@ def overlap(entry: Entry, watermark: int, parked: Entry | None) -> Refused:
         ErrorCode.OVERLAP,
         f"{what} are pending as {parked.first} to {parked.last}: send them again cut as they were",
         retry_after_ms=RETRY_AFTER_MS,
-        details={"watermark": watermark, "present": f"{parked.first}-{parked.last}"},
+        details={"watermark": watermark, "current": f"{parked.first}-{parked.last}"},
     )

@@ -49,7 +49,7 @@ def cannot_be_rebuilt(name: str, first_offset: int) -> Refused:
         f"sink {name!r} cannot be rebuilt: the log starts at offset {first_offset} and has no snapshot "
         "of what came before: let it compact (LogSettings(compact=True)), or attach the sink with "
         'start="earliest" to take what is left',
-        details={"first_offset": first_offset},
+        details={"start_offset": first_offset},
     )
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class JobCounts:
     """What there is of jobs: `active` ones, that are staged or being published, `staged_bytes` of them all.
-    Since the server started, in deltas: `staged`, `published`, `repeated` (known before), `refused`; and
+    Since the server started, in deltas: `staged`, `published`, `duplicates` (known before), `refused`; and
     `expired` jobs, of which nobody decided in time.
     """
 
@@ -21,7 +21,7 @@ class JobCounts:
     staged_bytes: int = 0
     staged: int = 0
     published: int = 0
-    repeated: int = 0
+    duplicates: int = 0
     refused: int = 0
     expired: int = 0
 
@@ -30,7 +30,7 @@ class JobCounts:
         back, with a log that failed: what was counted before is not counted again.
         """
         counts = {}
-        for name in ("published", "repeated", "refused"):
+        for name in ("published", "duplicates", "refused"):
             before = getattr(told, name)
             counts[name] = max(before, getattr(now, name))
             setattr(self, name, getattr(self, name) + counts[name] - before)

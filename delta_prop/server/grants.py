@@ -72,6 +72,11 @@ class Grant:
         """Whether deltas of this namespace may be received."""
         return self.subscribe and self._covers(namespace)
 
+    def check_read(self, namespace: str) -> None:
+        """Before a fact is told. Raises Unauthorized."""
+        if not self.may_read(namespace):
+            raise Unauthorized(f"the token may not read namespace {namespace!r:.80}")
+
     @property
     def reader(self) -> Callable[[str], bool] | None:
         """What narrows a subscription to what may be read; None where all may."""

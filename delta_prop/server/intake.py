@@ -17,7 +17,8 @@ from delta_prop.ingest.work import Draft, Sequenced, Session
 from delta_prop.receipt import Receipt, State
 from delta_prop.refusals import Remembered
 from delta_prop.server.grants import ANONYMOUS, Unauthorized
-from delta_prop_wire.delta import Delta, Dot, Source, opaque
+from delta_prop.server.partitions import check_origin, check_partition
+from delta_prop_wire.delta import Delta, Dot, Source, opaque, origin_partition
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.frames import Ack, AckRange, BatchFrame, Credit, Nack, OriginGrant
@@ -217,6 +218,8 @@ class Intake:
         self._counters.deltas_in += batch.count
         void: Refused | None = None
         try:
+            if frame.stamp is not None and not self.forwards:  # it names another place than its origin's
+                check_origin(batch.origin, frame.stamp.stream, frame.stamp.partition)
             self._check(batch)
         except Refused as refused:
             if not refused.voids or self.forwards:  # another service accepted it: never void here
@@ -237,6 +240,11 @@ class Intake:
         level = self._level if frame.ack_level is None else frame.ack_level
         delta = replace(frame.delta, source=self._session.source)
         try:
+            if delta.dot is None:
+                check_partition(frame.stream, frame.partition or 0)
+            else:
+                at = origin_partition(delta.dot.origin) if frame.partition is None else frame.partition
+                check_origin(delta.dot.origin, frame.stream, at)
             work = self._work_of(delta, level, entry)
         except Refused as refused:
             entry.refuse(refused)

@@ -16,11 +16,11 @@ import msgpack
 from delta_prop.server.part_file import DIRECTORY, SUFFIX, Mark, PartHead, frames, path_of, read_head
 from delta_prop_broker.log.files.identity import read_small, replace_file
 from delta_prop_broker.log.files.names import TEMPORARY
-from delta_prop_wire.control import REFUSED_ID_BYTES_MAX, REFUSED_ROWS_MAX, REFUSED_TEXT_BYTES_MAX
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.errors import DeltaPropError
 from delta_prop_wire.frames import JobState, JobStatus, RefusedRow
 from delta_prop_wire.packing import cut
+from delta_prop_wire.requests import REFUSED_ID_BYTES_MAX, REFUSED_ROWS_MAX, REFUSED_TEXT_BYTES_MAX
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Progress:
     mark: Mark = field(default_factory=Mark)
     again: int = 0
     published: int = 0
-    repeated: int = 0
+    duplicates: int = 0
     refused: int = 0
     refused_rows: tuple[RefusedRow, ...] = ()
 
@@ -105,7 +105,7 @@ class Decided:
     def status(self) -> JobStatus:
         """How it is, as clients are told."""
         done = self.progress
-        counts = done.published, done.repeated, done.refused
+        counts = done.published, done.duplicates, done.refused
         return JobStatus(self.state, self.deltas, *counts, done.refused_rows)
 
 
@@ -114,7 +114,7 @@ def job_told(job: str, owner: str, status: JobStatus, size: int) -> dict[str, An
     told: dict[str, Any] = {"job": job, "state": status.state.value, "token": owner, "bytes": size}
     told |= {"deltas": status.deltas, "published": status.published}
     rows = [one._asdict() | {"code": one.code.name, "text": one.why} for one in status.refused_rows]
-    return told | {"repeated": status.repeated, "refused": status.refused, "refused_rows": rows}
+    return told | {"duplicates": status.duplicates, "refused": status.refused, "refused_rows": rows}
 
 
 class Found(NamedTuple):
@@ -309,17 +309,17 @@ def _plain(progress: Progress) -> list[Any]:
     mark = progress.mark
     told = progress.index, mark.position, mark.checksum, mark.counter, progress.again
     rows = [[*one[:3], int(one.code), one.text] for one in progress.refused_rows]
-    return [*told, progress.published, progress.repeated, progress.refused, rows]
+    return [*told, progress.published, progress.duplicates, progress.refused, rows]
 
 
 def _progress(fields: list[Any]) -> Progress:
-    index, position, checksum, counter, again, published, repeated, refused, *more = fields
+    index, position, checksum, counter, again, published, duplicates, refused, *more = fields
     rows = tuple(
         RefusedRow(part, row, vector_id, ErrorCode(code), text)
         for part, row, vector_id, code, text in (more[0] if more else ())  # files from before have none
     )
     mark = Mark(position, checksum, counter)
-    return Progress(index, mark, again, published, repeated, refused, rows)
+    return Progress(index, mark, again, published, duplicates, refused, rows)
 
 
 def _signed(content: bytes) -> bytes:

@@ -22,12 +22,12 @@ from delta_prop.receipt import Receipt, State
 from delta_prop.server.job_files import stem_of
 from delta_prop.server.part_file import READ_BYTES, Mark, StagedFrame, frames, path_of, read_head
 from delta_prop.turns import Bell
-from delta_prop_wire.control import REFUSED_ROWS_MAX
 from delta_prop_wire.cutting import deltas_of
 from delta_prop_wire.delta import AckLevel, Dot, Source, make_origin, origin_lane, producer_id_of
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import OriginClaim, RefusedRow
+from delta_prop_wire.requests import REFUSED_ROWS_MAX
 from delta_prop_wire.resign import resigned
 from delta_prop_wire.spec import ErrorCode
 
@@ -351,7 +351,7 @@ class _Publication:
             at,
             mark=frame.end,
             published=at.published + count - repeated,
-            repeated=at.repeated + repeated,
+            duplicates=at.duplicates + repeated,
         )
 
     async def _tell(self, bytes_max: int) -> None:

@@ -27,7 +27,7 @@ def judged(request: Decide, job: Job | None, owner: str, chain: Chain, now_us: i
     """What a commit is to write down; the decision that was made before, where it is the same; None where
     there is nothing to publish, which stands for no job.
 
-    Raises Refused (JOB_UNKNOWN, JOB_DECIDED, BAD_REQUEST, UNAUTHORIZED).
+    Raises Refused (UNKNOWN_JOB, JOB_DECIDED, BAD_REQUEST, UNAUTHORIZED).
     """
     parts = request.parts
     if job is not None:
@@ -54,7 +54,7 @@ def check_owner(job: Job, owner: str) -> None:
 def abortable(request: Decide, job: Job | None, owner: str) -> Job | None:
     """The job of which something is dropped; None where a run of it has nothing here, which is no fault.
 
-    Raises Refused (JOB_UNKNOWN, JOB_DECIDED, UNAUTHORIZED).
+    Raises Refused (UNKNOWN_JOB, JOB_DECIDED, UNAUTHORIZED).
     """
     if job is None:
         if request.run is None:
@@ -88,7 +88,7 @@ def _kept(job: Job | None, parts: tuple[StagedPart, ...], owner: str, chain: Cha
         there = 0 if attempt is None else attempt.kept
         if there != part.deltas:
             raise Refused(
-                ErrorCode.JOB_UNKNOWN,
+                ErrorCode.UNKNOWN_JOB,
                 f"part {part.part} of job {_named(parts, part)} has {there} deltas here in attempt "
                 f"{part.attempt}, and {part.deltas} are to be committed: nothing is decided; run the job "
                 "again, all of it against this service",
@@ -97,7 +97,7 @@ def _kept(job: Job | None, parts: tuple[StagedPart, ...], owner: str, chain: Cha
             continue
         if part.checksum not in (0, attempt.mark.content):
             raise Refused(
-                ErrorCode.JOB_UNKNOWN,
+                ErrorCode.UNKNOWN_JOB,
                 f"part {part.part} of job {_named(parts, part)} says {attempt.mark.content} here, and "
                 f"{part.checksum} is to be committed: nothing is decided; run the job again",
             )
@@ -140,7 +140,7 @@ def not_read_yet() -> Refused:
 def none_here(job: str) -> Refused:
     """Nothing is known of this job."""
     return Refused(
-        ErrorCode.JOB_UNKNOWN,
+        ErrorCode.UNKNOWN_JOB,
         f"no job {job!r:.80} is staged here: it was never begun, was sent to another service, or was dropped "
         "because nobody decided of it in time; run it again",
     )
@@ -149,13 +149,13 @@ def none_here(job: str) -> Refused:
 def aborted(job: str) -> Refused:
     """What is staged was dropped by its driver."""
     told = f"job {job!r:.80} was aborted, and what was staged of it is gone: run it again"
-    return Refused(ErrorCode.JOB_UNKNOWN, told)
+    return Refused(ErrorCode.UNKNOWN_JOB, told)
 
 
 def expired(job: str) -> Refused:
     """What is staged was dropped."""
     return Refused(
-        ErrorCode.JOB_UNKNOWN,
+        ErrorCode.UNKNOWN_JOB,
         f"job {job!r:.80} was dropped, as nobody decided of it in time (jobs_kept_s_max): run it again",
     )
 

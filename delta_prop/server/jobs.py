@@ -210,7 +210,7 @@ class Jobs:
     def decide(self, request: Decide, owner: str, tell: Told) -> None:
         """Decide, or tell how it is; `tell` is called once, now or later. Raises Refused."""
         job = self._job(request.job, owner)
-        if request.decision is Decision.LOOK:
+        if request.decision is Decision.QUERY:
             if job is None:
                 raise none_here(request.job)
             tell(job.status())

@@ -134,7 +134,7 @@ JOBS = (
     Row("staged_bytes", "gauge", "staged_bytes", "What parts of jobs take on disk."),
     Row("staged_deltas_total", "counter", "staged", "Deltas staged for jobs."),
     Row("job_published_deltas_total", "counter", "published", "Deltas of jobs that were published."),
-    Row("job_repeated_deltas_total", "counter", "repeated", "Deltas of jobs that were known before."),
+    Row("job_repeated_deltas_total", "counter", "duplicates", "Deltas of jobs that were known before."),
     Row("job_refused_deltas_total", "counter", "refused", "Deltas of jobs that were refused when published."),
     Row("jobs_expired_total", "counter", "expired", "Jobs that were dropped, as nobody decided of them."),
 )

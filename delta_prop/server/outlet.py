@@ -23,7 +23,7 @@ from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.files.stretch import Bounds
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.errors import DeltaPropError, Refused
-from delta_prop_wire.frames import Backpressure, Credit, Granted, Level, StartAt
+from delta_prop_wire.frames import Backpressure, Credit, Level, StartAt, Subscribed
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.window import Window
 
@@ -114,7 +114,7 @@ class Outlet:
 
     # --- what the client asks for
 
-    def subscribe(self, request: Subscription) -> Granted:
+    def subscribe(self, request: Subscription) -> Subscribed:
         """Add topics. The first one says where the cursor begins, further ones count from wherever it is.
 
         Raises Refused (BAD_REQUEST, CURSOR_TOO_OLD, LOG_FAILED) and changes nothing.
@@ -129,7 +129,7 @@ class Outlet:
                 self.grant(request.credit)
         assert self._first is not None
         self._sinks.add_outlet(self, self._wanted.topics)
-        return Granted(
+        return Subscribed(
             request.subscription,
             Cursor(self._log.log_id, self._log.epoch, self._end),
             self._batch_deltas_max,

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
+from delta_prop.server.asking import Questions, welcomes
 from delta_prop.server.endings import recovered, shutting_down
 from delta_prop.server.grants import Unauthorized
-from delta_prop.server.intake import Intake
 from delta_prop.server.outbox import Outbox
 from delta_prop.server.outlet import Outlet
+from delta_prop.server.partitions import check_claims, check_partition, only_partition
 from delta_prop.server.room import FREE_BYTES
-from delta_prop.server.staging import StagingIntake
+from delta_prop.server.staging import StagingIntake, intake_for
 from delta_prop_wire.codec import NEED_BYTES
 from delta_prop_wire.connection import Connection
-from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import PeerError, Refused
 from delta_prop_wire.frames import (
@@ -41,23 +41,24 @@ from delta_prop_wire.frames import (
     Subscribe,
     Subscription,
     Unsubscribe,
-    Welcome,
 )
-from delta_prop_wire.spec import VERSION, ErrorCode
+from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.state import Phase, Role
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from anyio.abc import TaskGroup
+
     from delta_prop.ports import Stream
     from delta_prop.server.grants import Grant
     from delta_prop.server.hot import Sending
     from delta_prop.server.hub import Hub
-    from delta_prop_wire.frames import Frame
+    from delta_prop.server.intake import Intake
+    from delta_prop_wire.frames import Frame, Request, Response
 
 logger = logging.getLogger("delta_prop.server")
 
-WATERMARKS_A_PAGE = 1_024
 _FINISH_S_MAX = 5.0
 _TURN_S_MAX = 0.002
 _PROGRESS_S = 1.0
@@ -78,6 +79,7 @@ class Peer:
         self.outlet: Outlet | None = None
         self._stream = stream
         self._hub = hub
+        self._tasks: TaskGroup  # while it runs
         self._chain = hub.inside.chain
         self._connection = Connection(Role.SERVER, payload_bytes_max=hub.settings.frame_bytes_max)
         self._held = self._connection.held
@@ -86,6 +88,8 @@ class Peer:
         """There may be something to write."""
         self._draining = self._finishing = False
         self._unanswered = 0  # requests whose answer waits for the disk
+        self._questions = Questions(hub, self._respond, self._refuse_request)
+        self._greeting: anyio.Event | None = None  # what follows the first hello waits for its answer
         self._since = self._heard_at = hub.now()
         self._frame_since: float | None = None  # a frame has begun to come and is not whole
         self._room_bytes = FREE_BYTES  # for the frame that is coming
@@ -107,6 +111,7 @@ class Peer:
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
+                    self._tasks = tasks
                     tasks.start_soon(self._write_all)
                     await self._read_all()
                     self._finishing = True
@@ -144,7 +149,8 @@ class Peer:
 
     def finished(self) -> bool:
         """Whether nothing is to come that the client waits for: asked when there is nothing to write."""
-        if self._unanswered or (self.intake is not None and self.intake.open_frames):
+        intake_waits = self.intake is not None and self.intake.open_frames
+        if self._unanswered or self._questions.waiting or intake_waits:
             return False
         if self._draining and not self._finishing:
             if self.outlet is not None and self.outlet.dealt_with < self._hub.inside.log.visible:
@@ -165,7 +171,7 @@ class Peer:
                 if not await stream.receive_each(connection.buffer, self._came):
                     return
                 while not self._take_frames():
-                    await anyio.lowlevel.checkpoint()
+                    await (anyio.lowlevel.checkpoint() if self._greeting is None else self._greeting.wait())
         except ConnectionError:
             self.break_off()
         except PeerError as error:
@@ -198,7 +204,11 @@ class Peer:
         hub, held = self._hub, self._held
         began = hub.now()
         with hub.inside.turn:
-            while held.start < held.end and (self._take_run() or self._take_one()):
+            while held.start < held.end:
+                if self._greeting is not None:
+                    return False
+                if not (self._take_run() or self._take_one()):
+                    break
                 self._frame_since = None
                 now = self._heard_at = hub.now()
                 if self._outbox.ending:
@@ -255,8 +265,10 @@ class Peer:
                 self._take_ack(frame)
             case Heartbeat():
                 self._echo_us = frame.sent_us
-                if frame.dealt_with is not None and self.outlet is not None:
-                    self.outlet.note_dealt_with(frame.dealt_with)
+                if frame.sent_us is not None:
+                    self._beat(self._heard_at)
+                if frame.processed is not None and self.outlet is not None:
+                    self.outlet.note_dealt_with(frame.processed)
             case Backpressure():
                 self._take_pressure(frame)
             case Nack():
@@ -284,10 +296,11 @@ class Peer:
         if outlet is None:
             return
         try:
+            check_partition(ack.stream, ack.partition)
             if ack.credit is not None:
                 outlet.grant(ack.credit)
-            if ack.dealt_with is not None:
-                outlet.note_dealt_with(ack.dealt_with)
+            if ack.processed is not None:
+                outlet.note_dealt_with(ack.processed)
             if ack.cursor is not None:
                 outlet.commit(ack.cursor)
         except Refused as refused:
@@ -302,22 +315,25 @@ class Peer:
 
     # --- requests
 
-    def _answer(self, sequence: int, request: Hello | Subscription | Decide) -> None:
+    def _answer(self, sequence: int, request: Request) -> None:
         try:
-            if isinstance(request, Hello):
-                self._hello(sequence, request)
-            elif isinstance(request, Decide):
-                self._decide(sequence, request)
-            else:
-                self._subscribe(sequence, request)
-        except Unauthorized as refused:
-            self._unauthorized(refused, type(request).__name__, answers=sequence)
+            match request:
+                case Hello():
+                    self._hello(sequence, request)
+                case Decide():
+                    self._decide(sequence, request)
+                case Subscription():
+                    self._subscribe(sequence, request)
+                case _:
+                    self._questions.ask(sequence, request, self.grant, self._tasks)
         except Refused as refused:
-            if refused.code is ErrorCode.UNAUTHORIZED:  # the same words whatever the cause
-                unauthorized = Unauthorized(refused.message)
-                self._unauthorized(unauthorized, type(request).__name__, answers=sequence)
-            else:
-                self._refuse(0, refused, answers=sequence)
+            self._refuse_request(sequence, request, refused)
+
+    def _refuse_request(self, sequence: int, request: Request, refused: Refused) -> None:
+        if refused.code is ErrorCode.UNAUTHORIZED:  # the same words whatever the cause
+            self._unauthorized(refused, type(request).__name__, correlation_id=sequence)
+        else:
+            self._refuse(0, refused, correlation_id=sequence)
 
     def _hello(self, sequence: int, hello: Hello) -> None:
         first = self.grant is None
@@ -328,8 +344,9 @@ class Peer:
         assert grant is not None
         if hello.origins or hello.source is Source.REPLICA:
             grant.check_origins(hello.source)
+        check_claims(hello.origins)
         if grant.publish and (self.intake is None or (hello.job is not None and self._is_unused())):
-            self.intake = self._make_intake(grant, hello)
+            self.intake = intake_for(self._hub, grant, hello, self.ring, self.address)
         elif hello.job is not None:
             grant.check_origins(hello.source)
             raise Refused(ErrorCode.BAD_REQUEST, _ONE_WAY)
@@ -341,13 +358,17 @@ class Peer:
             return
 
         self._unanswered += 1
+        greeting = self._greeting = anyio.Event() if first else None
 
         def answer(failure: Refused | None) -> None:
             self._unanswered -= 1
+            if greeting is not None:
+                self._greeting = None
+                greeting.set()
             if self._outbox.ending:
                 return
             if failure is not None:
-                self._refuse(0, failure, answers=sequence)
+                self._refuse(0, failure, correlation_id=sequence)
             else:
                 self._welcome(sequence, hello, granted, first=first)
 
@@ -358,21 +379,8 @@ class Peer:
         intake = self.intake
         return not (intake is None or intake.in_use or isinstance(intake, StagingIntake))
 
-    def _make_intake(self, grant: Grant, hello: Hello) -> Intake:
-        hub, kind = self._hub, Intake if hello.job is None else StagingIntake
-        made = kind(
-            hub.inside,
-            hub.settings,
-            grant,
-            hello.source,
-            rates=hub.rates,
-            counters=hub.counters,
-            ring=self.ring,
-            audit=lambda refused: hub.audit.refused(self.address, grant, "DATA", refused),
-        )
-        if isinstance(made, StagingIntake) and hello.job is not None:
-            made.stage(hello.job, hub.jobs)
-        return made
+    def _respond(self, sequence: int, response: Response, *, more: bool = False) -> None:
+        self._tell(Ack(0, correlation_id=sequence, response=response, more=more))
 
     def _decide(self, sequence: int, request: Decide) -> None:
         grant = self.grant
@@ -382,12 +390,10 @@ class Peer:
 
         def told(outcome: JobStatus | Refused) -> None:
             self._unanswered -= 1
-            if isinstance(outcome, Unauthorized):
-                self._unauthorized(outcome, "Decide", answers=sequence)
-            elif isinstance(outcome, Refused):
-                self._refuse(0, outcome, answers=sequence)
+            if isinstance(outcome, Refused):
+                self._refuse_request(sequence, request, outcome)
             elif not self._outbox.ending:
-                self._tell(Ack(0, answers=sequence, job=outcome))
+                self._respond(sequence, outcome)
 
         try:
             self._hub.jobs.decide(request, grant.name, told)
@@ -396,31 +402,24 @@ class Peer:
             raise refused from None
 
     def _welcome(self, sequence: int, hello: Hello, granted: list[OriginGrant], *, first: bool) -> None:
-        log, settings = self._hub.inside.log, self._hub.settings
+        settings = self._hub.settings
         self._rebuilt = self._chain.rebuilt
         credit = None
         if first and self.intake is not None:
             credit = Credit(settings.producer_deltas_credit, settings.producer_bytes_credit)
         elif first:  # untold: what it sends all the same is refused for its token, and not for want of credit
             self._connection.allowance.grant(Credit(1, 1))
-        pages = [granted[at : at + WATERMARKS_A_PAGE] for at in range(0, len(granted), WATERMARKS_A_PAGE)]
-        for number, page in enumerate(pages or [[]], 1):
-            more = number < len(pages)
-            welcome = Welcome(
-                VERSION,
-                tuple(self._hub.features),
-                tuple(page),
-                more,
-                Cursor(log.log_id, log.epoch, log.visible),
-                log.level,
-            )
-            self._tell(Ack(0, credit=None if more else credit, answers=sequence, welcome=welcome))
+        *pages, last = welcomes(self._hub, granted)
+        for page in pages:
+            self._respond(sequence, page, more=True)
+        self._tell(Ack(0, credit=credit, correlation_id=sequence, response=last))
         self.codecs = frozenset(one for one in self._hub.codecs if one.name.lower() in hello.features)
 
     def _subscribe(self, sequence: int, request: Subscription) -> None:
         grant = self.grant
         assert grant is not None
         grant.check_subscribe(request.topics)
+        request = only_partition(request)
         outlet = self.outlet
         if outlet is None:
             outlet = Outlet(
@@ -438,7 +437,7 @@ class Peer:
                 outlet.close()
             raise
         self.outlet = outlet
-        self._tell(Ack(0, answers=sequence, granted=granted))
+        self._respond(sequence, granted)
 
     codecs: frozenset[int] = frozenset()
     """Codecs of stored frames that the client has said it reads."""
@@ -449,7 +448,7 @@ class Peer:
         try:
             grant.check_subscribe(())
         except Unauthorized as refused:
-            self._unauthorized(refused, "Unsubscribe", answers=frame.sequence)
+            self._unauthorized(refused, "Unsubscribe", correlation_id=frame.sequence)
             return
         visible = self._hub.inside.log.visible
         if frame.drain and self.outlet is not None and self.outlet.dealt_with < visible:
@@ -466,9 +465,9 @@ class Peer:
             dealt_with = self.outlet.dealt_with  # of what it was subscribed to until now
             self.outlet.unsubscribe(frame.subscription)
         except Refused as refused:
-            self._refuse(0, refused, answers=frame.sequence)
+            self._refuse(0, refused, correlation_id=frame.sequence)
         else:
-            self._tell(Ack(0, answers=frame.sequence, dealt_with=dealt_with))
+            self._tell(Ack(0, correlation_id=frame.sequence, processed=dealt_with))
 
     def _let_leave(self) -> None:
         """End the subscriptions whose last delivery is written."""
@@ -476,20 +475,22 @@ class Peer:
         while leaving and (outlet is None or outlet.dealt_with >= leaving[0][0]):
             self._leave(leaving.popleft()[1])
 
-    def _refuse(self, sequence: int, refused: Refused, answers: int | None = None) -> None:
+    def _refuse(self, sequence: int, refused: Refused, correlation_id: int | None = None) -> None:
         self._hub.counters.nack(refused.code)
         self._hub.audit.refused(self.address, self.grant, "REQUEST", refused)
-        self._tell(Nack.of(sequence, refused, answers=answers))
+        self._tell(Nack.of(sequence, refused, correlation_id=correlation_id))
         if self._connection.phase is Phase.ENDED:  # it was the hello that opens the connection
             self.end()
 
     def _unauthorized(
-        self, refused: Unauthorized, what: str, sequence: int = 0, answers: int | None = None
+        self, refused: Refused, what: str, sequence: int = 0, correlation_id: int | None = None
     ) -> None:
         """Refused by the token: always in the same words, and then the connection ends."""
+        if not isinstance(refused, Unauthorized):
+            refused = Unauthorized(refused.message)
         self._hub.audit.refused(self.address, self.grant, what, refused)
         self._hub.counters.nack(refused.code)
-        self.end(Nack.of(sequence, refused, answers=answers))
+        self.end(Nack.of(sequence, refused, correlation_id=correlation_id))
 
     # --- writing
 
@@ -610,7 +611,7 @@ class Peer:
         told, at = self._progress_told
         if outlet.dealt_with > told and now - at >= _PROGRESS_S:
             self._progress_told = (outlet.dealt_with, now)
-            self._tell(Ack(0, dealt_with=outlet.dealt_with))
+            self._tell(Ack(0, processed=outlet.dealt_with))
         warning = outlet.warning
         level = Level.OK if warning is None else warning.level
         if level != self._warned:
@@ -625,7 +626,7 @@ class Peer:
                 self._beats,
                 sent_us=int(now * 1_000_000),
                 echo_us=self._echo_us,
-                dealt_with=None if outlet is None else outlet.dealt_with,
+                processed=None if outlet is None else outlet.dealt_with,
             )
         )
         self._outbox.spoke_at = now

@@ -6,7 +6,7 @@ jobs' own task has written and synced them, and are acknowledged then.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from delta_prop.published import Published
 from delta_prop.refusals import overlap
@@ -19,14 +19,16 @@ from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.validate import validate_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from delta_prop.receipt import Receipt
+    from delta_prop.server.grants import Grant
+    from delta_prop.server.hub import Hub
     from delta_prop.server.part_file import Mark, PartHead
     from delta_prop_broker.disk import File
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.delta import Source
-    from delta_prop_wire.frames import Ack, DeltaFrame, JobPart, Nack, OriginClaim
+    from delta_prop_wire.frames import Ack, DeltaFrame, Hello, JobPart, Nack, OriginClaim
     from delta_prop_wire.runs import Run
 
 _GAP_AGAIN_MS = 10
@@ -277,3 +279,21 @@ def _spoilt(refused: Refused) -> Refused:
         f"an earlier delta of this part was refused ({refused.message}): stage the part again, as another "
         "attempt",
     )
+
+
+def intake_for(hub: Hub, grant: Grant, hello: Hello, ring: Callable[[], None], address: str) -> Intake:
+    """What takes a connection's deltas after this hello: for the chain, or kept aside for a job. Raises
+    Refused.
+    """
+    parts = hub.inside, hub.settings, grant, hello.source
+    lent: dict[str, Any] = {
+        "rates": hub.rates,
+        "counters": hub.counters,
+        "ring": ring,
+        "audit": lambda refused: hub.audit.refused(address, grant, "DATA", refused),
+    }
+    if hello.job is None:
+        return Intake(*parts, **lent)
+    staging = StagingIntake(*parts, **lent)
+    staging.stage(hello.job, hub.jobs)
+    return staging

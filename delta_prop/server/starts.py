@@ -66,7 +66,7 @@ def check_held(offset: int, log: Log) -> int:
             ErrorCode.CURSOR_TOO_OLD,
             f"offset {offset} is no longer in the log, which starts at {log.first_offset}: start at earliest "
             "to take what is left, or at latest",
-            details={"offset": offset, "first_offset": log.first_offset},
+            details={"offset": offset, "start_offset": log.first_offset},
         )
     return offset
 

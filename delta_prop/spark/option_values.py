@@ -12,9 +12,9 @@ from delta_prop.client.addresses import PORT, parse_addresses
 from delta_prop.client.settings import ClientSettings
 from delta_prop.commands.places import At, parse_at
 from delta_prop_wire.bounds import check_name
-from delta_prop_wire.control import TOKEN_BYTES_MAX
 from delta_prop_wire.delta import Priority
 from delta_prop_wire.errors import InvalidDelta, UsageError
+from delta_prop_wire.requests import TOKEN_BYTES_MAX
 from delta_prop_wire.spec import NAMESPACE_BYTES_MAX
 from delta_prop_wire.topics import Topic
 

@@ -64,9 +64,9 @@ def job_of(remote: Remote, job: str) -> JobStatus | None:
     from delta_prop.client.jobs import Decision, decide
 
     try:
-        return decide(remote.addresses, job, Decision.LOOK, token=remote.token, tls=remote.tls)
+        return decide(remote.addresses, job, Decision.QUERY, token=remote.token, tls=remote.tls)
     except Refused as refused:
-        if refused.code is not ErrorCode.JOB_UNKNOWN:
+        if refused.code is not ErrorCode.UNKNOWN_JOB:
             raise
         return None
 

@@ -20,7 +20,7 @@ const CODES = [
   "", "BAD_FRAME", "UNSUPPORTED_VERSION", "UNSUPPORTED_FLAG", "TOO_LARGE", "CHECKSUM", "UNAUTHORIZED", "UNKNOWN_TOPIC",
   "QUEUE_FULL", "RATE_LIMITED", "DEP_TIMEOUT", "FENCED", "CURSOR_TOO_OLD", "PROCESSING_FAILED", "INVALID_DELTA",
   "SHUTTING_DOWN", "DOT_REUSED", "UNKNOWN_ORIGIN", "CONFLICT", "PENDING_FULL", "LOG_FULL", "LOG_FAILED",
-  "LEVEL_UNAVAILABLE", "OVERLAP", "BAD_REQUEST", "JOB_UNKNOWN", "JOB_DECIDED", "ID_REUSED", "OUTCOME_UNKNOWN",
+  "LEVEL_UNAVAILABLE", "OVERLAP", "BAD_REQUEST", "UNKNOWN_JOB", "JOB_DECIDED", "ID_REUSED", "OUTCOME_UNKNOWN",
 ];
 // The same delta is sent again under the same dot.
 const OPEN = new Set(["QUEUE_FULL", "RATE_LIMITED", "DEP_TIMEOUT", "SHUTTING_DOWN", "PENDING_FULL", "LOG_FULL", "LOG_FAILED"]);
@@ -70,7 +70,7 @@ class Link {
     try {
       link.welcome = await new Promise((resolve, reject) => {
         link.hello = { resolve, reject };
-        link.send({ type: "subscribe", sequence: SEQUENCE_HELLO, version: 1, ...hello });
+        link.send({ type: "subscribe", sequence: SEQUENCE_HELLO, request: "hello", version: 1, ...hello });
       });
       return link;
     } finally {
@@ -123,13 +123,13 @@ class Link {
 
   take(frame) {
     if (frame.type === "heartbeat") this.echo = frame.sent_us;
-    if (frame.type === "nack" && frame.sequence === 0n && frame.answers === undefined) return this.end(new Refused(frame));
+    if (frame.type === "nack" && frame.sequence === 0n && frame.correlation_id === undefined) return this.end(new Refused(frame));
     if (!this.hello) return this.onFrame(frame);
     if (frame.type === "nack") return this.end(new Refused(frame));
-    if (frame.type === "ack" && frame.welcome) {
-      const welcome = Object.fromEntries(frame.welcome);
+    if (frame.type === "ack" && frame.request === "hello") {
+      const welcome = Object.fromEntries(frame.response);
       this.credit = frame.credit ?? this.credit ?? [0, 0];
-      if (welcome.more) return;
+      if (frame.more) return;
       this.hello.resolve(welcome);
       this.hello = null;
     }
@@ -272,7 +272,7 @@ export class Producer extends Connected {
   }
 
   hello() {
-    return { ...super.hello(), origins: [[this.origin, this.epoch]] };
+    return { ...super.hello(), origins: [[this.origin, this.epoch, 0]] };
   }
 
   onWelcome(link) {
@@ -444,6 +444,8 @@ export class Subscriber extends Connected {
     link.send({
       type: "subscribe",
       sequence: SEQUENCE_SUBSCRIBE,
+      request: "subscribe",
+      version: 1,
       subscription: 1,
       topics: topics.map(topic),
       start: this.position === undefined ? start : ["cursor", [this.log[0], this.log[1], this.position]],
@@ -453,10 +455,10 @@ export class Subscriber extends Connected {
   }
 
   onFrame(frame) {
-    if (frame.type === "ack" && frame.granted) this.granted(Object.fromEntries(frame.granted));
+    if (frame.type === "ack" && frame.request === "subscribe") this.granted(Object.fromEntries(frame.response));
     else if (frame.type === "nack") this.link.end(new Refused(frame));
     else if (frame.type === "batch" || frame.type === "delta") this.delivered(frame);
-    const dealtWith = BigInt(frame.dealt_with ?? 0);
+    const dealtWith = BigInt(frame.processed ?? 0);
     if (this.position !== undefined && dealtWith > this.position) this.position = dealtWith;
     if (this.frames.length === 0 && this.cursor) this.cursor = [this.log[0], this.log[1], this.position];
     this.wake();
@@ -512,7 +514,7 @@ export class Subscriber extends Connected {
     this.link?.send({
       type: "ack",
       sequence: 0n,
-      dealt_with: this.cursor[2],
+      processed: this.cursor[2],
       ...(this.options.group && { cursor: this.cursor }),
       credit: cost,
     });

@@ -12,6 +12,7 @@ export const HEADER_BYTES = 16;
 const ACK_WANTED = 1, HIGH = 2, COMPRESSED = 4, BATCHED = 8;
 const STAMP_BYTES = 48;
 const BODY = HEADER_BYTES + STAMP_BYTES; // where a batch's body begins
+const PARTITION_AT = 28; // in the stamp
 const ROWS_MAX = 65_536;
 const PAYLOAD_MAX = [1_310_720, 16_777_216, ...Array(6).fill(65_536)]; // by type
 const TRANSACTIONAL = 0, CONTROL = 1, LEAPS = 8, STATES = 9; // attribute bits that no column decides
@@ -68,8 +69,10 @@ export function decode(bytes) {
   const { type, sequence, flags, payload, length } = frame;
   try {
     if (type === "batch") return { type, sequence, length, ackWanted: Boolean(flags & 1), ...decodeBatch(bytes) };
-    if (type === "delta") return { type, sequence, length, ackWanted: Boolean(flags & 1), ...decodeDelta(payload) };
-    const fields = payload.length ? unpack(payload) : new Map();
+    if (type === "heartbeat" && !payload.length) return { type, sequence, length };
+    const map = unsealed(bytes);
+    if (type === "delta") return { type, sequence, length, ackWanted: Boolean(flags & 1), ...decodeDelta(map) };
+    const fields = map.length ? unpack(map) : new Map();
     if (!(fields instanceof Map)) throw new Unsound("the payload is no map");
     for (const [key, value] of fields) if (value === null) fields.delete(key);
     return { type, sequence, length, ...Object.fromEntries(fields) };
@@ -83,14 +86,41 @@ export function encode(frame) {
   const { type, sequence, length, ackWanted, ...fields } = frame;
   if (type === "batch") return encodeBatch(sequence, ackWanted, fields);
   if (type === "delta") return encodeDelta(sequence, ackWanted, fields);
-  return framed(type, 0, sequence, Object.keys(fields).length ? pack(fields) : Buffer.alloc(0));
+  const said = Object.keys(fields).length > 0;
+  if (type === "heartbeat" && !said) return framed(type, 0, sequence, Buffer.alloc(0));
+  return sealed(type, 0, sequence, said ? pack(fields) : Buffer.alloc(0));
 }
 
-/** The same frame with another sequence; a batch without stamp and a Delta keep all their other bytes. */
+/** The same Delta or producer's batch with another sequence: the checksum of its header changes, all else stays. */
 export function renumbered(bytes, sequence) {
   const copy = Buffer.from(bytes);
   copy.writeBigUInt64BE(BigInt(sequence), 4);
-  return copy;
+  return TYPES[copy[2]] === "batch" ? withStampCrc(copy) : withCrc(copy);
+}
+
+/** A frame of one map: behind it the checksum of header and map. */
+function sealed(type, flags, sequence, map) {
+  return withCrc(framed(type, flags, sequence, Buffer.concat([map, Buffer.alloc(4)])));
+}
+
+function withCrc(frame) {
+  frame.writeUInt32LE(crc32c(frame.subarray(0, -4)), frame.length - 4);
+  return frame;
+}
+
+function withStampCrc(frame) {
+  frame.writeUInt32LE(stampCrc(frame), HEADER_BYTES);
+  return frame;
+}
+
+const stampCrc = (frame) => crc32c(frame.subarray(0, HEADER_BYTES), frame.subarray(HEADER_BYTES + 4, BODY));
+
+/** The map of a frame whose checksum is right. */
+function unsealed(frame) {
+  const end = frame.length - 4;
+  if (end < HEADER_BYTES) throw new Unsound("the payload has no room for its checksum");
+  if (crc32c(frame.subarray(0, end)) !== frame.readUInt32LE(end)) throw new Unsound("the frame's checksum is another", 5);
+  return frame.subarray(HEADER_BYTES, end);
 }
 
 function framed(type, flags, sequence, payload) {
@@ -106,7 +136,7 @@ const DELTA_KEYS = {
   vectorId: "vector_id", namespace: "namespace", op: "op", values: "values", indices: "indices", data: "data", id: "id",
   origin: "origin", counter: "counter", parents: "parents", clock: "clock", timestamp: "timestamp",
   priority: "priority", source: "source", metadata: "metadata", topics: "topics", expect: "expect",
-  ackLevel: "ack_level", lamport: "lamport",
+  ackLevel: "ack_level", lamport: "lamport", stream: "stream", partition: "partition",
 };
 const BIG = new Set(["origin", "counter", "timestamp", "lamport"]);
 const DOTS = new Set(["parents", "clock"]);
@@ -119,16 +149,11 @@ function encodeDelta(sequence, ackWanted, delta) {
     const value = delta[name];
     if (value !== undefined) map.set(key, name === "values" || name === "indices" ? numberBytes(value) : value);
   }
-  const payload = pack(map);
-  const crc = Buffer.alloc(4);
-  crc.writeUInt32LE(crc32c(payload));
   const flags = (ackWanted ? ACK_WANTED : 0) | ((delta.priority ?? NORMAL) < NORMAL ? HIGH : 0);
-  return framed("delta", flags, sequence, Buffer.concat([payload, crc]));
+  return sealed("delta", flags, sequence, pack(map));
 }
 
-function decodeDelta(payload) {
-  const bytes = payload.subarray(0, -4);
-  if (crc32c(bytes) !== payload.readUInt32LE(bytes.length)) throw new Unsound("the delta's checksum is another", 5);
+function decodeDelta(bytes) {
   const map = unpack(bytes);
   const delta = {};
   for (const [name, key] of Object.entries(DELTA_KEYS)) {
@@ -174,7 +199,8 @@ function encodeBatch(sequence, ackWanted, batch) {
   const flags = BATCHED | (ackWanted ? ACK_WANTED : 0) | (priority < NORMAL ? HIGH : 0);
   const frame = framed("batch", flags, sequence, Buffer.concat([Buffer.alloc(STAMP_BYTES), ...body, crc]));
   if (batch.stamp) writeStamp(frame, batch.stamp);
-  return frame;
+  else frame.writeUInt16LE(partitionOf(batch.origin), PARTITION_AT);
+  return withStampCrc(frame);
 }
 
 function writeBodyHeader(header, batch, present, bodyLength) {
@@ -350,15 +376,16 @@ const STAMP_FIELDS = [ // name, offset in the frame, size
   ["appendTime", 32, 8], ["lamport", 40, 8], ["previousCrc", 48, 4], ["bodyCrc", 52, 4], ["syncedOffset", 56, 8],
 ];
 
+/** The stamp that a log or a forwarder made; undefined of a producer's, which names its origin's partition alone. */
 function readStamp(frame) {
-  const bytes = frame.subarray(HEADER_BYTES, BODY);
-  if (bytes.every((byte) => byte === 0)) return undefined;
   const stamp = {};
   for (const [name, at, size] of STAMP_FIELDS) {
     stamp[name] = size === 8 ? frame.readBigUInt64LE(at) : frame.readUIntLE(at, size);
   }
   if (stamp.crc !== stampCrc(frame)) throw new Unsound("the stamp's checksum is another", 5);
-  return stamp;
+  const own = stamp.partition === partitionOf(frame.readBigUInt64LE(BODY + 8));
+  const rest = [...frame.subarray(HEADER_BYTES + 4, PARTITION_AT), ...frame.subarray(PARTITION_AT + 2, BODY)];
+  return own && rest.every((byte) => byte === 0) ? undefined : stamp;
 }
 
 function writeStamp(frame, stamp) {
@@ -366,13 +393,11 @@ function writeStamp(frame, stamp) {
     if (size === 8) frame.writeBigUInt64LE(stamp[name], at);
     else frame.writeUIntLE(stamp[name], at, size);
   }
-  frame.writeUInt32LE(stampCrc(frame), STAMP_FIELDS[0][1]);
 }
-
-const stampCrc = (frame) => crc32c(frame.subarray(0, HEADER_BYTES), frame.subarray(HEADER_BYTES + 4, BODY));
 
 // --- numbers in bytes: all machines that run Node are little-endian, as columns are
 
+const partitionOf = (origin) => Number((origin >> 4n) & 0xffffn);
 const upTo8 = (length) => (length + 7) & ~7;
 const namespaceOf = ({ vectorId, namespace }) => namespace ?? (vectorId.includes(":") ? vectorId.split(":", 1)[0] : "default");
 const aligned = (bytes) => bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length);

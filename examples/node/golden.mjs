@@ -15,6 +15,69 @@ const KNOWN_IDS = ["NONE", "SOME", "ALL"];
 const PRESSURES = ["OK", "WARN", "THROTTLE", "STOP"];
 const OPERATIONS = ["create", "sparse", "dense", "scale", "offset", "transform", "delete"];
 
+// What each response says, by the name of its request.
+const RESPONSES = {
+  hello: ({ features, origins, log, level }) => ({
+    features: features.length ? features : undefined,
+    origins: origins.map(([origin, epoch, watermark]) => ({ origin, epoch, watermark })),
+    log: place(log),
+    level: LEVELS[level],
+  }),
+  subscribe: ({ start, ...rest }) => ({ ...rest, start: place(start) }),
+  decide: ({ state, refused_rows, ...counts }) => ({
+    ...counts,
+    state: state.toUpperCase(),
+    refused_rows: refused_rows?.map(([part, row, vector_id, code, text]) => ({ part, row, vector_id, code: CODES[code], text })),
+  }),
+  get: ({ state, dot: last, values = "", data = "", metadata = "", ...rest }) => ({
+    ...rest, state: state.toUpperCase(), dot: last && dot(last), values, data, metadata,
+  }),
+  offsets: ({ offsets, log }) => ({ offsets, log: place(log) }),
+  describe: ({ streams, requests, features, level }) => ({
+    streams: streams.map(([name, stream, partitions]) => ({
+      name,
+      stream,
+      partitions: partitions.map(([partition, start_offset, log]) => ({ partition, start_offset, log: place(log) })),
+    })),
+    requests: Object.fromEntries(requests),
+    features,
+    level: LEVELS[level],
+  }),
+};
+
+const start = ([at, value]) => ({ at: at.toUpperCase(), value: Array.isArray(value) ? place(value) : value });
+
+// What each request asks.
+const REQUESTS = {
+  hello: ({ origins, source, job, ...rest }) => ({
+    ...rest,
+    origins: origins?.map(([origin, epoch, stream]) => ({ origin, epoch, stream })),
+    job: job && { job: job[0], part: job[1], attempt: job[2] },
+    source: SOURCES[source ?? 0],
+  }),
+  subscribe: ({ topics, start: from, credit, filter, deltas, partitions, stream, ...rest }) => {
+    const only = filter && Object.fromEntries(filter);
+    return {
+      ...rest,
+      topics: topics.map(topicText),
+      start: start(from),
+      credit: credit && amounts(credit),
+      filter: only && { sources: only.sources.map((n) => SOURCES[n]), priorities: only.priorities.map((n) => PRIORITIES[n]) },
+      deltas: deltas ?? false,
+      stream: stream ?? 0,
+      partitions: partitions?.map(([partition, at, given]) => ({ partition, start: at && start(at), credit: given && amounts(given) })),
+    };
+  },
+  decide: ({ decide, parts, ...rest }) => ({
+    ...rest,
+    decision: decide.toUpperCase(),
+    parts: parts?.map(([part, attempt, deltas, checksum]) => ({ part, attempt, deltas, checksum })),
+  }),
+  get: (rest) => rest,
+  offsets: ({ starts, stream, partition }) => ({ starts: starts.map(start), stream: stream ?? 0, partition: partition ?? 0 }),
+  describe: (rest) => rest,
+};
+
 const path = process.argv[2] ?? new URL("../../docs/protocol-golden.json", import.meta.url);
 // JSON.parse would round integers above 2^53, so they are read as text, and compared as text.
 const text = readFileSync(path, "utf8").replace(/(": )(\d{17,})(?=[,\n])/g, '$1"$2"');
@@ -40,8 +103,9 @@ process.exitCode = wrong ? 1 : 0;
 /** A decoded frame in the words of the golden file. */
 function meaning({ type, sequence, length, ...rest }) {
   if (type === "delta") {
-    const { ackWanted, ackLevel, lamport, ...delta } = rest;
-    return { sequence, delta: change(delta), ack_wanted: ackWanted, ack_level: LEVELS[ackLevel], lamport };
+    const { ackWanted, ackLevel, lamport, stream = 0, partition, ...delta } = rest;
+    const told = { ack_wanted: ackWanted, ack_level: LEVELS[ackLevel], lamport, stream, partition };
+    return { sequence, delta: change(delta), ...told };
   }
   if (type === "batch") return batchMeaning(sequence, rest);
   if (type === "subscribe") return { sequence, request: request(rest) };
@@ -53,7 +117,7 @@ function batchMeaning(sequence, { rows, ackWanted, ...batch }) {
     const { state, offset, ...own } = row;
     const origin = state?.origin ?? batch.origin;
     const counter = state?.counter ?? row.counter;
-    const common = { timestamp: batch.timestamp, priority: batch.priority };
+    const common = { timestamp: batch.timestamp, priority: batch.priority, clock: batch.clock };
     return { ...change({ ...common, ...own, origin, counter }), offset };
   });
   const { crc, leaderEpoch, stream, partition, source, knownIds, ...stamped } = batch.stamp ?? {};
@@ -85,58 +149,22 @@ function dot(item) {
   return Array.isArray(item) ? { origin: item[0], counter: item[1] } : item;
 }
 
-function control(type, { credit, ranges, cursor, welcome, granted, job, code, level, ...rest }) {
+function control(type, { credit, ranges, cursor, request, response, more, stream, partition, code, level, ...rest }) {
+  const ack = type === "ack" && { more: more ?? false, stream: stream ?? 0, partition: partition ?? 0 };
   return {
     ...rest,
+    ...ack,
     credit: credit && amounts(credit),
     ranges: ranges?.map(([first, last, offset, duplicate]) => ({ first, last, offset, duplicate })),
     cursor: cursor && place(cursor),
-    welcome: welcome && hello(Object.fromEntries(welcome)),
-    granted: granted && { ...Object.fromEntries(granted), start: place(granted.get("start")) },
-    job: job && jobStatus(Object.fromEntries(job)),
-    code: code && CODES[code],
+    response: response && { name: request, ...RESPONSES[request](Object.fromEntries(response)) },
+    code: code && (CODES[code] ?? `CODE_${code}`),
     level: type === "backpressure" ? PRESSURES[level] : level,
   };
 }
 
-function jobStatus({ state, refused_rows, ...counts }) {
-  const rows = refused_rows?.map(([part, row, vector_id, code, text]) => {
-    return { part, row, vector_id, code: CODES[code], text };
-  });
-  return { ...counts, state: state.toUpperCase(), refused_rows: rows };
-}
-
-function hello({ features, origins, log, level, more, ...rest }) {
-  return {
-    ...rest,
-    features: features.length ? features : undefined,
-    origins: origins.map(([origin, epoch, watermark]) => ({ origin, epoch, watermark })),
-    more: more ?? false,
-    log: place(log),
-    level: LEVELS[level],
-  };
-}
-
-function request({ topics, start, credit, origins, source, filter, deltas, job, decide, parts, ...rest }) {
-  if (decide) {
-    const counted = parts?.map(([part, attempt, deltas, checksum]) => ({ part, attempt, deltas, checksum }));
-    return { ...rest, job, decision: decide.toUpperCase(), parts: counted };
-  }
-  if (!topics) {
-    const known = origins?.map(([origin, epoch]) => ({ origin, epoch }));
-    const staged = job && { job: job[0], part: job[1], attempt: job[2] };
-    return { ...rest, origins: known, job: staged, source: SOURCES[source ?? 0] };
-  }
-  const only = filter && Object.fromEntries(filter);
-  const at = { at: start[0].toUpperCase(), value: start[1] && place(start[1]) };
-  return {
-    ...rest,
-    topics: topics.map(topicText),
-    start: at,
-    credit: credit && amounts(credit),
-    filter: only && { sources: only.sources.map((n) => SOURCES[n]), priorities: only.priorities.map((n) => PRIORITIES[n]) },
-    deltas: deltas ?? false,
-  };
+function request({ request: name, version, ...rest }) {
+  return { name, ...REQUESTS[name](rest) };
 }
 
 function topicText(bytes) {

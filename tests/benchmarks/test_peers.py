@@ -102,7 +102,7 @@ def said_by_us() -> bytes:
         BatchFrame(at, encode_batch(some, origin=1, base=at + 1)) for at, some in ((0, first), (1, rest))
     ]
     return (
-        encode(frames[0]) + encode(Heartbeat(1, sent_us=5)) + encode(Ack(0, dealt_with=1)) + encode(frames[1])
+        encode(frames[0]) + encode(Heartbeat(1, sent_us=5)) + encode(Ack(0, processed=1)) + encode(frames[1])
     )
 
 

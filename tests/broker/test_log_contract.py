@@ -161,7 +161,7 @@ def test_a_full_log_says_who_holds_it_and_lets_go_who_gives_way(make: Make) -> N
         _fill(log)
     assert caught.value.code is ErrorCode.LOG_FULL
     assert caught.value.retry_after_ms
-    assert caught.value.details["held_by"] == "sink"
+    assert caught.value.details["blocked_by"] == "sink"
     assert "'sink'" in caught.value.message
     assert log.fill(0) > 0.9
     assert 0 < log.fill(log.next_offset - 1) < 0.1
@@ -176,7 +176,7 @@ def test_a_full_log_says_who_holds_it_and_lets_go_who_gives_way(make: Make) -> N
     with pytest.raises(Refused) as old:
         log.read(0, **EVERYTHING)
     assert old.value.code is ErrorCode.CURSOR_TOO_OLD
-    assert old.value.details == {"offset": 0, "first_offset": log.first_offset}
+    assert old.value.details == {"offset": 0, "start_offset": log.first_offset}
 
 
 def _fill(log: Log) -> None:

@@ -112,7 +112,7 @@ def test_what_a_holder_needs_is_kept_and_the_refusal_says_who_and_how_full() -> 
         "capacity": 10,
         "depth_bytes": log.statistics().bytes,
         "capacity_bytes": log.statistics().bytes_max,
-        "held_by": "index",
+        "blocked_by": "index",
     }
     assert (log.next_offset, log.statistics().held_by, log.statistics().refused) == (14, "index", 1)
 
@@ -188,7 +188,7 @@ def test_reading_what_is_gone_names_where_the_log_starts() -> None:
     with pytest.raises(Refused, match=r"offset 4 .* starts at 5") as caught:
         log.read(4, **EVERYTHING)
     assert caught.value.code == ErrorCode.CURSOR_TOO_OLD
-    assert caught.value.details == {"offset": 4, "first_offset": 5}
+    assert caught.value.details == {"offset": 4, "start_offset": 5}
 
 
 # --- all together

@@ -165,7 +165,7 @@ def test_a_sink_that_needs_what_is_gone_is_refused_unless_told_to_start_later() 
         late = CallbackSink(lambda at, _: seen.append(at), name="late")
         refusal = await refused(p.attach(late))
         assert refusal.code is ErrorCode.CURSOR_TOO_OLD
-        assert refusal.details["first_offset"] == 4
+        assert refusal.details["start_offset"] == 4
         assert 'start="earliest"' in refusal.message
         with pytest.raises(UsageError, match="offset from 0 to 8"):
             await p.attach(late, start=9)
@@ -275,7 +275,7 @@ def test_publish_waits_for_room_in_order_and_offer_is_refused_with_numbers() -> 
             assert refusal is not None
             assert refusal.code is ErrorCode.LOG_FULL
             assert (refusal.details["depth"], refusal.details["capacity"]) == (10, 10)
-            assert refusal.details["held_by"] == "callback"
+            assert refusal.details["blocked_by"] == "callback"
             await anyio.sleep(100)
             assert len(places) == 10
             gate.opened.set()

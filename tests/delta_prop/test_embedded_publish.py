@@ -113,7 +113,7 @@ def test_a_parent_that_never_comes_is_named_in_time() -> None:
             refusal = await refused(p.publish(made("child", parents=(dot,)), timeout_s=timeout_s))
             assert refusal.code is ErrorCode.DEP_TIMEOUT
             assert str(dot) in refusal.message
-            assert refusal.details["waits_for"] == [str(dot)]
+            assert refusal.details["missing"] == [str(dot)]
         refusal = await refused(p.publish(made("child", parents=(dot,)), timeout_s=1))
         assert "withdrawn" in refusal.message
         assert p.statistics().pending.pending_deltas == 0

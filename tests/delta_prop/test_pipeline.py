@@ -336,7 +336,7 @@ def test_expect_refuses_when_the_vector_has_moved_on() -> None:
     refusal = bench.publish(Delta("v", offset(1.0), expect=dot)).refusal()
     assert refusal is not None
     assert refusal.code is ErrorCode.CONFLICT
-    assert refusal.details["present"] == bench.vectors.head("default", "v")
+    assert refusal.details["current"] == bench.vectors.head("default", "v")
 
 
 def test_partial_operations_need_a_living_vector() -> None:
@@ -382,7 +382,7 @@ def test_a_full_log_refuses_with_numbers_and_everything_stays_open() -> None:
     assert refusal is not None
     assert refusal.code is ErrorCode.LOG_FULL
     assert refusal.details["depth"] == refusal.details["capacity"] == 3
-    assert refusal.details["held_by"] == "slow"
+    assert refusal.details["blocked_by"] == "slow"
     assert refusal.retry_after_ms
     bench.log.release("slow")
     assert bench.send(batch_of(origin, 4, made("v4"))).result().offset == 3

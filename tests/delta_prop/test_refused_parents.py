@@ -41,7 +41,7 @@ def orphaned(
     assert refusal.voids
     assert parent.hex() in refusal.message
     assert ErrorCode(code).name in refusal.message
-    assert refusal.details == {"held_by": parent.hex(), "code": code}
+    assert refusal.details == {"blocked_by": parent.hex(), "code": code}
 
 
 def send_batch(bench: Bench, *deltas: Delta) -> Receipt:

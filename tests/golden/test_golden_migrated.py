@@ -157,7 +157,7 @@ def test_a_staged_job_is_published_after_the_migration() -> None:
     migrate_disk(disk)
     with place(disk) as at:
         before = len(at.keys())
-        staged = decide(at.address, JOB, Decision.LOOK)
+        staged = decide(at.address, JOB, Decision.QUERY)
         assert (staged.state, staged.deltas) == (JobState.STAGING, 12)
         decide(at.address, JOB, Decision.COMMIT, [StagedPart(1, 0, 12)])
         assert published(at.address).published == 12

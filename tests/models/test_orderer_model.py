@@ -222,7 +222,9 @@ class OrdererMachine(RuleBasedStateMachine):
         assert {id(entry) for entry, _ in answers[1:]} == set(map(id, behind))
         assert len(answers) == len(behind) + 1
         assert all(error.code is code for _, error in answers)
-        assert all(error.details["held_by"] == f"{root.origin:016x}:{root.first}" for _, error in answers[1:])
+        assert all(
+            error.details["blocked_by"] == f"{root.origin:016x}:{root.first}" for _, error in answers[1:]
+        )
 
 
 TestOrdererModel = OrdererMachine.TestCase

@@ -25,13 +25,14 @@ from delta_prop_wire.frames import (
     Decide,
     Decision,
     DeltaFrame,
+    Describe,
     Frame,
-    Granted,
     Heartbeat,
     Hello,
     Level,
     Nack,
     Subscribe,
+    Subscribed,
     Subscription,
     Unsubscribe,
     Welcome,
@@ -41,6 +42,7 @@ from delta_prop_wire.spec import ErrorCode, Flag, FrameType
 from delta_prop_wire.stamp import Stamp
 from delta_prop_wire.state import TABLE, UNAUTHORIZED_TEXT, Phase, Role, Saying, Speaker, saying_of
 from delta_prop_wire.topics import ALL
+from tests.wire.sealing import sealed
 
 DELTA = Delta("doc-1", d.opaque(b"x" * 9))
 BATCH = encode_batch([DELTA] * 3, origin=7, base=1)
@@ -49,10 +51,11 @@ START = Cursor(bytes(16), 1, 0)
 MUCH = Credit(1000, 1_000_000)
 FRAMES: dict[Saying, Frame] = {
     Saying.HELLO: Subscribe(1, Hello()),
-    Saying.WELCOME: Ack(answers=1, welcome=Welcome()),
+    Saying.WELCOME: Ack(correlation_id=1, response=Welcome()),
     Saying.SUBSCRIBE: Subscribe(2, Subscription(1, (ALL,))),
     Saying.UNSUBSCRIBE: Unsubscribe(3, 1),
-    Saying.DECIDE: Subscribe(4, Decide("nightly", Decision.LOOK)),
+    Saying.DECIDE: Subscribe(4, Decide("nightly", Decision.QUERY)),
+    Saying.ASK: Subscribe(5, Describe()),
     Saying.DELTA: DeltaFrame(1, DELTA),
     Saying.BATCH: BatchFrame(2, BATCH),
     Saying.LOGGED_DELTA: DeltaFrame(5, DELTA, lamport=9),
@@ -69,9 +72,10 @@ GRID = """
                O G P E  O G P E    O G P E
 HELLO          + . + .  + . + .    . . . .
 WELCOME        ! . . .  ! . . .    . + + .
-SUBSCRIBE      ! . + .  ! . + .    . . . .
-UNSUBSCRIBE    ! . + .  ! . + .    . . . .
-DECIDE         ! . + .  ! . . .    . . . .
+SUBSCRIBE      ! + + .  ! + + .    . . . .
+UNSUBSCRIBE    ! + + .  ! + + .    . . . .
+DECIDE         ! + + .  ! . . .    . . . .
+ASK            ! + + .  ! + + .    . . . .
 DELTA          ! . + .  ! . . .    . . . .
 BATCH          ! . + .  ! . . .    . . . .
 LOGGED_DELTA   ! . . .  ! . . .    . . + .
@@ -80,7 +84,7 @@ CUT_BATCH      ! . . .  ! . . .    . . + .
 ACK            ! . + .  ! . + .    . . + +
 NACK           ! . + +  ! . + +    + + + +
 BACKPRESSURE   ! . + .  ! . + .    . . + .
-HEARTBEAT      ! . + .  ! . + .    . . + .
+HEARTBEAT      ! + + .  ! + + .    . . + .
 """
 CELLS = [
     pytest.param(speaker, phase, Saying[name], mark, id=f"{speaker.name}-{phase.name}-{name}")
@@ -95,9 +99,9 @@ def pair(phase: Phase = Phase.OPEN, source: Source = Source.LOCAL) -> tuple[Conn
     if phase is not Phase.OPENING:
         tell(client, server, Subscribe(1, Hello(source=source)))
     if phase in (Phase.OPEN, Phase.ENDED):
-        tell(server, client, Ack(answers=1, credit=MUCH, welcome=Welcome()))
+        tell(server, client, Ack(correlation_id=1, credit=MUCH, response=Welcome()))
         tell(client, server, Subscribe(9, Subscription(9, (ALL,))))
-        tell(server, client, Ack(answers=9, granted=Granted(9, START, 1, 0)))
+        tell(server, client, Ack(correlation_id=9, response=Subscribed(9, START, 1, 0)))
     if phase is Phase.ENDED:
         client.end()
         server.end()
@@ -157,12 +161,12 @@ def test_phases() -> None:
     assert client.phase is server.phase is Phase.OPENING
     tell(client, server, Subscribe(1, Hello()))
     assert client.phase is server.phase is Phase.GREETED
-    tell(server, client, Ack(answers=1, welcome=Welcome(more=True)))
+    tell(server, client, Ack(correlation_id=1, response=Welcome(), more=True))
     assert client.phase is server.phase is Phase.GREETED
-    tell(server, client, Ack(answers=1, welcome=Welcome()))
+    tell(server, client, Ack(correlation_id=1, response=Welcome()))
     assert client.phase is server.phase is Phase.OPEN
     tell(client, server, Subscribe(2, Hello()))
-    tell(server, client, Nack(0, ErrorCode.FENCED, "newer", answers=2))
+    tell(server, client, Nack(0, ErrorCode.FENCED, "newer", correlation_id=2))
     tell(server, client, Nack(0, ErrorCode.CURSOR_TOO_OLD, "gone"))
     assert client.phase is server.phase is Phase.OPEN
 
@@ -174,9 +178,16 @@ def test_a_connection_that_is_refused_at_the_door_has_ended(phase: Phase) -> Non
     assert client.phase is server.phase is Phase.ENDED
 
 
-def test_a_frame_that_follows_the_hello_at_once_is_refused() -> None:
+def test_requests_may_follow_a_hello_at_once() -> None:
     client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
-    server.receive(client.send(Subscribe(1, Hello())) + encode(Heartbeat(1)))
+    sent = [Subscribe(1, Hello()), FRAMES[Saying.SUBSCRIBE], FRAMES[Saying.ASK], Heartbeat(1)]
+    server.receive(b"".join(map(client.send, sent)))
+    assert [server.next_event() for _ in sent] == sent
+
+
+def test_delta_that_follows_a_hello_at_once_is_refused() -> None:
+    client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
+    server.receive(client.send(Subscribe(1, Hello())) + encode(FRAMES[Saying.DELTA]))
     server.next_event()
     with pytest.raises(PeerError, match="answered: wait"):
         server.next_event()
@@ -188,7 +199,7 @@ def test_only_a_forwarder_stamps(source: Source) -> None:
     if source is Source.REPLICA:
         tell(client, server, FRAMES[Saying.LOGGED_BATCH])
     else:
-        with pytest.raises(UsageError, match="stamped"):
+        with pytest.raises(UsageError, match="log's stamp"):
             client.send(FRAMES[Saying.LOGGED_BATCH])
 
 
@@ -276,8 +287,8 @@ def test_what_comes_after_the_end_is_not_kept() -> None:
         (encode(replace(FRAMES[Saying.LOGGED_BATCH], sequence=77)), 77, None),  # type: ignore[type-var]
         (pack_header(FrameType.DELTA, 0, 78, 0), 78, None),
         (pack_header(FrameType.UNSUBSCRIBE, 0, 5, 0), 0, 5),
-        (pack_header(FrameType.SUBSCRIBE, 0, 6, 1) + b"\xc1", 0, 6),
-        (pack_header(FrameType.ACK, 0, 7, 1) + b"\xc1", 0, None),
+        (sealed(FrameType.SUBSCRIBE, b"\xc1", sequence=6), 0, 6),
+        (sealed(FrameType.ACK, b"\xc1", sequence=7), 0, None),
     ],
 )
 def test_the_nack_names_what_failed(raw: bytes, sequence: int, answers: int | None) -> None:
@@ -286,7 +297,7 @@ def test_the_nack_names_what_failed(raw: bytes, sequence: int, answers: int | No
     with pytest.raises(PeerError) as caught:
         server.next_event()
     nack = server.nack_of(caught.value)
-    assert (nack.sequence, nack.answers) == (sequence, answers)
+    assert (nack.sequence, nack.correlation_id) == (sequence, answers)
     assert (nack.code, nack.text) == (caught.value.code, caught.value.message)
     client.receive(server.send(nack))
     assert client.next_event() == nack
@@ -306,7 +317,7 @@ def test_the_nack_of_a_first_header_that_cannot_be_read_names_nothing() -> None:
 def test_a_producer_has_no_credit_before_it_was_granted() -> None:
     client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
     tell(client, server, Subscribe(1, Hello()))
-    tell(server, client, Ack(answers=1, welcome=Welcome()))
+    tell(server, client, Ack(correlation_id=1, response=Welcome()))
     with pytest.raises(UsageError, match="no credit is left"):
         client.send(FRAMES[Saying.BATCH])
     server.receive(encode(FRAMES[Saying.BATCH])[:16])
@@ -317,7 +328,7 @@ def test_a_producer_has_no_credit_before_it_was_granted() -> None:
 def test_nothing_is_delivered_before_a_subscription_was_granted() -> None:
     client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
     tell(client, server, Subscribe(1, Hello()))
-    tell(server, client, Ack(answers=1, welcome=Welcome(), credit=MUCH))
+    tell(server, client, Ack(correlation_id=1, response=Welcome(), credit=MUCH))
     for frame in (
         Subscribe(2, Subscription(1, (ALL,), credit=MUCH)),
         Subscribe(3, Subscription(1, (ALL,), credit=Credit(1, 1))),
@@ -329,15 +340,15 @@ def test_nothing_is_delivered_before_a_subscription_was_granted() -> None:
     server.receive(encode(Ack(credit=MUCH)))
     server.next_event()
     assert not server.window.open
-    tell(server, client, Nack(0, ErrorCode.BAD_REQUEST, "no", answers=2))
-    tell(server, client, Ack(answers=2, granted=Granted(1, START, 1, 0)))
+    tell(server, client, Nack(0, ErrorCode.BAD_REQUEST, "no", correlation_id=2))
+    tell(server, client, Ack(correlation_id=2, response=Subscribed(1, START, 1, 0)))
     assert not server.window.open
-    tell(server, client, Ack(answers=3, granted=Granted(1, START, 1, 0)))
+    tell(server, client, Ack(correlation_id=3, response=Subscribed(1, START, 1, 0)))
     assert server.window.left == client.allowance.left == (1, 1)
     tell(client, server, Ack(credit=MUCH))
     assert server.window.left == client.allowance.left == (1001, 1_000_001)
     tell(client, server, Subscribe(4, Subscription(2, (ALL,), credit=Credit(2, 2))))
-    tell(server, client, Ack(answers=4, granted=Granted(2, START, 1, 0)))
+    tell(server, client, Ack(correlation_id=4, response=Subscribed(2, START, 1, 0)))
     assert server.window.left == client.allowance.left == (1003, 1_000_003)
 
 
@@ -345,24 +356,24 @@ def test_a_subscription_without_credit_bounds_nothing() -> None:
     client, server = pair()
     assert server.window.left is client.allowance.left is None
     tell(client, server, Subscribe(4, Subscription(2, (ALL,), credit=Credit(2, 2))))
-    tell(server, client, Ack(answers=4, granted=Granted(2, START, 1, 0)))
+    tell(server, client, Ack(correlation_id=4, response=Subscribed(2, START, 1, 0)))
     assert server.window.left is client.allowance.left is None
 
 
 def test_the_first_subscription_after_the_last_has_ended_bounds_anew() -> None:
     client, server = pair()
     tell(client, server, Unsubscribe(4, 9))
-    tell(server, client, Ack(answers=4, dealt_with=17))
+    tell(server, client, Ack(correlation_id=4, processed=17))
     assert server.window.left == client.allowance.left == (0, 0)
     with pytest.raises(UsageError, match="before a subscription"):
         client.send(Ack(credit=MUCH))
     tell(client, server, Subscribe(5, Subscription(1, (ALL,), credit=Credit(4, 4))))
-    tell(server, client, Ack(answers=5, granted=Granted(1, START, 1, 0)))
+    tell(server, client, Ack(correlation_id=5, response=Subscribed(1, START, 1, 0)))
     assert server.window.left == client.allowance.left == (4, 4)
     tell(client, server, Subscribe(6, Subscription(2, (ALL,))))
-    tell(server, client, Ack(answers=6, granted=Granted(2, START, 1, 0)))
+    tell(server, client, Ack(correlation_id=6, response=Subscribed(2, START, 1, 0)))
     tell(client, server, Unsubscribe(7, 1))
-    tell(server, client, Ack(answers=7))
+    tell(server, client, Ack(correlation_id=7))
     assert server.window.left == client.allowance.left == (4, 4)
 
 
@@ -370,7 +381,7 @@ def test_the_first_subscription_after_the_last_has_ended_bounds_anew() -> None:
 def test_a_nack_of_the_connection_ends_its_subscriptions(code: ErrorCode) -> None:
     client, server = pair()
     tell(server, client, Nack(5, code, "of a frame"))
-    tell(server, client, Nack(0, code, "of a request", answers=77))
+    tell(server, client, Nack(0, code, "of a request", correlation_id=77))
     assert server.window.open
     assert client.allowance.open
     tell(server, client, Nack(0, code, "of the connection"))
@@ -403,9 +414,9 @@ STEPS = st.lists(
 def test_both_ends_count_alike(steps: list[tuple[str, int, int]], delivering: bool) -> None:
     client, server = Connection(Role.CLIENT), Connection(Role.SERVER)
     tell(client, server, Subscribe(1, Hello()))
-    tell(server, client, Ack(answers=1, welcome=Welcome()))
+    tell(server, client, Ack(correlation_id=1, response=Welcome()))
     tell(client, server, Subscribe(2, Subscription(1, (ALL,), credit=Credit(0, 0))))
-    tell(server, client, Ack(answers=2, granted=Granted(1, START, 1, 0)))
+    tell(server, client, Ack(correlation_id=2, response=Subscribed(1, START, 1, 0)))
     one, other = (server, client) if delivering else (client, server)
     data = {
         "delta": FRAMES[Saying.LOGGED_DELTA if delivering else Saying.DELTA],

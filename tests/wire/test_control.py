@@ -16,23 +16,33 @@ from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.control import TEXT_BYTES_MAX, pack_control
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import Dot
 from delta_prop_wire.errors import PeerError, UsageError
 from delta_prop_wire.frames import (
     Ack,
     AckRange,
     Credit,
+    Describe,
+    Fact,
+    FactState,
     Frame,
+    Heartbeat,
     Hello,
     Nack,
+    OriginGrant,
     Start,
     StartAt,
     Subscribe,
+    Subscribed,
     Subscription,
+    UnknownRequest,
+    Welcome,
 )
-from delta_prop_wire.header import pack_header
 from delta_prop_wire.packing import U64_MAX, unpack_map
+from delta_prop_wire.requests import joined
 from delta_prop_wire.spec import ErrorCode, FrameType
 from delta_prop_wire.topics import ALL
+from tests.wire.sealing import sealed
 
 REFUSED = [0, 249, "doc-1", 14, "why"]
 
@@ -47,8 +57,14 @@ def refused(raw: bytes) -> PeerError:
 
 
 def control(kind: FrameType, **fields: Any) -> bytes:
-    payload = msgpack.packb(fields)
-    return pack_header(kind, 0, 1, len(payload)) + payload
+    if kind is FrameType.SUBSCRIBE and "request" not in fields:
+        name = "subscribe" if "topics" in fields else "decide" if "decide" in fields else "hello"
+        fields = {"request": name, **fields}
+    return sealed(kind, msgpack.packb(fields))
+
+
+def answer(request: str, **fields: Any) -> dict[str, Any]:
+    return {"request": request, "response": fields}
 
 
 @pytest.mark.parametrize(
@@ -58,33 +74,36 @@ def control(kind: FrameType, **fields: Any) -> bytes:
         (FrameType.ACK, "ranges", [[1, 2, 0]]),
         (FrameType.ACK, "ranges", [[1, 2, 0, 1]]),
         (FrameType.ACK, "ranges", [[1, 2, 0, False]] * 1025),
-        (FrameType.ACK, "dealt_with", -1),
+        (FrameType.ACK, "processed", -1),
         (FrameType.ACK, "cursor", [bytes(15), 1, 1]),
         (FrameType.ACK, "credit", [1]),
-        (FrameType.ACK, "welcome", [1]),
-        (FrameType.ACK, "version", {"welcome": {}}),
-        (FrameType.ACK, "start", {"granted": {"subscription": 1}}),
+        (FrameType.ACK, "response", {"request": "hello", "response": [1]}),
+        (FrameType.ACK, "request", {"response": {}}),
+        (FrameType.ACK, "start", answer("subscribe", subscription=1)),
+        (FrameType.ACK, "state", answer("get", state="gone", offset=1)),
+        (FrameType.ACK, "offsets", answer("offsets", offsets=[-1])),
+        (FrameType.ACK, "streams", answer("describe", streams=[["default"]])),
         (FrameType.NACK, "code", 0),
-        (FrameType.NACK, "code", 99),
-        (FrameType.ACK, "state", {"job": {"state": "gone"}}),
-        (FrameType.ACK, "refused_rows", {"job": {"state": "published", "refused_rows": [[0, 0, "a", 14]]}}),
-        (FrameType.ACK, "refused_rows", {"job": {"state": "published", "refused_rows": [REFUSED] * 11}}),
+        (FrameType.NACK, "code", 1 << 16),
+        (FrameType.ACK, "state", answer("decide", state="gone")),
+        (FrameType.ACK, "refused_rows", answer("decide", state="published", refused_rows=[[0, 0, "a", 14]])),
+        (FrameType.ACK, "refused_rows", answer("decide", state="published", refused_rows=[REFUSED] * 11)),
         (
             FrameType.ACK,
             "refused_rows",
-            {"job": {"state": "published", "refused_rows": [[*REFUSED[:3], 0, ""]]}},
+            answer("decide", state="published", refused_rows=[[*REFUSED[:3], 0, ""]]),
         ),
         (FrameType.SUBSCRIBE, "job", ["nightly", 1]),
         (FrameType.SUBSCRIBE, "decide", {"job": "nightly", "decide": "perhaps"}),
         (FrameType.SUBSCRIBE, "run", {"job": "nightly", "decide": "abort", "run": 1 << 32}),
         (FrameType.SUBSCRIBE, "parts", {"job": "nightly", "decide": "commit", "parts": [[1, 2]]}),
-        (FrameType.NACK, "answers", {"code": 6, "answers": -1}),
-        (FrameType.HEARTBEAT, "dealt_with", 1 << 63),
+        (FrameType.NACK, "correlation_id", {"code": 6, "correlation_id": -1}),
+        (FrameType.HEARTBEAT, "processed", 1 << 63),
         (FrameType.SUBSCRIBE, "client", "x" * 256),
         (FrameType.SUBSCRIBE, "log_id", bytes(15)),
-        (FrameType.ACK, "more", {"welcome": {"version": 1, "more": 1}}),
-        (FrameType.ACK, "log", {"welcome": {"version": 1, "log": [bytes(16), 1]}}),
-        (FrameType.ACK, "level", {"welcome": {"version": 1, "level": 4}}),
+        (FrameType.ACK, "more", 1),
+        (FrameType.ACK, "log", {"request": "hello", "response": {"log": [bytes(16), 1]}}),
+        (FrameType.ACK, "level", {"request": "hello", "response": {"level": 4}}),
         (FrameType.BACKPRESSURE, "rate", float("nan")),
         (FrameType.BACKPRESSURE, "rate", -1.0),
         (FrameType.HEARTBEAT, "sent_us", "now"),
@@ -147,8 +166,8 @@ def test_a_subscription_to_nothing_is_our_own_fault() -> None:
 
 
 def test_a_control_frame_beyond_the_bound_is_our_own_fault() -> None:
-    with pytest.raises(UsageError, match="allowed are 65536"):
-        encode(Nack(1, ErrorCode.DEP_TIMEOUT, "", details={"waits_for": ["x" * 70_000]}))
+    with pytest.raises(UsageError, match="allowed are 65532"):
+        encode(Nack(1, ErrorCode.DEP_TIMEOUT, "", details={"missing": ["x" * 70_000]}))
 
 
 def test_a_long_refusal_is_cut_and_not_refused_itself() -> None:
@@ -175,7 +194,7 @@ def test_a_long_refusal_is_cut_and_not_refused_itself() -> None:
     ],
 )
 def test_unsound_msgpack(payload: bytes, why: str) -> None:
-    error = refused(pack_header(FrameType.BACKPRESSURE, 0, 1, len(payload)) + payload)
+    error = refused(sealed(FrameType.BACKPRESSURE, payload))
     assert error.code is ErrorCode.BAD_FRAME
     assert why in error.message
 
@@ -192,10 +211,10 @@ JSON_LIKE = st.recursive(
 )
 KEYS = (
     "vector_id namespace op values indices data id origin counter parents clock timestamp priority source "
-    "metadata topics expect ack_level lamport ranges dealt_with cursor credit answers welcome granted code "
-    "text retry_after_ms row field details level depth capacity rate sent_us echo_us delivered received "
-    "version more log features token origins subscription start batch_deltas_max wait_ms_max group filter "
-    "drain sources client log_id deltas"
+    "metadata topics expect ack_level lamport ranges processed cursor credit correlation_id welcome "
+    "subscribed code text retry_after_ms row field details level depth capacity rate sent_us echo_us "
+    "delivered received version more log features token origins subscription start batch_deltas_max "
+    "wait_ms_max group filter drain sources client log_id deltas"
 )
 
 
@@ -209,7 +228,7 @@ def test_maps_of_the_wrong_things_raise_nothing_but_the_peers_error(
     payload = msgpack.packb(fields)
     if kind is FrameType.DELTA:
         payload += crc32c(payload).to_bytes(4, "little")
-    raw = pack_header(kind, 0, 1, len(payload)) + payload
+    raw = sealed(kind, payload)
     with contextlib.suppress(PeerError):
         decode(raw)
 
@@ -246,8 +265,8 @@ _numbers = st.integers(0, 2**62)
             tuple
         ),
         credit=st.none() | st.builds(Credit, _numbers, _numbers),
-        dealt_with=st.none() | _numbers,
-        answers=st.none() | _numbers,
+        processed=st.none() | _numbers,
+        correlation_id=st.none() | _numbers,
         cursor=st.none() | st.just(Cursor(bytes(16), 1, 2)),
     )
 )
@@ -258,7 +277,44 @@ def test_an_acknowledgement_is_packed_by_the_short_way_as_by_the_long_one(ack: A
 def test_a_cursor_is_read_by_the_short_way() -> None:
     ack = Ack(7, cursor=Cursor(bytes(16), 3, 1 << 40))
     raw = encode(ack)
-    assert control_module._short_ack(7, raw[16:]) == ack == decode(raw)
-    for other in (Ack(7), Ack(7, credit=Credit(1, 1)), replace(ack, dealt_with=3)):
-        assert control_module._short_ack(7, encode(other)[16:]) is None
+    assert control_module._short_ack(7, raw[16:-4]) == ack == decode(raw)
+    for other in (Ack(7), Ack(7, credit=Credit(1, 1)), replace(ack, processed=3)):
+        assert control_module._short_ack(7, encode(other)[16:-4]) is None
         assert decode(encode(other)) == other
+
+
+# --- what a later version may say
+
+
+def test_code_that_is_not_known_is_a_code_all_the_same() -> None:
+    nack = Nack(3, ErrorCode(999), "later", retry_after_ms=5)
+    assert decode(encode(nack)) == nack
+    assert (nack.code, nack.code.name) == (999, "CODE_999")
+    assert nack.code is not ErrorCode.BAD_FRAME
+    assert not nack.refusal().retryable
+
+
+def test_request_that_is_not_known_is_read() -> None:
+    for fields in ({"request": "compact"}, {"request": "hello", "version": 2}):
+        frame = decode(control(FrameType.SUBSCRIBE, later=[1], **fields))
+        assert frame == Subscribe(1, UnknownRequest(fields["request"], fields.get("version", 1)))
+    with pytest.raises(UsageError, match="compact"):
+        encode(Subscribe(1, UnknownRequest("compact", 1)))
+
+
+def test_unknown_keys_and_flags_are_passed_over() -> None:
+    assert decode(control(FrameType.SUBSCRIBE, request="describe", later={"a": 1})) == Subscribe(
+        1, Describe()
+    )
+    for bit in (4, 5, 6, 7):
+        raw = sealed(FrameType.HEARTBEAT, msgpack.packb({"sent_us": 1}), flags=1 << bit)
+        assert decode(raw) == Heartbeat(1, sent_us=1)
+    assert decode(control(FrameType.ACK, request="later", response={"a": 1})) == Ack(1)
+
+
+def test_pages_are_one_response() -> None:
+    pages = [Welcome(origins=(OriginGrant(one, 1, 1),)) for one in (1, 2)]
+    assert joined(pages) == Welcome(origins=(*pages[0].origins, *pages[1].origins))
+    facts = [Fact(FactState.OPAQUE, 3, Dot(1, 1), 7, data=part) for part in (b"ab", b"c")]
+    assert joined(facts) == replace(facts[0], data=b"abc")
+    assert joined([Subscribed(1, Cursor(bytes(16), 1, 1), 1, 1)]).subscription == 1

@@ -9,7 +9,6 @@ import pytest
 
 from delta_prop_wire import delta as d
 from delta_prop_wire.codec import decode, encode
-from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Delta, Kind
 from delta_prop_wire.errors import PeerError, Refused
 from delta_prop_wire.frames import (
@@ -17,6 +16,7 @@ from delta_prop_wire.frames import (
 )
 from delta_prop_wire.header import DELTA_PAYLOAD_BYTES_MAX, pack_header
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode, FrameType
+from tests.wire.sealing import sealed
 
 
 def refused(raw: bytes) -> PeerError:
@@ -32,9 +32,9 @@ def delta_frame(**fields: Any) -> bytes:
     """A Delta frame of a sound map with some fields changed; None takes one away."""
     known: dict[str, Any] = {"vector_id": "doc-1", "op": 0, "values": bytes(8)}
     known.update(fields)
-    payload = msgpack.packb({name: value for name, value in known.items() if value is not None})
-    payload += crc32c(payload).to_bytes(4, "little")
-    return pack_header(FrameType.DELTA, 0, 1, len(payload)) + payload
+    return sealed(
+        FrameType.DELTA, msgpack.packb({name: value for name, value in known.items() if value is not None})
+    )
 
 
 def read_delta(**fields: Any) -> Delta:

@@ -21,18 +21,30 @@ from delta_prop_wire.frames import (
     BatchFrame,
     Credit,
     DeltaFrame,
+    Describe,
+    Description,
+    Fact,
+    FactState,
     Filter,
+    FindOffsets,
+    FoundOffsets,
     Frame,
-    Granted,
+    Get,
     Heartbeat,
     Hello,
+    JobState,
+    JobStatus,
     Level,
     Nack,
     OriginClaim,
     OriginGrant,
+    PartitionRange,
+    PartitionStart,
     Start,
     StartAt,
+    StreamDescription,
     Subscribe,
+    Subscribed,
     Subscription,
     Unsubscribe,
     Welcome,
@@ -55,10 +67,10 @@ def received(*chunks: bytes) -> list[Frame]:
 
 def test_a_refusal_survives_the_journey() -> None:
     refused = Refused(ErrorCode.QUEUE_FULL, "full", retry_after_ms=5, row=2, field="id", details={"depth": 9})
-    frame = decode(encode(Nack.of(7, refused, answers=3)))
+    frame = decode(encode(Nack.of(7, refused, correlation_id=3)))
     assert isinstance(frame, Nack)
     assert frame.sequence == 7
-    assert frame.answers == 3
+    assert frame.correlation_id == 3
     assert vars(frame.refusal()) == vars(refused)
     assert frame.refusal().retryable
 
@@ -133,10 +145,48 @@ DELTAS = st.builds(
     topics=st.lists(NAME, max_size=3).map(tuple),
     expect=st.none() | st.just(ABSENT) | DOTS,
 )
-FRAMES = st.one_of(
+U16 = st.integers(0, (1 << 16) - 1)
+STARTS = st.builds(Start, st.just(StartAt.OFFSET), OFFSETS) | st.builds(Start, st.just(StartAt.GROUP))
+LEVELS = st.none() | st.sampled_from(AckLevel)
+NAMES = st.lists(NAME, max_size=3).map(tuple)
+PAGES = st.binary(max_size=12)
+RESPONSES = st.one_of(
     st.builds(
-        DeltaFrame, U64, DELTAS, st.booleans(), st.none() | st.sampled_from(AckLevel), st.none() | OFFSETS
+        Welcome,
+        NAMES,
+        st.lists(st.builds(OriginGrant, U64, U32, OFFSETS), max_size=3).map(tuple),
+        st.none() | CURSORS,
+        LEVELS,
     ),
+    st.builds(Subscribed, U32, CURSORS, st.integers(1, 65536), st.integers(0, 60_000)),
+    st.builds(JobStatus, st.sampled_from(JobState), U64, U64, U64, U64),
+    st.builds(
+        Fact, st.sampled_from(FactState), OFFSETS, st.none() | DOTS, st.none() | OFFSETS, PAGES, PAGES, PAGES
+    ),
+    st.builds(FoundOffsets, st.lists(OFFSETS, max_size=3).map(tuple), CURSORS),
+    st.builds(
+        Description,
+        st.lists(
+            st.builds(
+                StreamDescription,
+                NAME,
+                U32,
+                st.lists(st.builds(PartitionRange, U16, OFFSETS, CURSORS), max_size=2).map(tuple),
+            ),
+            max_size=2,
+        ).map(tuple),
+        st.dictionaries(NAME, st.integers(1, 255), max_size=3),
+        NAMES,
+        LEVELS,
+    ),
+)
+REQUESTS = st.one_of(
+    st.builds(Get, NAME, st.none() | NAME),
+    st.builds(FindOffsets, st.lists(STARTS, max_size=3).map(tuple), U32, U16),
+    st.just(Describe()),
+)
+FRAMES = st.one_of(
+    st.builds(DeltaFrame, U64, DELTAS, st.booleans(), LEVELS, st.none() | OFFSETS, U32, st.none() | U16),
     st.builds(
         Ack,
         U64,
@@ -146,21 +196,14 @@ FRAMES = st.one_of(
             ),
             max_size=4,
         ).map(tuple),
-        dealt_with=st.none() | OFFSETS,
+        processed=st.none() | OFFSETS,
         cursor=st.none() | CURSORS,
         credit=MAYBE_CREDIT,
-        answers=st.none() | U64,
-        welcome=st.none()
-        | st.builds(
-            Welcome,
-            st.integers(1, 255),
-            st.lists(NAME, max_size=3).map(tuple),
-            st.lists(st.builds(OriginGrant, U64, U32, OFFSETS), max_size=3).map(tuple),
-            st.booleans(),
-            st.none() | CURSORS,
-            st.none() | st.sampled_from(AckLevel),
-        ),
-        granted=st.none() | st.builds(Granted, U32, CURSORS, st.integers(1, 65536), st.integers(0, 60_000)),
+        correlation_id=st.none() | U64,
+        response=st.none() | RESPONSES,
+        more=st.booleans(),
+        stream=U32,
+        partition=U16,
     ),
     st.builds(
         Nack,
@@ -197,10 +240,9 @@ FRAMES = st.one_of(
         U64,
         st.builds(
             Hello,
-            st.integers(1, 255),
             st.lists(NAME, max_size=3).map(tuple),
             st.none() | NAME,
-            st.lists(st.builds(OriginClaim, U64, U32), max_size=3).map(tuple),
+            st.lists(st.builds(OriginClaim, U64, U32, U32), max_size=3).map(tuple),
             st.sampled_from(Source),
             st.none() | NAME,
             st.none() | st.binary(min_size=16, max_size=16),
@@ -221,7 +263,10 @@ FRAMES = st.one_of(
                 st.lists(st.sampled_from(Priority), max_size=4).map(tuple),
             ),
             st.booleans(),
-        ),
+            U32,
+            st.lists(st.builds(PartitionStart, U16, st.none() | STARTS, MAYBE_CREDIT), max_size=2).map(tuple),
+        )
+        | REQUESTS,
     ),
     st.builds(Unsubscribe, U64, U32, st.booleans()),
 )

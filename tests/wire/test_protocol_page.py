@@ -14,7 +14,7 @@ import pytest
 from delta_prop.server.settings import PORT, ServerSettings
 from delta_prop.server.wanted import SUBSCRIPTIONS_MAX
 from delta_prop.server.wanted import TOPICS_MAX as TOPICS_OF_A_CONNECTION_MAX
-from delta_prop_wire import connection, control, header, spec
+from delta_prop_wire import connection, control, control_values, header, requests, spec
 from delta_prop_wire.codec import decode
 from delta_prop_wire.compression import BODY_BYTES_MIN
 from delta_prop_wire.delta import Kind, make_origin, producer_id_of
@@ -107,18 +107,18 @@ def test_the_table_of_errors_that_may_pass() -> None:
         ("metadata change", spec.METADATA_BYTES_MAX),
         ("dimension", spec.DIMENSION_MAX),
         ("ranges of an Ack", control.RANGES_MAX),
-        ("ranges of an Ack", control.ORIGINS_MAX),
-        ("topics of a Subscribe", control.TOPICS_MAX),
-        ("parts of a decision", control.PARTS_MAX),
-        ("refused rows of a job", control.REFUSED_ROWS_MAX),
-        ("refused rows of a job", control.REFUSED_ID_BYTES_MAX),
-        ("refused rows of a job", control.REFUSED_TEXT_BYTES_MAX),
-        ("features", control.FEATURES_MAX),
-        ("features", control.FEATURE_BYTES_MAX),
-        ("token, text", control.TOKEN_BYTES_MAX),
+        ("ranges of an Ack", requests.ORIGINS_MAX),
+        ("topics of a Subscribe", requests.TOPICS_MAX),
+        ("parts of a decision", requests.PARTS_MAX),
+        ("refused rows of a job", requests.REFUSED_ROWS_MAX),
+        ("refused rows of a job", requests.REFUSED_ID_BYTES_MAX),
+        ("refused rows of a job", requests.REFUSED_TEXT_BYTES_MAX),
+        ("features", requests.FEATURES_MAX),
+        ("features", requests.FEATURE_BYTES_MAX),
+        ("token, text", requests.TOKEN_BYTES_MAX),
         ("token, text", control.TEXT_BYTES_MAX),
-        ("group, `client`, field", control.NAME_BYTES_MAX),
-        ("`wait_ms_max`", control.WAIT_MS_MAX),
+        ("group, `client`, field", control_values.NAME_BYTES_MAX),
+        ("`wait_ms_max`", requests.WAIT_MS_MAX),
     ],
 )
 def test_each_limit_is_told(what: str, number: int) -> None:
@@ -153,11 +153,13 @@ SAID = {
     "hello": ["HELLO"],
     "Subscribe, Unsubscribe": ["SUBSCRIBE", "UNSUBSCRIBE"],
     "a decision": ["DECIDE"],
-    "Delta or Batch, without": ["DELTA", "BATCH"],
-    "stamped Batch": ["LOGGED_BATCH"],
+    "a question": ["ASK"],
+    "Delta or Batch, with a producer": ["DELTA", "BATCH"],
+    "Batch with a forwarder": ["LOGGED_BATCH"],
     "Delta with a Lamport": ["LOGGED_DELTA", "CUT_BATCH"],
-    "Ack with `welcome`": ["WELCOME"],
-    "other Ack": ["ACK", "BACKPRESSURE", "HEARTBEAT"],
+    "Ack that answers a hello": ["WELCOME"],
+    "other Ack": ["ACK", "BACKPRESSURE"],
+    "Heartbeat": ["HEARTBEAT"],
     "Nack": ["NACK"],
 }
 CLIENT_PHASES = (Phase.OPENING, Phase.GREETED, Phase.OPEN)
@@ -204,7 +206,7 @@ def test_the_times_are_the_servers_defaults() -> None:
 def test_the_bounds_of_a_connection() -> None:
     assert f"At most {SUBSCRIPTIONS_MAX} subscriptions and {TOPICS_OF_A_CONNECTION_MAX:,} topics" in PAGE
     assert f"at most {connection.REQUESTS_MAX} may wait" in PAGE
-    assert f"pages of up to {control.ORIGINS_MAX:,}" in PAGE
+    assert f"pages of up to {requests.ORIGINS_MAX:,}" in PAGE
 
 
 def test_the_producer_id_of_a_name() -> None:
@@ -226,7 +228,7 @@ def test_the_keys_stand_in_the_tables_order() -> None:
             for cell in re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text[1], re.MULTILINE)
             for key in re.findall(r"`(\w+)`", cell)
         ]
-        keys = list(msgpack.unpackb(raw[header.HEADER_BYTES : len(raw) - 4 * (section == "Delta")]))
+        keys = list(msgpack.unpackb(raw[header.HEADER_BYTES : -spec.CRC_BYTES]))
         places = [told.index(key) for key in keys]
         assert places == sorted(places), entry["name"]
 

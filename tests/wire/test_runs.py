@@ -59,7 +59,7 @@ def opened(credit: Credit) -> Connection:
     connection = Connection(Role.SERVER)
     connection.receive(encode(Subscribe(1, Hello())))
     assert connection.next_event() is not NEED_BYTES
-    connection.send(Ack(answers=1, welcome=Welcome(), credit=credit))
+    connection.send(Ack(correlation_id=1, response=Welcome(), credit=credit))
     return connection
 
 

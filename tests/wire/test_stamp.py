@@ -25,9 +25,9 @@ from delta_prop_wire.spec import (
     FrameType,
 )
 from delta_prop_wire.stamp import (
-    NO_STAMP,
     Stamp,
     pack_logged_head,
+    pack_sent_stamp,
     pack_stamp,
     stamp_crc,
     unpack_logged_head,
@@ -124,9 +124,17 @@ def test_a_logged_head_is_read_in_few_steps_as_in_many(
         assert quick[2].crc == found.crc
 
 
-def test_all_zero_is_no_stamp() -> None:
-    assert unpack_stamp(NO_STAMP, HEADER) is None
-    assert unpack_stamp(pack_stamp(Stamp(), HEADER), HEADER) == Stamp()
+def test_producers_stamp_says_no_more_than_its_partition() -> None:
+    assert pack_sent_stamp(HEADER, 0) == pack_stamp(Stamp(), HEADER)
+    assert unpack_stamp(pack_sent_stamp(HEADER, 0), HEADER).is_sent
+    assert unpack_stamp(pack_stamp(Stamp(stream=7, partition=3), HEADER), HEADER).is_sent
+    assert not unpack_stamp(pack_stamp(Stamp(append_time=1), HEADER), HEADER).is_sent
+
+
+def test_zero_stamp_is_refused() -> None:
+    with pytest.raises(PeerError) as caught:
+        unpack_stamp(bytes(48), HEADER)
+    assert caught.value.code is ErrorCode.CHECKSUM
 
 
 def test_the_chain_names_the_stamp_before() -> None:

@@ -13,7 +13,7 @@ from delta_prop_wire.buffer import ReceiveBuffer
 from delta_prop_wire.compression import compress, decompress
 from delta_prop_wire.control import pack_control, unpack_control
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.delta import Priority
+from delta_prop_wire.delta import Priority, origin_partition
 from delta_prop_wire.delta_map import pack_delta, unpack_delta
 from delta_prop_wire.errors import PeerError, Refused, UsageError
 from delta_prop_wire.frames import BatchFrame, DeltaFrame
@@ -37,7 +37,7 @@ from delta_prop_wire.spec import (
     Flag,
     FrameType,
 )
-from delta_prop_wire.stamp import NO_STAMP, pack_stamp, unpack_stamp
+from delta_prop_wire.stamp import pack_sent_stamp, pack_stamp, unpack_stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,11 +67,12 @@ def encode(frame: Frame, *, compression: Compression | None = None) -> bytes:
     if isinstance(frame, DeltaFrame):
         return _encode_delta(frame)
     kind, payload = pack_control(frame)
-    if len(payload) > CONTROL_PAYLOAD_BYTES_MAX:
-        raise UsageError(
-            f"{kind.name} of {len(payload)} bytes, allowed are {CONTROL_PAYLOAD_BYTES_MAX}: say less at once"
-        )
-    return pack_header(kind, 0, frame.sequence, len(payload)) + payload
+    size_max = CONTROL_PAYLOAD_BYTES_MAX - CRC_BYTES
+    if len(payload) > size_max:
+        raise UsageError(f"{kind.name} of {len(payload)} bytes, allowed are {size_max}: say less at once")
+    if not payload and kind is FrameType.HEARTBEAT:
+        return pack_header(kind, 0, frame.sequence, 0)
+    return _sealed(pack_header(kind, 0, frame.sequence, len(payload) + CRC_BYTES), payload)
 
 
 def encode_head(
@@ -79,7 +80,9 @@ def encode_head(
 ) -> bytes:
     """The 64 bytes in front of a batch's body: frame header and stamp. The log stores this, then the body."""
     header = _batch_header(batch, sequence, ack_wanted)
-    return header + (NO_STAMP if stamp is None else pack_stamp(stamp, header))
+    if stamp is None:
+        return header + pack_sent_stamp(header, origin_partition(batch.origin))
+    return header + pack_stamp(stamp, header)
 
 
 def decode(raw: bytes | memoryview) -> Frame:
@@ -196,15 +199,44 @@ class Decoder:
 
 def _decode_other(header: Header, payload: bytes | memoryview) -> Frame:
     if header.type is FrameType.DELTA:
-        return _decode_delta(header, payload)
-    return unpack_control(header.type, header.sequence, payload)
+        return _decode_delta(header, _unsealed(header, payload))
+    if header.type is FrameType.HEARTBEAT and not header.length:
+        return unpack_control(header.type, header.sequence, b"")
+    return unpack_control(header.type, header.sequence, _unsealed(header, payload))
+
+
+# --- frames of one map
+
+
+def _sealed(header: bytes, packed: bytes) -> bytes:
+    """A frame of this header and map, and the checksum of both."""
+    return b"".join((header, packed, crc32c(packed, crc32c(header)).to_bytes(CRC_BYTES, "little")))
+
+
+def _unsealed(header: Header, payload: bytes | memoryview) -> bytes | memoryview:
+    """The map in a payload, whose checksum is right. Raises PeerError."""
+    if header.length < CRC_BYTES:
+        raise PeerError(
+            ErrorCode.BAD_FRAME,
+            f"a {header.type.name} frame with {header.length} bytes of payload; its checksum alone has "
+            f"{CRC_BYTES}",
+        )
+    packed, told = payload[:-CRC_BYTES], int.from_bytes(payload[-CRC_BYTES:], "little")
+    found = crc32c(packed, crc32c(pack_header(*header)))
+    if told != found:
+        raise PeerError(
+            ErrorCode.CHECKSUM,
+            f"the checksum of this {header.type.name} frame is {found:#010x}, the frame says {told:#010x}",
+        )
+    return packed
 
 
 # --- Delta
 
 
 def _encode_delta(frame: DeltaFrame) -> bytes:
-    packed = pack_delta(frame.delta, frame.ack_level, frame.lamport)
+    place = frame.stream, frame.partition
+    packed = pack_delta(frame.delta, frame.ack_level, frame.lamport, *place)
     length = len(packed) + CRC_BYTES
     if length > DELTA_PAYLOAD_BYTES_MAX:
         raise Refused(
@@ -213,16 +245,12 @@ def _encode_delta(frame: DeltaFrame) -> bytes:
         )
     flags = _flags(frame.delta.priority, frame.ack_wanted)
     header = pack_header(FrameType.DELTA, flags, frame.sequence, length)
-    return header + packed + crc32c(packed).to_bytes(CRC_BYTES, "little")
+    return _sealed(header, packed)
 
 
-def _decode_delta(header: Header, payload: bytes | memoryview) -> DeltaFrame:
-    packed, told = payload[:-CRC_BYTES], int.from_bytes(payload[-CRC_BYTES:], "little")
-    found = crc32c(packed)
-    if told != found:
-        raise PeerError(ErrorCode.CHECKSUM, f"delta checksum is {found:#010x}, the frame says {told:#010x}")
-    delta, ack_level, lamport = unpack_delta(packed)
-    return DeltaFrame(header.sequence, delta, bool(header.flags & Flag.ACK_WANTED), ack_level, lamport)
+def _decode_delta(header: Header, packed: bytes | memoryview) -> DeltaFrame:
+    found = unpack_delta(packed)
+    return DeltaFrame(header.sequence, found.delta, bool(header.flags & Flag.ACK_WANTED), *found[1:])
 
 
 # --- Batch
@@ -242,22 +270,27 @@ def _encode_batch(frame: BatchFrame, compression: Compression | None) -> bytes:
 def _decode_batch(header: Header, head: bytes | memoryview, body: bytes | memoryview) -> BatchFrame:
     if header.flags & Flag.COMPRESSED:
         body = decompress(memoryview(body))
-    stamp = None
-    if head != NO_STAMP:
-        # It is made before a frame is compressed: its checksum is over the header of the plain frame.
-        flags = header.flags & ~Flag.COMPRESSED
-        stamp = unpack_stamp(head, pack_header(header.type, flags, header.sequence, STAMP_BYTES + len(body)))
     batch = parse_batch(body)
     if header.sequence + batch.count > COUNTER_MAX:
         raise PeerError(
             ErrorCode.BAD_FRAME,
             f"sequence {header.sequence} and {batch.count} rows go beyond {COUNTER_MAX}: start lower",
         )
+    stamp = _decode_stamp(header, head, batch)
     if stamp is not None:
         _check_stamp(stamp, batch)
     if batch.attributes & Attribute.ROW_OFFSETS and not batch.is_state:
         _check_row_offsets(batch, header.sequence, stamp)
     return BatchFrame(header.sequence, batch, stamp, bool(header.flags & Flag.ACK_WANTED))
+
+
+def _decode_stamp(header: Header, head: bytes | memoryview, batch: Batch) -> Stamp | None:
+    # It is made before a frame is compressed: its checksum is over the header of the plain frame.
+    flags = header.flags & ~Flag.COMPRESSED
+    plain = pack_header(header.type, flags, header.sequence, STAMP_BYTES + len(batch.body))
+    if head == pack_sent_stamp(plain, origin_partition(batch.origin)):
+        return None
+    return unpack_stamp(head, plain)
 
 
 def _check_stamp(stamp: Stamp, batch: Batch) -> None:

@@ -14,11 +14,12 @@ from delta_prop_wire.errors import PeerError, UsageError
 from delta_prop_wire.frames import (
     Ack,
     BatchFrame,
-    Decide,
     DeltaFrame,
     Hello,
     Nack,
     Subscribe,
+    Subscription,
+    UnknownRequest,
     Unsubscribe,
 )
 from delta_prop_wire.spec import FRAME_PAYLOAD_BYTES_MAX, HEADER_BYTES, ErrorCode, FrameType
@@ -27,7 +28,7 @@ from delta_prop_wire.window import NOTHING, Window
 
 if TYPE_CHECKING:
     from delta_prop_wire.codec import _NeedBytes
-    from delta_prop_wire.frames import Frame, Subscription
+    from delta_prop_wire.frames import Frame
     from delta_prop_wire.header import Header
     from delta_prop_wire.runs import Run
 
@@ -121,7 +122,7 @@ class Connection:
         header = self._header
         sequence = header.sequence if header is not None and header.type in _DATA else 0
         answers = header.sequence if header is not None and header.type in _REQUESTS else None
-        return Nack(sequence, error.code, error.message, answers=answers)
+        return Nack(sequence, error.code, error.message, correlation_id=answers)
 
     # --- sending
 
@@ -130,7 +131,7 @@ class Connection:
 
         Raises UsageError where the table or the credits forbid it, Refused (TOO_LARGE) for a delta.
         """
-        if type(frame) is Ack and frame.answers is None and self.phase is Phase.OPEN and self._serves:
+        if type(frame) is Ack and frame.correlation_id is None and self.phase is Phase.OPEN and self._serves:
             raw = encode(frame)  # the short way of what a server says most: it may, and answers no request
             if frame.credit is not None:
                 self.allowance.grant(frame.credit)
@@ -188,13 +189,10 @@ class Connection:
                 assert self._header is not None
                 rows = frame.batch.count if isinstance(frame, BatchFrame) else 1
                 self.allowance.spend(rows, HEADER_BYTES + self._header.length)
-            case Subscribe(request=Hello() as hello):
-                if self.phase is Phase.OPENING:
-                    self.phase = Phase.GREETED
-                    self._peer = _speaker_of(hello)
-            case Subscribe(request=Decide()):  # its answer changes nothing here
-                pass
-            case Subscribe() | Unsubscribe():
+            case Subscribe(request=Hello() | UnknownRequest() as hello) if self.phase is Phase.OPENING:
+                self.phase = Phase.GREETED
+                self._peer = _speaker_of(hello)
+            case Subscribe(request=Subscription()) | Unsubscribe():
                 if len(self._asked) >= REQUESTS_MAX:
                     raise PeerError(ErrorCode.BAD_FRAME, _TOO_MANY)
                 self._note_asked(frame)
@@ -207,13 +205,10 @@ class Connection:
 
     def _note_sent(self, frame: Frame) -> None:
         match frame:
-            case Subscribe(request=Hello() as hello):
-                if self.phase is Phase.OPENING:
-                    self.phase = Phase.GREETED
-                    self._self = _speaker_of(hello)
-            case Subscribe(request=Decide()):
-                pass
-            case Subscribe() | Unsubscribe():
+            case Subscribe(request=Hello() as hello) if self.phase is Phase.OPENING:
+                self.phase = Phase.GREETED
+                self._self = _speaker_of(hello)
+            case Subscribe(request=Subscription()) | Unsubscribe():
                 self._note_asked(frame)
             case Ack():
                 self._note_answer(frame)
@@ -228,14 +223,14 @@ class Connection:
 
     def _note_asked(self, frame: Subscribe | Unsubscribe) -> None:
         asked = frame.request if isinstance(frame, Subscribe) else frame
-        assert not isinstance(asked, Hello | Decide)
+        assert isinstance(asked, Subscription | Unsubscribe)  # the answers to others change nothing here
         self._asked[frame.sequence] = asked
 
     def _note_answer(self, ack: Ack) -> None:
         """Whichever end it comes from: of an opening hello the end, of a subscription its credit."""
-        if ack.welcome is not None and not ack.welcome.more:
+        if ack.welcome is not None and not ack.more:
             self.phase = Phase.OPEN
-        asked = None if ack.answers is None else self._asked.pop(ack.answers, None)
+        asked = None if ack.correlation_id is None else self._asked.pop(ack.correlation_id, None)
         deliveries = self.window if self._serves else self.allowance
         if isinstance(asked, Unsubscribe):
             self._subscriptions.discard(asked.subscription)
@@ -251,8 +246,8 @@ class Connection:
     def _note_refused(self, nack: Nack) -> None:
         if self.phase in (Phase.OPENING, Phase.GREETED):
             self.end()
-        if nack.answers is not None:
-            self._asked.pop(nack.answers, None)
+        if nack.correlation_id is not None:
+            self._asked.pop(nack.correlation_id, None)
         elif nack.is_about_connection and nack.code is not ErrorCode.BAD_REQUEST:
             self._subscriptions.clear()
             (self.window if self._serves else self.allowance).begin(NOTHING)
@@ -267,5 +262,6 @@ class Connection:
             raise UsageError(f"no credit is left ({self.window.left}): wait for an Ack that grants some")
 
 
-def _speaker_of(hello: Hello) -> Speaker:
-    return Speaker.FORWARDER if hello.source is Source.REPLICA else Speaker.CLIENT
+def _speaker_of(hello: Hello | UnknownRequest) -> Speaker:
+    forwards = isinstance(hello, Hello) and hello.source is Source.REPLICA
+    return Speaker.FORWARDER if forwards else Speaker.CLIENT

@@ -5,43 +5,30 @@ Each is one msgpack map with documented keys (`docs/protocol.md`); one without f
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from delta_prop_wire.cursor import LOG_ID_BYTES, Cursor
-from delta_prop_wire.delta import AckLevel, Priority, Source
-from delta_prop_wire.errors import PeerError, Refused, UsageError
+from delta_prop_wire.control_values import (
+    NAME_BYTES_MAX,
+    read_credit,
+    read_cursor,
+    read_name,
+    read_offset,
+    read_u16,
+    read_u32,
+    read_u64,
+)
 from delta_prop_wire.frames import (
     Ack,
     AckRange,
     Backpressure,
-    Credit,
-    Decide,
-    Decision,
-    Filter,
-    Granted,
     Heartbeat,
-    Hello,
-    JobPart,
-    JobState,
-    JobStatus,
     Level,
     Nack,
-    OriginClaim,
-    OriginGrant,
-    RefusedRow,
-    StagedPart,
-    Start,
-    StartAt,
     Subscribe,
-    Subscription,
     Unsubscribe,
-    Welcome,
 )
 from delta_prop_wire.packing import (
-    U32_MAX,
     Fields,
-    blob,
     cut,
     flag,
     list_of,
@@ -56,15 +43,14 @@ from delta_prop_wire.packing import (
     unpack_map,
     unpack_short,
 )
-from delta_prop_wire.spec import (
-    BATCH_ROWS_MAX,
-    COUNTER_MAX,
-    VECTOR_ID_BYTES_MAX,
-    VERSION,
-    ErrorCode,
-    FrameType,
+from delta_prop_wire.requests import (
+    pack_request,
+    pack_response,
+    read_code,
+    unpack_request,
+    unpack_response,
 )
-from delta_prop_wire.topics import Topic
+from delta_prop_wire.spec import BATCH_ROWS_MAX, FrameType
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,37 +58,13 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 RANGES_MAX = 1024
-ORIGINS_MAX = 1024
-TOPICS_MAX = 256
-FEATURES_MAX = 32
-PARTS_MAX = 2_500
-FEATURE_BYTES_MAX = 64
-TOKEN_BYTES_MAX = 4096
 TEXT_BYTES_MAX = 4096
-NAME_BYTES_MAX = 255
-WAIT_MS_MAX = 60_000
-REFUSED_ROWS_MAX = 10
-"""Of a job's refused deltas, the first ones are told one by one."""
-REFUSED_ID_BYTES_MAX = 128
-REFUSED_TEXT_BYTES_MAX = 300
 
 _NOTHING_SAID = pack_map({})
 
-W = TypeVar("W", bound=Enum)
-
 ControlFrame = Ack | Nack | Backpressure | Heartbeat | Subscribe | Unsubscribe
 
-_u64 = uint()
-_u32 = uint(U32_MAX)
-_offset = uint(COUNTER_MAX)
-_rows = uint(BATCH_ROWS_MAX, least=1)
-_wait = uint(WAIT_MS_MAX)
-_name = text(NAME_BYTES_MAX)
-_features = list_of(text(FEATURE_BYTES_MAX), FEATURES_MAX)
-_topic_bytes = blob(1, 1 + VECTOR_ID_BYTES_MAX)
-_cursor_parts = record(blob(LOG_ID_BYTES, LOG_ID_BYTES), _offset, _offset)
-_credit_parts = record(_u64, _u64)
-_range_parts = record(_u64, _u64, _offset, flag)
+_range_parts = record(read_u64, read_u64, read_offset, flag)
 
 
 def pack_control(frame: ControlFrame) -> tuple[FrameType, bytes]:
@@ -117,7 +79,7 @@ def pack_control(frame: ControlFrame) -> tuple[FrameType, bytes]:
         case Heartbeat():
             return FrameType.HEARTBEAT, _packed(_heartbeat_fields(frame))
         case Subscribe():
-            return FrameType.SUBSCRIBE, _packed(_subscribe_fields(frame))
+            return FrameType.SUBSCRIBE, _packed(pack_request(frame.request))
         case Unsubscribe():
             return FrameType.UNSUBSCRIBE, _packed(_unsubscribe_fields(frame))
 
@@ -143,115 +105,56 @@ def _said(fields: dict[str, Any]) -> dict[str, Any]:
 # --- Ack
 
 
-_NO_OTHERS = (None,) * 5
+_NO_OTHERS = (None, None, None, 0, 0)
 
 
 def _pack_ack(ack: Ack) -> bytes:
     """The short way of what a server says most, offsets and credit; all else the long way."""
-    others = ack.cursor, ack.dealt_with, ack.answers, ack.welcome, ack.granted
+    others = ack.cursor, ack.processed, ack.correlation_id, ack.stream, ack.partition
     if ack.credit is None or not ack.ranges or others != _NO_OTHERS:
         return _packed(_ack_fields(ack))
     return pack({"ranges": ack.ranges, "credit": ack.credit})
 
 
 def _ack_fields(ack: Ack) -> dict[str, Any]:
+    request, response = (None, None) if ack.response is None else pack_response(ack.response)
     return {
         "ranges": ack.ranges or None,
-        "dealt_with": ack.dealt_with,
+        "processed": ack.processed,
         "cursor": ack.cursor,
         "credit": ack.credit,
-        "answers": ack.answers,
-        "welcome": None if ack.welcome is None else _said(_welcome_fields(ack.welcome)),
-        "granted": None if ack.granted is None else _granted_fields(ack.granted),
-        "job": None if ack.job is None else _job_fields(ack.job),
+        "correlation_id": ack.correlation_id,
+        "request": request,
+        "response": response,
+        "more": ack.more or None,
+        "stream": ack.stream or None,
+        "partition": ack.partition or None,
     }
 
 
 def _short_ack(sequence: int, payload: Buffer) -> Ack | None:
     """What a subscriber says most, a cursor alone; None: read it the long way, which does the same."""
     try:
-        return Ack(sequence, cursor=_cursor(unpack_short(payload).get("cursor")))
+        return Ack(sequence, cursor=read_cursor(unpack_short(payload).get("cursor")))
     except ValueError:  # what is wrong with it is told by the long way
         return None
 
 
 def _unpack_ack(sequence: int, fields: Fields) -> Ack:
+    response = None
+    if "response" in fields:
+        response = unpack_response(fields.need("request", read_name), fields.inner("response"))
     return Ack(
         sequence,
         ranges=fields.get("ranges", _ranges, ()),
-        dealt_with=fields.get("dealt_with", _offset, None),
-        cursor=fields.get("cursor", _cursor, None),
-        credit=fields.get("credit", _credit, None),
-        answers=fields.get("answers", _u64, None),
-        welcome=_unpack_welcome(fields.inner("welcome")) if "welcome" in fields else None,
-        granted=_unpack_granted(fields.inner("granted")) if "granted" in fields else None,
-        job=_unpack_job(fields.inner("job")) if "job" in fields else None,
-    )
-
-
-def _welcome_fields(welcome: Welcome) -> dict[str, Any]:
-    return {
-        "version": welcome.version,
-        "features": list(welcome.features),
-        "origins": list(welcome.origins),
-        "more": welcome.more or None,
-        "log": welcome.log,
-        "level": None if welcome.level is None else int(welcome.level),
-    }
-
-
-def _unpack_welcome(fields: Fields) -> Welcome:
-    return Welcome(
-        version=fields.need("version", uint(255, least=1)),
-        features=fields.get("features", _features, ()),
-        origins=fields.get("origins", list_of(_grant, ORIGINS_MAX), ()),
+        processed=fields.get("processed", read_offset, None),
+        cursor=fields.get("cursor", read_cursor, None),
+        credit=fields.get("credit", read_credit, None),
+        correlation_id=fields.get("correlation_id", read_u64, None),
+        response=response,
         more=fields.get("more", flag, False),
-        log=fields.get("log", _cursor, None),
-        level=fields.get("level", one_of(AckLevel), None),
-    )
-
-
-def _granted_fields(granted: Granted) -> dict[str, Any]:
-    return {
-        "subscription": granted.subscription,
-        "start": granted.start,
-        "batch_deltas_max": granted.batch_deltas_max,
-        "wait_ms_max": granted.wait_ms_max,
-    }
-
-
-def _unpack_granted(fields: Fields) -> Granted:
-    return Granted(
-        subscription=fields.need("subscription", _u32),
-        start=fields.need("start", _cursor),
-        batch_deltas_max=fields.need("batch_deltas_max", _rows),
-        wait_ms_max=fields.need("wait_ms_max", _wait),
-    )
-
-
-def _job_fields(status: JobStatus) -> dict[str, Any]:
-    return {
-        "state": status.state.value,
-        "deltas": status.deltas,
-        "published": status.published,
-        "repeated": status.repeated,
-        "refused": status.refused,
-    } | ({"refused_rows": list(map(_refused_fields, status.refused_rows))} if status.refused_rows else {})
-
-
-def _refused_fields(row: RefusedRow) -> list[Any]:
-    told = cut(row.vector_id, REFUSED_ID_BYTES_MAX), int(row.code), cut(row.text, REFUSED_TEXT_BYTES_MAX)
-    return [row.part, row.row, *told]
-
-
-def _unpack_job(fields: Fields) -> JobStatus:
-    return JobStatus(
-        state=fields.need("state", _word_of(JobState)),
-        deltas=fields.get("deltas", _u64, 0),
-        published=fields.get("published", _u64, 0),
-        repeated=fields.get("repeated", _u64, 0),
-        refused=fields.get("refused", _u64, 0),
-        refused_rows=fields.get("refused_rows", list_of(_refused_row, REFUSED_ROWS_MAX), ()),
+        stream=fields.get("stream", read_u32, 0),
+        partition=fields.get("partition", read_u16, 0),
     )
 
 
@@ -266,7 +169,7 @@ def _nack_fields(nack: Nack) -> dict[str, Any]:
         "row": nack.row,
         "field": None if nack.field is None else cut(nack.field, NAME_BYTES_MAX),
         "details": dict(nack.details) or None,
-        "answers": nack.answers,
+        "correlation_id": nack.correlation_id,
         "frame": nack.frame,
     }
 
@@ -274,13 +177,13 @@ def _nack_fields(nack: Nack) -> dict[str, Any]:
 def _unpack_nack(sequence: int, fields: Fields) -> Nack:
     return Nack(
         sequence,
-        code=fields.need("code", one_of(ErrorCode)),
+        code=fields.need("code", read_code),
         text=fields.get("text", text(TEXT_BYTES_MAX), ""),
-        retry_after_ms=fields.get("retry_after_ms", _u32, None),
+        retry_after_ms=fields.get("retry_after_ms", read_u32, None),
         row=fields.get("row", uint(BATCH_ROWS_MAX - 1), None),
-        field=fields.get("field", _name, None),
+        field=fields.get("field", read_name, None),
         details=fields.get("details", mapping, {}),
-        answers=fields.get("answers", _u64, None),
+        correlation_id=fields.get("correlation_id", read_u64, None),
         frame=True if fields.get("frame", flag, False) else None,
     )
 
@@ -302,10 +205,10 @@ def _unpack_backpressure(sequence: int, fields: Fields) -> Backpressure:
     return Backpressure(
         sequence,
         level=fields.need("level", one_of(Level)),
-        depth=fields.get("depth", _u64, 0),
-        capacity=fields.get("capacity", _u64, 0),
+        depth=fields.get("depth", read_u64, 0),
+        capacity=fields.get("capacity", read_u64, 0),
         rate=fields.get("rate", number, None),
-        retry_after_ms=fields.get("retry_after_ms", _u32, None),
+        retry_after_ms=fields.get("retry_after_ms", read_u32, None),
     )
 
 
@@ -319,130 +222,19 @@ def _heartbeat_fields(beat: Heartbeat) -> dict[str, Any]:
         "delivered": beat.delivered,
         "received": beat.received,
         "credit": beat.credit,
-        "dealt_with": beat.dealt_with,
+        "processed": beat.processed,
     }
 
 
 def _unpack_heartbeat(sequence: int, fields: Fields) -> Heartbeat:
     return Heartbeat(
         sequence,
-        sent_us=fields.get("sent_us", _u64, None),
-        echo_us=fields.get("echo_us", _u64, None),
-        delivered=fields.get("delivered", _u64, None),
-        received=fields.get("received", _u64, None),
-        credit=fields.get("credit", _credit, None),
-        dealt_with=fields.get("dealt_with", _offset, None),
-    )
-
-
-# --- Subscribe
-
-
-def _subscribe_fields(frame: Subscribe) -> dict[str, Any]:
-    request = frame.request
-    if isinstance(request, Hello):
-        return _hello_fields(request)
-    if isinstance(request, Decide):
-        return _decide_fields(request)
-    return _subscription_fields(request)
-
-
-def _unpack_subscribe(sequence: int, fields: Fields) -> Subscribe:
-    if "topics" in fields:
-        return Subscribe(sequence, _unpack_subscription(fields))
-    if "decide" in fields:
-        return Subscribe(sequence, _unpack_decide(fields))
-    return Subscribe(sequence, _unpack_hello(fields))
-
-
-def _hello_fields(hello: Hello) -> dict[str, Any]:
-    return {
-        "version": hello.version,
-        "features": list(hello.features) or None,
-        "token": hello.token,
-        "origins": list(hello.origins) or None,
-        "source": None if hello.source is Source.LOCAL else int(hello.source),
-        "client": None if hello.client is None else cut(hello.client, NAME_BYTES_MAX),
-        "log_id": hello.log_id,
-        "job": hello.job,
-    }
-
-
-def _unpack_hello(fields: Fields) -> Hello:
-    return Hello(
-        version=fields.get("version", uint(255, least=1), VERSION),
-        features=fields.get("features", _features, ()),
-        token=fields.get("token", text(TOKEN_BYTES_MAX), None),
-        origins=fields.get("origins", list_of(_claim, ORIGINS_MAX), ()),
-        source=fields.get("source", one_of(Source), Source.LOCAL),
-        client=fields.get("client", _name, None),
-        log_id=fields.get("log_id", blob(LOG_ID_BYTES, LOG_ID_BYTES), None),
-        job=fields.get("job", _job_part, None),
-    )
-
-
-def _decide_fields(request: Decide) -> dict[str, Any]:
-    return {
-        "job": cut(request.job, NAME_BYTES_MAX),
-        "decide": request.decision.value,
-        "parts": list(request.parts) or None,
-        "run": request.run,
-    }
-
-
-def _unpack_decide(fields: Fields) -> Decide:
-    return Decide(
-        job=fields.need("job", _name),
-        decision=fields.need("decide", _word_of(Decision)),
-        parts=fields.get("parts", list_of(_staged_part, PARTS_MAX), ()),
-        run=fields.get("run", _u32, None),
-    )
-
-
-def _subscription_fields(asked: Subscription) -> dict[str, Any]:
-    if not asked.topics:
-        raise UsageError("a subscription without topics: name at least one; * is all of them")
-    return {
-        "subscription": asked.subscription,
-        "topics": [topic.to_bytes() for topic in asked.topics],
-        "start": [asked.start.at.value] + ([] if asked.start.value is None else [asked.start.value]),
-        "credit": asked.credit,
-        "batch_deltas_max": asked.batch_deltas_max,
-        "wait_ms_max": asked.wait_ms_max,
-        "group": asked.group,
-        "filter": None if asked.filter is None else _filter_fields(asked.filter),
-        "deltas": asked.deltas or None,
-    }
-
-
-def _unpack_subscription(fields: Fields) -> Subscription:
-    topics = fields.need("topics", list_of(_topic, TOPICS_MAX))
-    if not topics:
-        fields.refuse("topics", "is empty: name at least one, or leave the field out for a hello")
-    return Subscription(
-        subscription=fields.need("subscription", _u32),
-        topics=topics,
-        start=fields.get("start", _start, Start(StartAt.LATEST)),
-        credit=fields.get("credit", _credit, None),
-        batch_deltas_max=fields.get("batch_deltas_max", _rows, 100),
-        wait_ms_max=fields.get("wait_ms_max", _wait, 10),
-        group=fields.get("group", _name, None),
-        filter=_unpack_filter(fields.inner("filter")) if "filter" in fields else None,
-        deltas=fields.get("deltas", flag, False),
-    )
-
-
-def _filter_fields(asked: Filter) -> dict[str, Any]:
-    return {
-        "sources": [int(source) for source in asked.sources],
-        "priorities": [int(priority) for priority in asked.priorities],
-    }
-
-
-def _unpack_filter(fields: Fields) -> Filter:
-    return Filter(
-        sources=fields.get("sources", list_of(one_of(Source), len(Source)), ()),
-        priorities=fields.get("priorities", list_of(one_of(Priority), len(Priority)), ()),
+        sent_us=fields.get("sent_us", read_u64, None),
+        echo_us=fields.get("echo_us", read_u64, None),
+        delivered=fields.get("delivered", read_u64, None),
+        received=fields.get("received", read_u64, None),
+        credit=fields.get("credit", read_credit, None),
+        processed=fields.get("processed", read_offset, None),
     )
 
 
@@ -456,7 +248,7 @@ def _unsubscribe_fields(frame: Unsubscribe) -> dict[str, Any]:
 def _unpack_unsubscribe(sequence: int, fields: Fields) -> Unsubscribe:
     return Unsubscribe(
         sequence,
-        subscription=fields.need("subscription", _u32),
+        subscription=fields.need("subscription", read_u32),
         drain=fields.get("drain", flag, True),
     )
 
@@ -466,20 +258,12 @@ _UNPACK: dict[FrameType, Callable[[int, Fields], ControlFrame]] = {
     FrameType.NACK: _unpack_nack,
     FrameType.BACKPRESSURE: _unpack_backpressure,
     FrameType.HEARTBEAT: _unpack_heartbeat,
-    FrameType.SUBSCRIBE: _unpack_subscribe,
+    FrameType.SUBSCRIBE: lambda sequence, fields: Subscribe(sequence, unpack_request(fields)),
     FrameType.UNSUBSCRIBE: _unpack_unsubscribe,
 }
 
 
 # --- values that stand as arrays
-
-
-def _cursor(value: Any) -> Cursor:
-    return Cursor(*_cursor_parts(value))
-
-
-def _credit(value: Any) -> Credit:
-    return Credit(*_credit_parts(value))
 
 
 def _range(value: Any) -> AckRange:
@@ -490,58 +274,3 @@ def _range(value: Any) -> AckRange:
 
 
 _ranges = list_of(_range, RANGES_MAX)
-
-
-def _grant(value: Any) -> OriginGrant:
-    return OriginGrant(*record(_u64, _u32, _offset)(value))
-
-
-def _claim(value: Any) -> OriginClaim:
-    return OriginClaim(*record(_u64, _u32)(value))
-
-
-def _job_part(value: Any) -> JobPart:
-    return JobPart(*record(_name, _u32, _u64)(value))
-
-
-def _staged_part(value: Any) -> StagedPart:
-    return StagedPart(*record(_u32, _u64, _u64, _u32)(value))
-
-
-def _refused_row(value: Any) -> RefusedRow:
-    read = record(_u32, _u64, text(REFUSED_ID_BYTES_MAX), one_of(ErrorCode), text(REFUSED_TEXT_BYTES_MAX))
-    return RefusedRow(*read(value))
-
-
-def _word_of(words: type[W]) -> Callable[[Any], W]:
-    """A word that `words` has as a value."""
-
-    def read(value: Any) -> W:
-        for one in words:
-            if one.value == value:
-                return one
-        known = ", ".join(str(one.value) for one in words)
-        raise ValueError(f"is {value!r:.60}; known are {known}")
-
-    return read
-
-
-def _topic(value: Any) -> Topic:
-    try:
-        return Topic.from_bytes(_topic_bytes(value))
-    except Refused as refused:
-        raise PeerError(refused.code, f"Subscribe: {refused.message}") from None
-
-
-def _start(value: Any) -> Start:
-    parts: list[Any] = value if isinstance(value, list) else []
-    at = next((at for at in StartAt if parts and parts[0] == at.value), None)
-    if at is None:
-        raise ValueError(f"starts nowhere known; known are {', '.join(at.value for at in StartAt)}")
-    if at in (StartAt.OFFSET, StartAt.TIME):
-        return Start(at, record(text(NAME_BYTES_MAX), _offset)(value)[1])
-    if at is StartAt.CURSOR:
-        return Start(at, record(text(NAME_BYTES_MAX), _cursor)(value)[1])
-    if len(parts) != 1:
-        raise ValueError(f"{at.value!r} has no value beside it")
-    return Start(at)

@@ -23,6 +23,8 @@ from delta_prop_wire.delta import (
     namespace_of,
 )
 from delta_prop_wire.packing import (
+    U16_MAX,
+    U32_MAX,
     Fields,
     blob,
     list_of,
@@ -51,6 +53,8 @@ _id = blob(DELTA_ID_BYTES, DELTA_ID_BYTES)
 _counter = uint(COUNTER_MAX, least=1)
 _lamport = uint(COUNTER_MAX)
 _u64 = uint()
+_stream = uint(U32_MAX)
+_partition = uint(U16_MAX)
 _pair = record(_u64, _counter)
 _kind = uint(KIND_MAX)
 _priority = one_of(Priority)
@@ -60,15 +64,24 @@ _topics = list_of(_text, CLOCK_ENTRIES_MAX)
 
 
 class DeltaMap(NamedTuple):
-    """What a map holds: the delta, what its acknowledgement is to promise (None: the default), and, from a
-    log, its Lamport number."""
+    """What a map holds: the delta, what its acknowledgement is to promise (None: the default), from a log its
+    Lamport number, and the stream and partition it belongs to.
+    """
 
     delta: Delta
     ack_level: AckLevel | None
     lamport: int | None
+    stream: int
+    partition: int | None
 
 
-def pack_delta(delta: Delta, ack_level: AckLevel | None = None, lamport: int | None = None) -> bytes:
+def pack_delta(
+    delta: Delta,
+    ack_level: AckLevel | None = None,
+    lamport: int | None = None,
+    stream: int = 0,
+    partition: int | None = None,
+) -> bytes:
     """The map of `delta`."""
     operation = delta.operation
     origin, counter = delta.dot or (None, None)
@@ -94,6 +107,8 @@ def pack_delta(delta: Delta, ack_level: AckLevel | None = None, lamport: int | N
             "expect": delta.expect,
             "ack_level": None if ack_level is None else int(ack_level),
             "lamport": lamport,
+            "stream": stream or None,
+            "partition": partition,
         }
     )
 
@@ -117,7 +132,13 @@ def unpack_delta(packed: Buffer) -> DeltaMap:
         topics=fields.get("topics", _topics, ()),
         expect=fields.get("expect", _expect, None),
     )
-    return DeltaMap(delta, fields.get("ack_level", _ack_level, None), fields.get("lamport", _lamport, None))
+    return DeltaMap(
+        delta,
+        fields.get("ack_level", _ack_level, None),
+        fields.get("lamport", _lamport, None),
+        fields.get("stream", _stream, 0),
+        fields.get("partition", _partition, None),
+    )
 
 
 def _parts(kind: int) -> tuple[bool, bool]:

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import Refused
-from delta_prop_wire.spec import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.cursor import Cursor
-    from delta_prop_wire.delta import AckLevel, Delta, Priority
+    from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority
     from delta_prop_wire.spec import ErrorCode
     from delta_prop_wire.stamp import Stamp
     from delta_prop_wire.topics import Topic
@@ -35,7 +34,7 @@ class DeltaFrame:
 
     `sequence`: a number of its producer's choice, greater than the one before; from a log, the offset.
     `ack_level`: what the acknowledgement is to promise, None for the server's default. `lamport`: its Lamport
-    number, which only a log gives.
+    number, which only a log gives. `stream`, `partition`: where it belongs, None for its origin's.
     """
 
     sequence: int
@@ -43,11 +42,13 @@ class DeltaFrame:
     ack_wanted: bool = False
     ack_level: AckLevel | None = None
     lamport: int | None = None
+    stream: int = 0
+    partition: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchFrame:
-    """Deltas in columns. `stamp` is the log's; None from a producer.
+    """Deltas in columns. `stamp` is the log's; None of a producer's, which says its origin's partition alone.
 
     `sequence`: from a producer the number of row 0, row i has `sequence + i`; stamped, the offset of row 0.
     """
@@ -98,22 +99,20 @@ class OriginGrant(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The answer to a hello: what both speak, and what each origin may go on from.
+    """The answer to a hello: what the server reads and does beyond the basics, and what each origin may go on
+    from.
 
-    `more`: further origins follow, in Acks with the same `answers`. `log`: the log's id, its epoch and its
-    end. `level`: the highest level that its acknowledgements can have.
+    `log`: the log's id, its epoch and its end. `level`: the highest level that its acknowledgements can have.
     """
 
-    version: int = VERSION
     features: tuple[str, ...] = ()
     origins: tuple[OriginGrant, ...] = ()
-    more: bool = False
     log: Cursor | None = None
     level: AckLevel | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class Subscribed:
     """The answer to a subscription: where it starts, and how deliveries are gathered."""
 
     subscription: int
@@ -127,21 +126,38 @@ class Ack:
     """What was done. All parts are optional and independent.
 
     `sequence`: the outcome of every delta up to this number has been told (a Nack is an outcome).
-    `ranges`: first offsets, and what overtook. `dealt_with`: below this offset nothing is needed again; from
+    `ranges`: first offsets, and what overtook. `processed`: below this offset nothing is needed again; from
     a server, that everything below was delivered on this connection or is none of its business.
-    `cursor`: commit it for the group. `credit`: adds to what is left. `answers`: the sequence of the
-    Subscribe or Unsubscribe that this answers, with `welcome`, `granted` or `job`.
+    `cursor`: commit it for the group. `credit`: adds to what is left. `correlation_id`: the sequence of the
+    request that this answers, with its `response`; `more`: further pages of that follow. `stream`,
+    `partition`: of offsets and credit.
     """
 
     sequence: int = 0
     ranges: tuple[AckRange, ...] = ()
-    dealt_with: int | None = None
+    processed: int | None = None
     cursor: Cursor | None = None
     credit: Credit | None = None
-    answers: int | None = None
-    welcome: Welcome | None = None
-    granted: Granted | None = None
-    job: JobStatus | None = None
+    correlation_id: int | None = None
+    response: Response | None = None
+    more: bool = False
+    stream: int = 0
+    partition: int = 0
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """The response, if it is that of a hello."""
+        return self.response if isinstance(self.response, Welcome) else None
+
+    @property
+    def subscribed(self) -> Subscribed | None:
+        """The response, if it is that of a subscription."""
+        return self.response if isinstance(self.response, Subscribed) else None
+
+    @property
+    def job(self) -> JobStatus | None:
+        """The response, if it is that of a decision."""
+        return self.response if isinstance(self.response, JobStatus) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +165,8 @@ class Nack:
     """What was refused, why, and when to try again (None: not before something is changed).
 
     `sequence`: of the frame with deltas that is refused, as a whole; `frame` says so where that is 0.
-    `answers`: of the request that is refused; `sequence` is 0 then. None of them: it is about the connection.
+    `correlation_id`: of the request that is refused; `sequence` is 0 then. None of them: it is about the
+    connection.
     `row`, `field`: the first bad row of a batch and what is wrong with it. `details`: further facts, by name.
     """
 
@@ -160,7 +177,7 @@ class Nack:
     row: int | None = None
     field: str | None = None
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
-    answers: int | None = None
+    correlation_id: int | None = None
     frame: Literal[True] | None = None
 
     @classmethod
@@ -172,10 +189,10 @@ class Nack:
     @property
     def is_about_connection(self) -> bool:
         """True if it refuses neither a frame nor a request."""
-        return not self.sequence and self.answers is None and not self.frame
+        return not self.sequence and self.correlation_id is None and not self.frame
 
     @classmethod
-    def of(cls, sequence: int, refused: Refused, *, answers: int | None = None) -> Nack:
+    def of(cls, sequence: int, refused: Refused, *, correlation_id: int | None = None) -> Nack:
         """The frame that tells a peer of `refused`."""
         return cls(
             sequence,
@@ -185,7 +202,7 @@ class Nack:
             refused.row,
             refused.field,
             refused.details,
-            answers,
+            correlation_id,
         )
 
     def refusal(self) -> Refused:
@@ -232,7 +249,7 @@ class Heartbeat:
     """Sent when idle. `sent_us`: the sender's monotonic clock; `echo_us`: the last one that it got.
 
     `sequence`: a running number. `delivered`, `received`: highest sequence sent and received so far.
-    `credit`: what the sender believes it may still send. `dealt_with`: as in an Ack.
+    `credit`: what the sender believes it may still send. `processed`: as in an Ack.
     """
 
     sequence: int
@@ -241,7 +258,7 @@ class Heartbeat:
     delivered: int | None = None
     received: int | None = None
     credit: Credit | None = None
-    dealt_with: int | None = None
+    processed: int | None = None
 
 
 # --- requests
@@ -258,10 +275,11 @@ class JobPart(NamedTuple):
 
 
 class OriginClaim(NamedTuple):
-    """An origin that a producer will write as, and the epoch it has (0: it wants one)."""
+    """An origin that a producer will write as, its epoch (0: it wants one), and the stream it belongs to."""
 
     origin: int
     epoch: int = 0
+    stream: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +290,6 @@ class Hello:
     sent here, to be kept aside until the job is decided.
     """
 
-    version: int = VERSION
     features: tuple[str, ...] = ()
     token: str | None = dataclasses.field(default=None, repr=False)
     origins: tuple[OriginClaim, ...] = ()
@@ -309,13 +326,21 @@ class Filter:
     priorities: tuple[Priority, ...] = ()
 
 
+class PartitionStart(NamedTuple):
+    """A partition to read, where that starts and how much may come of it; None: as the subscription says."""
+
+    partition: int
+    start: Start | None = None
+    credit: Credit | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Subscription:
     """What to deliver. A delta that matches several topics comes once.
 
     `subscription`: a number by which Unsubscribe names it. Deltas are gathered up to `batch_deltas_max`
     or for `wait_ms_max`. `group`: a name under which the server keeps the cursor. `deltas`: deliver Delta
-    frames, one a row, instead of batches.
+    frames, one a row, instead of batches. `stream`: of which; `partitions`: which of them, empty: all.
     """
 
     subscription: int
@@ -327,14 +352,16 @@ class Subscription:
     group: str | None = None
     filter: Filter | None = None
     deltas: bool = False
+    stream: int = 0
+    partitions: tuple[PartitionStart, ...] = ()
 
 
 class Decision(Enum):
-    """What is to become of a job; LOOK asks only how it is."""
+    """What is to become of a job; QUERY asks only how it is."""
 
     COMMIT = "commit"
     ABORT = "abort"
-    LOOK = "look"
+    QUERY = "query"
 
 
 def attempt_of(run: int, number: int) -> int:
@@ -409,19 +436,113 @@ class JobStatus:
     state: JobState
     deltas: int = 0
     published: int = 0
-    repeated: int = 0
+    duplicates: int = 0
     refused: int = 0
     refused_rows: tuple[RefusedRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Subscribe:
-    """A request; an Ack or a Nack answers it by its `sequence`. With neither topics nor a decision it is the
-    hello.
+class Get:
+    """Ask for a fact as the service has it: its state, and the dot of its last change. `namespace`: None, it
+    is found in the vector id, as a delta's.
     """
 
+    vector_id: str
+    namespace: str | None = None
+
+
+class FactState(Enum):
+    """What a fact is: never heard of, deleted, a vector, or bytes."""
+
+    ABSENT = "absent"
+    DELETED = "deleted"
+    VECTOR = "vector"
+    OPAQUE = "opaque"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """A fact, or a page of one. `offset`: every delta below it is counted in. `dot`, `lamport`: of its last
+    delta, with or without effect; None where it is absent.
+
+    `values` (float32, little-endian), `data` and `metadata` (a msgpack map) may be cut into pages: those of
+    all pages belong end to end.
+    """
+
+    state: FactState
+    offset: int
+    dot: Dot | None = None
+    lamport: int | None = None
+    values: bytes = b""
+    data: bytes = b""
+    metadata: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class FindOffsets:
+    """Ask where in the log these starts are: EARLIEST, LATEST or TIME."""
+
+    starts: tuple[Start, ...]
+    stream: int = 0
+    partition: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FoundOffsets:
+    """The offset of each start that was asked for, and the end of the log in which they are."""
+
+    offsets: tuple[int, ...]
+    log: Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Ask what the service is: its streams, where their logs begin and end, the requests that it knows."""
+
+
+class PartitionRange(NamedTuple):
+    """A partition, the oldest offset of its log, and the log's end."""
+
+    partition: int
+    start_offset: int
+    log: Cursor
+
+
+class StreamDescription(NamedTuple):
+    """A stream: its name, its id, its partitions."""
+
+    name: str
+    stream: int
+    partitions: tuple[PartitionRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The answer to Describe. `requests`: the newest version of each request that is known, by its name."""
+
+    streams: tuple[StreamDescription, ...]
+    requests: Mapping[str, int]
+    features: tuple[str, ...] = ()
+    level: AckLevel | None = None
+
+
+class UnknownRequest(NamedTuple):
+    """A request that this side does not know, or not in that version; it is refused, the connection stays."""
+
+    name: str
+    version: int
+
+
+Request = Hello | Subscription | Decide | Get | FindOffsets | Describe | UnknownRequest
+Response = Welcome | Subscribed | JobStatus | Fact | FoundOffsets | Description
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """A request; an Ack or a Nack answers it by its `sequence`."""
+
     sequence: int
-    request: Hello | Subscription | Decide
+    request: Request
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,15 +37,17 @@ _PAYLOAD_BYTES_MAX = {
     FrameType.BATCH: FRAME_PAYLOAD_BYTES_MAX,
 }
 _FLAGS_MUST = {**dict.fromkeys(FrameType, 0), FrameType.BATCH: int(Flag.BATCHED)}
+_LATER = 0xF0
+"""Flags that only a later version knows: passed over on control frames, whose checksum covers them."""
 _FLAGS_MAY = {
-    **dict.fromkeys(FrameType, 0),
+    **dict.fromkeys(FrameType, _LATER),
     FrameType.DELTA: Flag.ACK_WANTED | Flag.HIGH_PRIORITY,
     FrameType.BATCH: Flag.ACK_WANTED | Flag.HIGH_PRIORITY | Flag.COMPRESSED,
 }
 _SOUND = {
     (int(kind), flags): (kind, _PAYLOAD_BYTES_MAX[kind])
     for kind in FrameType
-    for flags in range(16)
+    for flags in range(256)
     if flags & ~_FLAGS_MAY[kind] == _FLAGS_MUST[kind]
 }
 """(type, flags) of every header that may be, with the type's bound of the payload."""
@@ -90,7 +92,7 @@ def _refuse_form(kind: int, flags: int) -> NoReturn:
     if kind not in FrameType._value2member_map_:
         _bad(f"frame type {kind}; known are 0 to {max(FrameType)}")
     name = FrameType(kind).name
-    if flags >> 4:
+    if flags & _LATER & ~_FLAGS_MAY[FrameType(kind)]:
         raise PeerError(
             ErrorCode.UNSUPPORTED_FLAG, f"flags {flags:#04x} have reserved bits set; send bits 4 to 7 as 0"
         )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_wire import mixed, plain
 from delta_prop_wire.batch import Batch
+from delta_prop_wire.delta import origin_partition
 from delta_prop_wire.forms import note_form, parse_known
 from delta_prop_wire.frames import Credit
 from delta_prop_wire.plain import decode_names
@@ -26,6 +27,7 @@ from delta_prop_wire.spec import (
     Flag,
     FrameType,
 )
+from delta_prop_wire.stamp import pack_sent_stamp
 
 if TYPE_CHECKING:
     from delta_prop_wire.buffer import ReceiveBuffer
@@ -35,12 +37,11 @@ if TYPE_CHECKING:
 FRAMES_MAX = 64
 """Frames of one run: whoever takes it keeps the event loop meanwhile."""
 
-_HEAD = struct.Struct(f">IQI{STAMP_BYTES // 8}Q")
-"""The frame header, its first four bytes in one, and the stamp in words."""
+_HEAD = struct.Struct(">IQI")
+"""The frame header, its first four bytes in one."""
+assert _HEAD.size == HEADER_BYTES
 _BODY_AT = HEADER_BYTES + STAMP_BYTES
-assert _HEAD.size == _BODY_AT
 _UNBOUNDED = Credit(1 << 63, 1 << 63)
-_NO_STAMP = [0] * (STAMP_BYTES // 8)
 _LENGTH_MIN = STAMP_BYTES + SMALLEST_BODY_BYTES
 _ACK_WANTED = int(Flag.ACK_WANTED)
 _MIXED = Attribute.MIXED_KINDS | Attribute.MIXED_NAMESPACES
@@ -89,17 +90,21 @@ class Runs:
             and rows < rows_left
             and at - begin < bytes_left
         ):
-            told, first, length, *stamp = _HEAD.unpack_from(view, at)
+            told, first, length = _HEAD.unpack_from(view, at)
             stop = at + HEADER_BYTES + length
             if not batches:
                 start, sequence, first_sequence = told, first, first
-            if told != start or told not in _STARTS or first != sequence or not first or stamp != _NO_STAMP:
+            if told != start or told not in _STARTS or first != sequence or not first:
                 break
             if stop > end or not _LENGTH_MIN <= length <= payload_bytes_max:
                 break
             # A body of its own, so that a batch that is kept keeps nothing else.
             body = bytes(view[at + _BODY_AT : stop])
             batch = parse_known(body) or Batch(body)
+            stamp_at = at + HEADER_BYTES
+            sent = pack_sent_stamp(view[at:stamp_at], origin_partition(batch.origin))
+            if view[stamp_at : at + _BODY_AT] != sent:
+                break
             if (batches and not _goes_on(batches[-1], batch)) or first + batch.count > COUNTER_MAX:
                 break
             if not batch.decoded:

@@ -3,6 +3,8 @@
 Nothing here computes; a number that two modules must agree on stands here once.
 """
 
+from __future__ import annotations
+
 from enum import IntEnum
 
 MAGIC = 0xD3
@@ -79,7 +81,10 @@ PRIORITY_SHIFT = 12
 
 
 class ErrorCode(IntEnum):
-    """Why something was refused. Names and numbers are part of the protocol."""
+    """Why something was refused. Names and numbers are part of the protocol.
+
+    A number that is not known here is a code all the same, as a newer peer may have it: `CODE_999`.
+    """
 
     BAD_FRAME = 1
     UNSUPPORTED_VERSION = 2
@@ -105,10 +110,25 @@ class ErrorCode(IntEnum):
     LEVEL_UNAVAILABLE = 22
     OVERLAP = 23
     BAD_REQUEST = 24
-    JOB_UNKNOWN = 25
+    UNKNOWN_JOB = 25
     JOB_DECIDED = 26
     ID_REUSED = 27
     OUTCOME_UNKNOWN = 28
+    NOT_LEADER = 29
+    NO_QUORUM = 30
+    WRONG_PARTITION = 31
+    UNKNOWN_STREAM = 32
+    STALE_GENERATION = 33
+    STREAM_MOVED = 34
+    QUOTA_EXCEEDED = 35
+
+    @classmethod
+    def _missing_(cls, value: object) -> ErrorCode | None:
+        if type(value) is not int or not 1 <= value < 1 << 16:
+            return None
+        unknown = int.__new__(cls, value)
+        unknown._name_, unknown._value_ = f"CODE_{value}", value
+        return unknown
 
 
 VOIDING = frozenset(
@@ -133,6 +153,13 @@ RETRYABLE = frozenset(
         ErrorCode.LOG_FULL,
         ErrorCode.LOG_FAILED,
         ErrorCode.OVERLAP,
+        ErrorCode.NOT_LEADER,
+        ErrorCode.NO_QUORUM,
+        ErrorCode.WRONG_PARTITION,
+        ErrorCode.UNKNOWN_STREAM,
+        ErrorCode.STALE_GENERATION,
+        ErrorCode.STREAM_MOVED,
+        ErrorCode.QUOTA_EXCEEDED,
     }
 )
 """Refusals that may pass: the dot stays open, the same dot is sent again, in order."""

@@ -1,13 +1,15 @@
-"""The stamp: 48 bytes between frame header and body, written by the log alone, in the clear.
+"""The stamp: 48 bytes between frame header and body, in the clear.
 
-It binds a batch to its place: its checksum covers the frame header and the rest of the stamp, and names
-the checksum of the stamp before it, so that a missing or exchanged frame breaks the chain.
+Its checksum covers the frame header and the rest of the stamp. A producer fills in nothing else but stream
+and partition. The log's stamp binds a batch to its place: it names the checksum of the stamp before it, so
+that a missing or exchanged frame breaks the chain.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from delta_prop_wire.crc import crc32c
@@ -30,9 +32,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from delta_prop_wire.batch import Batch
-
-NO_STAMP = bytes(STAMP_BYTES)
-"""What a producer sends: all zero."""
 
 _REST = struct.Struct("<IIHBBQQIIQ")
 """leader epoch, stream, partition, source, known ids, append time, Lamport number, previous stamp's CRC,
@@ -76,6 +75,22 @@ class Stamp:
     known_ids: KnownIds = KnownIds.NONE
     crc: int = field(default=0, compare=False)
 
+    @property
+    def is_sent(self) -> bool:
+        """True if it is a producer's: it says no more than stream and partition."""
+        return self == Stamp(stream=self.stream, partition=self.partition)
+
+
+def pack_sent_stamp(header: Buffer, partition: int) -> bytes:
+    """The 48 bytes of a producer's stamp behind this frame header (16 bytes, of the uncompressed frame)."""
+    rest = _sent_rest(partition)
+    return _CRC.pack(crc32c(rest, crc32c(header))) + rest
+
+
+@lru_cache(maxsize=1024)
+def _sent_rest(partition: int) -> bytes:
+    return _REST.pack(0, 0, partition, *(0,) * 7)
+
 
 def pack_stamp(stamp: Stamp, header: Buffer) -> bytes:
     """The 48 bytes of `stamp` behind this frame header (16 bytes, of the uncompressed frame)."""
@@ -94,11 +109,9 @@ def pack_stamp(stamp: Stamp, header: Buffer) -> bytes:
     return _CRC.pack(crc32c(rest, crc32c(header))) + rest
 
 
-def unpack_stamp(raw: Buffer, header: Buffer) -> Stamp | None:
-    """Read 48 bytes that came behind this frame header; None where all are zero. Raises PeerError."""
+def unpack_stamp(raw: Buffer, header: Buffer) -> Stamp:
+    """Read 48 bytes that came behind this frame header. Raises PeerError."""
     view = memoryview(raw)
-    if view == NO_STAMP:
-        return None
     told = stamp_crc(view)
     found = crc32c(view[_CRC.size :], crc32c(header))
     if told != found:

@@ -14,17 +14,21 @@ from delta_prop_wire.frames import (
     BatchFrame,
     Decide,
     DeltaFrame,
+    Describe,
+    FindOffsets,
+    Get,
     Heartbeat,
     Hello,
     Nack,
     Subscribe,
     Subscription,
+    UnknownRequest,
     Unsubscribe,
 )
 from delta_prop_wire.spec import Attribute, ErrorCode, FrameType
 
 if TYPE_CHECKING:
-    from delta_prop_wire.frames import Frame
+    from delta_prop_wire.frames import Frame, Request
 
 UNAUTHORIZED_TEXT = "no token that allows this: say hello with one that does"
 """What everyone is told who may not do something, whatever the reason is."""
@@ -68,10 +72,11 @@ class Saying(Enum):
     SUBSCRIBE = "a Subscribe"
     UNSUBSCRIBE = "an Unsubscribe"
     DECIDE = "a decision about a job"
+    ASK = "a question"
     DELTA = "a Delta"
-    BATCH = "a Batch without a stamp"
+    BATCH = "a Batch with a producer's stamp"
     LOGGED_DELTA = "a Delta with a Lamport number"
-    LOGGED_BATCH = "a stamped Batch"
+    LOGGED_BATCH = "a Batch with a log's stamp"
     CUT_BATCH = "a Batch with row offsets"
     ACK = "an Ack"
     NACK = "a Nack"
@@ -87,10 +92,11 @@ class Refusal(NamedTuple):
 
 
 _ALWAYS = {Saying.ACK, Saying.NACK, Saying.BACKPRESSURE, Saying.HEARTBEAT}
-_REQUESTS = {Saying.HELLO, Saying.SUBSCRIBE, Saying.UNSUBSCRIBE}
+_LATER = {Saying.SUBSCRIBE, Saying.UNSUBSCRIBE, Saying.ASK}
+"""Requests that may follow a hello at once; they are answered behind it."""
 _OPEN = {
-    Speaker.CLIENT: _ALWAYS | _REQUESTS | {Saying.DECIDE, Saying.DELTA, Saying.BATCH},
-    Speaker.FORWARDER: _ALWAYS | _REQUESTS | {Saying.LOGGED_BATCH},
+    Speaker.CLIENT: _ALWAYS | _LATER | {Saying.HELLO, Saying.DECIDE, Saying.DELTA, Saying.BATCH},
+    Speaker.FORWARDER: _ALWAYS | _LATER | {Saying.HELLO, Saying.LOGGED_BATCH},
     Speaker.SERVER: _ALWAYS | {Saying.WELCOME, Saying.LOGGED_DELTA, Saying.LOGGED_BATCH, Saying.CUT_BATCH},
 }
 _MAY = {
@@ -100,8 +106,8 @@ _MAY = {
         Speaker.SERVER: {Saying.NACK},
     },
     Phase.GREETED: {
-        Speaker.CLIENT: set[Saying](),
-        Speaker.FORWARDER: set[Saying](),
+        Speaker.CLIENT: _LATER | {Saying.DECIDE, Saying.HEARTBEAT},
+        Speaker.FORWARDER: _LATER | {Saying.HEARTBEAT},
         Speaker.SERVER: {Saying.WELCOME, Saying.NACK},
     },
     Phase.OPEN: _OPEN,
@@ -144,7 +150,7 @@ _SAYINGS = {
     FrameType.NACK: (Saying.NACK,),
     FrameType.BACKPRESSURE: (Saying.BACKPRESSURE,),
     FrameType.HEARTBEAT: (Saying.HEARTBEAT,),
-    FrameType.SUBSCRIBE: (Saying.SUBSCRIBE, Saying.HELLO, Saying.DECIDE),
+    FrameType.SUBSCRIBE: (Saying.SUBSCRIBE, Saying.HELLO, Saying.DECIDE, Saying.ASK),
     FrameType.UNSUBSCRIBE: (Saying.UNSUBSCRIBE,),
 }
 
@@ -162,6 +168,9 @@ _REQUEST_SAYINGS: dict[type, Saying] = {
     Hello: Saying.HELLO,
     Subscription: Saying.SUBSCRIBE,
     Decide: Saying.DECIDE,
+    Get: Saying.ASK,
+    FindOffsets: Saying.ASK,
+    Describe: Saying.ASK,
 }
 
 
@@ -171,7 +180,7 @@ def saying_of(frame: Frame) -> Saying:
         case BatchFrame():
             if frame.batch.attributes & Attribute.ROW_OFFSETS:
                 return Saying.CUT_BATCH
-            return Saying.BATCH if frame.stamp is None else Saying.LOGGED_BATCH
+            return Saying.BATCH if frame.stamp is None or frame.stamp.is_sent else Saying.LOGGED_BATCH
         case DeltaFrame():
             return Saying.DELTA if frame.lamport is None else Saying.LOGGED_DELTA
         case Ack():
@@ -183,6 +192,12 @@ def saying_of(frame: Frame) -> Saying:
         case Heartbeat():
             return Saying.HEARTBEAT
         case Subscribe():
-            return _REQUEST_SAYINGS[type(frame.request)]
+            return _saying_of_request(frame.request)
         case Unsubscribe():
             return Saying.UNSUBSCRIBE
+
+
+def _saying_of_request(request: Request) -> Saying:
+    if isinstance(request, UnknownRequest):  # a hello in a version that is not known is one all the same
+        return Saying.HELLO if request.name == "hello" else Saying.ASK
+    return _REQUEST_SAYINGS[type(request)]

@@ -283,7 +283,7 @@ class MemoryLog:
                 "capacity": self._deltas_max,
                 "depth_bytes": self._bytes,
                 "capacity_bytes": self._bytes_max,
-                "held_by": holder,
+                "blocked_by": holder,
             },
         )
 

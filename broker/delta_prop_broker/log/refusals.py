@@ -49,7 +49,7 @@ def too_slow(unwritten_bytes: int, bytes_max: int) -> Refused:
         ErrorCode.LOG_FULL,
         f"{unwritten_bytes} of {bytes_max} bytes wait to be written: try again when the disk has caught up",
         retry_after_ms=RETRY_AFTER_MS,
-        details={"depth_bytes": unwritten_bytes, "capacity_bytes": bytes_max, "held_by": None},
+        details={"depth_bytes": unwritten_bytes, "capacity_bytes": bytes_max, "blocked_by": None},
     )
 
 
@@ -60,7 +60,7 @@ def disk_full(free_bytes: int, kept_bytes: int) -> Refused:
         f"the disk has {free_bytes} bytes left, of which {kept_bytes} stay free: "
         "make room, or let the log keep less",
         retry_after_ms=RETRY_AFTER_MS * 20,
-        details={"free_bytes": free_bytes, "held_by": None},
+        details={"free_bytes": free_bytes, "blocked_by": None},
     )
 
 
@@ -70,7 +70,7 @@ def disk_unasked(error: OSError) -> Refused:
         ErrorCode.LOG_FULL,
         f"the disk does not tell how many bytes it has left ({error}): mend it, and try again",
         retry_after_ms=RETRY_AFTER_MS * 20,
-        details={"held_by": None},
+        details={"blocked_by": None},
     )
 
 
@@ -88,7 +88,7 @@ def log_full(
             "depth": offsets[1] - offsets[0],
             "depth_bytes": held_bytes,
             "capacity_bytes": bytes_max,
-            "held_by": holder,
+            "blocked_by": holder,
         },
     )
 
@@ -99,5 +99,5 @@ def too_old(offset: int, first_offset: int) -> Refused:
         ErrorCode.CURSOR_TOO_OLD,
         f"offset {offset} is no longer in the log, which starts at {first_offset}: "
         "start there, or rebuild from another sink",
-        details={"offset": offset, "first_offset": first_offset},
+        details={"offset": offset, "start_offset": first_offset},
     )

@@ -83,10 +83,10 @@ def _payload(row: Row) -> dict[str, Any]:
 def put_job(producer: str, status: JobStatus | None) -> None:
     """What became of deltas that were sent, for programs. None: there were none."""
     told: dict[str, Any] = {"producer": producer, "state": "published", "deltas": 0, "published": 0}
-    told |= {"repeated": 0, "refused": 0}
+    told |= {"duplicates": 0, "refused": 0}
     if status is not None:
         told["state"] = status.state.name.lower()
-        told |= {name: getattr(status, name) for name in ("deltas", "published", "repeated", "refused")}
+        told |= {name: getattr(status, name) for name in ("deltas", "published", "duplicates", "refused")}
     edge.put(json.dumps(told, ensure_ascii=False))
 
 

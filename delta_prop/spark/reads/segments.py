@@ -158,7 +158,7 @@ def log_of(path: str, *, since: At = EARLIEST, until: At = LATEST) -> Log:
         raise Refused(
             ErrorCode.CURSOR_TOO_OLD,
             f"offset {begin} is no longer in the log, which starts at {log.first_offset}",
-            details={"offset": begin, "first_offset": log.first_offset},
+            details={"offset": begin, "start_offset": log.first_offset},
         )
     parts = _segment_parts(disk, path, log, begin, end)
     return Log(log.log_id, log.epoch, begin, max(begin, end), log.first_offset == 0, parts)

@@ -88,7 +88,7 @@ def _refused_text(what: str, refused: int, rows: Sequence[RefusedRow], cure: str
 
 def job_waits_text(job: str, status: JobStatus, waited_s: float) -> str:
     """What is said where a job is not published in time."""
-    done = status.published + status.repeated + status.refused
+    done = status.published + status.duplicates + status.refused
     return (
         f"job {job} is committed, and after {waited_s:g} s (waitSecondsMax) {done:,} of {status.deltas:,} "
         "deltas are published: it goes on by itself, and nothing is lost; look with "

@@ -129,7 +129,7 @@ class StagedWriter(DataSourceArrowWriter):
                 tell(f"job {self._job}: {status.published:,} of {status.deltas:,} deltas are published")
             edge.pause(pause_s)
             pause_s = min(pause_s * 2, _LOOK_S_MAX)
-            status = self._decide(Decision.LOOK)
+            status = self._decide(Decision.QUERY)
         return status
 
     def _decide(

@@ -24,7 +24,6 @@ from delta_prop_wire.frames import (
     BatchFrame,
     Credit,
     DeltaFrame,
-    Granted,
     Heartbeat,
     Hello,
     Level,
@@ -32,6 +31,7 @@ from delta_prop_wire.frames import (
     Start,
     StartAt,
     Subscribe,
+    Subscribed,
     Subscription,
     Welcome,
 )
@@ -117,20 +117,20 @@ class Talk:
                 case Subscribe(sequence, Hello()):
                     self.tell(
                         Ack(
-                            answers=sequence,
-                            welcome=Welcome(log=self.log._replace(next_offset=len(self.rows))),
+                            correlation_id=sequence,
+                            response=Welcome(log=self.log._replace(next_offset=len(self.rows))),
                         )
                     )
                 case Subscribe(sequence, Subscription() as request):
                     self._answer(sequence, request)
-                case Ack(dealt_with=int(told)):
+                case Ack(processed=int(told)):
                     assert told >= self.dealt_with
                     self.dealt_with = told
 
     def _answer(self, sequence: int, request: Subscription) -> None:
         refused = self.refuse.get(request.subscription)
         if refused is not None:
-            self.tell(Nack.of(0, refused, answers=sequence))
+            self.tell(Nack.of(0, refused, correlation_id=sequence))
             return
         if not self.requests:
             value = request.start.value
@@ -145,7 +145,7 @@ class Talk:
                     self.place = len(self.rows)
         self.requests.append(request)
         start = self.log._replace(next_offset=self.place)
-        self.tell(Ack(answers=sequence, granted=Granted(request.subscription, start, 100, 10)))
+        self.tell(Ack(correlation_id=sequence, response=Subscribed(request.subscription, start, 100, 10)))
 
 
 def _delta(at: int) -> Delta:
@@ -202,7 +202,7 @@ def test_each_offset_once_in_order_within_credit(rows: list[str], steps: list[An
                 talk.now += 0.2
                 talk.exchange()
             case ("pass",):
-                talk.tell(Heartbeat(1, dealt_with=talk.place))
+                talk.tell(Heartbeat(1, processed=talk.place))
             case ("cut",):
                 talk.connect()
         assert incoming.waiting <= CREDIT.deltas + 4
@@ -216,7 +216,7 @@ def test_each_offset_once_in_order_within_credit(rows: list[str], steps: list[An
         talk.now += 0.2
         talk.exchange()
     assert handed == [at for at, row in enumerate(rows) if row == WANTED]
-    talk.tell(Heartbeat(1, dealt_with=len(rows)))
+    talk.tell(Heartbeat(1, processed=len(rows)))
     incoming.come_back()
     assert incoming.cursor == LOG._replace(next_offset=len(rows)), "what is not for it is dealt with"
 

@@ -196,7 +196,7 @@ def test_refusals_after_which_nothing_goes(code: ErrorCode) -> None:
 def test_a_hello_that_is_refused_ends_it_and_one_refused_for_now_is_said_again() -> None:
     wire = Wire()
     with pytest.raises(Refused, match="UNAUTHORIZED"):
-        wire.out.refused(Nack(0, ErrorCode.UNAUTHORIZED, "no", answers=1), 0.0)
+        wire.out.refused(Nack(0, ErrorCode.UNAUTHORIZED, "no", correlation_id=1), 0.0)
     with pytest.raises(Reconnect) as caught:
         wire.out.refused(Nack(0, ErrorCode.SHUTTING_DOWN, "bye", 1500), 0.0)
     assert caught.value.after_s == 1.5

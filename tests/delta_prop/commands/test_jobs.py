@@ -73,7 +73,7 @@ def test_one_is_shown_and_an_unknown_one_told(command: Command) -> None:
     assert (row["part"], row["row"], row["vector_id"], row["code"]) == (0, 4, "none-0-4", "INVALID_DELTA")
     assert "is unknown or deleted" in row["text"]
     done = command("jobs", "show", "other")
-    assert (done.status, done.err.startswith("delta-prop: JOB_UNKNOWN: no job 'other'")) == (1, True)
+    assert (done.status, done.err.startswith("delta-prop: UNKNOWN_JOB: no job 'other'")) == (1, True)
 
 
 def test_a_staged_one_is_dropped_and_a_published_one_not(command: Command) -> None:

@@ -114,7 +114,7 @@ def test_at_the_logs_bound_a_sink_that_comes_back_by_itself_gives_way_and_any_ot
             if not rebuilds:
                 refusal = await refused(load(p, history, range(60)))
                 assert refusal.code is ErrorCode.LOG_FULL
-                assert refusal.details["held_by"] == "placed"
+                assert refusal.details["blocked_by"] == "placed"
                 return
             await load(p, history, range(60))
             place.release.set()

@@ -60,7 +60,7 @@ def conflict(refusal: Refused | None) -> tuple[int | None, Dot | None]:
     """The row that is in conflict, and what its vector was last changed by."""
     assert refusal is not None
     assert (refusal.code, refusal.field) == (ErrorCode.CONFLICT, "expect")
-    return refusal.row, refusal.details["present"]
+    return refusal.row, refusal.details["current"]
 
 
 def test_two_rows_that_expect_the_same_dot() -> None:
@@ -151,7 +151,7 @@ def test_as_if_the_rows_had_come_one_by_one(batches: Sequence[Sequence[tuple[str
             assert edge.counter == alone.counter
         else:
             assert (refusal.code, refusal.row) == (told.code, alone.counter - edge.counter)
-            assert refusal.details.get("present") == told.details.get("present")
+            assert refusal.details.get("current") == told.details.get("current")
 
 
 def _copy(edge: Edge) -> Edge:

@@ -368,8 +368,8 @@ def test_expect_is_checked_against_the_last_change() -> None:
     first = edge.send(Delta("v", create([1.0]))).dot(0)
     second = edge.send(Delta("v", offset(1.0), expect=first), origin=OTHER).dot(0)
     refusal = edge.refusal(Delta("v", offset(1.0), expect=first))
-    assert (refusal.code, refusal.field, refusal.details["present"]) == (ErrorCode.CONFLICT, "expect", second)
-    assert edge.refusal(Delta("nobody", create([1.0]), expect=first)).details["present"] is None
+    assert (refusal.code, refusal.field, refusal.details["current"]) == (ErrorCode.CONFLICT, "expect", second)
+    assert edge.refusal(Delta("nobody", create([1.0]), expect=first)).details["current"] is None
     edge.send(Delta("v", offset(1.0), expect=second))
 
 

@@ -182,7 +182,7 @@ def test_another_cut_of_what_is_parked_is_named(new_chain, run_of):
     chain.offer(run_of(A, 2, 9))
     error = chain.orderer.overlap(run_of(A, 2, 4))
     assert error.code is ErrorCode.OVERLAP
-    assert error.details == {"watermark": 0, "present": "2-9"}
+    assert error.details == {"watermark": 0, "current": "2-9"}
 
 
 @pytest.mark.parametrize("parents", [(Dot(A, 4),), (ID,), (Dot(A, 4), ID)])
@@ -217,13 +217,13 @@ def test_timeout_names_what_is_missing_and_takes_along_what_stands_behind(new_ch
     error = chain.refused[root]
     assert error.code is ErrorCode.DEP_TIMEOUT
     assert error.retry_after_ms is not None
-    assert error.details["waits_for"] == [f"{A:016x}:1-4", f"{B:016x}:2"]
-    assert error.details["held_by"] == f"{A:016x}:1"
+    assert error.details["missing"] == [f"{A:016x}:1-4", f"{B:016x}:2"]
+    assert error.details["blocked_by"] == f"{A:016x}:1"
     for entry in (same_origin, by_clock, by_parent):
         error = chain.refused[entry]
         assert error.code is ErrorCode.DEP_TIMEOUT
-        assert error.details["held_by"] == f"{A:016x}:5"
-    assert chain.refused[by_parent].details["waits_for"] == [f"{C:016x}:1"]
+        assert error.details["blocked_by"] == f"{A:016x}:5"
+    assert chain.refused[by_parent].details["missing"] == [f"{C:016x}:1"]
     assert chain.orderer.next_deadline() == 50.0
     chain.expire(50.0)
     assert chain.is_empty()
@@ -236,7 +236,7 @@ def test_unknown_id_is_told_with_the_age_of_ids(new_chain, run_of):
     chain.expire(30.0)
     error = chain.refused[entry]
     assert "2026-11-14" in error.message
-    assert error.details["waits_for"] == [ID.hex()]
+    assert error.details["missing"] == [ID.hex()]
     assert error.details["ids_kept_since"] == "2026-11-14"
 
 
@@ -279,9 +279,9 @@ def test_newest_is_refused_when_full_with_facts_and_what_stands_behind_it(new_ch
     assert error.retry_after_ms is not None
     assert error.details["depth"] == 8
     assert error.details["capacity"] == 10
-    assert error.details["waits_for"] == [f"{C:016x}:1"]
+    assert error.details["missing"] == [f"{C:016x}:1"]
     assert chain.refused[behind].code is ErrorCode.PENDING_FULL
-    assert chain.refused[behind].details["held_by"] == f"{C:016x}:2"
+    assert chain.refused[behind].details["blocked_by"] == f"{C:016x}:2"
     assert chain.orderer.statistics().pending_deltas == 7
 
 
@@ -457,7 +457,7 @@ def test_full_with_dependents_of_three_other_producers(new_chain, run_of):
     now = chain.orderer.statistics()
     assert now.pending_deltas <= 75  # three owners, a quarter each
     assert now.pending_runs + len(chain.refused) == 300
-    assert all(error.details["held_by"] for error in chain.refused.values())
+    assert all(error.details["blocked_by"] for error in chain.refused.values())
     chain.offer(parent)
     _send_again_until_done(chain)
     assert len(chain.log) == 301

@@ -124,7 +124,7 @@ def test_at_the_limit_producers_are_refused_and_told_which_sink_holds_the_log() 
             assert refusal is not None
             assert refusal.code is ErrorCode.LOG_FULL
             assert "sink 'stopped' still needs the oldest (offset 0)" in refusal.message
-            assert refusal.details["held_by"] == "stopped"
+            assert refusal.details["blocked_by"] == "stopped"
             assert refusal.retry_after_ms
             assert p.statistics().sinks["stopped"].state == "stopped"
             assert anyio.current_time() > 1  # it was paced before: 200 deltas at 100 a second, at least

@@ -111,7 +111,7 @@ def test_a_slow_reader_delays_nobody_and_learns_what_it_missed() -> None:
                     async for _ in slow:
                         pass
                 assert caught.value.code is ErrorCode.CURSOR_TOO_OLD
-                assert caught.value.details["first_offset"] == p.statistics().log.first_offset
+                assert caught.value.details["start_offset"] == p.statistics().log.first_offset
         again = p.subscribe(start="earliest")
         assert (await anext(again)).offset == p.statistics().log.first_offset
 

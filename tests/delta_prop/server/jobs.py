@@ -77,7 +77,7 @@ def counts(status: JobStatus) -> JobStatus:
 def published(address: str, job: str = JOB, *, s_max: float = 60.0) -> JobStatus:
     """How a committed job ended."""
     deadline = time.monotonic() + s_max
-    while (status := decide(address, job, Decision.LOOK)).state is not JobState.PUBLISHED:
+    while (status := decide(address, job, Decision.QUERY)).state is not JobState.PUBLISHED:
         assert time.monotonic() < deadline, f"not published in {s_max} s: {status}"
         time.sleep(0.01)
     return status

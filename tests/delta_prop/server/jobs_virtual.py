@@ -106,7 +106,7 @@ class Site:
     async def published(self, job: str = JOB) -> JobStatus:
         """How a committed job ended."""
         while True:
-            status = await self.decide(Decision.LOOK, job=job)
+            status = await self.decide(Decision.QUERY, job=job)
             if status.state is JobState.PUBLISHED:
                 return status
             await anyio.sleep(0.05)
@@ -138,7 +138,7 @@ async def decided(
 ) -> JobStatus:
     await raw.send(Subscribe(9, Decide(job, decision, tuple(parts), run)))
     while (frame := await raw.next()) is not None:
-        if isinstance(frame, Ack | Nack) and frame.answers == 9:
+        if isinstance(frame, Ack | Nack) and frame.correlation_id == 9:
             status = answer(frame).job
             assert status is not None
             return status

@@ -89,7 +89,7 @@ class Raw:
     async def subscribe(self, *topics: str, start: Start = EARLIEST, **more: Any) -> Ack:
         parsed = tuple(Topic.parse(topic) for topic in topics or ("*",))
         await self.send(Subscribe(2, Subscription(1, parsed, start, **more)))
-        while isinstance(ack := await self.next(), Ack) and ack.answers is None:
+        while isinstance(ack := await self.next(), Ack) and ack.correlation_id is None:
             pass  # how far it is, which a server tells now and then
         assert isinstance(ack, Ack), ack
         return ack

@@ -163,7 +163,7 @@ def test_progress_is_told_where_nothing_matches() -> None:
             await client.hello()
             await client.subscribe("ns:nobody")
             await p.publish(Delta("a", opaque(b"1")), Delta("b", opaque(b"1")))
-            assert (await client.until(Ack)).dealt_with == 2
+            assert (await client.until(Ack)).processed == 2
 
     in_virtual_time(story)
 

@@ -48,8 +48,8 @@ async def offsets(client: Raw, count: int) -> list[int]:
 
 async def dealt_with(client: Raw, offset: int) -> None:
     """Say so, and wait until the server has heard it: frames are taken in order, and this one is refused."""
-    await client.send(Ack(0, dealt_with=offset), Unsubscribe(9, 77, drain=False))
-    assert (await client.until(Nack)).answers == 9
+    await client.send(Ack(0, processed=offset), Unsubscribe(9, 77, drain=False))
+    assert (await client.until(Nack)).correlation_id == 9
 
 
 async def test_who_was_away_is_sent_parts_of_the_files_and_then_what_comes(
@@ -85,11 +85,11 @@ async def test_a_group_changes_hands_and_loses_nothing(tmp_path: Path) -> None:
             await first.subscribe(start=GROUP, group="g", credit=Credit(5, 1 << 30))
             assert await offsets(first, 6) == list(range(6))
             await dealt_with(first, 4)
-            granted = (await second.subscribe(start=GROUP, group="g")).granted
+            granted = (await second.subscribe(start=GROUP, group="g")).subscribed
             assert granted is not None
             assert granted.start.next_offset == 4
             nack = await first.until(Nack)
-            assert (nack.sequence, nack.answers, nack.code) == (0, None, ErrorCode.FENCED)
+            assert (nack.sequence, nack.correlation_id, nack.code) == (0, None, ErrorCode.FENCED)
             assert await offsets(second, 36) == list(range(4, 40))
 
 
@@ -100,7 +100,7 @@ async def test_a_place_outlives_the_server(tmp_path: Path) -> None:
                 await published(p, 2)
             async with serving(p) as (_, address), connected(address) as client:
                 await client.hello()
-                granted = (await client.subscribe(start=GROUP, group="g")).granted
+                granted = (await client.subscribe(start=GROUP, group="g")).subscribed
                 assert granted is not None
                 assert granted.start.next_offset == begin
                 await offsets(client, 20 - begin)

@@ -26,7 +26,7 @@ def test_the_cursor_goes_on_in_the_new_epoch() -> None:
             connected(address, network) as client,
         ):
             await client.hello()
-            granted = (await client.subscribe()).granted
+            granted = (await client.subscribe()).subscribed
             assert granted is not None
             await p.publish(Delta("a", opaque(b"1")))
             assert (await client.until(BatchFrame)).sequence == 0
@@ -36,7 +36,7 @@ def test_the_cursor_goes_on_in_the_new_epoch() -> None:
             assert (nack.code, nack.retry_after_ms) == (ErrorCode.SHUTTING_DOWN, 50)
             assert p.inside().log.epoch == granted.start.epoch + 1
             cursor = Start(StartAt.CURSOR, granted.start._replace(next_offset=1))
-            again = (await client.subscribe(start=cursor)).granted
+            again = (await client.subscribe(start=cursor)).subscribed
             assert again is not None
             assert again.start == (granted.start.log_id, granted.start.epoch + 1, 1)
             frame = await client.until(BatchFrame)

@@ -38,7 +38,7 @@ async def test_a_first_hello_that_is_refused_ends_its_connection_alone() -> None
             await late.send(Subscribe(1, Hello(origins=(OriginClaim(ORIGIN, 1),))))
             nack = await late.next()
             assert isinstance(nack, Nack)
-            assert (nack.code, nack.answers) == (ErrorCode.FENCED, 1)
+            assert (nack.code, nack.correlation_id) == (ErrorCode.FENCED, 1)
             assert await late.next() is None
             await anyio.sleep(1)  # heartbeats are due, and not said to who is gone
         assert isinstance(await honest.next(), Heartbeat)
@@ -69,10 +69,10 @@ async def test_a_subscription_ends_at_once_or_behind_what_was_there(drain: bool)
             assert (await subscriber.until(BatchFrame)).sequence == 4
         ack = await subscriber.next()
         assert isinstance(ack, Ack)
-        assert (ack.answers, ack.dealt_with) == (7, 6 if drain else 2)
+        assert (ack.correlation_id, ack.processed) == (7, 6 if drain else 2)
         nack = await subscriber.next()
         assert isinstance(nack, Nack)
-        assert (nack.answers, nack.code) == (8, ErrorCode.BAD_REQUEST)
+        assert (nack.correlation_id, nack.code) == (8, ErrorCode.BAD_REQUEST)
         await producer.send(opaque_batch(7, 2))
         await producer.told(8)
         await subscriber.subscribe(start=Start(StartAt.OFFSET, 7))
@@ -86,7 +86,7 @@ async def test_what_came_before_garbage_is_taken_and_the_garbage_is_refused(
         await one.hello(ORIGIN)
         await one.stream.send([encode(opaque_batch(1, 3)) + b"GET / HTTP/1.1\r\n\r\n"])
         nack = await one.until(Nack)
-        assert (nack.sequence, nack.code, nack.answers) == (0, ErrorCode.BAD_FRAME, None)
+        assert (nack.sequence, nack.code, nack.correlation_id) == (0, ErrorCode.BAD_FRAME, None)
         while (rest := await one.next()) is not None:
             assert isinstance(rest, Ack)
         assert p.statistics().accepted == 3

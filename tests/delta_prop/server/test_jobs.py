@@ -19,7 +19,7 @@ def test_a_job_is_seen_when_it_is_committed_and_not_before() -> None:
     with place(SimDisk()) as at:
         parts = [stage(at.address, part, 7 + part, rows(part, 25)) for part in (2, 0, 1)]
         assert at.keys() == []
-        assert decide(at.address, JOB, Decision.LOOK) == JobStatus(JobState.STAGING, 75)
+        assert decide(at.address, JOB, Decision.QUERY) == JobStatus(JobState.STAGING, 75)
         told = decide(at.address, JOB, Decision.COMMIT, parts)
         assert (told.state, told.deltas) == (JobState.COMMITTED, 75)
         assert published(at.address) == JobStatus(JobState.PUBLISHED, 75, published=75)
@@ -43,10 +43,10 @@ def test_an_aborted_job_leaves_nothing() -> None:
         assert decide(at.address, JOB, Decision.ABORT).state is JobState.ABORTED
         assert at.jobs.counted.staged_bytes == 0
         assert not [path for path in disk.paths() if path.startswith("jobs")]
-        for decision in (Decision.ABORT, Decision.LOOK):
-            with pytest.raises(Refused, match="JOB_UNKNOWN"):
+        for decision in (Decision.ABORT, Decision.QUERY):
+            with pytest.raises(Refused, match="UNKNOWN_JOB"):
                 decide(at.address, JOB, decision)
-        with pytest.raises(Refused, match="JOB_UNKNOWN"):
+        with pytest.raises(Refused, match="UNKNOWN_JOB"):
             decide(at.address, JOB, Decision.COMMIT, [StagedPart(0, 1, 8)])
         assert at.keys() == []
 
@@ -61,7 +61,7 @@ def test_a_job_that_was_aborted_is_run_again_under_its_name() -> None:
             receipt = late.offer_block(block_of(rows(0, 8, 8)))
             with pytest.raises(Refused, match="was aborted"):
                 receipt.result()
-        with pytest.raises(Refused, match="JOB_UNKNOWN"):  # the attempt that was dropped
+        with pytest.raises(Refused, match="UNKNOWN_JOB"):  # the attempt that was dropped
             decide(at.address, JOB, Decision.COMMIT, [StagedPart(0, 1, 8)])
         decide(at.address, JOB, Decision.COMMIT, [again])
         assert published(at.address) == JobStatus(JobState.PUBLISHED, 5, published=5)
@@ -92,19 +92,19 @@ def test_a_part_that_is_not_there_whole_decides_nothing() -> None:
     with place(SimDisk()) as at:
         part = stage(at.address, 0, 1, rows(0, 5))
         for wrong in (part._replace(deltas=6), part._replace(attempt=2), part._replace(part=1)):
-            with pytest.raises(Refused, match="JOB_UNKNOWN"):
+            with pytest.raises(Refused, match="UNKNOWN_JOB"):
                 decide(at.address, JOB, Decision.COMMIT, [part, wrong] if wrong.part else [wrong])
-        assert decide(at.address, JOB, Decision.LOOK).state is JobState.STAGING
+        assert decide(at.address, JOB, Decision.QUERY).state is JobState.STAGING
         decide(at.address, JOB, Decision.COMMIT, [part, StagedPart(1, 0, 0)])
         assert published(at.address).published == 5
 
 
-@pytest.mark.parametrize("decision", [Decision.LOOK, Decision.ABORT, Decision.COMMIT])
+@pytest.mark.parametrize("decision", [Decision.QUERY, Decision.ABORT, Decision.COMMIT])
 def test_a_job_that_nobody_staged_is_unknown(decision: Decision) -> None:
     parts = [StagedPart(0, 1, 1)] if decision is Decision.COMMIT else []
     with place(SimDisk()) as at, pytest.raises(Refused) as told:
         decide(at.address, "other", decision, parts)
-    assert told.value.code is ErrorCode.JOB_UNKNOWN
+    assert told.value.code is ErrorCode.UNKNOWN_JOB
 
 
 def test_a_job_without_deltas_is_published_at_once_and_takes_no_name() -> None:
@@ -115,12 +115,12 @@ def test_a_job_without_deltas_is_published_at_once_and_takes_no_name() -> None:
         assert at.jobs.counted.active == 0
     assert not [path for path in disk.paths() if path.startswith("jobs")]
     with place(disk) as at:
-        with pytest.raises(Refused, match="JOB_UNKNOWN"):
-            decide(at.address, JOB, Decision.LOOK)
+        with pytest.raises(Refused, match="UNKNOWN_JOB"):
+            decide(at.address, JOB, Decision.QUERY)
         part = stage(at.address, 0, 3, rows(0, 5))
         assert decide(at.address, JOB, Decision.COMMIT) == JobStatus(JobState.PUBLISHED)
-        assert decide(at.address, JOB, Decision.LOOK) == JobStatus(JobState.STAGING, 5)
-        with pytest.raises(Refused, match="JOB_UNKNOWN"):  # it has 5
+        assert decide(at.address, JOB, Decision.QUERY) == JobStatus(JobState.STAGING, 5)
+        with pytest.raises(Refused, match="UNKNOWN_JOB"):  # it has 5
             decide(at.address, JOB, Decision.COMMIT, [part._replace(deltas=0)])
         decide(at.address, JOB, Decision.COMMIT, [part])
         assert published(at.address) == JobStatus(JobState.PUBLISHED, 5, published=5)
@@ -146,7 +146,7 @@ def test_what_the_job_had_published_before_is_a_repeat() -> None:
             producer.offer_block(block_of(rows(0, 13)))
             producer.flush()
         decide(at.address, JOB, Decision.COMMIT, [stage(at.address, 0, 1, rows(0, 30))])
-        assert published(at.address) == JobStatus(JobState.PUBLISHED, 30, published=17, repeated=13)
+        assert published(at.address) == JobStatus(JobState.PUBLISHED, 30, published=17, duplicates=13)
         assert at.keys() == [one.vector_id for one in rows(0, 30)]
 
 
@@ -205,6 +205,6 @@ def test_no_room_is_told_and_passes() -> None:
 def test_beside_a_log_in_memory_there_are_no_jobs() -> None:
     with place(None) as at:
         with pytest.raises(UsageError, match="keeps no jobs"):
-            decide(at.address, JOB, Decision.LOOK)
+            decide(at.address, JOB, Decision.QUERY)
         with pytest.raises(Refused, match="in memory"):
             stage(at.address, 0, 1, rows(0, 5))

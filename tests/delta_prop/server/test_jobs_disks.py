@@ -77,7 +77,7 @@ def test_a_disk_that_fails_at_the_decision_decides_nothing() -> None:
             with pytest.raises(Refused) as told:
                 await at.decide(Decision.COMMIT, [part])
             assert (told.value.code, told.value.retryable) == (ErrorCode.LOG_FAILED, True)
-            assert (await at.decide(Decision.LOOK)).state is JobState.STAGING
+            assert (await at.decide(Decision.QUERY)).state is JobState.STAGING
         await at.decide(Decision.COMMIT, [part])
         assert (await at.published()).published == 4
 
@@ -204,7 +204,7 @@ def test_what_is_found_in_the_log_is_not_taken_for_kept(power: bool, seed: int) 
         if not power:
             disk.fail(lambda call: call.name == "sync" and call.path.startswith("streams"), errno.EIO)
         await at.decide(Decision.COMMIT, [part])
-        while (await at.decide(Decision.LOOK)).state is not JobState.PUBLISHED:  # noqa: ASYNC110
+        while (await at.decide(Decision.QUERY)).state is not JobState.PUBLISHED:  # noqa: ASYNC110
             await anyio.sleep(0.001)
         if power:
             disk.crash_at(disk.calls + 1, "before")
@@ -213,7 +213,7 @@ def test_what_is_found_in_the_log_is_not_taken_for_kept(power: bool, seed: int) 
             assert keys_in(at.propagator) == wanted
 
     async def later(at: Site) -> None:
-        assert (await at.decide(Decision.LOOK)).published == 40
+        assert (await at.decide(Decision.QUERY)).published == 40
         assert keys_in(at.propagator) == wanted
 
     try:
@@ -243,8 +243,8 @@ def test_a_job_whose_file_cannot_be_read_now_holds_up_no_other() -> None:
         await at.decide(Decision.COMMIT, [first])
         await at.decide(Decision.COMMIT, [StagedPart(0, 1, 5)], job="second")
         await anyio.sleep(20)
-        assert (await at.decide(Decision.LOOK, job="second")).state is JobState.PUBLISHED
-        assert (await at.decide(Decision.LOOK)).state is JobState.COMMITTED
+        assert (await at.decide(Decision.QUERY, job="second")).state is JobState.PUBLISHED
+        assert (await at.decide(Decision.QUERY)).state is JobState.COMMITTED
         disk.heal()
         assert (await at.published()).published == 5
 

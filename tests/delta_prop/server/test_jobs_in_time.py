@@ -75,14 +75,14 @@ def test_what_nobody_decides_of_is_dropped_after_a_day() -> None:
         await anyio.sleep(0.9 * DAY_S)
         await at.stage(2, 1, rows(2, 5))
         await anyio.sleep(0.9 * DAY_S)
-        assert (await at.decide(Decision.LOOK)).deltas == 12
+        assert (await at.decide(Decision.QUERY)).deltas == 12
         async with at.connected() as raw:
             await staged_hello(raw, 3, 1)
             at.jobs._jobs[JOB].touched_us -= int(DAY_S * 1e6)
             await anyio.sleep(61)
             await raw.send(frame(3, rows(3, 1), 1))
-            assert (await raw.until(Nack)).code is ErrorCode.JOB_UNKNOWN
-        assert await code_of(at.decide(Decision.LOOK)) is ErrorCode.JOB_UNKNOWN
+            assert (await raw.until(Nack)).code is ErrorCode.UNKNOWN_JOB
+        assert await code_of(at.decide(Decision.QUERY)) is ErrorCode.UNKNOWN_JOB
         assert parts_of(disk) == []
         assert (at.jobs.counted.expired, at.jobs.counted.staged_bytes, at.jobs.counted.active) == (1, 0, 0)
         await at.stage(0, 1, rows(0, 5))
@@ -97,9 +97,9 @@ def test_a_restart_does_not_begin_the_day_anew_for_ever() -> None:
         await at.stage(0, 1, rows(0, 5))
 
     async def later(at: Site) -> None:
-        assert (await at.decide(Decision.LOOK)).deltas == 5
+        assert (await at.decide(Decision.QUERY)).deltas == 5
         await anyio.sleep(1.3 * DAY_S)
-        assert await code_of(at.decide(Decision.LOOK)) is ErrorCode.JOB_UNKNOWN
+        assert await code_of(at.decide(Decision.QUERY)) is ErrorCode.UNKNOWN_JOB
 
     on(disk, stage, **DAYS)
     on(disk, later, **DAYS)
@@ -119,12 +119,12 @@ def test_clock_days_off_at_a_restart_drops_no_job_and_no_name(
 
     async def later(at: Site) -> None:
         await anyio.sleep(0.9 * DAY_S)
-        assert (await at.decide(Decision.LOOK)).deltas == 5
-        assert (await at.decide(Decision.LOOK, job="decided")).published == 5
+        assert (await at.decide(Decision.QUERY)).deltas == 5
+        assert (await at.decide(Decision.QUERY, job="decided")).published == 5
         await anyio.sleep(0.4 * DAY_S)
-        assert await code_of(at.decide(Decision.LOOK)) is ErrorCode.JOB_UNKNOWN
+        assert await code_of(at.decide(Decision.QUERY)) is ErrorCode.UNKNOWN_JOB
         await anyio.sleep(7 * DAY_S)
-        assert await code_of(at.decide(Decision.LOOK, job="decided")) is ErrorCode.JOB_UNKNOWN
+        assert await code_of(at.decide(Decision.QUERY, job="decided")) is ErrorCode.UNKNOWN_JOB
 
     on(disk, stage, **DAYS)
     monkeypatch.setattr(testing_world, "EPOCH_US", testing_world.EPOCH_US + days * 86_400_000_000)
@@ -143,7 +143,7 @@ def test_a_name_is_remembered_for_a_week() -> None:
         await anyio.sleep(0.6 * DAY_S)
         assert [path for path in disk.paths() if path.startswith("jobs")] == []
         await at.decide(Decision.COMMIT, [await at.stage(0, 1, rows(0, 7))])
-        assert await at.published() == JobStatus(JobState.PUBLISHED, 7, published=2, repeated=5)
+        assert await at.published() == JobStatus(JobState.PUBLISHED, 7, published=2, duplicates=5)
 
     on(disk, story, **DAYS)
 
@@ -172,7 +172,7 @@ def test_a_job_is_its_tokens_own() -> None:
             assert (await raw.until(Nack)).code is ErrorCode.UNAUTHORIZED
         await at.decide(Decision.COMMIT, [part], token="t-1")
         await anyio.sleep(1)
-        assert (await at.decide(Decision.LOOK, token="t-1")).published == 5
+        assert (await at.decide(Decision.QUERY, token="t-1")).published == 5
         # Its origin is token one's now, under whatever job.
         assert await code_of(at.stage(0, 1, rows(0, 5), job="x", token="t-2")) is ErrorCode.UNAUTHORIZED
 
@@ -225,7 +225,7 @@ def test_repeats_overlaps_and_gaps_are_told() -> None:
             assert (await raw.until(Nack)).code is ErrorCode.DEP_TIMEOUT
             await raw.send(frame(0, rows(0, 1, 4), 5, 17))
             await raw.told(17)
-        assert (await at.decide(Decision.LOOK)).deltas == 5
+        assert (await at.decide(Decision.QUERY)).deltas == 5
         async with at.connected() as raw:
             ack = await staged_hello(raw, 0, 1)
             assert ack.welcome.origins[0].watermark == 5

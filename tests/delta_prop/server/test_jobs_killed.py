@@ -109,7 +109,7 @@ def test_a_server_killed_at_each_step_of_a_job(tmp_path: Path, full: bool) -> No
 
 
 def look(life: Life) -> JobStatus:
-    return decide(life.address, JOB, Decision.LOOK, timeout_s=60)
+    return decide(life.address, JOB, Decision.QUERY, timeout_s=60)
 
 
 def test_two_attempts_at_once_tasks_that_die_and_a_driver_that_dies(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_two_attempts_at_once_tasks_that_die_and_a_driver_that_dies(tmp_path: Pa
             one.start()
         for one in tasks:
             one.join()
-        assert decide(address, JOB, Decision.LOOK).state is JobState.STAGING
+        assert decide(address, JOB, Decision.QUERY).state is JobState.STAGING
         # The driver died here. The job is run again, all of it, and commits.
         again = [stage(address, part, 100 + part, rows(part, ROWS), block_rows=50) for part in range(2)]
         decide(address, JOB, Decision.COMMIT, again)

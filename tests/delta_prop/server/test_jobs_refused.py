@@ -81,7 +81,7 @@ def test_what_is_told_of_rows_outlives_a_restart() -> None:
         found.append(await at.published())
 
     async def later(at: Site) -> None:
-        assert await at.decide(Decision.LOOK) == found[0]
+        assert await at.decide(Decision.QUERY) == found[0]
         (told,) = at.jobs.told()
         (row,) = told["refused_rows"]
         assert (row["row"], row["code"]) == (5, "INVALID_DELTA")

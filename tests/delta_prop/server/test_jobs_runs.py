@@ -66,8 +66,8 @@ def test_a_driver_that_fails_leaves_the_parts_of_another() -> None:
             await late.told(4)
             assert await abort(at, ONE) is JobState.ABORTED
             await late.send(frame(0, rows(0, 4, 4), 5))
-            assert (await late.until(Nack)).code is ErrorCode.JOB_UNKNOWN
-        assert await at.decide(Decision.LOOK) == JobStatus(JobState.STAGING, 10)
+            assert (await late.until(Nack)).code is ErrorCode.UNKNOWN_JOB
+        assert await at.decide(Decision.QUERY) == JobStatus(JobState.STAGING, 10)
         size = sum(len(disk.peek(path)) for path in parts_of(disk))
         assert (len(parts_of(disk)), at.jobs.counted.staged_bytes, at.jobs._attempts) == (2, size, 2)
         await check(at, parts)
@@ -85,10 +85,10 @@ def test_after_a_restart_too_and_then_none_is_left() -> None:
 
     async def later(at: Site) -> None:
         await abort(at, ONE)
-        assert (await at.decide(Decision.LOOK)).deltas == 10
+        assert (await at.decide(Decision.QUERY)).deltas == 10
         assert await abort(at, ONE) is JobState.ABORTED
         await abort(at, OTHER)
-        assert await code_of(at.decide(Decision.LOOK)) is ErrorCode.JOB_UNKNOWN
+        assert await code_of(at.decide(Decision.QUERY)) is ErrorCode.UNKNOWN_JOB
         assert parts_of(disk) == []
         assert (at.jobs.counted.active, at.jobs.counted.staged_bytes, at.jobs._attempts) == (0, 0, 0)
 
@@ -129,7 +129,7 @@ def test_a_run_that_has_nothing_here_is_dropped_without_a_word(caplog: pytest.Lo
     async def story(at: Site) -> None:
         assert await abort(at, ONE) is JobState.ABORTED
         assert not [one for one in caplog.records if one.levelno >= logging.WARNING]
-        assert await code_of(at.decide(Decision.ABORT)) is ErrorCode.JOB_UNKNOWN  # who names none is told
+        assert await code_of(at.decide(Decision.ABORT)) is ErrorCode.UNKNOWN_JOB  # who names none is told
         parts = await stage(at, OTHER, 5)
         assert await abort(at, ONE) is JobState.ABORTED
         await check(at, parts)
@@ -155,7 +155,7 @@ def test_a_decision_of_which_nobody_was_told_goes_with_the_run(of_all: bool) -> 
 
     async def later(at: Site) -> None:
         if of_all:
-            assert await code_of(at.decide(Decision.LOOK)) is ErrorCode.JOB_UNKNOWN
+            assert await code_of(at.decide(Decision.QUERY)) is ErrorCode.UNKNOWN_JOB
         else:
             await check(at, others)
 
@@ -171,9 +171,9 @@ def test_a_disk_that_fails_while_a_run_is_dropped() -> None:
         parts = await stage(at, OTHER, 5)
         disk.fail(lambda call: call.name == "remove" and call.path.endswith(".part"), errno.EIO)
         assert await code_of(at.decide(Decision.ABORT, run=ONE)) is ErrorCode.LOG_FAILED
-        assert (await at.decide(Decision.LOOK)).deltas == 16
+        assert (await at.decide(Decision.QUERY)).deltas == 16
         await abort(at, ONE)
-        assert (await at.decide(Decision.LOOK, job=JOB)).deltas == 10
+        assert (await at.decide(Decision.QUERY, job=JOB)).deltas == 10
         await check(at, parts)
 
     on(disk, story)

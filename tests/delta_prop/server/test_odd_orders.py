@@ -126,10 +126,10 @@ class Odd:
             self._delivered([row.offset for row in rows_of(frame)])
         elif isinstance(frame, DeltaFrame):
             self._delivered([frame.sequence])
-        elif isinstance(frame, Ack | Nack) and frame.answers is not None:
-            self.answered[frame.answers] += not _goes_on(frame)
-            if isinstance(frame, Ack) and frame.granted is not None:
-                self._at_least = frame.granted.start.next_offset
+        elif isinstance(frame, Ack | Nack) and frame.correlation_id is not None:
+            self.answered[frame.correlation_id] += not _goes_on(frame)
+            if isinstance(frame, Ack) and frame.subscribed is not None:
+                self._at_least = frame.subscribed.start.next_offset
         if isinstance(frame, Nack):
             self.codes[frame.code] += 1
 
@@ -219,17 +219,17 @@ class Odd:
         chance = self._chance
         return Ack(
             chance.choice((0, 7, OFFSET)),
-            dealt_with=chance.choice((None, 0, 10, OFFSET)),
+            processed=chance.choice((None, 0, 10, OFFSET)),
             credit=chance.choice((None, Credit(0, 0), Credit(3, 3_000), Credit(U64, U64))),
             cursor=self._cursor() if chance.random() < 0.2 else None,
-            answers=chance.choice((None, 1, 2)) if self._rules is None else None,
+            correlation_id=chance.choice((None, 1, 2)) if self._rules is None else None,
         )
 
     def _nothing_much(self) -> Frame:
         chance = self._chance
         return chance.choice(
             (
-                Heartbeat(chance.choice((0, OFFSET)), dealt_with=chance.choice((None, 0, OFFSET))),
+                Heartbeat(chance.choice((0, OFFSET)), processed=chance.choice((None, 0, OFFSET))),
                 Nack(3, ErrorCode.PROCESSING_FAILED, "never"),
                 Backpressure(1, Level.STOP, rate=chance.choice((None, 1e-300, 1e300)), retry_after_ms=200),
                 Backpressure(1, Level.WARN, rate=chance.choice((0.5, 1e-300, 1e6))),
@@ -309,7 +309,7 @@ async def one_run(seed: int, said: Counter[str], codes: Counter[ErrorCode]) -> N
 
 
 def _goes_on(frame: Ack | Nack) -> bool:
-    return isinstance(frame, Ack) and frame.welcome is not None and frame.welcome.more
+    return isinstance(frame, Ack) and frame.welcome is not None and frame.more
 
 
 async def honest(address: Address, network: VirtualNetwork, p: Propagator) -> None:

@@ -83,7 +83,7 @@ def test_starts_that_the_log_does_not_have(start: Start, code: ErrorCode, words:
     assert refusal.code is code
     assert words in refusal.message
     if code is ErrorCode.CURSOR_TOO_OLD:
-        assert refusal.details["first_offset"] == house.log.first_offset
+        assert refusal.details["start_offset"] == house.log.first_offset
     assert not house.sinks.outlets
     assert line.subscribe(wanting(start=EARLIEST)) == house.log.first_offset
 
@@ -121,7 +121,7 @@ def test_what_the_log_let_go_is_told() -> None:
         house.log.retain()  # type: ignore[union-attr]
     refusal = refused(line.write_all)
     assert refusal.code is ErrorCode.CURSOR_TOO_OLD
-    assert refusal.details["first_offset"] == house.log.first_offset
+    assert refusal.details["start_offset"] == house.log.first_offset
     assert line.got == everything(house)[: len(line.got)], "what was queued came before"
     assert line.got
     assert not house.sinks.outlets

@@ -262,11 +262,11 @@ async def test_subscriptions_and_their_ends_again_and_again() -> None:
                             assert frame.sequence == len(got)
                             got += frame.batch.keys
                             start = Start(StartAt.CURSOR, Cursor(log.log_id, log.epoch, len(got)))
-                        elif isinstance(frame, Ack) and frame.granted is not None:
-                            assert frame.answers == 2, "a repeat was granted"
-                            assert frame.granted.start.next_offset == len(got)
+                        elif isinstance(frame, Ack) and frame.subscribed is not None:
+                            assert frame.correlation_id == 2, "a repeat was granted"
+                            assert frame.subscribed.start.next_offset == len(got)
                         elif isinstance(frame, Nack):
-                            assert (frame.code, frame.answers != 2) == (ErrorCode.BAD_REQUEST, True)
+                            assert (frame.code, frame.correlation_id != 2) == (ErrorCode.BAD_REQUEST, True)
                         if len(got) == 60:
                             break
         assert got == [f"v{number}" for number in range(60)]
@@ -278,12 +278,12 @@ async def test_subscriptions_and_their_ends_again_and_again() -> None:
             answers: list[tuple[type, int | None]] = []
             while len(answers) < 20:
                 frame = await client.next()
-                if isinstance(frame, Ack | Nack) and frame.answers is not None:
-                    answers.append((type(frame), frame.answers))
+                if isinstance(frame, Ack | Nack) and frame.correlation_id is not None:
+                    answers.append((type(frame), frame.correlation_id))
             assert answers == [(Ack, 3), *((Nack, sequence) for sequence in range(4, 23))]
             await p.publish(Delta("late", opaque(b"x")))
             again = await client.subscribe("*", start=Start(StartAt.OFFSET, 60))
-            assert again.granted is not None
+            assert again.subscribed is not None
             assert (await client.until(BatchFrame)).batch.keys == ["late"]
 
 

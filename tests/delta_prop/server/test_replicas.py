@@ -41,7 +41,7 @@ async def test_a_forwarder_is_told_all_watermarks_in_pages() -> None:
             second = await forwarder.until(Ack)
             assert first.welcome is not None
             assert second.welcome is not None
-            assert (first.welcome.more, second.welcome.more) == (True, False)
+            assert (first.more, second.more) == (True, False)
             told = {one.origin: one.watermark for one in (*first.welcome.origins, *second.welcome.origins)}
             assert {origin: told[origin] for origin in origins} == dict.fromkeys(origins, 2)
             assert second.credit is not None

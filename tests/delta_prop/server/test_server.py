@@ -41,7 +41,7 @@ async def test_what_is_published_is_acknowledged_and_delivered() -> None:
     ):
         await subscriber.hello()
         granted = await subscriber.subscribe("ns:rows")
-        assert granted.answers == 2
+        assert granted.correlation_id == 2
         welcome = await producer.hello(ORIGIN)
         assert welcome.welcome is not None
         assert welcome.welcome.origins == ((ORIGIN, 1, 0),)
@@ -152,7 +152,7 @@ async def test_a_second_subscription_adds_topics_and_an_end_takes_them_away() ->
         assert list(frame.batch.row_offsets) == [0]
         await subscriber.send(Unsubscribe(3, 1))
         ended = await subscriber.until(Ack)
-        assert (ended.answers, ended.dealt_with) == (3, 2)
+        assert (ended.correlation_id, ended.processed) == (3, 2)
         await subscriber.send(Unsubscribe(4, 1))
         assert (await subscriber.until(Nack)).code is ErrorCode.BAD_REQUEST
 

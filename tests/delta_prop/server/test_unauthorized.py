@@ -89,7 +89,7 @@ FRAMES: dict[str, Frame] = {
     "subscribe": subscribe(),
     "subscribe in a group": subscribe(group="g"),
     "unsubscribe": Unsubscribe(9, 1),
-    "ack": Ack(0, dealt_with=1, credit=Credit(1, 1)),
+    "ack": Ack(0, processed=1, credit=Credit(1, 1)),
     "nack": Nack(0, ErrorCode.PROCESSING_FAILED, "no"),
     "backpressure": Backpressure(1, Level.OK),
     "heartbeat": Heartbeat(1),
@@ -160,7 +160,7 @@ class Scene:
         assert (nack.code, nack.text) == (ErrorCode.UNAUTHORIZED, UNAUTHORIZED_TEXT)
         assert (nack.retry_after_ms, nack.row, nack.field, nack.details) == (None, None, None, {})
         assert not any(isinstance(one, BatchFrame | DeltaFrame) for one in told)
-        assert not any(one.ranges or one.granted for one in told if isinstance(one, Ack))
+        assert not any(one.ranges or one.subscribed for one in told if isinstance(one, Ack))
         ((name, code, what),) = self.audited()
         assert (name, code) == (token, "UNAUTHORIZED")
         assert cause in what
@@ -251,7 +251,7 @@ def test_others_go_on_when_a_token_is_taken_back(caplog: pytest.LogCaptureFixtur
             scene.file.holds = "".join(TOKENS[:-1])
             await scene.refused(one, "both", "has expired or was taken back")
             await other.send(FRAMES["hello"])
-            assert (await other.until(Ack)).answers == 9
+            assert (await other.until(Ack)).correlation_id == 9
 
     at_the_server(story, caplog)
 
@@ -262,7 +262,7 @@ def test_what_needs_no_right_is_taken_from_every_token(token: str, caplog: pytes
         async with connected(scene.address, scene.network) as client:
             await client.hello(token=f"s-{token}")
             await client.send(*(FRAMES[name] for name in ("hello", "nack", "backpressure", "heartbeat")))
-            assert (await client.until(Ack)).answers == 9
+            assert (await client.until(Ack)).correlation_id == 9
             assert (await client.until(Heartbeat)).echo_us is None
             assert scene.audited() == []
 

@@ -136,7 +136,7 @@ def test_a_table_goes_to_a_server_once_however_often_it_is_imported(
         told = json.loads(capsys.readouterr().out)
         assert told == {"producer": "one", "state": "published", "deltas": 2} | {
             "published": 2,
-            "repeated": 0,
+            "duplicates": 0,
             "refused": 0,
         }
         assert sorted(running.keys()) == ["x", "y"]

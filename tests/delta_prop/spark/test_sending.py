@@ -320,7 +320,7 @@ def commit(service: Served, job: str, parts: list[tuple[int, int, Sent]]) -> Job
     for _ in range(400):
         if state is JobState.PUBLISHED:
             return state
-        state = decide(service.address, job, Decision.LOOK).state
+        state = decide(service.address, job, Decision.QUERY).state
     return state
 
 
@@ -356,7 +356,7 @@ def test_as_many_other_rows_under_a_name_that_was_committed_are_refused(service:
 def test_a_part_that_says_something_else_than_its_task_knows_is_not_committed(service: Served) -> None:
     sent = stage(rows(KEYS[:60]), options(service), "nightly", 0, 17)
     sent.checksum ^= 1
-    with pytest.raises(Refused, match=r"JOB_UNKNOWN.*nothing is decided"):
+    with pytest.raises(Refused, match=r"UNKNOWN_JOB.*nothing is decided"):
         commit(service, "nightly", [(0, 17, sent)])
     assert in_log(service) == []
 

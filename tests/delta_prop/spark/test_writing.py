@@ -104,7 +104,7 @@ def test_a_job_in_one_line(service: Served, caplog: pytest.LogCaptureFixture) ->
 def test_a_job_that_is_not_waited_for_is_published_all_the_same(service: Served) -> None:
     made = writer(service, wait="false")
     made.commit([staged(service, made, 0, vectors("a"))])
-    state = decide(service.address, "nightly", Decision.LOOK).state
+    state = decide(service.address, "nightly", Decision.QUERY).state
     assert state in (JobState.COMMITTED, JobState.PUBLISHED)
 
 
@@ -114,7 +114,7 @@ def test_a_job_that_is_not_published_in_time_goes_on(service: Served) -> None:
     with pytest.raises(UsageError, match=told):
         made.commit([staged(service, made, 0, vectors("a"))])
     made.abort([None])
-    assert decide(service.address, "nightly", Decision.LOOK).state is not JobState.ABORTED
+    assert decide(service.address, "nightly", Decision.QUERY).state is not JobState.ABORTED
 
 
 def test_deltas_that_are_refused_when_a_job_is_published(
@@ -143,7 +143,7 @@ def test_deltas_that_are_refused_when_a_job_is_published(
 
 
 def test_parts_that_are_not_there(service: Served) -> None:
-    with pytest.raises(Refused, match="JOB_UNKNOWN"):
+    with pytest.raises(Refused, match="UNKNOWN_JOB"):
         writer(service).commit([PartWritten(0, 5, Sent(10))])
     writer(service).abort([])
 
@@ -182,7 +182,7 @@ def test_of_two_drivers_under_one_name_the_one_that_fails_drops_its_own_parts(
     parts = [staged(service, second, 0, vectors("a", "b"))]
     first.abort([])
     third.abort([])  # it had come to nothing
-    assert "JOB_UNKNOWN" not in {vars(one).get("code") for one in caplog.records}
+    assert "UNKNOWN_JOB" not in {vars(one).get("code") for one in caplog.records}
     second.commit(parts)
     first.abort([])  # the other one has committed it
     assert Asker(service.address).bounds().end == 2

@@ -61,7 +61,7 @@ class Follower:
                 ErrorCode.CURSOR_TOO_OLD,
                 f"offset {self.offset} is no longer in the log, which starts at {mark.start}: start at "
                 "earliest to take what is left",
-                details={"offset": self.offset, "first_offset": mark.start},
+                details={"offset": self.offset, "start_offset": mark.start},
             )
         while self.offset < mark.synced:
             if self._file is None:

@@ -78,8 +78,6 @@ def read_head(raw: memoryview) -> Head:
         raise PeerError(ErrorCode.BAD_FRAME, f"a {header.type.name} frame; a log holds batches alone")
     plain = plain_header(header, raw) if header.flags & Flag.COMPRESSED else None
     found = unpack_stamp(raw[HEADER_BYTES:HEAD_BYTES], raw[:HEADER_BYTES] if plain is None else plain)
-    if found is None:
-        raise PeerError(ErrorCode.BAD_FRAME, "a frame without a stamp")
     size = HEADER_BYTES + header.length if plain is None else stored_size(header)
     return Head(size, header.sequence, found, plain)
 

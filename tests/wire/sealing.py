@@ -1,0 +1,13 @@
+"""Frames of one map, whose checksum is right whatever the map is."""
+
+from __future__ import annotations
+
+from delta_prop_wire.crc import crc32c
+from delta_prop_wire.header import pack_header
+from delta_prop_wire.spec import FrameType
+
+
+def sealed(kind: FrameType, packed: bytes, *, flags: int = 0, sequence: int = 1) -> bytes:
+    """A frame of these bytes, sound or not, behind a sound header and before their checksum."""
+    signed = pack_header(kind, flags, sequence, len(packed) + 4) + packed
+    return signed + crc32c(signed).to_bytes(4, "little")

@@ -1,0 +1,531 @@
+"""The maps of requests and of their responses: for each request its name, its version, and both packers.
+
+A Subscribe frame holds a request, the Ack that answers it the response. What is not known here is read as an
+`UnknownRequest`, so that a newer client is answered and not cut off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import Enum
+from functools import reduce
+from operator import add
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from delta_prop_wire.control_values import (
+    NAME_BYTES_MAX,
+    read_credit,
+    read_cursor,
+    read_log_id,
+    read_name,
+    read_offset,
+    read_u16,
+    read_u32,
+    read_u64,
+)
+from delta_prop_wire.delta import AckLevel, Dot, Priority, Source
+from delta_prop_wire.errors import PeerError, Refused, UsageError
+from delta_prop_wire.frames import (
+    Decide,
+    Decision,
+    Describe,
+    Description,
+    Fact,
+    FactState,
+    Filter,
+    FindOffsets,
+    FoundOffsets,
+    Get,
+    Hello,
+    JobPart,
+    JobState,
+    JobStatus,
+    OriginClaim,
+    OriginGrant,
+    PartitionRange,
+    PartitionStart,
+    RefusedRow,
+    StagedPart,
+    Start,
+    StartAt,
+    StreamDescription,
+    Subscribed,
+    Subscription,
+    UnknownRequest,
+    Welcome,
+)
+from delta_prop_wire.packing import blob, cut, flag, list_of, mapping, one_of, record, text, uint
+from delta_prop_wire.spec import BATCH_ROWS_MAX, COUNTER_MAX, VECTOR_ID_BYTES_MAX, ErrorCode
+from delta_prop_wire.topics import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from delta_prop_wire.frames import Request, Response
+    from delta_prop_wire.packing import Fields
+
+ORIGINS_MAX = 1024
+TOPICS_MAX = 256
+PARTITIONS_MAX = 1024
+STARTS_MAX = 64
+FEATURES_MAX = 32
+PARTS_MAX = 2_500
+FEATURE_BYTES_MAX = 64
+TOKEN_BYTES_MAX = 4096
+WAIT_MS_MAX = 60_000
+REFUSED_ROWS_MAX = 10
+"""Of a job's refused deltas, the first ones are told one by one."""
+REFUSED_ID_BYTES_MAX = 128
+REFUSED_TEXT_BYTES_MAX = 300
+PAGE_BYTES_MAX = 28 * 1024
+"""Of a fact's values, bytes and metadata, so many are in one page."""
+REQUEST_VERSION = 1
+
+W = TypeVar("W", bound=Enum)
+
+_rows = uint(BATCH_ROWS_MAX, least=1)
+_wait = uint(WAIT_MS_MAX)
+_features = list_of(text(FEATURE_BYTES_MAX), FEATURES_MAX)
+_topic_bytes = blob(1, 1 + VECTOR_ID_BYTES_MAX)
+_page = blob(0, PAGE_BYTES_MAX)
+_version = uint(255, least=1)
+
+
+class _Form(NamedTuple):
+    """A request as it travels: its name and newest version, how it and its response are packed and read."""
+
+    name: str
+    kind: type
+    pack: Callable[[Any], dict[str, Any]]
+    unpack: Callable[[Fields], Request]
+    answer: type
+    pack_answer: Callable[[Any], dict[str, Any]]
+    unpack_answer: Callable[[Fields], Response]
+    version: int = REQUEST_VERSION
+
+
+def pack_request(request: Request) -> dict[str, Any]:
+    """The fields of a request. Raises UsageError where it asks for nothing."""
+    if isinstance(request, UnknownRequest):
+        raise UsageError(f"request {request.name!r} is not known: ask for one of {', '.join(_BY_NAME)}")
+    form = _BY_KIND[type(request)]
+    return {"request": form.name, "version": form.version, **form.pack(request)}
+
+
+def unpack_request(fields: Fields) -> Request:
+    """Read a request. Raises PeerError, naming the field."""
+    name, version = fields.need("request", read_name), fields.get("version", _version, REQUEST_VERSION)
+    form = _BY_NAME.get(name)
+    if form is None or version > form.version:
+        return UnknownRequest(name, version)
+    return form.unpack(fields)
+
+
+def pack_response(response: Response) -> tuple[str, dict[str, Any]]:
+    """The name of the request that this answers, and the fields of the response."""
+    form = _BY_ANSWER[type(response)]
+    return form.name, {name: value for name, value in form.pack_answer(response).items() if value is not None}
+
+
+def unpack_response(name: str, fields: Fields) -> Response | None:
+    """Read the response to a request of that name; None where that is not known. Raises PeerError."""
+    form = _BY_NAME.get(name)
+    return None if form is None else form.unpack_answer(fields)
+
+
+def joined(pages: Sequence[Response]) -> Response:
+    """One response of all its pages: arrays and bytes end to end, all else as the first page has it."""
+    first = pages[0]
+    names = {Welcome: ("origins",), Fact: ("values", "data", "metadata")}.get(type(first), ())
+    if len(pages) == 1 or not names:
+        return first
+    parts = {name: [getattr(page, name) for page in pages] for name in names}
+    return replace(first, **{name: reduce(add, some) for name, some in parts.items()})
+
+
+def known_requests() -> dict[str, int]:
+    """The newest version of each request that is known here, by its name."""
+    return {form.name: form.version for form in _FORMS}
+
+
+# --- hello
+
+
+def _hello_fields(hello: Hello) -> dict[str, Any]:
+    return {
+        "features": list(hello.features) or None,
+        "token": hello.token,
+        "origins": list(hello.origins) or None,
+        "source": None if hello.source is Source.LOCAL else int(hello.source),
+        "client": None if hello.client is None else cut(hello.client, NAME_BYTES_MAX),
+        "log_id": hello.log_id,
+        "job": hello.job,
+    }
+
+
+def _unpack_hello(fields: Fields) -> Hello:
+    return Hello(
+        features=fields.get("features", _features, ()),
+        token=fields.get("token", text(TOKEN_BYTES_MAX), None),
+        origins=fields.get("origins", list_of(_claim, ORIGINS_MAX), ()),
+        source=fields.get("source", one_of(Source), Source.LOCAL),
+        client=fields.get("client", read_name, None),
+        log_id=fields.get("log_id", read_log_id, None),
+        job=fields.get("job", _job_part, None),
+    )
+
+
+def _welcome_fields(welcome: Welcome) -> dict[str, Any]:
+    return {
+        "features": list(welcome.features),
+        "origins": list(welcome.origins),
+        "log": welcome.log,
+        "level": None if welcome.level is None else int(welcome.level),
+    }
+
+
+def _unpack_welcome(fields: Fields) -> Welcome:
+    return Welcome(
+        features=fields.get("features", _features, ()),
+        origins=fields.get("origins", list_of(_grant, ORIGINS_MAX), ()),
+        log=fields.get("log", read_cursor, None),
+        level=fields.get("level", one_of(AckLevel), None),
+    )
+
+
+def _grant(value: Any) -> OriginGrant:
+    return OriginGrant(*record(read_u64, read_u32, read_offset)(value))
+
+
+def _claim(value: Any) -> OriginClaim:
+    return OriginClaim(*record(read_u64, read_u32, read_u32)(value))
+
+
+def _job_part(value: Any) -> JobPart:
+    return JobPart(*record(read_name, read_u32, read_u64)(value))
+
+
+# --- subscribe
+
+
+def _subscription_fields(asked: Subscription) -> dict[str, Any]:
+    if not asked.topics:
+        raise UsageError("a subscription without topics: name at least one; * is all of them")
+    return {
+        "subscription": asked.subscription,
+        "topics": [topic.to_bytes() for topic in asked.topics],
+        "start": _start_parts(asked.start),
+        "credit": asked.credit,
+        "batch_deltas_max": asked.batch_deltas_max,
+        "wait_ms_max": asked.wait_ms_max,
+        "group": asked.group,
+        "filter": None if asked.filter is None else _filter_fields(asked.filter),
+        "deltas": asked.deltas or None,
+        "stream": asked.stream or None,
+        "partitions": [_partition_parts(one) for one in asked.partitions] or None,
+    }
+
+
+def _unpack_subscription(fields: Fields) -> Subscription:
+    topics = fields.need("topics", list_of(_topic, TOPICS_MAX))
+    if not topics:
+        fields.refuse("topics", "is empty: name at least one")
+    return Subscription(
+        subscription=fields.need("subscription", read_u32),
+        topics=topics,
+        start=fields.get("start", _start, Start(StartAt.LATEST)),
+        credit=fields.get("credit", read_credit, None),
+        batch_deltas_max=fields.get("batch_deltas_max", _rows, 100),
+        wait_ms_max=fields.get("wait_ms_max", _wait, 10),
+        group=fields.get("group", read_name, None),
+        filter=_unpack_filter(fields.inner("filter")) if "filter" in fields else None,
+        deltas=fields.get("deltas", flag, False),
+        stream=fields.get("stream", read_u32, 0),
+        partitions=fields.get("partitions", list_of(_partition_start, PARTITIONS_MAX), ()),
+    )
+
+
+def _filter_fields(asked: Filter) -> dict[str, Any]:
+    return {
+        "sources": [int(source) for source in asked.sources],
+        "priorities": [int(priority) for priority in asked.priorities],
+    }
+
+
+def _unpack_filter(fields: Fields) -> Filter:
+    return Filter(
+        sources=fields.get("sources", list_of(one_of(Source), len(Source)), ()),
+        priorities=fields.get("priorities", list_of(one_of(Priority), len(Priority)), ()),
+    )
+
+
+def _subscribed_fields(granted: Subscribed) -> dict[str, Any]:
+    return {
+        "subscription": granted.subscription,
+        "start": granted.start,
+        "batch_deltas_max": granted.batch_deltas_max,
+        "wait_ms_max": granted.wait_ms_max,
+    }
+
+
+def _unpack_subscribed(fields: Fields) -> Subscribed:
+    return Subscribed(
+        subscription=fields.need("subscription", read_u32),
+        start=fields.need("start", read_cursor),
+        batch_deltas_max=fields.need("batch_deltas_max", _rows),
+        wait_ms_max=fields.need("wait_ms_max", _wait),
+    )
+
+
+def _topic(value: Any) -> Topic:
+    try:
+        return Topic.from_bytes(_topic_bytes(value))
+    except Refused as refused:
+        raise PeerError(refused.code, f"Subscribe: {refused.message}") from None
+
+
+def _start_parts(start: Start) -> list[Any]:
+    return [start.at.value] + ([] if start.value is None else [start.value])
+
+
+def _start(value: Any) -> Start:
+    parts: list[Any] = value if isinstance(value, list) else []
+    at = next((at for at in StartAt if parts and parts[0] == at.value), None)
+    if at is None:
+        raise ValueError(f"starts nowhere known; known are {', '.join(at.value for at in StartAt)}")
+    if at in (StartAt.OFFSET, StartAt.TIME):
+        return Start(at, record(text(NAME_BYTES_MAX), read_offset)(value)[1])
+    if at is StartAt.CURSOR:
+        return Start(at, record(text(NAME_BYTES_MAX), read_cursor)(value)[1])
+    if len(parts) != 1:
+        raise ValueError(f"{at.value!r} has no value beside it")
+    return Start(at)
+
+
+def _partition_parts(one: PartitionStart) -> list[Any]:
+    return [one.partition, None if one.start is None else _start_parts(one.start), one.credit]
+
+
+def _partition_start(value: Any) -> PartitionStart:
+    partition, start, credit = record(read_u16, lambda part: part, lambda part: part)(value)
+    return PartitionStart(
+        partition,
+        None if start is None else _start(start),
+        None if credit is None else read_credit(credit),
+    )
+
+
+# --- decide
+
+
+def _decide_fields(request: Decide) -> dict[str, Any]:
+    return {
+        "job": cut(request.job, NAME_BYTES_MAX),
+        "decide": request.decision.value,
+        "parts": list(request.parts) or None,
+        "run": request.run,
+    }
+
+
+def _unpack_decide(fields: Fields) -> Decide:
+    return Decide(
+        job=fields.need("job", read_name),
+        decision=fields.need("decide", _word_of(Decision)),
+        parts=fields.get("parts", list_of(_staged_part, PARTS_MAX), ()),
+        run=fields.get("run", read_u32, None),
+    )
+
+
+def _staged_part(value: Any) -> StagedPart:
+    return StagedPart(*record(read_u32, read_u64, read_u64, read_u32)(value))
+
+
+def _job_fields(status: JobStatus) -> dict[str, Any]:
+    return {
+        "state": status.state.value,
+        "deltas": status.deltas,
+        "published": status.published,
+        "duplicates": status.duplicates,
+        "refused": status.refused,
+        "refused_rows": [*map(_refused_fields, status.refused_rows)] or None,
+    }
+
+
+def _unpack_job(fields: Fields) -> JobStatus:
+    return JobStatus(
+        state=fields.need("state", _word_of(JobState)),
+        deltas=fields.get("deltas", read_u64, 0),
+        published=fields.get("published", read_u64, 0),
+        duplicates=fields.get("duplicates", read_u64, 0),
+        refused=fields.get("refused", read_u64, 0),
+        refused_rows=fields.get("refused_rows", list_of(_refused_row, REFUSED_ROWS_MAX), ()),
+    )
+
+
+def _refused_fields(row: RefusedRow) -> list[Any]:
+    told = cut(row.vector_id, REFUSED_ID_BYTES_MAX), int(row.code), cut(row.text, REFUSED_TEXT_BYTES_MAX)
+    return [row.part, row.row, *told]
+
+
+def _refused_row(value: Any) -> RefusedRow:
+    read = record(read_u32, read_u64, text(REFUSED_ID_BYTES_MAX), read_code, text(REFUSED_TEXT_BYTES_MAX))
+    return RefusedRow(*read(value))
+
+
+def read_code(value: Any) -> ErrorCode:
+    """An error code; one that is not known here has a name made of its number."""
+    return ErrorCode(read_u16(value))
+
+
+# --- get
+
+
+def _get_fields(asked: Get) -> dict[str, Any]:
+    return {"vector_id": asked.vector_id, "namespace": asked.namespace}
+
+
+def _unpack_get(fields: Fields) -> Get:
+    return Get(
+        vector_id=fields.need("vector_id", text(VECTOR_ID_BYTES_MAX)),
+        namespace=fields.get("namespace", read_name, None),
+    )
+
+
+def _fact_fields(fact: Fact) -> dict[str, Any]:
+    return {
+        "state": fact.state.value,
+        "offset": fact.offset,
+        "dot": fact.dot,
+        "lamport": fact.lamport,
+        "values": fact.values or None,
+        "data": fact.data or None,
+        "metadata": fact.metadata or None,
+    }
+
+
+def _unpack_fact(fields: Fields) -> Fact:
+    return Fact(
+        state=fields.need("state", _word_of(FactState)),
+        offset=fields.need("offset", read_offset),
+        dot=fields.get("dot", _dot, None),
+        lamport=fields.get("lamport", read_offset, None),
+        values=fields.get("values", _page, b""),
+        data=fields.get("data", _page, b""),
+        metadata=fields.get("metadata", _page, b""),
+    )
+
+
+def _dot(value: Any) -> Dot:
+    return Dot(*record(read_u64, uint(COUNTER_MAX, least=1))(value))
+
+
+# --- offsets
+
+
+def _find_fields(asked: FindOffsets) -> dict[str, Any]:
+    return {
+        "starts": [_start_parts(start) for start in asked.starts],
+        "stream": asked.stream or None,
+        "partition": asked.partition or None,
+    }
+
+
+def _unpack_find(fields: Fields) -> FindOffsets:
+    return FindOffsets(
+        starts=fields.need("starts", list_of(_start, STARTS_MAX)),
+        stream=fields.get("stream", read_u32, 0),
+        partition=fields.get("partition", read_u16, 0),
+    )
+
+
+def _found_fields(found: FoundOffsets) -> dict[str, Any]:
+    return {"offsets": list(found.offsets), "log": found.log}
+
+
+def _unpack_found(fields: Fields) -> FoundOffsets:
+    return FoundOffsets(
+        offsets=fields.need("offsets", list_of(read_offset, STARTS_MAX)), log=fields.need("log", read_cursor)
+    )
+
+
+# --- describe
+
+
+def _no_fields(_: Describe) -> dict[str, Any]:
+    return {}
+
+
+def _unpack_describe(_: Fields) -> Describe:
+    return Describe()
+
+
+def _description_fields(found: Description) -> dict[str, Any]:
+    return {
+        "streams": [[one.name, one.stream, list(one.partitions)] for one in found.streams],
+        "requests": dict(found.requests),
+        "features": list(found.features),
+        "level": None if found.level is None else int(found.level),
+    }
+
+
+def _unpack_description(fields: Fields) -> Description:
+    return Description(
+        streams=fields.need("streams", list_of(_stream, PARTITIONS_MAX)),
+        requests=fields.get("requests", _versions, {}),
+        features=fields.get("features", _features, ()),
+        level=fields.get("level", one_of(AckLevel), None),
+    )
+
+
+def _stream(value: Any) -> StreamDescription:
+    return StreamDescription(*record(read_name, read_u32, list_of(_range, PARTITIONS_MAX))(value))
+
+
+def _range(value: Any) -> PartitionRange:
+    return PartitionRange(*record(read_u16, read_offset, read_cursor)(value))
+
+
+def _versions(value: Any) -> dict[str, int]:
+    return {name: _version(version) for name, version in mapping(value).items()}
+
+
+def _word_of(words: type[W]) -> Callable[[Any], W]:
+    """A word that `words` has as a value."""
+
+    def read(value: Any) -> W:
+        for one in words:
+            if one.value == value:
+                return one
+        known = ", ".join(str(one.value) for one in words)
+        raise ValueError(f"is {value!r:.60}; known are {known}")
+
+    return read
+
+
+_FORMS = (
+    _Form("hello", Hello, _hello_fields, _unpack_hello, Welcome, _welcome_fields, _unpack_welcome),
+    _Form(
+        "subscribe",
+        Subscription,
+        _subscription_fields,
+        _unpack_subscription,
+        Subscribed,
+        _subscribed_fields,
+        _unpack_subscribed,
+    ),
+    _Form("decide", Decide, _decide_fields, _unpack_decide, JobStatus, _job_fields, _unpack_job),
+    _Form("get", Get, _get_fields, _unpack_get, Fact, _fact_fields, _unpack_fact),
+    _Form("offsets", FindOffsets, _find_fields, _unpack_find, FoundOffsets, _found_fields, _unpack_found),
+    _Form(
+        "describe",
+        Describe,
+        _no_fields,
+        _unpack_describe,
+        Description,
+        _description_fields,
+        _unpack_description,
+    ),
+)
+_BY_NAME = {form.name: form for form in _FORMS}
+_BY_KIND = {form.kind: form for form in _FORMS}
+_BY_ANSWER = {form.answer: form for form in _FORMS}
