@@ -17,6 +17,7 @@ from delta_prop.server.wanted import TOPICS_MAX as TOPICS_OF_A_CONNECTION_MAX
 from delta_prop_wire import connection, control, control_values, header, requests, spec
 from delta_prop_wire.codec import decode
 from delta_prop_wire.compression import BODY_BYTES_MIN
+from delta_prop_wire.control_rows import OF_THE_LOG, ControlType
 from delta_prop_wire.delta import Kind, make_origin, producer_id_of
 from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import RETRYABLE, VOIDING, ErrorCode, FrameType
@@ -82,6 +83,14 @@ def test_each_error_code_is_explained(code: ErrorCode) -> None:
     assert re.match(rf"\s*Code {int(code)}; dots? {state}", section[1])
     for part in ("**What was wrong.**", "**Why.**", "**What to do.**"):
         assert part in section[1]
+
+
+@pytest.mark.parametrize("kind", ControlType)
+def test_each_type_of_control_rows_is_in_the_table(kind: ControlType) -> None:
+    table = PAGE[PAGE.index("### Control rows") : PAGE.index("### States")]
+    (row,) = re.findall(rf"^\| {int(kind)} \| ([a-z ]+).*\| (.*) \|$", table, re.MULTILINE)
+    assert row[0].strip() == kind.name.lower().replace("_", " ")
+    assert (row[1] == "0") == (kind in OF_THE_LOG)
 
 
 def test_the_table_of_errors_that_may_pass() -> None:

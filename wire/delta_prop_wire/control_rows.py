@@ -63,7 +63,7 @@ def control_type(batch: Batch) -> ControlType | None:
 
 
 def uses_dots(batch: Batch) -> bool:
-    """Return True if the rows use up dots of their origin: deltas do, and control rows of refused ones."""
+    """True if the rows use up dots of their origin: deltas do, and control rows of refused ones."""
     return not batch.is_control or control_type(batch) is ControlType.REFUSED
 
 

@@ -68,7 +68,7 @@ SPARE_BYTES = 1024 * 1024
 
 
 class Plan(NamedTuple):
-    """What a migration is about to do; sizes in bytes. `first_offset`: the first frame with control rows."""
+    """A migration that is about to write; sizes in bytes. `first_offset`: of the first control rows."""
 
     first_offset: int | None
     segments: int
@@ -79,7 +79,7 @@ class Plan(NamedTuple):
 
 @dataclass(slots=True)
 class Migrated:
-    """What a migration did. `completed`: it exchanged the files of an earlier one that was broken off."""
+    """The outcome of a migration. `completed`: it exchanged the files of an earlier one, broken off."""
 
     from_format: int
     to_format: int = FORMAT
@@ -90,8 +90,8 @@ class Migrated:
 
 
 class Watching(NamedTuple):
-    """Who is told of a migration: the plan, before a file is written; the bytes of frames done, and of all;
-    what the recovery of a log that was not closed cleanly found.
+    """Callbacks of a migration. `plan` comes before a file is written, `progress` with the bytes of frames that
+    are done, and of all; `note` with what a recovery found where the log was not closed cleanly.
     """
 
     plan: Callable[[Plan], object]
@@ -237,7 +237,7 @@ class _Rewriting:
         return len(self._segments)
 
     def _behind_first(self, offsets: list[int]) -> list[int]:
-        """Of these, those that follow a stamp which changes."""
+        """Select the offsets that follow a stamp which changes."""
         return [offset for offset in offsets if self._first is not None and offset > self._first]
 
     def _check_room(self, later: Sequence[Segment], snapshots: Sequence[int]) -> None:
@@ -260,7 +260,7 @@ class _Rewriting:
     # --- segments
 
     def _frames(self, segment: Segment) -> Iterator[Place]:
-        """The frames of a segment as they are. Raises LogDamaged."""
+        """Yield the frames of a segment as they are. Raises LogDamaged."""
         file = self._disk.open(segment.path, read_only=True)
         try:
             walk = Walk(file, position=0, offset=segment.base, end=segment.size, previous_crc=self._old_chain)
@@ -314,7 +314,7 @@ class _Rewriting:
         self._migrated.bytes_written += at
 
     def _frame(self, found: Place) -> tuple[bytes, Place]:
-        """A frame as it will be stored, and what is to be noted of it."""
+        """Give a frame its type and its new stamp; return the bytes to store, and their place."""
         batch, header = found.logged.batch, found.logged.head[:HEADER_BYTES]
         if batch.is_control:
             batch = with_control_types(batch)

@@ -69,7 +69,7 @@ class Identity:
 
 
 class Format(NamedTuple):
-    """What the format file says. `unfinished`: a migration to this format has files to exchange."""
+    """The content of the format file. `unfinished`: a migration to this format has files to exchange."""
 
     number: int
     made_by: str
