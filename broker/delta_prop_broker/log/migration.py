@@ -90,8 +90,8 @@ class Migrated:
 
 
 class Watching(NamedTuple):
-    """Callbacks of a migration. `plan` comes before a file is written, `progress` with the bytes of frames that
-    are done, and of all; `note` with what a recovery found where the log was not closed cleanly.
+    """Callbacks of a migration. `plan` comes before a file is written, `progress` with the bytes of frames
+    that are done, and of all; `note` with the report of a recovery where the log was not closed cleanly.
     """
 
     plan: Callable[[Plan], object]
