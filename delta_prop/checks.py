@@ -25,12 +25,14 @@ from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priorit
 from delta_prop_wire.errors import InvalidDelta, UsageError
 from delta_prop_wire.spec import BATCH_ROWS_MAX, DIMENSION_MAX, NAMESPACE_BYTES_MAX, VECTOR_ID_BYTES_MAX
 from delta_prop_wire.topics import Topic
-from delta_prop_wire.validate import is_simple, validate_delta
+from delta_prop_wire.validate import is_simple, validate_batch, validate_delta
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import ArrayLike, NDArray
+
+    from delta_prop_wire.batch import Batch
 
 Cause: TypeAlias = Published | Dot | bytes
 """What names a delta that has its place or will get it: an acknowledgement, a dot, a 16-byte id."""
@@ -90,6 +92,20 @@ def is_transform(delta: Delta) -> bool:
             "operation", f"{delta.operation!r:.80} is no operation: make one with create, sparse, scale…"
         )
     return delta.operation.kind == Kind.TRANSFORM
+
+
+def check_batch(batch: Batch) -> None:
+    """Refuse a producer's batch for its first bad row, a transform too. Raises InvalidDelta."""
+    validate_batch(batch)
+    if batch.kinds_mask >> Kind.TRANSFORM & 1 and not batch.is_control:
+        raise unresolved(batch.kinds.index(Kind.TRANSFORM))
+
+
+def unresolved(row: int | None = None) -> InvalidDelta:
+    """Make the refusal of a transform: in a log its result would depend on where it is applied."""
+    return InvalidDelta(
+        "op", "transform names a function, and no server applies it: send its result", row=row
+    )
 
 
 def check_columns(

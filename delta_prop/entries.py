@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from delta_prop.checks import check_batch
 from delta_prop.ingest.lanes import Item
 from delta_prop.ingest.origins import OWN
 from delta_prop.ingest.work import Sequenced
@@ -17,7 +18,6 @@ from delta_prop_wire.delta import Priority, origin_lane
 from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.validate import validate_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,7 +144,7 @@ def make_void(work: object) -> bool:
 def fault_of(batch: Batch) -> Refused | None:
     """Why a row of it is not sound, None where all are."""
     try:
-        validate_batch(batch)
+        check_batch(batch)
     except InvalidDelta as refusal:
         return refusal
     return None

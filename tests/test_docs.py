@@ -64,8 +64,9 @@ def test_the_programs_of_the_readme_run_and_print_what_it_says(tmp_path: Path) -
 
 
 def test_the_programs_of_the_page_on_clients_do(tmp_path: Path) -> None:
-    for program, printed in programs(ROOT / "docs" / "client.md"):
+    for number, (program, printed) in enumerate(programs(ROOT / "docs" / "client.md")):
         with served() as service:
+            service.store(tmp_path / f"{number}.db")
             check_program(program.replace("127.0.0.1:7373", service.address), printed, tmp_path)
 
 

@@ -20,7 +20,24 @@ import anyio
 import pytest
 
 from delta_prop.server.service import Address
-from delta_prop_wire.delta import Delta, Source, create
+from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.delta import (
+    Delta,
+    Kind,
+    Operation,
+    Source,
+    create,
+    delete,
+    dense,
+    metadata_only,
+    offset,
+    opaque,
+    scale,
+    sparse,
+    sparse_add,
+    transform,
+)
+from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.frames import BatchFrame
 from delta_prop_wire.spec import FrameType
 from delta_prop_wire.stamp import Stamp
@@ -34,6 +51,7 @@ if TYPE_CHECKING:
 
 NODE = Path(__file__).parent.parent / "examples" / "node"
 GOLDEN = NODE.parent.parent / "docs" / "protocol-golden.json"
+FOLDS = GOLDEN.with_name("protocol-golden-folds.json")
 STAMPED = "d301010a000000000000001100000188282656c00000000000000000"  # a header, and where its stamp begins
 CONFIGURATION = """
 [settings]
@@ -67,6 +85,20 @@ def test_each_golden_frame_is_read_and_written_to_equal_bytes(tmp_path: Path) ->
     assert node("golden.mjs", bent).returncode == 1
     bent.write_text(GOLDEN.read_text().replace(STAMPED, STAMPED[:-1] + "1", 1))
     assert "the stamp's checksum is another" in node("golden.mjs", bent).stderr
+
+
+def test_each_golden_history_is_folded_to_equal_bytes(tmp_path: Path) -> None:
+    done = node("golden_folds.mjs", FOLDS)
+    assert done.stdout == "200 of 200 golden histories folded\n", done.stderr
+    bent = tmp_path / "bent.json"
+    for told, other in (
+        ('"ignored": 1', '"ignored": 2'),
+        ('"values": "00009040', '"values": "00009140'),
+        ('"refused"', '"odd"'),
+    ):
+        bent.write_text(FOLDS.read_text().replace(told, other, 1))
+        done = node("golden_folds.mjs", bent)
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "199 of 200 golden histories folded")
 
 
 # --- a real server, behind a wire that is cut
@@ -191,6 +223,77 @@ def test_metadata_with_a_key_twice_stops_no_subscriber(server: Served) -> None:
     """
     done = node("--input-type=module", "--eval", script.replace("PORT", str(server.port)))
     assert [(line["vectorId"], line["x"]) for line in lines(done)] == [("v0", None), ("v1", 2), ("v2", None)]
+
+
+@pytest.mark.parametrize("deltas", ["false", "true"])
+def test_what_a_subscriber_yields_is_folded_to_the_states_of_the_algebra(server: Served, deltas: str) -> None:
+    changes = [
+        *(create([0.1, -0.0]), sparse([], []), scale(0.3), sparse_add([0, 0], [0.1, 0.2]), offset(1e-3)),
+        *(sparse([1], [-0.0]), metadata_only(), transform("t"), Operation(40, data=b"later"), delete()),
+        *(scale(2), opaque(b""), dense([1.0]), metadata_only(), opaque(b"x")),
+    ]
+    namespace, origin = f"fold-{deltas}", 0x5002 if deltas == "true" else 0x6002
+    rows = [
+        (Delta(f"v{cut}", one, namespace), packed({"n": at, "o": {"a": at}}) if at % 3 == 0 else None)
+        for cut in range(1, len(changes) + 1)
+        for at, one in enumerate(changes[:cut])
+    ]
+    batches = [
+        encode_batch([delta], origin=origin, base=base)
+        if patch is None
+        else with_metadata({0: patch}, deltas=[delta], origin=origin, base=base)
+        for base, (delta, patch) in enumerate(rows, start=1)
+    ]
+
+    async def forward() -> None:
+        async with connected(Address("127.0.0.1", server.port)) as forwarder:
+            await forwarder.hello(source=Source.REPLICA)
+            frames = [
+                BatchFrame(at, batch, Stamp(20_000 + at, Source.REPLICA), ack_wanted=True)
+                for at, batch in enumerate(batches, start=1)
+            ]
+            for begin in range(0, len(frames), 50):  # the server's credit is 100
+                await forwarder.send(*frames[begin : begin + 50])
+                await forwarder.told(min(begin + 50, len(frames)))
+
+    anyio.run(forward)
+    script = """
+        import { Subscriber } from "./delta_prop.mjs";
+        import { canonical, fold } from "./fold.mjs";
+        const wanted = { topics: ["ns:fold-DELTAS"], start: ["earliest"], deltas: DELTAS };
+        const facts = new Map();
+        let count = 0;
+        for await (const delta of new Subscriber({ port: PORT, ...wanted })) {
+          facts.set(delta.vectorId, [...(facts.get(delta.vectorId) ?? []), delta]);
+          if (++count === COUNT) break;
+        }
+        const hex = (array) =>
+          array ? Buffer.from(array.buffer, array.byteOffset, array.byteLength).toString("hex") : null;
+        for (const [vectorId, deltas] of facts) {
+          const { op, values, data, metadata, last, ignored } = fold(deltas.reverse());
+          const content = [op, hex(values), hex(data), canonical(metadata).toString("hex")];
+          const place = [Number(last.lamport), Number(last.counter), ignored];
+          console.log(JSON.stringify([vectorId, ...content, ...place]));
+        }
+    """
+    for word, value in (("PORT", server.port), ("DELTAS", deltas), ("COUNT", len(rows))):
+        script = script.replace(word, str(value))
+    done = node("--input-type=module", "--eval", script)
+    wanted: dict[str, State] = {}
+    for at, batch in enumerate(batches, start=1):
+        before = wanted.get(batch.keys[0], State())
+        wanted[batch.keys[0]] = apply(
+            before, batch.operation(0), batch.metadata(0), (20_000 + at, origin, at)
+        )
+    assert lines(done) == [[vector_id, *content_of(state)] for vector_id, state in wanted.items()]
+
+
+def content_of(state: State) -> list[Any]:
+    alive, vector, data, metadata = state.content
+    assert state.key is not None
+    kind = Kind.DELETE if not alive else Kind.CREATE if vector is not None else Kind.OPAQUE
+    numbers, raw = (None if one is None else one.hex() for one in (vector, data))
+    return [int(kind), numbers, raw, metadata.hex(), state.key[0], state.key[2], state.ignored]
 
 
 def test_a_delta_that_is_refused_for_good_costs_itself_alone(server: Served) -> None:
@@ -331,6 +434,21 @@ def test_a_producer_keeps_to_credit_backpressure_and_heartbeats() -> None:
             counters = [struct.unpack_from("<Q", payload, base)[0] for _, _, payload in again]
             assert counters == [8, 10, 11, 12], "what was refused, before what is new"
             assert peer.frame()[:2] == (5, 1), "a heartbeat after silence"
+        finally:
+            peer.close()
+
+
+def test_a_producer_told_to_stop_goes_on_at_another_level() -> None:
+    with client(PUBLISHES) as (listener, _process):
+        peer = Peer(listener, {"origins": [[18, 1, 0]]}, [1, 1_000_000])
+        try:
+            assert peer.frame()[:2] == (1, 1)
+            for number, level in enumerate((0, 1, 2)):
+                peer.answer(4, {"level": 3} | ({"retry_after_ms": 30_000} if level == 1 else {}), 2 * number)
+                peer.answer(2, {"credit": [1, 1_000_000]}, number)
+                assert peer.silent(0.3), "nothing as long as the stop holds"
+                peer.answer(4, {"level": level}, 2 * number + 1)
+                assert peer.frame()[:2] == (1, 2 + number)
         finally:
             peer.close()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from delta_prop.client.advice import Advice
+from delta_prop.advice import Advice
 from delta_prop.client.answers import outcome_of, whole_place
 from delta_prop.client.calls import CALLS_BYTES_MAX, CALLS_MAX, CALLS_S_MAX, Calls
 from delta_prop.client.errors import Reconnect

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from delta_prop.client.settings import ClientSettings
-    from delta_prop_wire.frames import Decide, Frame, Hello, Subscription
+    from delta_prop_wire.frames import Frame, Request
 
 
 class Session:
@@ -39,7 +39,7 @@ class Session:
 
     # --- what goes out
 
-    def request(self, request: Hello | Subscription | Decide) -> tuple[int, bytes]:
+    def request(self, request: Request) -> tuple[int, bytes]:
         """The number by which an answer names it, and the bytes of a request."""
         self._requests += 1
         return self._requests, self.connection.send(Subscribe(self._requests, request))

@@ -85,23 +85,34 @@ class HotQueue:
         self.deltas = self.bytes = 0
         return Sending([logged.head or _make_head(logged), batch.raw], count, size, logged.offset + count)
 
-    def take(self, window: Window, bytes_max: int, *, as_deltas: bool) -> Sending:
-        """The next frames, of about so many bytes, as far as the window allows; at least one must wait."""
+    def take(
+        self, window: Window, bytes_max: int, *, as_deltas: bool, rows_max: int | None = None
+    ) -> Sending:
+        """The next frames, of about so many bytes, as far as the window allows; at least one must wait.
+
+        `rows_max`: no more rows than these, and one at least. A batch that has more by itself is cut.
+        """
         parts: list[Buffer] = []
         sent = Sending(parts, 0, 0, 0)
         made = 0
+        rows_max = _UNBOUNDED if rows_max is None else rows_max
         while self.waiting and sent.bytes < bytes_max and made < MADE_MAX and window.open:
-            if self.waiting[0][1] is None and not as_deltas:
-                self._add_whole(sent, parts, window, bytes_max - sent.bytes)
+            logged, rows = self.waiting[0]
+            count, left = logged.count if rows is None else len(rows), rows_max - sent.deltas
+            if left <= 0 or (count > left and parts and not as_deltas):
+                break  # the batch comes first the next time, and may then go whole
+            if rows is None and count <= left and not as_deltas:
+                self._add_whole(sent, parts, window, bytes_max - sent.bytes, left)
                 continue
-            logged, rows = self.waiting.popleft()
+            self.waiting.popleft()
             self.bytes -= logged.batch.size + BATCH_OVERHEAD_BYTES
             if as_deltas:
-                deltas, size, rest = _add_deltas(parts, logged, rows, window, bytes_max - sent.bytes)
+                deltas, size, rest = _add_deltas(
+                    parts, logged, rows, window, bytes_max=bytes_max - sent.bytes, rows_max=left
+                )
                 made += deltas
             else:
-                assert rows is not None
-                deltas, size, rest = _add_cut(parts, logged, rows)
+                deltas, size, rest = _add_cut(parts, logged, rows, left)
                 window.spend(deltas, size)
                 made += 1
             sent.deltas += deltas
@@ -114,15 +125,19 @@ class HotQueue:
                 sent.next_offset = self.first_offset
         return sent
 
-    def _add_whole(self, sent: Sending, parts: list[Buffer], window: Window, bytes_max: int) -> None:
+    def _add_whole(
+        self, sent: Sending, parts: list[Buffer], window: Window, bytes_max: int, rows_max: int
+    ) -> None:
         """Batches that go as they lie, one behind the other: what they share is done once for all of them."""
         waiting, left = self.waiting, window.left
         deltas_left = _UNBOUNDED if left is None else left.deltas
         bytes_left = bytes_max if left is None else min(left.bytes, bytes_max)
         deltas = size = overhead = 0
         while waiting and waiting[0][1] is None and size < bytes_left and deltas < deltas_left:
+            batch = waiting[0][0].batch
+            if deltas + batch.count > rows_max:
+                break
             logged = waiting.popleft()[0]
-            batch = logged.batch
             parts += (logged.head or _make_head(logged), batch.raw)
             deltas += batch.count
             size += batch.size
@@ -132,7 +147,7 @@ class HotQueue:
         self.bytes -= size + overhead
         sent.deltas += deltas
         sent.bytes += size
-        sent.next_offset = logged.offset + batch.count
+        sent.next_offset = logged.next_offset
 
 
 def _make_head(logged: LoggedBatch) -> bytes:
@@ -150,10 +165,13 @@ def _make_head(logged: LoggedBatch) -> bytes:
     return logged.head
 
 
-def _add_cut(parts: list[Buffer], logged: LoggedBatch, rows: Rows) -> tuple[int, int, Rows]:
-    """One cut frame of these rows, or of the first of them where all would be too large."""
-    assert rows is not None
+def _add_cut(parts: list[Buffer], logged: LoggedBatch, rows: Rows, rows_max: int) -> tuple[int, int, Rows]:
+    """One cut frame of these rows, or of the first of them where all would be too many or too large."""
+    if rows is None:
+        rows = np.arange(logged.count)
     rest = None
+    if len(rows) > rows_max:
+        rows, rest = rows[:rows_max], rows[rows_max:]
     while logged.batch.size + _ROW_BYTES_MAX * len(rows) > FRAME_PAYLOAD_BYTES_MAX and len(rows) > 1:
         half = len(rows) // 2
         rest = rows[half:] if rest is None else np.concatenate((rows[half:], rest))
@@ -164,12 +182,12 @@ def _add_cut(parts: list[Buffer], logged: LoggedBatch, rows: Rows) -> tuple[int,
 
 
 def _add_deltas(
-    parts: list[Buffer], logged: LoggedBatch, rows: Rows, window: Window, bytes_max: int
+    parts: list[Buffer], logged: LoggedBatch, rows: Rows, window: Window, *, bytes_max: int, rows_max: int
 ) -> tuple[int, int, Rows]:
     """A frame for each row, as many as may go now."""
     count = logged.count if rows is None else len(rows)
     done = size = 0
-    while done < min(count, MADE_MAX) and size < bytes_max and window.open:
+    while done < min(count, MADE_MAX, rows_max) and size < bytes_max and window.open:
         row = done if rows is None else int(rows[done])
         delta = logged.batch.delta(row, logged.source)
         frame = encode(DeltaFrame(logged.offset + row, delta, lamport=logged.lamport + row))

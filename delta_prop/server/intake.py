@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from delta_prop.checks import check_deltas, is_transform
+from delta_prop.checks import check_deltas, is_transform, unresolved
 from delta_prop.ingest.work import Draft, Sequenced, Session
 from delta_prop.receipt import Receipt, State
 from delta_prop.refusals import Remembered
@@ -311,9 +311,7 @@ class Intake:
 
     def _check_delta(self, delta: Delta) -> None:
         if is_transform(delta):
-            raise InvalidDelta(
-                "op", "transform names a function, and none is registered here: send what it gives"
-            )
+            raise unresolved()
         try:
             check_deltas([delta])
         except UsageError as error:

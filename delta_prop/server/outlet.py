@@ -240,12 +240,15 @@ class Outlet:
 
     # --- what is sent
 
-    def take(self, now: float, bytes_max: int) -> Sending | None:
+    def take(self, now: float, bytes_max: int, *, rows_max: int | None = None) -> Sending | None:
         """What to send next, about so many bytes; None: nothing now. The one before it must have been sent.
+
+        `rows_max`: no more rows than these, for which frames are cut; None: any number.
 
         Raises Refused: CURSOR_TOO_OLD, FENCED, PROCESSING_FAILED (what comes next is damaged), SHUTTING_DOWN.
         """
-        if self._whole and not (self.behind or self._stretching or (self._busy and self._linger_s)):
+        gathers = self._busy and self._linger_s
+        if self._whole and rows_max is None and not (self.behind or self._stretching or gathers):
             lone = self._queue.take_lone(self._window)
             if lone is not None:
                 self._busy, self._state, self._oldest_at = True, _State.GOES_ON, now
@@ -253,7 +256,7 @@ class Outlet:
         try:
             if self._refused is not None:
                 raise self._refused
-            sending = self._take(now, bytes_max)
+            sending = self._take(now, bytes_max, rows_max)
         except (Refused, DeltaPropError) as error:
             self.close()
             raise _told(error) from None
@@ -372,7 +375,7 @@ class Outlet:
             or queue.bytes >= self._settings.send_bytes_max
         )
 
-    def _take(self, now: float, bytes_max: int) -> Sending | None:
+    def _take(self, now: float, bytes_max: int, rows_max: int | None) -> Sending | None:
         first, waiting = self._first, self._queue.waiting
         if self._stretching and not self.behind:
             self._let_go_of_file()
@@ -387,11 +390,13 @@ class Outlet:
             return None
         self._state = _State.GOES_ON
         if not waiting:
-            stretch = self._stretch()
+            stretch = self._stretch(rows_max)
             if stretch is not None:
                 return self._send_stretch(stretch)
             self._read()
-        return self._queue.take(self._window, bytes_max, as_deltas=first.deltas) if waiting else None
+        if not waiting:
+            return None
+        return self._queue.take(self._window, bytes_max, as_deltas=first.deltas, rows_max=rows_max)
 
     def _let_go_of_file(self) -> None:
         self._stretching = False
@@ -429,20 +434,23 @@ class Outlet:
         # No await between this comparison and the flag: what is appended next is offered.
         self.behind = self._end < log.visible
 
-    def _stretch(self) -> Stretch | None:
+    def _stretch(self, rows_max: int | None) -> Stretch | None:
         """Whole frames as they lie in the log's files, where all is wanted as it is.
 
-        What comes first is read, and so checked: a client that found damage in a stretch comes back there.
+        What comes first is verified, by reading or as a stretch: a client that found damage comes back there.
         """
         first = self._first
-        if self._stretches is None or not self._read_once or not self._wanted.everything:
+        if self._stretches is None or not self._wanted.everything:
             return None
         assert first is not None
         if first.deltas:
             return None
         deltas, size = self._window.left or _UNBOUNDED
         size = min(size, self._stretch_bytes_max)
-        bounds = Bounds(deltas, size, read_bytes_max=self._settings.send_bytes_max)
+        deltas = deltas if rows_max is None else min(deltas, rows_max)
+        bounds = Bounds(
+            deltas, size, read_bytes_max=self._settings.send_bytes_max, verified=not self._read_once
+        )
         self._stretching = True
         try:
             return self._stretches.next(self._end, bounds, codecs=self._codecs)

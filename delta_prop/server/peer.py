@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.lowlevel
 
+from delta_prop.advice import Advice
 from delta_prop.server.asking import Questions, welcomes
 from delta_prop.server.endings import recovered, shutting_down
 from delta_prop.server.grants import Unauthorized
@@ -94,8 +95,7 @@ class Peer:
         self._frame_since: float | None = None  # a frame has begun to come and is not whole
         self._room_bytes = FREE_BYTES  # for the frame that is coming
         self._waits = False  # for more of that
-        self._not_before = 0.0  # the client asks for a pause
-        self._pace: float | None = None  # deltas a second that suit the client
+        self._advice = Advice()  # of the client, for what is delivered
         self._echo_us: int | None = None
         self._beats = 0
         self._progress_told = (0, 0.0)
@@ -270,7 +270,8 @@ class Peer:
                 if frame.processed is not None and self.outlet is not None:
                     self.outlet.note_dealt_with(frame.processed)
             case Backpressure():
-                self._take_pressure(frame)
+                self._advice.take(frame, self._hub.now())
+                self.ring()  # what waited for the end of a stop may go now
             case Nack():
                 logger.info("%s says %s: %s", self.address, frame.code.name, frame.text)
 
@@ -306,13 +307,6 @@ class Peer:
         except Refused as refused:
             self._refuse(0, refused)
 
-    def _take_pressure(self, pressure: Backpressure) -> None:
-        self._pace = pressure.rate if pressure.rate and pressure.level else None
-        if pressure.level is Level.STOP:
-            self._not_before = self._hub.now() + (pressure.retry_after_ms or 1_000) / 1_000
-        elif pressure.level is Level.OK:
-            self._not_before = 0.0
-
     # --- requests
 
     def _answer(self, sequence: int, request: Request) -> None:
@@ -340,6 +334,7 @@ class Peer:
         if first:
             self.grant = self._hub.access.check(hello.token)
             self.client = hello.client
+            self.codecs = frozenset(one for one in self._hub.codecs if one.name.lower() in hello.features)
         grant = self.grant
         assert grant is not None
         if hello.origins or hello.source is Source.REPLICA:
@@ -354,7 +349,7 @@ class Peer:
         if hello.source is Source.REPLICA:
             granted = self._hub.watermarks()
         if not granted:
-            self._welcome(sequence, hello, granted, first=first)
+            self._welcome(sequence, granted, first=first)
             return
 
         self._unanswered += 1
@@ -370,7 +365,7 @@ class Peer:
             if failure is not None:
                 self._refuse(0, failure, correlation_id=sequence)
             else:
-                self._welcome(sequence, hello, granted, first=first)
+                self._welcome(sequence, granted, first=first)
 
         self._chain.when_kept(answer)  # watermarks may count what the log can still lose
 
@@ -401,7 +396,7 @@ class Peer:
             self._unanswered -= 1
             raise refused from None
 
-    def _welcome(self, sequence: int, hello: Hello, granted: list[OriginGrant], *, first: bool) -> None:
+    def _welcome(self, sequence: int, granted: list[OriginGrant], *, first: bool) -> None:
         settings = self._hub.settings
         self._rebuilt = self._chain.rebuilt
         credit = None
@@ -413,7 +408,6 @@ class Peer:
         for page in pages:
             self._respond(sequence, page, more=True)
         self._tell(Ack(0, credit=credit, correlation_id=sequence, response=last))
-        self.codecs = frozenset(one for one in self._hub.codecs if one.name.lower() in hello.features)
 
     def _subscribe(self, sequence: int, request: Subscription) -> None:
         grant = self.grant
@@ -527,19 +521,19 @@ class Peer:
         """What is to be delivered next; None: nothing at the moment."""
         if self._leaving:
             self._let_leave()
-        outlet = self.outlet
-        if outlet is None or now < self._not_before:
+        outlet, advice = self.outlet, self._advice
+        if outlet is None or advice.wait_s(now) > 0:
             return None
         try:
-            sending = outlet.take(now, self._hub.settings.send_bytes_max)
+            sending = outlet.take(now, self._hub.settings.send_bytes_max, rows_max=advice.rows_max)
         except Refused as refused:
             self._refuse(0, refused)
             outlet.close()
             self.outlet = None
             self._let_leave()
             return None
-        if sending is not None and self._pace is not None:
-            self._not_before = now + sending.deltas / self._pace
+        if sending is not None:
+            advice.spend(sending.deltas, now)
         return sending
 
     def rests(self) -> bool:
@@ -551,9 +545,9 @@ class Peer:
 
     def wait_s(self, now: float) -> float | None:
         """When there may be more to deliver, in seconds; None: when somebody rings."""
-        if now < self._not_before:
-            return self._not_before - now
-        return None if self.outlet is None else self.outlet.wait_s(now)
+        if self.outlet is None:
+            return None
+        return self._advice.wait_s(now) or self.outlet.wait_s(now)
 
     # --- what time brings
 

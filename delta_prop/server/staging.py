@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from delta_prop.checks import check_batch
 from delta_prop.published import Published
 from delta_prop.refusals import overlap
 from delta_prop.server.intake import Intake
@@ -16,7 +17,6 @@ from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.frames import BatchFrame, OriginGrant
 from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import ErrorCode
-from delta_prop_wire.validate import validate_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -231,7 +231,7 @@ class StagingIntake(Intake):
                 f"{batch.count} deltas of {batch.size} bytes at once, and the queue takes "
                 f"{lanes.capacity_deltas} of {lanes.capacity_bytes} bytes: send smaller batches",
             )
-        validate_batch(batch)
+        check_batch(batch)
         return False
 
 

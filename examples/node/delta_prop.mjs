@@ -13,6 +13,7 @@ const HEARTBEAT_MS = 5_000; // and a peer that is silent for three times as long
 const HANDSHAKE_MS_MAX = 10_000;
 const RETRY_MS_FIRST = 50;
 const RETRY_MS_MAX = 5_000;
+const STOP_MS_MAX = 60_000; // how long a stop holds that no other level ends
 const SEQUENCE_HELLO = 1n;
 const SEQUENCE_SUBSCRIBE = 2n;
 
@@ -343,9 +344,10 @@ export class Producer extends Connected {
     } else if (frame.type === "nack") {
       this.refused(frame);
     } else if (frame.type === "backpressure") {
-      this.rate = (frame.level > 0 && Number(frame.rate)) || Infinity;
-      this.advisedUntil = frame.level === 3 ? performance.now() + (frame.retry_after_ms ?? 0) : 0;
-      if (frame.level === 0) this.pacedUntil = 0;
+      this.rate = frame.level > 0 && frame.rate != null ? Math.max(Number(frame.rate), 1) : Infinity;
+      const stopMs = Math.min(frame.retry_after_ms ?? STOP_MS_MAX, STOP_MS_MAX);
+      this.advisedUntil = frame.level === 3 ? performance.now() + stopMs : 0;
+      if (this.rate === Infinity) this.pacedUntil = 0;
     }
     this.wake();
   }

@@ -257,8 +257,8 @@ function columnsOf({ rows, base, clock, control, timestamp = 0n }) {
     valueEnds: column(differ(({ values }) => values?.length ?? 0), () => ends(({ values }) => values)),
     indices: column(any("indices"), () => all(({ indices }) => indices && numberBytes(indices))),
     values: column(any("values"), () => all(({ values }) => values && numberBytes(values))),
-    blobEnds: column(any("data"), () => ends(({ data }) => data)),
-    blobs: column(any("data"), () => all(({ data }) => data)),
+    blobEnds: column(rows.some(({ data }) => data?.length), () => ends(({ data }) => data)),
+    blobs: column(rows.some(({ data }) => data?.length), () => all(({ data }) => data)),
     metadataEnds: column(metadata.size, () => ends((row) => metadata.get(row))),
     metadata: column(metadata.size, () => Buffer.concat([...metadata.values()])),
     tagNames: column(tags.length, () => names(tags)),
@@ -344,7 +344,7 @@ function rowsOf(batch, count, mask, columns, sequence) {
     const own = values.subarray(i ? valueEnds[i - 1] : 0, valueEnds[i]);
     if ([0, 1, 2, 3, 4, 7].includes(op)) row.values = own;
     if (op === 1 || op === 7) row.indices = indices.subarray(indexAt, (indexAt += own.length));
-    if (blobEnds && (op === 5 || op === 8 || op > 9)) row.data = part("blobs", blobEnds, i);
+    if (op === 5 || op === 8 || op > 9) row.data = blobEnds ? part("blobs", blobEnds, i) : Buffer.alloc(0);
     if (columns.ids) row.id = columns.ids.subarray(16 * i, 16 * i + 16);
     if (offsets) row.offset = offsets[i];
     if (times) row.timestamp = times[i];
@@ -401,8 +401,8 @@ const partitionOf = (origin) => Number((origin >> 4n) & 0xffffn);
 const upTo8 = (length) => (length + 7) & ~7;
 const namespaceOf = ({ vectorId, namespace }) => namespace ?? (vectorId.includes(":") ? vectorId.split(":", 1)[0] : "default");
 const aligned = (bytes) => bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length);
-const floats = (bytes) => new Float32Array(aligned(bytes));
-const integers = (bytes) => new Uint32Array(aligned(bytes));
+export const floats = (bytes) => new Float32Array(aligned(bytes));
+export const integers = (bytes) => new Uint32Array(aligned(bytes));
 const longs = (bytes) => [...new BigUint64Array(aligned(bytes))];
 const pairs = (list) => Array.from({ length: list.length / 2 }, (_, i) => [list[2 * i], list[2 * i + 1]]);
 const numberBytes = (array) => Buffer.from(array.buffer, array.byteOffset, array.byteLength);

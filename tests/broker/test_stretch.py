@@ -326,6 +326,48 @@ def test_what_must_be_read_into_memory_has_a_bound_of_its_own() -> None:
     assert plain == next_of(lane_.log.stretches.reader(), 0, SMALL_STRETCH)
 
 
+def test_compressed_stretch_ends_at_any_frame_within_its_bounds() -> None:
+    _, writer, _ = compressed_log("lz4", settings=replace(COMPRESSED, segment_bytes_max=9_000))
+    reader = writer.log.stretches.reader()
+    whole = reader.next(0, SMALL_STRETCH, codecs=frozenset({1}))
+    assert whole is not None
+    sizes = [len(memoryview(part)) for part in whole.what]  # type: ignore[arg-type]
+    for deltas_max, deltas in ((5, None), (6, 6), (17, 12), (18, 18)):
+        found = reader.next(0, SMALL_STRETCH._replace(deltas_max=deltas_max), codecs=frozenset({1}))
+        assert (None if found is None else found.deltas) == deltas
+    few = reader.next(0, Bounds(1 << 40, 3 * sizes[0], bytes_min=1 << 20), codecs=frozenset({1}))
+    assert few is not None
+    assert 0 < few.bytes <= 3 * sizes[0], "in any number, within what may be sent"
+    one = reader.next(0, SMALL_STRETCH._replace(read_bytes_max=sizes[0] // 2), codecs=frozenset({1}))
+    assert one is not None
+    assert one.deltas == 6, "one that is larger than what is read at a time goes by itself"
+    assert reader.next(0, Bounds(1 << 40, sizes[0] // 2, 1), codecs=frozenset({1})) is None
+
+
+def test_unread_place_gives_a_stretch_of_verified_frames_alone() -> None:
+    _, writer, _ = compressed_log("lz4")
+    reader, verified = writer.log.stretches.reader(), SMALL_STRETCH._replace(verified=True)
+    assert reader.next(0, verified, codecs=frozenset({1})) is not None
+    last = writer.log._segments.all[-1].base
+    assert reader.next(last, SMALL_STRETCH, codecs=frozenset({1})) is not None
+    assert reader.next(last, verified, codecs=frozenset({1})) is None
+
+
+def test_damage_in_a_compressed_segment_ends_the_stretch_before_it() -> None:
+    disk, writer, _ = compressed_log("lz4")
+    segment = writer.log._segments.all[0]
+    whole = writer.log.stretches.reader().next(0, SMALL_STRETCH, codecs=frozenset({1}))
+    assert whole is not None
+    assert whole.deltas > 6
+    size = writer.log.stretches.reader().next(0, SMALL_STRETCH._replace(deltas_max=6), codecs=frozenset({1}))
+    assert size is not None
+    disk.flip(segment.path, at=size.bytes + 8 + 64 + 40)  # in the second frame's compressed bytes
+    before = writer.log.stretches.reader().next(0, SMALL_STRETCH, codecs=frozenset({1}))
+    assert before is not None
+    assert before.deltas == 6
+    assert writer.log.stretches.reader().next(6, SMALL_STRETCH, codecs=frozenset({1})) is None
+
+
 def test_damage_in_a_compressed_segment_gives_no_stretch() -> None:
     disk, writer, _ = compressed_log("lz4")
     segment = writer.log._segments.all[0]

@@ -219,7 +219,7 @@ def test_a_later_hello_makes_no_forwarder() -> None:
 @pytest.mark.parametrize("size", [1, 7, 16, 100, 5000])
 def test_bytes_in_any_pieces_through_the_buffer(size: int) -> None:
     client, server = pair()
-    sent = [BatchFrame(n, BATCH) for n in range(1, 21)]
+    sent = [BatchFrame(n, BATCH) for n in range(1, 61, 3)]
     raw = b"".join(client.send(frame) for frame in sent)
     found: list[Frame] = []
     while raw:
@@ -423,7 +423,8 @@ def test_both_ends_count_alike(steps: list[tuple[str, int, int]], delivering: bo
         "batch": FRAMES[Saying.LOGGED_BATCH if delivering else Saying.BATCH],
     }
     deltas = size = 0
-    for what, more_deltas, more_bytes in steps:
+    for number, (what, more_deltas, more_bytes) in enumerate(steps):
+        sequence = 5 + 3 * number
         if what == "grant":
             tell(other, one, Ack(credit=Credit(more_deltas, more_bytes)))
             deltas, size = deltas + more_deltas, size + more_bytes
@@ -431,15 +432,57 @@ def test_both_ends_count_alike(steps: list[tuple[str, int, int]], delivering: bo
             with pytest.raises(UsageError, match="no credit"):
                 one.spend(3, 1) if what == "stored" else one.send(data[what])
         else:
-            raw = encode(data["batch" if what == "stored" else what])
+            frame = replace(data["batch" if what == "stored" else what], sequence=sequence)
+            raw = encode(frame)
             if what == "stored":
                 one.spend(3, len(raw))
                 other.receive(raw)
                 other.next_event()
             else:
-                tell(one, other, data[what])
+                tell(one, other, frame)
             deltas, size = deltas - (1 if what == "delta" else 3), size - len(raw)
         assert one.window.left == other.allowance.left == (max(deltas, 0), max(size, 0))
+
+
+@pytest.mark.parametrize("source", [Source.LOCAL, Source.REPLICA])
+@pytest.mark.parametrize(
+    ("before", "sequence", "taken"),
+    [(5, 8, True), (5, 99, True), (5, 7, False), (5, 5, False), (5, 1, False)],
+)
+def test_sequence_of_a_producer_rises_above_the_last_row(
+    source: Source, before: int, sequence: int, taken: bool
+) -> None:
+    _, server = pair(source=source)
+    for number in (before, sequence):
+        stamp = Stamp(9) if source is Source.REPLICA else None
+        server.receive(encode(BatchFrame(number, BATCH, stamp)))
+    assert isinstance(server.next_event(), BatchFrame)
+    if taken:
+        assert isinstance(server.next_event(), BatchFrame)
+        return
+    with pytest.raises(PeerError, match=rf"sequence {sequence}: not above 7\b.* number ") as caught:
+        server.next_event()
+    assert caught.value.code is ErrorCode.BAD_FRAME
+    assert server.nack_of(caught.value).sequence == sequence
+
+
+def test_sequence_after_a_delta_rises_by_one() -> None:
+    _, server = pair()
+    server.receive(b"".join(encode(DeltaFrame(sequence, DELTA)) for sequence in (5, 6, 6)))
+    assert isinstance(server.next_event(), DeltaFrame)
+    assert isinstance(server.next_event(), DeltaFrame)
+    with pytest.raises(PeerError, match="sequence 6: not above 6,"):
+        server.next_event()
+
+
+def test_sequence_of_a_forwarder_begins_at_zero() -> None:
+    _, server = pair(source=Source.REPLICA)
+    server.receive(encode(BatchFrame(0, BATCH, Stamp(9))) + encode(BatchFrame(3, BATCH, Stamp(12))))
+    assert isinstance(server.next_event(), BatchFrame)
+    assert isinstance(server.next_event(), BatchFrame)
+    server.receive(encode(BatchFrame(0, BATCH, Stamp(15))))
+    with pytest.raises(PeerError, match="sequence 0: not above 5,"):
+        server.next_event()
 
 
 def test_stored_frames_are_charged_as_what_they_are() -> None:

@@ -317,6 +317,6 @@ def test_a_run_has_batches_of_known_form_and_others(ids: list[list[str]]) -> Non
                 batch = Batch(body)
                 buffer.feed(encode_head(batch, sequence, None, ack_wanted=False) + body)
                 sequence += batch.count
-            run = Runs(buffer).take(Window(None), 1 << 20)
+            run = Runs(buffer).take(Window(None), 1 << 20, 1)
             taken.append(None if run is None else (run.rows, run.size, [batch.keys for batch in run.batches]))
     assert taken[0] == taken[1]

@@ -112,6 +112,24 @@ def test_golden_lines(line: str, delta: Delta) -> None:
     assert to_line(delta) == line
 
 
+@pytest.mark.parametrize(
+    ("fields", "operation"),
+    [
+        ({"op": "create", "values": [0.1, 2]}, create([0.1, 2])),
+        ({"op": "dense", "values": [0.5], "vector": None}, dense([0.5])),
+        ({"op": "scale", "values": [0.5]}, scale(0.5)),
+        ({"op": "offset", "values": [-1]}, offset(-1)),
+        ({"op": "transform", "data": "bm9ybQ=="}, transform("norm")),
+        ({"op": "sparse", "indices": [3], "values": [1]}, sparse([3], [1])),
+    ],
+)
+def test_names_of_the_delta_map_say_the_same(fields: dict[str, Any], operation: Operation) -> None:
+    delta = Delta("d", operation)
+    assert delta_from_line({"vector_id": "d"} | fields) == delta
+    assert delta_from_line(json.dumps({"vector_id": "d"} | fields)) == delta
+    assert delta_from_line(to_line(delta)) == delta
+
+
 def test_the_offset_stands_first_and_is_passed_over_on_reading() -> None:
     line = to_line(FULL, 17)
     assert line.startswith('{"offset": 17, "vector_id"')
@@ -145,6 +163,7 @@ def good(**changes: Any) -> dict[str, Any]:
     return {"vector_id": "d", "op": "create", "vector": [1, 2]} | changes
 
 
+VALUES = {"values": [1, 1e39]}
 SPARSE = {"vector_id": "d", "op": "sparse", "indices": [0], "values": [1]}
 
 
@@ -175,8 +194,11 @@ SPARSE = {"vector_id": "d", "op": "sparse", "indices": [0], "values": [1]}
         (good(vector_id=""), "vector_id", "1 to 512"),
         (good(namespace=7), "namespace", "give text"),
         (good(vectr=[1]), "vectr", "not a field of create: use clock, dot,"),
-        (good(values=[1]), "values", "not a field of create"),
-        ({"vector_id": "d", "op": "create"}, "vector", "missing: create needs vector"),
+        (good(values=[1]), "values", "given beside vector, which says the same: leave one of them out"),
+        ({"vector_id": "d", "op": "create"}, "vector", "missing: create needs vector (or values)"),
+        ({"vector_id": "d", "op": "create", "values": None}, "vector", "needs vector (or values)"),
+        ({"vector_id": "d", "op": "delete", "values": [1]}, "values", "not a field of delete"),
+        ({"vector_id": "d", "op": "transform", "values": [1]}, "name", "needs name (or data)"),
         ({"vector_id": "d", "op": "sparse", "indices": []}, "values", "needs indices and values"),
         ({"vector_id": "d", "op": "delete", "vector": [1]}, "vector", "not a field of delete"),
         (good(vector="1,2"), "vector", "give a list of numbers"),
@@ -217,6 +239,28 @@ SPARSE = {"vector_id": "d", "op": "sparse", "indices": [0], "values": [1]}
         (good(topics="red"), "topics", "put it in brackets"),
         (good(topics=[""]), "topics", "1 to 255"),
         (good(topics=[7]), "topics", "give text"),
+        ({"vector_id": "d", "op": "dense"} | VALUES, "values", "number 1 is inf"),
+        (
+            {"vector_id": "d", "op": "dense", "values": []},
+            "values",
+            "0 numbers; dense has 1 to 65536: give more",
+        ),
+        ({"vector_id": "d", "op": "dense", "values": [1.0, "2"]}, "values", "number 1 is '2'"),
+        ({"vector_id": "d", "op": "dense", "values": "AACAPw=="}, "values", "give a list of numbers"),
+        ({"vector_id": "d", "op": "dense", "values": 1}, "values", "give a list of numbers"),
+        ({"vector_id": "d", "op": "dense", "values": [float("nan")]}, "values", "number 0 is nan"),
+        ('{"vector_id": "d", "op": "dense", "values": [NaN]}', "line", "NaN is not JSON"),
+        ({"vector_id": "d", "op": "scale", "values": 2}, "values", "give a list of numbers"),
+        ({"vector_id": "d", "op": "scale", "values": []}, "values", "0 numbers; scale has 1: give more"),
+        (
+            {"vector_id": "d", "op": "offset", "values": [1, 2]},
+            "values",
+            "2 numbers; offset has 1: give fewer",
+        ),
+        ({"vector_id": "d", "op": "offset", "values": [1], "amount": 1}, "values", "given beside amount"),
+        ({"vector_id": "d", "op": "transform", "data": "norm!"}, "data", "not base64"),
+        ({"vector_id": "d", "op": "transform", "data": ""}, "data", "1 to 255"),
+        ({"vector_id": "d", "op": "dense", "values": [1], "topics": "x"}, "topics", "put it in brackets"),
     ],
 )
 def test_a_mistaken_line_names_field_and_cure(line: Any, field: str, cure: str) -> None:
@@ -302,7 +346,8 @@ def test_garbage_is_refused_and_nothing_else(line: Any) -> None:
 
 @given(
     st.dictionaries(
-        st.sampled_from(["vector", "id", "parents", "metadata", "topics", "timestamp", "priority"]), JSONS
+        st.sampled_from(["vector", "values", "id", "parents", "metadata", "topics", "timestamp", "priority"]),
+        JSONS,
     )
 )
 def test_mixed_up_fields_are_refused_or_read(fields: dict[str, Any]) -> None:

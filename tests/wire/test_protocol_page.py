@@ -17,11 +17,14 @@ from delta_prop.server.wanted import TOPICS_MAX as TOPICS_OF_A_CONNECTION_MAX
 from delta_prop_wire import connection, control, control_values, header, requests, spec
 from delta_prop_wire.codec import decode
 from delta_prop_wire.compression import BODY_BYTES_MIN
+from delta_prop_wire.connection import Connection
 from delta_prop_wire.control_rows import OF_THE_LOG, ControlType
 from delta_prop_wire.delta import Kind, make_origin, producer_id_of
+from delta_prop_wire.errors import PeerError
+from delta_prop_wire.frames import Ack, Credit, Welcome
 from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import RETRYABLE, VOIDING, ErrorCode, FrameType
-from delta_prop_wire.state import TABLE, Phase, Saying, Speaker
+from delta_prop_wire.state import TABLE, Phase, Role, Saying, Speaker
 from delta_prop_wire.topics import Topic
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -68,6 +71,21 @@ def test_the_batch_that_is_taken_apart_is_the_golden_one() -> None:
                 place += 20
             assert raw[place : place + len(part)] == part, (at, cell)
             place += len(part)
+
+
+def test_golden_frames_of_one_producer_keep_to_rising_sequences() -> None:
+    raw = {entry["name"]: bytes.fromhex(entry["hex"]) for entry in GOLDEN}
+    server = Connection(Role.SERVER)
+    server.receive(raw["hello that says nothing"])
+    server.next_event()
+    server.send(Ack(0, correlation_id=1, response=Welcome(), credit=Credit(100, 100_000)))
+    server.receive(raw["delta"] + raw["delta with all fields"] + raw["batch"])
+    told = [server.next_event().sequence for _ in range(2)]  # type: ignore[union-attr]
+    assert told == [5, 6]
+    with pytest.raises(PeerError, match="sequence 5: not above 6,") as caught:  # a repeat of an earlier one
+        server.next_event()
+    assert caught.value.code is ErrorCode.BAD_FRAME
+    assert "one that repeats or falls is a BAD_FRAME" in PAGE
 
 
 @pytest.mark.parametrize("code", ErrorCode)

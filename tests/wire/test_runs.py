@@ -49,7 +49,7 @@ PIECES = st.tuples(
     st.sampled_from(KINDS),
     st.sampled_from(OPERATIONS),
     st.integers(1, 4),  # rows
-    st.sampled_from([0, 0, 0, 0, 0, 0, 0, 0, 1, 2]),  # 1: a bit of the body is flipped, 2: the sequence leaps
+    st.sampled_from([0] * 9 + [1, 2, 3]),  # 1: a bit of the body is flipped, 2, 3: the sequence leaps, falls
     st.booleans(),  # whether offsets are wanted
 )
 
@@ -67,7 +67,7 @@ def bytes_of(story: list[Any]) -> bytes:
     found, counter, sequence = [], 1, 1
     for kind, operation, rows, fault, wanted in story:
         counter += 3 if kind == "gap" else 0
-        sequence += 5 if fault == 2 else 0
+        sequence = {2: sequence + 5, 3: max(1, sequence - 1)}.get(fault, sequence)
         if kind in ("stamped", "delta", "beat"):
             found.append(
                 encode(DeltaFrame(sequence, Delta("v", operation)) if kind == "delta" else Heartbeat(1))
@@ -164,6 +164,26 @@ def test_what_goes_on_is_one_run_and_what_does_not_ends_it() -> None:
     assert lengths("plain", "mixed", "mixed", "plain", "mixed") == [5]
     assert lengths("mixed", "mixed", "unsound", "mixed") == [2]
     assert lengths(*["plain"] * (FRAMES_MAX + 3)) == [FRAMES_MAX, 3]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_run_whose_sequence_does_not_rise_is_refused(split: bool) -> None:
+    connection = opened(Credit(10_000, 10_000_000))
+    raw = bytes_of([("plain", opaque(b"x"), 2, fault, True) for fault in (0, 0, 3)])
+    one = len(raw) // 3
+    if split:  # so that a run begins with the frame that falls
+        connection.receive(raw[: 2 * one])
+        raw = raw[2 * one :]
+    else:
+        connection.receive(raw)
+        raw = b""
+    run = connection.next_run()
+    assert run is not None
+    assert (run.sequence, run.rows) == (1, 4)
+    connection.receive(raw)
+    assert connection.next_run() is None
+    with pytest.raises(PeerError, match="sequence 4: not above 4,"):
+        connection.next_event()
 
 
 def test_frames_that_were_left_out_are_not_all_looked_at_again_and_again() -> None:

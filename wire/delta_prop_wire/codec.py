@@ -163,14 +163,15 @@ class Decoder:
             self._buffer.clear()
             raise
 
-    def next_run(self, window: Window) -> Run | None:
+    def next_run(self, window: Window, sequence_min: int) -> Run | None:
         """The next whole frames where they can go the short way together, else None: ask `next_event` then.
 
-        `window` is charged for them, and ends the run where it closes.
+        `window` is charged for them, and ends the run where it closes. The first sequence is not below
+        `sequence_min`.
         """
         if self._error is not None:
             return None
-        run = self._runs.take(window, self.payload_bytes_max)
+        run = self._runs.take(window, self.payload_bytes_max, sequence_min)
         if run is not None:
             self._header = None
         return run

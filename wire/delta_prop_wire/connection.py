@@ -56,6 +56,7 @@ class Connection:
         self.buffer = self._decoder.buffer
         """Where the next bytes are to be received into. Raises UsageError before the events are taken."""
         self._header: Header | None = None  # of the frame that came last, or is coming
+        self._next_sequence = 0  # the lowest that the next deltas of a producer may have
         self._error: PeerError | None = None
         self._asked: dict[int, Subscription | Unsubscribe] = {}  # without an answer, by sequence
         self._subscriptions: set[int] = set()  # those that were granted and have not ended
@@ -108,7 +109,10 @@ class Connection:
         """Frames of a producer that can go the short way together, else None: ask `next_event` then."""
         if self.phase is not Phase.OPEN or self._peer is not Speaker.CLIENT:
             return None
-        return self._decoder.next_run(self.allowance)
+        run = self._decoder.next_run(self.allowance, self._next_sequence)
+        if run is not None:
+            self._next_sequence = run.sequence + run.rows
+        return run
 
     def _decode(self) -> Frame | Literal[_NeedBytes.NEED_BYTES]:
         try:
@@ -174,6 +178,12 @@ class Connection:
                 f"a {header.type.name} frame with sequence 0, by which answers mean the connection: number "
                 "frames from 1",
             )
+        if header.type in _DATA and self._serves and header.sequence < self._next_sequence:
+            raise PeerError(
+                ErrorCode.BAD_FRAME,
+                f"sequence {header.sequence}: not above {self._next_sequence - 1}, the last of the deltas "
+                "before: number upward, repeats as well",
+            )
         if header.type in _DATA and not self.allowance.open:
             raise PeerError(
                 ErrorCode.BAD_FRAME,
@@ -189,6 +199,7 @@ class Connection:
                 assert self._header is not None
                 rows = frame.batch.count if isinstance(frame, BatchFrame) else 1
                 self.allowance.spend(rows, HEADER_BYTES + self._header.length)
+                self._next_sequence = frame.sequence + rows
             case Subscribe(request=Hello() | UnknownRequest() as hello) if self.phase is Phase.OPENING:
                 self.phase = Phase.GREETED
                 self._peer = _speaker_of(hello)

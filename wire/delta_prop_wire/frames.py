@@ -11,11 +11,16 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import msgpack
+import numpy as np
+
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import Refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from numpy.typing import NDArray
 
     from delta_prop_wire.batch import Batch
     from delta_prop_wire.cursor import Cursor
@@ -476,6 +481,16 @@ class Fact:
     values: bytes = b""
     data: bytes = b""
     metadata: bytes = b""
+
+    @property
+    def vector(self) -> NDArray[np.float32]:
+        """Its numbers; none unless it is a vector."""
+        return np.frombuffer(self.values, "<f4")
+
+    @property
+    def metadata_map(self) -> dict[str, Any]:
+        """Its metadata."""
+        return dict(msgpack.unpackb(self.metadata)) if self.metadata else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import numpy as np
 
 from delta_prop_wire.bounds import FLOAT_BOUND, refuse
 from delta_prop_wire.delta import ABSENT, Delta, Dot, Kind, Operation, Priority, Source, namespace_of
+from delta_prop_wire.errors import InvalidDelta
 from delta_prop_wire.spec import DELTA_BYTES_MAX
 from delta_prop_wire.topics import kind_name, kind_names, kind_number
 from delta_prop_wire.validate import validate_delta
@@ -34,12 +35,25 @@ LINE_BYTES_MAX = 8 * DELTA_BYTES_MAX
 def delta_from_line(line: str | bytes | Mapping[str, Any]) -> Delta:
     """Read one line (or its parsed object) and validate it. Raises InvalidDelta with field and cure.
 
-    A field that is null counts as absent; `offset`, which `subscribe` adds, is passed over.
+    A field that is null counts as absent; `offset`, which `subscribe` adds, is passed over. What an operation
+    carries may have its name in the protocol's Delta map instead of its own: `values`, `data`.
     """
     fields = dict(line) if isinstance(line, Mapping) else _parsed(line)
     kind = _kind(fields.get("op"))
-    _check_fields(fields, kind)
     given = {name: value for name, value in fields.items() if value is not None}
+    other = _other_name(given, kind)
+    _check_fields(fields, kind, other)
+    if other is None:
+        return _delta(kind, given)
+    try:
+        return _delta(kind, given)
+    except InvalidDelta as refused:  # it names what the line says
+        is_other = refused.field == _PAYLOADS[kind][0]
+        raise InvalidDelta(other, refused.reason) if is_other else refused from None
+
+
+def _delta(kind: int, given: dict[str, Any]) -> Delta:
+    """Make and validate a delta of the fields that are there."""
     delta = Delta(
         vector_id=_text(given, "vector_id"),
         operation=_operation(kind, given),
@@ -96,6 +110,14 @@ _PAYLOADS: dict[int, tuple[str, ...]] = {
     Kind.METADATA: (),
 }
 _OPAQUE_PAYLOAD = ("data",)
+_MAP_NAMES: dict[int, str] = {
+    Kind.CREATE: "values",
+    Kind.DENSE: "values",
+    Kind.SCALE: "values",
+    Kind.OFFSET: "values",
+    Kind.TRANSFORM: "data",
+}
+"""The name of an operation's one field in the Delta map of docs/protocol.md, where a line has its own."""
 _FIELDS = frozenset(
     {"vector_id", "namespace", "op", "metadata", "topics", "priority", "source", "offset"}
     | {"id", "dot", "parents", "clock", "timestamp", "expect"}
@@ -147,26 +169,39 @@ def _kind(name: object) -> int:
     return kind
 
 
-def _check_fields(fields: dict[str, Any], kind: int) -> None:
+def _other_name(given: dict[str, Any], kind: int) -> str | None:
+    """The name from the Delta map by which the line has what it carries; None where it has its own."""
+    other = _MAP_NAMES.get(kind)
+    if other is None or other not in given:
+        return None
+    (own,) = _PAYLOADS[kind]
+    if own in given:
+        refuse(other, f"given beside {own}, which says the same: leave one of them out")
+    return other
+
+
+def _check_fields(fields: dict[str, Any], kind: int, other: str | None) -> None:
     payload = _PAYLOADS.get(kind, _OPAQUE_PAYLOAD)
-    for name in payload:
+    named = payload if other is None else (other,)
+    for name in named:
         if fields.get(name) is None:
-            refuse(name, f"missing: {kind_name(kind)} needs {' and '.join(payload)}")
+            instead = f" (or {_MAP_NAMES[kind]})" if kind in _MAP_NAMES else ""
+            refuse(name, f"missing: {kind_name(kind)} needs {' and '.join(payload)}{instead}")
     for name in fields:
-        if name not in _FIELDS and name not in payload:
+        if name not in _FIELDS and name not in payload and name != _MAP_NAMES.get(kind):
             known = sorted({*payload, *_FIELDS})
             refuse(str(name)[:40], f"not a field of {kind_name(kind)}: use {', '.join(known)}")
 
 
 def _operation(kind: int, given: dict[str, Any]) -> Operation:
-    if kind in (Kind.CREATE, Kind.DENSE):
-        return Operation(kind, _numbers("vector", given["vector"]))
     if kind in (Kind.SPARSE, Kind.SPARSE_ADD):
         return Operation(kind, _numbers("values", given["values"]), _indices(given["indices"]))
-    if kind in (Kind.SCALE, Kind.OFFSET):
-        (field,) = _PAYLOADS[kind]
-        return Operation(kind, _numbers(field, [given[field]]))
-    if kind == Kind.TRANSFORM:
+    if _MAP_NAMES.get(kind) == "values":
+        if "values" in given:
+            return Operation(kind, _numbers("values", given["values"]))
+        (own,) = _PAYLOADS[kind]
+        return Operation(kind, _numbers(own, given[own] if own == "vector" else [given[own]]))
+    if kind == Kind.TRANSFORM and "name" in given:
         return Operation(kind, data=_text(given, "name").encode("utf-8", "surrogatepass"))
     if kind in (Kind.DELETE, Kind.METADATA):
         return Operation(kind)

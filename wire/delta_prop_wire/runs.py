@@ -74,8 +74,11 @@ class Runs:
         self._buffer = buffer
         self._frames_max = FRAMES_MAX
 
-    def take(self, window: Window, payload_bytes_max: int) -> Run | None:
-        """Take the frames of a run out of the buffer, as far as they are whole and the window is open."""
+    def take(self, window: Window, payload_bytes_max: int, sequence_min: int) -> Run | None:
+        """Take the frames of a run out of the buffer, as far as they are whole and the window is open.
+
+        `sequence_min`: of the first row, as a sequence of its connection goes up. The others go on from it.
+        """
         view, begin, end = self._buffer.held()
         at, start, rows = begin, 0, 0
         sequence = first_sequence = 0
@@ -93,6 +96,8 @@ class Runs:
             told, first, length = _HEAD.unpack_from(view, at)
             stop = at + HEADER_BYTES + length
             if not batches:
+                if first < sequence_min:
+                    break
                 start, sequence, first_sequence = told, first, first
             if told != start or told not in _STARTS or first != sequence or not first:
                 break

@@ -522,6 +522,16 @@ def test_advice_slows_and_stops() -> None:
     assert wire.out.next_frame(3.0) is not None
 
 
+def test_stop_without_a_time_holds_until_another_level() -> None:
+    wire = Wire()
+    wire.offer(made("k"))
+    wire.out.pressed(Backpressure(1, Level.STOP), 1.0)
+    assert wire.out.next_frame(50.0) is None
+    assert wire.out.wait_s(50.0) == pytest.approx(11.0)
+    wire.out.pressed(Backpressure(2, Level.WARN), 50.0)
+    assert wire.out.next_frame(50.0) is not None
+
+
 # --- numbered by the caller
 
 

@@ -12,11 +12,13 @@ from delta_prop.embedded import Propagator
 from delta_prop.server.access import Access
 from delta_prop.server.service import Service
 from delta_prop.server.settings import ServerSettings
+from delta_prop_sinks.storage import StorageSink
 from tests.delta_prop.server.tokens import File
 from tests.whole_log import whole
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
 
     from delta_prop.ports import Tls
     from delta_prop.server.peer import Peer
@@ -48,6 +50,10 @@ class Served:
     def call(self, function: Callable[[], T]) -> T:
         """Call it where the service runs."""
         return self._portal.call(function)  # type: ignore[no-any-return]
+
+    def store(self, path: Path) -> None:
+        """Keep all facts in a file."""
+        self._portal.call(self._propagator.attach, StorageSink(path))
 
     def break_off(self) -> None:
         self.call(lambda: [peer.break_off() for peer in self.peers()])

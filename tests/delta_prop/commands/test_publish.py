@@ -120,6 +120,21 @@ def test_a_line_that_was_left_out_is_not_taken_for_one_that_was_kept(either: Com
     assert told[2]["duplicate"] is True
 
 
+def test_lines_by_the_names_of_the_delta_map_have_the_same_effect(either: Command) -> None:
+    fields: list[dict[str, Any]] = [
+        {"op": "create", "values": [1.0, 2.0]},
+        {"op": "scale", "values": [3]},
+        {"op": "scale", "values": [3, 4]},
+        {"op": "offset", "values": [1]},
+    ]
+    done = either.publish([json.dumps({"vector_id": "v"} | one) for one in fields], "--acks")
+    assert done.status == 1
+    told = acks(done)
+    assert [told[line].get("error") for line in (1, 2, 3, 4)] == [None, None, "INVALID_DELTA", None]
+    assert "values: 2 numbers" in told[3]["message"]
+    assert either("get", "v").lines[0]["vector"] == [4.0, 7.0]
+
+
 def test_without_acks_refused_lines_are_told_on_standard_error(either: Command) -> None:
     done = either.publish(["no JSON", created("a")])
     assert done.status == 1

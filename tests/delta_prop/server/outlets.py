@@ -161,11 +161,14 @@ class Line:
         codecs: frozenset[int] = frozenset(),
         may_read: Callable[[str], bool] | None = None,
         bytes_max: int | None = None,
+        rows_max: int | None = None,
     ) -> None:
+        self.rows_max = rows_max
         self.house = house
         self.got: list[tuple[int, int, bytes]] = []
         self.kinds: list[str] = []
         self.ranges: list[int] = []  # their sizes
+        self.bytes = 0  # as they travel
         self.frames: list[BatchFrame | DeltaFrame] = []
         self.rung = True
         self.rings = 0
@@ -202,8 +205,9 @@ class Line:
         while times and (self.rung or (self.wake_at is not None and self.wake_at <= self.house.now)):
             times -= 1
             self.rung, self.wake_at = False, None
-            sending = self.outlet.take(self.house.now, self.bytes_max)
+            sending = self.outlet.take(self.house.now, self.bytes_max, rows_max=self.rows_max)
             if sending is not None:
+                assert sending.deltas <= (self.rows_max or sending.deltas)
                 taken += 1
                 self._take_in(sending)
                 self.rung = self.rung or not times or not self.outlet.rests()
@@ -233,6 +237,7 @@ class Line:
             self.kinds.append("parts")
             raw = b"".join(sending.parts)
         assert len(raw) == sending.bytes
+        self.bytes += len(raw)
         visible = self.house.log.visible
         decoder, deltas = Decoder(), 0
         for start in range(0, len(raw), 1 << 22):

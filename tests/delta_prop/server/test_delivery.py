@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -57,8 +57,8 @@ async def test_who_was_away_is_sent_parts_of_the_files_and_then_what_comes(
 ) -> None:
     ranges: list[FileRange] = []
 
-    def watched(self: Outlet, now: float, bytes_max: int) -> Sending | None:
-        sending = take(self, now, bytes_max)
+    def watched(self: Outlet, now: float, bytes_max: int, **more: Any) -> Sending | None:
+        sending = take(self, now, bytes_max, **more)
         if sending is not None and isinstance(sending.parts, FileRange):
             ranges.append(sending.parts)
         return sending

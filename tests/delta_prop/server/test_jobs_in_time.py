@@ -13,7 +13,7 @@ from delta_prop.server import jobs
 from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import world as testing_world
 from delta_prop_simulations.disk import SimDisk
-from delta_prop_wire.delta import Delta, Dot, opaque
+from delta_prop_wire.delta import Delta, Dot, opaque, transform
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.frames import (
     Ack,
@@ -272,6 +272,17 @@ def test_a_repeat_of_what_is_being_written_waits_for_it(fails: bool) -> None:
             await second.told(8)
 
     on(disk, story)
+
+
+def test_row_that_names_a_transform_ends_its_attempt() -> None:
+    async def story(at: Site) -> None:
+        async with at.connected() as raw:
+            await staged_hello(raw, 0, 1)
+            await raw.send(frame(0, [*rows(0, 2), Delta("v", transform("double"))], 1, 1))
+            nack = await raw.until(Nack)
+            assert (nack.code, nack.field, nack.row) == (ErrorCode.INVALID_DELTA, "op", 2)
+
+    on(SimDisk(), story)
 
 
 @pytest.mark.parametrize(

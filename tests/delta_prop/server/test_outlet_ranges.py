@@ -120,11 +120,15 @@ def test_compressed_frames_go_as_they_are_to_who_reads_them() -> None:
     assert isinstance(house.log, object)
     while rewrite(house.log) is not None:  # type: ignore[arg-type]
         pass
-    plain, compressed = Line(house), Line(house, codecs=frozenset({1}), bytes_max=100_000)
-    for line in (plain, compressed):
+    sizes = {}
+    for codecs in (frozenset[int](), frozenset({1}), frozenset({2})):
+        line = Line(house, codecs=codecs, bytes_max=100_000)
         line.subscribe(wanting(start=EARLIEST))
         line.write_all()
         assert line.got == everything(house)
+        sizes[codecs] = line.bytes
+    plain, compressed, other = sizes.values()
+    assert plain == other > 3 * compressed
 
 
 def test_damage_is_told_where_it_lies_and_at_the_next_connection_at_the_latest() -> None:

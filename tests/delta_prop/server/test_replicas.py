@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from delta_prop import Delta, opaque
@@ -32,7 +34,8 @@ async def test_a_forwarder_is_told_all_watermarks_in_pages() -> None:
         await producer.hello(*origins[:1_000])
         await producer.hello(*origins[1_000:])
         for number, origin in enumerate(origins):
-            await producer.send(opaque_batch(1, 2, origin=origin))
+            frame = opaque_batch(1, 2, origin=origin)
+            await producer.send(replace(frame, sequence=1 + 2 * number))
             if number % 200 == 0:
                 await producer.until(Ack)
         while p.statistics().accepted < 2 * len(origins):
@@ -66,10 +69,10 @@ async def test_what_it_forwards_keeps_its_lamport_number_and_control_rows_too() 
 async def test_a_repeat_is_told_as_one() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as forwarder:
         await forwarder.hello(source=Source.REPLICA)
-        for _ in range(2):
-            await forwarder.send(stamped(opaque_batch(1, 3), 100))
-            ack = await forwarder.told(3)
-        assert ack.ranges == (AckRange(1, 3, 0, True),)
+        for sequence in (1, 4):
+            await forwarder.send(stamped(replace(opaque_batch(1, 3), sequence=sequence), 100))
+            ack = await forwarder.told(sequence + 2)
+        assert ack.ranges == (AckRange(4, 6, 0, True),)
         assert p.statistics().accepted == 3
 
 
@@ -77,13 +80,7 @@ async def test_a_repeat_is_told_as_one() -> None:
 async def test_forwarder_may_number_its_first_row_zero(rows: int) -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as forwarder:
         await forwarder.hello(source=Source.REPLICA)
-        first = opaque_batch(1, rows)
-        for lamport in (1 << 40, 100):  # the first try is refused, which costs the frame alone
-            await forwarder.send(stamped(BatchFrame(0, first.batch), lamport))
-            if lamport > 100:
-                nack = await forwarder.until(Nack)
-                assert (nack.sequence, nack.code, nack.frame) == (0, ErrorCode.BAD_REQUEST, True)
-                assert not nack.is_about_connection
+        await forwarder.send(stamped(BatchFrame(0, opaque_batch(1, rows).batch), 100))
         ranges: list[AckRange] = []
         while not ranges:
             ranges += (await forwarder.until(Ack)).ranges
@@ -91,6 +88,35 @@ async def test_forwarder_may_number_its_first_row_zero(rows: int) -> None:
         await forwarder.send(stamped(BatchFrame(rows, opaque_batch(rows + 1).batch), 200))
         assert (await forwarder.told(rows)).ranges == (AckRange(rows, rows, rows),)
         assert p.statistics().accepted == rows + 1
+
+
+async def test_forwarder_row_zero_refused_is_named_by_frame() -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as forwarder:
+        await forwarder.hello(source=Source.REPLICA)
+        first = opaque_batch(1, 3).batch
+        await forwarder.send(stamped(BatchFrame(0, first), 1 << 40))
+        nack = await forwarder.until(Nack)
+        assert (nack.sequence, nack.code, nack.frame) == (0, ErrorCode.BAD_REQUEST, True)
+        assert not nack.is_about_connection
+        await forwarder.send(stamped(BatchFrame(3, first), 100))
+        assert (await forwarder.told(5)).ranges == (AckRange(3, 5, 0),)
+
+
+@pytest.mark.parametrize("source", [Source.LOCAL, Source.REPLICA])
+@pytest.mark.parametrize("second", [1, 2, 3])
+async def test_sequence_that_does_not_rise_ends_the_connection(source: Source, second: int) -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as client:
+        forwards = source is Source.REPLICA
+        await client.hello(*(() if forwards else (ORIGIN,)), source=source)
+        for sequence, base in ((1, 1), (second, 4)):
+            frame = replace(opaque_batch(base, 3), sequence=sequence)
+            await client.send(stamped(frame, 100 + base) if forwards else frame)
+        nack = await client.until(Nack)
+        assert (nack.sequence, nack.code) == (second, ErrorCode.BAD_FRAME)
+        assert "not above 3" in nack.text
+        while await client.next() is not None:
+            pass
+        assert p.statistics().accepted == 3  # what came whole before it is done as usual
 
 
 async def test_producer_numbers_its_frames_from_one() -> None:

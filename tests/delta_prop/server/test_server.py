@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import anyio
 import pytest
 
@@ -57,12 +59,12 @@ async def test_what_is_published_is_acknowledged_and_delivered() -> None:
 async def test_a_repeat_is_acknowledged_with_its_first_offset() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as producer:
         await producer.hello(ORIGIN)
-        for _ in range(3):
-            await producer.send(opaque_batch(1, 2))
+        for sequence in (1, 3, 5):
+            await producer.send(replace(opaque_batch(1, 2), sequence=sequence))
         seen: list[AckRange] = []
         while len(seen) < 3:
             seen += (await producer.until(Ack)).ranges
-        assert seen == [AckRange(1, 2, 0), AckRange(1, 2, 0, True), AckRange(1, 2, 0, True)]
+        assert seen == [AckRange(1, 2, 0), AckRange(3, 4, 0, True), AckRange(5, 6, 0, True)]
         assert p.statistics().accepted == 2
 
 

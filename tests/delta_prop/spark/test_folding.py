@@ -24,7 +24,10 @@ from delta_prop_wire.delta import Delta, Source  # noqa: E402
 from delta_prop_wire.states import StateRow, encode_states  # noqa: E402
 from delta_prop_wire.twins import Identified  # noqa: E402
 from tests.broker.histories import Name, Rows, Step, Writer, seen, steps, steps_with_ids  # noqa: E402
+from tests.golden.fold_histories import histories  # noqa: E402
+from tests.golden.folds import batch_of, refused_field, states_of, told_of_state  # noqa: E402
 from tests.sinks.strategies import deltas as hard_deltas  # noqa: E402
+from tests.sinks.support import FakeLog  # noqa: E402
 
 HARD = st.builds(Step, st.lists(hard_deltas, min_size=1, max_size=6), st.integers(1, 3), st.just(0))
 
@@ -111,6 +114,17 @@ def test_it_goes_on_from_states_as_if_nothing_was_left_out(history: list[Step], 
     logged = snapshot_of(below)
     found = states(fold(pa.concat_tables([table(batches[cut:]), table(logged)])))
     assert {name: (seen(one), at) for name, (one, at) in found.items()} == model(states(below), batches[cut:])
+
+
+def test_golden_histories_come_to_the_golden_bytes() -> None:
+    for name, changes in histories():
+        log = FakeLog()
+        for one in changes:
+            if refused_field(one) is None:
+                log.forward(batch_of([one]), one.lamport)
+        told = {vector_id: told_of_state(state) for vector_id, state in states_of(changes).items()}
+        found = states(fold(table(log.batches))) if log.batches else {}
+        assert {key: told_of_state(state) for (_, key), (state, _) in found.items()} == told, name
 
 
 def snapshot_of(folded: Any) -> list[LoggedBatch]:

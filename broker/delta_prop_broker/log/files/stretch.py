@@ -1,8 +1,9 @@
 """Stretches: whole frames as they lie in a segment, to be sent on without being opened one by one.
 
 The sparse index says which bytes these are, and the heads at both ends prove it; what lies between is not
-looked at: every frame carries its own checksums, and whoever gets it verifies those. Where anything is in
-doubt there is no stretch, and the frames are read one by one, which tells of damage.
+looked at: every frame carries its own checksums, and whoever gets it verifies those. Frames of a compressed
+segment are read into memory and verified, as each has a seal that does not travel. Where anything is in doubt
+there is no stretch, and the frames are read one by one, which tells of damage.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.files.sparse_index import Entry, SparseIndex
 
 BYTES_MIN = 64 * 1024
-"""Less than that is read: the frames of a few batches cost no more than finding out where they lie."""
+"""Less than that is read: the frames of a few batches cost no more than finding out where they lie.
+Compressed ones are a stretch in any number: reading costs more, as it unpacks them."""
 FILES_MAX = 16
 """Segments that are sent from at a time. One that the log let go keeps its room on the disk until then."""
 _HEADS_MAX = 64
@@ -39,13 +41,15 @@ _HEADS_MAX = 64
 class Bounds(NamedTuple):
     """Of a stretch. About so many bytes at least, or it is not worth it.
 
-    `read_bytes_max`: where frames must be read into memory, as those of compressed segments; None: as others.
+    `read_bytes_max`: of frames that must be read into memory, as those of compressed segments, or one that is
+    larger; None: as others. `verified`: only such frames, as nobody has read here and found the log sound.
     """
 
     deltas_max: int
     bytes_max: int
     bytes_min: int = BYTES_MIN
     read_bytes_max: int | None = None
+    verified: bool = False
 
 
 class Stretch(NamedTuple):
@@ -78,21 +82,17 @@ class Stretches:
             return None
         segment = segments.holding(offset)
         index = segments.index_of(segment)
-        entry = index.before(offset)
-        if not _readable(index, codecs):
+        if not _readable(index, codecs) or (bounds.verified and not index.codecs):
             return None
         limit = min(offset + bounds.deltas_max, visible, _first_control(index, offset))
-        size = bounds.bytes_max
-        if index.codecs and bounds.read_bytes_max is not None:
-            size = min(size, bounds.read_bytes_max)
-        stop_offset, stop = _stop(index, limit, entry.position + size)
-        if stop_offset <= offset or stop - entry.position < bounds.bytes_min:
-            return None
         opened = self._acquire(segments, segment, index)
         if opened is None:
             return None
         try:
-            found = opened.prove(index, offset, (stop_offset, stop), growing=segment is segments.last)
+            if index.codecs:
+                found = opened.unseal(index, offset, limit, bounds)
+            else:
+                found = opened.prove(index, offset, limit, bounds, growing=segment is segments.last)
         except BaseException:
             opened.release()
             raise
@@ -151,11 +151,14 @@ class _OpenFile:
         self._forget = forget
 
     def prove(
-        self, index: SparseIndex, offset: int, stop: tuple[int, int], *, growing: bool
+        self, index: SparseIndex, offset: int, limit: int, bounds: Bounds, *, growing: bool
     ) -> Stretch | None:
-        """What lies from the frame of `offset` on up to `stop`, if the file says so too."""
-        file, (next_offset, end) = self.file, stop
-        begin = _locate(file, index.before(offset), offset)
+        """Give the range from the frame of `offset` on up to about `limit`, if the file says so too."""
+        file, entry = self.file, index.before(offset)
+        next_offset, end = _stop(index, limit, entry.position + bounds.bytes_max)
+        if next_offset <= offset or end - entry.position < bounds.bytes_min:
+            return None
+        begin = _locate(file, entry, offset)
         if begin is None or end <= begin:
             return None
         if end == index.size:
@@ -165,13 +168,33 @@ class _OpenFile:
             head = _head_at(file, end)
             if head is None or head.offset != next_offset:
                 return None
-        size, deltas = end - begin, next_offset - offset
-        if not index.codecs:
-            return Stretch(FileRange(file, begin, size), deltas, size, next_offset)
-        parts = _unsealed(memoryview(file.read(begin, size)), size)
-        if parts is None:
+        return Stretch(FileRange(file, begin, end - begin), next_offset - offset, end - begin, next_offset)
+
+    def unseal(self, index: SparseIndex, offset: int, limit: int, bounds: Bounds) -> Stretch | None:
+        """Give the frames of a compressed segment from `offset` on as they travel, without their seals."""
+        file, begin = self.file, _locate(self.file, index.before(offset), offset)
+        head = None if begin is None else _head_at(file, begin)
+        if begin is None or head is None or head.size > bounds.bytes_max:
             return None
-        return Stretch(parts, deltas, sum(memoryview(part).nbytes for part in parts), next_offset)
+        size = min(bounds.bytes_max, bounds.read_bytes_max or bounds.bytes_max)
+        raw = memoryview(file.read(begin, max(size, head.size) + PEEK_BYTES))
+        is_last = begin + len(raw) == index.size == file.size()
+        parts: list[Buffer] = []
+        at, reached = 0, offset
+        while head is not None and (not parts or at + head.size <= size):
+            stop = at + head.size
+            following = _head(raw[stop : stop + PEEK_BYTES])
+            end = index.end if is_last and stop == len(raw) else following and following.offset
+            if not end or end > limit:
+                break
+            frame = _unsealed(raw[at:stop], head)
+            if frame is None:
+                break  # what lies before it is sent, then reading tells of the damage
+            parts.append(frame)
+            at, reached, head = stop, end, following
+        if not parts:
+            return None
+        return Stretch(parts, reached - offset, sum(memoryview(part).nbytes for part in parts), reached)
 
     def release(self) -> None:
         """One user less."""
@@ -227,18 +250,9 @@ def _head(raw: memoryview) -> Head | None:
         return None
 
 
-def _unsealed(raw: memoryview, size: int) -> list[Buffer] | None:
-    """The frames of a compressed segment as they travel, without the seals that it has; None if unsound."""
-    parts: list[Buffer] = []
-    at = 0
-    while at < size:
-        head = _head(raw[at : at + PEEK_BYTES])
-        if head is None:
-            return None
-        frame = raw[at : at + head.size]
-        body = HEADER_BYTES + STAMP_BYTES if head.plain is None else 0  # what the checksum at the end is of
-        if crc32c(frame[body:-CRC_BYTES]) != int.from_bytes(frame[-CRC_BYTES:], "little"):
-            return None
-        parts.append(frame if head.plain is None else frame[: HEADER_BYTES + unpack_header(frame).length])
-        at += head.size
-    return parts
+def _unsealed(frame: memoryview, head: Head) -> memoryview | None:
+    """A frame of a compressed segment as it travels, without its seal if it has one; None if unsound."""
+    body = HEADER_BYTES + STAMP_BYTES if head.plain is None else 0  # what the checksum at the end is of
+    if crc32c(frame[body:-CRC_BYTES]) != int.from_bytes(frame[-CRC_BYTES:], "little"):
+        return None
+    return frame if head.plain is None else frame[: HEADER_BYTES + unpack_header(frame).length]

@@ -1,0 +1,97 @@
+"""Asks a service by plain blocking calls: what a fact is, where in the log something lies, what it is itself.
+
+A fact's dot is what `expect` of the next delta is to name: so who was refused with CONFLICT reads the fact
+anew and decides again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from delta_prop.client.asking import Asking
+from delta_prop_wire.frames import (
+    Describe,
+    Description,
+    Fact,
+    FactState,
+    FindOffsets,
+    FoundOffsets,
+    Get,
+    PartitionRange,
+    Start,
+    StartAt,
+    StreamDescription,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from delta_prop.ports import Tls
+
+__all__ = [
+    "Description",
+    "Fact",
+    "FactState",
+    "PartitionRange",
+    "StreamDescription",
+    "describe",
+    "find_offsets",
+    "get",
+]
+
+_CLIENT = "asks"
+_CURE = "start the service or correct the address"
+
+
+def get(
+    addresses: str | Iterable[str],
+    vector_id: str,
+    namespace: str | None = None,
+    *,
+    token: str | None = None,
+    tls: Tls | None = None,
+    timeout_s: float = 30.0,
+) -> Fact:
+    """A fact as the service has it, with all that was in its log when it was asked. `namespace`: absent, the
+    text before the first `:` of the vector id, else `default`.
+
+    Raises Refused (BAD_REQUEST where no sink of the service keeps the states of all facts), Unreachable,
+    UsageError.
+    """
+    found = Asking(_CLIENT, token, tls, timeout_s, _CURE).ask(addresses, Get(vector_id, namespace))
+    assert isinstance(found, Fact)
+    return found
+
+
+def find_offsets(
+    addresses: str | Iterable[str],
+    times_us: Iterable[int],
+    *,
+    token: str | None = None,
+    tls: Tls | None = None,
+    timeout_s: float = 30.0,
+) -> FoundOffsets:
+    """For each time, in microseconds since 1970, the offset of the first delta that was logged then or later.
+
+    Raises Refused (BAD_REQUEST of a log in memory), Unreachable, UsageError.
+    """
+    starts = tuple(Start(StartAt.TIME, time_us) for time_us in times_us)
+    found = Asking(_CLIENT, token, tls, timeout_s, _CURE).ask(addresses, FindOffsets(starts))
+    assert isinstance(found, FoundOffsets)
+    return found
+
+
+def describe(
+    addresses: str | Iterable[str],
+    *,
+    token: str | None = None,
+    tls: Tls | None = None,
+    timeout_s: float = 30.0,
+) -> Description:
+    """What a service is: its streams, where their logs begin and end, the requests that it knows.
+
+    Raises Refused, Unreachable, UsageError.
+    """
+    found = Asking(_CLIENT, token, tls, timeout_s, _CURE).ask(addresses, Describe())
+    assert isinstance(found, Description)
+    return found

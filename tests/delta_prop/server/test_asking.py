@@ -1,0 +1,206 @@
+"""Questions over the wire: facts, offsets, what a service is; and what a newer client may say."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgpack
+import numpy as np
+import pytest
+
+from delta_prop import Delta, Refused, create, delete, opaque
+from delta_prop.client import facts
+from delta_prop.client.facts import FactState
+from delta_prop.embedded import Propagator
+from delta_prop_sinks.storage import StorageSink
+from delta_prop_wire.delta import Dot, make_origin
+from delta_prop_wire.frames import (
+    Ack,
+    BatchFrame,
+    Credit,
+    DeltaFrame,
+    Describe,
+    FindOffsets,
+    Get,
+    Heartbeat,
+    Hello,
+    Nack,
+    OriginClaim,
+    PartitionStart,
+    Start,
+    StartAt,
+    Subscribe,
+    Subscription,
+)
+from delta_prop_wire.spec import ErrorCode, FrameType
+from delta_prop_wire.stamp import Stamp
+from delta_prop_wire.topics import ALL
+from tests.delta_prop.server.raw import ORIGIN, Raw, connected, opaque_batch, serving
+from tests.wire.sealing import sealed
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> object:
+    return request.param
+
+
+async def asked(raw: Raw, number: int, request: Any) -> Ack | Nack:
+    await raw.send(Subscribe(number, request))
+    while True:
+        frame = await raw.next()
+        if isinstance(frame, Ack | Nack) and frame.correlation_id == number:
+            return frame
+
+
+async def test_facts_are_told_with_the_dot_that_expect_names(tmp_path: Path) -> None:
+    vector = np.arange(20_000, dtype=np.float32)
+    async with Propagator() as p, serving(p) as (_, address):
+        await p.attach(StorageSink(tmp_path / "v.db"))
+        made = await p.publish(Delta("doc-1", create(vector), "docs", metadata={"title": "fox"}))
+        await p.publish(Delta("r:1", opaque(b"x" * 100_000), "r"))
+        await p.publish(Delta("r:2", opaque(b""), "r"))
+        await p.publish(Delta("r:2", delete(), "r"))
+        where = f"{address.host}:{address.port}"
+        one, two, three, four = [
+            await anyio.to_thread.run_sync(facts.get, where, *names)
+            for names in (("doc-1", "docs"), ("r:1",), ("r:2", None), ("r:3",))
+        ]
+    assert (one.state, one.dot, one.metadata_map) == (FactState.VECTOR, made.dot, {"title": "fox"})
+    assert (one.vector == vector).all()
+    assert (two.state, two.data) == (FactState.OPAQUE, b"x" * 100_000)
+    assert (three.state, three.data) == (FactState.DELETED, b"")
+    assert (four.state, four.dot, four.offset) == (FactState.ABSENT, None, 4)
+
+
+async def test_who_was_refused_with_conflict_reads_and_decides_again(tmp_path: Path) -> None:
+    async with Propagator() as p, serving(p) as (_, address):
+        await p.attach(StorageSink(tmp_path / "v.db"))
+        first = await p.publish(Delta("a", opaque(b"1")))
+        await p.publish(Delta("a", opaque(b"2")))
+        with pytest.raises(Refused) as caught:
+            await p.publish(Delta("a", opaque(b"3"), expect=first.dot))
+        assert caught.value.code is ErrorCode.CONFLICT
+        fact = await anyio.to_thread.run_sync(facts.get, f"{address.host}:{address.port}", "a")
+        assert fact.data == b"2"
+        await p.publish(Delta("a", opaque(b"3"), expect=fact.dot))
+
+
+async def test_a_service_without_states_refuses_and_goes_on() -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
+        await raw.hello()
+        told = await asked(raw, 2, Get("a"))
+        assert isinstance(told, Nack)
+        assert (told.code, told.sequence) == (ErrorCode.BAD_REQUEST, 0)
+        assert isinstance(await asked(raw, 3, Describe()), Ack)
+
+
+async def test_offsets_by_time_and_what_a_service_is(tmp_path: Path) -> None:
+    async with Propagator(data=tmp_path) as p, serving(p) as (_, address):
+        await p.publish(Delta("a", opaque(b"1")))
+        await anyio.sleep(0.01)
+        between = time.time_ns() // 1000
+        await p.publish(Delta("a", opaque(b"2")))
+        where = f"{address.host}:{address.port}"
+        found = await anyio.to_thread.run_sync(facts.find_offsets, where, [0, between, 1 << 62])
+        assert found.offsets == (0, 1, 2)
+        told = await anyio.to_thread.run_sync(facts.describe, where)
+        (stream,) = told.streams
+        ((partition, start, log),) = stream.partitions
+        assert (stream.name, stream.stream, partition, start) == ("default", 0, 0, 0)
+        assert (log, told.requests["get"]) == (found.log, 1)
+
+
+async def test_requests_may_follow_a_hello_at_once(tmp_path: Path) -> None:
+    async with Propagator(data=tmp_path) as p, serving(p) as (_, address), connected(address) as raw:
+        await raw.send(
+            Subscribe(1, Hello(origins=(OriginClaim(ORIGIN),))),
+            Subscribe(2, Subscription(1, (ALL,))),
+            Subscribe(3, Describe()),
+            Heartbeat(1, sent_us=7),
+        )
+        told = [await raw.next() for _ in range(4)]
+        assert [getattr(one, "correlation_id", None) for one in told] == [1, 2, 3, None]
+        assert isinstance(told[3], Heartbeat)
+        assert told[3].echo_us == 7
+        await raw.send(opaque_batch(1))
+        assert (await raw.until(BatchFrame)).batch.count == 1
+
+
+async def test_what_only_a_later_version_knows_closes_no_connection() -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
+        await raw.hello()
+        for number, (request, version, code) in enumerate(
+            [("compact", 1, ErrorCode.BAD_REQUEST), ("get", 9, ErrorCode.UNSUPPORTED_VERSION)], 2
+        ):
+            said = msgpack.packb({"request": request, "version": version, "later": [1]})
+            await raw.stream.send([sealed(FrameType.SUBSCRIBE, said, sequence=number, flags=0x40)])
+            nack = await raw.until(Nack)
+            assert (nack.correlation_id, nack.code) == (number, code)
+        await raw.send(Nack(0, ErrorCode(999), "later"))
+        assert isinstance(await asked(raw, 9, Describe()), Ack)
+
+
+async def test_a_hello_of_a_later_version_is_refused_with_the_one_that_is_known() -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
+        said = msgpack.packb({"request": "hello", "version": 2})
+        await raw.stream.send([sealed(FrameType.SUBSCRIBE, said)])
+        nack = await raw.until(Nack)
+        assert (nack.correlation_id, nack.code) == (1, ErrorCode.UNSUPPORTED_VERSION)
+        assert nack.details == {"version": 1}
+        assert await raw.next() is None
+
+
+async def test_another_stream_or_partition_is_refused_and_its_dots_stay_open() -> None:
+    elsewhere = make_origin(77, 2, 3)
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
+        await raw.hello(ORIGIN, elsewhere)
+        batch = opaque_batch(1).batch
+        for number, stamp, code in (
+            (1, Stamp(partition=3), ErrorCode.WRONG_PARTITION),
+            (2, Stamp(stream=7), ErrorCode.UNKNOWN_STREAM),
+        ):
+            await raw.send(BatchFrame(number, batch, stamp))
+            assert (await raw.until(Nack)).code is code
+        for number, stream, partition, code in (
+            (3, 7, None, ErrorCode.UNKNOWN_STREAM),
+            (4, 0, 3, ErrorCode.WRONG_PARTITION),
+        ):
+            delta = Delta("a", opaque(b"1"), dot=Dot(ORIGIN, 1))
+            await raw.send(DeltaFrame(number, delta, stream=stream, partition=partition))
+            assert (await raw.until(Nack)).code is code
+        assert p.statistics().accepted == 0
+        await raw.send(BatchFrame(5, batch), BatchFrame(6, opaque_batch(1, origin=elsewhere).batch))
+        while p.statistics().accepted < 2:
+            await raw.until(Ack)
+
+
+async def test_a_subscription_may_name_its_partition() -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
+        await raw.hello()
+        for number, (more, code) in enumerate(
+            [
+                ({"stream": 7}, ErrorCode.UNKNOWN_STREAM),
+                ({"partitions": (PartitionStart(1),)}, ErrorCode.WRONG_PARTITION),
+                ({"partitions": (PartitionStart(0),) * 2}, ErrorCode.BAD_REQUEST),
+            ],
+            2,
+        ):
+            nack = await asked(raw, number, Subscription(1, (ALL,), **more))  # type: ignore[arg-type]
+            assert isinstance(nack, Nack)
+            assert nack.code is code
+        for _ in range(3):
+            await p.publish(Delta("a", opaque(b"1")))
+        one = PartitionStart(0, Start(StartAt.OFFSET, 1), Credit(1, 1 << 20))
+        ack = await asked(raw, 9, Subscription(1, (ALL,), partitions=(one,)))
+        assert isinstance(ack, Ack)
+        assert ack.subscribed is not None
+        assert ack.subscribed.start.next_offset == 1
+        assert (await raw.until(BatchFrame)).sequence == 1
+        nack = await asked(raw, 10, FindOffsets((Start(StartAt.EARLIEST),), partition=2))
+        assert isinstance(nack, Nack)
+        assert nack.code is ErrorCode.WRONG_PARTITION

@@ -1,0 +1,144 @@
+"""A real server whose log is compressed: who offers the codec gets frames as they lie, others plain ones."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop import Delta, LogSettings, opaque
+from delta_prop.client import Subscriber
+from delta_prop.embedded import Propagator
+from delta_prop_wire.codec import Decoder
+from delta_prop_wire.compression import available
+from delta_prop_wire.frames import Backpressure, BatchFrame, Credit, Level
+from delta_prop_wire.spec import Flag, FrameType
+from tests.delta_prop.server.raw import Raw, connected, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+    from pathlib import Path
+
+    from delta_prop.server.service import Address
+    from delta_prop_broker.log.settings import Compress
+    from delta_prop_wire.header import Header
+
+ROWS, BATCHES = 20, 60
+NAMES = [codec.name.lower() for codec in available()]
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@asynccontextmanager
+async def served(tmp_path: Path, codec: Compress) -> AsyncIterator[Address]:
+    """A server with a small log that has a compressed segment at least."""
+    log = LogSettings(compress=codec, segment_bytes_max=200_000, tail_bytes_max=1, compact=False)
+    async with Propagator(data=tmp_path, log=log) as p:
+        for number in range(BATCHES):
+            data = b"%d " % number * 100
+            await p.publish(*[Delta(f"v{row}", opaque(data), namespace="n") for row in range(ROWS)])
+        with anyio.fail_after(20):
+            while p.statistics().log.compressed_segments < 1:  # noqa: ASYNC110 - nobody tells of it
+                await anyio.sleep(0.05)
+        async with serving(p) as (_, address):
+            yield address
+
+
+class Heard:
+    """What came: the headers, and the rows with their offsets."""
+
+    def __init__(self, client: Raw) -> None:
+        self.headers: list[Header] = []
+        self.rows: list[tuple[int, str, bytes | None]] = []
+        self._client = client
+        client._decoder = Decoder(look_at=self.headers.append)
+
+    async def all(self) -> None:
+        while len(self.rows) < ROWS * BATCHES:
+            frame = await self._client.until(BatchFrame)
+            offsets = frame.batch.row_offsets
+            for row in range(frame.batch.count):
+                offset = frame.sequence + row if offsets is None else int(offsets[row])
+                self.rows.append((offset, frame.batch.keys[row], frame.batch.blob(row)))
+
+    @property
+    def compressed(self) -> int:
+        """How many frames were."""
+        return sum(1 for one in self.headers if one.type is FrameType.BATCH and one.flags & Flag.COMPRESSED)
+
+
+EXPECTED = [
+    (number * ROWS + row, f"v{row}", b"%d " % number * 100)
+    for number in range(BATCHES)
+    for row in range(ROWS)
+]
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+async def test_stored_frames_are_delivered_compressed_to_who_offers_the_codec(
+    tmp_path: Path, codec: Compress
+) -> None:
+    other = next(name for name in NAMES if name != codec)
+    async with served(tmp_path, codec) as address:
+        for features, is_compressed in (
+            ((codec,), True),
+            (tuple(NAMES), True),
+            ((), False),
+            ((other,), False),
+            (("unheard",), False),
+        ):
+            async with connected(address) as client:
+                heard = Heard(client)
+                ack = await client.hello(features=features)
+                assert codec in ack.welcome.features  # type: ignore[union-attr]
+                await client.subscribe()
+                await heard.all()
+                assert heard.rows == EXPECTED
+                assert (heard.compressed > 0) == is_compressed
+
+
+async def test_later_hello_without_features_leaves_the_codec(tmp_path: Path) -> None:
+    async with served(tmp_path, "zstd") as address, connected(address) as client:
+        heard = Heard(client)
+        await client.hello(features=("zstd",))
+        await client.hello()
+        await client.subscribe()
+        await heard.all()
+        assert heard.rows == EXPECTED
+        assert heard.compressed > 0
+
+
+async def test_cut_deliveries_are_plain_and_all_there(tmp_path: Path) -> None:
+    async with served(tmp_path, "zstd") as address:
+        for topic, rate in (("ns:n", None), ("*", 80.0 * ROWS), ("*", 1e6)):
+            async with connected(address) as client:
+                heard = Heard(client)
+                await client.hello(features=("zstd",))
+                await client.send(Backpressure(1, Level.WARN, rate=rate))
+                await client.subscribe(topic, credit=Credit(100_000, 10_000_000))
+                await heard.all()
+                assert heard.rows == EXPECTED
+                assert topic == "*" or not heard.compressed
+
+
+async def test_shipped_subscriber_reads_compressed_frames(tmp_path: Path) -> None:
+    found: list[bytes | None] = []
+    size = 0
+    async with (
+        served(tmp_path, "zstd") as address,
+        Subscriber(f"{address.host}:{address.port}", "*", start="earliest", compressed=True) as subscriber,
+    ):
+        async for batch in subscriber.batches():
+            found += [one.delta.operation.data for one in batch]
+            size += batch.size
+            if len(found) == len(EXPECTED):
+                break
+    assert found == [data for _, _, data in EXPECTED]
+    assert size < sum(len(data) for _, _, data in EXPECTED) * 0.7, "but the last segment is plain"

@@ -1,0 +1,209 @@
+"""What a subscriber's Backpressure does to its deliveries, in virtual time: an even rate, and a stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from delta_prop import Delta, LogSettings, opaque
+from delta_prop.embedded import Propagator
+from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.frames import Backpressure, BatchFrame, DeltaFrame, Heartbeat, Level
+from tests.delta_prop.server.outlets import EARLIEST, House, Line, everything, roomy, wanting
+from tests.delta_prop.server.raw import connected, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tests.delta_prop.server.raw import Raw
+
+AT_ONCE_S = 0.25
+"""How much of a second's rate may come at once."""
+
+
+def in_virtual_time(story: Callable[[Propagator, Raw], Awaitable[None]], *, data: str | None = None) -> None:
+    """Run a story of a service, in memory or on a disk, and of a client that has said hello."""
+
+    async def run() -> None:
+        network = VirtualNetwork(1)
+        world = virtual_world(1, network=network, disk=SimDisk(1))
+        async with (
+            Propagator(data=data, log=LogSettings(compact=False), world=world) as p,
+            serving(p) as (_, address),
+            connected(address, network) as client,
+        ):
+            await client.hello()
+            await story(p, client)
+
+    run_virtual(run)
+
+
+async def publish(p: Propagator, rows: int, namespaces: tuple[str, ...] = ("a",)) -> None:
+    deltas = [Delta(f"v{row}", opaque(b"%d" % row), namespaces[row % len(namespaces)]) for row in range(rows)]
+    for begin in range(0, rows, 2_000):
+        await p.publish(*deltas[begin : begin + 2_000])
+
+
+async def arrivals(client: Raw, rows: int) -> list[tuple[float, int]]:
+    """When each frame came, and how many rows it had; the rows are all there, each once, in order."""
+    found: list[tuple[float, int]] = []
+    offsets: list[int] = []
+    while len(offsets) < rows:
+        frame = await client.next()
+        if isinstance(frame, DeltaFrame):
+            new = [frame.sequence]
+        elif isinstance(frame, BatchFrame):
+            told = frame.batch.row_offsets
+            count = frame.batch.count
+            new = list(range(frame.sequence, frame.sequence + count)) if told is None else told.tolist()
+        else:
+            assert frame is not None
+            continue
+        found.append((anyio.current_time(), len(new)))
+        offsets += new
+    assert offsets == sorted(set(offsets))
+    return found
+
+
+def check_even(came: list[tuple[float, int]], rate: float, began: float) -> None:
+    """Check that no moment has more than the rate allows, and that the rate is reached."""
+    for start, _ in came:
+        at_once = sum(rows for at, rows in came if start <= at < start + 0.01)
+        assert at_once <= rate * (AT_ONCE_S + 0.01)
+    total = sum(rows for _, rows in came)
+    assert total / rate * 0.9 - AT_ONCE_S <= came[-1][0] - began <= total / rate * 1.1
+
+
+@pytest.mark.parametrize("data", [None, "x"])
+@pytest.mark.parametrize("how", ["behind", "pushed"])
+@pytest.mark.parametrize("form", ["batches", "deltas", "narrowed"])
+def test_deliveries_at_a_rate_come_evenly(data: str | None, how: str, form: str) -> None:
+    async def story(p: Propagator, client: Raw) -> None:
+        rate, rows = 500.0, 3_000
+        topics = ("ns:a",) if form == "narrowed" else ()
+        spaces = ("a", "b") if form == "narrowed" else ("a",)
+        if how == "behind":
+            await publish(p, rows, spaces)
+        await client.send(Backpressure(1, Level.WARN, rate=rate))
+        began = anyio.current_time()
+        await client.subscribe(*topics, deltas=form == "deltas")
+        if how == "pushed":
+            await publish(p, rows, spaces)
+        came = await arrivals(client, rows // len(spaces))
+        check_even(came, rate, began)
+
+    in_virtual_time(story, data=data)
+
+
+def test_rate_of_less_than_a_piece_comes_row_by_row() -> None:
+    async def story(p: Propagator, client: Raw) -> None:
+        await publish(p, 6)
+        await client.send(Backpressure(1, Level.THROTTLE, rate=2.0))
+        await client.subscribe()
+        came = await arrivals(client, 6)
+        assert [rows for _, rows in came] == [1] * 6
+        assert came[-1][0] - came[0][0] == pytest.approx(2.5, abs=0.1)
+
+    in_virtual_time(story)
+
+
+def test_rate_that_ok_ends_holds_nothing_back() -> None:
+    async def story(p: Propagator, client: Raw) -> None:
+        await publish(p, 2_000)
+        await client.send(Backpressure(1, Level.WARN, rate=1.0))
+        await client.subscribe()
+        await arrivals(client, 1)
+        await client.send(Backpressure(2, Level.OK, rate=1.0))
+        began = anyio.current_time()
+        await arrivals(client, 1_999)
+        assert anyio.current_time() - began < 1
+
+    in_virtual_time(story)
+
+
+def test_ranges_of_files_keep_to_a_rate() -> None:
+    house = House.on_disk()
+    for _ in range(300):
+        house.rows(1, data=bytes(3_000))
+    house.commit()
+    for rows_max, kinds in ((60, {"parts", "range"}), (7, {"parts"})):
+        line = Line(house, rows_max=rows_max)
+        line.subscribe(wanting(start=EARLIEST))
+        line.write_all()
+        assert line.got == everything(house)
+        assert set(line.kinds) == kinds
+
+
+def test_whole_batches_that_fit_a_piece_are_not_cut() -> None:
+    house = roomy()
+    line = Line(house, rows_max=5)  # each has two rows
+    line.subscribe(wanting(start=EARLIEST))
+    line.write_all()
+    assert line.got == everything(house)
+    assert all(isinstance(one, BatchFrame) and one.batch.row_offsets is None for one in line.frames)
+
+
+# --- stop
+
+
+def first_after(*advice: tuple[float, Backpressure]) -> float:
+    """How long after the first advice a delta comes that is there from then on."""
+    took: list[float] = []
+
+    async def story(p: Propagator, client: Raw) -> None:
+        await client.subscribe()
+        began = anyio.current_time()
+        await client.send(advice[0][1])
+        await anyio.sleep(0.05)
+        await publish(p, 1)
+
+        async def say() -> None:
+            for at, frame in advice[1:]:
+                await anyio.sleep(began + at - anyio.current_time())
+                await client.send(frame)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(say)
+            tasks.start_soon(beat, client)
+            with anyio.fail_after(100):
+                while not took:
+                    try:
+                        await client.until(BatchFrame)
+                        took.append(anyio.current_time() - began)
+                    except TimeoutError:
+                        pass
+            tasks.cancel_scope.cancel()
+
+    in_virtual_time(story)
+    return took[0]
+
+
+async def beat(client: Raw) -> None:
+    while True:
+        await anyio.sleep(5)
+        await client.send(Heartbeat(1))
+
+
+def stop(**more: Any) -> Backpressure:
+    return Backpressure(1, Level.STOP, **more)
+
+
+@pytest.mark.parametrize(
+    ("advice", "seconds"),
+    [
+        ([(0, stop(retry_after_ms=3_000))], 3.0),
+        ([(0, stop(retry_after_ms=3_000)), (1, Backpressure(2, Level.OK))], 1.0),
+        ([(0, stop(retry_after_ms=3_000)), (1, Backpressure(2, Level.WARN))], 1.0),
+        ([(0, stop(retry_after_ms=3_000)), (2, stop(retry_after_ms=3_000))], 5.0),
+        ([(0, stop()), (4, Backpressure(2, Level.OK))], 4.0),
+        ([(0, stop())], 60.0),
+        ([(0, stop(retry_after_ms=600_000))], 60.0),
+    ],
+)
+def test_stop_holds_until_another_level_or_its_time(
+    advice: list[tuple[float, Backpressure]], seconds: float
+) -> None:
+    assert first_after(*advice) == pytest.approx(seconds, abs=0.4)

@@ -1,0 +1,150 @@
+"""Makes docs/protocol-golden-folds.json, histories and their states: `python -m tests.golden.folds`.
+
+Deterministic: the same histories and bytes each time. What a history holds is told by `fold_histories.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from delta_prop_wire.algebra import State, fold
+from delta_prop_wire.delta import Delta, Kind, Operation
+from delta_prop_wire.encode import encode_batch
+from delta_prop_wire.errors import InvalidDelta
+from delta_prop_wire.validate import validate_batch
+from tests.golden.fold_histories import NAMESPACE, Change, histories
+from tests.wire.twice import with_metadata
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from delta_prop_wire.algebra import Key
+    from delta_prop_wire.batch import Batch
+
+PATH = Path(__file__).parents[2] / "docs" / "protocol-golden-folds.json"
+ABOUT = (
+    "Histories of facts and the states they fold to, held by tests to this project's sinks and its client "
+    "in Node. Deltas come in the order of some log. Bytes are hex, numbers float32 and u32 little-endian, "
+    "metadata msgpack; those of a state in canonical form, see the page. Lamport numbers, origins and "
+    "counters are text, as they have up to 64 bits. A delta with 'refused' is refused and has no effect."
+)
+
+
+def batch_of(changes: Sequence[Change], namespace: str = NAMESPACE) -> Batch:
+    """Encode changes as one batch: neighbours of one origin. Metadata keep their bytes."""
+    first = changes[0]
+    deltas = [Delta(one.vector_id, one.operation, namespace, id=one.id) for one in changes]
+    patches = {row: one.patch for row, one in enumerate(changes) if one.patch is not None}
+    if not patches:
+        return encode_batch(deltas, origin=first.origin, base=first.counter)
+    return with_metadata(patches, deltas=deltas, origin=first.origin, base=first.counter)
+
+
+def states_of(changes: Iterable[Change]) -> dict[str, State]:
+    """Fold the changes of each fact that are not refused, by the algebra alone."""
+    rows: dict[str, list[Any]] = {}
+    ids: dict[str, dict[Key, bytes]] = {}
+    for change in changes:
+        if refused_field(change) is None:
+            batch = batch_of([change])
+            rows.setdefault(change.vector_id, []).append((change.key, batch.operation(0), batch.metadata(0)))
+            if change.id is not None:
+                ids.setdefault(change.vector_id, {})[change.key] = change.id
+    return {
+        vector_id: fold(some, without_effect=later_copies(ids.get(vector_id, {})))
+        for vector_id, some in rows.items()
+    }
+
+
+def later_copies(ids: dict[Key, bytes]) -> set[Key]:
+    """Find the deltas whose id one before them has in canonical order, by their keys."""
+    seen: set[bytes] = set()
+    later = set()
+    for key in sorted(ids):
+        if ids[key] in seen:
+            later.add(key)
+        seen.add(ids[key])
+    return later
+
+
+def refused_field(change: Change) -> str | None:
+    """Name the field for which a service refuses a delta, whatever stands before it; None: it does not."""
+    batch = batch_of([change])
+    try:
+        validate_batch(batch)
+    except InvalidDelta as refusal:
+        return None if change.logged else refusal.field
+    return None
+
+
+def told_of_delta(change: Change) -> dict[str, Any]:
+    """Format a change as the file has it."""
+    operation = change.operation
+    told: dict[str, Any] = {
+        "lamport": str(change.lamport),
+        "origin": str(change.origin),
+        "counter": str(change.counter),
+        "vector_id": change.vector_id,
+        "op": int(operation.kind),
+    }
+    told |= _told_of_operation(operation)
+    if change.id is not None:
+        told["id"] = change.id.hex()
+    if change.patch is not None:
+        told["metadata"] = change.patch.hex()
+    if (field := refused_field(change)) is not None:
+        told["refused"] = {"code": "INVALID_DELTA", "field": field}
+    return told
+
+
+def _told_of_operation(operation: Operation) -> dict[str, str]:
+    told = {}
+    if operation.values is not None:
+        told["values"] = operation.values.astype("<f4", copy=False).tobytes().hex()
+    if operation.indices is not None:
+        told["indices"] = operation.indices.astype("<u4", copy=False).tobytes().hex()
+    if operation.values is None and operation.kind not in (Kind.DELETE, Kind.METADATA):
+        told["data"] = operation.data.hex()
+    return told
+
+
+def told_of_state(state: State) -> dict[str, Any]:
+    """Format a state as the file has it."""
+    assert state.key is not None, "the state of a fact names its last delta"
+    alive, vector, data, metadata = state.content
+    kind = Kind.DELETE if not alive else Kind.CREATE if vector is not None else Kind.OPAQUE
+    told: dict[str, Any] = {"op": int(kind)}
+    if vector is not None:
+        told["values"] = vector.hex()
+    if data is not None:
+        told["data"] = data.hex()
+    lamport, origin, counter = map(str, state.key)
+    told |= {"metadata": metadata.hex(), "lamport": lamport, "origin": origin, "counter": counter}
+    return told | {"ignored": state.ignored}
+
+
+def text() -> str:
+    """Format the file: a line a delta, so that a difference can be read."""
+    lines = ["{", f' "about": {json.dumps(ABOUT)},', ' "histories": [']
+    for name, changes in histories():
+        states = {vector_id: told_of_state(state) for vector_id, state in states_of(changes).items()}
+        rows = ",\n".join(f"    {json.dumps(told_of_delta(one))}" for one in changes)
+        lines += ["  {", f'   "name": {json.dumps(name)},', '   "deltas": [', rows, "   ],"]
+        lines += [f'   "states": {json.dumps(states)}', "  },"]
+    lines[-1] = "  }"
+    return "\n".join([*lines, " ]", "}", ""])
+
+
+def check_canonical(packed: bytes) -> None:
+    """Fail unless packed metadata is in canonical form, which packing it again keeps."""
+    told = msgpack.unpackb(packed, strict_map_key=True)
+    assert State(metadata=told).content[3] == packed
+
+
+if __name__ == "__main__":
+    PATH.write_text(text(), encoding="utf-8")
+    print(f"{PATH}: {PATH.stat().st_size} bytes")
