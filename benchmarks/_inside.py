@@ -7,6 +7,7 @@ checks and the log in a directory are as the product has them; keys are drawn at
 from __future__ import annotations
 
 import random
+import shutil
 import tempfile
 import time
 from bisect import bisect_left
@@ -40,6 +41,7 @@ NAMES = [f"key-{number}" for number in range(KEYS)]
 UNLINKED_ROWS_MAX = KEYS
 """The bound on rows that wait to be linked into the index: each search scores these exactly."""
 WAIT_S = 60.0
+REMOVE_S_MAX = 5.0
 _PREPARED_MAX = 1_000
 
 
@@ -171,6 +173,18 @@ class Sent:
         return self.deltas / self.seconds
 
 
+def _remove(folder: Path) -> None:
+    """Remove a folder and all in it, in which a thread that a signal has left alone may still make files."""
+    end = time.monotonic() + REMOVE_S_MAX
+    while folder.exists():
+        try:
+            shutil.rmtree(folder)
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.02)
+
+
 class Bench:
     """A propagator with its log in a directory, sinks by name, and all vectors made."""
 
@@ -189,7 +203,8 @@ class Bench:
         return self
 
     async def _fill(self, stack: AsyncExitStack) -> None:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="delta-prop-bench-")))
+        folder = Path(tempfile.mkdtemp(prefix="delta-prop-bench-"))
+        stack.callback(_remove, folder)
         log = LogSettings(level=AckLevel.LOGGED, keep_bytes_max=256 * MIB, compact=False)
         self.propagator = await stack.enter_async_context(
             Propagator(self._settings, data=folder / "log", log=log)

@@ -184,11 +184,13 @@ class Frames:
 
 
 def number_frame(frame: bytearray, counter: int) -> None:
-    """Make a frame that was encoded before the next one of its producer: number, dots, checksum."""
+    """Make a frame that was encoded before the next one of its producer: number, dots, checksums."""
     _SEQUENCE.pack_into(frame, _SEQUENCE_AT, counter)
     _COUNTER.pack_into(frame, _COUNTER_AT, counter)
-    crc = crc32c(memoryview(frame)[_BODY_AT : -_CRC.size])
-    _CRC.pack_into(frame, len(frame) - _CRC.size, crc)
+    view = memoryview(frame)
+    _CRC.pack_into(frame, len(frame) - _CRC.size, crc32c(view[_BODY_AT : -_CRC.size]))
+    stamp = crc32c(view[HEADER_BYTES + _CRC.size : _BODY_AT], crc32c(view[:HEADER_BYTES]))
+    _CRC.pack_into(frame, HEADER_BYTES, stamp)
 
 
 def numbered(template: bytes, counter: int) -> Batch:

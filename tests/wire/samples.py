@@ -13,6 +13,8 @@ from delta_prop_wire import delta as d
 from delta_prop_wire import requests
 from delta_prop_wire.algebra import State
 from delta_prop_wire.batch import Batch
+from delta_prop_wire.codec import encode
+from delta_prop_wire.compression import Compression
 from delta_prop_wire.control_rows import OF_THE_LOG
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, Source
@@ -57,7 +59,8 @@ from delta_prop_wire.frames import (
     Unsubscribe,
     Welcome,
 )
-from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.header import pack_header
+from delta_prop_wire.spec import ErrorCode, Flag, FrameType
 from delta_prop_wire.stamp import Stamp
 from delta_prop_wire.states import StateRow, encode_states
 from delta_prop_wire.topics import Topic
@@ -311,6 +314,33 @@ SAMPLES: dict[str, Frame] = {
 }
 
 
+def _compressed(frame: Frame, codec: Compression) -> bytes:
+    """A stamped batch as either codec may have it, in the plainest form: one run of bytes as they are.
+
+    What a library makes differs from version to version, and all of it is read.
+    """
+    raw = encode(frame)
+    body = raw[64:]
+    size = len(body)
+    if codec is Compression.LZ4:  # a token of 15 literals, and how many more
+        rest = size - 15
+        packed = b"\xf0" + b"\xff" * (rest // 255) + bytes([rest % 255]) + body
+    else:  # magic, single segment with a content size of 2 bytes, one last raw block
+        packed = bytes.fromhex("28b52ffd60") + (size - 256).to_bytes(2, "little")
+        packed += (size << 3 | 1).to_bytes(3, "little") + body
+    payload = raw[16:64] + bytes([codec]) + size.to_bytes(4, "little") + packed
+    flags = raw[3] | Flag.COMPRESSED
+    return pack_header(FrameType.BATCH, flags, frame.sequence, len(payload)) + payload
+
+
+COMPRESSED = {
+    f"batch from the log, {codec.name}": (
+        _compressed(SAMPLES["batch from the log"], codec),
+        "batch from the log",
+    )
+    for codec in Compression
+}
+"""Compressed frames to read, each with the name of the sample that it is."""
 NAMES_OF = {form.kind: form.name for form in requests._FORMS} | {
     form.answer: form.name for form in requests._FORMS
 }

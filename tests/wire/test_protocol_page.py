@@ -30,12 +30,15 @@ from delta_prop_wire.topics import Topic
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "protocol.md").read_text(encoding="utf-8")
 ERRORS = (DOCS / "errors.md").read_text(encoding="utf-8")
-GOLDEN = json.loads((DOCS / "protocol-golden.json").read_text(encoding="utf-8"))["frames"]
+GOLDEN_FILE = json.loads((DOCS / "protocol-golden.json").read_text(encoding="utf-8"))
+GOLDEN = GOLDEN_FILE["frames"]
 
 
 def test_the_golden_bytes_stand_on_the_page() -> None:
     blocks = re.findall(r"\*\*([^*\n]+)\*\* \(\w+\)\n\n```text\n(.*?)```", PAGE, re.DOTALL)
-    assert [(name, "".join(text.split())) for name, text in blocks] == [(e["name"], e["hex"]) for e in GOLDEN]
+    assert [(name, "".join(text.split())) for name, text in blocks] == [
+        (e["name"], e["hex"]) for e in (*GOLDEN, *GOLDEN_FILE["compressed"])
+    ]
 
 
 def test_each_frame_has_golden_bytes_and_a_section() -> None:
