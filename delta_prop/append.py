@@ -18,8 +18,9 @@ from delta_prop.ingest.refused_ids import RefusedIds
 from delta_prop.order.clock import OriginClocks
 from delta_prop.published import Published, RowPlace
 from delta_prop.splitting import new_rows, of_row, split
+from delta_prop_wire.control_rows import read_void
 from delta_prop_wire.delta import AckLevel, Dot, KnownIds, Source
-from delta_prop_wire.encode import encode_void, read_void
+from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.validate import plain_is_sound, simple_is_sound
@@ -255,6 +256,10 @@ class Appender:
                 state.remember(batch.base, batch.last, refused.crc)
             if refused.firsts is None:
                 state.note_void(batch, refused.code)
+
+    def pass_over(self, logged: LoggedBatch) -> None:
+        """Move only the Lamport number, for a batch of rows that this version does not act on."""
+        self.lamport = max(self.lamport, logged.lamport + logged.count - 1)
 
     def note_time(self, wall_us: int) -> None:
         """What was appended last was appended then (us since 1970): hybrid time goes on above that."""

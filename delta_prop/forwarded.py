@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from delta_prop.receipt import Published
+from delta_prop_wire.control_rows import read_void, uses_dots
 from delta_prop_wire.cutting import part_of
-from delta_prop_wire.encode import encode_void, read_void
+from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.spec import COUNTER_MAX, ErrorCode
 
@@ -32,10 +33,13 @@ LAMPORT_GIVEN_MAX = 1 << 62
 def check_numbers(work: Sequenced) -> None:
     """Counters and Lamport numbers that a store could not keep are refused before they mean anything.
 
-    So are states that a forwarder brings. Of its deltas nothing else is judged: their service did that.
+    So are states and a log's own control rows that a forwarder brings. Of its deltas nothing else is judged:
+    their service did that.
     """
     if work.forwards and (work.batch.is_state or work.batch.row_offsets is not None):
         raise InvalidDelta("batch", "holds states, or offsets of rows: forward frames as a log has them")
+    if work.forwards and not uses_dots(work.batch):
+        raise InvalidDelta("batch", "holds another log's own control rows: forward those of type 0 alone")
     last, lamport = work.batch.last, work.lamport or 0
     if last > COUNTER_MAX or not 0 <= lamport <= LAMPORT_GIVEN_MAX:
         raise Refused(

@@ -44,6 +44,7 @@ from delta_prop.repeats import answer_repeat, outcome_of, places_of
 from delta_prop.reporting import Reporter
 from delta_prop.settling import Settling
 from delta_prop.standing import Standing
+from delta_prop_wire.control_rows import uses_dots
 from delta_prop_wire.delta import Dot, Priority, Source, make_origin
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.mixed import is_simple
@@ -121,6 +122,9 @@ class Chain:
     def restore(self, logged: LoggedBatch, now: float) -> None:
         """Take in a batch of the log as it was found at start, in its order; nobody is shown it again."""
         batch = logged.batch
+        if not uses_dots(batch):
+            self.appender.pass_over(logged)
+            return
         known = batch.last <= self.orderer.have.get(batch.origin, 0)
         self.appender.restore(logged, now, known=known)
         if not known:

@@ -13,7 +13,7 @@ from delta_prop.published import Published
 from delta_prop.refusals import dot_reused, fenced, outcome_unknown, unreadable, void_before
 from delta_prop_broker.log.damage import LogDamaged
 from delta_prop_wire.contents import same_contents
-from delta_prop_wire.encode import read_void
+from delta_prop_wire.control_rows import read_void
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:

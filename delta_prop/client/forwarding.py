@@ -15,6 +15,7 @@ from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.link import Link
 from delta_prop.client.settings import ClientSettings
+from delta_prop_wire.control_rows import uses_dots
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
 from delta_prop_wire.frames import Ack, BatchFrame, Hello, Nack
@@ -271,6 +272,9 @@ class ForwardLink:
             self._finish(call)
 
     def _covers(self, logged: LoggedBatch) -> bool:
+        """Return True if the other service needs none of it: it has it, or these are the log's own rows."""
+        if not uses_dots(logged.batch):
+            return True
         return logged.batch.last <= self._has.get(logged.batch.origin, 0)
 
     def _note_has(self, logged: LoggedBatch) -> None:

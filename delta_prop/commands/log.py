@@ -19,6 +19,7 @@ from delta_prop_broker.log.beside.inspect import (
 from delta_prop_broker.log.damage import LogDamaged
 from delta_prop_broker.log.files.names import DIRECTORY
 from delta_prop_broker.log.files.snapshot import SnapshotFacts, snapshot_path
+from delta_prop_wire.control_rows import ControlType, control_type, refused_code
 from delta_prop_wire.jsonlines import to_line
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import kind_name
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from delta_prop.commands.places import At
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.files.frames import Place
+    from delta_prop_wire.batch import Batch
 
 OK, FAILED = 0, 1
 _TOLD_MAX = 20
@@ -84,17 +86,24 @@ def _told(place: Place) -> Iterator[dict[str, Any]]:
             "dot": str(batch.dot(row)),
         }
         if batch.is_control:
-            code = int.from_bytes(batch.blob(row)[:2], "little")
-            told |= {"op": "void", "error": ErrorCode(code).name if code in set(ErrorCode) else str(code)}
+            told |= _control_told(batch, row)
         else:
             told |= {"op": kind_name(batch.operation(row).kind)}
             told |= {"namespace": batch.namespaces[row], "vector_id": batch.keys[row]}
         yield told
 
 
+def _control_told(batch: Batch, row: int) -> dict[str, Any]:
+    kind = control_type(batch)
+    if kind is not ControlType.REFUSED:
+        return {"op": "control", "type": "unknown" if kind is None else kind.name.lower()}
+    code = refused_code(batch, row)
+    return {"op": "void", "error": ErrorCode(code).name if code in set(ErrorCode) else str(code)}
+
+
 def _table_line(row: dict[str, Any]) -> str:
-    if row["op"] == "void":
-        vector = row["error"]
+    if row["op"] in ("void", "control"):
+        vector = row.get("error") or row["type"]
     else:
         vector = row.get("vector") or f"{row['namespace']} {row['vector_id']}"
     numbers = f"{row['offset']:>10}  {row['time']:24}  {row['lamport']:>10}"

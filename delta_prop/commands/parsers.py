@@ -186,9 +186,9 @@ def _add_log(verbs: Any) -> None:
     parser = verb_parser(
         verbs,
         "log",
-        "show, verify, export or restore what a log holds",
+        "show, verify, export, restore or migrate what a log holds",
         "log verify --data facts",
-        description="All of them only read the log, beside a process that writes too.",
+        description="All but migrate only read the log, beside a process that writes too.",
     )
     below = parser.add_subparsers(title="verbs", metavar="VERB", dest="log_verb", required=True)
     show = verb_parser(below, "show", "one line a delta: offset, time, dot, what", "log show --data facts")
@@ -239,6 +239,18 @@ def _add_log(verbs: Any) -> None:
     data_argument(restore)
     restore.set_defaults(run=_restore)
 
+    migrate = verb_parser(
+        below,
+        "migrate",
+        "bring a data directory to the format of this version",
+        "log migrate facts",
+        description="Needs room for what it rewrites, and says how much. Broken off at any moment, it leaves "
+        "the old directory or one that the same command finishes. Nobody may serve it meanwhile.",
+    )
+    migrate.add_argument("data", metavar="DIR", type=directory, help="the data directory")
+    json_argument(migrate)
+    migrate.set_defaults(run=_migrate)
+
 
 def _show(options: Namespace) -> int:
     from delta_prop.commands.log import Part, show
@@ -256,6 +268,12 @@ def _restore(options: Namespace) -> int:
     from delta_prop.commands.copies import copy
 
     return copy(options.source, options.data)
+
+
+def _migrate(options: Namespace) -> int:
+    from delta_prop.commands.migrate import migrate
+
+    return migrate(options.data, as_json=options.json)
 
 
 def _export(options: Namespace) -> int:

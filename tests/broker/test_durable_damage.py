@@ -286,7 +286,7 @@ def test_a_newer_format_is_refused_with_its_number() -> None:
     disk.put("format", json.dumps({"format": 7, "made_by": "9.0", "more": []}).encode())
     before = state(disk)
     for read_only in (False, True):
-        with pytest.raises(FormatUnknown, match=r"format 7 \(made by 9.0\).*knows up to 1") as caught:
+        with pytest.raises(FormatUnknown, match=r"format 7 \(made by 9.0\).*knows up to 2") as caught:
             open_log(disk, TINY, read_only=read_only)
         assert caught.value.format == 7
     assert state(disk) == before

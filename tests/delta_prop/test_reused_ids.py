@@ -11,6 +11,7 @@ from delta_prop import Propagator, id_repeats
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CacheSink
+from delta_prop_wire.control_rows import read_void
 from delta_prop_wire.delta import (
     Delta,
     Dot,
@@ -23,7 +24,7 @@ from delta_prop_wire.delta import (
     sparse_add,
     transform,
 )
-from delta_prop_wire.encode import encode_batch, read_void
+from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Ack, AckRange, BatchFrame, DeltaFrame, Nack
 from delta_prop_wire.spec import ErrorCode

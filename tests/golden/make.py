@@ -15,6 +15,7 @@ from pathlib import Path
 
 from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import SimDisk
+from tests.delta_prop.server.jobs import place, rows, stage
 from tests.golden.reading import kept, served
 from tests.golden.story import SETTINGS, service, told
 
@@ -25,7 +26,7 @@ NOT_KEPT = ("lock", "reserve")
 def main(name: str) -> None:
     """Write the directory and what it says."""
     disk = told()
-    files = {path: disk.peek(path) for path in disk.paths() if not path.endswith(NOT_KEPT)}
+    files = {path: disk.peek(path) for path in disk.paths() if not path.endswith(NOT_KEPT)} | staged()
     expected = {"kept": kept(disk), "served": serve(files)}
     packed = HERE / f"{name}.tar.gz"
     with packed.open("xb") as file:
@@ -35,6 +36,14 @@ def main(name: str) -> None:
     print(
         f"{packed}: {packed.stat().st_size} bytes, {len(files)} files, {len(expected['kept']['rows'])} rows"
     )
+
+
+def staged() -> dict[str, bytes]:
+    """The files of a job that is staged and not yet decided."""
+    disk = SimDisk(1)
+    with place(disk) as held:
+        stage(held.address, 1, 0, rows(1, 12))
+        return {path: disk.peek(path) for path in disk.paths() if path.startswith("jobs/")}
 
 
 def serve(files: dict[str, bytes]) -> dict[str, object]:

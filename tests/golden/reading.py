@@ -16,11 +16,24 @@ from delta_prop.quarantine_file import read_all
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_broker.log.files.identity import read_identity
 from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY
-from delta_prop_wire.errors import UsageError
+from delta_prop_wire.control_rows import refused_code
+from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.jsonlines import delta_to_json
 from delta_prop_wire.spec import ErrorCode
 from tests.broker.durable import Clock
-from tests.golden.story import ADDS, AUDIT, EDITOR, IDENTIFIED, IDS, IMPORTER
+from tests.golden.story import (
+    ADDS,
+    AUDIT,
+    EDITOR,
+    FAR,
+    FRAMES,
+    IDENTIFIED,
+    IDS,
+    IMPORTER,
+    REFUSED,
+    TELLER,
+    outcome,
+)
 
 if TYPE_CHECKING:
     from delta_prop_broker.disk import Disk
@@ -62,8 +75,7 @@ def rows(logged: LoggedBatch) -> list[dict[str, Any]]:
         if batch.is_state:
             told = {"offset": logged.row_offset(row), "key": list(batch.state_keys[row])}
         if batch.is_control:
-            code = int.from_bytes(batch.blob(row)[:2], "little")
-            told |= {"void": ErrorCode(code).name, "dot": str(batch.dot(row))}
+            told |= {"void": ErrorCode(refused_code(batch, row)).name, "dot": str(batch.dot(row))}
         else:
             told |= delta_to_json(batch.delta(row, logged.source))
             if len(told.get("vector", ())) > 8:
@@ -117,6 +129,7 @@ async def served(p: Propagator) -> dict[str, Any]:
     told["repeats"] = {
         name: one.duplicates[0] if one.duplicate else None for name, one in zip(IDS, repeats, strict=True)
     }
+    told |= await _refusals(p) if p._chain.orderer.have.get(TELLER) else {}
     names = [("docs", f"doc-{number}") for number in range(10)]
     names += [("ids", "one"), ("ids", "two"), ("adds", "sum"), ("行", "行-1")]
     heads = {f"{namespace} {name}": p.head(name, namespace) for namespace, name in names}
@@ -124,4 +137,20 @@ async def served(p: Propagator) -> dict[str, Any]:
     await anyio.lowlevel.checkpoint()
     told["next_offset"] = p.statistics().log.next_offset
     told["sinks"] = [AUDIT, ADDS]
+    return told
+
+
+async def _refusals(p: Propagator) -> dict[str, Any]:
+    """What became of frames that left control rows, asked by their dots and by the frames again."""
+    dots = [(TELLER, counter) for counter in range(1, 8)] + [(FAR, 1), (FAR, 2)]
+    found = {f"{origin:x}:{counter}": p._chain.outcome(origin, counter) for origin, counter in dots}
+    told: dict[str, Any] = {
+        "dots": {dot: one.name if isinstance(one, ErrorCode) else one for dot, one in found.items()}
+    }
+    p._chain.hello(7, "teller", p._now())
+    told["outcomes"] = {name: await outcome(p, frame) for name, frame in FRAMES.items()}
+    try:
+        told["refused"] = (await p.publish(REFUSED)).offset
+    except Refused as refusal:
+        told["refused"] = refusal.code.name
     return told

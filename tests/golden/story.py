@@ -5,6 +5,7 @@ Told in virtual time on a false disk, so the same version makes the same bytes.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -22,17 +23,26 @@ from delta_prop import (
     delete,
     metadata_only,
     opaque,
+    scale,
     sparse,
     sparse_add,
 )
 from delta_prop.group_places import Group
+from delta_prop.ingest.work import Sequenced, Session
+from delta_prop.receipt import Receipt
 from delta_prop.testing import run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
+from delta_prop_wire.delta import Source, make_origin
+from delta_prop_wire.encode import encode_batch, encode_void
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.durable.histories import repeat
 from tests.delta_prop.durable.quarantined import Rejecting, Store
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from delta_prop_wire.batch import Batch
 
 SETTINGS = LogSettings(
     segment_bytes_max=8_192,
@@ -52,6 +62,37 @@ IDENTIFIED = (
     Delta("two", create([2.0]), "ids", id=IDS["second"], parents=(IDS["first"],), metadata={"ü": "ß"}),
     Delta("three", create([3.0]), "ids", id=IDS["last"]),
 )
+EPOCH = 4097  # the first one granted after one opening
+TELLER, FAR = make_origin(7, Priority.NORMAL), make_origin(77, Priority.NORMAL)
+"""Origins of a producer whose frames come again as they were, and of another service."""
+
+
+def _frame(base: int, *deltas: Delta) -> Batch:
+    return encode_batch(deltas, origin=TELLER, base=base, epoch=EPOCH)
+
+
+def _fourth(vector_id: str, operation: Operation) -> Delta:
+    return Delta(vector_id, operation, "ids", id=vector_id.encode().ljust(16, b"."))
+
+
+FRAMES = {
+    "id known, id new": _frame(1, IDENTIFIED[0], _fourth("four", create([4.0]))),
+    "ids known": _frame(3, IDENTIFIED[0], _fourth("four", create([4.0]))),
+    "refused": _frame(5, Delta("doc-0", scale(2.0), "docs"), Delta("nobody", scale(2.0), "docs")),
+    "refused with an id": _frame(7, _fourth("nobody", scale(2.0))),
+}
+"""Of which each leaves control rows in the log."""
+REFUSED = _fourth("nobody-else", scale(2.0))
+"""Refused without a dot, so that a checkpoint alone knows of it."""
+VOID = encode_void(origin=FAR, base=1, count=2, code=ErrorCode.CONFLICT, refused_crc=7)
+"""What another service refused."""
+
+
+async def outcome(p: Propagator, batch: Batch) -> list[int | None] | str:
+    """Where each row of a frame stands, or why it was refused."""
+    receipt = await repeat(p, batch, Session("teller"))
+    refusal = receipt.refusal()
+    return refusal.code.name if refusal is not None else [one.offset for one in receipt.result().places()]
 
 
 def told() -> SimDisk:
@@ -123,6 +164,16 @@ async def _middle(p: Propagator) -> None:
         raise AssertionError("a void is wanted")
     await p.publish(IDENTIFIED[0])
     await p.publish(IDENTIFIED[1])
+    p._chain.hello(7, "teller", p._now())
+    outcomes = [await outcome(p, frame) for frame in FRAMES.values()]
+    assert [one for one in outcomes if isinstance(one, str)] == ["INVALID_DELTA"] * 2, outcomes
+    receipt = p._chain.offer(
+        Sequenced(VOID, Session("far", Source.REPLICA), Receipt(), lamport=500), p._now()
+    )
+    await receipt
+    with suppress(Refused):
+        await p.publish(REFUSED)
+        raise AssertionError("a refusal is wanted")
     for value in (1.0, 7.0, 2.0):
         await p.publish(Delta("sum", sparse_add([0], [value]) if value > 1 else create([1.0]), "adds"))
     for number in range(24):

@@ -1,6 +1,7 @@
 """Directories that earlier versions wrote are read as they were written, and gone on with.
 
-Each is a packed directory with its content beside it as JSON; `make.py` says how one is added.
+Each is a packed directory with its content beside it as JSON; `make.py` says how one is added. One of an
+earlier format is migrated before.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from delta_prop import Delta, create
 from delta_prop.cli import main
 from delta_prop.testing import run_virtual
 from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.files.identity import FORMAT, read_format
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_sinks import CallbackSink
 from tests.delta_prop.durable.quarantined import Rejecting, Store
 from tests.golden.make import HERE, serve, unpacked
+from tests.golden.migrating import disk_of, migrated
 from tests.golden.reading import kept
 from tests.golden.story import ADDS, AUDIT, IMPORTER, SETTINGS, service
 
@@ -36,8 +39,19 @@ def expected(packed: Path) -> dict[str, Any]:
     return found
 
 
+def present(packed: Path) -> dict[str, bytes]:
+    """The files in the present format."""
+    found = read_format(disk_of(files := unpacked(packed)))
+    assert found is not None
+    return migrated(files) if found.number < FORMAT else files
+
+
 def laid_out(packed: Path, root: Path) -> dict[Path, bytes]:
-    files = {root / path: content for path, content in unpacked(packed).items()}
+    return laid_out_as(present(packed), root)
+
+
+def laid_out_as(contents: dict[str, bytes], root: Path) -> dict[Path, bytes]:
+    files = {root / path: content for path, content in contents.items()}
     for path, content in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
@@ -77,7 +91,7 @@ def test_it_is_read_as_it_was_written_and_not_a_byte_is_changed(packed: Path, tm
 
 @EACH
 def test_a_service_goes_on_with_it(packed: Path) -> None:
-    found, told = json.loads(json.dumps(serve(unpacked(packed)))), expected(packed)["served"]
+    found, told = json.loads(json.dumps(serve(present(packed)))), expected(packed)["served"]
     assert {name: found[name] for name in told} == told
     assert found["notes"] == []
 
@@ -87,7 +101,7 @@ def test_its_sinks_and_producers_go_on_where_they_stopped(packed: Path) -> None:
     told = expected(packed)
     end, watermark = told["kept"]["offsets"][1], told["served"]["watermarks"][IMPORTER]
     disk, seen = SimDisk(), list[int]()
-    for path, content in unpacked(packed).items():
+    for path, content in present(packed).items():
         disk.put(path, content)
 
     async def run() -> None:

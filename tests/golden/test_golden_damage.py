@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.errors import DeltaPropError
-from tests.golden.make import serve, unpacked
+from tests.golden.make import serve
+from tests.golden.migrating import disk_of
 from tests.golden.reading import kept
-from tests.golden.test_golden import EACH, expected
+from tests.golden.test_golden import EACH, expected, present
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 REFUSED = (".log", "/log", "format", ".snapshot", ".journal", ".cursor")
 """Kinds without which something would be missing: they are refused with their name, where they are read."""
-MADE_ANEW = (".index", "mark", ".checkpoint", ".part", "cursors")
+MADE_ANEW = (".index", "mark", "/time", ".checkpoint", ".part", "cursors")
 """Kinds that lag or can be made anew."""
 
 
@@ -35,13 +35,6 @@ def flipped(files: dict[str, bytes], path: str, at: int) -> dict[str, bytes]:
     raw = bytearray(files[path])
     raw[at] ^= 1 << at % 8
     return {**files, path: bytes(raw)}
-
-
-def disk_of(files: dict[str, bytes]) -> SimDisk:
-    disk = SimDisk()
-    for path, content in files.items():
-        disk.put(path, content)
-    return disk
 
 
 def told(read: Any, files: dict[str, bytes]) -> Any:
@@ -56,7 +49,7 @@ def told(read: Any, files: dict[str, bytes]) -> Any:
 def test_a_flipped_bit_anywhere_is_told_or_has_no_effect(
     packed: Path, full: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files, sound = unpacked(packed), expected(packed)
+    files, sound = present(packed), expected(packed)
     outcomes: Counter[str] = Counter()
     newest = {kind_of(path): path for path in sorted(files)}
     for path, raw in files.items() if full else ((path, files[path]) for path in newest.values()):

@@ -13,6 +13,9 @@ from delta_prop_wire import delta as d
 from delta_prop_wire import requests
 from delta_prop_wire.algebra import State
 from delta_prop_wire.batch import Batch
+from delta_prop_wire.codec import encode
+from delta_prop_wire.compression import Compression
+from delta_prop_wire.control_rows import OF_THE_LOG
 from delta_prop_wire.cursor import Cursor
 from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, Source
 from delta_prop_wire.encode import encode_batch, encode_void
@@ -56,10 +59,12 @@ from delta_prop_wire.frames import (
     Unsubscribe,
     Welcome,
 )
-from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.header import pack_header
+from delta_prop_wire.spec import ErrorCode, Flag, FrameType
 from delta_prop_wire.stamp import Stamp
 from delta_prop_wire.states import StateRow, encode_states
 from delta_prop_wire.topics import Topic
+from tests.wire.control_batches import control_batch
 
 DOCS = Path(__file__).parents[2] / "docs"
 ORIGIN = 0x0000_0ABC_DEF0_0002
@@ -127,6 +132,11 @@ def cut_batch() -> Batch:
 
 
 VOID = encode_void(origin=ORIGIN, base=8, count=2, code=ErrorCode.INVALID_DELTA, refused_crc=0x0A0B0C0D)
+OWN_ROWS = {
+    kind.name.lower().replace("_", " "): control_batch(bytes((kind,)) + b"what follows")
+    for kind in sorted(OF_THE_LOG)
+}
+"""Of the types that a log will write for itself. What follows the type is open, so this stands for it."""
 CUT_STAMP = dataclasses.replace(STAMP, previous_crc=0, body_crc=cut_batch().crc)
 STATE_STAMP = dataclasses.replace(STAMP, lamport=913, body_crc=states_batch().crc)
 SAMPLES: dict[str, Frame] = {
@@ -188,6 +198,14 @@ SAMPLES: dict[str, Frame] = {
     "batch of void dots": BatchFrame(
         20, VOID, dataclasses.replace(STAMP, lamport=903, body_crc=VOID.crc, source=Source.LOCAL)
     ),
+    **{
+        f"batch of {name} rows": BatchFrame(
+            22 + place,
+            rows,
+            dataclasses.replace(STAMP, lamport=905 + place, body_crc=rows.crc, source=Source.LOCAL),
+        )
+        for place, (name, rows) in enumerate(OWN_ROWS.items())
+    },
     "batch of states": BatchFrame(0, states_batch(), STATE_STAMP),
     "ack": Ack(6, ranges=(AckRange(5, 5, 17), AckRange(6, 6, 3, True)), credit=Credit(2, 416)),
     "nack": Nack(
@@ -296,6 +314,33 @@ SAMPLES: dict[str, Frame] = {
 }
 
 
+def _compressed(frame: Frame, codec: Compression) -> bytes:
+    """A stamped batch as either codec may have it, in the plainest form: one run of bytes as they are.
+
+    What a library makes differs from version to version, and all of it is read.
+    """
+    raw = encode(frame)
+    body = raw[64:]
+    size = len(body)
+    if codec is Compression.LZ4:  # a token of 15 literals, and how many more
+        rest = size - 15
+        packed = b"\xf0" + b"\xff" * (rest // 255) + bytes([rest % 255]) + body
+    else:  # magic, single segment with a content size of 2 bytes, one last raw block
+        packed = bytes.fromhex("28b52ffd60") + (size - 256).to_bytes(2, "little")
+        packed += (size << 3 | 1).to_bytes(3, "little") + body
+    payload = raw[16:64] + bytes([codec]) + size.to_bytes(4, "little") + packed
+    flags = raw[3] | Flag.COMPRESSED
+    return pack_header(FrameType.BATCH, flags, frame.sequence, len(payload)) + payload
+
+
+COMPRESSED = {
+    f"batch from the log, {codec.name}": (
+        _compressed(SAMPLES["batch from the log"], codec),
+        "batch from the log",
+    )
+    for codec in Compression
+}
+"""Compressed frames to read, each with the name of the sample that it is."""
 NAMES_OF = {form.kind: form.name for form in requests._FORMS} | {
     form.answer: form.name for form in requests._FORMS
 }

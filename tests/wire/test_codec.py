@@ -29,6 +29,7 @@ from delta_prop_wire.header import CONTROL_PAYLOAD_BYTES_MAX, DELTA_PAYLOAD_BYTE
 from delta_prop_wire.spec import COUNTER_MAX, FRAME_PAYLOAD_BYTES_MAX, ErrorCode, Flag, FrameType
 from delta_prop_wire.stamp import Stamp, pack_sent_stamp
 from tests.wire.samples import (
+    COMPRESSED,
     DOCS,
     ORIGIN,
     SAMPLES,
@@ -88,6 +89,22 @@ def test_golden_bytes(name: str) -> None:
     assert decode(raw) == SAMPLES[name]
     assert entry["type"] == FrameType(raw[2]).name
     assert entry["fields"] == plain(decode(raw))
+
+
+@pytest.mark.parametrize("name", COMPRESSED)
+def test_compressed_golden_frames_are_read(name: str) -> None:
+    raw, of = COMPRESSED[name]
+    entries = json.loads((DOCS / "protocol-golden.json").read_text())["compressed"]
+    assert {"name": name, "type": "BATCH", "hex": raw.hex(), "is": of} in entries
+    assert decode(raw) == SAMPLES[of]
+    flipped = bytearray(raw)
+    for bit in range(8 * len(raw)):
+        flipped[bit // 8] ^= 1 << bit % 8
+        decoder = Decoder()
+        decoder.receive(flipped)
+        with suppress(PeerError):
+            assert events(decoder) in ([], [SAMPLES[of]]), bit
+        flipped[bit // 8] ^= 1 << bit % 8
 
 
 # --- streams

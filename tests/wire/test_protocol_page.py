@@ -21,6 +21,7 @@ from delta_prop_wire.bounds import BYTES_MAX, NUMBERS_MAX
 from delta_prop_wire.codec import decode
 from delta_prop_wire.compression import BODY_BYTES_MIN
 from delta_prop_wire.connection import Connection
+from delta_prop_wire.control_rows import OF_THE_LOG, ControlType
 from delta_prop_wire.delta import Kind, make_origin, producer_id_of
 from delta_prop_wire.errors import PeerError
 from delta_prop_wire.frames import Ack, Credit, Welcome
@@ -32,12 +33,15 @@ from delta_prop_wire.topics import Topic
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "protocol.md").read_text(encoding="utf-8")
 ERRORS = (DOCS / "errors.md").read_text(encoding="utf-8")
-GOLDEN = json.loads((DOCS / "protocol-golden.json").read_text(encoding="utf-8"))["frames"]
+GOLDEN_FILE = json.loads((DOCS / "protocol-golden.json").read_text(encoding="utf-8"))
+GOLDEN = GOLDEN_FILE["frames"]
 
 
 def test_the_golden_bytes_stand_on_the_page() -> None:
     blocks = re.findall(r"\*\*([^*\n]+)\*\* \(\w+\)\n\n```text\n(.*?)```", PAGE, re.DOTALL)
-    assert [(name, "".join(text.split())) for name, text in blocks] == [(e["name"], e["hex"]) for e in GOLDEN]
+    assert [(name, "".join(text.split())) for name, text in blocks] == [
+        (e["name"], e["hex"]) for e in (*GOLDEN, *GOLDEN_FILE["compressed"])
+    ]
 
 
 def test_each_frame_has_golden_bytes_and_a_section() -> None:
@@ -103,6 +107,14 @@ def test_each_error_code_is_explained(code: ErrorCode) -> None:
     assert re.match(rf"\s*Code {int(code)}; dots? {state}", section[1])
     for part in ("**What was wrong.**", "**Why.**", "**What to do.**"):
         assert part in section[1]
+
+
+@pytest.mark.parametrize("kind", ControlType)
+def test_each_type_of_control_rows_is_in_the_table(kind: ControlType) -> None:
+    table = PAGE[PAGE.index("### Control rows") : PAGE.index("### States")]
+    (row,) = re.findall(rf"^\| {int(kind)} \| ([a-z ]+).*\| (.*) \|$", table, re.MULTILINE)
+    assert row[0].strip() == kind.name.lower().replace("_", " ")
+    assert (row[1] == "0") == (kind in OF_THE_LOG)
 
 
 def test_the_table_of_errors_that_may_pass() -> None:

@@ -12,7 +12,7 @@ import textwrap
 
 from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.spec import FrameType
-from tests.wire.samples import DOCS, SAMPLES, plain
+from tests.wire.samples import COMPRESSED, DOCS, SAMPLES, plain
 
 _JSON = DOCS / "protocol-golden.json"
 _PAGE = DOCS / "protocol.md"
@@ -23,8 +23,11 @@ def write() -> None:
     """Replace the frames in both files, and nothing else."""
     told = json.loads(_JSON.read_text(encoding="utf-8"))
     told["frames"] = [_entry(name, encode(frame)) for name, frame in SAMPLES.items()]
+    told["compressed"] = [
+        {"name": name, "type": "BATCH", "hex": raw.hex(), "is": of} for name, (raw, of) in COMPRESSED.items()
+    ]
     _JSON.write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    blocks = "\n".join(_block(entry) for entry in told["frames"])
+    blocks = "\n".join(_block(entry) for entry in (*told["frames"], *told["compressed"]))
     page = _PAGE.read_text(encoding="utf-8")
     first = re.search(r"^\*\*[^*\n]+\*\* \(\w+\)$", page, re.MULTILINE)
     assert first, "the page has no golden frame"

@@ -8,12 +8,13 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 import numpy as np
 
 from delta_prop_wire.batch import Batch
+from delta_prop_wire.control_rows import add_type, pack_refused
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import AckLevel, Kind, Priority
 from delta_prop_wire.errors import InvalidDelta, Refused
@@ -64,10 +65,6 @@ _ATTRIBUTE_OF = {
 _ZEROS = bytes(ALIGNMENT)
 _LARGE_BYTES = 64 * 1024
 """So much takes less to sign piece by piece than to copy once more."""
-_REFUSED = struct.Struct("<HI")
-_FIRST = struct.Struct("<Q")
-_NO_FIRST = (1 << 64) - 1
-_CODES = frozenset(map(int, ErrorCode))
 _TEXT = {str}
 _PLAIN_NAMES = 1 << Column.KEY_ENDS | 1 << Column.KEYS | 1 << Column.NAMESPACES | 1 << Column.VALUES
 _SPARSE_NAMES = _PLAIN_NAMES | 1 << Column.INDICES
@@ -296,11 +293,9 @@ def encode_void(
 ) -> Batch:
     """Encode the control row that fills the place of refused dots, one row a dot.
 
-    It keeps the refused frame's clock entries, since later frames of the origin send only changes. The rows'
-    bytes name the error code (u16, little-endian); behind it may follow the checksum of the refused body
-    (u32), by which a repeat of it is told, and behind that, where the rows' ids had been accepted before,
-    the offset of each one's first copy (u64, all bits set where it is not known). `ids`: those that the
-    refused deltas had.
+    It keeps the refused frame's clock entries, since later frames of the origin send only changes.
+    `refused_crc`: the checksum of the refused body, by which a repeat of it is told. `firsts`: the offset of
+    each row's first copy, where the ids had been accepted before. `ids`: those that the refused deltas had.
     """
     columns: dict[Column, bytes] = {}
     _add_clock(columns, clock)
@@ -308,14 +303,9 @@ def encode_void(
         columns[Column.IDS] = b"".join(ids)
     if counters is not None:
         columns[Column.COUNTERS] = struct.pack(f"<{count}Q", *counters)
-    row = struct.pack("<H", code) if refused_crc is None else _REFUSED.pack(code, refused_crc)
-    assert firsts is None or (refused_crc is not None and len(firsts) == count)
-    told = (
-        [b""] * count if firsts is None else [_FIRST.pack(_NO_FIRST if at is None else at) for at in firsts]
-    )
-    size = len(row) + len(told[0])
-    columns[Column.BLOB_ENDS] = struct.pack(f"<{count}I", *range(size, size * count + 1, size))
-    columns[Column.BLOBS] = b"".join(row + first for first in told)
+    rows = pack_refused(count, code, refused_crc, firsts)
+    columns[Column.BLOB_ENDS] = _ends(map(len, rows))
+    columns[Column.BLOBS] = b"".join(rows)
     return assemble(
         columns,
         attributes=Attribute.CONTROL | priority << PRIORITY_SHIFT,
@@ -329,32 +319,27 @@ def encode_void(
     )
 
 
-class Void(NamedTuple):
-    """Why dots are void: the code, the refused body's checksum; `firsts` of rows whose ids are repeats."""
-
-    code: ErrorCode
-    crc: int | None
-    firsts: dict[int, int | None] | None
-
-
-def read_void(batch: Batch) -> Void:
-    """What a control row says; of one that says less than is known today, what it says."""
-    first = batch.blob(0)
-    number = int.from_bytes(first[:2], "little")
-    # Another service's void may name a code of a later version: it is void all the same.
-    code = ErrorCode(number) if number in _CODES else ErrorCode.INVALID_DELTA
-    if len(first) < _REFUSED.size:
-        return Void(code, None, None)
-    _, crc = _REFUSED.unpack_from(first)
-    size = _REFUSED.size + _FIRST.size
-    blobs = [batch.blob(row) for row in range(batch.count)]
-    if any(len(blob) < size for blob in blobs):
-        return Void(code, crc, None)
-    firsts: dict[int, int | None] = {}
-    for row, blob in enumerate(blobs):
-        (at,) = _FIRST.unpack_from(blob, _REFUSED.size)
-        firsts[row] = None if at == _NO_FIRST else at
-    return Void(code, crc, firsts)
+def with_control_types(batch: Batch) -> Batch:
+    """Encode a control batch of format 1 of the data directory anew, each row with its type in front."""
+    present = [column for column in Column if batch.columns_mask >> column & 1]
+    columns = {column: raw for column in present if (raw := batch.column(column)) is not None}
+    rows = [add_type(batch.blob(row)) for row in range(batch.count)]
+    columns[Column.BLOB_ENDS], columns[Column.BLOBS] = (
+        memoryview(_ends(map(len, rows))),
+        memoryview(b"".join(rows)),
+    )
+    return assemble(
+        columns,
+        attributes=batch.attributes,
+        count=batch.count,
+        origin=batch.origin,
+        epoch=batch.epoch,
+        base=batch.base,
+        hybrid_time=batch.hybrid_time,
+        kinds_mask=batch.kinds_mask,
+        dimension=batch.dimension,
+        previous=batch.previous,
+    )
 
 
 def assemble(

@@ -13,6 +13,7 @@ from typing import NoReturn
 import numpy as np
 
 from delta_prop_wire.batch import U64, Batch
+from delta_prop_wire.control_rows import check_control_rows
 from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import Kind
 from delta_prop_wire.errors import PeerError
@@ -204,6 +205,8 @@ def check_columns(batch: Batch) -> None:
         _check_entries(batch)
         _check_states(batch)
         _check_metadata(batch)
+    if batch.is_control:
+        check_control_rows(batch)
 
 
 @lru_cache(maxsize=1024)

@@ -58,6 +58,31 @@ class FormatUnknown(DeltaPropError):
         self.known = known
 
 
+class FormatOutdated(DeltaPropError):
+    """The data directory is of an earlier format, or on its way from there. `format` is its number."""
+
+    def __init__(self, path: str, found: int, known: int, *, unfinished: bool) -> None:
+        why = "its migration was broken off" if unfinished else f"this version reads format {known} alone"
+        again = " once more" if unfinished else ""
+        super().__init__(
+            f"{path} says format {found}: {why}: run `delta-prop log migrate DIR`{again}; nothing was changed"
+        )
+        self.format = found
+        self.known = known
+
+
+class RoomMissing(DeltaPropError):
+    """A migration needs more room than the disk has. Sizes in bytes."""
+
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(
+            f"the disk has {free:,} bytes of free room: the migration needs {needed:,}, since old and new "
+            "files lie side by side until it is done: make room, and run it again; the directory is as it was"
+        )
+        self.needed = needed
+        self.free = free
+
+
 class BadFrame(Exception):
     """No sound frame at `position`, where that of `offset` belongs; `skip` leads to the next candidate.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_broker.log.damage import LogBusy, LogDamaged
 from delta_prop_broker.log.files import ahead
-from delta_prop_broker.log.files.identity import write_identity
+from delta_prop_broker.log.files.identity import check_format, write_identity
 from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY, LOCK_PATH
 from delta_prop_broker.log.files.reserve import Reserve, tells_full_disk
 from delta_prop_broker.log.files.times import read_times
@@ -47,11 +47,12 @@ class DurableLog(Appending, Committing, Reading):
         """Open the log in a data directory, or make it there; recover it if it was not closed.
 
         `draw` gives random bytes. Read-only takes no lock, changes nothing, asks for no time, and shows what
-        is known to be synced. Raises LogBusy, LogDamaged, FormatUnknown, UsageError, OSError
+        is known to be synced. Raises LogBusy, LogDamaged, FormatUnknown, FormatOutdated, UsageError, OSError
         (DiskFull where there is no room, after the reserve was given up).
         """
         lock: Lock | None = None
         if not read_only:
+            check_format(disk)  # before a directory that is refused gets so much as a lock
             try:
                 with tells_full_disk(disk):
                     disk.make_directory("")

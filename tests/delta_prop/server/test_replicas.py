@@ -14,6 +14,7 @@ from delta_prop_wire.frames import Ack, AckRange, BatchFrame, Nack
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.stamp import Stamp
 from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
+from tests.wire.control_batches import control_batch
 
 pytestmark = pytest.mark.anyio
 
@@ -145,3 +146,25 @@ async def test_only_a_forwarder_stamps_and_it_sends_nothing_else() -> None:
             nack = await client.until(Nack)
             assert nack.code is ErrorCode.BAD_FRAME
             assert await client.next() is None
+
+
+@pytest.mark.parametrize("kind", [1, 4, 6])
+async def test_control_rows_of_another_type_are_refused_and_the_connection_goes_on(kind: int) -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as forwarder:
+        await forwarder.hello(source=Source.REPLICA)
+        await forwarder.send(stamped(BatchFrame(1, control_batch(bytes((kind,)))), 100))
+        nack = await forwarder.until(Nack)
+        assert (nack.sequence, nack.code, nack.is_about_connection) == (1, ErrorCode.INVALID_DELTA, False)
+        await forwarder.send(stamped(BatchFrame(2, opaque_batch(1).batch), 100))
+        assert (await forwarder.told(2)).ranges == (AckRange(2, 2, 0),)
+        assert p.statistics().accepted == 1
+
+
+@pytest.mark.parametrize("blob", [b"", b"\0\x0e", b"\x07", b"\xff"])
+async def test_control_rows_that_no_version_writes_end_the_connection(blob: bytes) -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as forwarder:
+        await forwarder.hello(source=Source.REPLICA)
+        await forwarder.send(stamped(BatchFrame(1, control_batch(blob)), 100))
+        assert (await forwarder.until(Nack)).code is ErrorCode.BAD_FRAME
+        assert await forwarder.next() is None
+        assert p.statistics().log.next_offset == 0

@@ -116,6 +116,16 @@ class Checkpoint:
             raise CheckpointDamaged(self.path, "its index cannot be read")
         return index
 
+    def moved(self, log_id: bytes, crc: int, index: bytes | None) -> Iterable[bytes]:
+        """Pack it for the same frames under other stamps: `crc` is of the last one before its offset.
+
+        `index`: of the segment that was growing; None where that stays. Raises CheckpointDamaged, OSError.
+        """
+        sections = {name: self.section(name) for name in self._places}
+        if index is not None:
+            sections[_INDEX] = index
+        return _pack(_Head(log_id, self.offset, self.end, crc, self.index_base), sections)
+
     def part(self, name: str) -> bytes:
         """The bytes of a part that it names. Raises CheckpointDamaged, OSError."""
         named = self.parts[name]
@@ -263,16 +273,10 @@ class Checkpoints:
         if position.index is not None:
             index = position.index.until(position.offset, position.size, position.crc, position.latest_time)
             all_sections[_INDEX], base = index.pack(), index.base
-        assert len(all_sections) <= SECTIONS_MAX
-        head = _HEADER.pack(
-            _MAGIC, _VERSION, 0, self._log_id, position.offset, end, position.crc, len(all_sections), base
-        )  # fmt: skip
-        for key, raw in all_sections.items():
-            head += _SECTION.pack(key.encode(), len(raw), crc32c(raw))
-        head += _CRC.pack(crc32c(head))
+        head = _Head(self._log_id, position.offset, end, position.crc, base)
         path = f"{self._directory}/{name}"
         try:
-            replace_file(self._disk, self._directory, path, [head, *filter(None, all_sections.values())])
+            replace_file(self._disk, self._directory, path, _pack(head, all_sections))
         except OSError:
             # The name may be in the cache alone for good: the next process must not find it, and trust it.
             with suppress(OSError):
@@ -308,6 +312,24 @@ def part_name(offset: int, kind: str) -> str:
 def checkpoint_names(names: Sequence[str]) -> list[str]:
     """Return the file names of checkpoints among these."""
     return _ours(names, SUFFIX)
+
+
+class _Head(NamedTuple):
+    log_id: bytes
+    offset: int
+    end: int
+    crc: int
+    index_base: int
+
+
+def _pack(head: _Head, sections: Mapping[str, bytes]) -> list[bytes]:
+    assert len(sections) <= SECTIONS_MAX
+    numbers = head.offset, head.end, head.crc
+    raw = _HEADER.pack(_MAGIC, _VERSION, 0, head.log_id, *numbers, len(sections), head.index_base)
+    for key, section in sections.items():
+        raw += _SECTION.pack(key.encode(), len(section), crc32c(section))
+    raw += _CRC.pack(crc32c(raw))
+    return [raw, *filter(None, sections.values())]
 
 
 def _ours(names: Sequence[str], suffix: str) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop_broker.log.damage import FormatUnknown, LogDamaged
+from delta_prop_broker.log.damage import FormatOutdated, FormatUnknown, LogDamaged
 from delta_prop_broker.log.files.names import FORMAT_PATH, TEMPORARY
 from delta_prop_broker.log.files.writing import write_all
 from delta_prop_wire.crc import crc32c
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
     from delta_prop_broker.disk import Disk
 
-FORMAT = 1
+FORMAT = 2
+"""Since 2 each control row says its type."""
+OLDEST_FORMAT = 1
+"""What a migration can begin with."""
 OPENINGS_MAX = (1 << 32) - 1
 EPOCHS_MAX = 4096
 """Epochs remembered; a cursor of an older one is taken as if it were of the oldest remembered."""
@@ -65,30 +68,51 @@ class Identity:
         return min((begin for later, begin in self.epochs if later > epoch), default=None)
 
 
-def check_format(disk: Disk) -> bool:
-    """Refuse a directory of a newer format, or one whose format cannot be read; whether it has one."""
+class Format(NamedTuple):
+    """The content of the format file. `unfinished`: a migration to this format has files to exchange."""
+
+    number: int
+    made_by: str
+    unfinished: bool = False
+
+
+def check_format(disk: Disk, *, oldest: int = FORMAT) -> bool:
+    """Refuse a directory of another format than `oldest` to FORMAT; True if it has one.
+
+    Raises FormatUnknown, FormatOutdated, LogDamaged, OSError.
+    """
+    found = read_format(disk)
+    if found is not None and (found.number < oldest or found.unfinished):
+        raise FormatOutdated(FORMAT_PATH, found.number, FORMAT, unfinished=found.unfinished)
+    return found is not None
+
+
+def read_format(disk: Disk) -> Format | None:
+    """Read the format file, None where there is none. Raises FormatUnknown, LogDamaged, OSError."""
     raw = read_small(disk, FORMAT_PATH)
     if raw is None:
-        return False
+        return None
     try:
         told = json.loads(raw)
-        number, maker = int(told["format"]), str(told.get("made_by", ""))
+        found = Format(int(told["format"]), str(told.get("made_by", "")), bool(told.get("unfinished")))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LogDamaged(FORMAT_PATH, f"it is no format file: {error}") from None
-    if number > FORMAT:  # whatever else stands in it
-        raise FormatUnknown(FORMAT_PATH, number, FORMAT, maker)
-    if raw != _format_file(number, maker):
+    if found.number > FORMAT:  # whatever else stands in it
+        raise FormatUnknown(FORMAT_PATH, found.number, FORMAT, found.made_by)
+    if raw != _format_file(found) or found.number < OLDEST_FORMAT:
         raise LogDamaged(FORMAT_PATH, "its parts do not fit their checksum")
-    return True
+    return found
 
 
-def write_format(disk: Disk, made_by: str) -> None:
+def write_format(disk: Disk, made_by: str, *, unfinished: bool = False) -> None:
     """Mark the directory as ours, before anything else is made in it."""
-    replace_file(disk, "", FORMAT_PATH, [_format_file(FORMAT, made_by)])
+    replace_file(disk, "", FORMAT_PATH, [_format_file(Format(FORMAT, made_by, unfinished))])
 
 
-def _format_file(number: int, made_by: str) -> bytes:
-    told: dict[str, int | str] = {"format": number, "made_by": made_by}
+def _format_file(found: Format) -> bytes:
+    told: dict[str, int | str] = {"format": found.number, "made_by": found.made_by}
+    if found.unfinished:
+        told["unfinished"] = True
     told["crc32c"] = f"{crc32c(json.dumps(told).encode()):08x}"
     return json.dumps(told).encode() + b"\n"
 
@@ -133,8 +157,14 @@ def read_small(disk: Disk, path: str, *, bytes_max: int = _SMALL_FILE_BYTES) -> 
 
 def replace_file(disk: Disk, directory: str, path: str, parts: Iterable[bytes]) -> None:
     """Write a file under another name, sync it, give it its name, sync that: it is the old or the new one."""
-    temporary = path + TEMPORARY
-    file = disk.open(temporary, create=True)
+    write_beside(disk, path, parts)
+    disk.rename(path + TEMPORARY, path)
+    disk.sync_directory(directory)
+
+
+def write_beside(disk: Disk, path: str, parts: Iterable[bytes]) -> int:
+    """Write a file under its temporary name and sync it; return its size. Raises OSError."""
+    file = disk.open(path + TEMPORARY, create=True)
     try:
         file.truncate(0)
         at = 0
@@ -143,5 +173,4 @@ def replace_file(disk: Disk, directory: str, path: str, parts: Iterable[bytes]) 
         file.sync()
     finally:
         file.close()
-    disk.rename(temporary, path)
-    disk.sync_directory(directory)
+    return at

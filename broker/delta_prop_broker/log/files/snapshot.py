@@ -374,6 +374,19 @@ class SnapshotWriter:
 
     def finish(self, marks: Mapping[int, OriginMark], *, alive: int, late: int, unfolded: int) -> Snapshot:
         """Close, sync and name it, then open it. Raises OSError."""
+        self.seal(marks, alive=alive, late=late, unfolded=unfolded)
+        self._disk.rename(self._out.path, self._path)
+        try:
+            self._disk.sync_directory(self._directory)
+        except OSError:
+            # The name may be in the cache alone for good: the next process must not find it, and trust it.
+            with suppress(OSError):
+                self._disk.remove(self._path)
+            raise
+        return open_snapshot(self._disk, self._directory, self._facts.offset)
+
+    def seal(self, marks: Mapping[int, OriginMark], *, alive: int, late: int, unfolded: int) -> None:
+        """Close and sync it under its temporary name. Raises OSError."""
         out = self._out
         facts = replace(self._facts, rows=out.rows, alive=alive, late=late, unfolded=unfolded)
         origins, index = _pack_marks(marks), b"".join(self._index)
@@ -386,15 +399,6 @@ class SnapshotWriter:
         )
         out.file.sync()
         out.file.close()
-        self._disk.rename(out.path, self._path)
-        try:
-            self._disk.sync_directory(self._directory)
-        except OSError:
-            # The name may be in the cache alone for good: the next process must not find it, and trust it.
-            with suppress(OSError):
-                self._disk.remove(self._path)
-            raise
-        return open_snapshot(self._disk, self._directory, facts.offset)
 
     def discard(self) -> None:
         """Let go of what was written so far. Raises OSError."""

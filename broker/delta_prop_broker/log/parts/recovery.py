@@ -18,6 +18,7 @@ from delta_prop_broker.log.files.checkpoints import Checkpoint, CheckpointDamage
 from delta_prop_broker.log.files.compressed import PEEK_BYTES, require
 from delta_prop_broker.log.files.frames import CHUNK_BYTES, Walk, heads_behind, read_head
 from delta_prop_broker.log.files.identity import (
+    FORMAT,
     check_format,
     new_identity,
     read_identity,
@@ -61,12 +62,14 @@ def recover(
     made_by: str,
     read_only: bool = False,
     synced: int = 0,
+    oldest_format: int = FORMAT,
 ) -> Recovered:
     """Open a log's directory, or make it. Raises LogDamaged, UsageError (read-only, none there), OSError.
 
     `synced`: up to where the caller knows it to be on stable storage, whatever the files say.
+    `oldest_format`: which formats of the directory may be opened, up to the present one.
     """
-    formatted = check_format(disk)
+    formatted = check_format(disk, oldest=oldest_format)
     recovery = _Recovery(
         disk, directory, read_only=read_only, formatted=formatted, made_by=made_by, synced=synced
     )

@@ -26,6 +26,7 @@ from delta_prop_broker.log.files.snapshot import (
 from delta_prop_broker.log.retention.cells import Frames
 from delta_prop_broker.log.retention.merging import Merge
 from delta_prop_broker.log.retention.runs import Folding, Frameset, Run, RunBuilder
+from delta_prop_wire.control_rows import uses_dots
 from delta_prop_wire.delta import Dot, KnownIds
 from delta_prop_wire.spec import CLOCK_ENTRIES_MAX
 
@@ -282,7 +283,8 @@ class _Gathered:
 
     def _note(self, place: Place) -> None:
         logged, batch = place.logged, place.logged.batch
-        self.marks.note(batch.origin, batch.epoch, batch.last, batch.clock)
+        if uses_dots(batch):
+            self.marks.note(batch.origin, batch.epoch, batch.last, batch.clock)
         self.time_us = max(self.time_us, place.stamp.append_time)
         self.rises = logged.lamport > self.lamport and logged.known_ids is KnownIds.NONE
         self.lamport = max(self.lamport, logged.lamport + batch.count - 1)

@@ -1,0 +1,395 @@
+"""A log of format 1, migrated, is the one that format 2 would have written, whatever breaks it off."""
+
+from __future__ import annotations
+
+import errno
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop_broker.log import migration
+from delta_prop_broker.log.beside.inspect import inspect, inspect_checkpoints, inspect_snapshots
+from delta_prop_broker.log.damage import FormatOutdated, LogBusy, LogDamaged, RoomMissing
+from delta_prop_broker.log.files.identity import FORMAT, Format, _format_file, read_format
+from delta_prop_broker.log.files.names import DIRECTORY
+from delta_prop_broker.log.parts.recovery import recover
+from delta_prop_broker.log.retention.compaction import run_to_end
+from delta_prop_simulations.disk import CHANGING, SimCrash, SimDisk
+from delta_prop_wire.delta import Dot, Source
+from delta_prop_wire.encode import encode_batch, encode_void
+from delta_prop_wire.errors import UsageError
+from tests.broker.compressed import rewrite, shrinking
+from tests.broker.durable import SMALL, Clock, commit, contents, open_log
+from tests.broker.test_checkpoints import write_checkpoint
+from tests.broker.test_compaction_log import made
+from tests.golden.migrating import migrate_disk
+from tests.wire.control_batches import without_types
+
+if TYPE_CHECKING:
+    from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_broker.log.migration import Plan
+    from delta_prop_wire.batch import Batch
+
+ORIGIN = 16
+CONTROLS = 0.2
+LATER_CODE = 256
+"""An error code whose first byte is 0, as type 0 is. So the compaction of today, which makes the snapshots of
+these logs, counts rows without types as that of format 1 did.
+"""
+SETTINGS = replace(
+    SMALL, compact=True, keep_bytes_max=12_000, bytes_max=60_000, segment_bytes_max=3_000, keep_s=1e6
+)
+
+
+class History:
+    """A log that is appended to, compressed, compacted and checkpointed, as a seed draws it."""
+
+    def __init__(self, seed: int, *, typed: bool, steps: int = 60) -> None:
+        self.disk = SimDisk()
+        self._chance = random.Random(seed)
+        self._seed, self._typed = seed, typed
+        compress = ("none", "lz4", "zstd")[seed % 3]
+        self.settings = replace(SETTINGS, compress=compress)
+        self.log, _ = open_log(self.disk, self.settings, clock=Clock())
+        self._last = 0
+        self._live(steps)
+        if not typed:
+            self.disk.put("format", _format_file(Format(1, "test")))
+
+    def _live(self, steps: int) -> None:
+        chance, log = self._chance, self.log
+        for _ in range(steps):
+            what, rows = chance.random(), chance.randint(1, 3)
+            if what < CONTROLS:
+                self._append(self._control(rows if chance.random() < 0.8 else 100))
+            elif what < CONTROLS + 0.2:
+                self._append(shrinking(6, self._last + 1, origin=ORIGIN))
+            else:
+                at = self._last
+                self._append(
+                    encode_batch([made(at + row) for row in range(rows)], origin=ORIGIN, base=at + 1)
+                )
+            if chance.random() < 0.7:
+                commit(log)
+            if what > 0.9:
+                commit(log)
+                write_checkpoint(log)
+            if chance.random() < 0.1:
+                while self.settings.compress != "none" and rewrite(log) is not None:
+                    pass
+        commit(log)
+        self._compact()
+        for _ in range(3):
+            self._append(self._control(2))
+            self._append(shrinking(6, self._last + 1, origin=ORIGIN))
+            commit(log)
+        write_checkpoint(log)
+        log.close()
+
+    def _control(self, rows: int) -> Batch:
+        says = self._chance.randrange(3)
+        typed = encode_void(
+            origin=ORIGIN,
+            base=self._last + 1,
+            count=rows,
+            code=LATER_CODE,  # type: ignore[arg-type]
+            clock=[Dot(3, self._last)] if says else (),
+            refused_crc=self._last if says else None,
+            firsts=[None, *range(rows - 1)] if says > 1 else None,
+            ids=[bytes((row,)) * 16 for row in range(rows)] if says == 1 else None,
+        )
+        return typed if self._typed else without_types(typed)
+
+    def _append(self, batch: Batch) -> None:
+        self.log.append(batch, lamport=2 * self.log.next_offset + 1, source=Source.LOCAL)
+        self._last += batch.count
+
+    def _compact(self) -> None:
+        compaction = self.log.take_compaction()
+        if compaction is not None:
+            self.log.finish_compaction(compaction, made=run_to_end(compaction))
+            if self._seed % 2:  # else a crash came before what the snapshot stands for went
+                self.log.retain()
+                commit(self.log)
+
+
+def bodies(log: DurableLog, before: int = 0) -> dict[int, bytes]:
+    return {
+        place.logged.offset: bytes(place.logged.batch.body)
+        for place in log.frames()
+        if place.logged.offset >= before
+    }
+
+
+def check_new(disk: SimDisk, history: History, wanted: dict[int, bytes], *, failed: bool = False) -> None:
+    """It opens by its indexes and its checkpoint, is sound throughout, and says what it is to say.
+
+    `failed`: the disk lost or failed to read something meanwhile, which may have been one of those.
+    """
+    assert read_format(disk) == (FORMAT, "test", False)
+    assert not [path for path in disk.paths() if path.endswith(".new")]
+    for found in (inspect(disk), inspect_snapshots(disk), inspect_checkpoints(disk)):
+        assert not [one for one in found if isinstance(one, LogDamaged)]
+    log, report = open_log(disk, history.settings)
+    assert (report.clean, report.notes) == (True, [])
+    if not failed:
+        assert (report.indexes_rebuilt, report.walked_bytes) == (0, 0)
+        assert report.checkpoint == history.log.next_offset
+    assert bodies(log) == wanted
+    assert contents(log).keys() == wanted.keys()
+    log.close()
+
+
+SEEDS = pytest.mark.parametrize("seed", range(12))
+
+
+@SEEDS
+def test_migrated_log_is_the_one_that_the_present_format_would_have(seed: int) -> None:
+    old, new = History(seed, typed=False), History(seed, typed=True)
+    before = {
+        place.logged.offset: place.stamp
+        for place in open_log(new.disk, new.settings, read_only=True)[0].frames()
+    }
+    with pytest.raises(FormatOutdated):
+        open_log(old.disk, old.settings)
+    done = migrate_disk(old.disk)
+    assert (done.from_format, done.to_format, done.completed) == (1, FORMAT, False)
+    assert done.control_batches > 0
+    log, _ = open_log(old.disk, old.settings, read_only=True)
+    first = max(log.first_offset, min(before))
+    expected = open_log(new.disk, new.settings, read_only=True)[0]
+    assert bodies(log, first) == bodies(expected, first)
+    marks = {place.logged.offset: place.stamp for place in log.frames() if place.logged.offset >= first}
+    for offset, stamp in marks.items():
+        kept = replace(before[offset], previous_crc=stamp.previous_crc, append_time=stamp.append_time)
+        assert stamp == kept, offset
+    snapshot, wanted = log.snapshot(), expected.snapshot()
+    assert (snapshot is None) == (wanted is None)
+    if snapshot is not None and wanted is not None:
+        snapshot.verify()
+        if snapshot.offset == wanted.offset:
+            assert snapshot.watermarks == wanted.watermarks
+        snapshot.close()
+        wanted.close()
+    check_new(old.disk, old, bodies(log))
+
+
+def test_histories_hold_what_a_migration_can_meet() -> None:
+    """A snapshot behind control rows, checkpoints in sealed and growing segments, compressed control rows."""
+    met = set[str]()
+    for seed in range(12):
+        history = History(seed, typed=False)
+        plans: list[Plan] = []
+        before = {path: history.disk.peek(path) for path in history.disk.paths()}
+        migrate_disk(history.disk, plans)
+        after = {path: history.disk.peek(path) for path in history.disk.paths()}
+        met |= {path.rpartition(".")[2] for path, raw in after.items() if raw != before.get(path)}
+        met |= {"untouched segment"} if plans[0].segments_rewritten < plans[0].segments else set()
+        log, _ = open_log(history.disk, history.settings, read_only=True)
+        met |= {"compressed"} if any(p.codec and p.logged.batch.is_control for p in log.frames()) else set()
+    assert met >= {"log", "index", "snapshot", "checkpoint", "untouched segment", "compressed"}, met
+
+
+def test_log_without_control_rows_keeps_every_file_but_its_marks() -> None:
+    disk, plans = SimDisk(), list[migration.Plan]()
+    log, _ = open_log(disk, SETTINGS, clock=Clock())
+    for number in range(40):
+        log.append(
+            encode_batch([made(number)], origin=ORIGIN, base=number + 1),
+            lamport=number + 1,
+            source=Source.LOCAL,
+        )
+        commit(log)
+    write_checkpoint(log)
+    log.close()
+    disk.put("format", _format_file(Format(1, "test")))
+    before = {path: disk.peek(path) for path in disk.paths()}
+    done = migrate_disk(disk, plans)
+    assert (done.control_batches, done.segments_rewritten, done.bytes_written) == (0, 0, 0)
+    assert plans[0].first_offset is None
+    changed = {path for path in disk.paths() if disk.peek(path) != before.get(path)}
+    assert changed <= {"format", f"{DIRECTORY}/mark", f"{DIRECTORY}/log"}
+
+
+def test_migrated_directory_is_left_alone() -> None:
+    history = History(1, typed=False)
+    migrate_disk(history.disk)
+    before = {path: history.disk.peek(path) for path in history.disk.paths()}
+    assert migrate_disk(history.disk).segments_rewritten == 0
+    assert {path: history.disk.peek(path) for path in history.disk.paths()} == before
+
+
+def test_what_is_no_log_or_in_use_is_refused() -> None:
+    with pytest.raises(UsageError, match="no log to migrate"):
+        migrate_disk(SimDisk())
+    history = History(1, typed=False)
+    lock = history.disk.lock("lock")
+    with pytest.raises(LogBusy):
+        migrate_disk(history.disk)
+    lock.release()
+
+
+def test_damage_is_refused_and_the_directory_stays_old() -> None:
+    history = History(2, typed=False)
+    path = next(path for path in history.disk.paths() if path.endswith(".log"))
+    history.disk.flip(path, 70, 1)
+    with pytest.raises(LogDamaged):
+        migrate_disk(history.disk)
+    assert read_format(history.disk) == (1, "test", False)
+
+
+def test_want_of_room_is_told_before_a_file_is_written() -> None:
+    history = History(4, typed=False)
+    disk = history.disk
+    segments = {path: disk.peek(path) for path in disk.paths() if path.endswith(".log")}
+    disk.capacity_bytes = disk.used_bytes + 900_000
+    plans: list[Plan] = []
+    with pytest.raises(RoomMissing, match=r"bytes of free room: the migration needs [0-9,]+, "):
+        migrate_disk(disk, plans)
+    assert plans[0].bytes_needed > plans[0].bytes_free
+    assert {path: disk.peek(path) for path in segments} == segments
+    assert not [path for path in disk.paths() if path.endswith(".new")]
+    disk.capacity_bytes = disk.used_bytes + plans[0].bytes_needed + 100
+    migrate_disk(disk)
+    check_new(disk, history, bodies(open_log(disk, history.settings, read_only=True)[0]))
+
+
+# --- broken off
+
+
+def is_old(disk: SimDisk, wanted: dict[int, bytes]) -> bool:
+    """True if an earlier version would open it, and find what was there."""
+    found = read_format(disk)
+    assert found is not None
+    if found.number == FORMAT:
+        return False
+    copy = disk.kill()
+    recovered = recover(copy, DIRECTORY, draw=bytes, made_by="", oldest_format=1)
+    recovered.close()
+    copy.put("format", _format_file(Format(FORMAT, "test")))
+    assert bodies(open_log(copy, SETTINGS, read_only=True)[0]) == wanted
+    return True
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_crash_at_any_call_leaves_the_old_or_the_new_directory(seed: int, full: bool) -> None:
+    old = History(seed, typed=False, steps=30)
+    found = read_format(old.disk)
+    before = bodies(recovered_old(old))
+    whole = old.disk.kill()
+    migrate_disk(whole)
+    wanted = bodies(open_log(whole.kill(), old.settings, read_only=True)[0])
+    numbers = [call.number for call in whole.trace if call.name in CHANGING]
+    outcomes = {"old": 0, "unfinished": 0, "new": 0}
+    for number in numbers:
+        for again in range(4 if full else 1):
+            disk = old.disk.kill()
+            disk.crash_at(number)
+            with pytest.raises(SimCrash):
+                migrate_disk(disk)
+            disk.heal()
+            for after in (disk.crash(number + again), disk.kill()):
+                was_old, said = is_old(after, before), read_format(after)
+                assert said is not None
+                outcomes["old" if was_old else "unfinished" if said.unfinished else "new"] += 1
+                if was_old or said.unfinished:
+                    with pytest.raises(FormatOutdated, match="log migrate"):
+                        open_log(after, old.settings)
+                migrate_disk(after)
+                check_new(after, old, wanted, failed=True)
+    print(f"{len(numbers)} calls: {outcomes}")
+    assert found == (1, "test", False)
+    assert min(outcomes.values()) > 0
+
+
+def recovered_old(history: History) -> DurableLog:
+    """The log of format 1, read as an earlier version reads it."""
+    copy = history.disk.kill()
+    copy.put("format", _format_file(Format(FORMAT, "test")))
+    return open_log(copy, history.settings, read_only=True)[0]
+
+
+def test_crash_of_what_finishes_a_broken_off_migration_is_finished_too() -> None:
+    old = History(5, typed=False, steps=30)
+    whole = old.disk.kill()
+    migrate_disk(whole)
+    wanted = bodies(open_log(whole.kill(), old.settings, read_only=True)[0])
+    begun = old.disk.kill()
+    begun.crash_at(lambda call: call.name == "rename" and call.path.endswith(".log.new"))
+    with pytest.raises(SimCrash):
+        migrate_disk(begun)
+    begun = begun.kill()
+    tried = begun.kill()
+    assert migrate_disk(tried).completed
+    calls = tried.calls
+    check_new(tried, old, wanted)
+    for number in range(1, calls + 1):
+        disk = begun.kill()
+        disk.crash_at(number)
+        with pytest.raises(SimCrash):
+            migrate_disk(disk)
+        disk.heal()
+        disk = disk.crash(number)
+        migrate_disk(disk)
+        check_new(disk, old, wanted, failed=True)
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
+def test_failing_call_is_told_and_the_migration_can_be_run_again(error: int) -> None:
+    old = History(0, typed=False, steps=30)
+    before = bodies(recovered_old(old))
+    whole = old.disk.kill()
+    migrate_disk(whole)
+    wanted = bodies(open_log(whole.kill(), old.settings, read_only=True)[0])
+    struck = 0
+    for number in range(1, whole.calls + 1):
+        disk = old.disk.kill()
+        disk.fail(number, error)
+        try:
+            migrate_disk(disk)
+        except (OSError, LogDamaged):
+            struck += 1
+        disk.heal()
+        if read_format(disk) == (1, "test", False):
+            written = (".log.new", ".index.new", ".snapshot.new", ".checkpoint.new")
+            assert not [path for path in disk.paths() if path.endswith(written)]
+        after = disk.crash(number)
+        is_old(after, before)
+        migrate_disk(after)
+        check_new(after, old, wanted, failed=True)
+        migrate_disk(disk)
+        check_new(disk, old, wanted, failed=True)
+    assert struck > whole.calls / 2
+
+
+def test_format_whose_sync_failed_is_written_again_before_a_file_is_exchanged() -> None:
+    old = History(1, typed=False, steps=30)
+    before = bodies(recovered_old(old))
+    whole = old.disk.kill()
+    migrate_disk(whole)
+    wanted = bodies(open_log(whole.kill(), old.settings, read_only=True)[0])
+    for seed in range(20):
+        disk = old.disk.kill()
+        disk.fail(lambda call: call.name == "sync_directory" and not call.path)
+        with pytest.raises(OSError, match="Input/output"):
+            migrate_disk(disk)
+        disk.crash_at(lambda call: call.name == "sync_directory" and call.path == DIRECTORY, "after")
+        with pytest.raises(SimCrash):
+            migrate_disk(disk)
+        disk.heal()
+        after = disk.crash(seed)
+        assert not is_old(after, before)
+        migrate_disk(after)
+        check_new(after, old, wanted, failed=True)
+
+
+def test_segment_that_was_compressed_is_not_compressed_once_more() -> None:
+    old = History(2, typed=False)
+    log = recovered_old(old)
+    tried = [segment.base for segment in log._segments.all if segment.tried]
+    assert tried
+    migrate_disk(old.disk)
+    log, _ = open_log(old.disk, old.settings, read_only=True)
+    assert [segment.base for segment in log._segments.all if segment.tried] == tried

@@ -1,0 +1,161 @@
+"""Control rows of types that this version does not act on: passed over in a log, never forwarded."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from delta_prop import Delta, LogSettings, Propagator, Settings, create
+from delta_prop.cli import main
+from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
+from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_sinks import CallbackSink
+from delta_prop_wire.control_rows import ControlType
+from delta_prop_wire.delta import Source
+from delta_prop_wire.encode import encode_void
+from delta_prop_wire.spec import ErrorCode
+from tests.broker.durable import Writer, commit, open_log
+from tests.delta_prop.server.test_forwarding import Node
+from tests.delta_prop.test_forwarded import FAR, Far, rows
+from tests.wire.control_batches import control_batch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from delta_prop_broker.disk import Disk
+
+OTHERS = [kind for kind in ControlType if kind is not ControlType.REFUSED]
+LOG = LogSettings(free_bytes_min=0, reserve_bytes=0, segment_bytes_max=2_000)
+
+
+def own_rows(kind: int) -> bytes:
+    return bytes((kind,)) + b"of a later version"
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_forwarder_that_brings_another_type_is_refused_and_nothing_is_taken(kind: ControlType) -> None:
+    bench = Far()
+    before = bench.chain.appender.lamport
+    refusal = bench.bring(control_batch(own_rows(kind)), 700).refusal()
+    assert refusal is not None
+    assert (refusal.code, refusal.retryable) == (ErrorCode.INVALID_DELTA, False)
+    assert "type 0 alone" in refusal.message
+    assert bench.routed == []
+    assert 0 not in bench.chain.orderer.have
+    assert bench.chain.appender.lamport == before
+    assert bench.bring(encode_void(origin=FAR, base=1, count=1, code=ErrorCode.CONFLICT), 1).acknowledged
+    assert bench.take(2, *rows("a")).acknowledged
+
+
+def append_others(disk: Disk) -> int:
+    """Append a batch of each type, and of one that nobody knows yet; the offset behind them."""
+    log, _ = open_log(disk, LOG)
+    writer = Writer(log)
+    for kind in (*OTHERS, 7):
+        writer.append_batch(control_batch(own_rows(kind), own_rows(kind)))
+        commit(log)
+    end = log.next_offset
+    log.close()
+    return end
+
+
+def embedded(disk: SimDisk, seed: int) -> Propagator:
+    return Propagator(Settings(close_timeout_s=5), data="x", log=LOG, world=virtual_world(seed, disk=disk))
+
+
+@pytest.mark.parametrize("checkpoint", [True, False], ids=["with a checkpoint", "from the log"])
+def test_log_that_holds_other_types_is_gone_on_with(checkpoint: bool) -> None:
+    disk, seen = SimDisk(1), list[int]()
+
+    async def life(seed: int, key: str) -> tuple[int, dict[int, int]]:
+        async with embedded(disk, seed) as p:
+            await p.attach(CallbackSink(lambda offset, _: seen.append(offset), name="all"))
+            published = await p.producer("writer").publish(Delta(key, create([1.0]), "n"))
+            await p.wait_visible(published)
+            if not checkpoint:
+                p._service_log.checkpointer = None
+            assert published.offset is not None
+            return published.offset, dict(p._chain.orderer.have)
+
+    first, have = run_virtual(lambda: life(1, "a"))
+    end = append_others(disk)
+    offset, after = run_virtual(lambda: life(2, "b"))
+    assert (first, offset, end) == (0, end, 1 + 2 * 7)
+    (origin,) = (one for one in have if have[one])
+    assert after == {**have, origin: 2}
+    assert seen == [first, offset]
+    log, _ = open_log(disk, LOG, read_only=True)
+    numbers = [place.logged.lamport for place in log.frames()]
+    assert numbers == sorted(numbers)
+    assert numbers[-1] > numbers[-2] + 1, "the Lamport number goes on above theirs"
+
+
+def test_snapshot_of_a_log_that_holds_other_types_has_no_watermark_of_them() -> None:
+    disk = SimDisk(1)
+    settings = LogSettings(
+        free_bytes_min=0, reserve_bytes=0, segment_bytes_max=200, keep_bytes_max=1, history_s=1.0
+    )
+    log, _ = open_log(disk, settings)
+    writer = Writer(log)
+    writer.append(2)
+    for kind in (*OTHERS, 7):
+        log.append(control_batch(own_rows(kind)), lamport=log.next_offset + 1, source=Source.LOCAL)
+    for _ in range(20):
+        writer.append(2)
+    commit(log, sync=True)
+    log.close()
+
+    async def life() -> None:
+        async with Propagator(data="x", log=settings, world=virtual_world(3, disk=disk)):
+            await anyio.sleep(200)
+
+    run_virtual(life)
+    log, _ = open_log(disk, settings, read_only=True)
+    snapshot = log.snapshot()
+    assert snapshot is not None
+    assert snapshot.offset > 2
+    assert set(snapshot.watermarks) == {16}
+    snapshot.close()
+
+
+def test_forwarder_passes_over_other_types() -> None:
+    async def run() -> None:
+        network = VirtualNetwork(3)
+        async with AsyncExitStack() as exits:
+            nodes = [Node(name, network) for name in ("1", "2")]
+            for node in nodes:
+                await node.open(exits)
+            a, b = nodes
+            await a.write(2)
+            for kind in (*OTHERS, 7):
+                logged = a.p._chain.appender.log.append(
+                    control_batch(own_rows(kind)),
+                    lamport=a.p._chain.appender.lamport + 1,
+                    source=Source.LOCAL,
+                )
+                a.p._chain.appender.pass_over(logged)
+            await a.write(2)
+            await a.forward_to(b)
+            with anyio.fail_after(60):
+                while a.sink_to(b).lag:  # noqa: ASYNC110 - nobody tells
+                    await anyio.sleep(0.2)
+            of_deltas = [one for one in a.deltas() if one[0]]
+            assert len(of_deltas) == 4
+            assert b.deltas() == of_deltas
+
+    run_virtual(run)
+
+
+def test_log_show_names_the_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    append_others(LocalDisk(tmp_path))
+    assert main(["log", "show", "--json", "--data", str(tmp_path)]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()][::2]
+    assert [row["type"] for row in told] == [*(kind.name.lower() for kind in OTHERS), "unknown"]
+    assert {row["op"] for row in told} == {"control"}
+    assert main(["log", "show", "--data", str(tmp_path)]) == 0
+    assert "leader_start" in capsys.readouterr().out

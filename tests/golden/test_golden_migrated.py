@@ -1,0 +1,183 @@
+"""A directory of format 1: every verb refuses it in one line, `log migrate` brings it to format 2."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop.cli import main
+from delta_prop.client.jobs import Decision, JobState, StagedPart, decide
+from delta_prop.testing import run_virtual
+from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.damage import FormatOutdated
+from delta_prop_broker.log.files.identity import FORMAT, read_format
+from delta_prop_broker.log.files.names import DIRECTORY
+from tests.delta_prop.server.jobs import JOB, place, published
+from tests.golden.make import HERE, serve, unpacked
+from tests.golden.migrating import disk_of, migrate_disk
+from tests.golden.reading import kept
+from tests.golden.story import SETTINGS, service
+from tests.golden.test_golden import EACH, GOLDEN, expected, laid_out_as
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OLD = HERE / "0.1.0-controls.tar.gz"
+LINE = (
+    f"delta-prop: format says format 1: this version reads format {FORMAT} alone: run "
+    "`delta-prop log migrate DIR`; nothing was changed\n"
+)
+
+
+def tree(root: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_there_is_one_of_each_format() -> None:
+    formats = [read_format(disk_of(unpacked(packed))) for packed in GOLDEN]
+    assert {found.number for found in formats if found is not None} == set(range(1, FORMAT + 1))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["serve", "--port", "0", "--http-port", "0", "--log-level", "error"],
+        ["log", "verify"],
+        ["log", "show"],
+        ["log", "export"],
+        ["log", "export", "--to", "copy"],
+        ["status"],
+        ["sinks"],
+        ["quarantine", "list"],
+        ["get", "one", "--namespace", "ids"],
+        ["publish", "-"],
+        ["subscribe", "--no-follow"],
+    ],
+    ids=" ".join,
+)
+def test_every_verb_refuses_an_old_directory_in_one_line_and_changes_nothing(
+    arguments: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = laid_out_as(unpacked(OLD), tmp_path / "facts")
+    assert main([*arguments, "--data", "facts"]) == 1
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err) == ("", LINE)
+    assert tree(tmp_path / "facts") == files
+
+
+def test_embedded_use_refuses_an_old_directory_and_changes_nothing() -> None:
+    disk = disk_of(unpacked(OLD))
+
+    async def run() -> None:
+        async with service(disk, 1, SETTINGS):
+            raise AssertionError("it was opened")
+
+    with pytest.raises(FormatOutdated, match="log migrate DIR") as caught:
+        run_virtual(run)
+    assert (caught.value.format, caught.value.known) == (1, FORMAT)
+    assert {path: disk.peek(path) for path in disk.paths()} == unpacked(OLD)
+
+
+# --- the command
+
+
+@EACH
+def test_the_command_migrates_and_says_so(
+    packed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = laid_out_as(unpacked(packed), tmp_path)
+    old = json.loads((tmp_path / "format").read_text())["format"]
+    assert main(["log", "migrate", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    if old == FORMAT:
+        assert (shown.out, shown.err) == (f"{tmp_path}: format 2 already; nothing was changed\n", "")
+        assert {path: raw for path, raw in tree(tmp_path).items() if path.name != "lock"} == files
+    else:
+        assert shown.out.startswith(f"{tmp_path}: format 1 to 2: 1")
+        assert "segments are rewritten, from the first control row at offset 31 on; up to 1,0" in shown.err
+        assert "bytes of room are needed, " in shown.err
+        assert shown.err.count("\n") == 1, "no progress where there is no terminal"
+    assert not list(tmp_path.rglob("*.new"))
+    assert main(["log", "verify", "--data", str(tmp_path)]) == 0
+    assert "sound" in capsys.readouterr().out
+
+
+def test_the_command_says_it_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    laid_out_as(unpacked(OLD), tmp_path)
+    for told in (
+        {"from_format": 1, "format": 2, "completed": False, "segments_rewritten": 11, "control_batches": 7},
+        {"from_format": 2, "format": 2, "completed": False, "segments_rewritten": 0, "control_batches": 0},
+    ):
+        assert main(["log", "migrate", str(tmp_path), "--json"]) == 0
+        (line,) = capsys.readouterr().out.splitlines()
+        found = json.loads(line)
+        assert {name: found[name] for name in told} == told
+        assert (found["bytes_needed"] > found["bytes_written"]) == (told["segments_rewritten"] > 0)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty"])
+def test_the_command_refuses_what_is_no_data_directory(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main(["log", "migrate", str(tmp_path / name)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not list((tmp_path / "empty").iterdir())
+
+
+def test_the_command_waits_for_no_other_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = laid_out_as(unpacked(OLD), tmp_path)
+    lock = LocalDisk(tmp_path).lock("lock")
+    assert main(["log", "migrate", str(tmp_path)]) == 1
+    lock.release()
+    assert "stop that one" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in files} == files
+
+
+# --- what is kept
+
+
+def test_files_that_name_no_stamp_are_not_touched() -> None:
+    files, disk = unpacked(OLD), disk_of(unpacked(OLD))
+    migrate_disk(disk)
+    changed = {path for path in disk.paths() if path != "lock" and disk.peek(path) != files.get(path)}
+    first = f"{DIRECTORY}/{28:020}"
+    assert changed >= {"format", f"{first}.log", f"{first}.index"}
+    for path in changed - {"format", f"{DIRECTORY}/mark", f"{DIRECTORY}/log"}:
+        assert path.endswith((".log", ".index", ".checkpoint")), path
+        assert path >= first, "what lies before the first control row stays"
+    assert not changed & {"cursors", "groups/reports.cursor", "quarantine/adds.journal", f"{DIRECTORY}/time"}
+
+
+def test_a_staged_job_is_published_after_the_migration() -> None:
+    disk = disk_of(unpacked(OLD))
+    migrate_disk(disk)
+    with place(disk) as at:
+        before = len(at.keys())
+        staged = decide(at.address, JOB, Decision.QUERY)
+        assert (staged.state, staged.deltas) == (JobState.STAGING, 12)
+        decide(at.address, JOB, Decision.COMMIT, [StagedPart(1, 0, 12)])
+        assert published(at.address).published == 12
+        assert at.keys()[before:] == [f"1-{number}" for number in range(12)]
+
+
+def torn(files: dict[str, bytes]) -> dict[str, bytes]:
+    """What a crash of the earlier version may leave: no closing mark, half a frame at the end."""
+    last = max(path for path in files if path.endswith(".log"))
+    return {path: raw for path, raw in files.items() if not path.endswith("/mark")} | {
+        last: files[last] + files[last][:100]
+    }
+
+
+def test_a_directory_that_was_not_closed_is_recovered_first() -> None:
+    disk = disk_of(torn(unpacked(OLD)))
+    migrate_disk(disk)
+    found, told = json.loads(json.dumps(kept(disk))), expected(OLD)["kept"]
+    assert [one[0] for one in found.pop("epochs")] == [1, 2, 3]
+    for part in found:
+        assert found[part] == told[part], part
+    served = serve({path: disk.peek(path) for path in disk.paths() if path != "lock"})
+    assert served["outcomes"] == expected(OLD)["served"]["outcomes"]

@@ -1,0 +1,142 @@
+"""Control rows: each has a type, and a batch has one type; what a body from elsewhere may hold."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop_wire.control_rows import (
+    OF_THE_LOG,
+    ControlType,
+    Void,
+    add_type,
+    control_type,
+    pack_refused,
+    read_void,
+    refused_code,
+    uses_dots,
+)
+from delta_prop_wire.delta import Dot, Priority
+from delta_prop_wire.encode import assemble, encode_batch, encode_void, with_control_types
+from delta_prop_wire.errors import PeerError
+from delta_prop_wire.soundness import parse_batch
+from delta_prop_wire.spec import Attribute, ErrorCode
+from tests.delta_prop.support import made
+from tests.wire.control_batches import control_batch, without_types
+
+ORIGIN = 0x0000_0ABC_DEF0_0002
+CODES = st.sampled_from(ErrorCode)
+CRC = st.integers(0, (1 << 32) - 1)
+PLACE = st.none() | st.integers(0, (1 << 63) - 1)
+
+
+@given(code=CODES, crc=CRC, places=st.lists(PLACE, min_size=1, max_size=5), says=st.integers(0, 2))
+def test_refused_rows_read_as_they_were_packed(
+    code: ErrorCode, crc: int, places: list[int | None], says: int
+) -> None:
+    crc_told, firsts = (crc if says > 0 else None), (places if says > 1 else None)
+    batch = encode_void(
+        origin=ORIGIN, base=1, count=len(places), code=code, refused_crc=crc_told, firsts=firsts
+    )
+    assert parse_batch(batch.raw).raw == batch.raw
+    assert control_type(batch) is ControlType.REFUSED
+    assert uses_dots(batch)
+    assert read_void(batch) == Void(code, crc_told, None if firsts is None else dict(enumerate(firsts)))
+    assert [refused_code(batch, row) for row in range(batch.count)] == [code] * batch.count
+    assert {batch.blob(row)[0] for row in range(batch.count)} == {0}
+    assert len(batch.blob(0)) == (3, 7, 15)[says]
+
+
+def test_refused_row_of_a_later_code_is_void_all_the_same() -> None:
+    batch = control_batch(*pack_refused(1, 60_000), origin=ORIGIN)
+    assert read_void(parse_batch(batch.raw)) == Void(ErrorCode.INVALID_DELTA, None, None)
+    assert refused_code(batch, 0) == 60_000
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ControlType if kind is not ControlType.REFUSED])
+def test_other_types_are_read_and_use_no_dots(kind: ControlType) -> None:
+    batch = parse_batch(control_batch(bytes((kind,)) + b"what follows", bytes((kind,))).raw)
+    assert control_type(batch) is kind
+    assert not uses_dots(batch)
+
+
+def test_batch_of_deltas_uses_dots() -> None:
+    assert uses_dots(encode_batch([made("v")], origin=ORIGIN, base=1))
+
+
+def test_unknown_type_in_a_log_is_no_type_and_uses_no_dots() -> None:
+    for batch in (control_batch(b"\x07"), control_batch(b"\xff"), control_batch(b"")):
+        assert control_type(batch) is None
+        assert not uses_dots(batch)
+
+
+@pytest.mark.parametrize(
+    ("blobs", "origin", "why"),
+    [
+        ((b"",), ORIGIN, "without a type"),
+        ((b"\0\x0e\0", b""), ORIGIN, "without a type"),
+        ((b"\0\x0e\0", b"\1"), ORIGIN, "one batch"),
+        ((b"\1", b"\2"), 0, "one batch"),
+        ((b"\x07",), 0, "type 7; known are 0 to 6"),
+        ((b"\xff\x0e\0",), ORIGIN, "type 255"),
+        ((b"\0",), ORIGIN, "3, 7 or 15"),
+        ((b"\0\x0e",), ORIGIN, "3, 7 or 15"),
+        ((b"\0\x0e\0", b"\0\x0e\0\0"), ORIGIN, "3, 7 or 15"),
+        ((b"\0" * 16,), ORIGIN, "3, 7 or 15"),
+        *(((bytes((kind,)),), ORIGIN, "they have origin 0") for kind in sorted(OF_THE_LOG)),
+    ],
+)
+def test_control_rows_that_are_none_are_refused(blobs: tuple[bytes, ...], origin: int, why: str) -> None:
+    with pytest.raises(PeerError, match=why) as caught:
+        parse_batch(control_batch(*blobs, origin=origin).raw)
+    assert caught.value.code is ErrorCode.BAD_FRAME
+
+
+def test_control_batch_without_blobs_is_refused() -> None:
+    batch = assemble(
+        {}, attributes=Attribute.CONTROL, count=2, origin=ORIGIN, epoch=1, base=1, hybrid_time=0, kinds_mask=1
+    )
+    with pytest.raises(PeerError, match="without a type"):
+        parse_batch(batch.raw)
+
+
+# --- from format 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"\x0e\0", b"\0\x0e\0"),
+        (b"\x0e\0CRC4", b"\0\x0e\0CRC4"),
+        (b"\x0e\0CRC4OFFSET-8", b"\0\x0e\0CRC4OFFSET-8"),
+        (b"", b"\0\0\0"),
+        (b"\x0e", b"\0\x0e\0"),
+        (b"\x0e\0CR", b"\0\x0e\0"),
+        (b"\x0e\0CRC4OFF", b"\0\x0e\0CRC4"),
+        (b"\x0e\0CRC4OFFSET-8 and more", b"\0\x0e\0CRC4OFFSET-8"),
+    ],
+)
+def test_row_of_format_1_gets_a_type_and_keeps_what_was_read_of_it(old: bytes, new: bytes) -> None:
+    assert add_type(old) == new
+
+
+def test_batch_of_format_1_keeps_all_but_its_blobs() -> None:
+    typed = encode_void(
+        origin=ORIGIN,
+        base=5,
+        count=2,
+        code=ErrorCode.CONFLICT,
+        epoch=3,
+        clock=[Dot(3, 4)],
+        priority=Priority.HIGH,
+        previous=2,
+        counters=[5, 9],
+        hybrid_time=77,
+        refused_crc=5,
+        firsts=[8, None],
+        ids=[bytes(16), b"i" * 16],
+    )
+    old = without_types(typed)
+    assert len(old.blob(0)) == 14
+    assert with_control_types(old).raw == typed.raw
