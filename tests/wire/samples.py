@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -363,7 +364,7 @@ def plain(value: object) -> object:
         fields = {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
         told = {name: field for name, field in fields.items() if field not in (None, [], {})}
         return {"name": NAMES_OF[type(value)]} | told if type(value) in NAMES_OF else told
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return plain(value._asdict())

@@ -21,6 +21,7 @@ from delta_prop.server.limits import Rates
 from delta_prop.server.settings import ServerSettings
 from delta_prop_wire.codec import NEED_BYTES, encode
 from delta_prop_wire.connection import Connection
+from delta_prop_wire.control_rows import refused_code
 from delta_prop_wire.delta import Delta, Kind, Priority, Source, create, make_origin
 from delta_prop_wire.encode import assemble, encode_batch
 from delta_prop_wire.errors import PeerError
@@ -275,7 +276,7 @@ class Server:
             (
                 one.offset + row,
                 one.batch.dot(row),
-                one.batch.blob(row)[:2] if one.batch.is_control else one.batch.delta(row),
+                refused_code(one.batch, row) if one.batch.is_control else one.batch.delta(row),
             )
             for one in self.bench.routed[2:]
             for row in range(one.count)
