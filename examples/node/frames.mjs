@@ -249,7 +249,8 @@ function columnsOf({ rows, base, clock, control, timestamp = 0n }) {
     counters: column(rows.some(({ counter }, i) => counter !== undefined && counter !== base + BigInt(i)),
       () => numbers64(rows.map(({ counter }) => counter))),
     parents: column(any("parents"), () => Buffer.concat(rows.flatMap(({ parents = [] }, i) =>
-      parents.flatMap((parent) => Array.isArray(parent) ? [numbers32([i, 0]), numbers64(parent)]
+      parents.flatMap((parent) => parent.place ? [numbers32([i, 2, ...parent.place.slice(0, 2)]), numbers64([parent.place[2]])]
+        : Array.isArray(parent) ? [numbers32([i, 0]), numbers64(parent)]
         : [numbers32([i, 1]), parent])))),
     rowOffsets: column(any("offset"), () => numbers64(rows.map(({ offset }) => offset))),
     times: column(rows.some((row) => (row.timestamp ?? timestamp) !== timestamp),
@@ -354,7 +355,8 @@ function rowsOf(batch, count, mask, columns, sequence) {
     return row;
   });
   for (const [i, form, bytes] of entries(columns.parents, 24)) {
-    (rows[i].parents ??= []).push(form === 0 ? longs(bytes) : bytes);
+    const parent = form === 0 ? longs(bytes) : form === 1 ? bytes : { place: placeOf(bytes) }; // of the dot before
+    (rows[i].parents ??= []).push(parent);
   }
   const tags = columns.tagNames ? nameTable(columns.tagNames) : [];
   for (const [i, tag] of entries(columns.tags, 8)) (rows[i].topics ??= []).push(tags[tag]);
@@ -398,6 +400,7 @@ function writeStamp(frame, stamp) {
 // --- numbers in bytes: all machines that run Node are little-endian, as columns are
 
 const partitionOf = (origin) => Number((origin >> 4n) & 0xffffn);
+const placeOf = (bytes) => [bytes.readUInt32LE(0), bytes.readUInt32LE(4), bytes.readBigUInt64LE(8)];
 const upTo8 = (length) => (length + 7) & ~7;
 const namespaceOf = ({ vectorId, namespace }) => namespace ?? (vectorId.includes(":") ? vectorId.split(":", 1)[0] : "default");
 const aligned = (bytes) => bytes.buffer.slice(bytes.byteOffset, bytes.byteOffset + bytes.length);

@@ -136,13 +136,19 @@ function change({ vectorId, op, values, indices, data, origin, counter, timestam
     operation: { kind: op, values: values && [...values], indices: indices && [...indices], data: data ?? "" },
     ...rest,
     dot: { origin, counter },
-    parents: rest.parents?.map(dot),
+    parents: rest.parents?.filter((parent) => !parent.place).map(dot),
+    places: placesOf(rest.parents ?? []),
     clock: rest.clock?.map(dot),
     expect: rest.expect && dot(rest.expect),
     timestamp,
     priority: PRIORITIES[priority],
     source: SOURCES[source],
   };
+}
+
+function placesOf(parents) {
+  const found = parents.filter((parent) => parent.place);
+  return found.length ? found.map(({ place: [partition, epoch, offset] }) => ({ partition, epoch, offset })) : undefined;
 }
 
 function dot(item) {

@@ -18,7 +18,7 @@ from delta_prop_wire.codec import encode
 from delta_prop_wire.compression import Compression
 from delta_prop_wire.control_rows import OF_THE_LOG
 from delta_prop_wire.cursor import Cursor
-from delta_prop_wire.delta import AckLevel, Delta, Dot, Priority, Source
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Place, Priority, Source
 from delta_prop_wire.encode import encode_batch, encode_void
 from delta_prop_wire.frames import (
     Ack,
@@ -188,6 +188,15 @@ SAMPLES: dict[str, Frame] = {
             origin=ORIGIN,
             base=44,
             hybrid_time=0x0192_0000_0000_0001,
+        ),
+    ),
+    "batch with a parent in another partition": BatchFrame(
+        11,
+        encode_batch(
+            [dataclasses.replace(DELETE, parents=(bytes(range(16)), Dot(0x0ABC_DEF0_0032, 5)))],
+            origin=ORIGIN,
+            base=46,
+            places=[(0, 1, Place(3, 1, 4711))],
         ),
     ),
     "batch for another partition than its origin's": BatchFrame(
@@ -375,6 +384,8 @@ def plain(value: object) -> object:
 
 def row_of(batch: Batch, row: int) -> object:
     told = plain(batch.delta(row))
+    if batch.places and isinstance(told, dict):
+        told["places"] = [plain(place) for at, _, place in batch.places if at == row]
     if batch.row_offsets is not None and isinstance(told, dict):
         told["offset"] = int(batch.row_offsets[row])
     return told

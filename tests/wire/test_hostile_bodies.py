@@ -7,6 +7,7 @@ import random
 import struct
 import tracemalloc
 from collections import Counter
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -15,11 +16,11 @@ import pytest
 from delta_prop_wire.batch import Batch
 from delta_prop_wire.codec import decode, encode
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.delta import Delta, Dot, Kind, create, delete, opaque, sparse
+from delta_prop_wire.delta import Delta, Dot, Kind, Place, create, delete, opaque, sparse
 from delta_prop_wire.encode import assemble, encode_batch, encode_vectors, encode_void
 from delta_prop_wire.errors import InvalidDelta, PeerError
 from delta_prop_wire.frames import BatchFrame
-from delta_prop_wire.layout import Column
+from delta_prop_wire.layout import CLOCK_ENTRY, PARENT, PLACE, Column
 from delta_prop_wire.soundness import check_body, check_columns, parse_batch, plain_is_whole
 from delta_prop_wire.spec import BATCH_ROWS_MAX, CLOCK_ENTRIES_MAX, ErrorCode
 from delta_prop_wire.stamp import Stamp
@@ -287,3 +288,47 @@ def read(batch: Batch) -> None:
         batch.delta(row)
     with contextlib.suppress(InvalidDelta):
         validate_batch(batch)
+
+
+# --- places of parents
+
+
+def with_parents(*entries: tuple[int, int, bytes]) -> bytes:
+    """A body of two rows that name these parents, whatever they are: (row, form, 16 bytes)."""
+    named = replace(PAIR[0], parents=(Dot(7, 1),) * len(entries))
+    batch = encode_batch([named, PAIR[1]], origin=3, base=1)
+    column = batch.column(Column.PARENTS)
+    assert column is not None
+    packed = b"".join(PARENT.pack(*entry) for entry in entries)
+    signed = bytes(batch.body).replace(bytes(column), packed)[:-4]
+    return signed + crc32c(signed).to_bytes(4, "little")
+
+
+DOT, ID, PLACED = CLOCK_ENTRY.pack(7, 1), bytes(range(16)), PLACE.pack(3, 1, 4711)
+PAIR = [Delta("a", delete()), Delta("b", delete())]
+
+
+def test_place_stands_behind_its_dot() -> None:
+    batch = parse_batch(with_parents((0, 1, ID), (0, 0, DOT), (0, 2, PLACED), (1, 0, DOT)))
+    assert batch.parents == ((0, ID), (0, Dot(7, 1)), (1, Dot(7, 1)))
+    assert batch.places == ((0, 1, Place(3, 1, 4711)),)
+    with pytest.raises(InvalidDelta, match="partition 3") as caught:
+        validate_batch(batch)
+    assert (caught.value.row, caught.value.field) == (0, "parents")
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [(0, 2, PLACED)],
+        [(0, 1, ID), (0, 2, PLACED)],
+        [(0, 0, DOT), (1, 2, PLACED)],
+        [(0, 0, DOT), (0, 2, PLACED), (0, 2, PLACED)],
+        [(0, 3, DOT)],
+    ],
+    ids=["first", "of an id", "of another row", "twice", "unknown form"],
+)
+def test_place_without_its_dot_is_refused(entries: list[tuple[int, int, bytes]]) -> None:
+    with pytest.raises(PeerError) as caught:
+        parse_batch(with_parents(*entries))
+    assert caught.value.code is ErrorCode.BAD_FRAME

@@ -15,13 +15,15 @@ import msgpack
 import numpy as np
 
 from delta_prop_wire.crc import crc32c
-from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, KnownIds, Operation, Priority, Source
+from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, KnownIds, Operation, Place, Priority, Source
 from delta_prop_wire.layout import (
     CLOCK_ENTRY,
     COLUMN_MASK,
     EXPECT,
     NAME_LENGTH,
     PARENT,
+    PLACE,
+    PLACE_FORM,
     TAG,
     Column,
 )
@@ -270,7 +272,19 @@ class Batch:
         return tuple(
             (row, Dot(*CLOCK_ENTRY.unpack(name)) if form == 0 else name)
             for row, form, name in PARENT.iter_unpack(raw)
+            if form != PLACE_FORM
         )
+
+    @lazy
+    def places(self) -> tuple[tuple[int, int, Place], ...]:
+        """(row, which of `parents` it is of, place) for each parent that lies in another partition."""
+        raw, found, parents = self.column(Column.PARENTS), [], 0
+        for row, form, content in () if raw is None else PARENT.iter_unpack(raw):
+            if form == PLACE_FORM:
+                found.append((row, parents - 1, Place(*PLACE.unpack(content))))
+            else:
+                parents += 1
+        return tuple(found)
 
     @lazy
     def expects(self) -> tuple[tuple[int, Dot], ...]:

@@ -81,6 +81,14 @@ class AckLevel(IntEnum):
     QUORUM = 3
 
 
+class Place(NamedTuple):
+    """Where in another partition of its stream a parent lies: the leader epoch and the offset there."""
+
+    partition: int
+    epoch: int
+    offset: int
+
+
 class Dot(NamedTuple):
     """Identity of a delta: who made it and their how-manieth it is. Counters start at 1."""
 

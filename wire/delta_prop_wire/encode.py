@@ -25,6 +25,8 @@ from delta_prop_wire.layout import (
     EXPECT,
     NAME_LENGTH,
     PARENT,
+    PLACE,
+    PLACE_FORM,
     TAG,
     Column,
 )
@@ -50,7 +52,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from typing_extensions import Buffer
 
-    from delta_prop_wire.delta import Delta, Dot
+    from delta_prop_wire.delta import Delta, Dot, Place
 
 _ATTRIBUTE_OF = {
     Column.IDS: Attribute.IDS,
@@ -90,10 +92,12 @@ def encode_batch(
     ack_level: AckLevel = AckLevel.MEMORY,
     priority: Priority = Priority.NORMAL,
     hybrid_time: int = 0,
+    places: Sequence[tuple[int, int, Place]] = (),
 ) -> Batch:
     """Encode deltas under the dots (origin, base), (origin, base + 1), … or, leaping, under `counters`.
 
-    `clock` holds the entries of other origins that changed since this origin's previous batch.
+    `clock` holds the entries of other origins that changed since this origin's previous batch. `places`:
+    (row, which of all parents, place) of those in other partitions.
     A delta's own dot, clock and priority are not looked at: they belong to the batch.
     Raises InvalidDelta where ids are given for some rows only, TOO_LARGE beyond the frame's bound.
     """
@@ -107,7 +111,7 @@ def encode_batch(
         columns[Column.COUNTERS] = struct.pack(f"<{count}Q", *counters)
     if row_offsets is not None:
         columns[Column.ROW_OFFSETS] = struct.pack(f"<{count}Q", *row_offsets)
-    _add_exceptions(columns, deltas)
+    _add_exceptions(columns, deltas, places)
     times = [delta.timestamp for delta in deltas]
     hybrid_time = hybrid_time or times[0]
     if any(time not in (0, hybrid_time) for time in times):
@@ -522,8 +526,12 @@ def _add_ids(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> None:
     columns[Column.IDS] = b"".join(ids)
 
 
-def _add_exceptions(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> None:
+def _add_exceptions(
+    columns: dict[Column, bytes], deltas: Sequence[Delta], places: Sequence[tuple[int, int, Place]]
+) -> None:
     parents: list[bytes] = []
+    place_of = {parent: place for _, parent, place in places}
+    named = 0
     tags: list[bytes] = []
     expects: list[bytes] = []
     names: dict[str, int] = {}
@@ -533,6 +541,9 @@ def _add_exceptions(columns: dict[Column, bytes], deltas: Sequence[Delta]) -> No
                 parents.append(PARENT.pack(row, 1, parent))
             else:
                 parents.append(PARENT.pack(row, 0, CLOCK_ENTRY.pack(*parent)))
+            if (place := place_of.get(named)) is not None:
+                parents.append(PARENT.pack(row, PLACE_FORM, PLACE.pack(*place)))
+            named += 1
         tags.extend(TAG.pack(row, names.setdefault(tag, len(names))) for tag in delta.topics)
         if delta.expect is not None:
             expects.append(EXPECT.pack(row, 0, *delta.expect))

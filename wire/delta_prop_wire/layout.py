@@ -53,7 +53,12 @@ CLOCK_ENTRY = struct.Struct("<QQ")
 """origin, counter."""
 
 PARENT = struct.Struct("<II16s")
-"""row, form (0: a dot, 1: an id), 16 bytes (a dot: origin u64, counter u64, little-endian)."""
+"""row, form (0: a dot, 1: an id, 2: the place of the dot before it), 16 bytes (a dot: origin u64, counter
+u64, little-endian; a place: see `PLACE`)."""
+
+PLACE_FORM = 2
+PLACE = struct.Struct("<IIQ")
+"""partition, leader epoch, offset."""
 
 TAG = struct.Struct("<II")
 """row, place in the table of tag names."""

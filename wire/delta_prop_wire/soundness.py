@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 from itertools import pairwise
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from delta_prop_wire.layout import (
     COLUMN_MASK,
     ENTRY_WIDTHS,
     NAME_LENGTH,
-    PARENT,
+    PLACE_FORM,
     ROW_WIDTHS,
     TAG,
     Column,
@@ -43,6 +43,9 @@ from delta_prop_wire.spec import (
     Attribute,
     ErrorCode,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _VERSION_AND_WORDS = bytes((BODY_VERSION, BODY_HEADER_BYTES // 8))
 SMALLEST_BODY_BYTES = BODY_HEADER_BYTES + COLUMN_MASK.size + CRC_BYTES
@@ -349,8 +352,8 @@ def _check_entries(batch: Batch) -> None:
         words = np.frombuffer(raw, "<u4").reshape(-1, width // 4)
         if int(words[:, 0].max()) >= batch.count:
             _bad(f"column {column.name} names a row above {batch.count - 1}")
-        if column is Column.PARENTS and int(words[:, 1].max()) > 1:
-            _bad(f"a parent of unknown form; known are 0 (dot) and 1 (id), each of {PARENT.size} bytes")
+        if column is Column.PARENTS:
+            _check_parents(words[:, 0], words[:, 1])
         if column is Column.TAGS:
             names = len(batch._names(Column.TAG_NAMES))
             if int(words[:, 1].max()) >= names:
@@ -361,6 +364,16 @@ def _check_entries(batch: Batch) -> None:
         rising = all(a < b for a, b in pairwise((batch.previous, *steps)))
         if steps[0] != batch.base or not rising or steps[-1] > COUNTER_MAX:
             _bad("counters do not rise from the previous counter, starting at the base counter")
+
+
+def _check_parents(rows: NDArray[np.uint32], forms: NDArray[np.uint32]) -> None:
+    if int(forms.max()) > PLACE_FORM:
+        _bad(f"a parent of form {int(forms.max())}; known are 0 (dot), 1 (id) and 2 (the place of a dot)")
+    places = np.flatnonzero(forms == PLACE_FORM)
+    if len(places) and (
+        places[0] == 0 or (forms[places - 1] != 0).any() or (rows[places - 1] != rows[places]).any()
+    ):
+        _bad("the place of a parent that does not follow its dot")
 
 
 def _check_states(batch: Batch) -> None:

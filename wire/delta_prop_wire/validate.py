@@ -331,7 +331,7 @@ def _sizes(batch: Batch, ends: Column) -> NDArray[np.int64]:
 
 def _parents_are_sound(batch: Batch) -> bool:
     parents = batch.parents
-    if max(Counter(row for row, _ in parents).values(), default=0) > PARENTS_PER_DELTA_MAX:
+    if batch.places or max(Counter(row for row, _ in parents).values(), default=0) > PARENTS_PER_DELTA_MAX:
         return False
     return all(isinstance(parent, bytes) or 1 <= parent.counter <= COUNTER_MAX for _, parent in parents)
 
@@ -365,6 +365,7 @@ def _raise_first_fault(batch: Batch) -> NoReturn:
     for row, topic in batch.tags:
         topics[row].append(topic)
     expects = dict(batch.expects)
+    places = {row: place for row, _, place in batch.places}
     numbers, blobs = np.diff(batch.value_bounds), np.diff(batch.blob_bounds)
     metadata_sizes = _sizes(batch, Column.METADATA_ENDS)
     for row, (key, namespace, kind) in enumerate(zip(batch.keys, batch.namespaces, batch.kinds, strict=True)):
@@ -385,6 +386,12 @@ def _raise_first_fault(batch: Batch) -> NoReturn:
                     expect=expects.get(row),
                 )
             )
+            if row in places:
+                refuse(
+                    "parents",
+                    f"one lies in partition {places[row].partition}, and this service has one partition: "
+                    "name it by its dot alone",
+                )
         except InvalidDelta as error:
             raise _in_row(error, row) from None
     check_count("clock", batch.clock_entries, CLOCK_ENTRIES_MAX)
