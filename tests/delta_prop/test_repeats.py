@@ -59,7 +59,7 @@ def test_other_bytes_under_a_dot_are_refused_however_many_batches_ago() -> None:
                 await client.send(opaque_batch(base))
             await client.told(MANY)
             for counter in (1, 236, 300):
-                other = replace(opaque_batch(1), sequence=1000 + counter)
+                other = replace(opaque_batch(1), sequence=1000 * counter)
                 changed = encode_batch(
                     [Delta("v", opaque(b"changed"), "rows")], origin=ORIGIN, base=counter, epoch=1
                 )
@@ -67,8 +67,8 @@ def test_other_bytes_under_a_dot_are_refused_however_many_batches_ago() -> None:
                 nack = await client.until(Nack)
                 assert nack.code is ErrorCode.DOT_REUSED
                 assert nack.details["offset"] == counter - 1
-                await client.send(replace(opaque_batch(counter), sequence=2000 + counter))
-                (told,) = (await client.told(2000 + counter)).ranges
+                await client.send(replace(opaque_batch(counter), sequence=1000 * counter + 1))
+                (told,) = (await client.told(1000 * counter + 1)).ranges
                 assert (told.offset, told.duplicate) == (counter - 1, True)
 
     anyio.run(main)

@@ -186,7 +186,16 @@ REQUESTS = st.one_of(
     st.just(Describe()),
 )
 FRAMES = st.one_of(
-    st.builds(DeltaFrame, U64, DELTAS, st.booleans(), LEVELS, st.none() | OFFSETS, U32, st.none() | U16),
+    st.builds(
+        DeltaFrame,
+        st.integers(0, COUNTER_MAX - 1),
+        DELTAS,
+        st.booleans(),
+        LEVELS,
+        st.none() | OFFSETS,
+        U32,
+        st.none() | U16,
+    ),
     st.builds(
         Ack,
         U64,
