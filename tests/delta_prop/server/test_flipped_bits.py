@@ -1,0 +1,66 @@
+"""Golden frames with one bit turned, sent to a server: none has an effect on anything but its connection."""
+
+from __future__ import annotations
+
+import random
+
+import anyio
+import pytest
+
+from delta_prop.embedded import Propagator
+from delta_prop_wire.codec import encode
+from delta_prop_wire.delta import make_origin
+from delta_prop_wire.frames import Ack, BatchFrame, DeltaFrame
+from delta_prop_wire.spec import FrameType
+from tests.delta_prop.server.raw import connected, opaque_batch, serving
+from tests.wire.samples import ORIGIN, SAMPLES
+
+pytestmark = pytest.mark.anyio
+
+FLIPS = 400
+OTHER = make_origin(78, 2)
+SENT = [
+    encode(frame)
+    for frame in SAMPLES.values()
+    if not isinstance(frame, DeltaFrame | BatchFrame)
+    or (frame.stamp is None if isinstance(frame, BatchFrame) else frame.lamport is None)
+]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+async def test_flipped_bit_has_no_effect_beyond_its_connection(full: bool) -> None:
+    flips = [(raw, bit) for raw in SENT for bit in range(8 * len(raw))]
+    if not full:
+        flips = random.Random(17).sample(flips, FLIPS)
+    print(f"{len(flips)} flipped bits")
+    async with Propagator() as p, serving(p) as (service, address), connected(address) as honest:
+        await honest.hello(OTHER)
+        for raw, bit in flips:
+            turned = bytearray(raw)
+            turned[bit // 8] ^= 1 << bit % 8
+            async with connected(address) as one:
+                await one.hello(ORIGIN)
+                await one.stream.send([turned])
+        with anyio.fail_after(10):
+            while len(service._peers) > 1:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+        assert (p.statistics().accepted, p.inside().log.next_offset) == (0, 0)
+        await honest.send(opaque_batch(1, origin=OTHER))
+        assert (await honest.until(Ack)).sequence == 1
+
+
+def test_frames_as_they_are_have_an_effect() -> None:
+    kinds = {FrameType(raw[2]) for raw in SENT}
+    assert {FrameType.DELTA, FrameType.BATCH, FrameType.SUBSCRIBE, FrameType.ACK} <= kinds
+
+
+async def test_what_is_not_flipped_is_logged() -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as one:
+        await one.hello(ORIGIN)
+        await one.send(*[SAMPLES["batch with ids and a clock"], opaque_batch(1, origin=ORIGIN)])
+        while p.statistics().accepted < 1:
+            await one.next()
