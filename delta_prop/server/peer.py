@@ -266,7 +266,7 @@ class Peer:
             case Heartbeat():
                 self._echo_us = frame.sent_us
                 if frame.sent_us is not None:
-                    self._beat(self._heard_at)
+                    self._beat(self._hub.now())
                 if frame.processed is not None and self.outlet is not None:
                     self.outlet.note_dealt_with(frame.processed)
             case Backpressure():
