@@ -213,7 +213,8 @@ def _decode_other(header: Header, payload: bytes | memoryview) -> Frame:
 
 def _sealed(header: bytes, packed: bytes) -> bytes:
     """A frame of this header and map, and the checksum of both."""
-    return b"".join((header, packed, crc32c(packed, crc32c(header)).to_bytes(CRC_BYTES, "little")))
+    signed = header + packed
+    return signed + crc32c(signed).to_bytes(CRC_BYTES, "little")
 
 
 def _unsealed(header: Header, payload: bytes | memoryview) -> bytes | memoryview:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from delta_prop_wire import mixed, plain
 from delta_prop_wire.batch import Batch
+from delta_prop_wire.crc import crc32c
 from delta_prop_wire.delta import origin_partition
 from delta_prop_wire.forms import note_form, parse_known
 from delta_prop_wire.frames import Credit
@@ -27,7 +28,7 @@ from delta_prop_wire.spec import (
     Flag,
     FrameType,
 )
-from delta_prop_wire.stamp import pack_sent_stamp
+from delta_prop_wire.stamp import SENT_HEAD, sent_rest
 
 if TYPE_CHECKING:
     from delta_prop_wire.buffer import ReceiveBuffer
@@ -82,6 +83,7 @@ class Runs:
         view, begin, end = self._buffer.held()
         at, start, rows = begin, 0, 0
         sequence = first_sequence = 0
+        sent = b""
         rows_left, bytes_left = window.left or _UNBOUNDED
         batches: list[Batch] = []
         unnamed: list[Batch] = []
@@ -106,11 +108,12 @@ class Runs:
             # A body of its own, so that a batch that is kept keeps nothing else.
             body = bytes(view[at + _BODY_AT : stop])
             batch = parse_known(body) or Batch(body)
-            stamp_at = at + HEADER_BYTES
-            sent = pack_sent_stamp(view[at:stamp_at], origin_partition(batch.origin))
-            if view[stamp_at : at + _BODY_AT] != sent:
-                break
             if (batches and not _goes_on(batches[-1], batch)) or first + batch.count > COUNTER_MAX:
+                break
+            header, crc, rest = SENT_HEAD.unpack_from(view, at)
+            if not batches:
+                sent = sent_rest(origin_partition(batch.origin))
+            if rest != sent or crc32c(header + rest) != crc:
                 break
             if not batch.decoded:
                 named = _names_in(batch)

@@ -81,14 +81,19 @@ class Stamp:
         return self == Stamp(stream=self.stream, partition=self.partition)
 
 
-def pack_sent_stamp(header: Buffer, partition: int) -> bytes:
+SENT_HEAD = struct.Struct(f"<{HEADER_BYTES}sI{_REST.size}s")
+"""The head of a producer's frame: header, stamp CRC, rest of the stamp."""
+
+
+def pack_sent_stamp(header: bytes, partition: int) -> bytes:
     """The 48 bytes of a producer's stamp behind this frame header (16 bytes, of the uncompressed frame)."""
-    rest = _sent_rest(partition)
-    return _CRC.pack(crc32c(rest, crc32c(header))) + rest
+    rest = sent_rest(partition)
+    return _CRC.pack(crc32c(header + rest)) + rest
 
 
 @lru_cache(maxsize=1024)
-def _sent_rest(partition: int) -> bytes:
+def sent_rest(partition: int) -> bytes:
+    """What follows the CRC in a producer's stamp."""
     return _REST.pack(0, 0, partition, *(0,) * 7)
 
 
