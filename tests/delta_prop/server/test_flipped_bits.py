@@ -61,6 +61,6 @@ def test_frames_as_they_are_have_an_effect() -> None:
 async def test_what_is_not_flipped_is_logged() -> None:
     async with Propagator() as p, serving(p) as (_, address), connected(address) as one:
         await one.hello(ORIGIN)
-        await one.send(*[SAMPLES["batch with ids and a clock"], opaque_batch(1, origin=ORIGIN)])
-        while p.statistics().accepted < 1:
-            await one.next()
+        await one.send(opaque_batch(1, origin=ORIGIN))
+        await one.until(Ack)
+        assert p.statistics().accepted == 1
