@@ -218,3 +218,25 @@ def test_a_client_and_one_that_is_not_open_take_no_runs() -> None:
     for connection in (Connection(Role.SERVER), Connection(Role.CLIENT)):
         connection.receive(raw)
         assert connection.next_run() is None
+
+
+def test_flipped_bit_of_header_or_stamp_ends_a_run() -> None:
+    delta, frames = Delta("a", delete()), 2
+    sound = b"".join(
+        encode(BatchFrame(at, encode_batch([delta], origin=7, base=at))) for at in range(1, 1 + frames)
+    )
+    size = len(sound) // frames
+    assert len(heard_runs(sound)) == frames
+    for bit in range(8 * 64):
+        raw = bytearray(sound)
+        raw[size + bit // 8] ^= 1 << bit % 8
+        assert len(heard_runs(bytes(raw))) == 1, bit
+
+
+def heard_runs(raw: bytes) -> list[Batch]:
+    connection = opened(Credit(100, 100_000))
+    connection.receive(raw)
+    found: list[Batch] = []
+    while (run := connection.next_run()) is not None:
+        found += run.batches
+    return found
