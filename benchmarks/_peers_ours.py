@@ -185,10 +185,15 @@ class Frames:
 
 def number_frame(frame: bytearray, counter: int) -> None:
     """Make a frame that was encoded before the next one of its producer: number, dots, checksums."""
-    _SEQUENCE.pack_into(frame, _SEQUENCE_AT, counter)
     _COUNTER.pack_into(frame, _COUNTER_AT, counter)
+    _CRC.pack_into(frame, len(frame) - _CRC.size, crc32c(memoryview(frame)[_BODY_AT : -_CRC.size]))
+    sign_head(frame, counter)
+
+
+def sign_head(frame: bytearray, sequence: int) -> None:
+    """Give a frame its sequence, and its stamp the checksum that belongs to that."""
+    _SEQUENCE.pack_into(frame, _SEQUENCE_AT, sequence)
     view = memoryview(frame)
-    _CRC.pack_into(frame, len(frame) - _CRC.size, crc32c(view[_BODY_AT : -_CRC.size]))
     stamp = crc32c(view[HEADER_BYTES + _CRC.size : _BODY_AT], crc32c(view[:HEADER_BYTES]))
     _CRC.pack_into(frame, HEADER_BYTES, stamp)
 
@@ -261,7 +266,10 @@ class RawPublisher:
         before = self._credit.deltas
         rows = sum(Batch(one[_BODY_AT:]).count for one in self._last)
         for frame in self._last:
-            self._wire.send(frame)
+            repeat = bytearray(frame)  # the same payload under the next sequences
+            sign_head(repeat, self._sent + 1)
+            self._sent += Batch(frame[_BODY_AT:]).count
+            self._wire.send(repeat)
         while self._credit.deltas < before + rows:
             self.take_acks(wait=True)
         self._wire.socket.close()
