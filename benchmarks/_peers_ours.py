@@ -39,6 +39,7 @@ from delta_prop_wire.frames import (
 )
 from delta_prop_wire.layout import Column
 from delta_prop_wire.spec import CRC_BYTES, HEADER_BYTES, STAMP_BYTES, FrameType
+from delta_prop_wire.stamp import sent_rest
 from delta_prop_wire.topics import Topic, TopicKind
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ _COUNTER = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 _SEQUENCE_AT = 4
 _BODY_AT = HEADER_BYTES + STAMP_BYTES
+_SENT_REST = sent_rest(0)
 _COUNTER_AT = _BODY_AT + 24
 _BATCH, _ACK, _NACK = (int(kind) for kind in (FrameType.BATCH, FrameType.ACK, FrameType.NACK))
 
@@ -193,9 +195,7 @@ def number_frame(frame: bytearray, counter: int) -> None:
 def sign_head(frame: bytearray, sequence: int) -> None:
     """Give a frame its sequence, and its stamp the checksum that belongs to that."""
     _SEQUENCE.pack_into(frame, _SEQUENCE_AT, sequence)
-    view = memoryview(frame)
-    stamp = crc32c(view[HEADER_BYTES + _CRC.size : _BODY_AT], crc32c(view[:HEADER_BYTES]))
-    _CRC.pack_into(frame, HEADER_BYTES, stamp)
+    _CRC.pack_into(frame, HEADER_BYTES, crc32c(frame[:HEADER_BYTES] + _SENT_REST))
 
 
 def numbered(template: bytes, counter: int) -> Batch:
