@@ -162,6 +162,12 @@ class Quarantine:
             return next((one for one in self.records() if start <= one.offset < end), None)
         return next((self._held[offset] for offset in range(start, end) if offset in self._held), None)
 
+    def first_of(self, vector: Vector) -> int | None:
+        """The first offset held of a vector; None: none is."""
+        self._line_up()
+        offsets = self._vectors.get(vector)
+        return offsets[0] if offsets else None
+
     # --- going in
 
     def reject(self, logged: LoggedBatch, row: int, reason: str, at_us: int) -> bool:

@@ -152,7 +152,8 @@ def find_offsets(asked: FindOffsets, inside: Inside) -> FoundOffsets:
 
 async def get(asked: Get, inside: Inside, grant: Grant) -> list[Fact]:
     """A fact with all that is in the log by now, in pages. Raises Refused (UNAUTHORIZED, BAD_REQUEST where no
-    sink keeps states, RATE_LIMITED where that is too far behind).
+    sink keeps states, RATE_LIMITED where that is too far behind, PROCESSING_FAILED where it has set aside a
+    delta of the fact).
     """
     namespace = namespace_of(asked.vector_id) if asked.namespace is None else asked.namespace
     grant.check_read(namespace)
@@ -167,6 +168,13 @@ async def get(asked: Get, inside: Inside, grant: Grant) -> list[Fact]:
             f"sink {name!r} has not come to offset {offset} in {GET_S_MAX:g} s: ask again",
             retry_after_ms=_RETRY_MS,
         ) from None
+    held = inside.sinks.feed(name).quarantine.first_of((namespace, asked.vector_id))
+    if held is not None:
+        raise Refused(
+            ErrorCode.PROCESSING_FAILED,
+            f"sink {name!r} has set aside offset {held}, a delta of this fact: replay or drop it there",
+            details={"offset": held},
+        )
     state = sink.get(namespace, asked.vector_id)
     if inspect.isawaitable(state):
         state = await state

@@ -74,7 +74,7 @@ def _as_staged(job: Job | None, part: StagedPart) -> StagedPart:
 
 def _decided_again(job: Job, decided: Decided, parts: tuple[StagedPart, ...]) -> Decided:
     same = content_of(parts) == decided.content
-    if same and any(part.checksum for part in parts):
+    if same and all(part.checksum for part in parts if part.deltas):  # one digest of all is kept
         same = said_of(parts) == decided.said
     if same:
         return decided

@@ -16,7 +16,7 @@ from delta_prop.client import facts
 from delta_prop.client.facts import FactState
 from delta_prop.embedded import Propagator
 from delta_prop_sinks.storage import StorageSink
-from delta_prop_wire.delta import Dot, make_origin
+from delta_prop_wire.delta import Dot, Operation, make_origin
 from delta_prop_wire.frames import (
     Ack,
     BatchFrame,
@@ -204,3 +204,15 @@ async def test_a_subscription_may_name_its_partition() -> None:
         nack = await asked(raw, 10, FindOffsets((Start(StartAt.EARLIEST),), partition=2))
         assert isinstance(nack, Nack)
         assert nack.code is ErrorCode.WRONG_PARTITION
+
+
+async def test_a_fact_of_which_something_is_set_aside_is_not_told(tmp_path: Path) -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as raw:
+        await p.attach(StorageSink(tmp_path / "v.db"))
+        await p.publish(Delta("a", opaque(b"1")), Delta("b", opaque(b"1")))
+        await p.publish(Delta("a", Operation(12, data=b"later")))
+        await raw.hello()
+        told = await asked(raw, 2, Get("a", "default"))
+        assert isinstance(told, Nack)
+        assert (told.code, told.details) == (ErrorCode.PROCESSING_FAILED, {"offset": 2})
+        assert isinstance(await asked(raw, 3, Get("b", "default")), Ack)

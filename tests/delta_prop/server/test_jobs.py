@@ -88,6 +88,23 @@ def test_the_same_job_again_is_answered_and_another_one_under_its_name_refused()
         assert len(at.keys()) == 10
 
 
+def test_commit_that_tells_some_checksums_may_be_sent_again() -> None:
+    with place(SimDisk()) as at:
+        parts = []
+        for number in range(2):
+            part = stage(at.address, number, 1, rows(number, 5))
+            mark = at.jobs._jobs[JOB].attempts[number, 1].mark
+            assert mark is not None
+            parts.append(part._replace(checksum=mark.content))
+        some = [parts[0], parts[1]._replace(checksum=0)]
+        decide(at.address, JOB, Decision.COMMIT, some)
+        ended = published(at.address)
+        for again in (some, parts, [part._replace(checksum=0) for part in parts]):
+            assert decide(at.address, JOB, Decision.COMMIT, again) == ended
+        with pytest.raises(Refused, match="JOB_DECIDED"):
+            decide(at.address, JOB, Decision.COMMIT, [parts[0], parts[1]._replace(checksum=7)])
+
+
 def test_a_part_that_is_not_there_whole_decides_nothing() -> None:
     with place(SimDisk()) as at:
         part = stage(at.address, 0, 1, rows(0, 5))
