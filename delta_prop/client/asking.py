@@ -13,7 +13,7 @@ from delta_prop.client.blocking import Wire
 from delta_prop.client.errors import Unreachable
 from delta_prop.client.settings import ClientSettings
 from delta_prop.tls_contexts import client_context
-from delta_prop_wire.errors import PeerError, Refused
+from delta_prop_wire.errors import PeerError, Refused, UsageError
 from delta_prop_wire.frames import Ack, Hello, Nack, Welcome
 from delta_prop_wire.requests import joined
 
@@ -45,7 +45,10 @@ class Asking:
     def ask(self, addresses: str | Iterable[str], request: Request) -> Response:
         """The answer. Raises Refused, Unreachable, UsageError."""
         where = parse_addresses(addresses)
-        deadline = time.monotonic() + self.timeout_s
+        if not self.timeout_s > 0:
+            raise UsageError(f"timeout_s: {self.timeout_s!r} is not above 0: give the seconds to wait")
+        began = time.monotonic()
+        deadline = began + self.timeout_s
         context = None if self.tls is None else client_context(self.tls)
         backoff, turn, unheard = Backoff(), 0, False
         while True:
@@ -65,7 +68,7 @@ class Asking:
                 cause, wait_s = refused, (refused.retry_after_ms or 0) / 1000
             wait_s = max(wait_s, backoff.next_s(random.random()) if turn % len(where) == 0 else 0.0)
             if time.monotonic() + wait_s >= deadline:
-                raise self._given_up(where, cause) from None
+                raise self._given_up(where, cause, time.monotonic() - began) from None
             time.sleep(wait_s)
 
     def _ask_at(
@@ -84,12 +87,12 @@ class Asking:
         finally:
             wire.close()
 
-    def _given_up(self, where: Sequence[Address], cause: Exception) -> Exception:
+    def _given_up(self, where: Sequence[Address], cause: Exception, waited_s: float) -> Exception:
         if isinstance(cause, Refused):
             return cause
         names = ", ".join(map(str, where))
         return Unreachable(
-            f"none of {names} has answered for {self.timeout_s:g} s (the last one: {cause}): {self.cure}"
+            f"none of {names} has answered for {waited_s:.1f} s (the last one: {cause}): {self.cure}"
         )
 
 

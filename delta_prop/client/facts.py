@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delta_prop.client.asking import Asking
+from delta_prop_wire.bounds import check_name
+from delta_prop_wire.errors import UsageError
 from delta_prop_wire.frames import (
     Describe,
     Description,
@@ -22,6 +24,8 @@ from delta_prop_wire.frames import (
     StartAt,
     StreamDescription,
 )
+from delta_prop_wire.requests import STARTS_MAX
+from delta_prop_wire.spec import COUNTER_MAX, NAMESPACE_BYTES_MAX, VECTOR_ID_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,9 +59,12 @@ def get(
     """A fact as the service has it, with all that was in its log when it was asked. `namespace`: absent, the
     text before the first `:` of the vector id, else `default`.
 
-    Raises Refused (BAD_REQUEST where no sink of the service keeps the states of all facts), Unreachable,
-    UsageError.
+    Raises InvalidDelta for a name that no fact can have, Refused (BAD_REQUEST where no sink of the service
+    keeps the states of all facts), Unreachable, UsageError.
     """
+    check_name("vector_id", vector_id, VECTOR_ID_BYTES_MAX)
+    if namespace is not None:
+        check_name("namespace", namespace, NAMESPACE_BYTES_MAX)
     found = Asking(_CLIENT, token, tls, timeout_s, _CURE).ask(addresses, Get(vector_id, namespace))
     assert isinstance(found, Fact)
     return found
@@ -71,11 +78,19 @@ def find_offsets(
     tls: Tls | None = None,
     timeout_s: float = 30.0,
 ) -> FoundOffsets:
-    """For each time, in microseconds since 1970, the offset of the first delta that was logged then or later.
+    """For each time (up to 64), in microseconds since 1970, the offset of the first delta logged then or later.
 
     Raises Refused (BAD_REQUEST of a log in memory), Unreachable, UsageError.
     """
-    starts = tuple(Start(StartAt.TIME, time_us) for time_us in times_us)
+    times = tuple(times_us)
+    if len(times) > STARTS_MAX:
+        raise UsageError(f"times_us: {len(times)} times, allowed are {STARTS_MAX}: ask several times")
+    for time_us in times:
+        if type(time_us) is not int or not 0 <= time_us <= COUNTER_MAX:
+            raise UsageError(
+                f"times_us: {time_us!r:.40} is not a whole number from 0 to {COUNTER_MAX}: give microseconds"
+            )
+    starts = tuple(Start(StartAt.TIME, time_us) for time_us in times)
     found = Asking(_CLIENT, token, tls, timeout_s, _CURE).ask(addresses, FindOffsets(starts))
     assert isinstance(found, FoundOffsets)
     return found

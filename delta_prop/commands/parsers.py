@@ -248,7 +248,7 @@ def _add_log(verbs: Any) -> None:
         "the old directory or one that the same command finishes. Nobody may serve it meanwhile.",
     )
     migrate.add_argument("data", metavar="DIR", type=directory, help="the data directory")
-    json_argument(migrate)
+    migrate.add_argument("--json", action="store_true", help="one JSON object instead of a sentence")
     migrate.set_defaults(run=_migrate)
 
 

@@ -107,7 +107,7 @@ def migrate(disk: Disk, *, draw: Callable[[int], bytes], watching: Watching) -> 
     """
     found = read_format(disk)
     if found is None:
-        raise UsageError("there is no log to migrate: name a data directory")
+        raise UsageError("there is no log to migrate there: name a data directory")
     try:
         lock = disk.lock(LOCK_PATH)
     except BlockingIOError as error:

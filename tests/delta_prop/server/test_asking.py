@@ -17,6 +17,7 @@ from delta_prop.client.facts import FactState
 from delta_prop.embedded import Propagator
 from delta_prop_sinks.storage import StorageSink
 from delta_prop_wire.delta import Dot, Operation, make_origin
+from delta_prop_wire.errors import InvalidDelta, UsageError
 from delta_prop_wire.frames import (
     Ack,
     BatchFrame,
@@ -216,3 +217,22 @@ async def test_a_fact_of_which_something_is_set_aside_is_not_told(tmp_path: Path
         assert isinstance(told, Nack)
         assert (told.code, told.details) == (ErrorCode.PROCESSING_FAILED, {"offset": 2})
         assert isinstance(await asked(raw, 3, Get("b", "default")), Ack)
+
+
+@pytest.mark.parametrize("key", ["", "\ud800", "x" * 513])
+def test_names_that_no_fact_has_are_refused_before_anybody_is_asked(key: str) -> None:
+    with pytest.raises(InvalidDelta, match="vector_id"):
+        facts.get("127.0.0.1:1", key)
+    with pytest.raises(InvalidDelta, match="namespace"):
+        facts.get("127.0.0.1:1", "a", key)
+
+
+@pytest.mark.parametrize("times", [[-1], [1 << 63], [1.5], [True], [1] * 65])
+def test_times_that_are_none_are_refused_before_anybody_is_asked(times: list[Any]) -> None:
+    with pytest.raises(UsageError, match="times_us"):
+        facts.find_offsets("127.0.0.1:1", times)
+
+
+def test_who_waits_for_no_time_is_told() -> None:
+    with pytest.raises(UsageError, match="timeout_s"):
+        facts.describe("127.0.0.1:1", timeout_s=0)
