@@ -78,7 +78,7 @@ def find_offsets(
     tls: Tls | None = None,
     timeout_s: float = 30.0,
 ) -> FoundOffsets:
-    """For each time (up to 64), in microseconds since 1970, the offset of the first delta logged then or later.
+    """The offset of the first delta that was logged at each of up to 64 times (µs since 1970) or later.
 
     Raises Refused (BAD_REQUEST of a log in memory), Unreachable, UsageError.
     """
