@@ -58,11 +58,11 @@ class Advice:
 
     @property
     def rows_max(self) -> int | None:
-        """How many deltas may go at a time, where frames can be cut; None: any number."""
+        """The most deltas that may go at a time, where frames can be cut; None: any number."""
         return None if self.rate is None else max(int(self.rate * BURST_S), 1)
 
     def wait_s(self, now: float) -> float:
-        """How long to wait before the next deltas; 0: they may go."""
+        """The seconds to wait before the next deltas; 0: they may go."""
         wait_s = max(self._until - now, 0.0)
         if self.rate is not None:
             self._fill(now)

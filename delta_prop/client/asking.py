@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """How to ask. `client`: a name for people; `cure`: what to do when nobody answers.
+    """Asks a service one thing. `client`: a name for people; `cure`: what to do when nobody answers.
 
     `check` looks at each welcome, and raises where that service cannot answer. `unheard`: what a refusal
     means when an earlier attempt may have had its effect; None: what it says.

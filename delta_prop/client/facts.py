@@ -103,7 +103,7 @@ def describe(
     tls: Tls | None = None,
     timeout_s: float = 30.0,
 ) -> Description:
-    """What a service is: its streams, where their logs begin and end, the requests that it knows.
+    """Describe a service: its streams, where their logs begin and end, the requests that it knows.
 
     Raises Refused, Unreachable, UsageError.
     """

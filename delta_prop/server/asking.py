@@ -52,7 +52,7 @@ _STARTS = frozenset({StartAt.EARLIEST, StartAt.LATEST, StartAt.TIME})
 
 
 class Questions:
-    """What one connection asks. `respond` and `refuse` tell it, by the number of its request."""
+    """Answers the questions of one connection, by `respond` and `refuse` with the number of the request."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Questions:
         refuse: Callable[[int, Request, Refused], None],
     ) -> None:
         self.waiting = 0
-        """How many have no answer yet."""
+        """Questions without an answer yet."""
         self._hub = hub
         self._respond = respond
         self._refuse = refuse
@@ -94,16 +94,16 @@ class Questions:
         try:
             pages = await get(asked, self._hub.inside, grant)
         except Refused as refused:
-            self.waiting -= 1
             self._refuse(sequence, asked, refused)
-            return
-        self.waiting -= 1
-        for number, page in enumerate(pages, 1):
-            self._respond(sequence, page, more=number < len(pages))
+        else:
+            for number, page in enumerate(pages, 1):
+                self._respond(sequence, page, more=number < len(pages))
+        finally:
+            self.waiting -= 1
 
 
 def welcomes(hub: Hub, granted: Sequence[OriginGrant]) -> list[Welcome]:
-    """The answer to a hello, in pages."""
+    """Make the answer to a hello, in pages."""
     log, features = hub.inside.log, tuple(hub.features)
     end = Cursor(log.log_id, log.epoch, log.visible)
     firsts = range(0, max(len(granted), 1), WATERMARKS_A_PAGE)
@@ -114,7 +114,7 @@ def welcomes(hub: Hub, granted: Sequence[OriginGrant]) -> list[Welcome]:
 
 
 def describe(hub: Hub) -> Description:
-    """What the service is, its one stream, and the requests that it knows."""
+    """Describe the service: its one stream, and the requests that it knows."""
     log = hub.inside.log
     end = Cursor(log.log_id, log.epoch, log.visible)
     stream = StreamDescription(DEFAULT_STREAM, STREAM_ID, (PartitionRange(PARTITION, log.first_offset, end),))
@@ -122,7 +122,7 @@ def describe(hub: Hub) -> Description:
 
 
 def unknown_request(asked: UnknownRequest) -> Refused:
-    """Why something is not answered that a newer client may ask."""
+    """Make the refusal of what only a newer client may ask."""
     known = known_requests()
     newest = known.get(asked.name)
     if newest is None:
@@ -138,7 +138,7 @@ def unknown_request(asked: UnknownRequest) -> Refused:
 
 
 def find_offsets(asked: FindOffsets, inside: Inside) -> FoundOffsets:
-    """Where in the log these starts are. Raises Refused."""
+    """Find the offsets of these starts in the log. Raises Refused."""
     check_partition(asked.stream, asked.partition)
     log = inside.log
     for start in asked.starts:

@@ -282,7 +282,7 @@ def _spoilt(refused: Refused) -> Refused:
 
 
 def intake_for(hub: Hub, grant: Grant, hello: Hello, ring: Callable[[], None], address: str) -> Intake:
-    """What takes a connection's deltas after this hello: for the chain, or kept aside for a job. Raises
+    """Make what takes a connection's deltas after this hello: for the chain, or aside for a job. Raises
     Refused.
     """
     parts = hub.inside, hub.settings, grant, hello.source

@@ -180,7 +180,7 @@ class Batch:
 
     @property
     def clock_entries(self) -> int:
-        """How many entries the clock has."""
+        """The number of entries in the clock."""
         bounds = self._bounds_in(Column.CLOCK)
         return 0 if bounds is None else (bounds[1] - bounds[0]) // CLOCK_ENTRY.size
 

@@ -82,7 +82,7 @@ class AckLevel(IntEnum):
 
 
 class Place(NamedTuple):
-    """Where in another partition of its stream a parent lies: the leader epoch and the offset there."""
+    """A parent's position in another partition of its stream: the leader epoch and the offset there."""
 
     partition: int
     epoch: int

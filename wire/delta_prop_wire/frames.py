@@ -457,7 +457,7 @@ class Get:
 
 
 class FactState(Enum):
-    """What a fact is: never heard of, deleted, a vector, or bytes."""
+    """The state of a fact: never heard of, deleted, a vector, or bytes."""
 
     ABSENT = "absent"
     DELETED = "deleted"

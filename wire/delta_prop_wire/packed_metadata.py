@@ -151,7 +151,7 @@ def _first_repeated(keys: list[object]) -> object:
 
 
 def json_fault(value: object, depth: int) -> str | None:
-    """What keeps a value from being JSON, with its place, None where nothing does."""
+    """Find what keeps a value from being JSON, with its place; None: nothing does."""
     if value is None or isinstance(value, (str, bool)):
         return None
     if isinstance(value, int):

@@ -93,7 +93,7 @@ def pack_sent_stamp(header: bytes, partition: int) -> bytes:
 
 @lru_cache(maxsize=1024)
 def sent_rest(partition: int) -> bytes:
-    """What follows the CRC in a producer's stamp."""
+    """Pack what follows the CRC in a producer's stamp."""
     return _REST.pack(0, 0, partition, *(0,) * 7)
 
 
