@@ -40,6 +40,11 @@ PRINTED = {
         "from service 1: note-1, note-6, note-6",
     ],
     "own_sink": ["the sink keeps the contract", "{'fruit': 2, 'trees': 1}"],
+    "table_sink": [
+        "the sink keeps the contract",
+        "set aside: cap, price 'dear' is not a number",
+        "[('Pen', 3.0)]",
+    ],
 }
 
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
         TryAgain,
     )
     from delta_prop_sinks.storage import StorageSink, StorageStatistics
+    from delta_prop_wire.algebra import State, fold
+    from delta_prop_wire.cursor import Cursor
     from delta_prop_wire.states import StateRow
 
 _HOMES = {
@@ -59,6 +61,8 @@ _HOMES = {
         "TryAgain",
     ),
     "delta_prop_sinks.storage": ("StorageSink", "StorageStatistics"),
+    "delta_prop_wire.algebra": ("State", "fold"),
+    "delta_prop_wire.cursor": ("Cursor",),
     "delta_prop_wire.states": ("StateRow",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -70,6 +74,7 @@ __all__ = [
     "CacheStatistics",
     "CallbackSink",
     "CallbackStatistics",
+    "Cursor",
     "Delivery",
     "ForwardSink",
     "ForwardStatistics",
@@ -91,12 +96,14 @@ __all__ = [
     "Sink",
     "SinkContext",
     "SinkFailure",
+    "State",
     "StateRow",
     "StopSink",
     "StorageSink",
     "StorageStatistics",
     "TryAgain",
     "check_sink",
+    "fold",
     "fold_again",
     "must_fold_again",
 ]

@@ -1,54 +1,16 @@
 """The contract between the delivery loop and a sink: anything that spends deltas.
 
-A sink is opened, handed deliveries in log order by one task, and closed. What it may count on:
+`Sink` is the contract, on one screen. Behind it stand the parts that a sink may have beside it, each a
+protocol that says what its methods promise:
 
-*Order.* Deliveries come in log order, each starting where the one before ended or later (control rows
-and rows of other topics leave gaps). `apply` is never called while another `apply` of the same sink runs.
-
-*Repeats.* After a failure, a cancelled `apply` or a restart, deliveries may come again, cut differently.
-Applying one twice must have the effect of applying it once: a row at or below the last offset that its
-vector holds, of the same log, is a repeat; so is a row whose dot the vector already has.
-
-*Forwarded rows.* What another service accepted (`logged.source` is replica) may sort, by `logged.key(row)`,
-before a row of its vector that came earlier; and where `logged.known_ids` is not none, it may be its twin,
-which has the same id under another dot. A sink that keeps states folds such a vector again, in canonical
-order, of twins the first. `must_fold_again` tells whether a row is such; the rows of its vector behind it are
-then no more applied on top. Before `apply` returns, `fold_again` gives the states of all these vectors, from
-`SinkContext.history`. A sink of changes gets each row once.
-
-*Replays.* A row that was set aside after a `RejectDelta` may be delivered again later, when an operator says
-so, in a delivery marked `late`: behind rows of other vectors with higher offsets, but of its own vector
-nothing that lies behind it has come in between. So a sink tells repeats by vector, not by one offset.
-Late deliveries come in calls of their own. They move no cursor, as rows beside them in their batch may not
-have come yet; and what one has brought comes never again, so a sink that keeps its own cursor makes it
-durable before `apply` returns.
-
-*A return* of `apply` means: every row of every delivery is applied and visible to the sink's readers.
-It does not mean durable; a sink that keeps its own cursor reports that with `SinkContext.committed`.
+`Rebuilds`: takes whole states in place of the deltas that made them. `HasBackground`, `HasBacklog`: works
+between deliveries, and says how much of that is left. `TakesManyAtOnce`: long calls, so few of them.
+`TakesControlRows`: gets the rows that only fill places. `HoldsVectors`: tells what is known of a vector.
 
 *At once.* A sink that hardly ever waits may have `apply_now(deliveries)`, no coroutine, beside `apply` in the
 same class. The delivery loop may call it in its place, from within the very publish that brought the deltas.
 True means what a return of `apply` means. False, or whatever it raises: the same deliveries come again by
 `apply`, which says what is wrong; so what it has done by then must be nothing, or as after a repeat.
-
-*Failure.* `apply` may raise three things, each with one remedy. `TryAgain`: it may pass; what lies below
-`done_offset` is applied, the rest is delivered again later. `RejectDelta`: this one delta can never be
-applied; everything before it is; it is set aside in the sink's quarantine and the rest is delivered again,
-but for what comes behind it: later rows of its vector, and those that name it as parent.
-`StopSink`: nothing more can be applied before someone acts; the cursor stays, the reason is shown.
-Any other exception is treated as `TryAgain`, counted as a defect.
-
-*Rebuilding.* A sink that can take whole states in place of the deltas that made them has the methods of
-`Rebuilds`. It is rebuilt where it has fallen behind what the log still holds, or where its owner says so:
-`begin_rebuild` makes void what it holds, `take_states` brings every vector's state as of one offset of the
-log, `end_rebuild` makes that its data, with a cursor at that offset; deliveries go on from there.
-Readers may see the old data until the end, or what there is of the new. A rebuild that does not come to its
-end, for whatever reason, is begun again from the beginning, never gone on with; so a sink with a cursor of
-its own remembers durably that one was begun, and says so when it is opened.
-
-*Background.* A sink with work of its own between deliveries has a method `background()`, which the
-delivery loop's owner runs beside the loop from after `open` until before `aclose`, and cancels. What such
-work has still before it can be told by a method `backlog()`; producers are slowed down as it nears its bound.
 """
 
 from __future__ import annotations
@@ -195,7 +157,33 @@ class SinkContext(Protocol):
 
 
 class Sink(Protocol):
-    """Anything that spends deltas; the module's docstring is the contract."""
+    """Spends deltas: opened, called with deliveries by one task, closed. `check_sink` plays all this to it.
+
+    *Order.* Deliveries come in log order, with gaps where rows are for others; never two calls at a time.
+
+    *A return* of `apply` means: all rows are applied, and readers see them. Not that they are durable: a sink
+    with a cursor of its own, which `open` gives, reports that with `SinkContext.committed`.
+
+    *Repeats.* After a failure, a cancelled call or a restart, rows come again, cut differently, and must have
+    the effect of one. A row is a repeat where its vector has its offset or key already, or a later one.
+
+    *Failures*, each with one remedy. `TryAgain`: it may pass; what lies below `done_offset` is applied, the
+    rest comes again. `RejectDelta`: this row can never be applied, all before it are; it is set aside in the
+    sink's quarantine, with what depends on it, and the rest comes again. `StopSink`: nothing more before
+    someone acts; the cursor stays. Any other exception counts as a defect, and as `TryAgain`.
+
+    *Cancellation* may come at every await. The call has then happened, or not, or in part; its rows come
+    again. What runs on `SinkContext.threads` is waited for: a transaction there happens whole, or not at all.
+
+    *Out of the quarantine* rows come when an operator says so: marked `late`, in calls of their own, once,
+    behind higher offsets, but of their own vector nothing was delivered since; so repeats are told by vector.
+    They move no cursor, and a sink that keeps its own makes them durable before `apply` returns.
+
+    *Forwarded rows*, of another service (`logged.source` is replica), may sort by `logged.key(row)` before a
+    row of their vector that came earlier, or have its id. A sink that keeps states folds such a vector anew,
+    in canonical order, before `apply` returns: `must_fold_again` tells of a row whether that is needed,
+    `fold_again` does it for all vectors of a call. A sink of changes gets each row once.
+    """
 
     @property
     def name(self) -> str:
@@ -224,7 +212,9 @@ class Sink(Protocol):
 
 @runtime_checkable
 class HasBackground(Protocol):
-    """A sink with work between deliveries."""
+    """A sink with work between deliveries. The owner of the delivery loop runs it beside the loop, from after
+    `open` until before `aclose`, and cancels it.
+    """
 
     async def background(self) -> None:
         """Run until cancelled. A failure in here is reported by the next `apply`, not raised."""
@@ -284,8 +274,15 @@ class HoldsVectors(Protocol):
 
 @runtime_checkable
 class Rebuilds(Protocol):
-    """A sink that can be rebuilt from states. Of its failures TryAgain and StopSink mean what they mean for
-    `apply`, but that a call that failed has done nothing that counts: it comes again as it was.
+    """A sink that can be rebuilt from states: where it has fallen behind what the log still holds, or where
+    its owner says so.
+
+    `begin_rebuild` makes void what it holds, `take_states` brings every vector's state as of one offset,
+    `end_rebuild` makes that its data, with a cursor at that offset; deliveries go on from there. Readers may
+    see the old data until the end, or what there is of the new. A rebuild that does not come to its end is
+    begun again from the beginning; so a sink with a cursor of its own remembers durably that one was begun,
+    and says so when it is opened. TryAgain and StopSink mean what they mean for `apply`, but that a call that
+    failed has done nothing that counts: it comes again as it was.
     """
 
     async def begin_rebuild(self, offset: int) -> None:

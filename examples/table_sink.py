@@ -1,0 +1,259 @@
+"""A sink with state of its own: a table of products in SQLite, its rows and its cursor in one transaction.
+
+Other programs read the table `products`. The sink keeps each vector's state beside what they read, because a
+forwarded delta may sort before one that is in there already: then the vector is folded again.
+
+python examples/table_sink.py
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+import msgpack
+import numpy as np
+
+from delta_prop import Delta, Kind, Propagator, create, delete, metadata_only
+from delta_prop.sinks import (
+    Cursor,
+    RejectDelta,
+    ResumePoint,
+    State,
+    StopSink,
+    TryAgain,
+    check_sink,
+    fold,
+    fold_again,
+    must_fold_again,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from delta_prop.sinks import Delivery, SinkContext, StateRow
+
+    Ref = tuple[str, str]  # namespace and vector id
+
+T = TypeVar("T")
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS products (
+    namespace TEXT, vector_id TEXT, alive INTEGER, name TEXT, price REAL, state BLOB,
+    PRIMARY KEY (namespace, vector_id)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS cursor (
+    one INTEGER PRIMARY KEY CHECK (one = 1), cursor TEXT, lamport INTEGER, rebuilding INTEGER
+);
+"""
+KNOWN_KINDS = frozenset(map(int, Kind))
+
+
+@dataclass(frozen=True)
+class TableStatistics:
+    """A snapshot: it stays as it is while the sink goes on."""
+
+    next_offset: int
+    folded_again: int
+
+
+class ProductTable:
+    """Each vector's name and price, as its metadata say, in a file that is exact after any failure."""
+
+    name = "products"
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = path
+        self._context: SinkContext
+        self._next_offset = self._lamport = self._folded_again = 0
+
+    # --- the contract
+
+    async def open(self, context: SinkContext) -> ResumePoint:
+        """Tell how far the file reaches; it is made if it is not there."""
+        self._context = context
+        try:
+            kept, self._lamport, rebuilding = await context.threads.run(self._read_cursor)
+        except (sqlite3.Error, OSError) as error:
+            raise StopSink(f"{self.path} cannot be opened ({error}): mend or remove it") from error
+        cursor = Cursor(context.log_id, context.epoch, 0) if kept is None else Cursor.parse(kept)
+        self._next_offset = cursor.next_offset
+        return ResumePoint(cursor, self._lamport, bool(rebuilding))
+
+    async def apply(self, deliveries: Sequence[Delivery]) -> None:
+        """Bring all rows into the table in one transaction, or none, or those before one that is rejected."""
+        states = await self._on_thread(partial(self._read_states, vectors_of(deliveries)))
+        again: dict[Ref, int] = {}
+        next_offset, lamport = self._next_offset, self._lamport
+        rejected = None
+        for delivery in deliveries:
+            rejected = take(delivery, states, again)
+            if not delivery.late:  # those move no cursor
+                end = delivery.next_offset if rejected is None else rejected.offset
+                next_offset = max(next_offset, end)
+            lamport = max(lamport, delivery.logged.lamport + delivery.logged.count - 1)
+            if rejected is not None:
+                break
+        states |= await fold_again(self._context, again)  # reads the log once for all of them
+        await self._on_thread(partial(self._write, states, next_offset, lamport))
+        self._next_offset, self._lamport = next_offset, lamport
+        self._folded_again += len(again)
+        self._context.committed(next_offset)
+        if rejected is not None:
+            raise rejected
+
+    async def aclose(self) -> None:
+        """Nothing to let go of: each transaction has a connection of its own."""
+
+    def statistics(self) -> TableStatistics:
+        return TableStatistics(self._next_offset, self._folded_again)
+
+    # --- optional: a reader of states, which the conformance kit compares with its own fold
+
+    async def get(self, namespace: str, vector_id: str) -> State | None:
+        states = await self._on_thread(partial(self._read_states, [(namespace, vector_id)]))
+        return states.get((namespace, vector_id))
+
+    # --- optional: rebuilt from a snapshot, where the log no longer has what comes next
+
+    async def begin_rebuild(self, offset: int) -> None:
+        await self._on_thread(self._begin_rebuild)
+
+    async def take_states(self, rows: Sequence[StateRow]) -> None:
+        await self._on_thread(partial(self._put, {(row.namespace, row.vector_id): row.state for row in rows}))
+
+    async def end_rebuild(self, offset: int, lamport: int) -> None:
+        await self._on_thread(partial(self._write, {}, offset, lamport))
+        self._next_offset, self._lamport = offset, lamport
+        self._context.committed(offset)
+
+    # --- on the sink's thread, one call at a time
+
+    async def _on_thread(self, function: Callable[[], T]) -> T:
+        try:
+            return await self._context.threads.run(function)
+        except (sqlite3.Error, OSError) as error:  # locked, or the disk is full: nothing was written
+            raise TryAgain(f"{self.path}: {error}") from error
+
+    def _read_cursor(self) -> tuple[str | None, int, int]:
+        with closing(sqlite3.connect(self.path)) as db, db:
+            db.executescript(TABLES)
+            found = db.execute("SELECT cursor, lamport, rebuilding FROM cursor").fetchone()
+            return (None, 0, 0) if found is None else found
+
+    def _read_states(self, refs: Collection[Ref]) -> dict[Ref, State]:
+        query = "SELECT state FROM products WHERE namespace = ? AND vector_id = ?"
+        with closing(sqlite3.connect(self.path)) as db:
+            found = {ref: db.execute(query, ref).fetchone() for ref in refs}
+        return {ref: unpacked(row[0]) for ref, row in found.items() if row is not None}
+
+    def _write(self, states: dict[Ref, State], next_offset: int, lamport: int) -> None:
+        cursor = Cursor(self._context.log_id, self._context.epoch, next_offset)
+        with closing(sqlite3.connect(self.path)) as db, db:  # one transaction: all of it, or nothing
+            db.executemany("REPLACE INTO products VALUES (?, ?, ?, ?, ?, ?)", map(columns, states.items()))
+            db.execute("REPLACE INTO cursor VALUES (1, ?, ?, 0)", (str(cursor), lamport))
+
+    def _put(self, states: dict[Ref, State]) -> None:
+        with closing(sqlite3.connect(self.path)) as db, db:
+            db.executemany("REPLACE INTO products VALUES (?, ?, ?, ?, ?, ?)", map(columns, states.items()))
+
+    def _begin_rebuild(self) -> None:
+        cursor = Cursor(self._context.log_id, self._context.epoch, 0)
+        with closing(sqlite3.connect(self.path)) as db, db:
+            db.execute("DELETE FROM products")
+            db.execute("REPLACE INTO cursor VALUES (1, ?, 0, 1)", (str(cursor),))
+
+
+def rows_of(delivery: Delivery) -> Sequence[int]:
+    """The rows that match the sink's topics; a batch may have others."""
+    return range(delivery.batch.count) if delivery.rows is None else delivery.rows.tolist()
+
+
+def vectors_of(deliveries: Sequence[Delivery]) -> set[Ref]:
+    """The vectors that these change."""
+    return {
+        (delivery.batch.namespaces[row], delivery.batch.keys[row])
+        for delivery in deliveries
+        for row in rows_of(delivery)
+    }
+
+
+def take(delivery: Delivery, states: dict[Ref, State], again: dict[Ref, int]) -> RejectDelta | None:
+    """Fold rows onto the states, and note the vectors that have to be folded again; up to a wrong row."""
+    logged, batch = delivery.logged, delivery.batch
+    for row in rows_of(delivery):
+        ref, key = (batch.namespaces[row], batch.keys[row]), logged.key(row)
+        state = states.get(ref, State())
+        if (reason := wrong_with(delivery, row)) is not None:
+            return RejectDelta(logged.offset + row, reason)
+        if ref in again or must_fold_again(logged, row, state.key):
+            again[ref] = logged.offset + row  # it is forwarded, and cannot go on top
+        elif state.key is None or key > state.key:  # else: a repeat after a failure
+            states[ref] = fold([(key, batch.operation(row), batch.metadata(row))], onto=state)
+    return None
+
+
+def wrong_with(delivery: Delivery, row: int) -> str | None:
+    """Why a row can never be in this table; None where it can."""
+    kind, price = delivery.batch.kinds[row], (delivery.batch.metadata(row) or {}).get("price")
+    if kind not in KNOWN_KINDS:
+        return f"kind {kind} is of a later version"
+    if price is not None and not is_number(price):
+        return f"price {price!r:.80} is not a number"
+    return None
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float))
+
+
+def columns(item: tuple[Ref, State]) -> tuple[Any, ...]:
+    """A row of the table. What is deleted stays as a tombstone, which tells later rows from repeats."""
+    (namespace, vector_id), state = item
+    name, price = str(state.metadata.get("name", "")), state.metadata.get("price")
+    return (namespace, vector_id, state.alive, name, price if is_number(price) else None, packed(state))
+
+
+def packed(state: State) -> bytes:
+    """Everything that a later delta may need of a state."""
+    vector = None if state.vector is None else state.vector.tobytes()
+    return msgpack.packb((state.alive, vector, state.data, state.metadata, state.ignored, state.key))
+
+
+def unpacked(data: bytes) -> State:
+    """The state that these bytes are of."""
+    alive, vector, opaque, metadata, ignored, key = msgpack.unpackb(data)
+    numbers = None if vector is None else np.frombuffer(vector, np.float32)
+    return State(alive, numbers, opaque, metadata, ignored, tuple(key))
+
+
+async def main() -> None:
+    with TemporaryDirectory() as folder:
+        await check_sink(partial(ProductTable, Path(folder, "check.db")))
+        print("the sink keeps the contract")
+
+        file = Path(folder, "products.db")
+        async with Propagator() as p:
+            await p.attach(ProductTable(file), topics=["ns:shop"])
+            await p.publish(
+                Delta("pen", create([1.0]), namespace="shop", metadata={"name": "Pen", "price": 2}),
+                Delta("ink", create([2.0]), namespace="shop", metadata={"name": "Ink", "price": 9}),
+                Delta("cap", create([3.0]), namespace="shop", metadata={"name": "Cap", "price": "dear"}),
+                Delta("pen", metadata_only(), namespace="shop", metadata={"price": 3}),
+            )
+            last = await p.publish(Delta("ink", delete(), namespace="shop"))
+            await p.wait_visible(last)
+            for aside in p.quarantine("products"):
+                print(f"set aside: {aside.delta.vector_id}, {aside.reason}")
+        with closing(sqlite3.connect(file)) as db:
+            print(db.execute("SELECT name, price FROM products WHERE alive").fetchall())
+
+
+if __name__ == "__main__":
+    anyio.run(main)
