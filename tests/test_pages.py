@@ -1,0 +1,102 @@
+"""The pages on running a service and on writing a sink say what the files and programs they show do."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from pathlib import Path
+
+import delta_prop
+import delta_prop.sinks
+from delta_prop_sinks.conformance import RULES
+from delta_prop_sinks.sink import Sink
+from tests.test_docs import check_program, programs
+from tests.test_examples import PRINTED
+
+ROOT = Path(__file__).parent.parent
+SINKS = ROOT / "docs" / "sinks.md"
+EXAMPLE = ROOT / "examples" / "table_sink.py"
+SCREEN_LINES, SCREEN_COLUMNS = 50, 110
+
+
+# --- docs/sinks.md
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def stands_in(block: str, lines: list[str]) -> bool:
+    """True if these lines stand in a file, one behind the other, however far to the right."""
+    wanted = textwrap.dedent(block).splitlines()
+    return any(
+        textwrap.dedent("\n".join(lines[at : at + len(wanted)])).splitlines() == wanted
+        for at in range(len(lines))
+    )
+
+
+def test_the_programs_of_the_page_on_sinks_run_and_print_what_it_says(tmp_path: Path) -> None:
+    for program, printed in programs(SINKS):
+        check_program(program, printed, tmp_path)
+
+
+def test_the_other_code_of_the_page_is_that_of_the_example_or_its_test() -> None:
+    run = {program for program, _ in programs(SINKS)}
+    files = [EXAMPLE, ROOT / "tests" / "sinks" / "test_table_sink.py"]
+    lines = [file.read_text().splitlines() for file in files]
+    shown = [block for block in blocks(SINKS, "python") if block not in run]
+    assert len(shown) >= 5
+    for block in shown:
+        assert any(stands_in(block, file) for file in lines), block
+
+
+def test_what_the_example_prints_stands_on_the_page() -> None:
+    (console,) = blocks(SINKS, "console")
+    assert console.splitlines() == ["$ python examples/table_sink.py", *PRINTED["table_sink"]]
+
+
+def test_a_sink_needs_public_names_alone() -> None:
+    public = {"delta_prop": delta_prop.__all__, "delta_prop.sinks": delta_prop.sinks.__all__}
+    for example in (EXAMPLE, EXAMPLE.with_name("own_sink.py")):
+        imported = [
+            (node.module, name.name)
+            for node in ast.walk(ast.parse(example.read_text()))
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("delta_prop")
+            for name in node.names
+        ]
+        assert imported
+        assert [one for one in imported if one[1] not in public.get(one[0], ())] == []
+
+
+def test_the_contract_fits_on_one_screen() -> None:
+    first = SINKS.read_text().partition("\n## The smallest")[0]
+    rows = [" ".join(cell.strip() for cell in line.split("|")) for line in first.splitlines()]
+    wrapped = [part for row in rows for part in textwrap.wrap(row, SCREEN_COLUMNS) or [""]]
+    assert len(wrapped) <= SCREEN_LINES
+    docstring = inspect.getdoc(Sink)
+    assert docstring is not None
+    assert len(docstring.splitlines()) <= SCREEN_LINES
+
+
+def test_the_contract_of_the_page_and_of_the_docstring_name_the_same() -> None:
+    page = SINKS.read_text().partition("\n## The smallest")[0]
+    docstring = inspect.getdoc(Sink) or ""
+    exceptions = ("TryAgain", "RejectDelta", "StopSink")
+    functions = ("committed", "must_fold_again", "fold_again", "check_sink")
+    rules = ("order", "return", "repeats", "cancellation", "late", "forwarded rows")
+    for name in (*exceptions, *functions, *rules):
+        assert name.lower() in page.lower(), name
+        assert name.lower() in docstring.lower(), name
+
+
+def test_every_rule_of_the_kit_and_every_optional_part_is_on_the_page() -> None:
+    text = SINKS.read_text()
+    kit = text.partition("## The conformance kit")[2]
+    assert [part for part in RULES if f"`{part}`" not in kit] == []
+    optional = text.partition("## Optional parts")[2]
+    source = inspect.getsource(inspect.getmodule(Sink))  # type: ignore[arg-type]
+    parts = re.findall(r"^@runtime_checkable\nclass (\w+)\(Protocol\)", source, re.MULTILINE)
+    assert len(parts) >= 6
+    assert [part for part in parts if part not in optional] == []
