@@ -13,6 +13,8 @@ from typing import Any
 import anyio
 import pytest
 
+from tests.delta_prop.server.process import served
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 PRINTED = {
@@ -73,7 +75,8 @@ def test_the_test_of_a_users_program_passes() -> None:
 
 
 def test_no_example_is_left_out() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PRINTED, "asgi_service", "test_with_fixture"}
+    others = {"asgi_service", "web_worker", "test_with_fixture"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PRINTED, *others}
 
 
 # --- the service, called as an ASGI server calls it
@@ -110,13 +113,19 @@ class Server:
         return sent[0]["status"], json.loads(sent[1]["body"])
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_the_service_answers_what_was_just_posted(backend: str) -> None:
-    specification = spec_from_file_location("asgi_service", EXAMPLES / "asgi_service.py")
+def example(name: str) -> Any:
+    """An example as a module of its own."""
+    specification = spec_from_file_location(name, EXAMPLES / f"{name}.py")
     assert specification is not None
     assert specification.loader is not None
     module = module_from_spec(specification)
     specification.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_the_service_answers_what_was_just_posted(backend: str) -> None:
+    module = example("asgi_service")
 
     async def main() -> None:
         server = Server(module.app)
@@ -144,3 +153,36 @@ def test_the_service_answers_what_was_just_posted(backend: str) -> None:
             await server.tell("shutdown")
 
     anyio.run(main, backend=backend)
+
+
+def test_what_one_worker_has_acknowledged_every_worker_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each worker is a module of its own here, as it is a process of its own behind a web server."""
+    config = tmp_path / "delta-prop.toml"
+    config.write_text('[[sinks]]\nkind = "storage"\npath = "facts.db"\n')
+    with served(tmp_path / "facts", "--config", str(config)) as service:
+        monkeypatch.setenv("DELTA_PROP_SERVICE", f"127.0.0.1:{service.port}")
+        monkeypatch.setenv("WORKER_SEATS", str(tmp_path))
+        anyio.run(_two_workers)
+
+
+async def _two_workers() -> None:
+    first, second, third = (Server(example("web_worker").app) for _ in range(3))
+    line = json.dumps({"vector_id": "apple", "op": "create", "vector": [1, 0]}).encode()
+    async with anyio.create_task_group() as tasks:
+        for worker in (first, second):
+            tasks.start_soon(worker.live)
+            await worker.tell("startup")
+        assert await first.request("POST", "/facts", line) == (200, {"offset": 0, "worker": "web-0"})
+        found = await second.request("GET", "/facts/apple")
+        assert found == (200, {"vector": [1.0, 0.0], "worker": "web-1"})
+        assert (await second.request("GET", "/facts/pear"))[0] == 404
+        assert (await second.request("POST", "/facts", b'{"vector_id": "v", "op": "scale"}'))[0] == 422
+        await first.tell("shutdown")
+        tasks.start_soon(third.live)  # takes the seat that is free, and goes on under its name
+        await third.tell("startup")
+        again = line.replace(b"create", b"dense")
+        assert await third.request("POST", "/facts", again) == (200, {"offset": 1, "worker": "web-0"})
+        await second.tell("shutdown")
+        await third.tell("shutdown")

@@ -1,0 +1,105 @@
+"""A web service of several workers: one `delta-prop serve` has the directory, each worker is a client of it.
+
+delta-prop serve --config examples/deploy/delta-prop.toml --data facts
+uvicorn examples.web_worker:app --workers 4        (or any other ASGI server)
+curl -d '{"vector_id": "apple", "op": "create", "vector": [1, 0]}' localhost:8000/facts
+curl localhost:8000/facts/apple
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import gettempdir
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+
+from delta_prop import DeltaPropError, InvalidDelta, Refused, UsageError, delta_from_line
+from delta_prop.client import Producer, facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SERVICE = os.environ.get("DELTA_PROP_SERVICE", "127.0.0.1:7373")
+SEATS = Path(os.environ.get("WORKER_SEATS", gettempdir()))
+WORKERS_MAX = 64
+BODY_BYTES_MAX = 1 << 20
+
+
+@contextmanager
+def seat() -> Iterator[str]:
+    """A name that no other worker of this machine has while this one lives, and the next one takes over.
+
+    Two producers of one name fence each other, and names made up anew at each start add up in the service.
+    """
+    for number in range(WORKERS_MAX):
+        with open(SEATS / f"web-{number}.lock", "a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # let go of when the process ends, however
+            except BlockingIOError:
+                continue
+            yield f"web-{number}"
+            return
+    raise UsageError(f"{WORKERS_MAX} workers have a seat in {SEATS} already: raise WORKERS_MAX")
+
+
+class Worker:
+    """An ASGI application. What one worker has acknowledged, all of them read."""
+
+    producer: Producer
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            await self.live(receive, send)
+        elif scope["type"] == "http":
+            status, answer = await self.answer(scope, receive)
+            headers = [(b"content-type", b"application/json")]
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+
+    async def live(self, receive: Any, send: Any) -> None:
+        """Connect in the worker's own process, never before it was forked."""
+        await receive()
+        with seat() as name:
+            async with Producer(SERVICE, name=name) as self.producer:
+                await send({"type": "lifespan.startup.complete"})
+                await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def answer(self, scope: dict[str, Any], receive: Any) -> tuple[int, Any]:
+        try:
+            match scope["method"], scope["path"].split("/")[1:]:
+                case "POST", ["facts"]:
+                    told = await self.producer.publish(delta_from_line(await body_of(receive)), timeout_s=5)
+                    return 200, {"offset": told.offset, "worker": self.producer.name}
+                case "GET", ["facts", vector_id]:
+                    fact = await anyio.to_thread.run_sync(facts.get, SERVICE, vector_id)
+                    if fact.state.value == "vector":
+                        return 200, {"vector": fact.vector.tolist(), "worker": self.producer.name}
+            return 404, {"error": "POST /facts, or GET /facts/ID of a vector that is there"}
+        except InvalidDelta as refusal:
+            return 422, {"error": str(refusal), "field": refusal.field}
+        except Refused as refusal:  # full, or too slow: try again
+            return 503, {"error": str(refusal), "retry_after_ms": refusal.retry_after_ms}
+        except (UsageError, ValueError) as error:
+            return 400, {"error": str(error)}
+        except (DeltaPropError, OSError) as error:  # nobody answers: the service restarts
+            return 503, {"error": str(error)}
+
+
+async def body_of(receive: Any) -> bytes:
+    body, more = b"", True
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > BODY_BYTES_MAX:
+            raise ValueError(f"more than {BODY_BYTES_MAX} bytes: send one delta a request")
+    return body
+
+
+app = Worker()

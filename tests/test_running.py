@@ -1,0 +1,320 @@
+"""The page on running a service: its commands, the unit and the container file do what it says.
+
+Commands that need root, a service manager, Docker or a web server are read, not run: their spelling is
+checked, and that the files they name are there. What they would start is started here, from the same files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import venv
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from packaging.requirements import Requirement
+
+from delta_prop.config import Settings
+from delta_prop.server.settings import ServerSettings
+from tests.test_packaging import fresh_environment, install_wheel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "running.md").read_text()
+DEPLOY = ROOT / "examples" / "deploy"
+UNIT, CONTAINER, CONFIG = (
+    DEPLOY / name for name in ("delta-prop.service", "Containerfile", "delta-prop.toml")
+)
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+START_S_MAX = 60.0
+
+
+def free_ports() -> tuple[int, int]:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        return one.getsockname()[1], other.getsockname()[1]
+
+
+@dataclass
+class Machine:
+    """Stands for the machine of the page: its folders lie below the test's, its ports are free ones."""
+
+    root: Path
+    ports: tuple[int, int] = field(default_factory=free_ports)
+    tools: Path = Path(sys.executable).parent
+
+    def __post_init__(self) -> None:
+        for folder in ("work", "opt", "etc", "var", "backups"):
+            (self.root / folder).mkdir(parents=True)
+        (self.root / "work" / "delta-prop").symlink_to(ROOT)
+        self.places = {
+            "/opt/delta-prop": str(self.root / "opt" / "delta-prop"),
+            "/etc/delta-prop": str(self.root / "etc"),
+            "/var/lib/delta-prop": str(self.root / "var"),
+            "/var/backups": str(self.root / "backups"),
+            "7373": str(self.ports[0]),
+            "7374": str(self.ports[1]),
+            "sudo -u delta-prop ": "",
+        }
+
+    def here(self, text: str) -> str:
+        """What the page, or a file, says, with the places of this machine."""
+        return re.sub("|".join(self.places), lambda found: self.places[found[0]], text)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Pip installs what lies here alone; the server takes the ports of this machine for its own."""
+        return {
+            "PATH": f"{self.tools}:{os.environ['PATH']}",
+            "HOME": str(self.root),
+            "PIP_NO_INDEX": "1",
+            "PIP_NO_DEPS": "1",
+            "PIP_NO_BUILD_ISOLATION": "0",  # which means without
+            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+            "DELTA_PROP_SERVER__PORT": str(self.ports[0]),
+            "DELTA_PROP_SERVER__HTTP_PORT": str(self.ports[1]),
+        }
+
+    def run(self, command: str, text: str = "") -> list[str]:
+        """What a command prints, on both ways out."""
+        done = subprocess.run(
+            ["bash", "-c", self.here(command)],
+            cwd=self.root / "work",
+            env=self.env,
+            input=text,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        self._lend_dependencies()
+        return done.stdout.splitlines()
+
+    def _lend_dependencies(self) -> None:
+        """Have an environment that was made see the packages of this one, which pip may not fetch here."""
+        lend_dependencies(self.places["/opt/delta-prop"])
+
+    @contextmanager
+    def serving(self, command: str) -> Iterator[subprocess.Popen[str]]:
+        """A server by the command of a file, and its end by SIGTERM, in time and in order."""
+        with open(self.root / "journal", "a") as journal:
+            process = subprocess.Popen(
+                shlex.split(self.here(command)),
+                cwd=self.root / "var",
+                env=self.env,
+                stdout=subprocess.PIPE,
+                stderr=journal,
+                text=True,
+            )
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == self.here("ready port=7373 http=7374\n"), journal_of(self)
+            yield process
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(START_S_MAX) == 0
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+
+def lend_dependencies(environment: str) -> None:
+    site = Path(sysconfig.get_path("purelib", vars={"base": environment}))
+    if site.exists():
+        (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+
+
+def with_pip(folder: Path) -> Path:
+    """Where a Python with pip is that sees our packages: an environment that uv made has none."""
+    if find_spec("pip") is not None:
+        return Path(sys.executable).parent
+    venv.create(folder, with_pip=True, symlinks=True)
+    lend_dependencies(str(folder))
+    return folder / "bin"
+
+
+def journal_of(machine: Machine) -> str:
+    return (machine.root / "journal").read_text()
+
+
+def console(block: str) -> list[tuple[str, list[str]]]:
+    """The commands of a block, each with the lines that it prints."""
+    commands: list[tuple[str, list[str]]] = []
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            commands.append((line[2:], []))
+        else:
+            commands[-1][1].append(line)
+    return commands
+
+
+def is_like(line: str, shown: str) -> bool:
+    """True if a line says what the page shows, whatever the numbers."""
+    pattern = re.sub(r"\d(?:[\d.,]*\d)?", lambda _: r"\d[\d.,]*", re.escape(shown).replace(r"\.", "."))
+    return re.fullmatch(pattern.replace("…", ".*"), line) is not None
+
+
+def test_the_commands_of_the_page_do_what_it_shows(tmp_path: Path) -> None:
+    pytest.importorskip("ensurepip", reason="`python3 -m venv`, of the page, does not work on this machine")
+    machine = Machine(tmp_path, tools=with_pip(tmp_path / "with pip"))
+    ran = 0
+    with ExitStack() as services:
+        for language, block in BLOCKS:
+            if language == "toml":
+                assert block == CONFIG.read_text()
+                (machine.root / "etc" / "delta-prop.toml").write_text(machine.here(block))
+            elif language == "sh" and "systemctl enable --now delta-prop" in block:
+                services.enter_context(machine.serving(unit()["Service"]["ExecStart"]))
+                lines = '{"vector_id": "apple", "op": "create", "values": [1, 0]}\n' * 3
+                machine.run("/opt/delta-prop/bin/delta-prop publish --to localhost:7373", lines)
+            elif language == "console":
+                for command, shown in console(block):
+                    printed = machine.run(command)
+                    expected = [machine.here(line) for line in shown]
+                    assert len(printed) == len(expected), (command, printed, journal_of(machine))
+                    assert all(map(is_like, printed, expected)), (command, printed, expected)
+                    ran += 1
+    assert ran >= 12
+
+
+def test_the_commands_that_do_not_run_here_are_spelt_right() -> None:
+    shown = [block for language, block in BLOCKS if language == "sh"]
+    assert len(shown) >= 3
+    for block in shown:
+        subprocess.run(["sh", "-n"], input=block, text=True, check=True)
+        for path in re.findall(r"(?<![\w/])examples/[\w./-]+", block):
+            assert (ROOT / path).exists(), path
+        for module in re.findall(r"\b(examples\.\w+):app\b", block):
+            assert "\napp = " in (ROOT / f"{module.replace('.', '/')}.py").read_text()
+    installed = dict(re.findall(r"^install .* (examples/\S+) (/\S+)$", "\n".join(shown), re.MULTILINE))
+    assert installed["examples/deploy/delta-prop.toml"] in unit()["Service"]["ExecStart"]
+
+
+# --- the unit
+
+
+def unit() -> dict[str, dict[str, str]]:
+    """The unit by sections; each key stands there once."""
+    sections: dict[str, dict[str, str]] = {}
+    for line in UNIT.read_text().splitlines():
+        if line.startswith("["):
+            section = sections.setdefault(line.strip("[]"), {})
+        elif line and not line.startswith("#"):
+            key, equals, value = line.partition("=")
+            assert equals, line
+            assert key not in section, line
+            section[key] = value
+    return sections
+
+
+def test_the_unit_leaves_room_for_what_the_defaults_allow() -> None:
+    service, server = unit()["Service"], ServerSettings()
+    assert set(unit()) == {"Unit", "Service", "Install"}
+    assert int(service["TimeoutStopSec"]) > server.drain_s_max + Settings().close_timeout_s
+    connections = server.connections_max + server.http_connections_max
+    assert int(service["LimitNOFILE"]) > 2 * connections + 100
+    assert service["MemoryMax"] == "8G"
+    assert service["RestartPreventExitStatus"] == "2"
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path, spoilt: bool) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not on this machine: the unit was read by this test alone")
+    text = UNIT.read_text().replace("/opt/delta-prop/bin/delta-prop", sys.executable)  # it has to be there
+    file = tmp_path / UNIT.name
+    file.write_text(text.replace("RestartSec=", "RestartSecs=") if spoilt else text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(file)], capture_output=True, text=True, check=False
+    )
+    told = [line for line in done.stderr.splitlines() if UNIT.name in line]
+    assert bool(told) is spoilt, done.stderr
+    assert spoilt or done.returncode == 0, done.stderr
+
+
+# --- the container file
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The container file's instructions, each on one line."""
+    text = re.sub(r"^\s*#.*\n", "", CONTAINER.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in text.splitlines() if line]
+
+
+def exec_form(text: str) -> list[str]:
+    return re.findall(r'"([^"]*)"', text)
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_the_linter_finds_nothing_wrong_with_the_container_file(tmp_path: Path, spoilt: bool) -> None:
+    linter = shutil.which("hadolint", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    if linter is None:
+        pytest.skip("hadolint is not built for this machine: the container file was read by this test alone")
+    file = tmp_path / CONTAINER.name
+    text = CONTAINER.read_text()
+    file.write_text(text.replace("python:3.13-slim", "python:latest") if spoilt else text)
+    done = subprocess.run([linter, str(file)], capture_output=True, text=True, check=False)
+    assert (done.returncode != 0) is spoilt, done.stdout + done.stderr
+
+
+def test_what_the_container_copies_is_enough_for_its_commands(tmp_path: Path) -> None:
+    """Docker is not run: the files are copied, the wheel is built of them, and serves by the same words."""
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    for name, text in instructions():
+        if name == "COPY" and not text.startswith("--from"):
+            *sources, to = text.split()
+            for source in sources:
+                if (ROOT / source).is_dir():
+                    ignored = shutil.ignore_patterns("__pycache__")
+                    shutil.copytree(ROOT / source, checkout / to, ignore=ignored)
+                else:
+                    shutil.copy(ROOT / source, checkout / to)
+    (pins, _, install) = next(text for name, text in instructions() if name == "RUN").split("&&")
+    subprocess.run(["sh", "-c", pins], cwd=checkout, check=True)
+    pinned = [Requirement(line) for line in (checkout / "constraints.txt").read_text().splitlines()]
+    assert len(pinned) == len(re.findall(r"(?m)^\S+==", (ROOT / "requirements.lock").read_text()))
+    (wanted,) = (Requirement(f"delta-prop{one[1:]}") for one in shlex.split(install) if one.startswith(".["))
+    assert wanted.extras == {"fast", "compress", "hnsw"}
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "dist")]
+    subprocess.run(command, cwd=checkout, check=True, capture_output=True)
+    site, python = fresh_environment(tmp_path)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    install_wheel(wheel, site, python)
+    serve_as_the_container_does(tmp_path, python)
+
+
+def serve_as_the_container_does(folder: Path, python: Path) -> None:
+    machine = Machine(folder / "machine")
+    said = dict(instructions())  # of each, the last one
+    delta_prop, data = str(python.parent / "delta-prop"), folder / "machine" / "var"
+    tokens = subprocess.run(
+        [delta_prop, "token", "new", "app", "--publish", "--namespace", "*"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    (folder / "machine" / "etc" / "tokens.toml").write_text(tokens.stdout)
+    words = [*exec_form(said["ENTRYPOINT"]), *exec_form(said["CMD"])]
+    assert words[0] == "delta-prop"
+    places = {"/data": str(data), "0.0.0.0": "127.0.0.1"}  # the test listens for itself alone
+    words = [delta_prop, *(re.sub("^/data|^0.0.0.0$", lambda at: places[at[0]], word) for word in words[1:])]
+    with machine.serving(shlex.join(words)):
+        health = [machine.here(word) for word in exec_form(said["HEALTHCHECK"].partition("CMD")[2])]
+        assert health[0] == "python"
+        subprocess.run([str(python), *health[1:]], check=True, timeout=START_S_MAX)
+    done = subprocess.run([str(python), *health[1:]], check=False, capture_output=True, timeout=START_S_MAX)
+    assert done.returncode != 0
