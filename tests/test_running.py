@@ -27,6 +27,7 @@ from packaging.requirements import Requirement
 
 from delta_prop.config import Settings
 from delta_prop.server.settings import ServerSettings
+from delta_prop_broker.log.files.identity import FORMAT
 from tests.test_packaging import fresh_environment, install_wheel
 
 if TYPE_CHECKING:
@@ -318,3 +319,19 @@ def serve_as_the_container_does(folder: Path, python: Path) -> None:
         subprocess.run([str(python), *health[1:]], check=True, timeout=START_S_MAX)
     done = subprocess.run([str(python), *health[1:]], check=False, capture_output=True, timeout=START_S_MAX)
     assert done.returncode != 0
+
+
+# --- formats
+
+
+def test_a_directory_of_a_later_format_is_refused_as_the_page_says(tmp_path: Path) -> None:
+    data = tmp_path / "facts"
+    data.mkdir()
+    (data / "format").write_text('{"format": 3, "made_by": "a later version"}')
+    command = [sys.executable, "-m", "delta_prop", "log", "verify", "--data", str(data)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    (shown,) = (block for language, block in BLOCKS if language == "text")
+    assert done.returncode == 1
+    assert is_like(done.stderr.strip(), shown.strip()), done.stderr
+    assert [path.name for path in data.iterdir()] == ["format"]
+    assert f"format {FORMAT}" in PAGE

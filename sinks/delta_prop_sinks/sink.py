@@ -159,7 +159,8 @@ class SinkContext(Protocol):
 class Sink(Protocol):
     """Spends deltas: opened, called with deliveries by one task, closed. `check_sink` plays all this to it.
 
-    *Order.* Deliveries come in log order, with gaps where rows are for others; never two calls at a time.
+    *Order.* Deliveries come in log order, with gaps where rows are for others; never two calls at a time. All
+    calls are made by the event loop: what blocks goes to `SinkContext.threads`.
 
     *A return* of `apply` means: all rows are applied, and readers see them. Not that they are durable: a sink
     with a cursor of its own, which `open` gives, reports that with `SinkContext.committed`.
