@@ -74,6 +74,10 @@ class Machine:
         """What the page, or a file, says, with the places of this machine."""
         return re.sub("|".join(self.places), lambda found: self.places[found[0]], text)
 
+    def command_here(self, command: str) -> str:
+        """The same for a command, which may meet folders with spaces here."""
+        return re.sub("|".join(self.places), lambda found: quoted(self.places[found[0]]), command)
+
     @property
     def env(self) -> dict[str, str]:
         """Pip installs what lies here alone; the server takes the ports of this machine for its own."""
@@ -91,7 +95,7 @@ class Machine:
     def run(self, command: str, text: str = "") -> list[str]:
         """What a command prints, on both ways out."""
         done = subprocess.run(
-            ["bash", "-c", self.here(command)],
+            ["bash", "-c", self.command_here(command)],
             cwd=self.root / "work",
             env=self.env,
             input=text,
@@ -113,7 +117,7 @@ class Machine:
         """A server by the command of a file, and its end by SIGTERM, in time and in order."""
         with open(self.root / "journal", "a") as journal:
             process = subprocess.Popen(
-                shlex.split(self.here(command)),
+                shlex.split(self.command_here(command)),
                 cwd=self.root / "var",
                 env=self.env,
                 stdout=subprocess.PIPE,
@@ -130,6 +134,10 @@ class Machine:
             process.kill()
             process.wait()
             process.stdout.close()
+
+
+def quoted(text: str) -> str:
+    return text and shlex.quote(text)
 
 
 def lend_dependencies(environment: str) -> None:
@@ -312,8 +320,8 @@ def serve_as_the_container_does(folder: Path, python: Path) -> None:
     words = [*exec_form(said["ENTRYPOINT"]), *exec_form(said["CMD"])]
     assert words[0] == "delta-prop"
     places = {"/data": str(data), "0.0.0.0": "127.0.0.1"}  # the test listens for itself alone
-    words = [delta_prop, *(re.sub("^/data|^0.0.0.0$", lambda at: places[at[0]], word) for word in words[1:])]
-    with machine.serving(shlex.join(words)):
+    words = [re.sub("^/data|^0.0.0.0$", lambda at: places[at[0]], word) for word in words[1:]]
+    with machine.serving(shlex.join([delta_prop, *map(machine.here, words)])):
         health = [machine.here(word) for word in exec_form(said["HEALTHCHECK"].partition("CMD")[2])]
         assert health[0] == "python"
         subprocess.run([str(python), *health[1:]], check=True, timeout=START_S_MAX)
