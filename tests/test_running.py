@@ -27,6 +27,7 @@ from packaging.requirements import Requirement
 
 from delta_prop.config import Settings
 from delta_prop.server.settings import ServerSettings
+from delta_prop_broker.log.damage import LogBusy
 from delta_prop_broker.log.files.identity import FORMAT
 from tests.test_packaging import fresh_environment, install_wheel
 
@@ -343,3 +344,7 @@ def test_a_directory_of_a_later_format_is_refused_as_the_page_says(tmp_path: Pat
     assert is_like(done.stderr.strip(), shown.strip()), done.stderr
     assert [path.name for path in data.iterdir()] == ["format"]
     assert f"format {FORMAT}" in PAGE
+
+
+def test_the_error_of_a_second_process_is_where_the_page_says() -> None:
+    assert f"`{LogBusy.__module__}.{LogBusy.__qualname__}`" in PAGE
