@@ -65,7 +65,7 @@ class Machine:
             "/opt/delta-prop": str(self.root / "opt" / "delta-prop"),
             "/etc/delta-prop": str(self.root / "etc"),
             "/var/lib/delta-prop": str(self.root / "var"),
-            "/var/backups": str(self.root / "backups"),
+            "/var/backups/delta-prop": str(self.root / "backups"),
             "7373": str(self.ports[0]),
             "7374": str(self.ports[1]),
             "sudo -u delta-prop ": "",
