@@ -159,8 +159,9 @@ class SinkContext(Protocol):
 class Sink(Protocol):
     """Spends deltas: opened, called with deliveries by one task, closed. `check_sink` plays all this to it.
 
-    *Order.* Deliveries come in log order, with gaps where rows are for others; never two calls at a time. All
-    calls are made by the event loop: what blocks goes to `SinkContext.threads`.
+    *Order.* Deliveries come in log order, with gaps where rows are for others; never two calls at a time.
+
+    *The event loop* is shared by everybody, and makes all calls: what blocks goes to `SinkContext.threads`.
 
     *A return* of `apply` means: all rows are applied, and readers see them. Not that they are durable: a sink
     with a cursor of its own, which `open` gives, reports that with `SinkContext.committed`.
@@ -171,10 +172,12 @@ class Sink(Protocol):
     *Failures*, each with one remedy. `TryAgain`: it may pass; what lies below `done_offset` is applied, the
     rest comes again. `RejectDelta`: this row can never be applied, all before it are; it is set aside in the
     sink's quarantine, with what depends on it, and the rest comes again. `StopSink`: nothing more before
-    someone acts; the cursor stays. Any other exception counts as a defect, and as `TryAgain`.
+    someone acts; the cursor stays. Any other exception counts as a defect, and as `TryAgain`. After a failure
+    calls bring less, and twice as much after each success; a row that fails on and on by itself is named.
 
-    *Cancellation* may come at every await. The call has then happened, or not, or in part; its rows come
-    again. What runs on `SinkContext.threads` is waited for: a transaction there happens whole, or not at all.
+    *Cancellation* may come at every await, after `apply_s_max` at the latest. The call has then happened, or
+    not, or in part; its rows come again. What runs on `SinkContext.threads` is waited for: a transaction there
+    happens whole, or not at all.
 
     *Out of the quarantine* rows come when an operator says so: marked `late`, in calls of their own, once,
     behind higher offsets, but of their own vector nothing was delivered since; so repeats are told by vector.
