@@ -176,8 +176,8 @@ class Sink(Protocol):
     calls bring less, and twice as much after each success; a row that fails on and on by itself is named.
 
     *Cancellation* may come at every await, after `apply_s_max` at the latest. The call has then happened, or
-    not, or in part; its rows come again. What runs on `SinkContext.threads` is waited for: a transaction there
-    happens whole, or not at all.
+    not, or in part; its rows come again. What runs on `SinkContext.threads` is waited for: a transaction
+    there happens whole, or not at all.
 
     *Out of the quarantine* rows come when an operator says so: marked `late`, in calls of their own, once,
     behind higher offsets, but of their own vector nothing was delivered since; so repeats are told by vector.
