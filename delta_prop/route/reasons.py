@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from delta_prop.route.quarantine import Quarantine
 
 
+REJECT_IT = ": if others would pass, have the sink raise RejectDelta for it, which sets it aside"
+"""What to do about a delta at which a sink fails on and on."""
+
+
 def has_stopped(name: str, applied: int, why: str) -> Refused:
     """It stopped by itself, or by what it did."""
     return Refused(
