@@ -88,6 +88,7 @@ class Peer:
         self.ring = self._outbox.ring
         """There may be something to write."""
         self._draining = self._finishing = False
+        self._log_end: int | None = None  # as far as it is to be delivered before this ends
         self._unanswered = 0  # requests whose answer waits for the disk
         self._questions = Questions(hub, self._respond, self._refuse_request)
         self._greeting: anyio.Event | None = None  # what follows the first hello waits for its answer
@@ -142,18 +143,23 @@ class Peer:
         if not self._scope.cancel_called:  # to cancel again takes as long as the first time
             self._scope.cancel()
 
-    def drain(self) -> None:
-        """Take nothing more in; end as soon as what was taken is answered, and all there is delivered."""
-        self._draining = True
+    def drain(self, end: int | None = None) -> None:
+        """Take nothing more in; end once what was taken is answered, and all below `end`, if known, sent."""
+        self._draining, self._log_end = True, end
         self.ring()
+
+    @property
+    def waits_for_outcomes(self) -> bool:
+        """True while something that was taken in may still get its place in the log."""
+        return self.intake is not None and self.intake.open_frames > 0
 
     def finished(self) -> bool:
         """Whether nothing is to come that the client waits for: asked when there is nothing to write."""
-        intake_waits = self.intake is not None and self.intake.open_frames
-        if self._unanswered or self._questions.waiting or intake_waits:
+        if self._unanswered or self._questions.waiting or self.waits_for_outcomes:
             return False
         if self._draining and not self._finishing:
-            if self.outlet is not None and self.outlet.dealt_with < self._hub.inside.log.visible:
+            end = self._log_end
+            if self.outlet is not None and (end is None or self.outlet.dealt_with < end):
                 return False
             self.end(Nack.of(0, shutting_down()))
             return False  # that is to be written first

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop.server")
 
 TICK_S = 0.5
+SETTLE_S = 0.005
+"""How often the end looks whether what was taken is in the log."""
 _LAST_WORD_S_MAX = 1.0
 
 
@@ -158,13 +160,17 @@ class Service:
                 self._left.set()
 
     async def _drain(self) -> None:
-        """Have all connections answered and ended, for as long as it may take."""
+        """Have all connections answered, brought what the log has, and ended, for as long as it may take."""
         self._left = anyio.Event()
         for peer in list(self._peers.values()):
             peer.drain()
         if self._peers:
             with anyio.move_on_after(self.settings.drain_s_max):
-                await self._left.wait()
+                end = await self._end_of_deliveries()
+                for peer in list(self._peers.values()):
+                    peer.drain(end)
+                if self._peers:
+                    await self._left.wait()
         for peer in list(self._peers.values()):
             peer.end(Nack.of(0, shutting_down()))
         if self._peers:
@@ -172,6 +178,20 @@ class Service:
                 await self._left.wait()
         for peer in list(self._peers.values()):
             peer.break_off()
+
+    async def _end_of_deliveries(self) -> int:
+        """Wait until all that was taken is refused, or logged and may be read; where the log ends then."""
+        hub = self._hub
+        assert hub is not None
+        log, chain = hub.inside.log, hub.inside.chain
+
+        def settled() -> bool:
+            committed = chain.stopped is not None or log.visible == log.next_offset
+            return committed and not any(peer.waits_for_outcomes for peer in self._peers.values())
+
+        while not settled():  # noqa: ASYNC110 - many things bring it on
+            await anyio.sleep(SETTLE_S)
+        return log.visible
 
     # --- watching
 
