@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -88,7 +89,7 @@ class Peer:
         self.ring = self._outbox.ring
         """There may be something to write."""
         self._draining = self._finishing = False
-        self._log_end: int | None = None  # as far as it is to be delivered before this ends
+        self._drain_until = self._log_end = inf
         self._unanswered = 0  # requests whose answer waits for the disk
         self._questions = Questions(hub, self._respond, self._refuse_request)
         self._greeting: anyio.Event | None = None  # what follows the first hello waits for its answer
@@ -119,8 +120,9 @@ class Peer:
                     self.ring()
                     tasks.cancel_scope.deadline = anyio.current_time() + _FINISH_S_MAX  # of the writer
         finally:
+            reads = self._draining and self.outlet is not None  # and may still be reading what was written
             self._close_parts()
-            await self._stream.aclose()
+            await self._stream.aclose(self._drain_until - self._hub.now() if reads else 0.0)
 
     def _close_parts(self) -> None:
         if self.intake is not None:
@@ -143,9 +145,9 @@ class Peer:
         if not self._scope.cancel_called:  # to cancel again takes as long as the first time
             self._scope.cancel()
 
-    def drain(self, end: int | None = None) -> None:
-        """Take nothing more in; end once what was taken is answered, and all below `end`, if known, sent."""
-        self._draining, self._log_end = True, end
+    def drain(self, until: float, end: float = inf) -> None:
+        """Take nothing more in; end once what was taken is answered, and all below `end` is delivered."""
+        self._draining, self._drain_until, self._log_end = True, until, end
         self.ring()
 
     @property
@@ -158,11 +160,9 @@ class Peer:
         if self._unanswered or self._questions.waiting or self.waits_for_outcomes:
             return False
         if self._draining and not self._finishing:
-            end = self._log_end
-            if self.outlet is not None and (end is None or self.outlet.dealt_with < end):
-                return False
-            self.end(Nack.of(0, shutting_down()))
-            return False  # that is to be written first
+            if self.outlet is None or self.outlet.dealt_with >= self._log_end:
+                self.end(Nack.of(0, shutting_down()))  # which is to be written first
+            return False
         return self._finishing
 
     # --- reading

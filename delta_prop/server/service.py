@@ -162,13 +162,14 @@ class Service:
     async def _drain(self) -> None:
         """Have all connections answered, brought what the log has, and ended, for as long as it may take."""
         self._left = anyio.Event()
+        until = anyio.current_time() + self.settings.drain_s_max
         for peer in list(self._peers.values()):
-            peer.drain()
+            peer.drain(until)
         if self._peers:
-            with anyio.move_on_after(self.settings.drain_s_max):
+            with anyio.CancelScope(deadline=until):
                 end = await self._end_of_deliveries()
                 for peer in list(self._peers.values()):
-                    peer.drain(end)
+                    peer.drain(until, end)
                 if self._peers:
                     await self._left.wait()
         for peer in list(self._peers.values()):

@@ -19,6 +19,7 @@ from delta_prop.server.settings import ServerSettings
 from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import AckLevel
+from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.frames import Ack, BatchFrame, Credit, Heartbeat, Nack
 from delta_prop_wire.spec import ErrorCode
@@ -109,6 +110,38 @@ def test_a_reader_that_takes_nothing_and_a_delta_without_its_parent_hold_up_the_
             assert anyio.current_time() - began <= 3.0 + 1.0
 
     run_virtual(run)
+
+
+def test_a_reader_that_takes_its_time_gets_all_of_what_the_system_holds_for_it() -> None:
+    count, rows = 25, 60
+
+    async def run() -> None:
+        async with (
+            Propagator() as p,
+            serving(p) as (service, address),
+            connected(address) as producer,
+            connected(address) as reader,
+        ):
+            await producer.hello(ORIGIN)
+            await reader.hello()
+            await reader.subscribe()
+            for base in range(1, count * rows, rows):
+                deltas = [Delta(f"v{row}", opaque(bytes(2_000))) for row in range(rows)]
+                await producer.send(
+                    BatchFrame(base, encode_batch(deltas, origin=ORIGIN, base=base), ack_wanted=True)
+                )
+            await producer.told(count * rows)
+            service.stop()
+            read = 0
+            while not isinstance(frame := await reader.next(), Nack):
+                assert frame is not None, f"the connection ended without a word after {read} rows"
+                if isinstance(frame, BatchFrame):
+                    read += frame.batch.count
+                    await anyio.sleep(0.1)  # 2.5 s in all
+                    await reader.send(Ack(processed=read))  # sent to a closed socket it would cost the rest
+            assert read == count * rows
+
+    anyio.run(run)
 
 
 def test_sigterm_delivers_all_that_is_logged(tmp_path: Path) -> None:
