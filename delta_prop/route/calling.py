@@ -66,6 +66,7 @@ class Calling(Progress):
         self._brought: Sequence[Delivery] = ()  # by the call that runs
         self._in_hand = self._handing = 0  # rows; behind the last of them
         self._called_at = inf  # no call runs
+        self._stuck = False  # it was broken off, and does not end
         self._probe_now = anyio.Event()
         self._deliveries = self._success = 0
         self._errors = self._defects = self._retries = 0
@@ -118,7 +119,7 @@ class Calling(Progress):
             self._errors += 1
             return reasons.only(failure)
         finally:
-            self._called_at = inf
+            self._called_at, self._stuck = inf, False
         self.breaker.succeeded()
         return None
 
@@ -192,6 +193,8 @@ class Calling(Progress):
         """Why the sink gets nothing at the moment."""
         if self.reason is not None:
             return self.reason.message
+        if self._stuck:
+            return reasons.is_stuck(self.limits.apply_s_max)
         failing = self.failing
         if self.state not in (FeedState.RETRYING, FeedState.BREAKER_OPEN) and failing is None:
             return None

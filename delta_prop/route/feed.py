@@ -44,6 +44,9 @@ READ_BYTES_MAX = 4 * 1024 * 1024
 READ_ROWS_MAX = 1_000
 """So many rows are read of the log at once: single deltas from the disk take some 20 ms."""
 
+STUCK_S = 1.0
+"""How long a call may take to end that was broken off, before that is told."""
+
 logger = logging.getLogger("delta_prop")
 
 
@@ -330,8 +333,12 @@ class Feed(Calling):
 
     def watch(self, now: float) -> None:
         """Break off a call that takes too long; what it was given comes again."""
-        if now - self._called_at > self.limits.apply_s_max:
+        late_s = now - self._called_at - self.limits.apply_s_max
+        if late_s > 0:
             self._calls.cancel()
+        if late_s > STUCK_S and not self._stuck:
+            self._stuck = True
+            logger.warning("sink %r: %s", self.name, self._told())
 
     # --- the loop
 

@@ -71,6 +71,14 @@ def is_paused(name: str, applied: int) -> Refused:
     )
 
 
+def is_stuck(apply_s_max: float) -> str:
+    """Why nothing more is brought to a sink whose call does not end."""
+    return (
+        f"a call was broken off after {apply_s_max:g} s (apply_s_max), and does not end: what blocks in a "
+        "thread goes on until it returns, so give it a time limit of its own"
+    )
+
+
 def is_full(quarantine: Quarantine, offset: int) -> str:
     """Why a sink stops whose quarantine has no room."""
     return (

@@ -157,6 +157,31 @@ def test_a_sink_whose_calls_take_too_long_is_brought_less_until_they_do_not() ->
     run_virtual(main)
 
 
+def test_a_call_that_cannot_be_broken_off_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        async def works(_: list[int]) -> None:
+            with anyio.CancelScope(shield=True):
+                await anyio.sleep(20)
+
+        async with Propagator(Settings(apply_s_max=5.0), world=virtual_world()) as p:
+            await p.attach(TimedSink("stuck", works))
+            await p.publish(made("v"))
+            await anyio.sleep(5.5)
+            assert p.statistics().sinks["stuck"].reason is None
+            await anyio.sleep(2)
+            told = p.statistics().sinks["stuck"]
+            assert told.state == "working"
+            assert told.reason is not None
+            assert told.reason.startswith("a call was broken off after 5 s (apply_s_max), and does not end")
+            await anyio.sleep(13)
+            told = p.statistics().sinks["stuck"]
+            assert (told.state, told.reason, told.applied) == ("idle", None, 1)
+
+    with caplog.at_level(logging.WARNING, "delta_prop"):
+        run_virtual(main)
+    assert [one.message for one in caplog.records if "does not end" in one.message]
+
+
 def test_a_replay_of_rows_that_fail_now_and_then_ends() -> None:
     async def main(p: RecordedPropagator) -> None:
         rejects, drawn, seen = True, random.Random(1), list[int]()
