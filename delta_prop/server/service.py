@@ -181,18 +181,16 @@ class Service:
             peer.break_off()
 
     async def _end_of_deliveries(self) -> int:
-        """Wait until all that was taken is refused, or logged and may be read; where the log ends then."""
+        """Wait until all that was taken is refused, or logged and may be read; where the log ended then."""
         hub = self._hub
         assert hub is not None
         log, chain = hub.inside.log, hub.inside.chain
-
-        def settled() -> bool:
-            committed = chain.stopped is not None or log.visible == log.next_offset
-            return committed and not any(peer.waits_for_outcomes for peer in self._peers.values())
-
-        while not settled():  # noqa: ASYNC110 - many things bring it on
+        while any(peer.waits_for_outcomes for peer in self._peers.values()):  # noqa: ASYNC110 - of many
             await anyio.sleep(SETTLE_S)
-        return log.visible
+        end = log.next_offset  # what others publish meanwhile is not waited for
+        while log.visible < end and chain.stopped is None:  # noqa: ASYNC110 - moved by commits and recoveries
+            await anyio.sleep(SETTLE_S)
+        return min(end, log.visible)
 
     # --- watching
 

@@ -52,9 +52,10 @@ class CallbackSink:
 
     A plain function is called in a thread of the sink's own, so one that blocks delays nobody else. With
     `nonblocking=True` it is called by the event loop: for one that never waits, or that uses what belongs to
-    the loop. An `async def` function always is. Nothing ends a plain call from outside: one that takes longer
-    than `apply_s_max` is waited for, and those behind it come again; one that runs on when the sink is closed
-    is left alone after `close_timeout_s`, and the sink cannot be opened until it returns.
+    the loop. An `async def` function always is. Nothing ends a plain call from outside: where a delivery
+    takes longer than `apply_s_max` the call that runs is waited for, and the delivery comes again, in parts;
+    a call that runs on when the sink is closed is left alone after `close_timeout_s`, and the sink cannot be
+    opened again until it returns.
     """
 
     def __init__(
