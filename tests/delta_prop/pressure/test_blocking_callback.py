@@ -47,6 +47,7 @@ async def latencies_s(*, beside: bool) -> list[float]:
             await p.publish(Delta(f"v{number}", opaque(b"x")))
         if beside:
             assert p.statistics().sinks["blocks"].lag > PUBLISHED // 4
+        await p.wait_visible(PUBLISHED, sinks=["quick"])
         assert len(took) == PUBLISHED
     return took
 
