@@ -118,8 +118,12 @@ class Stream(Protocol):
         """
         ...
 
-    async def aclose(self) -> None:
-        """End it, what was sent being on its way; shielded, bounded in time, idempotent."""
+    async def aclose(self, patience_s: float = 0.0) -> None:
+        """End it, what was sent being on its way; shielded, bounded in time, idempotent.
+
+        The other side has up to a second to end too, or `patience_s` where that is more. Then what it sends
+        without having read all may cost it the rest.
+        """
         ...
 
 

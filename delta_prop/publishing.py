@@ -164,10 +164,18 @@ class Publishing:
         return Producer(name, self._chain, now=self._now, ack_level=level, source=source)
 
     def register_transform(
-        self, name: str, function: Callable[[NDArray[np.float32]], ArrayLike], *, reads: str
+        self,
+        name: str,
+        function: Callable[[NDArray[np.float32]], ArrayLike],
+        *,
+        reads: str,
+        nonblocking: bool = False,
     ) -> None:
-        """Let deltas apply `function` to a vector, as `transform(name)`; it is read from the sink `reads`."""
-        self._transforms.register(name, function, reads)
+        """Let deltas apply `function` to a vector, as `transform(name)`; it is read from the sink `reads`.
+
+        It is called in a thread, one call at a time; with `nonblocking`, by the event loop.
+        """
+        self._transforms.register(name, function, reads, nonblocking=nonblocking)
 
     # --- inside
 
@@ -295,7 +303,13 @@ class Publishing:
         async def catch_up(name: str) -> None:
             await self.wait_visible(self._log.visible, sinks=[name], timeout_s=timeout_s)
 
-        return await self._transforms.publish(deltas[0], reader=self.sink, catch_up=catch_up, publish=publish)
+        return await self._transforms.publish(
+            deltas[0],
+            reader=self.sink,
+            catch_up=catch_up,
+            publish=publish,
+            threads=self._world.new_threads(),
+        )
 
 
 def _may_pass(receipt: Receipt) -> bool:

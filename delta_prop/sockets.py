@@ -265,8 +265,8 @@ class SocketStream:
                 await _wait(anyio.wait_writable, self._socket)
                 self._turns.note()
 
-    async def aclose(self) -> None:
-        """End it: what was sent goes out, then the other side has up to a second to end too.
+    async def aclose(self, patience_s: float = 0.0) -> None:
+        """End it: what was sent goes out, then the other side has up to a second, or more, to end too.
 
         Without that wait bytes of its that nobody read any more would reset the connection, and what was
         sent last, the reason for ending it, would be lost on the way.
@@ -276,7 +276,7 @@ class SocketStream:
         self._closing = True
         with anyio.CancelScope(shield=True):
             await self._readiness.close()
-            with anyio.move_on_after(LINGER_S_MAX):
+            with anyio.move_on_after(max(LINGER_S_MAX, patience_s)):
                 await self._linger()
         self._socket.close()
 

@@ -138,7 +138,7 @@ class TlsStream:
         for piece in part.pieces():
             await self.send([piece])
 
-    async def aclose(self) -> None:
+    async def aclose(self, patience_s: float = 0.0) -> None:
         """End it, and say so before; the stream below has the last word."""
         if self._closing:
             return
@@ -149,7 +149,7 @@ class TlsStream:
                     self._engine.unwrap()  # raises where the other side has not said so too
                 with suppress(ConnectionError), anyio.move_on_after(FAREWELL_S_MAX):
                     await self._flush()
-            await self._below.aclose()
+            await self._below.aclose(patience_s)
 
     # --- within
 

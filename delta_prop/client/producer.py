@@ -293,9 +293,10 @@ class Producer:
     def offer_numbered(self, counter: int, delta: Delta, then: Callable[[Receipt], None]) -> None:
         """Send a delta under a counter of the caller's, which rises within a priority and may leave gaps.
 
-        `then` is called once, with the receipt that tells the outcome. A counter that was dealt with in a
-        former life is asked about: it is acknowledged as a duplicate with its first offset, where that is
-        known, or refused as it was then. Never waits. Raises as `offer` does, and sends nothing then.
+        `then` is called once, with the receipt that tells the outcome, and must not block. A counter that was
+        dealt with in a former life is asked about: it is acknowledged as a duplicate with its first offset,
+        where that is known, or refused as it was then. Never waits. Raises as `offer` does, and sends nothing
+        then.
         """
         self._offer(check_deltas([delta]), [delta], (), counter=counter).when_done(then)
 

@@ -66,6 +66,22 @@ class FeedState(Enum):
     CLOSED = "closed"
 
 
+@dataclass(frozen=True, slots=True)
+class FailingDelta:
+    """A delta that holds up its sink: so many calls in a row that brought it alone have failed."""
+
+    offset: int
+    namespace: str
+    vector_id: str
+    failures: int
+
+    def __str__(self) -> str:
+        return (
+            f"offset {self.offset} (vector {self.vector_id!r} in namespace {self.namespace!r}), brought "
+            f"alone, has failed {self.failures} times"
+        )
+
+
 ENDED = (FeedState.STOPPED, FeedState.PAUSED, FeedState.NEEDS_SNAPSHOT, FeedState.CLOSED)
 """Nothing is delivered any more, until someone acts. Looked through quicker than an enum is hashed."""
 
@@ -99,6 +115,7 @@ class FeedStatistics:
     attached comes on top. `backpressure` counts rows that could not be pushed, because the mailbox was
     full or the sink behind, and are read from the log instead; `errors` calls of the sink that failed,
     `defects` those among them that failed with none of the contract's exceptions.
+    `failing`: the delta that holds up the sink, as it fails on and on.
     `rebuild`: how far a rebuild is, that is wanted or under way; it may be retrying then. `rebuilds`: how
     many came to their end; each begins these counts anew.
     """
@@ -128,5 +145,6 @@ class FeedStatistics:
     replayed: int
     dropped: int
     pacing: bool
+    failing: FailingDelta | None = None
     rebuild: RebuildProgress | None = None
     rebuilds: int = 0

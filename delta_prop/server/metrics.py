@@ -106,6 +106,7 @@ SINK = (
     Row("sink_errors_total", "counter", "errors", "Calls of the sink that failed."),
     Row("sink_retries_total", "counter", "retries", "Calls of the sink that were made again."),
     Row("sink_breaker_opened_total", "counter", "breaker_opened", "How often the breaker opened."),
+    Row("sink_failing_offset", "gauge", "failing.offset", "The delta at which the sink fails on and on."),
     Row("sink_quarantined_deltas", "gauge", "quarantined", "Deltas in the sink's quarantine."),
     Row("sink_quarantined_bytes", "gauge", "quarantined_bytes", "Bytes in the sink's quarantine."),
     Row("sink_rejected_deltas_total", "counter", "rejected", "Deltas that the sink rejected."),

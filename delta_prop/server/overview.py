@@ -73,7 +73,9 @@ class Overview:
             log = self.propagator.inside().log
             told |= {"log_id": log.log_id.hex(), "epoch": log.epoch}
             told |= {name: value for name, value in plain(statistics).items() if name != "sinks"}
-            told["sinks"] = len(statistics.sinks)
+            sinks = statistics.sinks.values()
+            told["sinks"] = len(sinks)
+            told["failing_sinks"] = {one.name: one.reason for one in sinks if one.reason is not None}
         told |= {"server": plain(self.counters()), "connections": plain(self.peers())}
         return told
 

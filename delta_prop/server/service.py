@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop.server")
 
 TICK_S = 0.5
+SETTLE_S = 0.005
+"""How often the end looks whether what was taken is in the log."""
 _LAST_WORD_S_MAX = 1.0
 
 
@@ -158,13 +160,18 @@ class Service:
                 self._left.set()
 
     async def _drain(self) -> None:
-        """Have all connections answered and ended, for as long as it may take."""
+        """Have all connections answered, brought what the log has, and ended, for as long as it may take."""
         self._left = anyio.Event()
+        until = anyio.current_time() + self.settings.drain_s_max
         for peer in list(self._peers.values()):
-            peer.drain()
+            peer.drain(until)
         if self._peers:
-            with anyio.move_on_after(self.settings.drain_s_max):
-                await self._left.wait()
+            with anyio.CancelScope(deadline=until):
+                end = await self._end_of_deliveries()
+                for peer in list(self._peers.values()):
+                    peer.drain(until, end)
+                if self._peers:
+                    await self._left.wait()
         for peer in list(self._peers.values()):
             peer.end(Nack.of(0, shutting_down()))
         if self._peers:
@@ -172,6 +179,18 @@ class Service:
                 await self._left.wait()
         for peer in list(self._peers.values()):
             peer.break_off()
+
+    async def _end_of_deliveries(self) -> int:
+        """Wait until all that was taken is refused, or logged and may be read; where the log ended then."""
+        hub = self._hub
+        assert hub is not None
+        log, chain = hub.inside.log, hub.inside.chain
+        while any(peer.waits_for_outcomes for peer in self._peers.values()):  # noqa: ASYNC110 - of many
+            await anyio.sleep(SETTLE_S)
+        end = log.next_offset  # what others publish meanwhile is not waited for
+        while log.visible < end and chain.stopped is None:  # noqa: ASYNC110 - moved by commits and recoveries
+            await anyio.sleep(SETTLE_S)
+        return min(end, log.visible)
 
     # --- watching
 

@@ -15,7 +15,7 @@ from delta_prop.ingest.lanes import LanesStatistics, LaneStatistics
 from delta_prop.ingest.seen_ids import SeenIdsStatistics
 from delta_prop.order.orderer import OrdererStatistics
 from delta_prop.reopening import ReopeningStatistics
-from delta_prop.route.status import FeedState, FeedStatistics, RebuildProgress
+from delta_prop.route.status import FailingDelta, FeedState, FeedStatistics, RebuildProgress
 from delta_prop.server import metrics
 from delta_prop.server.counters import Counters, JobCounts
 from delta_prop.server.metrics import Metrics
@@ -43,6 +43,7 @@ class Full:
     def __init__(self) -> None:
         rebuild = RebuildProgress("x", 7, 70, 700)
         known = {"name": "storage", "state": "idle", "reason": None, "breaker": "open"}
+        known |= {"failing": FailingDelta(17, "docs", "a", 6)}
         sink = filled(FeedStatistics, **known, behind=True, pacing=False, rebuild=rebuild)
         self.whole = filled(
             Statistics,
