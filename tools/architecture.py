@@ -55,6 +55,7 @@ PURE = (
     "delta_prop/client/incoming.py",
     "delta_prop/client/known_service.py",
     "delta_prop/client/lane.py",
+    "delta_prop/client/probing.py",
     "delta_prop/client/offer.py",
     "delta_prop/client/outgoing.py",
     "delta_prop/client/producing.py",

@@ -53,8 +53,10 @@ def _head(now: Shot, before: Shot | None, name: str) -> list[str]:
     nacks = ", ".join(f"{code} {number:,}" for code, number in sorted(count["nacks"].items()))
     limit = "" if pressure["rate_limit"] is None else f", {pressure['rate_limit']:,.0f}/s at most"
     by = f", by {pressure['paced_by']}" if pressure["paced_by"] else ""
+    full = status.get("full")
     return [
         title,
+        *([] if full is None else [f"full     {full['reason']}"]),
         f"log      offsets {log['first_offset']:,} to {log['next_offset']:,}, visible {log['visible']:,}; "
         f"{shown_bytes(log['bytes'])} of {shown_bytes(log['bytes_max'])}",
         f"in       {rate('deltas_in')} deltas/s  {rate.bytes('bytes_in')}/s  accepted "

@@ -12,6 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from delta_prop.fullness import KINDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -145,6 +147,7 @@ NACKS = "nacks_total"
 SINK_STATE = "sink_state"
 SINK_BREAKER_OPEN = "sink_breaker_open"
 READY = "ready"
+FULL_SECONDS = "full_seconds"
 LANES = ("critical", "high", "normal", "low")
 
 
@@ -183,6 +186,11 @@ class Metrics:
         if statistics is not None:
             yield from _table(PROPAGATOR, (), [((), statistics)])
             yield from _table(LOG, (), [((), statistics.log)])
+            full = [
+                ((kind,), statistics.full.seconds if statistics.full and statistics.full.what == kind else 0)
+                for kind in KINDS
+            ]
+            yield _one(FULL_SECONDS, "gauge", "How long it has been full and takes nothing.", full, ("what",))
             lanes = zip(LANES, statistics.queue.lanes, strict=True)
             yield from _table(LANE, ("lane",), [((name,), lane) for name, lane in lanes])
             sinks = statistics.sinks.items()

@@ -57,9 +57,12 @@ class Overview:
         """None where deltas are taken, else why not."""
         if self.service is not None and self.service.ending:
             return ENDING
-        statistics = self.statistics()
-        if statistics is None or self.service is None:
+        if self.propagator is None or self.service is None:
             return STARTING
+        self.propagator.inside().room.ask()
+        statistics = self.propagator.statistics()
+        if statistics.full is not None:
+            return str(statistics.full)
         failed = statistics.reopening is not None and statistics.reopening.failed
         return LOG_FAILED if failed else None
 

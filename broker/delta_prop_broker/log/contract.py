@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import AckLevel, Source
+    from delta_prop_wire.errors import Refused
 
 
 class Log(Protocol):
@@ -68,6 +69,14 @@ class Log(Protocol):
 
         Says nothing of one that is larger than the whole log: that never gets room.
         """
+
+    def shortage(self) -> Refused | None:
+        """Why nothing can be appended at present for want of room; None while there is room, as far as is
+        known. What was refused last for that is asked for again: nobody else gives way for a question.
+        """
+
+    def look_at_room(self) -> None:
+        """Find out what room there is, where others may have taken it since it was looked at last."""
 
     def append(
         self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE

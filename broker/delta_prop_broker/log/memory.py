@@ -68,6 +68,7 @@ class MemoryLog:
         self._appended_bytes = 0
         self._dropped = 0
         self._refused = 0
+        self._short_of: tuple[int, int] | None = None  # deltas and bytes of what found no room last
         self._holders = Holders()
 
     @property
@@ -100,7 +101,17 @@ class MemoryLog:
         """Why a batch of about so many deltas and bytes would find no room now, None if it would."""
         size += BATCH_OVERHEAD_BYTES + ROW_OVERHEAD_BYTES * count
         too_large = count > self._deltas_max or size > self._bytes_max
-        return None if too_large or self._find_room(count, size) else self._full()
+        return None if too_large or self._find_room(count, size) else self._full(count, size)
+
+    def shortage(self) -> Refused | None:
+        """Why what found no room last would find none now; None while there is room."""
+        if self._short_of is None or self._find_room(*self._short_of):
+            self._short_of = None
+            return None
+        return self._full(*self._short_of)
+
+    def look_at_room(self) -> None:
+        """Nobody else takes of it."""
 
     def append(
         self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE
@@ -224,7 +235,7 @@ class MemoryLog:
                 f"a batch of {count} deltas and {size} bytes is larger than the whole log "
                 f"({self._deltas_max} deltas, {self._bytes_max} bytes): send smaller batches",
             )
-        return None if self._find_room(count, size) else self._full()
+        return None if self._find_room(count, size) else self._full(count, size)
 
     def _fits(self, count: int, size: int) -> bool:
         held = self.next_offset - self.first_offset
@@ -269,7 +280,8 @@ class MemoryLog:
             del self._weights[: self._head]
             self._head = 0
 
-    def _full(self) -> Refused:
+    def _full(self, count: int, size: int) -> Refused:
+        self._short_of = count, size
         holder = self._holders.slowest()
         held = self.next_offset - self.first_offset
         return Refused(
@@ -284,6 +296,7 @@ class MemoryLog:
                 "depth_bytes": self._bytes,
                 "capacity_bytes": self._bytes_max,
                 "blocked_by": holder,
+                refusals.FULL: "log",
             },
         )
 

@@ -11,6 +11,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from delta_prop.backpressure.pacer import Pressure
+from delta_prop.fullness import Full
 from delta_prop.ingest.lanes import LanesStatistics, LaneStatistics
 from delta_prop.ingest.seen_ids import SeenIdsStatistics
 from delta_prop.order.orderer import OrdererStatistics
@@ -37,7 +38,7 @@ def filled(kind: type, **known: Any) -> Any:
     return kind(**{name: known.get(name, 100 + place) for place, name in enumerate(names)})
 
 
-class Full:
+class Whole:
     """A look in which nothing is absent."""
 
     def __init__(self) -> None:
@@ -51,6 +52,7 @@ class Full:
             log=filled(DurableLogStatistics, held_by=None),
             sinks={"storage": sink},
             ids=filled(SeenIdsStatistics),
+            full=Full("disk", "2026-01-31T09:00:00.000Z", 57.5, "no bytes left", 1000),
             pressure=Pressure(Level.THROTTLE, 1234.5, 1, 2, None, None, ""),
             reopening=ReopeningStatistics(True, 1, 17, None, None),
         )
@@ -90,7 +92,7 @@ def scraped(text: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def test_every_row_of_the_tables_finds_its_number() -> None:
-    look = Full()
+    look = Whole()
     found = scraped(Metrics(look).scrape().text("")[0])
     sink = look.whole.sinks["storage"]
     subjects = {"": look.whole, "log": look.whole.log, "lane": look.whole.queue.lanes[1], "sink": sink}
@@ -117,10 +119,11 @@ def test_every_row_of_the_tables_finds_its_number() -> None:
     assert found["sink_breaker_open", ("storage",)] == 1
     assert found["pressure_deltas_per_second", ()] == 1234.5
     assert found["sink_rebuild_rows_max", ("storage",)] == 700
+    assert [found["full_seconds", (what,)] for what in ("disk", "log", "queue")] == [57.5, 0, 0]
 
 
 def test_the_page_has_every_metric_with_its_type_and_no_other() -> None:
-    text = Metrics(Full()).scrape().text("")[0].decode()
+    text = Metrics(Whole()).scrape().text("")[0].decode()
     types = dict(re.findall(r"^# TYPE delta_prop_(\S+) (\S+)$", text, re.MULTILINE))
     told: dict[str, str] = {}
     for names, type_ in re.findall(r"^\| (.+?) \| (gauge|counter) \|", PAGE, re.MULTILINE):
@@ -169,7 +172,7 @@ def test_what_has_no_value_has_no_sample() -> None:
 
 
 def test_nothing_is_global_and_nothing_asked_before_a_scrape() -> None:
-    class Silent(Full):
+    class Silent(Whole):
         def statistics(self) -> Statistics | None:
             raise AssertionError("asked too early")
 
