@@ -579,6 +579,7 @@ class Propagator(Publishing):
             self._sinks.watch(self._now())
             self._sinks.pacing.step(self._now(), waiting=self._chain.lanes.depth > 0)
             self._room.look(self._chain)
+            self._log.mark_time()
             self._stepped.set()
             self._stepped = anyio.Event()
             if self._chain.lanes.depth:

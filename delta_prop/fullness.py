@@ -81,7 +81,7 @@ class RoomWatch:
         if refusal is None or self._age_s < FULL_S:
             return None
         what, since = str(refusal.details[FULL]), shown_time(self._since_us)
-        return Full(what, since, self._age_s, refusal.message, refusal.retry_after_ms)
+        return Full(what, since, round(self._age_s, 1), refusal.message, refusal.retry_after_ms)
 
     def press(self, pressure: Pressure) -> Pressure:
         """The pressure, where something is full: nothing goes, whatever sinks could take."""

@@ -96,6 +96,7 @@ LANE = (
 )
 SINK = (
     Row("sink_lag_deltas", "gauge", "lag", "Deltas in the log that the sink has not dealt with."),
+    Row("sink_lag_seconds", "gauge", "lag_s", "How old the oldest of them is; 0 where there are none."),
     Row("sink_applied_offset", "gauge", "applied", "Below it the sink has applied all."),
     Row("sink_committed_offset", "gauge", "committed", "Below it the sink has all durably."),
     Row("sink_behind", "gauge", "behind", "1 while the sink reads from the log what it could not be pushed."),
@@ -215,6 +216,22 @@ class Metrics:
         yield _one(CONNECTIONS, "gauge", "Connections that are open.", [((), len(peers))])
         yield _one(SUBSCRIBERS, "gauge", "Connections with a subscription.", [((), len(subscribed))])
         yield _one(SUBSCRIBERS_BEHIND, "gauge", "Of these, who reads from the log.", [((), behind)])
+        of_peers = [((str(peer["number"]), peer["client"] or ""), peer) for peer in subscribed]
+        yield from _lags("subscriber", ("connection", "client"), of_peers)
+        yield from _lags("group", ("group",), [((group["name"],), group) for group in self._look.groups()])
+
+
+def _lags(
+    what: str, labels: Sequence[str], rows: Sequence[tuple[Sequence[str], dict[str, Any]]]
+) -> Iterator[Metric]:
+    """How far each is behind, in deltas and in seconds, as far as that is known."""
+    for name, where, help_ in (
+        (f"{what}_lag_deltas", "lag", f"Deltas in the log that the {what} has not processed."),
+        (f"{what}_lag_seconds", "lag_s", "How old the oldest of them is; 0 where there are none."),
+    ):
+        yield _one(
+            name, "gauge", help_, [(who, one[where]) for who, one in rows if one[where] is not None], labels
+        )
 
 
 def _table(

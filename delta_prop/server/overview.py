@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from delta_prop.server.lags import lags_of
 from delta_prop.server.look import plain
 
 if TYPE_CHECKING:
@@ -33,6 +34,14 @@ class Served(Protocol):
 
     def peers(self) -> list[dict[str, Any]]:
         """Each connection, for JSON."""
+        ...
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Each group of subscribers, for JSON."""
+        ...
+
+    async def look_at_groups(self) -> None:
+        """Find out how far groups are that nobody reads for."""
         ...
 
     def jobs(self) -> list[dict[str, Any]]:
@@ -77,13 +86,25 @@ class Overview:
             told |= {"log_id": log.log_id.hex(), "epoch": log.epoch}
             told |= {name: value for name, value in plain(statistics).items() if name != "sinks"}
             told["sinks"] = len(statistics.sinks)
+            told["lags"] = {
+                "sinks": lags_of(self.sinks(), "name"),
+                "groups": lags_of(self.groups(), "name"),
+                "subscribers": lags_of(self.peers(), "number"),
+            }
         told |= {"server": plain(self.counters()), "connections": plain(self.peers())}
+        told["groups"] = plain(self.groups())
         return told
+
+    async def refresh(self) -> None:
+        """Find out what has to be read from the disk, before it is told."""
+        if self.service is not None:
+            await self.service.look_at_groups()
 
     def sinks(self) -> list[dict[str, Any]]:
         """Each attached sink: where it stands, what it does, what it counts."""
         statistics = self.statistics()
-        return [] if statistics is None else [plain(one) for one in statistics.sinks.values()]
+        told = [] if statistics is None else [plain(one) for one in statistics.sinks.values()]
+        return [one | {"lag_s": one["lag_s"] and round(one["lag_s"], 3)} for one in told]
 
     def statistics(self) -> Statistics | None:
         """What the propagator counts."""
@@ -96,6 +117,10 @@ class Overview:
     def peers(self) -> list[dict[str, Any]]:
         """Each connection."""
         return [] if self.service is None else self.service.peers()
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Each group of subscribers: how far it is, and whether somebody reads for it."""
+        return [] if self.service is None else self.service.groups()
 
     def jobs(self) -> list[dict[str, Any]]:
         """Each job: how it is, and how far."""

@@ -116,6 +116,14 @@ class Log(Protocol):
     def kept_share(self, offset: int) -> float:
         """How near what lies at `offset` is to going: at 1 it may, unless somebody needs it."""
 
+    def age_s(self, offset: int) -> float | None:
+        """How long ago the row at an offset was appended, in seconds, or the oldest that is still held where
+        it is gone; 0 from `visible` on; None where that cannot be told at present.
+        """
+
+    def mark_time(self) -> None:
+        """Note what time it is, ten times a second: a log that stamps nothing tells ages by that."""
+
     def hold(
         self, holder: str, needed: Callable[[], int], give_way: Callable[[], None] | None = None
     ) -> None:

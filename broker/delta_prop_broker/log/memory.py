@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 DELTAS_MAX = 1_000_000
 BYTES_MAX = 256 * 1024 * 1024
 RETRY_AFTER_MS = 50
+MARKS_MAX = 4_096
+"""How many times are remembered, to tell how old a row is; older ones lie further apart."""
 
 BATCH_OVERHEAD_BYTES = 3_072
 ROW_OVERHEAD_BYTES = 96
@@ -53,7 +55,15 @@ class MemoryLog:
     level = AckLevel.MEMORY
     accepting = True
 
-    def __init__(self, log_id: bytes, *, deltas_max: int = DELTAS_MAX, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(
+        self,
+        log_id: bytes,
+        *,
+        deltas_max: int = DELTAS_MAX,
+        bytes_max: int = BYTES_MAX,
+        now: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`now`: monotonic seconds."""
         assert deltas_max > 0
         assert bytes_max > 0
         self.log_id = log_id
@@ -70,6 +80,9 @@ class MemoryLog:
         self._refused = 0
         self._short_of: tuple[int, int] | None = None  # deltas and bytes of what found no room last
         self._holders = Holders()
+        self._now = now
+        self._mark_ends: list[int] = []  # up to where the log came by the time below
+        self._mark_times: list[float] = []
 
     @property
     def visible(self) -> int:
@@ -190,6 +203,28 @@ class MemoryLog:
     def kept_share(self, offset: int) -> float:
         """How near what lies at `offset` is to going; nothing goes for its age."""
         return self.fill(offset)
+
+    def age_s(self, offset: int) -> float | None:
+        """How long ago the row at an offset was appended, in seconds, by the marks of `mark_time`; of rows
+        that are gone, the oldest there is.
+        """
+        if offset >= self.next_offset:
+            return 0.0
+        place = bisect_right(self._mark_ends, max(offset, self.first_offset))
+        return 0.0 if place == len(self._mark_ends) else max(self._now() - self._mark_times[place], 0.0)
+
+    def mark_time(self) -> None:
+        """Note up to where the log has come, so that nothing has to be noted with each batch."""
+        if self._mark_ends and self._mark_ends[-1] == self.next_offset:
+            return
+        self._mark_ends.append(self.next_offset)
+        self._mark_times.append(self._now())
+        if len(self._mark_ends) > MARKS_MAX:
+            gone = bisect_right(self._mark_ends, self.first_offset)
+            if gone * 2 > MARKS_MAX:
+                del self._mark_ends[:gone], self._mark_times[:gone]
+            else:  # of what is older, every other one does
+                del self._mark_ends[: MARKS_MAX // 2 : 2], self._mark_times[: MARKS_MAX // 2 : 2]
 
     def hold(
         self, holder: str, needed: Callable[[], int], give_way: Callable[[], None] | None = None

@@ -75,12 +75,22 @@ class Whole:
     def counters(self) -> Counters | None:
         return self.counted
 
+    def groups(self) -> list[dict[str, Any]]:
+        return [{"name": "g", "lag": 7, "lag_s": 3.5}, {"name": "begins", "lag": None, "lag_s": None}]
+
+    async def refresh(self) -> None:
+        pass
+
     def jobs(self) -> list[dict[str, Any]]:
         return [{"job": "nightly"}]
 
     def peers(self) -> list[dict[str, Any]]:
         states = [(False, False), (True, True), (True, False)]
-        return [{"subscribed": subscribed, "behind": behind} for subscribed, behind in states]
+        told = {"client": "c", "lag": 5, "lag_s": 2.5}
+        return [
+            {"number": number, "subscribed": subscribed, "behind": behind} | told
+            for number, (subscribed, behind) in enumerate(states)
+        ]
 
 
 def scraped(text: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -119,6 +129,10 @@ def test_every_row_of_the_tables_finds_its_number() -> None:
     assert found["sink_breaker_open", ("storage",)] == 1
     assert found["pressure_deltas_per_second", ()] == 1234.5
     assert found["sink_rebuild_rows_max", ("storage",)] == 700
+    assert [found[f"subscriber_lag_{unit}", ("c", "2")] for unit in ("deltas", "seconds")] == [5, 2.5]
+    assert ("subscriber_lag_deltas", ("c", "0")) not in found
+    assert [found[f"group_lag_{unit}", ("g",)] for unit in ("deltas", "seconds")] == [7, 3.5]
+    assert ("group_lag_deltas", ("begins",)) not in found
     assert [found["full_seconds", (what,)] for what in ("disk", "log", "queue")] == [57.5, 0, 0]
 
 
