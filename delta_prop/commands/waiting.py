@@ -67,6 +67,8 @@ class Waiting:
         if now - self._since < WAIT_S:
             return
         cause = self.ask()
+        if cause is None and self._told is not None:  # it is being sent again
+            return
         kind = cause.code.name if isinstance(cause, Refused) else type(cause).__name__
         if kind != self._told or now - self._told_at >= AGAIN_S:
             self._told, self._told_at = kind, now
