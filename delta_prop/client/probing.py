@@ -40,11 +40,11 @@ class Probing:
             return 0.0
         return self._until - now
 
-    def choose(self, lanes: Iterable[Lane]) -> list[Lane]:
+    def choose(self, lanes: Iterable[Lane]) -> Iterable[Lane]:
         """The lane whose batch is to ask: the one that was sent first, as the others may wait for it."""
-        lanes = list(lanes)
         if self.refusal is None:
             return lanes
+        lanes = list(lanes)
         refused = [lane for lane in lanes if lane.again]
         return [min(refused, key=_first_sent)] if refused else lanes
 
