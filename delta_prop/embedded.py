@@ -19,6 +19,7 @@ from delta_prop.attachments import Attachments, OnLogFull, Place, Terms
 from delta_prop.backpressure.controller import INTERVAL_S
 from delta_prop.checks import parse_topics
 from delta_prop.config import Settings
+from delta_prop.fullness import RoomWatch
 from delta_prop.gathering import Gathering
 from delta_prop.ingest.epochs import epochs_above, epochs_until
 from delta_prop.ingest.lanes import Lanes
@@ -105,6 +106,7 @@ class Propagator(Publishing):
         else:
             self._service_log = await ServiceLog.in_directory(self._data, self._log_settings, self._world)
         self._log, self.recovery = self._service_log.log, self._service_log.recovery
+        self._room = RoomWatch(self._log, self._world.clock)
         self._service_log.commits(
             self._world,
             on_moved=self._note_moved,
@@ -447,7 +449,7 @@ class Propagator(Publishing):
         """How pressed producers are: level, rate, depth, capacity, time to retry, and which sink paces."""
         self._check_opened()
         lanes = self._chain.lanes
-        return self._sinks.pacing.pressure(lanes.depth, lanes.capacity_deltas)
+        return self._room.press(self._sinks.pacing.pressure(lanes.depth, lanes.capacity_deltas))
 
     async def pressure_changes(self) -> AsyncIterator[Pressure]:
         """The pressure now, and again whenever its level, its cause or its rate (by a tenth) changes."""
@@ -478,6 +480,7 @@ class Propagator(Publishing):
             log=log.statistics(),
             sinks=self._sinks.statistics(),
             pressure=self.pressure(),
+            full=self._room.full(),
             memory_bytes_max=self.settings.memory_bytes_max(len(self._sinks.attached)),
             reopening=None if (reopening := self._service_log.reopening) is None else reopening.statistics(),
         )
@@ -494,6 +497,7 @@ class Propagator(Publishing):
             disk=self._service_log.disk,
             now=self._world.clock.now,
             turn=self._turn,
+            room=self._room,
         )
 
     # --- inside
@@ -574,6 +578,8 @@ class Propagator(Publishing):
             await anyio.sleep(INTERVAL_S)
             self._sinks.watch(self._now())
             self._sinks.pacing.step(self._now(), waiting=self._chain.lanes.depth > 0)
+            self._room.look(self._chain)
+            self._log.mark_time()
             self._stepped.set()
             self._stepped = anyio.Event()
             if self._chain.lanes.depth:

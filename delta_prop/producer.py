@@ -187,6 +187,15 @@ class Producer:
         for lane in self._lanes.values() if priority is None else (self._lanes[priority],):
             self._resend(lane)
 
+    @property
+    def waits_for(self) -> Refused | None:
+        """The refusal that stands in the way of what is open, and may pass; None: there is none."""
+        if self._chain.stopped is not None:
+            return self._chain.stopped
+        open_ = (entry for lane in self._lanes.values() for entry in lane.open.values() if entry.refused)
+        refusals = (entry.receipt.refusal() for entry in open_)
+        return next((one for one in refusals if one is not None and one.retryable), None)
+
     def abandon(self) -> None:
         """Give up what is open and refused: its dots become void, what comes later goes on."""
         for lane in self._lanes.values():

@@ -57,6 +57,7 @@ PURE = (
     "delta_prop/client/lane.py",
     "delta_prop/client/offer.py",
     "delta_prop/client/outgoing.py",
+    "delta_prop/client/probing.py",
     "delta_prop/client/producing.py",
     "delta_prop/client/refusing.py",
     "delta_prop/client/session.py",

@@ -87,6 +87,8 @@ class Link:
         self.welcomed = anyio.Event()
         """Set once a service has answered."""
         self.reconnects = 0
+        self.cause: Exception | None = None
+        """Why there is no connection at present."""
         self._addresses = addresses
         self._user = user
         self._now = world.clock.now
@@ -116,6 +118,7 @@ class Link:
             except Reconnect as again:
                 after_s, cause = again.after_s, again.cause or ConnectionError("it asked to connect again")
             logger.info("%s: %s", address, cause)
+            self.cause = cause
             if self._answered:
                 since, limit_s = self._now(), self._settings.offline_s_max
                 self.reconnects += 1
@@ -194,7 +197,7 @@ class Link:
             welcome, self._pages = joined(self._pages), []
             assert isinstance(welcome, Welcome)
             self._user.welcomed(welcome, same_address=self._last in (None, address))
-            self._last, self._answered = address, True
+            self._last, self._answered, self.cause = address, True, None
             self.welcomed.set()
         elif self._user.take(frame, size, now):
             self._got_on = True

@@ -199,6 +199,13 @@ class Producer:
         """The log of the service; None before it has answered."""
         return self._out.log_id
 
+    @property
+    def waits_for(self) -> Exception | None:
+        """What stands in the way of what is open: why there is no connection, or a refusal that may pass."""
+        if self._state == "not open yet":
+            return None
+        return self._link.cause or self._out.waits_for
+
     def check(self) -> None:
         """Raise why nothing goes any more, or Refused (QUEUE_FULL) where nothing goes now."""
         self._out.check_open()

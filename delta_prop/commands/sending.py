@@ -48,6 +48,10 @@ class Sender(Protocol):
         """What sending needs meanwhile, until cancelled. Raises Refused where it cannot go on."""
         ...
 
+    def waits_for(self) -> Exception | None:
+        """What stands in the way of the lines that are open; None where that is not known."""
+        ...
+
 
 class LocalSender:
     """Into a propagator of this process. Lines up to the watermark are answered from what the log says."""
@@ -55,7 +59,11 @@ class LocalSender:
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
         self._standing: dict[int, Refused] = {}  # refusals that may pass
-        self._moved_at = 0.0
+        self._moved_at = self._again_at = 0.0
+
+    def waits_for(self) -> Exception | None:
+        """The refusal of the first open line, or why the log takes nothing."""
+        return self._producer.waits_for
 
     async def send(self, number: int, delta: Delta, then: Then) -> None:
         """Send it once there is room. Raises Refused."""
@@ -69,7 +77,7 @@ class LocalSender:
                     self._standing.pop(number, None)
                     raise
                 self._stands(number, refusal)
-                await anyio.sleep(_AGAIN_S)
+                await anyio.sleep(max(self._again_at - edge.now(), _AGAIN_S))
             else:
                 break
         if not sent:
@@ -80,7 +88,7 @@ class LocalSender:
         """Send again what was refused for now, until nothing has moved for too long. Raises Refused."""
         while True:
             await anyio.sleep(_AGAIN_S)
-            if not self._standing:
+            if not self._standing or edge.now() < self._again_at:
                 continue
             with suppress(Refused):  # those that stay stand there, or come again with the next line
                 self._producer.resend()
@@ -108,6 +116,7 @@ class LocalSender:
         if not self._standing:
             self._moved_at = edge.now()
         self._standing[number] = refusal
+        self._again_at = edge.now() + (refusal.retry_after_ms or 0) / 1000
 
     def _moved(self, number: int) -> None:
         self._standing.pop(number, None)
@@ -119,6 +128,10 @@ class RemoteSender:
 
     def __init__(self, producer: RemoteProducer) -> None:
         self._producer = producer
+
+    def waits_for(self) -> Exception | None:
+        """Why there is no connection, or the refusal that stands in the way."""
+        return self._producer.waits_for
 
     async def send(self, number: int, delta: Delta, then: Then) -> None:
         """Send it once there is room. Raises Refused."""

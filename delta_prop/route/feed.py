@@ -135,6 +135,7 @@ class Feed(Calling):
             applied=applied,
             committed=self.committed,
             lag=max(0, self._log.visible - applied),
+            lag_s=self._log.age_s(applied),
             behind=self._behind,
             mailbox_deltas=self._mailbox.deltas,
             mailbox_bytes=self._mailbox.bytes,

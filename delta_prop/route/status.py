@@ -107,7 +107,9 @@ class RebuildProgress:
 
 @dataclass(frozen=True, slots=True)
 class FeedStatistics:
-    """One sink's progress. Offsets are next offsets: everything below is dealt with.
+    """One sink's progress. Offsets are next offsets: everything below is dealt with. `lag_s`: how long ago
+    the oldest row was appended that is not dealt with, in seconds; 0 where there is none, None where that
+    cannot be told at present.
 
     Each row that lies between the feed's start and `applied` had one outcome: `success` (applied),
     `skipped` (not for this sink, or dropped before it was attached), in the quarantine now (`quarantined`)
@@ -126,6 +128,7 @@ class FeedStatistics:
     applied: int
     committed: int
     lag: int
+    lag_s: float | None
     behind: bool
     mailbox_deltas: int
     mailbox_bytes: int

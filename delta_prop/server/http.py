@@ -172,11 +172,13 @@ class HttpPort:
         return _json(503, {"ready": False, "reason": reason})
 
     async def _show_metrics(self, request: _Request) -> Answer:
+        await self._look.refresh()
         scrape = self._metrics.scrape()
         text, type_ = await self._threads.run(lambda: scrape.text(request.accepts))
         return Answer(200, text, type_)
 
     async def _show_status(self, _: _Request) -> Answer:
+        await self._look.refresh()
         return _json(200, self._look.status())
 
     async def _show_sinks(self, _: _Request) -> Answer:

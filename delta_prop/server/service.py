@@ -19,6 +19,7 @@ from delta_prop.server.endings import shutting_down
 from delta_prop.server.groups import Groups
 from delta_prop.server.hub import Hub
 from delta_prop.server.jobs import Jobs
+from delta_prop.server.lags import lag_at
 from delta_prop.server.limits import Connections, Rates
 from delta_prop.server.peer import Peer
 from delta_prop.server.room import Room
@@ -83,6 +84,7 @@ class Service:
         network = inside.world.network
         if network is None:
             raise UsageError("this world has no network to listen on")
+        self._group_threads = inside.world.new_threads()
         access = self._access or Access(inside.world)
         self._check_open_to_others(access)
         counters = Counters()
@@ -239,7 +241,26 @@ class Service:
 
     def peers(self) -> list[dict[str, Any]]:
         """A snapshot of each connection."""
-        return [peer.statistics() for peer in self._peers.values()]
+        if self._hub is None:
+            return []
+        log, told = self._hub.inside.log, [peer.statistics() for peer in self._peers.values()]
+        return [one | lag_at(log, one["dealt_with"]) for one in told]
+
+    async def look_at_groups(self) -> None:
+        """Find out how far groups are that nobody reads for."""
+        if self._hub is not None:
+            await self._hub.groups.look(self._group_threads)
+
+    def groups(self) -> list[dict[str, Any]]:
+        """A snapshot of each group, those that are away as they were looked at last."""
+        if self._hub is None:
+            return []
+        log, places = self._hub.inside.log, self._hub.groups.places()
+        return [
+            {"name": name, "offset": one.next_offset, "has_member": one.has_member}
+            | lag_at(log, one.next_offset)
+            for name, one in places.items()
+        ]
 
     def jobs(self) -> list[dict[str, Any]]:
         """A snapshot of each job."""

@@ -242,6 +242,7 @@ def test_at_the_hard_limit_an_append_is_refused_with_who_holds_and_how_full() ->
         "depth_bytes": log.statistics().bytes,
         "capacity_bytes": 40_000,
         "blocked_by": "slow",
+        "full": "log",
     }
     assert 40_000 - batch_of(2).size < log.statistics().bytes <= 40_000
     assert 0.95 < log.fill(0) <= 1

@@ -42,6 +42,7 @@ def test_the_status(places: Places, capsys: pytest.CaptureFixture[str]) -> None:
     assert (told["version"], told["ready"], told["log"]["next_offset"]) == ("1.2.3", True, 7)
     assert main(["status", "--http", places.told_at]) == 0
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (shown["lags.sinks.cache.deltas"], shown["lags.sinks.cache.seconds"]) == ("0", "0.0")
     assert (shown["ready"], shown["reason"], shown["log.next_offset"], shown["connections"]) == (
         "yes",
         "none",
@@ -56,7 +57,7 @@ def test_the_sinks(places: Places, capsys: pytest.CaptureFixture[str]) -> None:
     assert (told["name"], told["applied"], told["lag"]) == ("cache", 7, 0)
     assert main(["sinks", "--http", places.told_at]) == 0
     heads, row = capsys.readouterr().out.splitlines()
-    assert row.split() == ["cache", told["state"], "7", "0", "0"]
+    assert row.split() == ["cache", told["state"], "7", "0", "0", "s", "0"]
     assert heads.split()[:2] == ["name", "state"]
 
 

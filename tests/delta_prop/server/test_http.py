@@ -53,6 +53,12 @@ class Told:
     def counters(self) -> Counters | None:
         return None
 
+    def groups(self) -> list[dict[str, Any]]:
+        return []
+
+    async def refresh(self) -> None:
+        pass
+
     def jobs(self) -> list[dict[str, Any]]:
         return [{"job": "nightly"}]
 
