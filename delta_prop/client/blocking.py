@@ -23,8 +23,10 @@ from delta_prop.client.producing import Producing
 from delta_prop.client.refusing import late, left_over
 from delta_prop.client.session import Session
 from delta_prop.client.settings import ClientSettings
+from delta_prop.misconfigured import FIRST_BYTES_MAX, Lasting, Misconfigured, of_tls
 from delta_prop.published import Published
 from delta_prop.tls_contexts import client_context
+from delta_prop.unknown_hosts import unknown_host
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind, Priority, Source
 from delta_prop_wire.errors import PeerError, Refused, UsageError
 from delta_prop_wire.frames import Ack
@@ -115,6 +117,7 @@ class SyncProducer:
         self._last: Address | None = None
         self._cause: Exception | None = None
         self._faults = 0
+        self._lasting = Lasting(len(self._addresses))
         self._offered_rows = 0
         self.waited_s = 0.0
         """How long its calls have waited for the service: for credit, for room, for outcomes."""
@@ -293,7 +296,7 @@ class SyncProducer:
                 self._lost(
                     again.cause or ConnectionError("the service asked to connect again"), again.after_s
                 )
-            except OSError as error:
+            except (OSError, Misconfigured) as error:
                 self._lost(error)
             except PeerError as error:
                 self._faults += 1
@@ -361,6 +364,11 @@ class SyncProducer:
     def _lost(self, cause: Exception, after_s: float = 0.0) -> None:
         self._cause = cause
         self._disconnect()
+        if self._last is None:  # no service has answered yet
+            try:
+                self._lasting.note(cause)
+            except Misconfigured as fault:
+                self._out.fail(fault)
         self._not_before = max(self._not_before, time.monotonic() + after_s)
 
     def _disconnect(self) -> None:
@@ -370,7 +378,7 @@ class SyncProducer:
         self._producing.disconnected()
 
     def _unreachable(self, limit_s: float) -> Exception:
-        if isinstance(self._cause, Refused):
+        if isinstance(self._cause, Refused | UsageError):
             return self._cause
         names = ", ".join(map(str, self._addresses))
         told = f"none of {names} has answered for {limit_s:g} s (the last one: {self._cause})"
@@ -378,7 +386,7 @@ class SyncProducer:
 
 
 class Wire:
-    """One connected socket and what is said over it. Raises OSError."""
+    """One connected socket and what is said over it. Raises OSError, Misconfigured."""
 
     def __init__(
         self,
@@ -389,11 +397,13 @@ class Wire:
         settings: ClientSettings,
     ) -> None:
         self.address = address
-        sock = socket.create_connection(address, timeout_s)
+        self._name = server_name or address.host
+        sock = _connected(address, timeout_s)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if context is not None:
-                sock = context.wrap_socket(sock, server_hostname=server_name or address.host)
+                sock = context.wrap_socket(sock, server_hostname=self._name, do_handshake_on_connect=False)
+                self._shake_hands(sock)
             sock.setblocking(False)
         except BaseException:
             sock.close()
@@ -402,7 +412,7 @@ class Wire:
         self._unsent: deque[memoryview] = deque()
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
-        self.session = Session(settings, time.monotonic())
+        self.session = Session(settings, time.monotonic(), address, secured=context is not None)
 
     def send(self, parts: Iterable[Buffer]) -> None:
         """Have these sent by the next steps."""
@@ -411,7 +421,7 @@ class Wire:
     def step(self, wait_s: float) -> int:
         """Send what the system takes, receive what is there, waiting for either; how many bytes came.
 
-        Raises OSError.
+        Raises OSError, Misconfigured.
         """
         self._write()
         count = self.read()
@@ -425,14 +435,16 @@ class Wire:
         return self.read()
 
     def read(self) -> int:
-        """Receive what is there, without waiting; how many bytes. Raises OSError."""
+        """Receive what is there, without waiting; how many bytes. Raises OSError, Misconfigured."""
         connection = self.session.connection
         try:
             count = self._socket.recv_into(connection.buffer())
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return 0
+        except ssl.SSLError as error:
+            raise of_tls(error, str(self.address), self._name, b"") or error from error
         if not count:
-            raise ConnectionError(f"{self.address} ended the connection")
+            raise self.session.ended()
         connection.received(count)
         return count
 
@@ -441,6 +453,13 @@ class Wire:
         self._selector.close()
         with suppress(OSError):
             self._socket.close()
+
+    def _shake_hands(self, sock: ssl.SSLSocket) -> None:
+        try:
+            sock.do_handshake()
+        except ssl.SSLError as error:
+            fault = of_tls(error, str(self.address), self._name, _first_bytes(sock, error))
+            raise fault or error from error
 
     def _write(self) -> None:
         while self._unsent:
@@ -454,6 +473,23 @@ class Wire:
                 self._unsent[0] = part[sent:]
             else:
                 self._unsent.popleft()
+
+
+def _connected(address: Address, timeout_s: float) -> socket.socket:
+    try:
+        return socket.create_connection(address, timeout_s)
+    except (socket.gaierror, UnicodeError) as error:
+        raise unknown_host(address.host, error) or error from None
+
+
+def _first_bytes(sock: ssl.SSLSocket, error: ssl.SSLError) -> bytes:
+    """What a server that does not speak TLS answered: TLS has read five bytes, the rest still lies there."""
+    if error.reason != "WRONG_VERSION_NUMBER":
+        return b""
+    with suppress(OSError):
+        rest = socket.socket.recv(sock, FIRST_BYTES_MAX, socket.MSG_DONTWAIT)
+        return b"HTTP/" + rest if rest.startswith((b"1.0 ", b"1.1 ")) else b""
+    return b""
 
 
 def _named(after: Sequence[SyncReceipt | Cause]) -> tuple[list[Dot | bytes], list[Place]]:

@@ -110,7 +110,7 @@ def test_top_draws_again_and_again_on_a_terminal_and_leaves_it_as_it_was(
     ("arguments", "status", "said"),
     [
         (["top", "--http", "127.0.0.1:1"], 1, "127.0.0.1:1 cannot be asked"),
-        (["status", "--http", "TO"], 1, "name the HTTP port that `serve` told as http=…"),
+        (["status", "--http", "TO"], 2, "name the HTTP port, which `serve` prints as http=…"),
         (["sinks", "--http", "a b:1"], 2, "give host:port"),
         (["status"], 2, "one of the arguments --data --http is required"),
         (["sinks"], 2, "say where: --data DIR or --http HOST:PORT"),
@@ -155,5 +155,5 @@ def test_tokens_and_tls(
             assert main(verb) == 0
         assert main([*status, "--tls-name", "server.example"]) == 0
         capsys.readouterr()
-        assert main([*status, "--tls-name", "elsewhere.example"]) == 1
+        assert main([*status, "--tls-name", "elsewhere.example"]) == 2
         assert "elsewhere.example" in capsys.readouterr().err
