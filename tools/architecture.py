@@ -45,6 +45,7 @@ PURE = (
     "delta_prop/checks.py",
     "delta_prop/client/addresses.py",
     "delta_prop/client/answers.py",
+    "delta_prop/client/arguments.py",
     "delta_prop/client/calls.py",
     "delta_prop/client/backoff.py",
     "delta_prop/client/delivered.py",

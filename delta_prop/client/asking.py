@@ -7,7 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from delta_prop.checks import check_timeout
 from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.arguments import check_connection
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.blocking import Wire
 from delta_prop.client.errors import Unreachable
@@ -46,8 +48,9 @@ class Asking:
     def ask(self, addresses: str | Iterable[str], request: Request) -> Response:
         """The answer. Raises Refused, Unreachable, UsageError."""
         where = parse_addresses(addresses)
-        if not self.timeout_s > 0:
-            raise UsageError(f"timeout_s: {self.timeout_s!r} is not above 0: give the seconds to wait")
+        check_connection(self.token, self.tls)
+        if not check_timeout(self.timeout_s):
+            raise UsageError("timeout_s 0: give the seconds to wait, above 0")
         began = time.monotonic()
         deadline = began + self.timeout_s
         context = None if self.tls is None else client_context(self.tls)

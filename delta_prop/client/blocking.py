@@ -14,19 +14,27 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from delta_prop.checks import cause_of, check_columns, check_deltas, check_level, looked_over, with_parents
+from delta_prop.checks import (
+    cause_of,
+    check_columns,
+    check_deltas,
+    looked_over,
+    timeout_or,
+    with_parents,
+)
 from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.arguments import check_connection, member_of, settings_of
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect, Unreachable
 from delta_prop.client.offer import Columns, Offer
 from delta_prop.client.producing import Producing
 from delta_prop.client.refusing import late, left_over
 from delta_prop.client.session import Session
-from delta_prop.client.settings import ClientSettings
 from delta_prop.misconfigured import FIRST_BYTES_MAX, Lasting, Misconfigured, of_tls
 from delta_prop.published import Published
 from delta_prop.tls_contexts import client_context
 from delta_prop.unknown_hosts import unknown_host
+from delta_prop_wire.bounds import check_level
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind, Priority, Source
 from delta_prop_wire.errors import PeerError, Refused, UsageError
 from delta_prop_wire.frames import Ack
@@ -42,6 +50,7 @@ if TYPE_CHECKING:
     from delta_prop.client.addresses import Address
     from delta_prop.client.offer import Place
     from delta_prop.client.outgoing import Counts
+    from delta_prop.client.settings import ClientSettings
     from delta_prop.ports import Tls
     from delta_prop_wire.block import Block
     from delta_prop_wire.delta import AckLevel, Delta, Dot
@@ -84,7 +93,7 @@ class SyncProducer:
         name: str,
         token: str | None = None,
         tls: Tls | None = None,
-        ack_level: AckLevel | None = None,
+        ack_level: AckLevel | str | None = None,
         source: Source = Source.LOCAL,
         settings: ClientSettings | None = None,
         job: JobPart | None = None,
@@ -95,14 +104,15 @@ class SyncProducer:
         `priority`: that of which `watermark` tells before something is offered.
         """
         self.name = name
-        self.settings = settings or ClientSettings()
+        self.settings = settings_of(settings)
+        check_connection(token, tls)
         self._addresses = parse_addresses(addresses)
         self._context = None if tls is None else client_context(tls)
         self._server_name = None if tls is None else tls.server_name
         self._producing = Producing(
             name,
             token=token,
-            source=source,
+            source=member_of("source", source, Source),
             ack_level=None if ack_level is None else check_level(ack_level),
             chance=random.random,
             job=job,
@@ -169,7 +179,7 @@ class SyncProducer:
         self, *deltas: Delta, after: Sequence[SyncReceipt | Cause] = (), timeout_s: float | None = None
     ) -> Published:
         """Send and wait for the acknowledgement. Raises Refused, which says whether it may have happened."""
-        limit_s = self.settings.publish_s_max if timeout_s is None else timeout_s
+        limit_s = timeout_or(timeout_s, self.settings.publish_s_max)
         began = time.monotonic()
         priority, simple = looked_over(deltas)
         receipt = self._offer(priority, deltas, after, limit_s, simple=simple)
@@ -187,14 +197,14 @@ class SyncProducer:
     ) -> Published:
         """Publish whole vectors as columns: row i of `matrix` (n × dimension) is the vector `ids[i]`."""
         rows = check_columns(ids, matrix, namespace=namespace, kind=kind, priority=priority)
-        limit_s = self.settings.publish_s_max if timeout_s is None else timeout_s
+        limit_s = timeout_or(timeout_s, self.settings.publish_s_max)
         columns = Columns(ids, rows, namespace, kind)
         receipt = self._offer(priority, (), (), limit_s, columns=columns)
         return self.result_of(receipt, limit_s)
 
     def offer_numbered(self, counter: int, delta: Delta, after_s: float | None = None) -> SyncReceipt:
         """Send a delta under a counter of the caller's, which rises within a priority; see `Producer`."""
-        limit_s = self.settings.publish_s_max if after_s is None else after_s
+        limit_s = timeout_or(after_s, self.settings.publish_s_max, "after_s")
         return self._offer(check_deltas([delta]), [delta], (), limit_s, counter=counter)
 
     def offer_block(
@@ -210,7 +220,7 @@ class SyncProducer:
         With `counter` the caller numbers: rows have `counter`, `counter` + 1 and so on, above all that were
         given in this priority. Its rows are not looked at here: who made them has. Raises as `offer` does.
         """
-        limit_s = self.settings.publish_s_max if after_s is None else after_s
+        limit_s = timeout_or(after_s, self.settings.publish_s_max, "after_s")
         return self._offer(priority, (), (), limit_s, columns=block, counter=counter)
 
     def watermark(self, priority: Priority = Priority.NORMAL) -> int:
@@ -219,7 +229,7 @@ class SyncProducer:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything offered has its outcome. Raises TimeoutError, or why nothing goes."""
-        limit_s = self.settings.delivery_s_max if timeout_s is None else timeout_s
+        limit_s = timeout_or(timeout_s, self.settings.delivery_s_max)
         if not self._drive(lambda: not self._out.open_offers, limit_s):
             raise TimeoutError(f"{self._out.open_offers} calls have no outcome after {limit_s:g} s")
 
@@ -227,7 +237,7 @@ class SyncProducer:
         self, receipt: SyncReceipt, timeout_s: float | None = None, told_s: float | None = None
     ) -> Published:
         """Wait for a receipt's outcome. Raises Refused."""
-        limit_s = self.settings.delivery_s_max if timeout_s is None else timeout_s
+        limit_s = timeout_or(timeout_s, self.settings.delivery_s_max)
         if receipt.outcome is None and not self._drive(lambda: receipt.done, limit_s):
             offer = receipt.offer
             assert offer is not None

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.arguments import check_connection, settings_of
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.link import Link
-from delta_prop.client.settings import ClientSettings
 from delta_prop.misconfigured import Misconfigured
 from delta_prop_wire.control_rows import uses_dots
 from delta_prop_wire.delta import Source
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from delta_prop.client.session import Session
+    from delta_prop.client.settings import ClientSettings
     from delta_prop.ports import Tls, World
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.frames import Frame, Welcome
@@ -85,7 +86,8 @@ class ForwardLink:
         self._addresses = parse_addresses(addresses)
         self._given_world = world
         self._token, self._tls, self._name = token, tls, name
-        self._settings = settings or ClientSettings()
+        check_connection(token, tls, world)
+        self._settings = settings_of(settings)
         self._log_id: bytes | None = None
         self._link: Link | None = None
         self._call: _Call | None = None

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.arguments import check_connection, settings_of
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.blocking import FAULTS_MAX, Wire
 from delta_prop.client.errors import Reconnect, Unreachable
 from delta_prop.client.producing import check_stages
-from delta_prop.client.settings import ClientSettings
 from delta_prop.client.wanted_range import CREDIT_BYTES, WantedRange
 from delta_prop.misconfigured import Lasting, Misconfigured
 from delta_prop.tls_contexts import client_context
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from delta_prop.client.addresses import Address
+    from delta_prop.client.settings import ClientSettings
     from delta_prop.ports import Tls
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.frames import Welcome
@@ -62,7 +63,8 @@ class Asker:
         self._addresses = parse_addresses(addresses)
         self._token = token
         self._tls = tls
-        self._settings = settings or ClientSettings()
+        check_connection(token, tls)
+        self._settings = settings_of(settings)
 
     def bounds(self) -> Bounds:
         """What there is to read now. Raises Refused, Unreachable."""

@@ -13,15 +13,17 @@ import anyio
 
 from delta_prop.checks import parse_topics
 from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.arguments import check_connection, credit_of, members_of, settings_of
+from delta_prop.client.ending import end_tasks
 from delta_prop.client.incoming import CREDIT, Incoming
 from delta_prop.client.link import Link
-from delta_prop.client.settings import ClientSettings
 from delta_prop.published import Delivered
 from delta_prop_wire.bounds import check_name, check_whole
 from delta_prop_wire.compression import available
 from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import Priority, Source
 from delta_prop_wire.errors import PeerError, Refused, UsageError
-from delta_prop_wire.frames import Credit, Filter, Hello, Start, StartAt, Subscription
+from delta_prop_wire.frames import Filter, Hello, Start, StartAt, Subscription
 from delta_prop_wire.spec import BATCH_ROWS_MAX, VECTOR_ID_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -31,8 +33,8 @@ if TYPE_CHECKING:
     from delta_prop.client.delivered import DeliveredBatch
     from delta_prop.client.incoming import Answer
     from delta_prop.client.session import Session
+    from delta_prop.client.settings import ClientSettings
     from delta_prop.ports import Tls, World
-    from delta_prop_wire.delta import Priority, Source
     from delta_prop_wire.frames import Backpressure, Frame, Welcome
 
 Place: TypeAlias = Literal["earliest", "latest"] | int | datetime | Cursor
@@ -89,7 +91,8 @@ class Subscriber:
             check_name("group", group, GROUP_BYTES_MAX)
         check_whole("batch_deltas_max", batch_deltas_max, BATCH_ROWS_MAX)
         check_whole("wait_ms_max", wait_ms_max, WAIT_MS_MAX)
-        self.settings = settings or ClientSettings()
+        self.settings = settings_of(settings)
+        check_connection(token, tls, world)
         self.name = name
         self._auto = ack == "auto"
         self._addresses = parse_addresses(addresses)
@@ -110,7 +113,7 @@ class Subscriber:
         self._numbers = 1
         self._sending = False
         self._bell: Callable[[], None] = _silent
-        self._in = Incoming(self._template, credit=Credit(*credit), log_id=log_id)
+        self._in = Incoming(self._template, credit=credit_of(credit), log_id=log_id)
         self._exit = AsyncExitStack()
         self._state = "not open yet"
 
@@ -168,9 +171,7 @@ class Subscriber:
         self._state = "closed"
         self._in.fail(UsageError("the subscriber is closed"))
         self._note()
-        cancelled = isinstance(error, anyio.get_cancelled_exc_class())
-        # The program's own exception goes on as it is; handed to the task group it would come out in a group.
-        await self._exit.__aexit__(*((type(error), error, None) if cancelled else (None, None, None)))
+        await end_tasks(self._exit, error)
 
     async def _say_all(self) -> None:
         while (self._in.unsaid or self._sending) and self._in.failure is None:
@@ -398,7 +399,9 @@ def _start(start: Place | None, group: str | None) -> Start:
 
 
 def _filter(sources: Sequence[Source], priorities: Sequence[Priority]) -> Filter | None:
-    return Filter(tuple(sources), tuple(priorities)) if sources or priorities else None
+    if not sources and not priorities:
+        return None
+    return Filter(members_of("sources", sources, Source), members_of("priorities", priorities, Priority))
 
 
 def _real_world() -> World:

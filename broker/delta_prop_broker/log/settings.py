@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from delta_prop_wire.bounds import check_level
 from delta_prop_wire.compression import Compression, available
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError
@@ -51,6 +52,7 @@ class LogSettings:
     made_by: str = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "level", check_level(self.level))  # it may be given by its name
         if self.level not in (AckLevel.LOGGED, AckLevel.DURABLE):
             raise UsageError(f"a log on disk shows what is logged or durable, not {self.level.name.lower()}")
         if self.segment_bytes_max < 1 or self.bytes_max < SEGMENTS_MIN * self.segment_bytes_max:
