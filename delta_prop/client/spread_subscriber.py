@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from delta_prop.ports import Tls, World
     from delta_prop_wire.delta import Delta, Priority, Source
 
-SpreadStart: TypeAlias = "Literal['earliest', 'latest'] | datetime | Sequence[Cursor | None]"
+SpreadStart: TypeAlias = "str | datetime | Sequence[Cursor | None]"
 """Where to start: at an end of all logs, a time, or where the cursors of another time stopped."""
 
 OTHERS_S_MAX = 2.0

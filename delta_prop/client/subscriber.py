@@ -6,6 +6,7 @@ It waits and wakes; what comes, comes again and is dealt with is `incoming.py`'s
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -17,6 +18,7 @@ from delta_prop.client.arguments import check_connection, credit_of, members_of,
 from delta_prop.client.ending import end_tasks
 from delta_prop.client.incoming import CREDIT, Incoming
 from delta_prop.client.link import Link
+from delta_prop.dates import EXAMPLES, check_past, time_of
 from delta_prop.published import Delivered
 from delta_prop_wire.bounds import check_name, check_whole
 from delta_prop_wire.compression import available
@@ -37,8 +39,10 @@ if TYPE_CHECKING:
     from delta_prop.ports import Tls, World
     from delta_prop_wire.frames import Backpressure, Frame, Welcome
 
-Place: TypeAlias = Literal["earliest", "latest"] | int | datetime | Cursor
-"""Where to start: at an end of the log, an offset, a time, or where a cursor stopped."""
+Place: TypeAlias = str | int | datetime | Cursor
+"""Where to start: at an end of the log (`earliest`, `latest`), an offset, a time (a datetime, or text such as
+`1h`, `yesterday`, `2026-01-31T12:00:00Z`), or where a cursor stopped.
+"""
 
 LAST_ACK_S_MAX = 1.0
 """How long the end waits until what was dealt with is said."""
@@ -110,10 +114,12 @@ class Subscriber:
             filter=_filter(sources, priorities),
             deltas=deltas,
         )
+        self._start = start
+        self._credit, self._log_id = credit_of(credit), log_id
         self._numbers = 1
         self._sending = False
         self._bell: Callable[[], None] = _silent
-        self._in = Incoming(self._template, credit=credit_of(credit), log_id=log_id)
+        self._in = Incoming(self._template, credit=self._credit, log_id=log_id)
         self._exit = AsyncExitStack()
         self._state = "not open yet"
 
@@ -139,6 +145,7 @@ class Subscriber:
         world = self._given_world or _real_world()
         if world.network is None:
             raise UsageError("this world has no network to connect over")
+        self._resolve_time(world.clock.wall_us())
         self._changed = anyio.Event()
         self._bell = bell or _silent
         self._link = Link(
@@ -345,6 +352,17 @@ class Subscriber:
 
     # --- helpers
 
+    def _resolve_time(self, now_us: int) -> None:
+        """Have the start say which time is meant by a word. Raises UsageError where that is still to come."""
+        given, start = self._start, self._template.start
+        if start is None or start.at is not StartAt.TIME:
+            return
+        time_us = time_of(given, now_us) if isinstance(given, str) else start.value
+        assert isinstance(time_us, int), "looked at when this was made"
+        check_past("start", str(given), time_us, now_us)
+        self._template = replace(self._template, start=Start(StartAt.TIME, max(time_us, 0)))
+        self._in = Incoming(self._template, credit=self._credit, log_id=self._log_id)
+
     def _come_back(self) -> None:
         if self._auto:
             self._in.come_back()
@@ -395,7 +413,11 @@ def _start(start: Place | None, group: str | None) -> Start:
         return Start(StartAt.OFFSET, start)
     if start in ("earliest", "latest"):
         return Start(StartAt(start))
-    raise UsageError(f"start {start!r:.60}: give earliest, latest, an offset, a datetime or a Cursor")
+    if isinstance(start, str) and time_of(start, 0) is not None:
+        return Start(StartAt.TIME, 0)  # which time is meant is known when it opens
+    raise UsageError(
+        f"start {start!r:.60}: give earliest, latest, an offset, a datetime, a Cursor, or {EXAMPLES}"
+    )
 
 
 def _filter(sources: Sequence[Source], priorities: Sequence[Priority]) -> Filter | None:

@@ -32,7 +32,7 @@ def get(data: str, vector_id: str, *, namespace: str | None, at: str | None) -> 
     where that is before what is kept one by one, LogDamaged, OSError.
     """
     namespace = namespace or namespace_of(vector_id)
-    end_at = LATEST if at is None else parse_at("--at", at)
+    end_at = LATEST if at is None else parse_at("--at", at, edge.wall_us())
     _, log, _ = open_log(data)
     snapshot = log.snapshot() if log.first_offset else None
     begin = log.first_offset if snapshot is None else snapshot.offset

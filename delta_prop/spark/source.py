@@ -85,7 +85,7 @@ class DeltaPropSource(DataSource):
         return writer
 
     def _to_read(self, *, stream: bool = False) -> ReadOptions:
-        options = read_options(self.options, edge.environment(), stream=stream)
+        options = read_options(self.options, edge.environment(), edge.wall_us(), stream=stream)
         check_on_driver(options.remote)
         return options
 

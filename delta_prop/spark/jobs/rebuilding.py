@@ -48,7 +48,7 @@ def rebuild(
     path: str,
     file: str,
     *,
-    at: int | datetime | At | None = None,
+    at: int | str | datetime | At | None = None,
     replace: bool = False,
     tell: Callable[[int], None] = lambda _: None,
 ) -> Rebuilt:
@@ -63,7 +63,7 @@ def rebuild(
     return rebuilt(spark, log, file, replace=replace, tell=tell)
 
 
-def log_to_rebuild(path: str, at: int | datetime | At | None = None) -> Log:
+def log_to_rebuild(path: str, at: int | str | datetime | At | None = None) -> Log:
     """What a file is made of. Raises as `rebuild` does."""
     log = states_of(path, at=at_of(at))
     if not log.whole:

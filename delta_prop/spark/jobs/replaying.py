@@ -7,7 +7,7 @@ folded by one task, in canonical order, by columns.
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -15,7 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.commands.places import LATEST, At
+from delta_prop.commands.places import LATEST, At, parse_at
+from delta_prop.dates import EPOCH, EXAMPLES, US, check_past
+from delta_prop.spark import edge
 from delta_prop.spark.reads.segments import spark_parts, states_of
 from delta_prop.spark.reads.served import remote_of, served_log
 from delta_prop.spark.states.buckets import BLOBS_DDL, buckets_for, folded, spread
@@ -55,10 +57,11 @@ STATES_DDL = (
 CONTENT = ("namespace", "vector_id", "vector", "data", "metadata")
 """The columns of what a vector is, which `diff` takes too."""
 _ROWS = 8_192
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def replay(spark: SparkSession, place: str | Remote, at: int | datetime | At | None = None) -> DataFrame:
+def replay(
+    spark: SparkSession, place: str | Remote, at: int | str | datetime | At | None = None
+) -> DataFrame:
     """The state of every vector in a log, one row each, with the columns of `STATES`.
 
     `place`: a data directory, or a service as `delta://host:port`, which needs to have all of its log still.
@@ -69,7 +72,7 @@ def replay(spark: SparkSession, place: str | Remote, at: int | datetime | At | N
     return replayed(spark, log_at(place, at))
 
 
-def log_at(place: str | Remote, at: int | datetime | At | None = None) -> Log:
+def log_at(place: str | Remote, at: int | str | datetime | At | None = None) -> Log:
     """What there is to fold, in a directory or at a service. Raises as `replay` does."""
     remote = remote_of(place)
     if remote is None:
@@ -100,15 +103,19 @@ def placed(blobs: DataFrame, buckets: int) -> DataFrame:
     return blobs.repartitionById(buckets, "bucket").sortWithinPartitions("first")
 
 
-def at_of(at: int | datetime | At | None) -> At:
+def at_of(at: int | str | datetime | At | None) -> At:
     """An offset or a time as the log's readers name it. Raises UsageError."""
     if at is None or isinstance(at, At):
         return LATEST if at is None else at
+    if isinstance(at, str):
+        return parse_at("at", at, edge.wall_us(), ends=False)
     if isinstance(at, datetime):
         time = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-        return At(time_us=(time - _EPOCH) // timedelta(microseconds=1))
+        time_us = (time - EPOCH) // US
+        check_past("at", str(at), time_us, edge.wall_us())
+        return At(time_us=time_us)
     if isinstance(at, bool) or not isinstance(at, int) or at < 0:
-        raise UsageError(f"at {at!r:.60}: give an offset, from 0 on, or a datetime")
+        raise UsageError(f"at {at!r:.60}: give an offset, from 0 on, a datetime, or {EXAMPLES}")
     return At(offset=at)
 
 
