@@ -68,7 +68,9 @@ def test_top_draws_once_where_there_is_no_terminal(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"delta-prop 1.2.3 at {places.told_at}, up ")
     assert lines[1].startswith("log      offsets 0 to 7, visible 7; ")
-    assert any(line.startswith("cache ") for line in lines)
+    (cache,) = [line.split() for line in lines if line.startswith("cache ")]
+    assert cache[4] == "0", cache  # deltas a second
+    assert lines[2].startswith("in               0 deltas/s")
     assert "\x1b" not in "".join(lines)
 
 
