@@ -111,7 +111,7 @@ class Link:
         Before a service has answered, what cannot work as it is configured ends it at once.
         """
         backoff, turn = Backoff(), 0
-        lasting = Lasting(len(self._addresses))
+        lasting, warned = Lasting(len(self._addresses)), ""
         since, limit_s = self._now(), self._settings.open_s_max
         while True:
             address = self._addresses[turn % len(self._addresses)]
@@ -120,12 +120,9 @@ class Link:
                 cause = await self._connect(address)
             except Reconnect as again:
                 after_s, cause = again.after_s, again.cause or ConnectionError("it asked to connect again")
-            logger.log(
-                logging.WARNING if isinstance(cause, Misconfigured) else logging.INFO,
-                "%s: %s",
-                address,
-                cause,
-            )
+            is_news = isinstance(cause, Misconfigured) and str(cause) != warned
+            warned = str(cause) if is_news else warned
+            logger.log(logging.WARNING if is_news else logging.INFO, "%s: %s", address, cause)
             if not self.welcomed.is_set():
                 lasting.note(cause)
             if self._answered:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from delta_prop.commands.places import At, parse_at
+from delta_prop.commands.places import LATEST, At, parse_at
 from delta_prop.dates import EPOCH, EXAMPLES, US, check_past
 from delta_prop.spark import edge
 from delta_prop.spark.options import Remote
@@ -53,7 +53,7 @@ def path_of(field: str, path: str | PurePath) -> str:
     raise UsageError(f"{field} {path!r:.60}: give a path")
 
 
-def at_of(at: When, usual: At, *, name: str = "at", ends: bool = False) -> At:
+def at_of(at: When, usual: At = LATEST, *, name: str = "at", ends: bool = False) -> At:
     """An offset or a time as the log's readers name it. Raises UsageError.
 
     `ends`: earliest and latest too.

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from delta_prop.commands.places import LATEST
 from delta_prop.spark.arguments import at_of, check_session, path_of
 from delta_prop.spark.jobs.replaying import STATES, replayed
 from delta_prop.spark.reads.segments import states_of
@@ -68,7 +67,7 @@ def rebuild(
 
 def log_to_rebuild(path: str, at: When = None) -> Log:
     """What a file is made of. Raises as `rebuild` does."""
-    log = states_of(path_of("path", path), at=at_of(at, LATEST))
+    log = states_of(path_of("path", path), at=at_of(at))
     if not log.whole:
         raise UsageError(f"the log in {path!r} lost its beginning without a snapshot: it cannot tell of all")
     return log

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.commands.places import LATEST
 from delta_prop.spark.arguments import at_of, check_session, place_of
 from delta_prop.spark.reads.segments import spark_parts, states_of
 from delta_prop.spark.reads.served import remote_of, served_log
@@ -71,7 +70,7 @@ def replay(spark: SparkSession, place: Place, at: When = None) -> DataFrame:
 
 def log_at(place: Place, at: When = None) -> Log:
     """What there is to fold, in a directory or at a service. Raises as `replay` does."""
-    found, end = place_of(place), at_of(at, LATEST)
+    found, end = place_of(place), at_of(at)
     remote = remote_of(found)
     if remote is None:
         assert isinstance(found, str)

@@ -385,7 +385,7 @@ def test_what_lasts_is_wrong_use(tmp_path: Path) -> None:
         sync_producer(target)
 
 
-def test_clients_that_were_answered_once_outlive_a_wrong_server() -> None:
+def test_clients_that_were_answered_once_outlive_a_wrong_server(caplog: pytest.LogCaptureFixture) -> None:
     async def story(site: Site) -> None:
         async with Producer(ADDRESS, name="p", world=site.world) as p, anyio.create_task_group() as tasks:
             await p.publish(Delta("a", create([1.0])))
@@ -398,6 +398,8 @@ def test_clients_that_were_answered_once_outlive_a_wrong_server() -> None:
             tasks.cancel_scope.cancel()
 
     with_service(story)
+    warnings = [one for one in caplog.records if "speaks TLS" in one.getMessage()]
+    assert [one.levelname for one in warnings].count("WARNING") == 1
 
 
 def test_a_client_that_comes_back_to_a_wrong_server_ends_with_its_fault() -> None:
