@@ -17,7 +17,7 @@ import anyio.lowlevel
 from delta_prop.attached import Start
 from delta_prop.attachments import Attachments, OnLogFull, Place, Terms
 from delta_prop.backpressure.controller import INTERVAL_S
-from delta_prop.checks import parse_topics
+from delta_prop.checks import check_instance, parse_topics, timeout_or
 from delta_prop.config import Settings
 from delta_prop.fullness import RoomWatch
 from delta_prop.gathering import Gathering
@@ -84,11 +84,12 @@ class Propagator(Publishing):
     ) -> None:
         """`data`: the directory that the log is kept in, within `log`; without it, in memory."""
         super().__init__()
-        self.settings = settings or Settings()
+        self.settings = check_instance("settings", settings or Settings(), Settings, "delta_prop.Settings(…)")
         self.recovery: RecoveryReport | None = None
         """What was found in the data directory at the last start, or when its log had failed since."""
         self._data = None if data is None else str(data)
-        self._log_settings = log or LogSettings()
+        log = check_instance("log", log or LogSettings(), LogSettings, "delta_prop.LogSettings(…)")
+        self._log_settings = log
         self._given_world = world
         self._exit = AsyncExitStack()
         self._subscriptions = 0
@@ -354,7 +355,7 @@ class Propagator(Publishing):
         set the delta aside, or (LOG_FAILED) if the log was recovered without the delta.
         """
         self._check_open()
-        limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
+        limit = timeout_or(timeout_s, self.settings.publish_timeout_s)
         began = self._now()
         if isinstance(published, Receipt):
             published = await settled(published, limit)
@@ -398,7 +399,7 @@ class Propagator(Publishing):
         self._check_open()
         if not isinstance(dot, Dot):
             raise UsageError(f"{dot!r:.80} is not a Dot: give the dot of an acknowledgement or of a refusal")
-        limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
+        limit = timeout_or(timeout_s, self.settings.publish_timeout_s)
         return await outcome_of(self._chain, dot, limit)
 
     # --- reading

@@ -24,6 +24,7 @@ from delta_prop.buffers import behind, bytes_in
 from delta_prop.readiness import Readiness, closed
 from delta_prop.tls import TlsStream
 from delta_prop.tls_contexts import client_context, server_context
+from delta_prop.unknown_hosts import unknown_host
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -395,7 +396,8 @@ async def _look_up(host: str, port: int, flags: int = 0) -> list[tuple[int, Any]
     try:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except (OSError, UnicodeError) as error:
-        raise OSError(f"the host {host!r} has no address that is known here: {error}") from error
+        told = f"the host {host!r} has no address that is known here: {error}"
+        raise unknown_host(host, error) or OSError(told) from error
     return [(family, address) for family, _, _, _, address in found]
 
 

@@ -151,7 +151,7 @@ class SyncPropagator:
         self,
         *deltas: Delta,
         after: Sequence[Named] = (),
-        ack_level: AckLevel | None = None,
+        ack_level: AckLevel | str | None = None,
         timeout_s: float | None = None,
     ) -> Published:
         """Publish deltas of one priority; return the acknowledgement."""

@@ -61,7 +61,7 @@ class Totals:
     duplicates: int = 0
     refused: int = 0
     forgotten: int = 0  # sent by an earlier run, and the log no longer tells what became of them
-    next_offset: int = 0
+    next_offset: int | None = None  # None: of a server that has acknowledged nothing
     seconds: float = 0.0
 
 
@@ -78,6 +78,8 @@ async def publish(job: Job) -> int:
         async with waiting.told(), _sender(job, name, waiting) as sender:
             import_ = _Import(sender, acks=job.acks, waiting=waiting)
             await import_.run(source)
+            if import_.totals.next_offset is None:
+                import_.totals.next_offset = sender.log_end()
     finally:  # what was in flight at an interruption has its answer when the sender is closed
         if import_ is not None:
             import_.progress.end()
@@ -91,7 +93,7 @@ async def _sender(job: Job, name: str, waiting: Waiting) -> AsyncIterator[Sender
     if isinstance(job.to, str):
         async with Propagator(data=job.to) as p:
             level = AckLevel.DURABLE if job.level is None else job.level
-            local = LocalSender(p.producer(name, ack_level=level))
+            local = LocalSender(p.producer(name, ack_level=level), p.inside().log)
             waiting.ask = local.waits_for
             yield local
     else:
@@ -219,7 +221,7 @@ class _Import:
         totals, offset = self.totals, told.offset
         totals.acknowledged += 1
         totals.duplicates += told.duplicate
-        totals.next_offset = max(totals.next_offset, 0 if offset is None else offset + 1)
+        totals.next_offset = max(totals.next_offset or 0, offset + 1)
         if self.acks:
             self._put({"line": number, "offset": offset, "duplicate": told.duplicate})
 

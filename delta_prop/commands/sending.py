@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from delta_prop.client import Producer as RemoteProducer
     from delta_prop.producer import Producer
     from delta_prop.receipt import Receipt
+    from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_broker.log.memory import MemoryLog
     from delta_prop_wire.delta import Delta
 
 STUCK_S_MAX = 60.0
@@ -52,12 +54,17 @@ class Sender(Protocol):
         """What stands in the way of the lines that are open; None where that is not known."""
         ...
 
+    def log_end(self) -> int | None:
+        """The next offset of the log; None where that is not known."""
+        ...
+
 
 class LocalSender:
     """Into a propagator of this process. Lines up to the watermark are answered from what the log says."""
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, producer: Producer, log: MemoryLog | DurableLog) -> None:
         self._producer = producer
+        self._log = log
         self._standing: dict[int, Refused] = {}  # refusals that may pass
         self._moved_at = self._again_at = 0.0
 
@@ -96,6 +103,10 @@ class LocalSender:
                 stuck = edge.now() - self._moved_at > STUCK_S_MAX
                 if stuck or (refusal.code is ErrorCode.LOG_FAILED and refusal.retry_after_ms is None):
                     raise of_line(number, refusal)
+
+    def log_end(self) -> int:
+        """The next offset of the log."""
+        return self._log.next_offset
 
     async def _former(self, number: int, delta: Delta) -> Kept | Refused:
         """What became of a line that was dealt with by an earlier run."""
@@ -154,6 +165,9 @@ class RemoteSender:
     async def run(self) -> None:
         """The client has tasks of its own."""
         await anyio.sleep_forever()
+
+    def log_end(self) -> None:
+        """A producer is told of no log but what it is acknowledged."""
 
 
 def _not_again(code: ErrorCode) -> Refused:

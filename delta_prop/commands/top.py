@@ -58,7 +58,7 @@ async def sinks(link: Link, *, as_json: bool) -> int:
 
 
 async def top(link: Link, *, once: bool) -> int:
-    """Draw what happens each second, until interrupted; once where there is no terminal.
+    """Draw what happens each second, until interrupted; once, a second later, where there is no terminal.
 
     Raises UsageError; NotTold where it cannot even be asked at the start.
     """
@@ -66,7 +66,9 @@ async def top(link: Link, *, once: bool) -> int:
         shot = await _look(web)
         if once or not edge.Canvas.possible():
             width, _ = edge.terminal_size()
-            edge.put_all(iter(screen(shot, None, name=web.name, width=width, height=1_000)))
+            await anyio.sleep(DRAW_S)  # rates are differences
+            lines = screen(await _look(web), shot, name=web.name, width=width, height=1_000)
+            edge.put_all(iter(lines))
             return OK
         with edge.Canvas() as canvas:
             before: Shot | None = None

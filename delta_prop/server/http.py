@@ -20,6 +20,7 @@ from delta_prop.server.grants import Unauthorized
 from delta_prop.server.limits import Connections
 from delta_prop.server.metrics import Metrics
 from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import MAGIC
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
@@ -262,6 +263,8 @@ class _Client:
     async def _next_event(self) -> object:
         while (event := self._protocol.next_event()) is h11.NEED_DATA:
             count = await self._stream.receive_into(self._buffer)
+            if count and self._buffer[0] == MAGIC and not self._protocol.trailing_data[0]:
+                raise _BadRequestError(400, "this is the HTTP port: the protocol 0xD3 has another one")
             self._protocol.receive_data(bytes(self._buffer[:count]))
         return event
 

@@ -314,6 +314,9 @@ def test_a_disk_that_runs_short_refuses_before_it_is_full_and_goes_on_when_there
         ({"bytes_max": 4_000}, "at least 4 segments"),
         ({"keep_bytes_max": 50_000}, "above bytes_max"),
         ({"tail_bytes_max": 0}, "0 or below"),
+        ({"keep_s": float("nan")}, "keep_s = nan: give a number"),
+        ({"history_s": "5"}, "history_s = '5': give a number"),
+        ({"segment_s_max": True}, "segment_s_max = True: give a number"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, int], told: str) -> None:
