@@ -15,6 +15,7 @@ from delta_prop.configuration.sinks import (
     SinkTerms,
     StorageTerms,
 )
+from delta_prop.configuration.values import placed
 from delta_prop.ports import Tls
 from delta_prop_wire.errors import UsageError
 
@@ -58,7 +59,7 @@ def make_sinks(terms: tuple[SinkTerms, ...]) -> tuple[Attachment, ...]:
         try:
             made.append(Attachment(_made(one, residents), one))
         except UsageError as error:
-            raise UsageError(f"sinks[{place}]: {error}") from None
+            raise placed(error, f"sinks[{place}]", [key.name for key in fields(one)]) from None
     return tuple(made)
 
 

@@ -137,6 +137,8 @@ def check_together(sinks: tuple[SinkTerms, ...]) -> None:
             raise UsageError(
                 f"{path}.name: sinks[{names[one.name]}] is named {one.name!r} too: give each its own"
             )
+        if not one.name:
+            raise UsageError(f'{path}.name: "" names no sink: give a name, or leave the key out')
         try:
             parse_topics(one.topics)
         except UsageError as error:
@@ -146,10 +148,24 @@ def check_together(sinks: tuple[SinkTerms, ...]) -> None:
         file = getattr(one, "path", None)
         if file in files and file is not None:
             raise UsageError(f"{path}.path: sinks[{files[file]}] writes {file!r} too: name another file")
-        if isinstance(one, IndexTerms) and one.vectors is not None:
-            _check_shared(sinks[:place], one, path)
+        if isinstance(one, IndexTerms):
+            _check_index(sinks[:place], one, path)
         names[one.name] = place
         files |= {} if file is None else {file: place}
+
+
+def _check_index(before: tuple[SinkTerms, ...], index: IndexTerms, path: str) -> None:
+    if index.vectors is None and index.path is not None:
+        raise UsageError(
+            f"{path}.path: {shown(index.path)} is read at the start, where an index without vectors has "
+            "nothing yet that it could stand for: give vectors, the name of a storage sink above it"
+        )
+    if index.path is not None and index.linked is False:
+        raise UsageError(
+            f"{path}.path: {shown(index.path)}: only a graph has a file: give linked = true, or leave it out"
+        )
+    if index.vectors is not None:
+        _check_shared(before, index, path)
 
 
 def _check_shared(before: tuple[SinkTerms, ...], index: IndexTerms, path: str) -> None:
@@ -174,3 +190,7 @@ def _check_forward(forward: ForwardTerms, path: str) -> None:
         raise UsageError(f"{path}.to: {error}") from None
     if tuple(forward.topics) != ("*",):
         raise UsageError(f"{path}.topics: a log is forwarded whole: leave topics out")
+    if forward.token is not None and not (forward.token.isascii() and forward.token.strip()):
+        raise UsageError(f"{path}.token: this is no token: give one as it was made, or leave the key out")
+    if forward.server_name == "":
+        raise UsageError(f'{path}.server_name: "" is no name: give that in the certificate, or leave it out')

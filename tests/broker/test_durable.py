@@ -309,10 +309,10 @@ def test_a_disk_that_runs_short_refuses_before_it_is_full_and_goes_on_when_there
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"level": AckLevel.MEMORY}, "not memory"),
+        ({"level": AckLevel.MEMORY}, "logged or durable"),
         ({"bytes_max": 4_000}, "at least 4 segments"),
-        ({"keep_bytes_max": 50_000}, "above bytes_max"),
-        ({"tail_bytes_max": 0}, "0 or below"),
+        ({"keep_bytes_max": 50_000}, "at most bytes_max"),
+        ({"tail_bytes_max": 0}, "it must be above 0"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, int], told: str) -> None:

@@ -27,7 +27,7 @@ def test_a_sound_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     ("text", "said"),
     [
         (b"server.port = 'x'", 'server.port: "x" is no number'),
-        (b"[[sinks]]\nkind = 'cache'\nbytes_max = 0", "sinks[0]: entries_max"),
+        (b"[[sinks]]\nkind = 'cache'\nbytes_max = 0", "sinks[0].bytes_max"),
         (b"\xff", "cannot be read (it is not UTF-8)"),
         (None, "cannot be read (No such file or directory)"),
     ],

@@ -82,7 +82,7 @@ def test_every_sink_is_made_with_what_its_terms_say(tmp_path: Path) -> None:
 
 def test_what_a_sink_refuses_is_told_with_its_place() -> None:
     terms = read_configuration("[[sinks]]\nkind = 'cache'\nentries_max = 0").sinks
-    with pytest.raises(UsageError, match=r"^sinks\[0\]: entries_max 0"):
+    with pytest.raises(UsageError, match=r"^sinks\[0\].entries_max 0"):
         make_sinks(terms)
 
 
