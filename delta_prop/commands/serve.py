@@ -6,32 +6,31 @@ Exactly one line goes to standard output, once clients are accepted; all else is
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
 from dataclasses import replace
-from errno import EADDRINUSE
-from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from delta_prop.commands import edge
-from delta_prop.commands.configure import load, usual
+from delta_prop.commands.configure import load
+from delta_prop.commands.leftovers import removing_if_failed
 from delta_prop.commands.logs import logging_to
-from delta_prop.configuration import make_sinks
+from delta_prop.commands.startup import judge, listening
+from delta_prop.configuration.values import placed
 from delta_prop.embedded import Propagator
-from delta_prop.server.access import Access
 from delta_prop.server.http import HttpPort
 from delta_prop.server.overview import Overview
 from delta_prop.server.service import Service
 from delta_prop.world import real_world
-from delta_prop_wire.errors import DeltaPropError, UsageError
+from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from anyio.abc import TaskGroup
 
+    from delta_prop.commands.startup import Startable
     from delta_prop.configuration import Configuration
     from delta_prop.ports import World
 
@@ -48,7 +47,10 @@ def configured(file: str | None, options: Mapping[str, Mapping[str, Any]]) -> Co
     changes: dict[str, Any] = {}
     for section, keys in options.items():
         given = {name: value for name, value in keys.items() if value is not None}
-        changes |= {section: replace(getattr(configuration, section), **given)} if section else given
+        try:
+            changes |= {section: replace(getattr(configuration, section), **given)} if section else given
+        except UsageError as error:
+            raise placed(error, section, keys) from None
     configuration = replace(configuration, **changes)
     if configuration.data is None:
         raise UsageError("no data directory: give --data DIR, or `data` in the configuration")
@@ -63,24 +65,21 @@ async def serve(configuration: Configuration) -> int:
         edge.signals() as asked,
     ):
         async with anyio.create_task_group() as tasks:
-            serving = _Serving(configuration, real_world())
+            world = real_world()
+            serving = _Serving(configuration, world, await judge(configuration, world))
             tasks.start_soon(serving.obey, asked)
             await serving.run()
             tasks.cancel_scope.cancel()
     return OK
 
 
-class CannotListen(DeltaPropError):
-    """A port is taken, or may not be had."""
-
-
 class _Serving:
     """One server from its start to its end."""
 
-    def __init__(self, configuration: Configuration, world: World) -> None:
+    def __init__(self, configuration: Configuration, world: World, judged: Startable) -> None:
         self._configuration = configuration
         self._world = world
-        self._access = _access(configuration, world)
+        self._access, self._sinks = judged
         self._overview = Overview(version=version("delta-prop"), now=world.clock.now)
         self._whole = anyio.CancelScope()
         self._service: Service | None = None
@@ -129,25 +128,31 @@ class _Serving:
             tls=self._configuration.served_tls,
             connections_max=server.http_connections_max,
         )
-        with _listening("http_port"):
+        with listening("http_port"):
             _, http_port = await tasks.start(port.run)
         return int(http_port)
 
     async def _serve(self, http_port: int) -> None:
         """Open, attach, listen, say so, and go on until the service ends."""
+        data = self._configuration.data
+        assert data is not None
+        with removing_if_failed(data) as keep:
+            await self._serve_log(http_port, keep)
+
+    async def _serve_log(self, http_port: int, keep: Callable[[], None]) -> None:
         wanted, overview = self._configuration, self._overview
-        sinks = make_sinks(wanted.sinks)
         async with Propagator(wanted.settings, data=wanted.data, log=wanted.log, world=self._world) as p:
             overview.propagator = p
             try:
                 remembered = frozenset(p.inside().sinks.cursors())
-                for one in sinks:
+                for one in self._sinks:
                     await one.attach(p, remembered)
                 service = Service(p, wanted.server, access=self._access, tls=wanted.served_tls)
                 async with anyio.create_task_group() as tasks:
-                    with _listening("port"):
+                    with listening("port"):
                         address = await tasks.start(service.run)
                     self._service = overview.service = service
+                    keep()
                     self._say_ready(address.port, http_port, p)
             finally:
                 overview.propagator = None
@@ -171,28 +176,3 @@ class _Serving:
         )
         edge.settle_memory()
         edge.put(f"ready port={port} http={http_port}")
-
-
-@contextmanager
-def _listening(key: str) -> Iterator[None]:
-    """Tell what can be done where nothing can listen. Raises CannotListen."""
-    try:
-        yield
-    except OSError as error:
-        option = f"--{key.replace('_', '-')}"
-        cure = f"stop what has it, or give another one with {option} (or server.{key}), 0 for any"
-        if error.errno != EADDRINUSE:
-            cure = f"name an address of this machine with --host, and with {option} a port you may have"
-        raise CannotListen(f"{error.strerror or error}: {cure}") from None
-
-
-def _access(configuration: Configuration, world: World) -> Access:
-    """Who may do what. Raises UsageError where the tokens cannot be read."""
-    file = configuration.access.tokens
-    try:
-        read = None if file is None else partial(edge.file_bytes, file)
-        return Access(world, read, usual(configuration))
-    except OSError as error:
-        raise UsageError(f"access.tokens: {file!r} cannot be read ({error.strerror})") from None
-    except UsageError as error:
-        raise UsageError(f"access.tokens: {error}") from None

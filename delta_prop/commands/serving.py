@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands.parsers import directory, server_arguments, verb_parser
@@ -19,7 +20,7 @@ def add_server_verbs(verbs: Any, run: Runner) -> None:
     """Add them all; `run` runs a coroutine to its end."""
     _add_serve(verbs, run)
     _add_top(verbs, run)
-    _add_config(verbs)
+    _add_config(verbs, run)
 
 
 # --- serve
@@ -104,7 +105,7 @@ def _add_top(verbs: Any, run: Runner) -> None:
 # --- config
 
 
-def _add_config(verbs: Any) -> None:
+def _add_config(verbs: Any, run: Runner) -> None:
     parser = verb_parser(
         verbs,
         "config",
@@ -116,7 +117,7 @@ def _add_config(verbs: Any) -> None:
     below = parser.add_subparsers(title="verbs", metavar="VERB", dest="config_verb", required=True)
     check = verb_parser(below, "check", "1 line: sound, or what is wrong", "config check delta-prop.toml")
     check.add_argument("file", metavar="FILE")
-    check.set_defaults(run=_check)
+    check.set_defaults(run=partial(_check, run))
 
     show = verb_parser(below, "show", "every key with its value, as TOML", "config show delta-prop.toml")
     show.add_argument("file", metavar="FILE", nargs="?", help="without it: the defaults")
@@ -124,10 +125,10 @@ def _add_config(verbs: Any) -> None:
     show.set_defaults(run=_show)
 
 
-def _check(options: Namespace) -> int:
+def _check(run: Runner, options: Namespace) -> int:
     from delta_prop.commands.configure import check
 
-    return check(options.file)
+    return run(lambda: check(options.file))
 
 
 def _show(options: Namespace) -> int:

@@ -68,11 +68,6 @@ class Configuration:
                 self.settings.feed_limits(one.batch_deltas, one.linger_ms_max)
             except UsageError as error:
                 raise placed(error, f"sinks[{place}]", ("batch_deltas", "linger_ms_max")) from None
-        if self.server.port == self.server.http_port != 0:
-            raise UsageError(
-                f"server.http_port {self.server.http_port}: server.port is the same: give each its own, or 0 "
-                "for any free one"
-            )
         if (self.tls.certificate is None) != (self.tls.key is None):
             missing = "key" if self.tls.key is None else "certificate"
             raise UsageError(f"tls.{missing}: it is missing: a server shows a certificate and has its key")

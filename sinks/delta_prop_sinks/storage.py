@@ -123,6 +123,10 @@ class StorageSink:
 
     # --- the contract
 
+    def check_file(self) -> None:
+        """Check that the file can be this sink's; nothing is changed. Raises UsageError."""
+        self._file.check_header()
+
     async def open(self, context: SinkContext) -> ResumePoint:
         """Open or create the file and load its rows, as far as they fit. Raises UsageError, StopSink."""
         resident, file = self.resident, self._file

@@ -68,7 +68,7 @@ def test_the_files_that_a_server_would_read_are_tried(
 ) -> None:
     file = tmp_path / "dp.toml"
     for text, said in (
-        ("access.tokens = 'none'", "access.tokens: the file of tokens"),
+        ("access.tokens = 'none'", f"access.tokens: '{tmp_path}/none' cannot be read"),
         ("access.tokens = 'dp.toml'", "access.tokens: access: "),
         ("tls = { certificate = 'none', key = 'none' }", "tls: "),
     ):

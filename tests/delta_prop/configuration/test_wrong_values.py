@@ -163,8 +163,6 @@ def test_zero_is_taken_where_it_means_something(path: str) -> None:
         ("sinks = [{kind = 'cache'}, {kind = 'cache', name = ''}]", "sinks[1].name: "),
         ("[[sinks]]\nkind = 'forward'\nto = 'a:1'\ntoken = 'ä'", "sinks[0].token: "),
         ("[[sinks]]\nkind = 'cache'\nbatch_deltas = 1001", "sinks[0].batch_deltas 1001: give 1 to 1000"),
-        ("server.port = 7000\nserver.http_port = 7000", "server.http_port 7000: "),
-        ("server.http_port = 7373", "server.http_port 7373: server.port is the same"),
     ],
     ids=lambda text: text[:30].replace("\n", " "),
 )
@@ -174,7 +172,3 @@ def test_a_hostile_text_is_told_in_one_short_line(text: str, said: str) -> None:
     assert refused.startswith(said)
     assert "\n" not in refused
     assert len(refused) < 400
-
-
-def test_both_ports_may_be_any_free_one() -> None:
-    assert read_configuration("server.port = 0\nserver.http_port = 0").server.http_port == 0
