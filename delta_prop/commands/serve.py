@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from importlib.metadata import version
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -19,14 +20,15 @@ from delta_prop.commands.logs import logging_to
 from delta_prop.commands.startup import judge, listening
 from delta_prop.configuration.values import placed
 from delta_prop.embedded import Propagator
+from delta_prop.refusals import HoldsOtherData
 from delta_prop.server.http import HttpPort
 from delta_prop.server.overview import Overview
 from delta_prop.server.service import Service
 from delta_prop.world import real_world
-from delta_prop_wire.errors import UsageError
+from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
     from anyio.abc import TaskGroup
 
@@ -38,10 +40,13 @@ OK = 0
 logger = logging.getLogger("delta_prop.serve")
 
 
-def configured(file: str | None, options: Mapping[str, Mapping[str, Any]]) -> Configuration:
+def configured(
+    file: str | None, options: Mapping[str, Mapping[str, Any]], *, rebuild: Collection[str] = ()
+) -> Configuration:
     """What is to be served: a file and the environment, and what options say instead.
 
-    `options`: values by section, "" for the top, and key; None: not given. Raises UsageError.
+    `options`: values by section, "" for the top, and key; None: not given. `rebuild`: names of sinks. Raises
+    UsageError.
     """
     configuration = load(file)
     changes: dict[str, Any] = {}
@@ -51,14 +56,25 @@ def configured(file: str | None, options: Mapping[str, Mapping[str, Any]]) -> Co
             changes |= {section: replace(getattr(configuration, section), **given)} if section else given
         except UsageError as error:
             raise placed(error, section, keys) from None
+    sinks = configuration.sinks
+    for name in rebuild:
+        if name not in [one.name for one in sinks]:
+            known = ", ".join(one.name for one in sinks) or "none"
+            raise UsageError(
+                f"--rebuild {name!r}: no sink of the configuration has that name; there are {known}"
+            )
+    changes["sinks"] = tuple(replace(one, rebuild=one.rebuild or one.name in rebuild) for one in sinks)
     configuration = replace(configuration, **changes)
     if configuration.data is None:
         raise UsageError("no data directory: give --data DIR, or `data` in the configuration")
     return configuration
 
 
-async def serve(configuration: Configuration) -> int:
-    """Serve until a signal. Raises UsageError, LogBusy, LogDamaged, FormatUnknown, OSError."""
+async def serve(configuration: Configuration, *, command: str = "delta-prop serve") -> int:
+    """Serve until a signal. `command`: what was typed, for whoever has to type more.
+
+    Raises UsageError, SinksHoldOtherData, LogBusy, LogDamaged, FormatUnknown, OSError.
+    """
     wanted = configuration.logging
     with (
         logging_to(edge.standard_error(), level=wanted.level, format_=wanted.format),
@@ -66,20 +82,36 @@ async def serve(configuration: Configuration) -> int:
     ):
         async with anyio.create_task_group() as tasks:
             world = real_world()
-            serving = _Serving(configuration, world, await judge(configuration, world))
+            serving = _Serving(configuration, world, await judge(configuration, world), command)
             tasks.start_soon(serving.obey, asked)
             await serving.run()
             tasks.cancel_scope.cancel()
     return OK
 
 
+class SinksHoldOtherData(DeltaPropError):
+    """Sinks hold what the log does not have, as beside a log from a backup."""
+
+    def __init__(self, refusals: Mapping[str, HoldsOtherData], command: str) -> None:
+        what = "; ".join(one.what for one in refusals.values())
+        options = " ".join(f"--rebuild {quote(name)}" for name, one in refusals.items() if one.rebuilds)
+        cures = [f"`{command} {options}` replaces what is held by what the log has"] if options else []
+        cures += [
+            f"{name!r} cannot be rebuilt: move its data away, so that it begins anew, or name another place"
+            for name, one in refusals.items()
+            if not one.rebuilds
+        ]
+        super().__init__(f"{what}: if this is the right directory, {'; '.join(cures)}")
+
+
 class _Serving:
     """One server from its start to its end."""
 
-    def __init__(self, configuration: Configuration, world: World, judged: Startable) -> None:
+    def __init__(self, configuration: Configuration, world: World, judged: Startable, command: str) -> None:
         self._configuration = configuration
         self._world = world
         self._access, self._sinks = judged
+        self._command = command
         self._overview = Overview(version=version("delta-prop"), now=world.clock.now)
         self._whole = anyio.CancelScope()
         self._service: Service | None = None
@@ -144,9 +176,7 @@ class _Serving:
         async with Propagator(wanted.settings, data=wanted.data, log=wanted.log, world=self._world) as p:
             overview.propagator = p
             try:
-                remembered = frozenset(p.inside().sinks.cursors())
-                for one in self._sinks:
-                    await one.attach(p, remembered)
+                await self._attach(p)
                 service = Service(p, wanted.server, access=self._access, tls=wanted.served_tls)
                 async with anyio.create_task_group() as tasks:
                     with listening("port"):
@@ -156,6 +186,22 @@ class _Serving:
                     self._say_ready(address.port, http_port, p)
             finally:
                 overview.propagator = None
+
+    async def _attach(self, propagator: Propagator) -> None:
+        """Attach all sinks. Raises SinksHoldOtherData with a cure for all of them at once."""
+        remembered = frozenset(propagator.inside().sinks.cursors())
+        refusals: dict[str, HoldsOtherData] = {}
+        for one in self._sinks:
+            try:
+                await one.attach(propagator, remembered)
+            except HoldsOtherData as refusal:
+                if getattr(one.terms, "vectors", None) not in refusals:  # else it is rebuilt with that sink
+                    refusals[one.terms.name] = refusal
+            except (DeltaPropError, OSError):
+                if not refusals:  # else it may be for want of a sink that is to be rebuilt
+                    raise
+        if refusals:
+            raise SinksHoldOtherData(refusals, self._command)
 
     def _say_ready(self, port: int, http_port: int, propagator: Propagator) -> None:
         wanted = self._configuration

@@ -52,6 +52,12 @@ def _add_serve(verbs: Any, run: Runner) -> None:
         default=None,
         help="serve without tokens where other machines can connect",
     )
+    parser.add_argument(
+        "--rebuild",
+        metavar="SINK",
+        action="append",
+        help="at this start, replace what this sink holds by what the log has; may be given several times",
+    )
     parser.add_argument("--log-level", choices=LOG_LEVELS, help="default: info")
     parser.add_argument("--log-format", choices=LOG_FORMATS, help="default: text on a terminal, else json")
 
@@ -72,8 +78,8 @@ def _add_serve(verbs: Any, run: Runner) -> None:
             "access": {"tokens": options.tokens},
             "logging": {"level": options.log_level, "format": options.log_format},
         }
-        configuration = configured(options.config, given)
-        return run(lambda: serve(configuration))
+        configuration = configured(options.config, given, rebuild=options.rebuild or ())
+        return run(lambda: serve(configuration, command=options.command))
 
     parser.set_defaults(run=start)
 

@@ -11,10 +11,12 @@ from errno import EADDRINUSE
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from delta_prop.checks import parse_topics
 from delta_prop.commands import edge
 from delta_prop.configuration import ForwardTerms, make_sinks
 from delta_prop.configuration.values import placed
 from delta_prop.ports import Tls
+from delta_prop.route.rebuild import can_be_rebuilt
 from delta_prop.server.access import Access
 from delta_prop.server.service import check_open_to_others
 from delta_prop.server.tokens import Usual
@@ -125,6 +127,11 @@ def _access(configuration: Configuration, world: World) -> Access:
 
 def _check_files(attachment: Attachment, section: str) -> None:
     sink, terms = attachment.sink, attachment.terms
+    if terms.rebuild and not can_be_rebuilt(sink, parse_topics(terms.topics)):
+        raise UsageError(
+            f"{section}.rebuild: sink {terms.name!r} cannot be rebuilt: it is made of deltas, or its topics "
+            "do not match whole vectors: leave it out, and --rebuild too"
+        )
     path: str | None = getattr(terms, "path", None)
     if path is not None:
         with _at(f"{section}.path"):

@@ -52,7 +52,10 @@ async def sinks(link: Link, *, as_json: bool) -> int:
     edge.put(f"{'name':24}  {'state':13}  {'offset':>12}  {'lag':>12}  {'quarantined':>11}  notes")
     for one in told:
         numbers = f"{one['applied']:>12,}  {one['lag']:>12,}  {one['quarantined']:>11,}"
-        edge.put(f"{one['name']:24}  {one['state']:13}  {numbers}  {one['reason'] or ''}".rstrip())
+        progress = one["rebuild"]
+        rebuilt = progress and f"{progress['rows_done']:,} of {progress['rows_total']:,} rows are rebuilt"
+        notes = "; ".join(filter(None, (rebuilt, one["reason"])))
+        edge.put(f"{one['name']:24}  {one['state']:13}  {numbers}  {notes}".rstrip())
     return OK
 
 

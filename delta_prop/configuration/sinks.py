@@ -27,7 +27,8 @@ class SinkTerms:
 
     `name`: under which it is remembered; one of its own where there are several of a kind. `start`: where
     one that is not remembered yet begins: at offset 0, or, where the log no longer has that, by a rebuild
-    (`resume`); at what the log still has; at its end. See `Propagator.attach` for the rest.
+    (`resume`); at what the log still has; at its end. `rebuild`: at each start what it holds is replaced by
+    what the log has. See `Propagator.attach` for the rest.
     """
 
     kind: ClassVar[str]
@@ -39,6 +40,7 @@ class SinkTerms:
     on_log_full: OnLogFull | None = None
     batch_deltas: int | None = None
     linger_ms_max: float | None = None
+    rebuild: bool = False
 
     @classmethod
     def chosen(cls, table: Mapping[str, Any], path: str) -> tuple[type[SinkTerms], dict[str, Any]]:

@@ -240,6 +240,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["--data", "FILE"], 2, "data: 'FILE' is not a directory: name another one"),
         (["--data", ""], 2, "the name is empty"),
         (["--level", "memory"], 2, "--level"),
+        (["--rebuild", "x"], 2, "--rebuild 'x': no sink of the configuration has that name; there are none"),
     ],
 )
 def test_what_cannot_be_served_is_told_in_one_line(

@@ -69,6 +69,7 @@ WRONG = [
         2,
         "sinks[0].authorities: TLS cannot use FOLDER/none: No such file",
     ),
+    (f"{PORTS}data = 'new'\n{LINES}'a'\nrebuild = true", 2, "sinks[0].rebuild: sink 'jsonlines' cannot be"),
     (f"{PORTS}data = 'new'\naccess.tokens = 'none'", 2, "access.tokens: 'FOLDER/none' cannot be read (No"),
     (f"{PORTS}data = 'new'\naccess.tokens = 'folder'", 2, "access.tokens: 'FOLDER/folder' cannot be read (I"),
     (f"{PORTS}data = 'new'\ntls = {{ certificate = 'none', key = 'none' }}", 2, "tls: TLS cannot use "),

@@ -98,6 +98,7 @@ def test_everything_that_the_terms_say_is_handed_on() -> None:
         on_log_full = "needs_snapshot"
         batch_deltas = 7
         linger_ms_max = 2.5
+        rebuild = true
     """
     told: dict[str, Any] = {}
 
@@ -116,6 +117,7 @@ def test_everything_that_the_terms_say_is_handed_on() -> None:
         "on_log_full": "needs_snapshot",
         "batch_deltas": 7,
         "linger_ms_max": 2.5,
+        "rebuild": True,
     }
 
 
