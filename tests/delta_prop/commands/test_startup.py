@@ -13,6 +13,7 @@ import pytest
 
 from delta_prop.cli import main
 from tests.delta_prop.commands.support import created
+from tests.delta_prop.server.process import served
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -200,6 +201,18 @@ def test_a_start_that_fails_leaves_nothing_behind(
     shown = capfd.readouterr()
     assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
     assert everything(folder) == before
+
+
+def test_a_start_works_once_what_was_wrong_is_mended(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sqlite3.connect(folder / "other").execute("CREATE TABLE one (two)")
+    usual = ["--config", "dp.toml", "--http-port", "0", "--log-level", "error"]
+    first = f"{STORAGE}'first.db'\nname = 'first'\n"
+    (folder / "dp.toml").write_text(f"{first}{STORAGE}'other'")
+    assert main(["serve", "--data", "facts", "--port", "0", *usual]) == 2
+    assert "other is a SQLite file of another program" in capfd.readouterr().err
+    (folder / "dp.toml").write_text(f"{first}{STORAGE}'second.db'")
+    with served(folder / "facts", "--config", str(folder / "dp.toml")):
+        assert (folder / "facts" / "format").exists()
 
 
 def test_a_start_that_fails_leaves_what_was_there(folder: Path, command: Command) -> None:
