@@ -189,18 +189,24 @@ def check_data_directory(path: str, mark: str) -> None:
 
 def check_file_place(path: str) -> None:
     """Check that a file can be written there; what is tried leaves nothing behind. Raises UsageError."""
-    place = Path(path).absolute()
+    place = Path(os.path.realpath(path))  # a link may name a file that is to be made
     if not _is_there(place, path):
         if not place.parent.is_dir():
             raise UsageError(f"{path!r}: there is no folder '{place.parent}': make it, or name another")
         _try_to_make_in(place.parent, path)
-    elif place.is_dir():
-        raise UsageError(f"{path!r} is a directory: name a file")
+    elif not place.is_file():
+        raise UsageError(
+            f"{path!r} is {'a directory' if place.is_dir() else 'a device or pipe'}: name a file"
+        )
     elif not _may(place, os.R_OK | os.W_OK):
         raise UsageError(f"{path!r} cannot be read and written: {_OWN_IT}")
 
 
 _OWN_IT = "let the user of this process do so, or name another one"
+
+
+def _kind_of(place: Path) -> str:
+    return "a directory" if place.is_dir() else "a device or pipe"
 
 
 def _may(place: Path, what: int) -> bool:

@@ -71,10 +71,12 @@ class JsonLinesSink:
 
     def check_file(self) -> None:
         """Check that the file can be this sink's; nothing is changed. Raises UsageError."""
+        if not self.path.is_file():
+            return
         try:
             with self.path.open("rb") as file:
                 self._check_opening(file.read(len(_OPENING)))
-        except OSError:  # it is not there yet, or opening it tells why not
+        except OSError:  # opening it tells why
             return
 
     async def open(self, context: SinkContext) -> ResumePoint:

@@ -175,10 +175,12 @@ class StorageFile:
 
         Raises UsageError.
         """
+        if not self.path.is_file():
+            return
         try:
             with open(self.path, "rb") as file:
                 begin = file.read(len(_MAGIC))
-        except OSError:  # it is not there yet, or opening it tells why not
+        except OSError:  # opening it tells why
             return
         if not _MAGIC.startswith(begin):
             raise UsageError(f"{self.path} is not a SQLite file: name another file")

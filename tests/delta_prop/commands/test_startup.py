@@ -33,6 +33,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("x")
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "gone").symlink_to(tmp_path / "none" / "s.db")
     (tmp_path / "text").write_text("not a database, whatever the name says " * 100)
     return tmp_path
 
@@ -64,6 +66,10 @@ WRONG = [
     (f"{PORTS}data = 'new'\n{STORAGE}'text'", 2, "sinks[0].path: FOLDER/text is not a SQLite file: name"),
     (f"{PORTS}data = 'new'\n{LINES}'text'", 2, "sinks[0].path: FOLDER/text holds lines that this sink did"),
     (f"{PORTS}data = 'new'\n{LINES}'/proc/lines'", 2, "sinks[0].path: '/proc/lines': nothing can be made in"),
+    (f"{PORTS}data = 'new'\n{LINES}'pipe'", 2, "sinks[0].path: 'FOLDER/pipe' is a device or pipe: name"),
+    (f"{PORTS}data = 'new'\n{STORAGE}'pipe'", 2, "sinks[0].path: 'FOLDER/pipe' is a device or pipe: name a"),
+    (f"{PORTS}data = 'new'\n{STORAGE}'gone'", 2, "there is no folder 'FOLDER/none': make it, or name"),
+    (f"{PORTS}data = 'gone'", 2, "data: 'FOLDER/gone' is not a directory: name another one"),
     (f"{PORTS}data = 'new'\n{LINES}'a'\nbatch_deltas = 0", 2, "sinks[0].batch_deltas 0: give 1 to 1000"),
     (
         f"{PORTS}data = 'new'\n[[sinks]]\nkind = 'forward'\nto = 'a:1'\nauthorities = 'none'",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
@@ -126,6 +127,20 @@ def test_a_wrong_value_is_told_with_its_key_and_bound(key: Key) -> None:
         assert len(said) < 400, said
         assert said.startswith(key.path), f"{value[:40]}: {said}"
         assert any(cure in said for cure in CURES), said
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in KEYS if key.hint in (int, float, bool)], ids=lambda key: key.path
+)
+def test_a_wrong_value_of_the_environment_names_its_variable(key: Key) -> None:
+    name = "DELTA_PROP_" + re.sub(r"\W+", "__", key.path).upper()
+    kind = re.search(r"kind = '(\w+)'", key.before)
+    sink = {"DELTA_PROP_SINKS__0__KIND": kind[1]} if kind else {}
+    for value in ("", "x", "1 2", DIGITS if key.hint is not bool else "1", "nan"):
+        with pytest.raises(UsageError) as told:
+            read_configuration(environment=sink | {name: value})
+        assert str(told.value).startswith(f"{key.path} ({name}): "), str(told.value)[:200]
+        assert len(str(told.value)) < 300
 
 
 def test_every_key_is_tried() -> None:
