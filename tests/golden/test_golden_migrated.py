@@ -191,6 +191,8 @@ def test_a_directory_that_was_not_closed_is_recovered_first() -> None:
     migrate_disk(disk)
     found, told = json.loads(json.dumps(kept(disk))), expected(OLD)["kept"]
     assert [one[0] for one in found.pop("epochs")] == [1, 2, 3]
+    for name, cursor in found["cursors"].items():  # what a later version adds to it is its own
+        found["cursors"][name] = {part: cursor[part] for part in told["cursors"][name]}
     for part in found:
         assert found[part] == told[part], part
     served = serve({path: disk.peek(path) for path in disk.paths() if path != "lock"})
