@@ -139,6 +139,8 @@ def check_together(sinks: tuple[SinkTerms, ...]) -> None:
             raise UsageError(
                 f"{path}.name: sinks[{names[one.name]}] is named {one.name!r} too: give each its own"
             )
+        if not one.name.isprintable():
+            raise UsageError(f"{path}.name: {shown(one.name)} cannot be printed: give letters, digits, '-'")
         if not one.name:
             raise UsageError(f'{path}.name: "" names no sink: give a name, or leave the key out')
         try:

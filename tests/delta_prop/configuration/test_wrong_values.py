@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 from types import NoneType, UnionType
 from typing import (
@@ -18,6 +19,8 @@ from typing import (
 )
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from delta_prop.configuration import Configuration, make_sinks, read_configuration
 from delta_prop.configuration.sinks import KINDS
@@ -143,6 +146,32 @@ def test_a_wrong_value_of_the_environment_names_its_variable(key: Key) -> None:
         assert len(str(told.value)) < 300
 
 
+LEAVES = st.one_of(
+    st.booleans().map(lambda truth: str(truth).lower()),
+    st.integers().map(str),
+    st.floats().map(str),
+    st.text(st.characters(exclude_categories=["Cs"])).map(lambda text: json.dumps(text).replace("\x7f", "")),
+    st.sampled_from(["1979-05-27T07:32:00Z", "0o17", "0xff", "1_000", "''", DIGITS, HEX, HUGE]),
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda some: f"[{', '.join(some)}]")
+        | st.dictionaries(st.sampled_from(["a", "kind", "path", "metric"]), inner, max_size=3).map(
+            lambda table: "{" + ", ".join(f"{name} = {value}" for name, value in table.items()) + "}"
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(KEYS), VALUES)
+def test_any_value_is_taken_or_refused_in_one_line(key: Key, value: str) -> None:
+    said = refusal_of(f"{key.before}{value}{key.after}")
+    assert said is None or ("\n" not in said and len(said) < 400), said
+
+
 def test_every_key_is_tried() -> None:
     assert len(KEYS) > 140
     assert {key.path for key in KEYS} >= MAY_BE_ZERO
@@ -176,6 +205,7 @@ def test_zero_is_taken_where_it_means_something(path: str) -> None:
         ('server.host = "a\\u0000b"', "server.host = "),
         ('data = "a\\u0000b"', "data: "),
         ("sinks = [{kind = 'cache'}, {kind = 'cache', name = ''}]", "sinks[1].name: "),
+        ('[[sinks]]\nkind = "cache"\nname = "a\\nb"', "sinks[0].name: "),
         ("[[sinks]]\nkind = 'forward'\nto = 'a:1'\ntoken = 'ä'", "sinks[0].token: "),
         ("[[sinks]]\nkind = 'cache'\nbatch_deltas = 1001", "sinks[0].batch_deltas 1001: give 1 to 1000"),
     ],
