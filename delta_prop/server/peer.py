@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -78,6 +79,7 @@ class Peer:
         self.grant: Grant | None = None
         self.intake: Intake | None = None
         self.outlet: Outlet | None = None
+        self._source = Source.LOCAL  # as its first hello says
         self._stream = stream
         self._hub = hub
         self._tasks: TaskGroup  # while it runs
@@ -335,11 +337,13 @@ class Peer:
             self.grant = self._hub.access.check(hello.token)
             self.client = hello.client
             self.codecs = frozenset(one for one in self._hub.codecs if one.name.lower() in hello.features)
+            self._source = hello.source
+        hello = replace(hello, source=self._source)  # a later one says no other
         grant = self.grant
         assert grant is not None
         if hello.origins or hello.source is Source.REPLICA:
             grant.check_origins(hello.source)
-        check_claims(hello.origins)
+        check_claims(hello)
         if grant.publish and (self.intake is None or (hello.job is not None and self._is_unused())):
             self.intake = intake_for(self._hub, grant, hello, self.ring, self.address)
         elif hello.job is not None:

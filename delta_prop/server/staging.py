@@ -12,6 +12,7 @@ from delta_prop.checks import check_batch
 from delta_prop.published import Published
 from delta_prop.refusals import overlap
 from delta_prop.server.intake import Intake
+from delta_prop.server.partitions import check_origin
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.frames import BatchFrame, OriginGrant
@@ -136,20 +137,16 @@ class StagingIntake(Intake):
         self._jobs = jobs
         self._attempt = jobs.enter(part, self._session.source, self._session.owner)
         self._attempt.holder = self
+        self._claimed = False
 
     def claim(self, claims: Sequence[OriginClaim]) -> list[OriginGrant]:
         """Say how far the part is. Raises Refused."""
         attempt, origins = self._attempt, self._chain.origins
         if attempt.gone is not None:
             raise attempt.gone
-        if len(claims) > 1:
-            raise Refused(
-                ErrorCode.BAD_REQUEST,
-                f"{len(claims)} origins for one part of a job: stage the deltas of each as a part of its own",
-            )
         for claim in claims:
             origins.check_owner(claim.origin, self._session.owner)
-            if attempt.have and claim.origin != attempt.head.origin:
+            if (attempt.have or self._claimed) and claim.origin != attempt.head.origin:
                 raise Refused(
                     ErrorCode.BAD_REQUEST,
                     f"attempt {attempt.attempt} of part {attempt.part} holds deltas of origin "
@@ -157,6 +154,7 @@ class StagingIntake(Intake):
                     "producer, for each part",
                 )
             attempt.head = attempt.head._replace(origin=claim.origin)
+            self._claimed = True
         return [OriginGrant(claim.origin, 0, attempt.kept) for claim in claims]
 
     def run(self, run: Run) -> None:
@@ -177,6 +175,8 @@ class StagingIntake(Intake):
                 raise attempt.gone
             if attempt.holder is not self:
                 raise _taken(attempt)
+            if frame.stamp is not None:
+                check_origin(batch.origin, frame.stamp.stream, frame.stamp.partition)
             if self._repeats(batch):
                 attempt.repeat(batch, entry)
             else:
