@@ -201,7 +201,9 @@ def _several(value: object, kind: Any, path: str) -> tuple[Any, ...]:
     elif isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or not value:
-        how = f"write [[{path}]] above each" if isinstance(value, dict) else "give a list of at least one"
+        how = "give a list of at least one"
+        if isinstance(value, dict) or is_dataclass(kind):
+            how = f"write [[{path}]] above the keys of each"
         raise fault(path, value, f"{shown(value)}: {how}")
     return tuple(converted(one, kind, f"{path}[{place}]") for place, one in enumerate(value))
 
@@ -216,7 +218,8 @@ def _toml_list(value: FromEnvironment, path: str) -> list[Any]:
 
 def _text(value: object, path: str) -> str:
     if not isinstance(value, str):
-        raise fault(path, value, f"{shown(value)} is no text: write it in quotes")
+        cure = f'write {path} = "…" instead of [{path}]' if isinstance(value, dict) else "write it in quotes"
+        raise fault(path, value, f"{shown(value)} is no text: {cure}")
     return str(value)
 
 

@@ -186,7 +186,7 @@ def test_zero_is_taken_where_it_means_something(path: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[data]", "data: {} is no text"),
+        ("[data]", 'data: {} is no text: write data = "…" instead of [data]'),
         ("[data]\npath = 'x'", "data: {'path': 'x'} is no text"),
         ("data = 'a'\ndata = 'b'", "this is no TOML: "),
         ("[server]\nport = 1\n[server]\nhost = 'x'", "this is no TOML: "),
