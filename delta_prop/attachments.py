@@ -14,6 +14,7 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.attached import Attached, Start, head_of, history_of
+from delta_prop.checks import check_timeout
 from delta_prop.pacing import Pacing
 from delta_prop.quarantines import Quarantines
 from delta_prop.route.feed import Feed
@@ -223,11 +224,12 @@ class Attachments:
         return min(feed.needed, _resumes_at(feed.kept_cursor, written))
 
     def rebuild(self, name: str) -> None:
-        """Have an attached sink rebuilt, from the newest snapshot or a whole log. Raises UsageError, Refused
-        where there is neither: the sink goes on as it was.
+        """Have a sink rebuilt, from the newest snapshot or a whole log; one that is away when it comes back.
+
+        Raises UsageError, Refused where there is neither: the sink goes on as it was.
         """
-        feed = self.feed(name)
-        if feed.rebuilder is None:
+        feed = self.feed(name) if name in self.attached else None
+        if feed is not None and feed.rebuilder is None:
             raise UsageError(
                 f"sink {name!r} cannot be rebuilt: it is made of deltas, or its topics do not match whole "
                 "vectors"
@@ -235,7 +237,10 @@ class Attachments:
         first_offset = self._log.first_offset
         if first_offset and not may_have_snapshot(self._log):
             raise cannot_be_rebuilt(name, first_offset)
-        feed.rebuild("an operator asked for it")
+        if feed is None:
+            self._remember(name, self._remembered(name)._replace(rebuild_asked=True))
+        else:
+            feed.rebuild("an operator asked for it", lasting=True)
 
     async def detach(self, name: str) -> None:
         """Let a sink go; its name is taken, and the log keeps what it needs, until that is done."""
@@ -437,6 +442,7 @@ class Attachments:
 
         Raises Refused, TimeoutError, UsageError.
         """
+        check_timeout(timeout_s)
         offset = self._offset(to)
         feed = self.feed(name) if name in self.attached else None
         if (feed.kept_cursor if feed is not None else self._remembered(name)).own:
@@ -489,9 +495,8 @@ class Attachments:
 
         Raises Refused, TimeoutError, UsageError.
         """
+        check_timeout(timeout_s)
         feed = self.feed(name)
-        if not isinstance(timeout_s, int | float) or not timeout_s >= 0:
-            raise UsageError(f"timeout_s {timeout_s!r}: give 0 or more seconds")
         for offset in named:
             if not isinstance(offset, int):
                 raise UsageError(f"offset {offset!r:.80}: give whole numbers, one by one")

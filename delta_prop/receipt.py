@@ -114,7 +114,7 @@ class Receipt:
         return True
 
     def when_done(self, then: Callable[[Receipt], None]) -> None:
-        """Call `then` once the outcome is known; at once if it is."""
+        """Call `then` once the outcome is known; at once if it is. It must not block."""
         if self.done:
             then(self)
         else:

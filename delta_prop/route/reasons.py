@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from delta_prop_sinks.sink import RejectDelta, TryAgain
@@ -10,6 +11,10 @@ from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from delta_prop.route.quarantine import Quarantine
+
+
+REJECT_IT = ": if others would pass, have the sink raise RejectDelta for it, which sets it aside"
+"""What to do about a delta at which a sink fails on and on."""
 
 
 def has_stopped(name: str, applied: int, why: str) -> Refused:
@@ -21,13 +26,17 @@ def has_stopped(name: str, applied: int, why: str) -> Refused:
     )
 
 
-def ahead(name: str, holds: int, end: int) -> Refused:
+def ahead(name: str, holds: int, end: int, *, rebuilds: bool) -> Refused:
     """It was shown what the log lost."""
+    cure = (
+        f"`rebuild({name!r})` or `delta-prop sinks rebuild {quote(name)} --data DIR` replaces what it holds"
+    )
+    if not rebuilds:
+        cure = "it cannot be rebuilt: detach it, and give it data of its own, in a new place"
     return Refused(
         ErrorCode.CURSOR_TOO_OLD,
         f"sink {name!r} is ahead: it was shown deltas up to offset {holds}, and those from {end} on went "
-        "with a failure of the log's disk before they were synced; detach it, and attach it with "
-        "rebuild=True, which replaces what it holds",
+        f"with a failure of the log's disk before they were synced: {cure}",
         details={"sink": name, "offset": holds, "next_offset": end},
     )
 
@@ -64,6 +73,14 @@ def is_paused(name: str, applied: int) -> Refused:
         ErrorCode.PROCESSING_FAILED,
         f"sink {name!r} is paused at offset {applied}: resume it",
         details={"sink": name, "applied": applied},
+    )
+
+
+def is_stuck(apply_s_max: float) -> str:
+    """Why nothing more is brought to a sink whose call does not end."""
+    return (
+        f"a call was broken off after {apply_s_max:g} s (apply_s_max), and does not end: what blocks in a "
+        "thread goes on until it returns, so give it a time limit of its own"
     )
 
 

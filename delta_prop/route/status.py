@@ -33,6 +33,7 @@ class KeptCursor(NamedTuple):
     was begun and has not ended, so the sink holds nothing whole, and is rebuilt when it comes back.
     `paused`: it gets nothing until it is resumed. `own`: the sink keeps its cursor with its data.
     `gives_way`: where the log is full on its account it loses its place, rather than producers be refused.
+    `rebuild_asked`: an operator wants it rebuilt, which has not begun.
     """
 
     reported: int
@@ -42,6 +43,7 @@ class KeptCursor(NamedTuple):
     paused: bool = False
     own: bool = False
     gives_way: bool = False
+    rebuild_asked: bool = False
 
 
 def text_of(failure: BaseException | None) -> str:
@@ -64,6 +66,22 @@ class FeedState(Enum):
     PAUSED = "paused"
     NEEDS_SNAPSHOT = "needs snapshot"
     CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class FailingDelta:
+    """A delta that holds up its sink: so many calls in a row that brought it alone have failed."""
+
+    offset: int
+    namespace: str
+    vector_id: str
+    failures: int
+
+    def __str__(self) -> str:
+        return (
+            f"offset {self.offset} (vector {self.vector_id!r} in namespace {self.namespace!r}), brought "
+            f"alone, has failed {self.failures} times"
+        )
 
 
 ENDED = (FeedState.STOPPED, FeedState.PAUSED, FeedState.NEEDS_SNAPSHOT, FeedState.CLOSED)
@@ -91,7 +109,9 @@ class RebuildProgress:
 
 @dataclass(frozen=True, slots=True)
 class FeedStatistics:
-    """One sink's progress. Offsets are next offsets: everything below is dealt with.
+    """One sink's progress. Offsets are next offsets: everything below is dealt with. `lag_s`: how long ago
+    the oldest row was appended that is not dealt with, in seconds; 0 where there is none, None where that
+    cannot be told at present.
 
     Each row that lies between the feed's start and `applied` had one outcome: `success` (applied),
     `skipped` (not for this sink, or dropped before it was attached), in the quarantine now (`quarantined`)
@@ -99,6 +119,7 @@ class FeedStatistics:
     attached comes on top. `backpressure` counts rows that could not be pushed, because the mailbox was
     full or the sink behind, and are read from the log instead; `errors` calls of the sink that failed,
     `defects` those among them that failed with none of the contract's exceptions.
+    `failing`: the delta that holds up the sink, as it fails on and on.
     `rebuild`: how far a rebuild is, that is wanted or under way; it may be retrying then. `rebuilds`: how
     many came to their end; each begins these counts anew.
     """
@@ -109,6 +130,7 @@ class FeedStatistics:
     applied: int
     committed: int
     lag: int
+    lag_s: float | None
     behind: bool
     mailbox_deltas: int
     mailbox_bytes: int
@@ -128,5 +150,6 @@ class FeedStatistics:
     replayed: int
     dropped: int
     pacing: bool
+    failing: FailingDelta | None = None
     rebuild: RebuildProgress | None = None
     rebuilds: int = 0

@@ -137,7 +137,6 @@ class StagingIntake(Intake):
         self._jobs = jobs
         self._attempt = jobs.enter(part, self._session.source, self._session.owner)
         self._attempt.holder = self
-        self._claimed = False
 
     def claim(self, claims: Sequence[OriginClaim]) -> list[OriginGrant]:
         """Say how far the part is. Raises Refused."""
@@ -146,7 +145,7 @@ class StagingIntake(Intake):
             raise attempt.gone
         for claim in claims:
             origins.check_owner(claim.origin, self._session.owner)
-            if (attempt.have or self._claimed) and claim.origin != attempt.head.origin:
+            if attempt.have and claim.origin != attempt.head.origin:
                 raise Refused(
                     ErrorCode.BAD_REQUEST,
                     f"attempt {attempt.attempt} of part {attempt.part} holds deltas of origin "
@@ -154,7 +153,6 @@ class StagingIntake(Intake):
                     "producer, for each part",
                 )
             attempt.head = attempt.head._replace(origin=claim.origin)
-            self._claimed = True
         return [OriginGrant(claim.origin, 0, attempt.kept) for claim in claims]
 
     def run(self, run: Run) -> None:

@@ -119,6 +119,12 @@ class SinkContext(Protocol):
         """A thread of this sink's own."""
         ...
 
+    def own_thread(self) -> AbstractAsyncContextManager[Threads]:
+        """A new thread, as long as the scope lasts. Its end waits for no call: one that runs goes on, and who
+        waited for it is told that its thread was given up.
+        """
+        ...
+
     def background_thread(self) -> AbstractAsyncContextManager[Threads]:
         """A new thread of low priority, as long as the scope lasts; for long work within `background`."""
         ...

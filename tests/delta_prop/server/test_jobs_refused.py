@@ -180,14 +180,14 @@ def test_a_part_keeps_its_origin_and_is_of_this_stream() -> None:
     async def main() -> None:
         async with site(SimDisk()) as at, at.connected() as raw:
             await staged_hello(raw, 0, 1)
-            await raw.send(Subscribe(2, Hello(origins=(OriginClaim(origin_of(1)),))))
-            nack = await raw.until(Nack)
-            assert (nack.code, nack.correlation_id) == (ErrorCode.BAD_REQUEST, 2)
             sound = frame(0, rows(0, 1), 1)
             await raw.send(replace(sound, stamp=Stamp(stream=1)))
             nack = await raw.until(Nack)
             assert (nack.code, nack.sequence) == (ErrorCode.UNKNOWN_STREAM, 1)
             await raw.send(replace(sound, sequence=2))
             await raw.told(2)
+            await raw.send(Subscribe(2, Hello(origins=(OriginClaim(origin_of(1)),))))
+            nack = await raw.until(Nack)
+            assert (nack.code, nack.correlation_id) == (ErrorCode.BAD_REQUEST, 2)
 
     run_virtual(main)
