@@ -45,10 +45,10 @@ def test_the_clock_is_cheap() -> None:
         now = real_world().clock.now
         spent = []
         for _ in range(20):
-            begin = time.perf_counter()
+            begin = time.thread_time()
             for _ in range(1000):
                 now()
-            spent.append(time.perf_counter() - begin)
+            spent.append(time.thread_time() - begin)
         return min(spent) / 1000 * 1e6
 
     cost_us = anyio.run(main)
