@@ -151,7 +151,7 @@ def cut_wire(port: int, budgets: Sequence[tuple[int, int]]) -> Iterator[int]:
         finally:
             listener.shutdown(socket.SHUT_RDWR)
             for thread in threads:
-                thread.join(10)
+                thread.join(60)
             for one in ends:
                 one.close()
 

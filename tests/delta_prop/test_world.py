@@ -53,7 +53,7 @@ def test_the_clock_is_cheap() -> None:
 
     cost_us = anyio.run(main)
     print(f"clock: {cost_us:.3f} us a call")
-    assert cost_us < 0.6  # three times what is meant, for busy machines
+    assert cost_us < 1.0  # five times what is meant, for busy machines
 
 
 def test_the_real_world_in_virtual_time() -> None:

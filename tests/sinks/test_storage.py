@@ -456,7 +456,7 @@ def test_a_file_is_not_closed_under_a_call_whose_task_was_cancelled(
 
     def slow(file: StorageFile) -> None:
         entered.set()
-        go_on.wait(10)
+        go_on.wait(60)
         check(file)
         order.append("opened")
 

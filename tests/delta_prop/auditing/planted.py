@@ -84,7 +84,7 @@ def spoil_file(service: Service) -> None:
     """Change rows behind the service's back."""
     marks = ", ".join("?" * 13)
     insert = f"INSERT OR REPLACE INTO vectors VALUES ({marks})"
-    with closing(sqlite3.connect(service.file, timeout=10)) as connection, connection:
+    with closing(sqlite3.connect(service.file, timeout=60)) as connection, connection:
         for name, kind in planted().items():
             row = list(service.stored_before.get(name, service.stored_before[document(1)]))
             if kind == "missing":

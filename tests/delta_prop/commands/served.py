@@ -73,5 +73,5 @@ def served(data: Path, *, tokens: bytes | None = None, tls: Tls | None = None) -
         yield found[0]
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
     assert not thread.is_alive()

@@ -296,7 +296,7 @@ def test_a_process_of_its_own(tmp_path: Path, capfd: pytest.CaptureFixture[str])
             process.send_signal(signal.SIGHUP)
             anyio.run(published, Address(HOST, int(told[1])), 5)
             process.send_signal(signal.SIGTERM)
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=60)
         finally:
             process.kill()
     assert (process.returncode, out) == (0, "")

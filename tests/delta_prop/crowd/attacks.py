@@ -23,7 +23,7 @@ GOLDEN = Path(__file__).parents[3] / "docs" / "protocol-golden.json"
 def visitor(port: int, raw: bytes, *, greets: bool) -> Iterator[None]:
     """Somebody who sends this, behind a hello or without one, and goes."""
     hello = encode(Subscribe(1, Hello())) if greets else b""
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=10) as one:
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=60) as one:
         one.sendall(hello + raw)
         yield
 

@@ -170,7 +170,7 @@ def half_open(port: int, honest: Honest) -> tuple[float, float]:
 
 
 def connect(port: int, first: bytes) -> socket.socket:
-    one = socket.create_connection(("127.0.0.1", port), timeout=10)
+    one = socket.create_connection(("127.0.0.1", port), timeout=60)
     with suppress(OSError):
         one.sendall(first)
     return one
