@@ -1,4 +1,4 @@
-"""Connections that send a server a frame which nobody should send, and some that send a sound one."""
+"""Connections that send a server a frame which nobody should send, or only a hello."""
 
 from __future__ import annotations
 
@@ -28,14 +28,9 @@ def visitor(port: int, raw: bytes, *, greets: bool) -> Iterator[None]:
         yield
 
 
-def golden() -> list[bytes]:
-    """Frames that are sound."""
-    return [bytes.fromhex(one["hex"]) for one in json.loads(GOLDEN.read_text())["frames"]]
-
-
 def mutated(chance: random.Random, count: int) -> Iterator[bytes]:
     """Golden frames with bits turned, parts cut out or put in, lengths that lie, others behind them."""
-    sound = golden()
+    sound = [bytes.fromhex(one["hex"]) for one in json.loads(GOLDEN.read_text())["frames"]]
     for _ in range(count):
         raw = bytearray(chance.choice(sound))
         for _ in range(chance.choice((1, 1, 2, 8))):
