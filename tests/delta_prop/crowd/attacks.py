@@ -21,11 +21,15 @@ GOLDEN = Path(__file__).parents[3] / "docs" / "protocol-golden.json"
 
 @contextmanager
 def visitor(port: int, raw: bytes, *, greets: bool) -> Iterator[None]:
-    """Somebody who sends this, behind a hello or without one, and goes."""
+    """Somebody who sends this, behind a hello or without one, and goes once the server is done with it."""
     hello = encode(Subscribe(1, Hello())) if greets else b""
     with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=60) as one:
         one.sendall(hello + raw)
         yield
+        one.shutdown(socket.SHUT_WR)
+        one.settimeout(0.1)  # what was mutated may be a subscription, which goes on
+        while one.recv(65_536):
+            pass
 
 
 def mutated(chance: random.Random, count: int) -> Iterator[bytes]:
