@@ -7,7 +7,6 @@ import sqlite3
 import tracemalloc
 from contextlib import closing
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,11 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delta_prop.auditing import Difference, Repaired, audit, repair, repairs
-from delta_prop.auditing.audit import compare
-from delta_prop.auditing.contents import rows_of_states
 from delta_prop.auditing.reach import audited_log
 from delta_prop.auditing.repairing import mending_delta
-from delta_prop.auditing.stored import Scratch
 from delta_prop.client import SyncProducer
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.durable import DurableLog
@@ -32,14 +28,14 @@ from delta_prop_wire.delta import Delta, Dot, Source, create, delete, opaque, sp
 from delta_prop_wire.encode import encode_batch, encode_vectors
 from delta_prop_wire.errors import UsageError
 from tests.broker.durable import LOG_ID, Clock, commit
-from tests.broker.histories import Name, Step, seen, steps_with_ids
 from tests.broker.histories import Rows as HistoryRows
+from tests.broker.histories import Step, seen, steps_with_ids
+from tests.delta_prop.auditing.comparing import compared, history_states
 from tests.delta_prop.auditing.planted import Service, document, planted, spoil_file, spoil_index
 from tests.delta_prop.client.threaded import served
 from tests.delta_prop.spark.logs import COMPACTING, write
 
 MIB = 1024 * 1024
-Held = dict[Name, tuple[State, int]]
 
 
 def check(found: list[Difference]) -> list[Difference]:
@@ -77,27 +73,6 @@ def test_planted_differences_are_found_and_a_repair_mends_just_those(tmp_path: P
     assert list(audit(data, str(service.file))) == []
 
 
-def compared(
-    folder: str, held: Held, come: int, *, aside: frozenset[str] = frozenset(), memory_bytes_max: int = MIB
-) -> list[Difference]:
-    """The differences of a sink with these rows, some of which may be ahead of its cursor."""
-    states = [(*name, state) for name, (state, _) in held.items()]
-    rows = [(*row[:-1], held[row[0], row[1]][1]) for row in rows_of_states(states)]
-    with Scratch() as scratch, scratch.sorted_rows(rows, "rows") as told, audited_log(folder) as log:
-        return list(compare(told, log.span(come, told), scratch, aside, memory_bytes_max))
-
-
-def history_states(rows: HistoryRows, ends: dict[Name, int]) -> Held:
-    """What the log makes of each vector below an offset of its own."""
-    held = {}
-    for name, end in ends.items():
-        below = [row for row in rows.of[name] if row[1] < end]
-        if below:
-            _, offset, _, _ = max(below, key=itemgetter(0))
-            held[name] = (HistoryRows({name: below}, rows.ids).fold()[name], offset)
-    return held
-
-
 @given(st.lists(steps_with_ids, min_size=1, max_size=14), st.booleans(), st.data())
 def test_right_sink_has_no_differences_and_a_spoiled_row_is_one(
     history: list[Step], aside: bool, data: st.DataObject
@@ -130,31 +105,6 @@ def test_right_sink_has_no_differences_and_a_spoiled_row_is_one(
         assert apply(held[name][0], delta.operation, delta.metadata).content == now.content
         assert now.key is not None
         assert delta.expect == Dot(*now.key[1:])
-
-
-@given(st.lists(steps_with_ids, min_size=1, max_size=12), st.data())
-def test_report_is_that_of_spark(history: list[Step], data: st.DataObject) -> None:
-    """Of a sink in whatever state: the rows of some vectors changed, exchanged, lost."""
-    pytest.importorskip("pyarrow")
-    from tests.delta_prop.spark.test_differences import audited, changed
-
-    with TemporaryDirectory() as folder:
-        batches = write(Path(folder), history).batches
-        rows = HistoryRows.below(batches, 1 << 60)
-        come = data.draw(st.integers(0, batches[-1].next_offset))
-        held = history_states(rows, dict.fromkeys(rows.of, come))
-        for name in data.draw(st.sets(st.sampled_from(sorted(held)))) if held else ():
-            state, offset = held.pop(name)
-            others = [state, State(key=(1, 9, 9)), *(one for one, _ in held.values())]
-            other = data.draw(st.sampled_from(others))
-            key = data.draw(st.sampled_from([state.key, other.key]))
-            where = data.draw(st.sampled_from([name, ("n", "new"), None]))
-            if where is not None:
-                held[where] = (changed(other, key=key), offset)
-        aside = frozenset(data.draw(st.sets(st.sampled_from(["n\0a", "n\0b", "n\0new"]))))
-        on_spark = sorted(audited(batches, held, come, aside), key=itemgetter("namespace", "vector_id"))
-        here = compared(folder, held, come, aside=aside)
-        assert [one.line() for one in here] == [Difference(**row).line() for row in on_spark]
 
 
 def test_compacted_log_tells_of_what_was_deleted(tmp_path: Path) -> None:
