@@ -455,10 +455,18 @@ class Chain:
             self._refuse(work, refusal)
             return
         if forwards:
-            cut_at(work, have)
+            self._cut(work, have)
         elif work.void is None:
             work.void = fault_of(batch) or self._orphans.refusal(work)
         self._order(entry_of(work, have))
+
+    def _cut(self, work: Sequenced, have: int) -> None:
+        batch, state = work.batch, self.origins.get(work.batch.origin)
+        cut = cut_at(work, have)
+        if cut:
+            assert state is not None, "it was admitted"
+            places = places_of(batch, state, self.log)
+            work.receipt.cut_off += tuple(places[row] for row in range(cut))
 
     def _admit(self, work: Sequenced) -> None:
         batch = work.batch

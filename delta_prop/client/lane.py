@@ -39,7 +39,7 @@ class OpenFrame:
     `sequence`: its number on this connection, 0 while it is not under way. `doubt`: the service may have it.
     `void`: it was given up, and is sent as a batch that is refused for good. `question`: its dots were dealt
     with in a former life of the producer, and it asks what became of them. `unknown`: its origin was not
-    known once, though a hello had been said.
+    known once, though a hello had been said. `number`: batches that were sent before it for the first time.
     """
 
     __slots__ = (
@@ -47,6 +47,7 @@ class OpenFrame:
         "batch",
         "doubt",
         "lane",
+        "number",
         "offers",
         "question",
         "sent",
@@ -67,6 +68,7 @@ class OpenFrame:
         self.void = False
         self.question = False
         self.unknown = False
+        self.number = 0
         self.told: list[tuple[int, int, int | None, bool]] = []
 
     @property

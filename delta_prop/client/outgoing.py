@@ -19,6 +19,7 @@ from delta_prop.client.held import Held
 from delta_prop.client.known_service import KnownService, granted_level
 from delta_prop.client.lane import Lane
 from delta_prop.client.offer import ROW_BYTES, Joined, Offer, Place
+from delta_prop.client.probing import Probing
 from delta_prop.client.refusing import former, late, of_row, unanswered
 from delta_prop.published import Published
 from delta_prop_wire.bounds import check_name
@@ -95,6 +96,8 @@ class Outgoing:
         self._held = Held()
         self._gathering: Calls | None = None
         self._flight = Flight()
+        self._probing = Probing()
+        self._standing: Refused | None = None
         self._faults = 0
         self.counts = Counts()
 
@@ -109,6 +112,11 @@ class Outgoing:
     def open_bytes(self) -> int:
         """About how many bytes they take."""
         return self._held.bytes
+
+    @property
+    def waits_for(self) -> Refused | None:
+        """The refusal that stands in the way of all that is open, or of some of it; None: there is none."""
+        return self._probing.refusal or self._standing
 
     @property
     def log_id(self) -> bytes | None:
@@ -241,6 +249,7 @@ class Outgoing:
     def disconnected(self) -> None:
         """The connection is gone, and with it the sequences of what was under way."""
         self._flight.clear()
+        self._probing.disconnected()
         self.advice.forget()
         for lane in self._lanes:
             lane.claimed = lane.live = False
@@ -268,9 +277,9 @@ class Outgoing:
 
     def next_frame(self, now: float) -> BatchFrame | None:
         """What to send next, numbered; None where nothing may go now. Ask only while credits are open."""
-        if self.failure is not None or self.advice.wait_s(now) > 0:
+        if self.failure is not None or self.advice.wait_s(now) > 0 or self._probing.wait_s(now) > 0:
             return None
-        for lane in self._in_turn():
+        for lane in self._probing.choose(self._in_turn()):
             frame = self._next_of(lane, now)
             if frame is not None:
                 return self._send(lane, frame, now)
@@ -282,9 +291,9 @@ class Outgoing:
             return None
         waits = [max(lane.again_at - now, 0.0) for lane in self._used if lane.again and lane.live]
         waits += [0.0 for lane in self._used if lane.live and lane.waiting and not lane.again]
-        advised = self.advice.wait_s(now)
-        if advised > 0:
-            return advised
+        held_s = max(self.advice.wait_s(now), self._probing.wait_s(now))
+        if held_s > 0:
+            return held_s
         return min((one for one in waits if one > 0), default=None)
 
     # --- answers
@@ -294,6 +303,8 @@ class Outgoing:
         told_some = False
         for frame in self._flight.answered(ack):
             told_some = True
+            self._standing = None
+            self._probing.answered(frame)
             frame.lane.backoff.reset()
             self._acknowledged(frame)
         if told_some:
@@ -457,9 +468,11 @@ class Outgoing:
     def _send(self, lane: Lane, frame: OpenFrame, now: float) -> BatchFrame:
         count = frame.batch.count
         self._flight.add(frame)
+        self._probing.sent(frame, now)
         self.advice.spend(count, now)
         lane.turn += count / _WEIGHTS[lane.priority]
         if frame.sent == 1:
+            frame.number = self.counts.batches
             self.counts.batches += 1
             self.counts.deltas += count
         elif frame.sent == 2:
@@ -484,6 +497,7 @@ class Outgoing:
 
     def _frame_refused(self, frame: OpenFrame, refusal: Refused, now: float, chance: float) -> None:
         self._separate_all(frame)
+        self._probing.refused(frame, refusal)
         code = refusal.code
         parts = self._cut(frame, refusal) if code is ErrorCode.OVERLAP and not frame.question else ()
         if parts:
@@ -504,6 +518,7 @@ class Outgoing:
 
     def _again(self, frame: OpenFrame, refusal: Refused, now: float, chance: float) -> None:
         lane, batch = frame.lane, frame.batch
+        self._standing = refusal
         for _, offer in frame.offers:
             offer.refusal = refusal
         first = frame is next(iter(lane.open.values()))

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from delta_prop.client import Producer as RemoteProducer
     from delta_prop.producer import Producer
     from delta_prop.receipt import Receipt
+    from delta_prop_broker.log.durable import DurableLog
+    from delta_prop_broker.log.memory import MemoryLog
     from delta_prop_wire.delta import Delta
 
 STUCK_S_MAX = 60.0
@@ -48,14 +50,27 @@ class Sender(Protocol):
         """What sending needs meanwhile, until cancelled. Raises Refused where it cannot go on."""
         ...
 
+    def waits_for(self) -> Exception | None:
+        """What stands in the way of the lines that are open; None where that is not known."""
+        ...
+
+    def log_end(self) -> int | None:
+        """The next offset of the log; None where that is not known."""
+        ...
+
 
 class LocalSender:
     """Into a propagator of this process. Lines up to the watermark are answered from what the log says."""
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, producer: Producer, log: MemoryLog | DurableLog) -> None:
         self._producer = producer
+        self._log = log
         self._standing: dict[int, Refused] = {}  # refusals that may pass
-        self._moved_at = 0.0
+        self._moved_at = self._again_at = 0.0
+
+    def waits_for(self) -> Exception | None:
+        """The refusal of the first open line, or why the log takes nothing."""
+        return self._producer.waits_for
 
     async def send(self, number: int, delta: Delta, then: Then) -> None:
         """Send it once there is room. Raises Refused."""
@@ -69,7 +84,7 @@ class LocalSender:
                     self._standing.pop(number, None)
                     raise
                 self._stands(number, refusal)
-                await anyio.sleep(_AGAIN_S)
+                await anyio.sleep(max(self._again_at - edge.now(), _AGAIN_S))
             else:
                 break
         if not sent:
@@ -80,7 +95,7 @@ class LocalSender:
         """Send again what was refused for now, until nothing has moved for too long. Raises Refused."""
         while True:
             await anyio.sleep(_AGAIN_S)
-            if not self._standing:
+            if not self._standing or edge.now() < self._again_at:
                 continue
             with suppress(Refused):  # those that stay stand there, or come again with the next line
                 self._producer.resend()
@@ -88,6 +103,10 @@ class LocalSender:
                 stuck = edge.now() - self._moved_at > STUCK_S_MAX
                 if stuck or (refusal.code is ErrorCode.LOG_FAILED and refusal.retry_after_ms is None):
                     raise of_line(number, refusal)
+
+    def log_end(self) -> int:
+        """The next offset of the log."""
+        return self._log.next_offset
 
     async def _former(self, number: int, delta: Delta) -> Kept | Refused:
         """What became of a line that was dealt with by an earlier run."""
@@ -108,6 +127,7 @@ class LocalSender:
         if not self._standing:
             self._moved_at = edge.now()
         self._standing[number] = refusal
+        self._again_at = edge.now() + (refusal.retry_after_ms or 0) / 1000
 
     def _moved(self, number: int) -> None:
         self._standing.pop(number, None)
@@ -119,6 +139,10 @@ class RemoteSender:
 
     def __init__(self, producer: RemoteProducer) -> None:
         self._producer = producer
+
+    def waits_for(self) -> Exception | None:
+        """Why there is no connection, or the refusal that stands in the way."""
+        return self._producer.waits_for
 
     async def send(self, number: int, delta: Delta, then: Then) -> None:
         """Send it once there is room. Raises Refused."""
@@ -141,6 +165,9 @@ class RemoteSender:
     async def run(self) -> None:
         """The client has tasks of its own."""
         await anyio.sleep_forever()
+
+    def log_end(self) -> None:
+        """A producer is told of no log but what it is acknowledged."""
 
 
 def _not_again(code: ErrorCode) -> Refused:

@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import anyio
 
-from delta_prop.group_places import NAME_BYTES_MAX, Group, names_taken, prepare
+from delta_prop.group_places import NAME_BYTES_MAX, Group, names_taken, prepare, read_groups
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import AckLevel
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop.server")
 
+AWAY_S = 5.0
+"""How long what was read of groups that are away is good enough for who asks."""
 KEEP_S = 1.0
 """How often a place is written down, at most."""
 GROUPS_MAX = 10_000
@@ -74,6 +77,8 @@ class Groups:
         self._held: dict[str, _Held] = {}
         self._names: set[str] = set()  # every group there is, as far as this process knows
         self._prepared = False
+        self._away: dict[str, int] = {}  # groups that nobody reads for here, as they were read last
+        self._away_until = -inf
         self._bell = anyio.Event()
 
     def join(self, name: str, member: Member) -> int | None:
@@ -129,6 +134,24 @@ class Groups:
         return {
             name: GroupStatistics(held.place, held.member is not None) for name, held in self._held.items()
         }
+
+    async def look(self, threads: Threads) -> None:
+        """Read how far groups are that nobody reads for, unless that was done just now."""
+        disk, now = self._disk, self._world.clock.now()
+        if disk is None or now < self._away_until:
+            return
+        self._away_until = now + AWAY_S
+        try:
+            found = await threads.run(lambda: read_groups(disk, self._log.log_id))
+        except OSError as error:
+            logger.warning("the places of groups cannot be read: %s", error)
+        else:
+            self._away = {name: place for name, place in found.items() if isinstance(place, int)}
+
+    def places(self) -> dict[str, GroupStatistics]:
+        """Every group, those that are away as `look` has read them."""
+        away = {name: GroupStatistics(place, False) for name, place in self._away.items()}
+        return dict(sorted((away | self.statistics()).items()))
 
     # --- helpers
 

@@ -252,6 +252,7 @@ class Intake:
             else:
                 at = origin_partition(delta.dot.origin) if frame.partition is None else frame.partition
                 check_origin(delta.dot.origin, frame.stream, at)
+                self._check_claimed(delta.dot.origin)
             self._rates.take_delta(self._grant, delta, self._now())
             self._check_scope((delta.namespace,), 1 << delta.operation.kind, len(delta.clock))
         except Refused as refused:
@@ -266,6 +267,15 @@ class Intake:
         else:
             draft = Draft((delta,), entry, delta.priority, level, self._session.source)
             self._chain.offer(draft, self._now())
+
+    def _check_claimed(self, origin: int) -> None:
+        """Raise Refused (UNKNOWN_ORIGIN) unless it was claimed here, so that its epoch is known."""
+        if origin not in self._epochs:
+            raise Refused(
+                ErrorCode.UNKNOWN_ORIGIN,
+                f"origin {origin:016x} was not claimed on this connection: say hello for it",
+                details={"origin": origin},
+            )
 
     def _encoded(self, delta: Delta, level: AckLevel) -> Batch:
         dot = delta.dot or _NO_DOT
@@ -335,15 +345,25 @@ class Intake:
             self._audit(refusal)
 
     def _add_ranges(self, entry: _Open, published: Published) -> None:
+        first = entry.first + len(entry.cut_off)
+        for sequence, offset in enumerate(entry.cut_off, start=entry.first):
+            self._add_repeat(sequence, offset)
         if not published.duplicates:
             offset = published.offset
             assert offset is not None
-            self._add_range(AckRange(entry.first, entry.last, offset))
+            self._add_range(AckRange(first, entry.last, offset))
             return
-        for sequence, (offset, _, duplicate) in enumerate(published.places(), start=entry.first):
-            at = UNKNOWN_OFFSET if offset is None else offset
-            self._add_range(AckRange(sequence, sequence, at, duplicate))
-        self._counters.repeated += len(published.duplicates)
+        for sequence, (offset, _, duplicate) in enumerate(published.places(), start=first):
+            if duplicate:
+                self._add_repeat(sequence, offset)
+            else:
+                assert offset is not None
+                self._add_range(AckRange(sequence, sequence, offset))
+
+    def _add_repeat(self, sequence: int, offset: int | None) -> None:
+        self._counters.repeated += 1
+        at = UNKNOWN_OFFSET if offset is None else offset
+        self._add_range(AckRange(sequence, sequence, at, duplicate=True))
 
     def _add_range(self, one: AckRange) -> None:
         ranges = self._ranges

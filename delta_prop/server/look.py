@@ -43,6 +43,14 @@ class Look(Protocol):
         """Each connection, for JSON."""
         ...
 
+    def groups(self) -> list[dict[str, Any]]:
+        """Each group of subscribers, for JSON."""
+        ...
+
+    async def refresh(self) -> None:
+        """Find out what has to be read from the disk, before it is told."""
+        ...
+
     def jobs(self) -> list[dict[str, Any]]:
         """Each job, for JSON."""
         ...

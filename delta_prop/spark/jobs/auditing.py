@@ -15,6 +15,7 @@ from delta_prop import auditing
 from delta_prop.auditing.differences import Difference
 from delta_prop.auditing.reach import check_come, lost_beginning, reached_by, set_aside
 from delta_prop.auditing.stored import StoredFile
+from delta_prop.spark.arguments import check_session, check_table, path_of
 from delta_prop.spark.jobs.replaying import placed, read_parts
 from delta_prop.spark.reads.segments import states_of
 from delta_prop.spark.states.buckets import BLOBS_DDL, buckets_for, spread_held
@@ -51,6 +52,10 @@ def audit(
 
     Raises UsageError where the file, or the log, cannot tell; Refused, LogDamaged, OSError.
     """
+    check_session(spark)
+    path = path_of("path", path)
+    if not isinstance(sink, DataFrame):
+        sink = path_of("sink", sink)
     log = log_to_audit(path)
     buckets = buckets_for(log.bytes)
     if isinstance(sink, DataFrame):
@@ -90,6 +95,7 @@ def found_in(rows: DataFrame) -> Iterator[Difference]:
 
 def repairs(found: DataFrame) -> Iterator[Delta]:
     """The deltas that mend the differences an audit found, one each; see `delta_prop.auditing.repairs`."""
+    check_table("found", found)
     return auditing.repairs(found_in(found.where("op is not null")))
 
 

@@ -211,7 +211,7 @@ async def import_into_a_full_log(
     """What the log got after it had been full for a while, or for good; why the import ended early."""
     async with Propagator(Settings(log_deltas_max=10)) as p:
         p._log.hold("slow", lambda: 0)
-        running = publish._Import(sending.LocalSender(p.producer("import")), acks=False)
+        running = publish._Import(sending.LocalSender(p.producer("import"), p.inside().log), acks=False)
         seen: list[str] = []
         ended: ErrorCode | None = None
         async with anyio.create_task_group() as tasks:
