@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import sys
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
+import numpy as np
 import pytest
 
 from delta_prop import Propagator
@@ -18,8 +21,6 @@ from tests.delta_prop.client.threaded import served
 from tests.delta_prop.commands.support import created
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from tests.delta_prop.commands.support import Command
 
 
@@ -168,3 +169,27 @@ def test_vector_in_the_quarantine_is_told_and_left_alone(command: Command, file:
     execute(file, *SPOIL)
     done = command("audit", "--storage", file, "--sink", "other", "--json")
     assert [one["difference"] for one in done.lines] == ["missing", "corrupted"]
+
+
+def test_sample_of_the_page_is_what_is_printed(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "operating.md").read_text()
+    (block,) = re.findall(r"```console\n\$ delta-prop audit (.*?)```", text, re.DOTALL)
+    first, second = block.split("$ delta-prop audit ")
+    lines = [created(f"doc-{at}", 0, 0, 0.25, namespace="docs") for at in range(10)]
+    assert command.publish(lines).status == 0
+    file = tmp_path / "vectors.db"
+    store(command, file)
+    spoiled = np.array([0, 0, 0.5], "<f4").tobytes().hex()
+    execute(
+        file,
+        "DELETE FROM vectors WHERE vector_id = 'doc-7'",
+        f"UPDATE vectors SET value = x'{spoiled}' WHERE vector_id = 'doc-9'",
+    )
+    done = command("audit", "--storage", file)
+    assert (done.out + done.err).splitlines() == first.splitlines()[1:]
+    repair = ["audit", "--data", str(command.data), "--storage", str(file), "--repair", "--to"]
+    with served(propagator={"data": str(command.data)}) as running:
+        assert main([*repair, running.address]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == second.splitlines()[-1]
