@@ -16,7 +16,7 @@ from delta_prop.commands.operators import add_operator_verbs
 from delta_prop.commands.parsers import add_verbs
 from delta_prop.commands.serving import add_server_verbs
 from delta_prop.commands.tracing import add_trace_verbs
-from delta_prop.spark.command.commands import add_spark_verbs
+from delta_prop.spark.command.commands import add_audit_verb, add_spark_verbs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -86,6 +86,7 @@ def make_parser() -> Parser:
     add_operator_verbs(verbs, _run)
     add_server_verbs(verbs, _run)
     add_trace_verbs(verbs, _run)
+    add_audit_verb(verbs)
     add_spark_verbs(verbs)
     _add_joined_verbs(verbs)
     version = verbs.add_parser("version", help="print the version", epilog="example: delta-prop version")

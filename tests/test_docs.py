@@ -52,7 +52,7 @@ def check_program(program: str, printed: str, directory: Path) -> None:
         capture_output=True,
         text=True,
         cwd=directory,
-        timeout=60,
+        timeout=180,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == printed

@@ -48,6 +48,7 @@ def blocks(page: str) -> list[list[str]]:
 
 
 ELSEWHERE = {
+    "$ delta-prop audit --data facts --storage vectors.db": "tests/delta_prop/commands/test_audit.py",
     "$ curl -s localhost:7374/readyz": "tests/delta_prop/durable/test_full.py",
     "$ delta-prop publish changes.jsonl --to localhost:7373": "tests/delta_prop/commands/test_waiting.py",
     "$ delta-prop log export --data facts --to backup": "tests/delta_prop/commands/test_runbook.py",

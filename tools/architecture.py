@@ -94,6 +94,7 @@ LAZY = (
 # the same to ruff.
 EDGE = (
     "broker/delta_prop_broker/local_disk.py",
+    "delta_prop/auditing/stored.py",
     "delta_prop/client/blocking.py",
     "delta_prop/client/asking.py",
     "delta_prop/client/ranges.py",
@@ -103,7 +104,6 @@ EDGE = (
     "delta_prop/readiness.py",
     "delta_prop/sockets.py",
     "delta_prop/spark/edge.py",
-    "delta_prop/spark/states/stored.py",
     "delta_prop/streams.py",
     "delta_prop/synchronous.py",
     "delta_prop/tls.py",

@@ -279,7 +279,8 @@ def story_of(directory: Path, terms: Terms) -> Story:
 @pytest.mark.alone
 def test_one_kill_is_survived(tmp_path: Path) -> None:
     story = story_of(tmp_path / "data", Terms(storage=True, producers=NAMES))
-    assert story.round()
+    while not story.totals.acks and story.totals.rounds < 10:  # it may be killed before it answers
+        assert story.round()
     story.end()
     assert story.totals.acks > 0
     assert story.totals.verdict.told == []

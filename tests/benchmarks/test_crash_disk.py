@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from benchmarks._disk_faults import Failure
 
+ROUNDS_MAX = 10
 CHILD = """
 import os, sys
 from delta_prop_broker.local_disk import LocalDisk
@@ -185,11 +186,12 @@ def test_a_ballast_leaves_no_room_and_gives_it_back(image: Path) -> None:
 
 @pytest.mark.alone
 def test_one_round_ends_with_true_answers(library: Path, tmp_path: Path) -> None:
-    totals = Totals()
+    totals, chance = Totals(), random.Random(1)
     place = Place(tmp_path / "data", tmp_path, library, ["sync"])
-    Embedded(place, totals, random.Random(1)).live(range(1, 2), 1)
+    while not totals.failures and totals.rounds < ROUNDS_MAX:  # a slow machine may be done before it strikes
+        Embedded(place, totals, chance).live(range(1, 2), 1)
     assert totals.verdict.told == []
-    assert (totals.rounds, totals.failures) == (1, 1)
+    assert totals.failures == 1
     assert totals.told["acknowledged"] > 100
 
 

@@ -124,7 +124,7 @@ def test_an_iteration_in_another_thread_ends_with_the_propagator() -> None:
             heard = pool.submit(read)
             while not p.statistics().sinks:
                 p.publish(made("b"))
-        assert heard.result(10)[0] == "a"
+        assert heard.result(60)[0] == "a"
 
 
 def test_a_transform() -> None:

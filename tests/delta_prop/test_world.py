@@ -45,15 +45,15 @@ def test_the_clock_is_cheap() -> None:
         now = real_world().clock.now
         spent = []
         for _ in range(20):
-            begin = time.perf_counter()
+            begin = time.thread_time()
             for _ in range(1000):
                 now()
-            spent.append(time.perf_counter() - begin)
+            spent.append(time.thread_time() - begin)
         return min(spent) / 1000 * 1e6
 
     cost_us = anyio.run(main)
     print(f"clock: {cost_us:.3f} us a call")
-    assert cost_us < 0.6  # three times what is meant, for busy machines
+    assert cost_us < 1.0  # five times what is meant, for busy machines
 
 
 def test_the_real_world_in_virtual_time() -> None:

@@ -33,7 +33,7 @@ def through(
     async def joined() -> None:
         network = SocketNetwork()
         listener = await network.listen(HOST, 0)
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             async with proxy_to(listener.address, fates=fates) as proxy:
                 client = await network.connect(*proxy.address)
                 server = await listener.accept()

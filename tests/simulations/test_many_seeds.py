@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     import pytest
 
-RUN_S = 40.0
-"""How long a normal run goes on with new seeds."""
+RUN_S, RUN_SEEDS_MIN = 40.0, 100
+"""How long a normal run goes on with new seeds, and how many it tries however long they take."""
+VACUOUS_SHARE_MAX = 0.02
+"""Of seeds whose strikes all came when there was nothing to strike: they tell nothing, right or wrong."""
 FULL_SEEDS = 2_000
 RARE = {"read error"}  # services seldom read: their newest batches are in memory
 MOST = 0.6
@@ -29,10 +31,11 @@ def test_in_fresh_seeds_nothing_is_found(
     summary, end = Summary(), monotonic() + RUN_S
     for part in sweep(first, FULL_SEEDS, cores()):
         summary.add_all(part)
-        if not full and monotonic() > end:
+        if not full and monotonic() > end and summary.seeds >= RUN_SEEDS_MIN:
             break
     tell(f"{summary.seeds:,} seeds of disasters from {first} on, {summary.deltas:,} deltas acknowledged")
-    assert summary.found == []
+    assert [one for one in summary.found if one.check != "vacuous"] == []
+    assert len(summary.found) <= VACUOUS_SHARE_MAX * summary.seeds, summary.found
     struck = summary.struck
     missing = {kind for kind in STRIKES if not struck[f"strike: {kind}"]}
     assert missing <= RARE if full else len(missing) < (1 - MOST) * len(STRIKES)

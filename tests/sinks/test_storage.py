@@ -227,7 +227,7 @@ def test_the_background_flushes_by_itself(tmp_path: Path, backend: str) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(sink.background)
             await sink.apply(log.deliveries())
-            with anyio.fail_after(5):
+            with anyio.fail_after(60):
                 await committed.wait()
             tasks.cancel_scope.cancel()
         assert sink.statistics().dirty_rows == 0
@@ -456,7 +456,7 @@ def test_a_file_is_not_closed_under_a_call_whose_task_was_cancelled(
 
     def slow(file: StorageFile) -> None:
         entered.set()
-        go_on.wait(10)
+        go_on.wait(60)
         check(file)
         order.append("opened")
 

@@ -342,7 +342,7 @@ def test_it_is_written_in_the_background_when_enough_has_changed(tmp_path: Path)
         some_deltas(log)
         sink = StorageSink(path, image_rows_min=20, flush_s=0.001)
         await sink.open(log)
-        with anyio.fail_after(5):
+        with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(sink.background)
                 await anyio.lowlevel.checkpoint()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _AT_HELP = "as of an offset, a time like 2026-01-31T12:00:00Z, or 1h for an hour ago; default: now"
+_MASTER = "local[*,3]"
 _MASTERS = r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[[\d,]+\]|yarn|(spark|k8s)://.+"
 _TABLE_HELP = "Parquet, CSV or JSON lines; a file, or a folder of them"
 
@@ -29,7 +30,7 @@ def add_spark_verbs(verbs: Any) -> None:
     parser = verb_parser(
         verbs,
         "spark",
-        "jobs on Spark: compare tables, replay, rebuild, audit",
+        "jobs on Spark: compare tables, replay, rebuild",
         "spark replay --data facts --output facts.parquet",
         description="What outgrows one machine. Needs Java 17 and `pip install 'delta-prop[spark]'`.",
     )
@@ -38,7 +39,6 @@ def add_spark_verbs(verbs: Any) -> None:
     _add_import(below)
     _add_replay(below)
     _add_rebuild(below)
-    _add_audit(below)
     _add_stats(below)
 
 
@@ -46,17 +46,22 @@ def _verb(
     below: Any, name: str, help_: str, example: str, run: Callable[[Namespace], int], **more: Any
 ) -> ArgumentParser:
     parser = verb_parser(below, name, help_, f"spark {example}", **more)
+    _spark_arguments(parser)
+    json_argument(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def _spark_arguments(parser: ArgumentParser) -> None:
+    """Which Spark, and whether it is heard."""
     parser.add_argument(
         "--master",
         metavar="URL",
         type=_master,
-        default="local[*,3]",
+        default=_MASTER,
         help="Spark's; default: all cores of this machine",
     )
     parser.add_argument("--spark-log", action="store_true", help="show on standard error what Spark logs")
-    json_argument(parser)
-    parser.set_defaults(run=run)
-    return parser
 
 
 def _master(text: str) -> str:
@@ -118,6 +123,64 @@ def _output_argument(parser: Any, what: str) -> None:
         type=_name,
         help=f"{what} go to this new file: Parquet where it ends so, else JSON lines",
     )
+
+
+# --- audit
+
+
+def add_audit_verb(verbs: Any) -> None:
+    """Add `audit`, which runs on this machine, or with `--spark` on Spark."""
+
+    def start(options: Namespace) -> int:
+        if options.spark:
+            from delta_prop.spark.command.verbs import run_audit
+
+            return run_audit(options)
+        if options.spark_log or options.master != _MASTER:
+            from delta_prop_wire.errors import UsageError
+
+            raise UsageError("--master, --spark-log: they are Spark's; add --spark")
+        from delta_prop.commands.audit import run_audit as run_here
+
+        return run_here(options)
+
+    parser = verb_parser(
+        verbs,
+        "audit",
+        "where a sink's contents are not what the log says",
+        "audit --data facts --storage vectors.db --repair --to localhost:7373",
+        description="Missing, stale, extra and corrupted vectors, each with its reason. Exit status 1 where "
+        "there are some, and they were not all repaired. Runs here in bounded memory; what is more than the "
+        "memory takes goes to a temporary folder (TMPDIR).",
+    )
+    data_argument(parser)
+    sinks = parser.add_mutually_exclusive_group(required=True)
+    sinks.add_argument(
+        "--storage", metavar="FILE", type=_name, help="a storage sink's file, which may be in use"
+    )
+    sinks.add_argument(
+        "--contents",
+        metavar="TABLE",
+        help="what another sink holds, with the columns of a replay: JSON lines, with --spark also Parquet "
+        "or CSV; a file, or a folder of them",
+    )
+    parser.add_argument(
+        "--come", metavar="OFFSET", type=int, help="behind what TABLE has of the log; default: all"
+    )
+    parser.add_argument(
+        "--sink", metavar="NAME", help="what it is attached as: its quarantine counts; of a file: storage"
+    )
+    parser.add_argument(
+        "--repair",
+        action="store_true",
+        help="say again, for each, what the log says; to the server, or without --to into the directory",
+    )
+    _to_arguments(parser, parser)
+    _output_argument(parser, "differences")
+    parser.add_argument("--spark", action="store_true", help="have Spark do it: what outgrows one machine")
+    _spark_arguments(parser)
+    json_argument(parser)
+    parser.set_defaults(run=start)
 
 
 # --- tables
@@ -214,46 +277,6 @@ def _add_rebuild(below: Any) -> None:
     parser.add_argument("--storage", metavar="FILE", type=_name, required=True, help="the file to make")
     parser.add_argument("--at", metavar="PLACE", help=_AT_HELP)
     parser.add_argument("--replace", action="store_true", help="a file that is there loses what it holds")
-
-
-def _add_audit(below: Any) -> None:
-    def start(options: Namespace) -> int:
-        from delta_prop.spark.command.verbs import run_audit
-
-        return run_audit(options)
-
-    parser = _verb(
-        below,
-        "audit",
-        "where a sink's contents are not what the log says",
-        "audit --data facts --storage vectors.db --repair --to localhost:7373",
-        start,
-        description="Missing, stale, extra and corrupted vectors, each with its reason. Exit status 1 where "
-        "there are some, and they were not all repaired.",
-    )
-    data_argument(parser)
-    sinks = parser.add_mutually_exclusive_group(required=True)
-    sinks.add_argument(
-        "--storage", metavar="FILE", type=_name, help="a storage sink's file, which may be in use"
-    )
-    sinks.add_argument(
-        "--contents",
-        metavar="TABLE",
-        help=f"what another sink holds, with the columns of a replay: {_TABLE_HELP}",
-    )
-    parser.add_argument(
-        "--come", metavar="OFFSET", type=int, help="behind what TABLE has of the log; default: all"
-    )
-    parser.add_argument(
-        "--sink", metavar="NAME", help="what it is attached as: its quarantine counts; of a file: storage"
-    )
-    parser.add_argument(
-        "--repair",
-        action="store_true",
-        help="say again, for each, what the log says; to the server, or without --to into the directory",
-    )
-    _to_arguments(parser, parser)
-    _output_argument(parser, "differences")
 
 
 def _add_stats(below: Any) -> None:

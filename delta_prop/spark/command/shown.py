@@ -6,6 +6,7 @@ import base64
 import json
 from typing import TYPE_CHECKING, Any
 
+from delta_prop.auditing.differences import Difference
 from delta_prop.commands import edge
 from delta_prop.commands.places import printable
 from delta_prop_wire.errors import UsageError
@@ -64,12 +65,7 @@ def state_line(row: Row) -> dict[str, Any]:
 
 def difference_line(row: Row) -> dict[str, Any]:
     """A difference, and the delta that mends it."""
-    told = {"vector_id": row.vector_id, "namespace": row.namespace}
-    told |= {"difference": row.difference, "reason": row.reason}
-    if row.op is None:
-        return told
-    expect = {} if row.origin is None else {"expect": f"{row.origin}:{row.counter}"}
-    return told | {"mended_by": delta_line(row) | expect}
+    return Difference(**row.asDict()).line()
 
 
 def _payload(row: Row) -> dict[str, Any]:
@@ -107,8 +103,13 @@ def put_rebuilt(file: str, made: Rebuilt, *, as_json: bool) -> None:
 def put_table(rows: DataFrame) -> None:
     """The first rows, and whether there are more."""
     found = rows.limit(ROWS_MAX + 1).collect()
-    _put_rows(rows.columns, [[_cell(value) for value in row] for row in found[:ROWS_MAX]])
-    if len(found) > ROWS_MAX:
+    put_rows(rows.columns, found[:ROWS_MAX], more=len(found) > ROWS_MAX)
+
+
+def put_rows(heads: Sequence[str], rows: Iterable[Iterable[object]], *, more: bool) -> None:
+    """Rows as a table; `more`: they are not all."""
+    _put_rows(heads, [[_cell(value) for value in row] for row in rows])
+    if more:
         edge.put("and more: --json or --output give all")
 
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
+from delta_prop.commands.audit import (
+    SHOWN,
+    check_sends,
+    checked_target,
+    mend,
+    note_found,
+    note_repaired,
+    sink_name,
+)
 from delta_prop.commands.places import EARLIEST, LATEST, parse_at
 from delta_prop.spark.command import shown
 from delta_prop.spark.command.checking import (
@@ -19,7 +28,6 @@ from delta_prop.spark.command.checking import (
     check_output,
     check_tables,
     place_of,
-    remote_of,
     target_of,
 )
 from delta_prop.spark.command.spark_log import SparkLog
@@ -35,8 +43,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from delta_prop.client import SyncProducer
-    from delta_prop.spark.jobs.auditing import Repaired
     from delta_prop.spark.options import Remote
 
 OK, FAILED = 0, 1
@@ -190,69 +196,37 @@ def run_rebuild(options: Namespace) -> int:
 
 
 def run_audit(options: Namespace) -> int:
-    """`audit`. Raises UsageError, JobFailed, Refused, and what reading the log raises."""
-    if options.server is not None and not options.repair:
-        raise UsageError("--to: only a repair sends something; add --repair")
-    if options.come is not None and (options.contents is None or options.come < 0):
-        raise UsageError(f"--come {options.come}: give it beside --contents, an offset from 0 on")
-    target, progress = None if options.server is None else remote_of(options, "--to"), edge.Progress()
+    """`audit --spark`. Raises UsageError, JobFailed, Refused, and what reading the log raises."""
+    target, progress = checked_target(options), edge.Progress()
     check_spark()
     check_output(options)
     check_directory(options.data, writes=options.repair and target is None)
     if options.contents is not None:
         check_tables([options.contents], options)
 
-    from delta_prop.spark.jobs.auditing import audit, log_to_audit, reached_by
+    from delta_prop.spark.jobs.auditing import audit, log_to_audit, reached_in, repairs
     from delta_prop.spark.jobs.importing import read_table
 
     log = log_to_audit(options.data)
     if options.storage is not None:
-        reached_by(options.storage, options.data, log)  # or it is told what is wrong with the file
-    if target is not None:
-        with _producer(target, options):
-            pass  # it may send
+        reached_in(options.storage, options.data, log)  # or it is told what is wrong with the file
+    check_sends(target, options)
     with _spark(options, progress) as spark:
         progress.tell("the sink is compared with the log")
         sink = options.storage if options.contents is None else read_table(spark, options.contents)
-        name = options.sink or (None if options.storage is None else "storage")
-        found = audit(spark, options.data, sink, come=options.come, name=name).localCheckpoint()
-        counts = {row.difference: row["count"] for row in found.groupBy("difference").count().collect()}
+        found = audit(spark, options.data, sink, come=options.come, name=sink_name(options)).localCheckpoint()
+        kinds = found.groupBy("difference").count().collect()
+        counts = Counter({row.difference: row["count"] for row in kinds})
         progress.end()
         if options.output is not None or options.json:
             shown.give(found, options.output, shown.difference_line)
         elif counts:
-            shown.put_table(found.select("difference", "namespace", "vector_id", "reason"))
-        count = sum(counts.values())
-        told = ", ".join(f"{number:,} {kind}" for kind, number in sorted(counts.items()))
-        edge.note(f"{count:,} differences: {told}" if counts else "no differences")
+            shown.put_table(found.select(*SHOWN))
+        note_found(counts)
         if not counts or not options.repair:
             return FAILED if counts else OK
-        repaired = _repair(found, options, target)
-    edge.note(
-        f"{repaired.mended:,} of {count:,} were said again; {repaired.moved_on:,} have moved on since, "
-        f"{repaired.refused:,} were refused"
-    )
-    for line in repaired.told:
-        edge.note(line)
-    return OK if repaired.mended == count else FAILED
-
-
-def _repair(found: DataFrame, options: Namespace, target: Remote | None) -> Repaired:
-    from delta_prop.spark.jobs.auditing import repair, repair_directory
-
-    if target is None:
-        import anyio
-
-        return anyio.run(partial(repair_directory, found, options.data))
-    with _producer(target, options) as producer:
-        return repair(found, producer)
-
-
-def _producer(target: Remote, options: Namespace) -> SyncProducer:
-    from delta_prop.client import SyncProducer
-
-    options.producer = options.producer or edge.drawn_name()
-    return SyncProducer(target.addresses, name=options.producer, token=target.token, tls=target.tls)
+        repaired = mend(repairs(found), options, target)
+    return note_repaired(repaired, counts)
 
 
 def run_stats(options: Namespace) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from delta_prop.auditing.differences import patch_between
 from delta_prop.spark.jobs.pairs import FACTS, MEMBER, Pairs, fault, first_of_vector, paired
 from delta_prop.spark.states.folding_numbers import Lists, spans
 from delta_prop_wire.delta import Kind
@@ -178,23 +179,6 @@ def _patches(pairs: Pairs) -> pa.Array:
         patch = patch_between(_read(rows, pairs.old[at]), _read(rows, pairs.new[at]))
         found[at] = json.dumps(patch, ensure_ascii=False, separators=(",", ":")) if patch else None
     return pa.array(found, pa.string())
-
-
-def patch_between(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """The merge patch that makes the one of the other; empty where they are the same."""
-    patch: dict[str, Any] = {name: None for name in old if name not in new}
-    for name, value in new.items():
-        before = old.get(name)
-        if isinstance(value, dict) and isinstance(before, dict):
-            if inner := patch_between(before, value):
-                patch[name] = inner
-        elif name not in old or _canonical(before) != _canonical(value):
-            patch[name] = value
-    return patch
-
-
-def _canonical(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)  # else 0 and False, or 1 and 1.0, were the same
 
 
 def _read(rows: pa.RecordBatch, row: int) -> dict[str, Any]:

@@ -14,24 +14,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.spark.jobs.comparing import patch_between
+from delta_prop.auditing.differences import Held, Known, Verdict, difference, judge
 from delta_prop.spark.states.buckets import HELD, UNORDERED, Gathering, pieces
 from delta_prop.spark.states.changes import CHANGES, STATE
 from delta_prop.spark.states.folding import column_of, fold
 from delta_prop.spark.states.folding_numbers import Lists
 from delta_prop.spark.states.folding_rows import state_in
 from delta_prop.spark.states.stored import UNTOLD
-from delta_prop_wire.algebra import State
 from delta_prop_wire.delta import Kind
-from delta_prop_wire.topics import kind_name
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
 
     from numpy.typing import NDArray
 
-MISSING, STALE, EXTRA, CORRUPTED = "missing", "stale", "extra", "corrupted"
-SET_ASIDE = "set aside"
 DIFFERENCES = pa.schema(
     [
         pa.field("namespace", pa.string(), nullable=False),
@@ -84,7 +80,7 @@ def differences(
         keys = pa.array([one.key for one in found], pa.string())
         now = pa.concat_tables([before.table(), rest])
         present = fold(now.filter(pc.is_in(now.column("key"), keys)))
-        yield _told(found, {row["key"]: row for row in present.to_pylist()}, _Rows(sink), aside)
+        yield _rows(found, {row["key"]: row for row in present.to_pylist()}, aside)
 
 
 def _applied(changes: pa.Table, sink: pa.Table) -> pa.Table:
@@ -97,12 +93,11 @@ def _applied(changes: pa.Table, sink: pa.Table) -> pa.Table:
 
 
 class _Found(NamedTuple):
-    """A difference: of which vector, the sink's row or -1, what, why."""
+    """A difference: of which vector, what, and the sink's row."""
 
     key: str
-    row: int
-    difference: str
-    reason: str
+    verdict: Verdict
+    held: Held | None
 
 
 class _Rows:
@@ -121,54 +116,55 @@ class _Rows:
         )
         self.offsets = column_of(table, "offset").to_numpy()
 
-    def state(self, row: int) -> State:
-        """One of them."""
-        return state_in(self.table.slice(row, 1).to_pylist()[0])
+    def known(self, row: int) -> Known:
+        """One of them, as what the log makes of a vector."""
+        return Known(state_in(self._told(row)), int(self.offsets[row]))
+
+    def held(self, row: int) -> Held:
+        """One of them, as a sink's row."""
+        told = self._told(row)
+        kind = Kind(told["kind"] & ~STATE)
+        vector = np.array(told["values"], np.float32) if kind is Kind.CREATE else None
+        tells = told["patch"] != UNTOLD
+        metadata = _unpacked(told["patch"]) if tells else {}
+        key = (told["lamport"], told["origin"], told["counter"]) if told["lamport"] else None
+        return Held(kind, vector, told["data"] or b"", metadata, key, told["offset"], tells)
+
+    def _told(self, row: int) -> dict[str, Any]:
+        found: dict[str, Any] = self.table.slice(row, 1).to_pylist()[0]
+        return found
 
 
 def _compared(log: _Rows, sink: _Rows) -> Iterator[_Found]:
+    """Columns tell which rows differ; what it is that differs is told of those alone, one by one."""
     at = pc.index_in(log.keys, value_set=sink.keys)
     there = at.is_valid().to_numpy(zero_copy_only=False)
     rows = pc.fill_null(at, -1).to_numpy()
     for one in (~there & log.alive).nonzero()[0].tolist():
-        yield _Found(
-            log.keys[one].as_py(),
-            -1,
-            MISSING,
-            f"the log has it since offset {log.offsets[one]}, the sink has no row",
-        )
+        yield _found(log.keys[one].as_py(), log.known(one), None)
     known = np.zeros(len(sink.alive), bool)
     known[rows[there]] = True
     for row in (~known & sink.alive).nonzero()[0].tolist():
-        yield _Found(sink.keys[row].as_py(), row, EXTRA, "the log tells of no such vector")
+        yield _found(sink.keys[row].as_py(), None, sink.held(row))
     pairs = there.nonzero()[0]
-    yield from _of_pairs(log, sink, pairs, rows[pairs])
+    for one in pairs[_differ(log, sink, pairs, rows[pairs])].tolist():
+        yield _found(log.keys[one].as_py(), log.known(one), sink.held(int(rows[one])))
 
 
-def _of_pairs(log: _Rows, sink: _Rows, ours: NDArray[np.intp], theirs: NDArray[np.intp]) -> Iterator[_Found]:
-    """Vectors that both have a row of: `ours` in the log, `theirs` in the sink."""
-    alive, held = log.alive[ours], sink.alive[theirs]
+def _found(key: str, known: Known | None, held: Held | None) -> _Found:
+    verdict = judge(known, held)
+    assert verdict is not None, key
+    return _Found(key, verdict, held)
+
+
+def _differ(log: _Rows, sink: _Rows, ours: NDArray[np.intp], theirs: NDArray[np.intp]) -> NDArray[np.bool_]:
+    """Which vectors differ of those that both have a row of: `ours` in the log, `theirs` in the sink."""
     mine, other = log.canonical[ours], sink.canonical[theirs]
     told = other[:, 0] > 0  # where the sink tells no delta, the content alone is compared
-    same_delta = (mine == other).all(axis=1) | ~told
-    same = _same_content(log, sink, ours, theirs)
-    for at in ((alive | held) & ~(same & same_delta)).nonzero()[0].tolist():
-        row, offset = int(theirs[at]), int(log.offsets[ours[at]])
-        older = bool(told[at]) and tuple(other[at].tolist()) < tuple(mine[at].tolist())
-        key = log.keys[int(ours[at])].as_py()
-        if not alive[at]:
-            yield _Found(key, row, EXTRA, f"the log has it deleted since offset {offset}")
-        elif not held[at] and not same_delta[at]:
-            yield _Found(key, row, MISSING, f"the log has it since offset {offset}, the sink has it deleted")
-        else:
-            what = "its content is right" if same[at] else _detail(log.state(int(ours[at])), sink, row)
-            if older:
-                kind, why = STALE, f"it lacks the delta at offset {offset}"
-            elif same_delta[at]:
-                kind, why = CORRUPTED, f"it has the delta at offset {offset}"
-            else:
-                kind, why = CORRUPTED, "its last delta is none of the log's"
-            yield _Found(key, row, kind, f"{what}; {why}")
+    same = (mine == other).all(axis=1) | ~told
+    same &= _same_content(log, sink, ours, theirs)
+    differ: NDArray[np.bool_] = (log.alive[ours] | sink.alive[theirs]) & ~same
+    return differ
 
 
 def _same_content(
@@ -206,64 +202,12 @@ def _unpacked(packed: bytes | None) -> dict[str, Any] | None:
         return None
 
 
-def _detail(wanted: State, sink: _Rows, row: int) -> str:
-    """What is wrong with a row of the sink, at its first place."""
-    vector = sink.values.flat[sink.values.bounds[row] : sink.values.bounds[row + 1]]
-    kinds = {Kind.CREATE: "a vector", Kind.OPAQUE: "bytes", Kind.DELETE: "deleted"}
-    kind, held = Kind.OPAQUE if wanted.vector is None else Kind.CREATE, sink.kinds[row]
-    if held != kind:
-        return f"it is {kinds[held]}, not {kinds[kind]}"
-    if wanted.vector is not None and len(vector) != len(wanted.vector):
-        return f"it has {len(vector)} numbers, not {len(wanted.vector)}"
-    if wanted.vector is not None and vector.tobytes() != wanted.vector.tobytes():
-        places = (vector.view(np.uint32) != wanted.vector.view(np.uint32)).nonzero()[0]
-        at = int(places[0])
-        more = f", and {len(places) - 1} more" if len(places) > 1 else ""
-        return f"number {at} is {vector[at]:.9g}, not {wanted.vector[at]:.9g}{more}"
-    if wanted.data is not None and sink.data[row].as_py() != wanted.data:
-        return f"its {len(sink.data[row].as_py())} bytes are not the {len(wanted.data)} of the log"
-    metadata = _unpacked(sink.patches[row].as_py())
-    if metadata is None:
-        return "its metadata cannot be read"
-    patch = patch_between(metadata, dict(wanted.metadata))
-    return f"its metadata differ in {', '.join(map(repr, sorted(patch)[:3]))}"
-
-
-def _told(
-    found: list[_Found], present: dict[str, dict[str, Any]], sink: _Rows, aside: Container[str]
-) -> pa.RecordBatch:
+def _rows(found: list[_Found], present: dict[str, dict[str, Any]], aside: Container[str]) -> pa.RecordBatch:
     rows = []
     for one in found:
         namespace, _, vector_id = one.key.partition("\0")
-        row = {
-            "namespace": namespace,
-            "vector_id": vector_id,
-            "difference": one.difference,
-            "reason": one.reason,
-        }
         now = present.get(one.key)
-        held = None if one.row < 0 else _unpacked(sink.patches[one.row].as_py())
-        if one.key in aside:
-            row |= {"difference": SET_ASIDE, "reason": f"{one.reason}; deltas of it wait in the quarantine"}
-        else:
-            row |= {"op": kind_name(Kind.DELETE)} if now is None else _mending(state_in(now), held or {})
-        if now is not None:
-            row |= {"origin": f"{now['origin']:016x}", "counter": now["counter"]}
-        rows.append(row)
+        state = None if now is None else state_in(now)
+        told = difference((namespace, vector_id), one.verdict, one.held, state, aside=one.key in aside)
+        rows.append(told._asdict())
     return pa.RecordBatch.from_pylist(rows, schema=DIFFERENCES)
-
-
-def _mending(state: State, held: dict[str, Any]) -> dict[str, Any]:
-    """The delta that sets a vector to its state, whatever a sink has in its place.
-
-    A create clears metadata; bytes keep them, so that those which are too many are removed one by one.
-    """
-    if not state.alive:
-        return {"op": kind_name(Kind.DELETE)}
-    metadata = dict(state.metadata)
-    if state.vector is not None:
-        told: dict[str, Any] = {"op": kind_name(Kind.CREATE), "vector": state.vector}
-    else:
-        told = {"op": kind_name(Kind.OPAQUE), "data": state.data}
-        metadata |= {name: None for name in held if name not in metadata}
-    return told | ({"metadata": json.dumps(metadata, ensure_ascii=False)} if metadata else {})

@@ -70,7 +70,7 @@ def test_the_end_of_the_block_waits_and_tells_what_is_left() -> None:
         SyncProducer(service.address, name="job", settings=settings),
     ):
         pass
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_a_service_that_went_away_is_told_in_time() -> None:

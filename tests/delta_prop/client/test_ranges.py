@@ -13,6 +13,7 @@ from delta_prop.client import ClientSettings, SyncProducer, Unreachable
 from delta_prop.client.ranges import Asker
 from delta_prop.config import Settings
 from delta_prop.ports import Tls
+from delta_prop.server import peer
 from delta_prop_wire.cutting import deltas_of
 from delta_prop_wire.delta import Delta, Priority, create, make_origin, opaque, producer_id_of
 from delta_prop_wire.errors import Refused, UsageError
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch
 
 QUICK = ClientSettings(open_s_max=0.3)
+TOLD_EACH_S = 20.0
+"""How seldom a service tells how far a reader is, where a test is to show that nothing waits for that."""
 
 
 def made(key: str, **more: Any) -> Delta:
@@ -71,7 +74,8 @@ def test_a_range_is_read_exactly_wherever_it_is_cut() -> None:
                 assert found == [(at, at + 1, keys[at]) for at in range(start, end)]
 
 
-def test_topics_leave_rows_out_and_the_end_is_told_at_once() -> None:
+def test_topics_leave_rows_out_and_the_end_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "_PROGRESS_S", TOLD_EACH_S)
     with served() as service:
         keys = publish(service.address, [10, 20], ("docs", "rows", "rows"))
         asker = Asker(service.address)
@@ -81,7 +85,7 @@ def test_topics_leave_rows_out_and_the_end_is_told_at_once() -> None:
         wanted = [at for at in range(2, 29) if at % 3 == 0 or at == 4]
         assert found == [(at, at + 1, keys[at]) for at in wanted]
         assert list(asker.read(0, 30, [Topic.parse("ns:nobody's")])) == []
-        assert time.monotonic() - began < 0.9, "it waited for what is told each second"
+        assert time.monotonic() - began < TOLD_EACH_S, "it waited for what is told now and then"
 
 
 def test_connections_that_break_lose_and_double_nothing() -> None:
@@ -123,14 +127,15 @@ def test_a_place_that_is_gone_and_one_that_never_was() -> None:
             list(asker.read(250, 300, log=(bytes([1]) * 16, bounds.epoch)))
 
 
-def test_what_is_void_in_the_log_is_passed_over() -> None:
+def test_what_is_void_in_the_log_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "_PROGRESS_S", TOLD_EACH_S)
     with served() as service, SyncProducer(service.address, name="test") as p:
         p.publish(Delta("a", create([1.0]), "n"))
         with pytest.raises(Refused, match="INVALID_DELTA"):
             p.publish(Delta("b", create([1.0, 2.0]), "n"))
         began = time.monotonic()
         assert rows_of(list(Asker(service.address).read(0, 2))) == [(0, 1, "a")]
-        assert time.monotonic() - began < 0.9
+        assert time.monotonic() - began < TOLD_EACH_S
 
 
 def test_times_are_places(tmp_path: Path) -> None:
@@ -167,7 +172,7 @@ def test_a_service_that_is_not_there() -> None:
         gone.bounds()
     with pytest.raises(Unreachable, match=r"has answered for 0\.3 s"):
         list(gone.read(0, 1))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_another_address_of_the_service_is_tried() -> None:

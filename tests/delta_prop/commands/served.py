@@ -75,5 +75,5 @@ def served(
         yield found[0]
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
     assert not thread.is_alive()

@@ -79,6 +79,6 @@ def test_what_is_printed_is_utf8_whatever_the_locale(
 
 def test_closed_standard_streams_are_empty_ones(command: Command) -> None:
     verb = [sys.executable, "-m", "delta_prop", "publish", "--data", str(command.data)]
-    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>/dev/null', "sh", *verb], timeout=30, check=False)
+    done = subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>/dev/null', "sh", *verb], timeout=60, check=False)
     assert done.returncode == 0
     assert command("log", "verify").status == 0

@@ -152,7 +152,7 @@ def test_what_cannot_be_done_now_stays(world: World, monkeypatch: pytest.MonkeyP
 
 def until_left(count: int) -> Callable[[Propagator], Awaitable[None]]:
     async def main(p: Propagator) -> None:
-        with anyio.fail_after(10):
+        with anyio.fail_after(60):
             while len(p.quarantine("adds")) > count:  # noqa: ASYNC110 - no event tells of it
                 await anyio.sleep(0.05)
 

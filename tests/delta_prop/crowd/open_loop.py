@@ -45,7 +45,7 @@ class Client:
     """One blocking connection that has said hello."""
 
     def __init__(self, port: int, *origins: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=20)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._decoder = Decoder()
         self.send(Subscribe(1, Hello(origins=tuple(OriginClaim(origin) for origin in origins))))

@@ -5,13 +5,12 @@ A server in a process of its own, honest clients beside it all the time.
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
-import subprocess
-import sys
 import time
 from contextlib import closing, suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -19,16 +18,21 @@ import pytest
 from delta_prop_wire.codec import encode
 from delta_prop_wire.delta import AckLevel, make_origin
 from delta_prop_wire.frames import Ack, Hello, Nack, Subscribe
+from tests.delta_prop.crowd.attacks import mutated, visitor
 from tests.delta_prop.crowd.open_loop import Client, Frames, median_ratio
 from tests.delta_prop.server.process import served
 from tests.delta_prop.server.raw import opaque_batch
 
-ATTACKER = Path(__file__).with_name("attacker.py")
-ATTACKS_PER_S = 150.0
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.delta_prop.server.process import Served
+
 ROUNDS, TRIES = 5, 5
 ROWS = 10
 MEMORY_BYTES_MAX = 64 * 1024 * 1024
 P99_RATIO_MAX = 2.0
+CPU_RATIO_MAX = 3.0
 ENVIRONMENT = {
     "DELTA_PROP_SERVER__HANDSHAKE_S_MAX": "1",
     "DELTA_PROP_SERVER__HEARTBEAT_S": "1",
@@ -80,6 +84,7 @@ class Honest:
 
 @pytest.mark.alone
 def test_mutated_frames_hurt_nobody(tmp_path: Path, full: bool) -> None:
+    """Judged by the processor time that an honest batch may have to wait for, beside a stranger each."""
     frames = 20_000 if full else 1_000
     with (
         served(tmp_path / "data", "--level", "logged", env=ENVIRONMENT) as server,
@@ -88,36 +93,36 @@ def test_mutated_frames_hurt_nobody(tmp_path: Path, full: bool) -> None:
         honest.go(100)
         files, memory = server.files(), server.rss_bytes()
         pairs: list[tuple[float, float]] = []
-        while len(pairs) < ROUNDS * TRIES and (not pairs or median_ratio(pairs) > P99_RATIO_MAX):
+        while len(pairs) < ROUNDS * TRIES and (not pairs or median_ratio(pairs) > CPU_RATIO_MAX):
             for number in range(len(pairs), len(pairs) + ROUNDS):
-                pairs.append(one_round(server.port, frames // ROUNDS, number, honest))
+                pairs.append(one_round(server, frames // ROUNDS, number, honest))
         settle(lambda: server.files() <= files)
         told = ", ".join(f"{a * 1e3:.1f} -> {b * 1e3:.1f}" for a, b in pairs)
         print(
-            f"{frames * len(pairs) // ROUNDS} mutated frames: p99 x {median_ratio(pairs):.2f} ({told} ms), "
-            f"memory +{(server.rss_bytes() - memory) / 2**20:.0f} MiB, files {files} -> {server.files()}"
+            f"{frames * len(pairs) // ROUNDS} mutated frames: CPU p99 x {median_ratio(pairs):.2f}, "
+            f"{told} ms, memory +"
+            f"{(server.rss_bytes() - memory) / 2**20:.0f} MiB, files {files} -> {server.files()}"
         )
         assert server.process.poll() is None
         assert server.rss_bytes() - memory <= MEMORY_BYTES_MAX
         assert server.files() <= files
-        assert median_ratio(pairs) <= P99_RATIO_MAX, told
+        assert median_ratio(pairs) <= CPU_RATIO_MAX, told
 
 
-def one_round(port: int, frames: int, seed: int, honest: Honest) -> tuple[float, float]:
-    """The 99th percentile that an honest client sees alone, and while somebody attacks, in seconds."""
-    command = [sys.executable, str(ATTACKER), str(port), str(frames), str(ATTACKS_PER_S), str(seed)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as attacker:
-        assert attacker.stdin is not None
-        assert attacker.stdout is not None
-        attacker.stdout.readline()  # it is there, and its start disturbs nobody any more
-        alone = honest.go(300)
-        attacker.stdin.write("begin\n")
-        attacker.stdin.flush()
-        beside: list[float] = []
-        while attacker.poll() is None:
-            beside += honest.go(20)
-    assert attacker.returncode == 0
-    return p99(alone), p99(beside)
+def one_round(server: Served, frames: int, seed: int, honest: Honest) -> tuple[float, float]:
+    """The 99th percentile of what a stranger and an honest batch cost the server together: of strangers who
+    say hello and are silent then, and of those who send mutated frames, in turn.
+    """
+    chance = random.Random(seed)
+    taken: tuple[list[float], list[float]] = [], []
+    for raw in mutated(chance, frames):
+        visits = (b"", True), (raw, chance.random() < 0.8)
+        for costs, (sent, greets) in zip(taken, visits, strict=True):
+            before = server.loop_cpu_s()
+            with visitor(server.port, sent, greets=greets):
+                honest.go(1)
+            costs.append(server.loop_cpu_s() - before)
+    return p99(taken[0]), p99(taken[1])
 
 
 @pytest.mark.alone
@@ -164,17 +169,17 @@ def half_open(port: int, honest: Honest) -> tuple[float, float]:
 
 
 def connect(port: int, first: bytes) -> socket.socket:
-    one = socket.create_connection(("127.0.0.1", port), timeout=10)
+    one = socket.create_connection(("127.0.0.1", port), timeout=60)
     with suppress(OSError):
         one.sendall(first)
     return one
 
 
 def settle(condition: object) -> None:
-    """Give it a few seconds."""
+    """Give it a few seconds, or on a busy machine more."""
     assert callable(condition)
     began = time.monotonic()
-    while not condition() and time.monotonic() - began < 6:
+    while not condition() and time.monotonic() - began < 60:
         time.sleep(0.05)
 
 

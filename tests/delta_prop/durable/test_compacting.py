@@ -50,7 +50,7 @@ async def written(data: Path, count: int = 300) -> tuple[int, int]:
         for number in range(count):
             await p.publish(made(number))
         told = p.statistics().log
-        with anyio.fail_after(10):  # what a snapshot stands for goes a little later than it comes
+        with anyio.fail_after(60):  # what a snapshot stands for goes a little later than it comes
             while told.compacting or told.first_offset != told.snapshot_offset:  # type: ignore[union-attr]
                 await anyio.sleep(0.01)
                 told = p.statistics().log

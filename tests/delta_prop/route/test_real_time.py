@@ -65,7 +65,7 @@ def test_the_first_delta_reaches_an_idle_sink_without_a_timer(loop: dict[str, An
                 begin = time.perf_counter()
                 await p.wait_visible(await p.publish(Delta("v", opaque(b"x"))))
         took.sort()
-        print(f"first delta: median {took[15] * 1e6:.0f} us")
-        assert took[15] < 0.003  # three times what is meant, for busy machines
+        print(f"first delta: median {took[15] * 1e6:.0f} us, least {took[0] * 1e6:.0f} us")
+        assert took[0] < 0.003  # a timer would delay all of them, a busy machine only some
 
     anyio.run(main, **loop)

@@ -31,6 +31,10 @@ class Served:
         told = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(told[11]) + int(told[12])) / _TICKS
 
+    def loop_cpu_s(self) -> float:
+        """The same of its first thread alone, where its event loop runs; exact where that sleeps."""
+        return int(Path(f"/proc/{self.process.pid}/schedstat").read_text().split()[0]) / 1e9
+
     def rss_bytes(self) -> int:
         """Resident memory."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()

@@ -44,7 +44,7 @@ async def served(tmp_path: Path, codec: Compress) -> AsyncIterator[Address]:
         for number in range(BATCHES):
             data = b"%d " % number * 100
             await p.publish(*[Delta(f"v{row}", opaque(data), namespace="n") for row in range(ROWS)])
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while p.statistics().log.compressed_segments < 1:  # noqa: ASYNC110 - nobody tells of it
                 await anyio.sleep(0.05)
         async with serving(p) as (_, address):

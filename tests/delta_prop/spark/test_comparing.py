@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
-from delta_prop.spark.jobs.comparing import DELTAS, compare, patch_between  # noqa: E402
+from delta_prop.auditing.differences import patch_between  # noqa: E402
+from delta_prop.spark.jobs.comparing import DELTAS, compare  # noqa: E402
 from delta_prop.spark.jobs.pairs import FACTS, MEMBER, NEW, OLD  # noqa: E402
 from delta_prop_wire import delta as d  # noqa: E402
 from delta_prop_wire.algebra import State, apply  # noqa: E402

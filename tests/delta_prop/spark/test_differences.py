@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from operator import itemgetter
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 
 pa = pytest.importorskip("pyarrow")
 
+from delta_prop.auditing import Difference  # noqa: E402
 from delta_prop.spark.states.buckets import HELD, spread, spread_held  # noqa: E402
 from delta_prop.spark.states.differences import DIFFERENCES, differences  # noqa: E402
 from delta_prop.spark.states.folding import fold  # noqa: E402
@@ -20,6 +24,8 @@ from delta_prop_wire import delta as d  # noqa: E402
 from delta_prop_wire.algebra import State, apply  # noqa: E402
 from delta_prop_wire.delta import Delta, Kind, Operation  # noqa: E402
 from tests.broker.histories import Name, Rows, Step, seen, steps_with_ids  # noqa: E402
+from tests.delta_prop.auditing.comparing import compared, history_states  # noqa: E402
+from tests.delta_prop.spark.logs import write  # noqa: E402
 from tests.delta_prop.spark.test_folding import states, table, written  # noqa: E402
 
 Held = dict[Name, tuple[State, int]]
@@ -202,3 +208,25 @@ def test_what_waits_in_the_quarantine_is_told_and_not_mended() -> None:
     assert row["difference"] == "set aside"
     assert row["reason"].endswith("the sink has no row; deltas of it wait in the quarantine")
     assert row["op"] is None
+
+
+@given(st.lists(steps_with_ids, min_size=1, max_size=12), st.data())
+def test_report_is_that_of_an_audit_without_spark(history: list[Step], data: st.DataObject) -> None:
+    """Of a sink in whatever state: the rows of some vectors changed, exchanged, lost."""
+    with TemporaryDirectory() as folder:
+        batches = write(Path(folder), history).batches
+        rows = Rows.below(batches, 1 << 60)
+        come = data.draw(st.integers(0, batches[-1].next_offset))
+        held = history_states(rows, dict.fromkeys(rows.of, come))
+        for name in data.draw(st.sets(st.sampled_from(sorted(held)))) if held else ():
+            state, offset = held.pop(name)
+            others = [state, State(key=(1, 9, 9)), *(one for one, _ in held.values())]
+            other = data.draw(st.sampled_from(others))
+            key = data.draw(st.sampled_from([state.key, other.key]))
+            where = data.draw(st.sampled_from([name, ("n", "new"), None]))
+            if where is not None:
+                held[where] = (changed(other, key=key), offset)
+        aside = frozenset(data.draw(st.sets(st.sampled_from(["n\0a", "n\0b", "n\0new"]))))
+        on_spark = sorted(audited(batches, held, come, aside), key=itemgetter("namespace", "vector_id"))
+        here = compared(folder, held, come, aside=aside)
+        assert [one.line() for one in here] == [Difference(**row).line() for row in on_spark]

@@ -137,7 +137,7 @@ def test_a_driver_that_is_killed_between_write_and_commit(spark: SparkSession, a
         start_new_session=True,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert child.returncode == -signal.SIGKILL, child.stderr[-2_000:]

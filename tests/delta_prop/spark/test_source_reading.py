@@ -108,7 +108,7 @@ def test_a_stream_in_bounded_batches_that_ends_and_goes_on(
             .trigger(availableNow=True)
             .start()
         )
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(180)
         return [progress["numInputRows"] for progress in query.recentProgress]
 
     assert run(maxRowsPerTrigger=400, since=1) == [400, 200]

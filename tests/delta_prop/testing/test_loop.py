@@ -57,9 +57,9 @@ def test_an_hour_of_sleeps_takes_milliseconds(backend: str) -> None:
                 await anyio.sleep(10)
         return anyio.current_time()
 
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert run_virtual(main, backend=backend) == 3600
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 def test_runs_are_the_same_in_every_process() -> None:

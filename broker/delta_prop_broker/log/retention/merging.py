@@ -68,14 +68,26 @@ class Changes:
 
 
 class Merge:
-    """The states, given to `out` in order. `base` is the snapshot before, `runs` come in the log's order."""
+    """The states, given to `out` in order. `base` is the snapshot before, `runs` come in the log's order.
 
-    def __init__(self, base: Iterable[LoggedBatch], runs: list[Run], folding: Folding, out: Frames) -> None:
+    `keep_tombstones`: what was deleted before `base` already is given too.
+    """
+
+    def __init__(
+        self,
+        base: Iterable[LoggedBatch],
+        runs: list[Run],
+        folding: Folding,
+        out: Frames,
+        *,
+        keep_tombstones: bool = False,
+    ) -> None:
         self._base = Rows(base)
         self._last = [Rows(run.rows) for run in runs]
         self._changes = [Changes(run.changes) for run in runs]
         self._folding = folding
         self._out = out
+        self._keep_tombstones = keep_tombstones
 
     def run(self) -> Iterator[None]:
         """Do it, in small steps. Raises LogDamaged, OSError, Refused where a state is too large."""
@@ -140,7 +152,8 @@ class Merge:
                 self._overlay(rows, end, cells, codes, again)
         known = {f"{row.namespace}\0{row.vector_id}" for row in folded}
         folded += [self._fold(key) for key in again if key not in known]
-        self._drop_tombstones(cells, codes)
+        if not self._keep_tombstones:
+            self._drop_tombstones(cells, codes)
         carried = self._carried(ends, cells, codes)
         for made in _encoded(folded):
             first = len(cells) << ROW_BITS

@@ -25,7 +25,7 @@ from delta_prop_wire.states import assemble_states
 from delta_prop_wire.twins import Identified, without_effect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from delta_prop_broker.disk import Disk
     from delta_prop_wire.algebra import Key, Patch
@@ -154,12 +154,16 @@ class RunBuilder:
     _sets: dict[str, int] = field(default_factory=dict)  # a dense or opaque: metadata before it count
     _changes: dict[str, list[int]] = field(default_factory=dict)
 
-    def add(self, logged: LoggedBatch) -> None:
-        """The next frame; no control frame."""
+    def add(self, logged: LoggedBatch, rows: Sequence[int] | None = None) -> None:
+        """The next frame; no control frame. `rows`: these of it alone, which rise."""
         one = Cells(logged)
         batch, first = logged.batch, len(self._cells) << ROW_BITS
         self._cells.append(one)
         self.bytes += batch.size + ROW_OVERHEAD_BYTES * batch.count
+        if rows is not None:
+            for row in rows:
+                self._changes_of(one.keys[row]).append(first + row)
+            return
         codes = range(first, first + batch.count)
         metadata = batch.column(Column.METADATA)
         if self.in_order and not batch.kinds_mask & ~_RESETS:

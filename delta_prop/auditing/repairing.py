@@ -1,0 +1,108 @@
+"""Repairs of what an audit found: deltas that say again what the log says, sent through the service.
+
+No sink is changed behind the service's back: every sink takes the deltas in order with all others, and the
+log still tells why each holds what it holds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.jsonlines import delta_from_line
+from delta_prop_wire.spec import ErrorCode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from delta_prop.auditing.differences import Difference
+    from delta_prop.client import SyncProducer, SyncReceipt
+    from delta_prop_wire.delta import Delta
+
+OPEN_MAX = 1_000
+"""So many deltas of a repair are sent before the first is answered."""
+TOLD_MAX = 100
+
+
+@dataclass(slots=True)
+class Repaired:
+    """What became of a repair. `moved_on`: vectors that changed since the audit, left as they are; `refused`:
+    why, by vector. Of both the first hundred are named.
+    """
+
+    mended: int = 0
+    moved_on: int = 0
+    refused: int = 0
+    told: list[str] = field(default_factory=list)
+
+
+def repairs(found: Iterable[Difference]) -> Iterator[Delta]:
+    """The deltas that mend the differences an audit found, one each.
+
+    A vector that the log has is set again to what the log makes of it, one that it has not, or has deleted,
+    is deleted again: also where only one sink held too much, every sink takes the delta and ends up right.
+    Each expects the last delta that the log has of its vector, and is refused where that has moved on.
+    """
+    for one in found:
+        delta = mending_delta(one.line())
+        if delta is not None:
+            yield delta
+
+
+def mending_delta(line: dict[str, object]) -> Delta | None:
+    """The delta that mends the difference on a line of a report; None where it has none."""
+    told = line.get("mended_by")
+    return None if told is None else delta_from_line(json.dumps(told, ensure_ascii=False))
+
+
+def repair(deltas: Iterable[Delta], producer: SyncProducer) -> Repaired:
+    """Send deltas of a repair through the service, and wait for the outcome of all.
+
+    Raises Refused, Unreachable.
+    """
+    repaired = Repaired()
+    waiting: deque[tuple[Delta, SyncReceipt]] = deque()
+    for delta in deltas:
+        waiting.append((delta, producer.offer(delta)))
+        if len(waiting) > OPEN_MAX:
+            _settle(*waiting.popleft(), repaired)
+    while waiting:
+        _settle(*waiting.popleft(), repaired)
+    return repaired
+
+
+async def repair_directory(deltas: Iterable[Delta], data: str) -> Repaired:
+    """Write deltas of a repair into a data directory that nobody serves. Raises LogBusy, Refused, OSError."""
+    from delta_prop.embedded import Propagator
+
+    repaired = Repaired()
+    async with Propagator(data=data) as propagator:
+        for delta in deltas:
+            try:
+                await propagator.publish(delta)
+            except Refused as refusal:
+                _note(delta, refusal, repaired)
+            else:
+                repaired.mended += 1
+    return repaired
+
+
+def _settle(delta: Delta, receipt: SyncReceipt, repaired: Repaired) -> None:
+    try:
+        receipt.result()
+    except Refused as refusal:
+        _note(delta, refusal, repaired)
+    else:
+        repaired.mended += 1
+
+
+def _note(delta: Delta, refusal: Refused, repaired: Repaired) -> None:
+    if refusal.code is ErrorCode.CONFLICT:
+        repaired.moved_on += 1
+    else:
+        repaired.refused += 1
+    if len(repaired.told) < TOLD_MAX:
+        repaired.told.append(f"{delta.namespace} {delta.vector_id}: {refusal.message}")

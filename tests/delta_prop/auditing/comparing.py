@@ -1,0 +1,42 @@
+"""What a sink should hold at any place of a history, and its differences from a log on the disk."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from delta_prop.auditing.audit import compare
+from delta_prop.auditing.contents import rows_of_states
+from delta_prop.auditing.reach import audited_log
+from delta_prop.auditing.stored import Scratch
+from delta_prop_wire.algebra import State
+from tests.broker.histories import Name
+from tests.broker.histories import Rows as HistoryRows
+
+if TYPE_CHECKING:
+    from delta_prop.auditing import Difference
+
+MIB = 1024 * 1024
+Held = dict[Name, tuple[State, int]]
+"""A sink's rows: each vector's state, and the offset of its last delta."""
+
+
+def compared(
+    folder: str, held: Held, come: int, *, aside: frozenset[str] = frozenset(), memory_bytes_max: int = MIB
+) -> list[Difference]:
+    """The differences of a sink with these rows, some of which may be ahead of its cursor."""
+    states = [(*name, state) for name, (state, _) in held.items()]
+    rows = [(*row[:-1], held[row[0], row[1]][1]) for row in rows_of_states(states)]
+    with Scratch() as scratch, scratch.sorted_rows(rows, "rows") as told, audited_log(folder) as log:
+        return list(compare(told, log.span(come, told), scratch, aside, memory_bytes_max))
+
+
+def history_states(rows: HistoryRows, ends: dict[Name, int]) -> Held:
+    """What the log makes of each vector below an offset of its own."""
+    held = {}
+    for name, end in ends.items():
+        below = [row for row in rows.of[name] if row[1] < end]
+        if below:
+            _, offset, _, _ = max(below, key=itemgetter(0))
+            held[name] = (HistoryRows({name: below}, rows.ids).fold()[name], offset)
+    return held

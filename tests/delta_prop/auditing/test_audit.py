@@ -1,0 +1,175 @@
+"""An audit on one machine: what is planted is found and mended, whatever the log went through."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import tracemalloc
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from delta_prop.auditing import Difference, Repaired, audit, repair, repairs
+from delta_prop.auditing.reach import audited_log
+from delta_prop.auditing.repairing import mending_delta
+from delta_prop.client import SyncProducer
+from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_broker.log.durable import DurableLog
+from delta_prop_broker.log.settings import LogSettings
+from delta_prop_wire.algebra import State, apply
+from delta_prop_wire.delta import Delta, Dot, Source, create, delete, opaque, sparse_add
+from delta_prop_wire.encode import encode_batch, encode_vectors
+from delta_prop_wire.errors import UsageError
+from tests.broker.durable import LOG_ID, Clock, commit
+from tests.broker.histories import Rows as HistoryRows
+from tests.broker.histories import Step, seen, steps_with_ids
+from tests.delta_prop.auditing.comparing import compared, history_states
+from tests.delta_prop.auditing.planted import Service, document, planted, spoil_file, spoil_index
+from tests.delta_prop.client.threaded import served
+from tests.delta_prop.spark.logs import COMPACTING, write
+
+MIB = 1024 * 1024
+
+
+def check(found: list[Difference]) -> list[Difference]:
+    assert {one.vector_id: one.difference for one in found} == planted()
+    assert len(found) == 100
+    assert all(one.reason for one in found)
+    return found
+
+
+def test_planted_differences_are_found_and_a_repair_mends_just_those(tmp_path: Path) -> None:
+    data = str(tmp_path / "log")
+    with served(propagator={"data": data}) as running:
+        service = Service(running, tmp_path)
+        spoil_file(service)
+        stored = service.select("SELECT * FROM vectors")
+        found = check(list(audit(data, str(service.file))))
+        with SyncProducer(running.address, name="repair") as p:
+            assert repair(repairs(found), p) == Repaired(100)
+        service.settle()
+        after = service.select("SELECT * FROM vectors")
+        assert {name for name, row in after.items() if row != stored.get(name)} == set(planted())
+        assert list(audit(data, str(service.file))) == []
+
+        service.call(lambda: spoil_index(service))
+        held = {row[:2]: seen(row[2]) for row in service.rows()}
+        found = check(list(audit(data, service.rows())))
+        with SyncProducer(running.address, name="repair-index") as p:
+            p.publish(Delta(document(100), create([0.5] * 8), "docs"))  # meanwhile
+            outcome = repair(repairs(found), p)
+        assert (outcome.mended, outcome.moved_on, outcome.refused) == (99, 1, 0)
+        service.settle()
+        after = {row[:2]: seen(row[2]) for row in service.rows()}
+        assert {name[1] for name, row in after.items() if row != held.get(name)} == set(planted())
+        assert list(audit(data, service.rows())) == []
+    assert list(audit(data, str(service.file))) == []
+
+
+@given(st.lists(steps_with_ids, min_size=1, max_size=14), st.booleans(), st.data())
+def test_right_sink_has_no_differences_and_a_spoiled_row_is_one(
+    history: list[Step], aside: bool, data: st.DataObject
+) -> None:
+    """However far the sink has come, in whatever order deltas came, rows ahead of its cursor or not."""
+    with TemporaryDirectory() as folder:
+        batches = write(Path(folder), history).batches
+        memory = 1 if aside else MIB
+        rows = HistoryRows.below(batches, 1 << 60)
+        come = data.draw(st.integers(0, batches[-1].next_offset))
+        ends = dict.fromkeys(rows.of, come)
+        for name in data.draw(st.sets(st.sampled_from(sorted(rows.of)))) if rows.of else ():
+            later = [row[1] + 1 for row in rows.of[name] if row[1] >= come]
+            below = history_states(rows, {name: data.draw(st.sampled_from([come, *later]))})
+            ends[name] = max(come, below[name][1] + 1 if name in below else 0)
+        held = history_states(rows, ends)
+        assert compared(folder, held, come, memory_bytes_max=memory) == []
+        alive = sorted(name for name, (state, _) in held.items() if state.alive)
+        if not alive:
+            return
+        name = data.draw(st.sampled_from(alive))
+        state, offset = held[name]
+        held[name] = (replace(state, metadata={**state.metadata, "planted": 1}), offset)
+        (found,) = compared(folder, held, come, memory_bytes_max=memory)
+        assert (found.namespace, found.vector_id, found.difference) == (*name, "corrupted")
+        assert found.reason.startswith("its metadata differ in 'planted'")
+        delta = mending_delta(found.line())
+        assert delta is not None
+        now = rows.fold()[name]
+        assert apply(held[name][0], delta.operation, delta.metadata).content == now.content
+        assert now.key is not None
+        assert delta.expect == Dot(*now.key[1:])
+
+
+def test_compacted_log_tells_of_what_was_deleted(tmp_path: Path) -> None:
+    rows = [Delta(f"v{at}", create([at, 1.0]), "n") for at in range(40)]
+    history = [Step([one], 1, 0) for one in rows]
+    history.append(Step([Delta("v7", delete(), "n"), Delta("v8", delete(), "n")], 1, 0))
+    history += [Step([Delta("late", opaque(b"x" * 200), "n")], 1, 0) for _ in range(10)]
+    writer = write(tmp_path, history, COMPACTING)
+    with audited_log(str(tmp_path)) as log:
+        assert log.snapshot is not None
+        assert log.snapshot.offset > 42
+    states = HistoryRows.below(writer.batches, 1 << 60).fold()
+    held = [(*name, state) for name, state in states.items()]
+    assert list(audit(str(tmp_path), held)) == []
+    alive = State(True, np.array([7, 1], np.float32), key=(8, 1, 8))
+    spoiled = [("n", "v7", alive) if row[1] == "v7" else row for row in held]
+    (found,) = audit(str(tmp_path), spoiled)
+    assert (found.difference, found.op) == ("extra", "delete")
+    assert found.reason == "the log has it deleted since offset 40"
+
+
+def test_memory_taken_is_bounded(tmp_path: Path) -> None:
+    """Of a log of some 24 MiB, and of a sink that holds half as much, all of it wrong."""
+    settings = LogSettings(segment_bytes_max=2 * MIB, reserve_bytes=0, free_bytes_min=0)
+    log, _ = DurableLog.open(LocalDisk(tmp_path), settings=settings, draw=lambda n: LOG_ID[:n], clock=Clock())
+    matrix, base = np.ones((200, 256), np.float32), 1
+    for at in range(0, 20_000, 200):
+        keys = [f"vector-{(at + 7 * row) % 10_000:06}" for row in range(200)]
+        batch = encode_vectors(keys, matrix * at, namespace="n", origin=1, base=base)
+        log.append(batch, lamport=base, source=Source.LOCAL)
+        changes = [Delta(key, sparse_add([3], [1.0]), "n") for key in keys[:50]]
+        batch = encode_batch(changes, origin=1, base=base + 200)
+        log.append(batch, lamport=base + 200, source=Source.LOCAL)
+        base += 250
+        commit(log)
+    size = log.statistics().bytes
+    log.close()
+    other = State(True, np.ones(256, np.float32), key=(1, 1, 1))
+    held = (("n", f"vector-{at:06}", other) for at in range(10_000))
+    tracemalloc.start()
+    found = sum(1 for _ in audit(str(tmp_path), held, memory_bytes_max=2 * MIB))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    print(f"{size / MIB:.0f} MiB of log, {found} differences, {peak / MIB:.1f} MiB at the peak")
+    assert size > 18 * MIB
+    assert found > 1_000
+    assert peak < 12 * MIB
+
+
+def test_what_cannot_be_audited_is_told(tmp_path: Path) -> None:
+    with served(propagator={"data": str(tmp_path / "log")}) as running:
+        Service(running, tmp_path)
+    write(tmp_path / "other", [Step([Delta("a", create([1.0]))], 1, 0)])
+    file, other = str(tmp_path / "vectors.db"), str(tmp_path / "other")
+
+    def told(*arguments: Any, **more: Any) -> str:
+        with pytest.raises(UsageError) as caught:
+            list(audit(*arguments, **more))
+        return str(caught.value)
+
+    assert re.search(r"is of log [0-9a-f]{32}, the log in .* is [0-9a-f]{32}", told(other, file))
+    assert "no storage file at" in told(other, str(tmp_path / "nothing.db"))
+    with closing(sqlite3.connect(tmp_path / "mine.db")) as connection, connection:
+        connection.execute("CREATE TABLE mine (x)")
+    assert "is no storage sink's file" in told(other, str(tmp_path / "mine.db"))
+    assert "come to offset 2, the log ends at 1: it is ahead" in told(other, [], come=2)
+    (tmp_path / "broken.db").write_bytes((tmp_path / "vectors.db").read_bytes()[:5_000])
+    assert "cannot be read" in told(str(tmp_path / "log"), str(tmp_path / "broken.db"))

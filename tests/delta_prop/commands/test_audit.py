@@ -1,0 +1,195 @@
+"""`audit` on this machine: what it prints, how it ends, what it mends, and what it says of a mistake."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import numpy as np
+import pytest
+
+from delta_prop import Propagator
+from delta_prop.cli import main
+from delta_prop_sinks import StorageSink
+from tests.delta_prop.client.threaded import served
+from tests.delta_prop.commands.support import created
+
+if TYPE_CHECKING:
+    from tests.delta_prop.commands.support import Command
+
+
+@pytest.fixture(autouse=True)
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of the packages that Spark's jobs need."""
+    for module in ("pyspark", "py4j", "pyarrow", "pandas"):
+        monkeypatch.setitem(sys.modules, module, None)
+
+
+@pytest.fixture
+def file(command: Command, tmp_path: Path) -> Path:
+    """A storage sink's file beside its log: 30 vectors and a deleted one."""
+    lines = [created(f"v{at}", float(at), 0.5, namespace="n", metadata={"at": at}) for at in range(30)]
+    assert command.publish([*lines, '{"vector_id": "v1", "namespace": "n", "op": "delete"}']).status == 0
+    path = tmp_path / "vectors.db"
+    store(command, path)
+    return path
+
+
+def store(command: Command, path: Path) -> None:
+    """Have a storage sink take all that the log has."""
+
+    async def run() -> None:
+        async with Propagator(data=command.data) as p:
+            await p.attach(StorageSink(path))
+            await p.wait_visible(p.statistics().log.next_offset - 1, committed=True)
+
+    anyio.run(run)
+
+
+def execute(path: Path, *statements: str) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+SPOIL = (
+    "DELETE FROM vectors WHERE vector_id = 'v7'",
+    "UPDATE vectors SET metadata = '{}' WHERE vector_id = 'v9'",
+)
+
+
+def test_right_file_has_no_differences(command: Command, file: Path) -> None:
+    done = command("audit", "--storage", file)
+    assert (done.status, done.out, done.err) == (0, "", "delta-prop: no differences\n")
+    assert command("audit", "--storage", file, "--repair").status == 0
+
+
+def test_differences_are_shown_written_and_mended_in_the_directory(
+    command: Command, file: Path, tmp_path: Path
+) -> None:
+    execute(file, *SPOIL)
+    shown = command("audit", "--storage", file)
+    assert shown.status == 1
+    assert shown.err == "delta-prop: 2 differences: 1 corrupted, 1 missing\n"
+    assert [line.split()[:3] for line in shown.out.splitlines()] == [
+        ["difference", "namespace", "vector_id"],
+        ["missing", "n", "v7"],
+        ["corrupted", "n", "v9"],
+    ]
+    first, second = command("audit", "--storage", file, "--json").lines
+    assert first["reason"] == "the log has it since offset 7, the sink has no row"
+    mended_by = first["mended_by"]
+    assert (mended_by["op"], mended_by["vector"], mended_by["metadata"]) == ("create", [7.0, 0.5], {"at": 7})
+    assert second["reason"] == "its metadata differ in 'at'; it has the delta at offset 9"
+    out = tmp_path / "found.jsonl"
+    mended = command("audit", "--storage", file, "--output", out, "--repair")
+    assert mended.status == 0
+    assert "2 of 2 were said again; 0 have moved on since, 0 were refused" in mended.err
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [first, second]
+    store(command, file)
+    assert command("audit", "--storage", file).status == 0
+    with closing(sqlite3.connect(file)) as connection:
+        ask = "SELECT metadata FROM vectors WHERE vector_id IN ('v7', 'v9') ORDER BY vector_id"
+        assert [json.loads(one) for (one,) in connection.execute(ask)] == [{"at": 7}, {"at": 9}]
+
+
+def test_repair_goes_to_the_service_that_has_the_directory(
+    command: Command, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(file, *SPOIL)
+    audit = ["audit", "--data", str(command.data), "--storage", str(file), "--repair"]
+    with served(propagator={"data": str(command.data)}) as running:
+        assert main(audit) == 2
+        assert "send the repair to that service with --to HOST:PORT" in capsys.readouterr().err
+        assert main([*audit, "--to", running.address]) == 0
+        assert "2 of 2 were said again" in capsys.readouterr().err
+    store(command, file)
+    assert command("audit", "--storage", file).status == 0
+
+
+def test_contents_in_json_lines_are_compared(command: Command, file: Path, tmp_path: Path) -> None:
+    held = tmp_path / "held"
+    held.mkdir()
+    facts = [json.loads(created(f"v{at}", float(at), 0.5, namespace="n")) for at in range(30) if at != 1]
+    (held / "part-1.jsonl").write_text("\n".join(map(json.dumps, facts[:20])) + "\n")
+    (held / "part-2.jsonl").write_text("\n".join(map(json.dumps, facts[20:])) + "\n")
+    assert command("audit", "--contents", held / "part-1.jsonl").err.count("9 missing") == 1
+    named = held.rename(tmp_path / "held.json")
+    assert command("audit", "--contents", named).status == 0, "metadata that no line tells do not count"
+    table = tmp_path / "held.jsonl"
+    facts[0]["metadata"] = {"at": 0}
+    facts[3]["vector"] = [4.0, 0.25]
+    table.write_text("\n".join(map(json.dumps, facts)))
+    lines = command("audit", "--contents", table, "--json").lines
+    assert len(lines) == 28, "now that one line tells metadata, those of the others are missing"
+    (vector,) = (one for one in lines if "number" in one["reason"])
+    assert vector["reason"] == "number 1 is 0.25, not 0.5; it has the delta at offset 4"
+    before = command("audit", "--contents", table, "--come", "10", "--json").lines
+    assert {one["difference"] for one in before if one["vector_id"] > "v2"} >= {"extra"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--storage y --to localhost:1", "--to: only a repair sends something; add --repair"),
+        ("--storage y --come 3", "--come 3: give it beside --contents, an offset from 0 on"),
+        ("--contents y --come -3", "--come -3: give it beside --contents, an offset from 0 on"),
+        ("--contents y.parquet", "--contents 'y.parquet': only JSON lines are read without --spark"),
+        ("--storage y --output x.parquet", "only JSON lines are written without --spark"),
+        ("--storage y --master local[4]", "--master, --spark-log: they are Spark's; add --spark"),
+        ("--storage y", "no storage file at 'y': name the one that the storage sink writes"),
+        ("--contents none.jsonl", "no table at 'none.jsonl': name a file or a folder"),
+        ("--contents odd.jsonl", "odd.jsonl, line 2: "),
+        ("", "one of the arguments --storage --contents is required"),
+        ("--spark --storage y", "pyspark is not installed: pip install 'delta-prop[spark]'"),
+    ],
+)
+def test_mistake_is_told_in_one_line(
+    command: Command, arguments: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert command.publish([created("a")]).status == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("delta_prop.spark.java._PACKAGES", ("pyspark",))
+    (tmp_path / "odd.jsonl").write_text(
+        '{"vector_id": "a", "vector": [1]}\n{"vector_id": "a", "data": "?"}\n'
+    )
+    done = command("audit", *arguments.split())
+    assert done.status == 2
+    assert said in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_vector_in_the_quarantine_is_told_and_left_alone(command: Command, file: Path) -> None:
+    execute(file, *SPOIL)
+    done = command("audit", "--storage", file, "--sink", "other", "--json")
+    assert [one["difference"] for one in done.lines] == ["missing", "corrupted"]
+
+
+def test_sample_of_the_page_is_what_is_printed(
+    command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "operating.md").read_text()
+    (block,) = re.findall(r"```console\n\$ delta-prop audit (.*?)```", text, re.DOTALL)
+    first, second = block.split("$ delta-prop audit ")
+    lines = [created(f"doc-{at}", 0, 0, 0.25, namespace="docs") for at in range(10)]
+    assert command.publish(lines).status == 0
+    file = tmp_path / "vectors.db"
+    store(command, file)
+    spoiled = np.array([0, 0, 0.5], "<f4").tobytes().hex()
+    execute(
+        file,
+        "DELETE FROM vectors WHERE vector_id = 'doc-7'",
+        f"UPDATE vectors SET value = x'{spoiled}' WHERE vector_id = 'doc-9'",
+    )
+    done = command("audit", "--storage", file)
+    assert (done.out + done.err).splitlines() == first.splitlines()[1:]
+    repair = ["audit", "--data", str(command.data), "--storage", str(file), "--repair", "--to"]
+    with served(propagator={"data": str(command.data)}) as running:
+        assert main([*repair, running.address]) == 0
+    assert capsys.readouterr().err.splitlines()[-1] == second.splitlines()[-1]
