@@ -23,7 +23,9 @@ const RESPONSES = {
     log: place(log),
     level: LEVELS[level],
   }),
-  subscribe: ({ start, ...rest }) => ({ ...rest, start: place(start) }),
+  subscribe: ({ start, standby, resets, ...rest }) => ({
+    ...rest, start: place(start), standby: standby ?? false, resets: resets ?? 0,
+  }),
   decide: ({ state, refused_rows, ...counts }) => ({
     ...counts,
     state: state.toUpperCase(),
