@@ -132,7 +132,7 @@ class Propagator(Publishing):
             )
             self._chain = self._make_chain(own_producer_id)
             await self._service_log.restore(self._chain, self._world)
-            operating = await self._operating()
+            self._operating = await self._see_to_operators()
             self._gathering = Gathering(
                 self._chain,
                 turn=self._turn,
@@ -158,8 +158,8 @@ class Propagator(Publishing):
         )
         self._tasks.start_soon(self._service_log.compress, self._world)
         self._tasks.start_soon(self._service_log.compact, self._world)
-        if operating is not None:
-            self._tasks.start_soon(operating.run)
+        if self._operating is not None:
+            self._tasks.start_soon(self._operating.run)
         return self
 
     async def __aexit__(
@@ -210,7 +210,7 @@ class Propagator(Publishing):
             self._chain.settling.settle()
             self._chain.settling.fail(closed())
 
-    async def _operating(self) -> Operating | None:
+    async def _see_to_operators(self) -> Operating | None:
         """Who does what operators ask through the directory; what was asked meanwhile is done."""
         disk, threads = self._service_log.disk, self._world.new_threads()
         if disk is None:
@@ -494,6 +494,7 @@ class Propagator(Publishing):
             disk=self._service_log.disk,
             now=self._world.clock.now,
             turn=self._turn,
+            operating=self._operating,
         )
 
     # --- inside

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from delta_prop.attachments import Attachments
     from delta_prop.config import Settings
+    from delta_prop.operating import Operating
     from delta_prop.pipeline import Chain
     from delta_prop.ports import World
     from delta_prop.turns import Turn
@@ -26,6 +27,7 @@ class Inside:
     """The parts. `disk` is the data directory, None beside a log in memory; `now` in monotonic seconds.
 
     `turn`: begun by who takes what comes, so that what follows of all of it is done once, at its end.
+    `operating`: carries out what operators ask, None beside a log in memory.
     """
 
     chain: Chain
@@ -36,3 +38,4 @@ class Inside:
     disk: Disk | None
     now: Callable[[], float]
     turn: Turn
+    operating: Operating | None = None

@@ -25,14 +25,16 @@ COUNT_MAX = 1000
 OFFSETS_MAX = 10_000
 """Offsets that one request may name."""
 
-Verb: TypeAlias = Literal["replay", "drop", "pause", "resume", "reset"]
+Verb: TypeAlias = Literal["replay", "drop", "pause", "resume", "reset", "reset-group"]
 
+_RESETS = ("reset", "reset-group")
 _SUFFIX = ".json"
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorRequest:
-    """`offsets`: what to replay or drop, all where none is named; of a reset the one to go on from.
+    """`sink`: its name, or the group's. `offsets`: what to replay or drop, all where none is named; of a
+    reset the one to go on from.
 
     `log_id` says of which log they are, in hexadecimal.
     """
@@ -90,7 +92,7 @@ def _read(disk: Disk, path: str) -> OperatorRequest | Literal[False] | None:
     except (KeyError, TypeError, ValueError):
         return None
     sound = checksum == b"%08x" % crc32c(body) and request.verb in get_args(Verb)
-    return request if sound and (request.verb != "reset" or len(request.offsets) == 1) else None
+    return request if sound and (request.verb not in _RESETS or len(request.offsets) == 1) else None
 
 
 def remove_request(disk: Disk, path: str) -> None:

@@ -118,7 +118,9 @@ def _sinks(now: Shot, before: Shot | None, room: int) -> list[str]:
 def _connections(now: Shot, before: Shot | None, room: int) -> list[str]:
     peers = now.status["connections"]
     subscribed, behind = (sum(one[what] for one in peers) for what in ("subscribed", "behind"))
-    lines = [f"{len(peers):,} connections, {subscribed:,} subscribed, {behind:,} behind"]
+    waiting = sum(one.get("standing_by", False) for one in peers)
+    stands = f", {waiting:,} standing by" if waiting else ""
+    lines = [f"{len(peers):,} connections, {subscribed:,} subscribed, {behind:,} behind{stands}"]
     if not peers:
         return lines
     heads = f"{'client':{_NAME_CHARS}}  {'address':22}  {'token':12}  {'since':>8}  {'open':>6}  {'lag':>11}"
@@ -130,7 +132,8 @@ def _connections(now: Shot, before: Shot | None, room: int) -> list[str]:
     for one in _worst(told, room - 1):
         lines.append(
             f"{_name(one['client'] or '-')}  {one['address']:22}  {(one['token'] or '-'):12.12}  "
-            f"{shown_s(one['seconds']):>8}  {one['open_frames']:>6,}  {_count(one['lag']):>11}"
+            f"{shown_s(one['seconds']):>8}  {one['open_frames']:>6,}  "
+            f"{'stands by' if one.get('standing_by') else _count(one['lag']):>11}"
         )
     return [lines[0], heads, *lines[1:], *_more(len(peers), room - 1)]
 

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import anyio
 
@@ -212,6 +212,15 @@ class Groups:
             name: GroupStatistics(held.place, held.reader is not None, len(held.standby))
             for name, held in self._held.items()
         }
+
+    def told(self) -> list[dict[str, Any]]:
+        """The same for JSON, with how many deltas each group has before it."""
+        visible = self._log.visible
+        return [
+            {"name": name, "lag": None if one.next_offset is None else max(visible - one.next_offset, 0)}
+            | one._asdict()
+            for name, one in sorted(self.statistics().items())
+        ]
 
     # --- helpers
 

@@ -43,6 +43,10 @@ class Look(Protocol):
         """Each connection, for JSON."""
         ...
 
+    def groups(self) -> list[dict[str, Any]]:
+        """Each group that is read for, for JSON."""
+        ...
+
     def jobs(self) -> list[dict[str, Any]]:
         """Each job, for JSON."""
         ...

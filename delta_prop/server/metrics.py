@@ -141,6 +141,10 @@ JOBS = (
 CONNECTIONS = "connections"
 SUBSCRIBERS = "subscribers"
 SUBSCRIBERS_BEHIND = "subscribers_behind"
+SUBSCRIBERS_STANDING_BY = "subscribers_standing_by"
+GROUP_LAG = "group_lag_deltas"
+GROUP_STANDING_BY = "group_members_standing_by"
+GROUP_HAS_MEMBER = "group_has_member"
 NACKS = "nacks_total"
 SINK_STATE = "sink_state"
 SINK_BREAKER_OPEN = "sink_breaker_open"
@@ -207,6 +211,21 @@ class Metrics:
         yield _one(CONNECTIONS, "gauge", "Connections that are open.", [((), len(peers))])
         yield _one(SUBSCRIBERS, "gauge", "Connections with a subscription.", [((), len(subscribed))])
         yield _one(SUBSCRIBERS_BEHIND, "gauge", "Of these, who reads from the log.", [((), behind)])
+        waiting = sum(peer["standing_by"] for peer in subscribed)
+        yield _one(SUBSCRIBERS_STANDING_BY, "gauge", "Of these, who stands by in a group.", [((), waiting)])
+        yield from _groups(self._look.groups())
+
+
+def _groups(groups: Sequence[dict[str, Any]]) -> Iterator[Metric]:
+    """Those that are read for, or stood by for."""
+    for name, key, help_ in (
+        (GROUP_LAG, "lag", "Deltas in the log that the group has not dealt with."),
+        (GROUP_HAS_MEMBER, "has_member", "1 while a member reads for the group."),
+        (GROUP_STANDING_BY, "standing_by", "Members that stand by."),
+    ):
+        told = [((one["name"],), one[key]) for one in groups if one[key] is not None]
+        if told:
+            yield _one(name, "gauge", help_, told, ("group",))
 
 
 def _table(

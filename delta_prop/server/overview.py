@@ -35,6 +35,10 @@ class Served(Protocol):
         """Each connection, for JSON."""
         ...
 
+    def groups(self) -> list[dict[str, Any]]:
+        """Each group that is read for, for JSON."""
+        ...
+
     def jobs(self) -> list[dict[str, Any]]:
         """Each job, for JSON."""
         ...
@@ -75,6 +79,7 @@ class Overview:
             told |= {name: value for name, value in plain(statistics).items() if name != "sinks"}
             told["sinks"] = len(statistics.sinks)
         told |= {"server": plain(self.counters()), "connections": plain(self.peers())}
+        told["groups"] = plain(self.groups())
         return told
 
     def sinks(self) -> list[dict[str, Any]]:
@@ -93,6 +98,10 @@ class Overview:
     def peers(self) -> list[dict[str, Any]]:
         """Each connection."""
         return [] if self.service is None else self.service.peers()
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Each group that is read for: how far it is, and who stands by."""
+        return [] if self.service is None else self.service.groups()
 
     def jobs(self) -> list[dict[str, Any]]:
         """Each job: how it is, and how far."""

@@ -97,6 +97,8 @@ class Service:
             counters=counters,
         )
         access.changed = self._check_tokens
+        if inside.operating is not None:
+            inside.operating.reset_group = hub.groups.reset
         async with AsyncExitStack() as exits:
             listener = await network.listen(self.settings.host, self.settings.port, tls=self._tls)
             exits.push_async_callback(listener.aclose)
@@ -221,6 +223,10 @@ class Service:
     def peers(self) -> list[dict[str, Any]]:
         """A snapshot of each connection."""
         return [peer.statistics() for peer in self._peers.values()]
+
+    def groups(self) -> list[dict[str, Any]]:
+        """A snapshot of each group that is read for, or waited for."""
+        return [] if self._hub is None else self._hub.groups.told()
 
     def jobs(self) -> list[dict[str, Any]]:
         """A snapshot of each job."""
