@@ -352,6 +352,7 @@ class Propagator(Publishing):
         set the delta aside, or (LOG_FAILED) if the log was recovered without the delta.
         """
         self._check_open()
+        self._gathering.send()
         limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
         began = self._now()
         if isinstance(published, Receipt):
@@ -408,6 +409,7 @@ class Propagator(Publishing):
         falls behind the log's bounds gets Refused (CURSOR_TOO_OLD).
         """
         self._check_open()
+        self._gathering.send()
         self._subscriptions += 1
         parsed = parse_topics(topics or "*")
         begin: Start = self._log.visible if start == "latest" else start
@@ -431,6 +433,7 @@ class Propagator(Publishing):
         Raises Refused (LOG_FAILED) while the log has failed.
         """
         self._check_open()
+        self._gathering.send()
         self._chain.check_running()
         dot = self._chain.appender.vectors.head(namespace, vector_id)
         if dot is None and self._chain.appender.vectors.may_lack(namespace):
@@ -464,6 +467,7 @@ class Propagator(Publishing):
     def statistics(self) -> Statistics:
         """A snapshot of everything."""
         self._check_opened()
+        self._gathering.send()
         chain, counters = self._chain, self._chain.appender.counters
         log = self._log
         return Statistics(
@@ -485,6 +489,7 @@ class Propagator(Publishing):
     def inside(self) -> Inside:
         """The parts that a server talks to, while this is open; not for programs that embed it."""
         self._check_open()
+        self._gathering.send()
         return Inside(
             chain=self._chain,
             log=self._log,

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from delta_prop.ingest.seen_ids import SeenIds
     from delta_prop.ingest.vectors import Vectors
     from delta_prop.ingest.work import Session
-    from delta_prop.merged import Merged
+    from delta_prop.merged import Joined, Merged
     from delta_prop_broker.log.contract import Log
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import AckLevel, Head
@@ -224,15 +224,20 @@ class Chain:
             self._on_queued()
         return work.receipt
 
-    def offer_merged(self, draft: Merged, now: float) -> bool:
+    @property
+    def takes_merged(self) -> bool:
+        """True if nothing stands in the way of `offer_merged`, but for the gate and the draft itself."""
+        if self.stopped is not None or self._running or self.lanes.depth or not self.log.accepting:
+            return False
+        return not (self.orderer.any_pending or self.orderer.any_ready)  # it might have to wait behind that
+
+    def offer_merged(self, draft: Merged | Joined, now: float) -> bool:
         """Append the draft of one call or more: what `offer` does for each of them, in fewer steps.
 
         False, and nothing has happened, where something is in its way, or some of several calls are refused:
         each is to be offered by itself then.
         """
-        if self.stopped is not None or self._running or self.lanes.depth or not self.log.accepting:
-            return False
-        if self.orderer.any_pending or self.orderer.any_ready:  # it might have to wait behind that
+        if not self.takes_merged:
             return False
         if not (self._gate.admits(draft.count, draft.size, now) and draft.may_be_sound()):
             return False
@@ -246,7 +251,7 @@ class Chain:
             self._on_queued()
         return taken
 
-    def _append_merged(self, draft: Merged) -> bool:
+    def _append_merged(self, draft: Merged | Joined) -> bool:
         try:
             logged = self.appender.merged(draft, self._own_origins[draft.priority], self._now)
         except Refused as refusal:

@@ -39,7 +39,8 @@ class OpenFrame:
     `sequence`: its number on this connection, 0 while it is not under way. `doubt`: the service may have it.
     `void`: it was given up, and is sent as a batch that is refused for good. `question`: its dots were dealt
     with in a former life of the producer, and it asks what became of them. `unknown`: its origin was not
-    known once, though a hello had been said.
+    known once, though a hello had been said. `splits`: how often what
+    it is a part of was split.
     """
 
     __slots__ = (
@@ -51,6 +52,7 @@ class OpenFrame:
         "question",
         "sent",
         "sequence",
+        "splits",
         "told",
         "unknown",
         "void",
@@ -67,6 +69,7 @@ class OpenFrame:
         self.void = False
         self.question = False
         self.unknown = False
+        self.splits = 0
         self.told: list[tuple[int, int, int | None, bool]] = []
 
     @property
@@ -154,8 +157,10 @@ def _piece(batch: Batch, rows: range, previous: int, *, epoch: int | None = None
 class Lane:
     """One origin. `next`: the counter to draw; `previous`: the one before it, as the service knows it."""
 
-    def __init__(self, origin: int, priority: Priority) -> None:
+    def __init__(self, origin: int, priority: Priority, *, splits: bool = False) -> None:
+        """`splits`: numbered offers share batches, as one that is refused is split."""
         self.origin = origin
+        self._splits = splits
         self.priority = priority
         self.epoch = 0
         self.known_before = False  # a hello was answered once
@@ -311,14 +316,19 @@ class Lane:
             return []
         first = waiting.popleft()
         offers, rows, size = [first], first.count, first.size
-        while not first.alone and waiting:
+        while not self._goes_alone(first) and waiting:
             one = waiting[0]
             rows, size = rows + one.count, size + one.size
             fits = rows <= deltas_max and size <= bytes_max
-            if not fits or one.alone or one.has_ids != first.has_ids or not one.ready:
+            if not fits or self._goes_alone(one) or one.has_ids != first.has_ids or not one.ready:
                 break
             offers.append(waiting.popleft())
         return offers
+
+    def _goes_alone(self, offer: Offer) -> bool:
+        """True if it shares a batch with no other, as a number that was dealt with in a former life."""
+        number = offer.counter
+        return offer.alone or (number is not None and (number <= self.known or not self._splits))
 
     def _set_aside(self, offers: Sequence[Offer], refusal: Refused) -> None:
         """One of these is more than a frame holds: each is tried by itself, and what still is, goes."""
@@ -339,7 +349,8 @@ class Lane:
         clock: Sequence[Dot],
         level: AckLevel,
     ) -> Batch:
-        columns, leaps = offers[0].columns, base != previous + 1
+        columns, counters = offers[0].columns, _numbers(offers, base, previous)
+        leaps = counters is not None
         if offers[0].is_block and not clock and not offers[0].after:
             assert isinstance(columns, Block)
             return columns.encode(
@@ -381,8 +392,8 @@ class Lane:
             base=base,
             epoch=epoch,
             clock=clock,
-            previous=previous if leaps else 0,
-            counters=range(base, base + len(deltas)) if leaps else None,
+            previous=previous if counters is not None else 0,
+            counters=counters,
             ack_level=level,
             priority=self.priority,
         )
@@ -403,6 +414,18 @@ class Lane:
         owed = [Dot(*one) for one in self._owed.items()]
         self._owed.clear()
         return owed
+
+
+def _numbers(offers: Sequence[Offer], base: int, previous: int) -> list[int] | None:
+    """The counters of a batch that leaps; None where they go on from the one before, and by 1."""
+    if offers[0].counter is None:
+        count = sum(offer.count for offer in offers)
+        return None if base == previous + 1 else [*range(base, base + count)]
+    counters = [
+        offer.counter + row for offer in offers if offer.counter is not None for row in range(offer.count)
+    ]
+    goes_on = base == previous + 1 and counters[-1] - base == len(counters) - 1
+    return None if goes_on else counters
 
 
 def _rows(offers: Sequence[Offer]) -> list[tuple[int, Offer]]:

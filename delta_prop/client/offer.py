@@ -116,9 +116,7 @@ class Offer:
         else:
             self.count, self.size = columns.count, columns.size
         self.has_ids = bool(deltas) and deltas[0].id is not None
-        self.alone = (
-            counter is not None or columns is not None or any(one.expect is not None for one in deltas)
-        )
+        self.alone = columns is not None or any(one.expect is not None for one in deltas)
         self.at = 0.0  # when the call was made
         self.place = Place(0)
         self.frame: OpenFrame | None = None

@@ -20,6 +20,7 @@ from delta_prop.client.known_service import KnownService, granted_level
 from delta_prop.client.lane import Lane
 from delta_prop.client.offer import ROW_BYTES, Joined, Offer, Place
 from delta_prop.client.refusing import former, late, of_row, unanswered
+from delta_prop.client.splitting import around, singles
 from delta_prop.published import Published
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import AckLevel, Dot, Priority, make_origin, producer_id_of
@@ -75,15 +76,21 @@ class Outgoing:
         partition: int = 0,
         log_id: bytes | None = None,
         priority: Priority = Priority.NORMAL,
+        splits: bool = False,
     ) -> None:
-        """`priority`: what is claimed first, before something is offered."""
+        """`priority`: what is claimed first, before something is offered. `splits`: the service was told that
+        a batch which is refused for a row is split here, so that each row keeps its number.
+        """
         check_name("producer", name, VECTOR_ID_BYTES_MAX)
         self.name = name
+        self.splits = splits
         self.failure: Refused | UsageError | None = None
         """Why nothing goes any more."""
         self.advice = Advice()
         producer_id = producer_id_of(name)
-        self._lanes = tuple(Lane(make_origin(producer_id, one, partition), one) for one in Priority)
+        self._lanes = tuple(
+            Lane(make_origin(producer_id, one, partition), one, splits=splits) for one in Priority
+        )
         self._first = self._lanes[priority]
         self._used: list[Lane] = []
         self._asked_level = ack_level
@@ -496,6 +503,9 @@ class Outgoing:
         elif code is ErrorCode.UNKNOWN_ORIGIN and not frame.unknown:
             frame.unknown = True
             raise Reconnect()  # a new hello tells
+        elif refusal.voids and self.splits and frame.batch.count > 1 and not frame.question:
+            for part in around(frame, refusal.row):
+                frame.lane.refused(part, now)
         elif refusal.voids:
             self._void(frame, refusal)
         else:
@@ -510,7 +520,11 @@ class Outgoing:
         if refusal.code is ErrorCode.DEP_TIMEOUT and first and not batch.clock and not batch.parents:
             raise Reconnect(0.0, refusal)  # it waits for what is dealt with: hello tells what is there
         wait_s = lane.backoff.next_s(chance)
-        if refusal.retry_after_ms is not None:
+        if (
+            self.splits and refusal.code is ErrorCode.DEP_TIMEOUT
+        ):  # it goes behind the parts of what was split
+            wait_s = 0.001
+        elif refusal.retry_after_ms is not None:
             wait_s = max(refusal.retry_after_ms / 1000, 0.001)
         lane.refused(frame, now + min(wait_s, _AGAIN_S_MAX))
         if not frame.void and any(offer.given_up for _, offer in frame.offers):
@@ -591,8 +605,17 @@ class Outgoing:
         offer.after = ()  # named in the rows by now
 
     def _withdraw(self, frame: OpenFrame) -> None:
-        """Some of its offers were given up and it is not under way: make it void; the others get new dots."""
+        """Some of its offers were given up and it is not under way: make it void; the others get new dots, or
+        keep theirs where their callers number them.
+        """
         self._separate_all(frame)
+        if self.splits and frame.batch.count > 1:
+            frame.lane.again.remove(frame)
+            for part in singles(frame):
+                frame.lane.refused(part, frame.lane.again_at)
+                if part.offers[0][1].given_up:
+                    part.withdraw()
+            return
         again = []
         for row, offer in frame.offers:
             if not offer.given_up:

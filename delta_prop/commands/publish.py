@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 OK, FAILED = 0, 1
 IN_FLIGHT_MAX = 4_000
 IN_FLIGHT_BYTES_MAX = 32 * 1024 * 1024
-_GIVE_WAY_LINES = 64
+_GIVE_WAY_LINES = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ async def _sender(job: Job, name: str) -> AsyncIterator[Sender]:
     else:
         link = job.to
         async with Producer(
-            link.addresses, name=name, token=link.token, tls=link.tls, ack_level=job.level
+            link.addresses, name=name, token=link.token, tls=link.tls, ack_level=job.level, numbered=True
         ) as producer:
             yield RemoteSender(producer)
 

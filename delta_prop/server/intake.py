@@ -107,8 +107,11 @@ class Intake:
         counters: Counters,
         ring: Callable[[], None],
         audit: Callable[[Refused], None],
+        splits: bool = False,
     ) -> None:
-        """`audit` is told of each refusal but for those that tell what became of an earlier delta."""
+        """`splits`: the client sends the rows of a refused batch again, in smaller ones. `audit` is told of
+        each refusal but for those that tell what became of an earlier delta.
+        """
         self._chain = inside.chain
         self._now = inside.now
         self._level = inside.log.level
@@ -120,7 +123,7 @@ class Intake:
         self._counters = counters
         self._ring = ring
         self._audit = audit
-        self._session = Session(owner=grant.name, source=source)
+        self._session = Session(owner=grant.name, source=source, splits=splits)
         self._epochs: dict[int, int] = {}
         self._open: deque[_Open] = deque()
         self._told_up_to = 0

@@ -298,7 +298,8 @@ class Hello:
     """Opens a connection: who I am and what I speak. `source`: where the deltas of my origins come from.
 
     `client`: a name for people. `log_id`: of the log that a forwarder reads. `job`: the part of a job that is
-    sent here, to be kept aside until the job is decided.
+    sent here, to be kept aside until the job is decided. `splits`: a batch that is refused for one of its
+    rows keeps its dots, as the client splits it.
     """
 
     features: tuple[str, ...] = ()
@@ -308,6 +309,7 @@ class Hello:
     client: str | None = None
     log_id: bytes | None = None
     job: JobPart | None = None
+    splits: bool = False
 
 
 class StartAt(Enum):

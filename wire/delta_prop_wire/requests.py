@@ -160,6 +160,7 @@ def _hello_fields(hello: Hello) -> dict[str, Any]:
         "client": None if hello.client is None else cut(hello.client, NAME_BYTES_MAX),
         "log_id": hello.log_id,
         "job": hello.job,
+        "splits": hello.splits or None,
     }
 
 
@@ -172,6 +173,7 @@ def _unpack_hello(fields: Fields) -> Hello:
         client=fields.get("client", read_name, None),
         log_id=fields.get("log_id", read_log_id, None),
         job=fields.get("job", _job_part, None),
+        splits=fields.get("splits", flag, False),
     )
 
 
