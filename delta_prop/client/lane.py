@@ -52,6 +52,7 @@ class OpenFrame:
         "question",
         "sent",
         "sequence",
+        "source",
         "splits",
         "told",
         "unknown",
@@ -70,6 +71,7 @@ class OpenFrame:
         self.question = False
         self.unknown = False
         self.splits = 0
+        self.source = offers[0][1].source
         self.told: list[tuple[int, int, int | None, bool]] = []
 
     @property
@@ -320,7 +322,8 @@ class Lane:
             one = waiting[0]
             rows, size = rows + one.count, size + one.size
             fits = rows <= deltas_max and size <= bytes_max
-            if not fits or self._goes_alone(one) or one.has_ids != first.has_ids or not one.ready:
+            alike = one.has_ids == first.has_ids and one.source is first.source
+            if not fits or self._goes_alone(one) or not alike or not one.ready:
                 break
             offers.append(waiting.popleft())
         return offers

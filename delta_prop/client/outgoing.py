@@ -275,6 +275,11 @@ class Outgoing:
 
     def next_frame(self, now: float) -> BatchFrame | None:
         """What to send next, numbered; None where nothing may go now. Ask only while credits are open."""
+        frame = self.next_open(now)
+        return None if frame is None else BatchFrame(frame.sequence, frame.batch, ack_wanted=True)
+
+    def next_open(self, now: float) -> OpenFrame | None:
+        """The same, with what is known of it here."""
         if self.failure is not None or self.advice.wait_s(now) > 0:
             return None
         for lane in self._in_turn():
@@ -461,7 +466,7 @@ class Outgoing:
                 self._settle(offer, refusal)
             lane.unfit.clear()
 
-    def _send(self, lane: Lane, frame: OpenFrame, now: float) -> BatchFrame:
+    def _send(self, lane: Lane, frame: OpenFrame, now: float) -> OpenFrame:
         count = frame.batch.count
         self._flight.add(frame)
         self.advice.spend(count, now)
@@ -471,7 +476,7 @@ class Outgoing:
             self.counts.deltas += count
         elif frame.sent == 2:
             self.counts.resent += 1
-        return BatchFrame(frame.sequence, frame.batch, ack_wanted=True)
+        return frame
 
     # --- answers, inside
 

@@ -89,7 +89,7 @@ async def _sender(job: Job, name: str) -> AsyncIterator[Sender]:
     if isinstance(job.to, str):
         async with Propagator(data=job.to) as p:
             level = AckLevel.DURABLE if job.level is None else job.level
-            yield LocalSender(p.producer(name, ack_level=level))
+            yield LocalSender(p, name, level)
     else:
         link = job.to
         async with Producer(

@@ -338,14 +338,8 @@ class Intake:
             self._audit(refusal)
 
     def _add_ranges(self, entry: _Open, published: Published) -> None:
-        if not published.duplicates:
-            offset = published.offset
-            assert offset is not None
-            self._add_range(AckRange(entry.first, entry.last, offset))
-            return
-        for sequence, (offset, _, duplicate) in enumerate(published.places(), start=entry.first):
-            at = UNKNOWN_OFFSET if offset is None else offset
-            self._add_range(AckRange(sequence, sequence, at, duplicate))
+        for one in ranges_of(entry.first, published):
+            self._add_range(one)
         self._counters.repeated += len(published.duplicates)
 
     def _add_range(self, one: AckRange) -> None:
@@ -393,6 +387,17 @@ class Intake:
     def close(self) -> None:
         """The connection has gone: nobody is told any more. What was offered stays offered."""
         self._closed = True
+
+
+def ranges_of(first: int, published: Published) -> tuple[AckRange, ...]:
+    """Where the rows are of a batch whose sequences begin at `first`."""
+    if not published.duplicates:
+        assert published.offset is not None
+        return (AckRange(first, first + published.count - 1, published.offset),)
+    return tuple(
+        AckRange(sequence, sequence, UNKNOWN_OFFSET if offset is None else offset, duplicate)
+        for sequence, (offset, _, duplicate) in enumerate(published.places(), start=first)
+    )
 
 
 def _fault_beyond_batches(delta: Delta) -> InvalidDelta | None:
