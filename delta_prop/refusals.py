@@ -44,7 +44,7 @@ def overlap(batch: Batch, have: int) -> Refused:
     """Some of these dots have their place."""
     return Refused(
         ErrorCode.OVERLAP,
-        f"counters {batch.base} to {batch.last} are partly below the watermark {have}: "
+        f"counters {batch.base} to {batch.last} lie partly up to the watermark {have}: "
         f"cut the batch and send it from {have + 1} on",
         retry_after_ms=0,
         details={"watermark": have},

@@ -387,9 +387,9 @@ class Outlet:
 
     def _check_further(self, request: Subscription, first: Subscription) -> None:
         named = {
-            "start": request.start.at is not StartAt.LATEST,
+            "start": request.start != first.start and request.start.at is not StartAt.LATEST,
             "group": request.group not in (None, first.group),
-            "deltas": request.deltas != first.deltas,
+            "deltas": request.deltas and not first.deltas,
             "credit": request.credit is not None and first.credit is None,
         }
         other = [name for name, differs in named.items() if differs]

@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from delta_prop_wire.delta import origin_partition
+from delta_prop_wire.delta import Source, origin_partition
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from delta_prop_wire.frames import OriginClaim, Subscription
+    from delta_prop_wire.frames import Hello, Subscription
 
 DEFAULT_STREAM = "default"
 STREAM_ID = 0
@@ -33,10 +31,21 @@ def check_stream(stream: int) -> None:
         )
 
 
-def check_claims(claims: Iterable[OriginClaim]) -> None:
-    """Raise Refused (UNKNOWN_STREAM) unless all these origins belong to the stream that is here."""
-    for claim in claims:
+def check_claims(hello: Hello) -> None:
+    """Raise Refused (UNKNOWN_STREAM, BAD_REQUEST) unless the hello's origins are such as it may claim."""
+    origins = len(hello.origins)
+    if hello.job is not None and origins != 1:
+        raise _bad_claim(f"{origins} origins for one part of a job: claim the one that its deltas have")
+    if hello.source is Source.REPLICA and origins:
+        raise _bad_claim(f"{origins} origins claimed by a forwarder: they stay their producers', claim none")
+    for claim in hello.origins:
         check_stream(claim.stream)
+        if claim.origin == 0:
+            raise _bad_claim("origin 0 is the log's own: claim one from 1 on")
+
+
+def _bad_claim(text: str) -> Refused:
+    return Refused(ErrorCode.BAD_REQUEST, text, field="origins")
 
 
 def check_partition(stream: int, partition: int) -> None:

@@ -340,7 +340,7 @@ class Peer:
         assert grant is not None
         if hello.origins or hello.source is Source.REPLICA:
             grant.check_origins(hello.source)
-        check_claims(hello.origins)
+        check_claims(hello)
         if grant.publish and (self.intake is None or (hello.job is not None and self._is_unused())):
             self.intake = intake_for(self._hub, grant, hello, self.ring, self.address)
         elif hello.job is not None:

@@ -142,11 +142,6 @@ class StagingIntake(Intake):
         attempt, origins = self._attempt, self._chain.origins
         if attempt.gone is not None:
             raise attempt.gone
-        if len(claims) > 1:
-            raise Refused(
-                ErrorCode.BAD_REQUEST,
-                f"{len(claims)} origins for one part of a job: stage the deltas of each as a part of its own",
-            )
         for claim in claims:
             origins.check_owner(claim.origin, self._session.owner)
             if attempt.have and claim.origin != attempt.head.origin:

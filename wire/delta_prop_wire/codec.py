@@ -282,7 +282,7 @@ def _decode_batch(header: Header, head: bytes | memoryview, body: bytes | memory
     if header.sequence + batch.count > COUNTER_MAX:
         raise PeerError(
             ErrorCode.BAD_FRAME,
-            f"sequence {header.sequence} and {batch.count} rows go beyond {COUNTER_MAX}: start lower",
+            f"{batch.count} rows from sequence {header.sequence} on go beyond {COUNTER_MAX - 1}: start lower",
         )
     stamp = _decode_stamp(header, head, batch)
     if stamp is not None:
@@ -310,7 +310,10 @@ def _check_stamp(stamp: Stamp, batch: Batch) -> None:
     if not stamp.is_sent:
         _check_of_log(batch)
     if stamp.lamport + batch.count > COUNTER_MAX:
-        raise PeerError(ErrorCode.BAD_FRAME, f"Lamport number {stamp.lamport} goes beyond {COUNTER_MAX}")
+        raise PeerError(
+            ErrorCode.BAD_FRAME,
+            f"Lamport number {stamp.lamport} of {batch.count} rows goes beyond {COUNTER_MAX - 1}",
+        )
 
 
 def _check_of_log(batch: Batch) -> None:

@@ -16,7 +16,8 @@ from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.files.identity import read_identity, write_identity
 from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY
-from delta_prop_wire.frames import Ack, Hello, Nack, OriginClaim, OriginGrant, Subscribe
+from delta_prop_wire.delta import Source
+from delta_prop_wire.frames import Ack, Hello, JobPart, Nack, OriginClaim, OriginGrant, Subscribe
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
 
@@ -122,3 +123,22 @@ async def test_producer_goes_on_when_its_log_comes_back_empty(tmp_path: Path) ->
                 assert {one.batch.epoch for one in batches} == {51 * 4_096 + 1}
     finally:
         await producer.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        Hello(origins=(OriginClaim(0, 0),)),
+        Hello(origins=(OriginClaim(ORIGIN, 0), OriginClaim(0, 0))),
+        Hello(source=Source.REPLICA, origins=(OriginClaim(ORIGIN, 0),)),
+        Hello(job=JobPart("nightly", 0, 1)),
+        Hello(job=JobPart("nightly", 0, 1), origins=(OriginClaim(ORIGIN, 0), OriginClaim(ORIGIN + 1, 0))),
+    ],
+    ids=["origin 0", "origin 0 among others", "of a forwarder", "a job without one", "a job with two"],
+)
+async def test_origins_that_a_hello_may_not_claim_are_refused(hello: Hello, tmp_path: Path) -> None:
+    async with Propagator(data=tmp_path) as p, serving(p) as (_, address), connected(address) as client:
+        await client.send(Subscribe(1, hello))
+        answer = await client.next()
+    assert isinstance(answer, Nack)
+    assert (answer.code, answer.field, answer.correlation_id) == (ErrorCode.BAD_REQUEST, "origins", 1)

@@ -387,6 +387,14 @@ def test_what_the_first_subscription_set_no_other_changes(request_: Subscription
     assert line.got == []
 
 
+def test_what_the_first_subscription_set_another_may_repeat_or_leave_out() -> None:
+    line = Line(House.in_memory())
+    line.house.rows(4)
+    line.subscribe(wanting(1, "ns:a", start=EARLIEST, deltas=True))
+    assert line.subscribe(wanting(2, "ns:b")) == 0
+    assert line.subscribe(wanting(3, "ns:c", start=EARLIEST, deltas=True)) == 0
+
+
 def test_wrong_numbers_are_refused() -> None:
     line = Line(House.in_memory())
     assert refused(lambda: line.outlet.unsubscribe(1)).code is ErrorCode.BAD_REQUEST
