@@ -61,6 +61,7 @@ PURE = (
     "delta_prop/client/refusing.py",
     "delta_prop/client/session.py",
     "delta_prop/client/settings.py",
+    "delta_prop/client/splitting.py",
     "delta_prop/client/spreading.py",
     "delta_prop/client/wanted_range.py",
     "delta_prop/commands/places.py",
