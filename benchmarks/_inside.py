@@ -228,7 +228,7 @@ class Bench:
 
     async def _attach(self, name: str, folder: Path) -> None:
         if name == "callback":
-            await self._add(name, NotingCallback(self._take, per="delivery"))
+            await self._add(name, NotingCallback(self._take, per="delivery", nonblocking=True))
         elif name == "storage":
             await self._add(name, NotingStorage(folder / "storage.db"))
         elif name in ("index", "linked"):

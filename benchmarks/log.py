@@ -249,7 +249,7 @@ async def catch_up(data: Path, settings: Settings) -> float:
     async with Propagator(settings, data=data, log=LogSettings()) as propagator:
         end = propagator.statistics().log.next_offset
         begin = time.perf_counter()
-        await propagator.attach(CallbackSink(take, per="delivery"), start="earliest")
+        await propagator.attach(CallbackSink(take, per="delivery", nonblocking=True), start="earliest")
         await propagator.wait_visible(end, timeout_s=_WAIT_S)
         return taken / MIB / (time.perf_counter() - begin)
 

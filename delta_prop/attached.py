@@ -106,6 +106,10 @@ class Attached:
             self._threads = self._world.new_threads()
         return self._threads
 
+    def own_thread(self) -> AbstractAsyncContextManager[Threads]:
+        """A new thread, as long as the scope lasts."""
+        return self._world.own_thread()
+
     def background_thread(self) -> AbstractAsyncContextManager[Threads]:
         """A new thread of low priority, as long as the scope lasts."""
         return self._world.background_thread()

@@ -14,6 +14,7 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.attached import Attached, Start, head_of, history_of
+from delta_prop.checks import check_timeout
 from delta_prop.pacing import Pacing
 from delta_prop.quarantines import Quarantines
 from delta_prop.route.feed import Feed
@@ -437,6 +438,7 @@ class Attachments:
 
         Raises Refused, TimeoutError, UsageError.
         """
+        check_timeout(timeout_s)
         offset = self._offset(to)
         feed = self.feed(name) if name in self.attached else None
         if (feed.kept_cursor if feed is not None else self._remembered(name)).own:
@@ -489,9 +491,8 @@ class Attachments:
 
         Raises Refused, TimeoutError, UsageError.
         """
+        check_timeout(timeout_s)
         feed = self.feed(name)
-        if not isinstance(timeout_s, int | float) or not timeout_s >= 0:
-            raise UsageError(f"timeout_s {timeout_s!r}: give 0 or more seconds")
         for offset in named:
             if not isinstance(offset, int):
                 raise UsageError(f"offset {offset!r:.80}: give whole numbers, one by one")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from delta_prop_wire.bounds import (
     check_whole,
     finite,
 )
-from delta_prop_wire.delta import AckLevel, Delta, Dot, Kind, Operation, Priority, create
+from delta_prop_wire.delta import Delta, Dot, Kind, Operation, Priority, create
 from delta_prop_wire.errors import InvalidDelta, UsageError
 from delta_prop_wire.spec import BATCH_ROWS_MAX, DIMENSION_MAX, NAMESPACE_BYTES_MAX, VECTOR_ID_BYTES_MAX
 from delta_prop_wire.topics import Topic
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
     from delta_prop_wire.batch import Batch
+
+T = TypeVar("T")
 
 Cause: TypeAlias = Published | Dot | bytes
 """What names a delta that has its place or will get it: an acknowledgement, a dot, a 16-byte id."""
@@ -181,15 +183,28 @@ def _places(indices: ArrayLike, shape: tuple[int, ...]) -> NDArray[np.uint32]:
     return np.ascontiguousarray(given)
 
 
-def check_level(level: AckLevel) -> AckLevel:
-    """The ack level. Raises UsageError where there is none of that number."""
-    if type(level) is AckLevel:
-        return level
-    try:
-        return AckLevel(level)
-    except ValueError:
-        names = ", ".join(one.name for one in AckLevel)
-        raise UsageError(f"ack level {level!r:.40} is none of {names}") from None
+def check_timeout(timeout_s: float, name: str = "timeout_s") -> float:
+    """The seconds to wait; inf: for ever. Raises UsageError."""
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if not is_number or not timeout_s >= 0:  # NaN is neither
+        raise UsageError(f"{name} {timeout_s!r:.40}: give 0 or more seconds")
+    return timeout_s
+
+
+def timeout_or(timeout_s: float | None, usual_s: float, name: str = "timeout_s") -> float:
+    """The same, or what is usual where nothing is said. Raises UsageError."""
+    return usual_s if timeout_s is None else check_timeout(timeout_s, name)
+
+
+def check_instance(field: str, value: object, kind: type[T], cure: str) -> T:
+    """The value of an argument that takes one class alone; `cure` makes one. Raises UsageError."""
+    if isinstance(value, kind):
+        return value
+    found = type(value)
+    module = "" if found.__module__ == "builtins" else f"{found.__module__}."
+    raise UsageError(
+        f"{field}: a {module}{found.__qualname__} is not a {kind.__name__}: create one with {cure}"
+    )
 
 
 def cause_of(named: Cause) -> Dot | bytes:

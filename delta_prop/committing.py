@@ -18,6 +18,7 @@ import anyio
 import anyio.lowlevel
 
 from delta_prop.turns import Bell
+from delta_prop_broker.log.refusals import full_disk
 from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -201,4 +202,5 @@ def failed(error: Exception) -> Refused:
         f"the log has failed with {error} and takes nothing until it is recovered: make room or mend the "
         "disk, and send again",
         retry_after_ms=1000,
+        details=full_disk(error),
     )

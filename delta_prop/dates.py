@@ -1,13 +1,60 @@
-"""Times as people read them."""
+"""Times as people write and read them. Pure: what time it is, is an argument."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
+
+from delta_prop_wire.errors import UsageError
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 US = timedelta(microseconds=1)
+UNITS_S = {"s": 1, "m": 60, "h": 3_600, "d": 86_400, "w": 604_800}
+EXAMPLES = "a time like 2026-01-31T12:00:00Z, today or yesterday, or how long ago, like 90s, 10m, 1h or 2d"
+"""What is offered where no time could be read."""
+CLOCKS_DIFFER_S = 60
+"""By so much the clock of a service may be ahead of this one."""
+
+_SPAN = re.compile(r"([0-9]{1,10}(?:\.[0-9]{1,6})?)([smhdw])( ago)?")
+_DAY_US = 86_400 * 1_000_000
 
 
 def shown_time(time_us: int) -> str:
     """Return a time, given in microseconds since 1970, as text in UTC, to the millisecond."""
     return (EPOCH + time_us * US).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def span_us(text: str) -> int | None:
+    """How long `90s`, `10m`, `1.5h`, `2d` and `1w` are, in microseconds; None where it is no span."""
+    found = _SPAN.fullmatch(text)
+    if found is None or found[3]:
+        return None
+    return round(float(found[1]) * UNITS_S[found[2]] * 1_000_000)
+
+
+def time_of(text: str, now_us: int) -> int | None:
+    """The time that is meant, in microseconds since 1970; None where it is none.
+
+    A span is that long ago, days begin at midnight UTC, and a time without a zone is in UTC.
+    """
+    today_us = now_us - now_us % _DAY_US
+    words = {"now": now_us, "today": today_us, "yesterday": today_us - _DAY_US}
+    if text in words:
+        return words[text]
+    ago_us = span_us(text.removesuffix(" ago"))
+    if ago_us is not None:
+        return now_us - ago_us
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return ((time if time.tzinfo is not None else time.replace(tzinfo=UTC)) - EPOCH) // US
+
+
+def check_past(option: str, text: object, time_us: int, now_us: int) -> None:
+    """Refuse a time at which nothing can have happened yet. Raises UsageError."""
+    if time_us > now_us + CLOCKS_DIFFER_S * 1_000_000:
+        raise UsageError(
+            f"{option} {text!r:.60}: lies in the future, as it is {shown_time(now_us)} now: give an earlier "
+            "time, or latest"
+        )

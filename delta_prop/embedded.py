@@ -17,8 +17,9 @@ import anyio.lowlevel
 from delta_prop.attached import Start
 from delta_prop.attachments import Attachments, OnLogFull, Place, Terms
 from delta_prop.backpressure.controller import INTERVAL_S
-from delta_prop.checks import parse_topics
+from delta_prop.checks import check_instance, parse_topics, timeout_or
 from delta_prop.config import Settings
+from delta_prop.fullness import RoomWatch
 from delta_prop.gathering import Gathering
 from delta_prop.ingest.epochs import epochs_above, epochs_until
 from delta_prop.ingest.lanes import Lanes
@@ -83,11 +84,12 @@ class Propagator(Publishing):
     ) -> None:
         """`data`: the directory that the log is kept in, within `log`; without it, in memory."""
         super().__init__()
-        self.settings = settings or Settings()
+        self.settings = check_instance("settings", settings or Settings(), Settings, "delta_prop.Settings(…)")
         self.recovery: RecoveryReport | None = None
         """What was found in the data directory at the last start, or when its log had failed since."""
         self._data = None if data is None else str(data)
-        self._log_settings = log or LogSettings()
+        log = check_instance("log", log or LogSettings(), LogSettings, "delta_prop.LogSettings(…)")
+        self._log_settings = log
         self._given_world = world
         self._exit = AsyncExitStack()
         self._subscriptions = 0
@@ -105,6 +107,7 @@ class Propagator(Publishing):
         else:
             self._service_log = await ServiceLog.in_directory(self._data, self._log_settings, self._world)
         self._log, self.recovery = self._service_log.log, self._service_log.recovery
+        self._room = RoomWatch(self._log, self._world.clock)
         self._service_log.commits(
             self._world,
             on_moved=self._note_moved,
@@ -353,7 +356,7 @@ class Propagator(Publishing):
         """
         self._check_open()
         self._gathering.send()
-        limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
+        limit = timeout_or(timeout_s, self.settings.publish_timeout_s)
         began = self._now()
         if isinstance(published, Receipt):
             published = await settled(published, limit)
@@ -397,7 +400,7 @@ class Propagator(Publishing):
         self._check_open()
         if not isinstance(dot, Dot):
             raise UsageError(f"{dot!r:.80} is not a Dot: give the dot of an acknowledgement or of a refusal")
-        limit = self.settings.publish_timeout_s if timeout_s is None else timeout_s
+        limit = timeout_or(timeout_s, self.settings.publish_timeout_s)
         return await outcome_of(self._chain, dot, limit)
 
     # --- reading
@@ -450,7 +453,7 @@ class Propagator(Publishing):
         """How pressed producers are: level, rate, depth, capacity, time to retry, and which sink paces."""
         self._check_opened()
         lanes = self._chain.lanes
-        return self._sinks.pacing.pressure(lanes.depth, lanes.capacity_deltas)
+        return self._room.press(self._sinks.pacing.pressure(lanes.depth, lanes.capacity_deltas))
 
     async def pressure_changes(self) -> AsyncIterator[Pressure]:
         """The pressure now, and again whenever its level, its cause or its rate (by a tenth) changes."""
@@ -482,6 +485,7 @@ class Propagator(Publishing):
             log=log.statistics(),
             sinks=self._sinks.statistics(),
             pressure=self.pressure(),
+            full=self._room.full(),
             memory_bytes_max=self.settings.memory_bytes_max(len(self._sinks.attached)),
             reopening=None if (reopening := self._service_log.reopening) is None else reopening.statistics(),
         )
@@ -499,6 +503,7 @@ class Propagator(Publishing):
             disk=self._service_log.disk,
             now=self._world.clock.now,
             turn=self._turn,
+            room=self._room,
             operating=self._operating,
         )
 
@@ -580,6 +585,8 @@ class Propagator(Publishing):
             await anyio.sleep(INTERVAL_S)
             self._sinks.watch(self._now())
             self._sinks.pacing.step(self._now(), waiting=self._chain.lanes.depth > 0)
+            self._room.look(self._chain)
+            self._log.mark_time()
             self._stepped.set()
             self._stepped = anyio.Event()
             if self._chain.lanes.depth:

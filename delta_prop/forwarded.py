@@ -62,14 +62,14 @@ def covered(batch: Batch, firsts: Mapping[int, int | None], log: Log) -> Publish
     return Published(firsts[0], batch.dot(0), batch.count, log.level, firsts)
 
 
-def cut_at(work: Sequenced, have: int) -> None:
-    """Leave out the rows up to the watermark, which are here already, under another cut.
+def cut_at(work: Sequenced, have: int) -> int:
+    """Leave out the rows up to the watermark, which are here already, under another cut; return how many.
 
     Another service's log may have lost its tail, and its producer have gone on with other batches.
     """
     batch = work.batch
     if batch.base > have:
-        return
+        return 0
     rows = [row for row in range(batch.count) if batch.counter(row) > have]
     if batch.is_control:
         work.batch = _void_rest(batch, rows, have)
@@ -78,6 +78,7 @@ def cut_at(work: Sequenced, have: int) -> None:
         work.batch = part_of(batch, np.array(rows, np.intp), previous=previous, clock=batch.clock)
     if work.lamport is not None:
         work.lamport += rows[0]
+    return rows[0]
 
 
 def _void_rest(batch: Batch, rows: list[int], have: int) -> Batch:

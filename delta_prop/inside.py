@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from delta_prop.attachments import Attachments
     from delta_prop.config import Settings
+    from delta_prop.fullness import RoomWatch
     from delta_prop.operating import Operating
     from delta_prop.pipeline import Chain
     from delta_prop.ports import World
@@ -38,4 +39,5 @@ class Inside:
     disk: Disk | None
     now: Callable[[], float]
     turn: Turn
+    room: RoomWatch
     operating: Operating | None = None

@@ -227,19 +227,15 @@ class Chain:
     @property
     def takes_merged(self) -> bool:
         """True if nothing stands in the way of `offer_merged`, but for the gate and the draft itself."""
-        if self.stopped is not None or self._running or self.lanes.depth or not self.log.accepting:
-            return False
-        return not (self.orderer.any_pending or self.orderer.any_ready)  # it might have to wait behind that
+        behind = self.orderer.any_pending or self.orderer.any_ready  # it might have to wait behind that
+        return not (self.stopped or self._running or self.lanes.depth or behind) and self.log.accepting
 
     def offer_merged(self, draft: Merged | Joined, now: float) -> bool:
-        """Append the draft of one call or more: what `offer` does for each of them, in fewer steps.
-
-        False, and nothing has happened, where something is in its way, or some of several calls are refused:
-        each is to be offered by itself then.
+        """Append the draft of one call or more: what `offer` does for each of them, in fewer steps. False,
+        and nothing has happened, where something is in its way, or some of several calls are refused.
         """
-        if not self.takes_merged:
-            return False
-        if not (self._gate.admits(draft.count, draft.size, now) and draft.may_be_sound()):
+        admitted = self.takes_merged and self._gate.admits(draft.count, draft.size, now)
+        if not (admitted and draft.may_be_sound()):
             return False
         self._now, self._running = now, True
         try:
@@ -460,10 +456,18 @@ class Chain:
             self._refuse(work, refusal)
             return
         if forwards:
-            cut_at(work, have)
+            self._cut(work, have)
         elif work.void is None:
             work.void = fault_of(batch) or self._orphans.refusal(work)
         self._order(entry_of(work, have))
+
+    def _cut(self, work: Sequenced, have: int) -> None:
+        batch, state = work.batch, self.origins.get(work.batch.origin)
+        cut = cut_at(work, have)
+        if cut:
+            assert state is not None, "it was admitted"
+            places = places_of(batch, state, self.log)
+            work.receipt.cut_off += tuple(places[row] for row in range(cut))
 
     def _admit(self, work: Sequenced) -> None:
         batch = work.batch

@@ -74,8 +74,9 @@ class Tls:
 class Stream(Protocol):
     """One connection: bytes both ways, in order. One task receives, one sends, at the same time or not.
 
-    All raise ConnectionError once the connection is gone, whichever side ended it. Who gives up a receive
-    loses nothing; a send that is cancelled leaves the stream fit for closing only.
+    All raise ConnectionError once the connection is gone, whichever side ended it; those of a client also
+    Misconfigured, where its TLS cannot work. Who gives up a receive loses nothing; a send that is cancelled
+    leaves the stream fit for closing only.
     """
 
     @property
@@ -118,8 +119,12 @@ class Stream(Protocol):
         """
         ...
 
-    async def aclose(self) -> None:
-        """End it, what was sent being on its way; shielded, bounded in time, idempotent."""
+    async def aclose(self, patience_s: float = 0.0) -> None:
+        """End it, what was sent being on its way; shielded, bounded in time, idempotent.
+
+        The other side has up to a second to end too, or `patience_s` where that is more. Then what it sends
+        without having read all may cost it the rest.
+        """
         ...
 
 
@@ -150,7 +155,10 @@ class Network(Protocol):
     async def connect(
         self, host: str, port: int, *, tls: Tls | None = None, timeout_s: float = 10.0
     ) -> Stream:
-        """Connect, TLS handshake included. Raises OSError, TimeoutError, UsageError."""
+        """Connect, TLS handshake included. Raises OSError, TimeoutError, UsageError.
+
+        That is Misconfigured where trying again changes nothing.
+        """
         ...
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.checks import Cause, cause_of, with_parents
+from delta_prop.checks import Cause, cause_of, check_timeout, with_parents
 from delta_prop.ingest.work import Sequenced, Session
 from delta_prop.orphans import checked
 from delta_prop.outcome_query import kept_watermark, outcome_of
@@ -132,8 +132,8 @@ class Producer:
         its dots become void. So does what is cancelled, unless it had its place already. Where the code is
         OUTCOME_UNKNOWN it had its place in a log that had failed: `outcome` tells once that is recovered.
         """
+        deadline = self._now() + check_timeout(timeout_s)
         priority = checked(deltas, self._chain.note_refused)
-        deadline = self._now() + timeout_s
         entry: _Open | None = None
         while True:
             try:
@@ -183,7 +183,8 @@ class Producer:
         """Return what became of a counter: its offset, the code if its dot is void, None if it has not
         happened. See `Propagator.outcome`.
         """
-        return await outcome_of(self._chain, Dot(self._lanes[priority].origin, counter), timeout_s)
+        origin = self._lanes[priority].origin
+        return await outcome_of(self._chain, Dot(origin, counter), check_timeout(timeout_s))
 
     def send_frame(self, batch: Batch, lamport: int | None = None) -> Receipt:
         """Send a batch as it is: a repeat of one's own, or a forwarder's under its first origin."""
@@ -196,6 +197,15 @@ class Producer:
         self._go_on()
         for lane in self._lanes.values() if priority is None else (self._lanes[priority],):
             self._resend(lane)
+
+    @property
+    def waits_for(self) -> Refused | None:
+        """The refusal that stands in the way of what is open, and may pass; None: there is none."""
+        if self._chain.stopped is not None:
+            return self._chain.stopped
+        open_ = (entry for lane in self._lanes.values() for entry in lane.open.values() if entry.refused)
+        refusals = (entry.receipt.refusal() for entry in open_)
+        return next((one for one in refusals if one is not None and one.retryable), None)
 
     def abandon(self) -> None:
         """Give up what is open and refused: its dots become void, what comes later goes on."""

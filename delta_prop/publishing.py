@@ -12,7 +12,7 @@ import anyio.lowlevel
 
 from delta_prop.checks import (
     Cause,
-    check_level,
+    check_timeout,
     is_transform,
     with_parents,
 )
@@ -24,6 +24,7 @@ from delta_prop.producer import Producer
 from delta_prop.receipt import Published, Receipt, State
 from delta_prop.refusals import late
 from delta_prop.transforms import Transforms
+from delta_prop_wire.bounds import check_level
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, AckLevel, Delta, Kind, Priority, Source
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -87,7 +88,7 @@ class Publishing:
     # --- what programs call
 
     def offer(
-        self, *deltas: Delta, after: Sequence[Named] = (), ack_level: AckLevel | None = None
+        self, *deltas: Delta, after: Sequence[Named] = (), ack_level: AckLevel | str | None = None
     ) -> Receipt:
         """Send deltas down the chain; never waits. The receipt tells what became of them.
 
@@ -104,7 +105,7 @@ class Publishing:
         self,
         *deltas: Delta,
         after: Sequence[Named] = (),
-        ack_level: AckLevel | None = None,
+        ack_level: AckLevel | str | None = None,
         timeout_s: float | None = None,
     ) -> Published:
         """Send deltas and wait for the acknowledgement, through a full queue or log too, in order.
@@ -119,6 +120,8 @@ class Publishing:
         """
         if self._closing or not self._open:
             self._check_open()
+        if timeout_s is not None:
+            check_timeout(timeout_s)
         if len(deltas) == 1 and not after and may_be_merged(deltas[0]):
             call = Draft(deltas, Receipt(), deltas[0].priority, self._level(ack_level))
             return await self._call(call, lambda: self._draft(deltas, (), ack_level), timeout_s)
@@ -136,7 +139,7 @@ class Publishing:
         namespace: str = DEFAULT_NAMESPACE,
         kind: Kind | None = None,
         priority: Priority = Priority.NORMAL,
-        ack_level: AckLevel | None = None,
+        ack_level: AckLevel | str | None = None,
         timeout_s: float | None = None,
     ) -> Published:
         """Publish as columns: row i of `matrix` (n × dimension) is the vector `ids[i]`, or with `indices`
@@ -146,6 +149,8 @@ class Publishing:
         Raises as `publish` does.
         """
         self._check_open()
+        if timeout_s is not None:
+            check_timeout(timeout_s)
         level = self._level(ack_level)
         if kind is None:
             kind = Kind.CREATE if indices is None else Kind.SPARSE
@@ -161,7 +166,7 @@ class Publishing:
         return await self._call(call or make(), make, timeout_s)
 
     def producer(
-        self, name: str, *, ack_level: AckLevel | None = None, source: Source = Source.LOCAL
+        self, name: str, *, ack_level: AckLevel | str | None = None, source: Source = Source.LOCAL
     ) -> Producer:
         """A handle with dots of its own; whoever held the name before is fenced. Raises Refused."""
         self._check_open()
@@ -176,17 +181,25 @@ class Publishing:
         )
 
     def register_transform(
-        self, name: str, function: Callable[[NDArray[np.float32]], ArrayLike], *, reads: str
+        self,
+        name: str,
+        function: Callable[[NDArray[np.float32]], ArrayLike],
+        *,
+        reads: str,
+        nonblocking: bool = False,
     ) -> None:
-        """Let deltas apply `function` to a vector, as `transform(name)`; it is read from the sink `reads`."""
-        self._transforms.register(name, function, reads)
+        """Let deltas apply `function` to a vector, as `transform(name)`; it is read from the sink `reads`.
+
+        It is called in a thread, one call at a time; with `nonblocking`, by the event loop.
+        """
+        self._transforms.register(name, function, reads, nonblocking=nonblocking)
 
     # --- inside
 
     def _now(self) -> float:
         return self._world.clock.now()
 
-    def _level(self, asked: AckLevel | None) -> AckLevel:
+    def _level(self, asked: AckLevel | str | None) -> AckLevel:
         if type(asked) is AckLevel:
             return asked
         return self._log.level if asked is None else check_level(asked)
@@ -201,7 +214,9 @@ class Publishing:
         if not self._open:
             raise UsageError("the propagator is not open: use it inside `async with Propagator() as p:`")
 
-    def _draft(self, deltas: Sequence[Delta], after: Sequence[Named], ack_level: AckLevel | None) -> Draft:
+    def _draft(
+        self, deltas: Sequence[Delta], after: Sequence[Named], ack_level: AckLevel | str | None
+    ) -> Draft:
         self._check_open()
         checked(deltas, self._chain.note_refused)
         deltas = with_parents(deltas, [one for one in after if not isinstance(one, Receipt)])
@@ -293,7 +308,7 @@ class Publishing:
         self,
         deltas: Sequence[Delta],
         after: Sequence[Named],
-        ack_level: AckLevel | None,
+        ack_level: AckLevel | str | None,
         timeout_s: float | None,
     ) -> Published:
         if len(deltas) != 1:
@@ -307,7 +322,13 @@ class Publishing:
         async def catch_up(name: str) -> None:
             await self.wait_visible(self._log.visible, sinks=[name], timeout_s=timeout_s)
 
-        return await self._transforms.publish(deltas[0], reader=self.sink, catch_up=catch_up, publish=publish)
+        return await self._transforms.publish(
+            deltas[0],
+            reader=self.sink,
+            catch_up=catch_up,
+            publish=publish,
+            threads=self._world.new_threads(),
+        )
 
 
 def _may_pass(receipt: Receipt) -> bool:

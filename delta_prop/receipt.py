@@ -36,11 +36,13 @@ class Receipt:
     `IN_DOUBT` that it may.
     """
 
-    __slots__ = ("_event", "_outcome", "_place", "_then", "_withdraw", "item", "state")
+    __slots__ = ("_event", "_outcome", "_place", "_then", "_withdraw", "cut_off", "item", "state")
 
     def __init__(self) -> None:
         self.state = State.QUEUED
         self.item: object = None  # what waits in the queue or in pending, for `after=`
+        self.cut_off: tuple[int | None, ...] = ()
+        """Of a frame whose first rows the log had before: their places. The outcome is of the other rows."""
         self._outcome: Published | Refused | None = None
         self._event: anyio.Event | None = None
         self._then: list[Callable[[Receipt], None]] | None = None
@@ -112,7 +114,7 @@ class Receipt:
         return True
 
     def when_done(self, then: Callable[[Receipt], None]) -> None:
-        """Call `then` once the outcome is known; at once if it is."""
+        """Call `then` once the outcome is known; at once if it is. It must not block."""
         if self.done:
             then(self)
         else:

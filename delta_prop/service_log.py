@@ -70,7 +70,10 @@ class ServiceLog:
     def in_memory(cls, settings: Settings, world: World) -> ServiceLog:
         """A new log, gone with the process."""
         log = MemoryLog(
-            world.randomness.bytes(16), deltas_max=settings.log_deltas_max, bytes_max=settings.log_bytes_max
+            world.randomness.bytes(16),
+            deltas_max=settings.log_deltas_max,
+            bytes_max=settings.log_bytes_max,
+            now=world.clock.now,
         )
         return cls(log, world.new_threads())
 

@@ -24,6 +24,7 @@ from delta_prop.buffers import behind, bytes_in
 from delta_prop.readiness import Readiness, closed
 from delta_prop.tls import TlsStream
 from delta_prop.tls_contexts import client_context, server_context
+from delta_prop.unknown_hosts import unknown_host
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -265,8 +266,8 @@ class SocketStream:
                 await _wait(anyio.wait_writable, self._socket)
                 self._turns.note()
 
-    async def aclose(self) -> None:
-        """End it: what was sent goes out, then the other side has up to a second to end too.
+    async def aclose(self, patience_s: float = 0.0) -> None:
+        """End it: what was sent goes out, then the other side has up to a second, or more, to end too.
 
         Without that wait bytes of its that nobody read any more would reset the connection, and what was
         sent last, the reason for ending it, would be lost on the way.
@@ -276,7 +277,7 @@ class SocketStream:
         self._closing = True
         with anyio.CancelScope(shield=True):
             await self._readiness.close()
-            with anyio.move_on_after(LINGER_S_MAX):
+            with anyio.move_on_after(max(LINGER_S_MAX, patience_s)):
                 await self._linger()
         self._socket.close()
 
@@ -395,7 +396,8 @@ async def _look_up(host: str, port: int, flags: int = 0) -> list[tuple[int, Any]
     try:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     except (OSError, UnicodeError) as error:
-        raise OSError(f"the host {host!r} has no address that is known here: {error}") from error
+        told = f"the host {host!r} has no address that is known here: {error}"
+        raise unknown_host(host, error) or OSError(told) from error
     return [(family, address) for family, _, _, _, address in found]
 
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from delta_prop.backpressure.pacer import Pressure
+    from delta_prop.fullness import Full
     from delta_prop.ingest.lanes import LanesStatistics
     from delta_prop.ingest.seen_ids import SeenIdsStatistics
     from delta_prop.order.orderer import OrdererStatistics
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """A snapshot of everything, in deltas, bytes and offsets as named."""
+    """A snapshot of everything, in deltas, bytes and offsets as named. `full`: what takes nothing more."""
 
     accepted: int
     duplicates: int
@@ -34,4 +35,5 @@ class Statistics:
     sinks: Mapping[str, FeedStatistics]
     pressure: Pressure
     memory_bytes_max: int
+    full: Full | None = None
     reopening: ReopeningStatistics | None = None

@@ -92,7 +92,7 @@ def map(
 
 
 def keep(source: AsyncIterable[Item[T]], wanted: Callable[[T], bool]) -> Stream[Item[T]]:
-    """Only what is wanted; the rest is done with."""
+    """Only what is wanted; the rest is done with. The event loop calls `wanted`, which must not block."""
     from aiostream import stream
 
     async def kept() -> AsyncIterator[Item[T]]:

@@ -151,7 +151,7 @@ class SyncPropagator:
         self,
         *deltas: Delta,
         after: Sequence[Named] = (),
-        ack_level: AckLevel | None = None,
+        ack_level: AckLevel | str | None = None,
         timeout_s: float | None = None,
     ) -> Published:
         """Publish deltas of one priority; return the acknowledgement."""
@@ -191,10 +191,15 @@ class SyncPropagator:
         return self._running().call(self._propagator.producer, name)
 
     def register_transform(
-        self, name: str, function: Callable[[NDArray[np.float32]], ArrayLike], *, reads: str
+        self,
+        name: str,
+        function: Callable[[NDArray[np.float32]], ArrayLike],
+        *,
+        reads: str,
+        nonblocking: bool = False,
     ) -> None:
-        """Let deltas apply `function` to a vector; it runs on the loop's thread."""
-        self._propagator.register_transform(name, function, reads=reads)
+        """Let deltas apply `function` to a vector; it is called in a thread of its own, or by the loop's."""
+        self._propagator.register_transform(name, function, reads=reads, nonblocking=nonblocking)
 
     def wait_visible(
         self,

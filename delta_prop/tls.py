@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from delta_prop.buffers import behind, bytes_in, chunks
+from delta_prop.misconfigured import FIRST_BYTES_MAX, TLS_ALERT, Misconfigured, of_tls
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class TlsStream:
     def __init__(self, below: Stream, context: ssl.SSLContext, server_name: str | None) -> None:
         """The client's end of a connection to the server of that name; with None the server's end."""
         self._below = below
+        self._server_name = server_name
+        self._first = b""  # of what the other side sent
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._engine = context.wrap_bio(
             self._incoming, self._outgoing, server_side=server_name is None, server_hostname=server_name
@@ -49,7 +52,7 @@ class TlsStream:
         self._sending = False  # somebody waits until the stream below takes what is unsent
         self._unsent = memoryview(b"")  # encrypted, and not taken by the stream below
         self._owed = b""  # what became of these plain bytes is unsent: they are not counted as sent yet
-        self._failure: str | None = None
+        self._failure: ConnectionError | Misconfigured | None = None
         self._closing = False
 
     @property
@@ -63,7 +66,10 @@ class TlsStream:
         return self._below.peer_host
 
     async def handshake(self) -> None:
-        """Agree with the other side; the first receive or send does it too. Raises ConnectionError."""
+        """Agree with the other side; the first receive or send does it too.
+
+        Raises ConnectionError; in a client Misconfigured where it cannot be agreed with.
+        """
         async with self._shaking:
             while not self._shaken:
                 self._must_live()
@@ -74,6 +80,8 @@ class TlsStream:
                     await self._fill()
                 except ssl.SSLError as error:
                     failure = self._failed(error)
+                    if self._server_name is None and not self._outgoing.pending:
+                        self._outgoing.write(TLS_ALERT)  # OpenSSL tells nothing to who does not speak TLS
                     await self._flush()  # the other side is told why
                     raise failure from error
                 else:
@@ -138,7 +146,7 @@ class TlsStream:
         for piece in part.pieces():
             await self.send([piece])
 
-    async def aclose(self) -> None:
+    async def aclose(self, patience_s: float = 0.0) -> None:
         """End it, and say so before; the stream below has the last word."""
         if self._closing:
             return
@@ -149,7 +157,7 @@ class TlsStream:
                     self._engine.unwrap()  # raises where the other side has not said so too
                 with suppress(ConnectionError), anyio.move_on_after(FAREWELL_S_MAX):
                     await self._flush()
-            await self._below.aclose()
+            await self._below.aclose(patience_s)
 
     # --- within
 
@@ -162,12 +170,16 @@ class TlsStream:
         if self._closing:
             raise ConnectionError("the connection was closed on this side")
         if self._failure is not None:
-            raise ConnectionError(self._failure)
+            raise self._failure.with_traceback(None)
 
-    def _failed(self, error: ssl.SSLError) -> ConnectionError:
-        why = getattr(error, "verify_message", "") or (error.reason or str(error)).replace("_", " ").lower()
-        self._failure = f"the secured connection to {self.peer} broke: {why}"
-        return ConnectionError(self._failure)
+    def _failed(self, error: ssl.SSLError) -> ConnectionError | Misconfigured:
+        lasts = None
+        if self._server_name is not None:
+            lasts = of_tls(error, self.peer, self._server_name, self._first)
+        why = (error.reason or str(error)).replace("_", " ").lower()
+        broken = ConnectionError(f"the secured connection to {self.peer} broke: {why}")
+        self._failure = lasts or broken
+        return self._failure
 
     def _decrypt(self, buffer: memoryview) -> int:
         """Put what has been received into the buffer, some bytes at least, else raise an SSLError."""
@@ -189,6 +201,7 @@ class TlsStream:
     async def _fill(self) -> None:
         count = await self._below.receive_into(self._received)
         if count:
+            self._first = self._first or bytes(self._received[: min(count, FIRST_BYTES_MAX)])
             self._incoming.write(self._received[:count])
         else:
             self._incoming.write_eof()
@@ -221,7 +234,7 @@ class TlsStream:
             try:
                 await self._below.send([self._unsent])
             except BaseException:  # nobody knows how much of it has gone
-                self._failure = self._failure or f"a send to {self.peer} was broken off"
+                self._failure = self._failure or ConnectionError(f"a send to {self.peer} was broken off")
                 raise
             finally:
                 self._sending = False

@@ -1,12 +1,14 @@
 """Transforms: a named function of a vector, resolved into a dense delta before it is queued.
 
-Read, apply, publish with `expect`; if the vector has moved on meanwhile, again.
+Read, apply, publish with `expect`; if the vector has moved on meanwhile, again. A function may block: it is
+called in a thread, unless it was registered as one that does not.
 """
 
 from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, cast
 
 import anyio
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import ArrayLike, NDArray
 
+    from delta_prop.ports import Threads
     from delta_prop.receipt import Published
     from delta_prop_wire.delta import Delta
 
@@ -39,6 +42,7 @@ class VectorReader(Protocol):
 class _Transform:
     function: Callable[[NDArray[np.float32]], ArrayLike]
     reads: str
+    nonblocking: bool
 
 
 class Transforms:
@@ -48,11 +52,18 @@ class Transforms:
         self._known: dict[str, _Transform] = {}
         self._turn = anyio.Lock()  # transforms of this process wait for each other rather than conflict
 
-    def register(self, name: str, function: Callable[[NDArray[np.float32]], ArrayLike], reads: str) -> None:
+    def register(
+        self,
+        name: str,
+        function: Callable[[NDArray[np.float32]], ArrayLike],
+        reads: str,
+        *,
+        nonblocking: bool,
+    ) -> None:
         """Know `function` as `name`, reading vectors from the attached sink `reads`."""
         if not name:
             raise UsageError("a transform needs a name")
-        self._known[name] = _Transform(function, reads)
+        self._known[name] = _Transform(function, reads, nonblocking)
 
     async def publish(
         self,
@@ -61,6 +72,7 @@ class Transforms:
         reader: Callable[[str], object],
         catch_up: Callable[[str], Awaitable[None]],
         publish: Callable[[Delta], Awaitable[Published]],
+        threads: Threads,
     ) -> Published:
         """Resolve and publish. Raises InvalidDelta for an unknown name or vector, Refused (CONFLICT)."""
         name = delta.operation.data.decode()
@@ -82,8 +94,9 @@ class Transforms:
                 if inspect.isawaitable(state):
                     state = await state
                 vector, dot = _read(state, delta)
-                result = dense(transform.function(vector.copy()))
-                resolved = replace(delta, operation=result, expect=dot, source=Source.TRANSFORM)
+                call = partial(transform.function, vector.copy())
+                result = call() if transform.nonblocking else await threads.run(call)
+                resolved = replace(delta, operation=dense(result), expect=dot, source=Source.TRANSFORM)
                 try:
                     return await publish(resolved)
                 except Refused as refusal:

@@ -89,6 +89,7 @@ class OwnThread:
 
     def __init__(self, name: str, niceness: int = 0) -> None:
         self._calls: queue.SimpleQueue[_Call[Any] | None] = queue.SimpleQueue()
+        self._waited_for: set[_Call[Any]] = set()
         self._niceness = niceness
         self._wake = _waker()
         # A daemon, so that an interpreter which dies in the middle of a call is not held up by it.
@@ -100,16 +101,22 @@ class OwnThread:
         call = _Call(function)
         with anyio.CancelScope(shield=True):
             # It takes them one at a time, in their order; last here, as it begins when this thread waits.
+            self._waited_for.add(call)
             self._calls.put(call)
             await call.done.wait()
+            self._waited_for.discard(call)
         if call.failure is not None:
             raise call.failure
         return call.result[0]
 
     def stop(self) -> None:
-        """End the thread; no call runs any more, since each is waited for."""
+        """End the thread, now or when the call that runs returns; whoever waits for that waits no more."""
         self._calls.put(None)
-        self._thread.join()
+        if not self._waited_for:
+            self._thread.join()
+        for call in self._waited_for:
+            call.failure = RuntimeError("the thread was given up while it ran this call")
+            call.done.set()
 
     def _work(self) -> None:
         if self._niceness and sys.platform == "linux":  # elsewhere a thread's number would name a process
@@ -137,7 +144,7 @@ class _Call(Generic[T]):
         try:
             self.result.append(self.function())
         except BaseException as failure:
-            self.failure = failure
+            self.failure = self.failure or failure
 
 
 @asynccontextmanager
@@ -199,6 +206,8 @@ def _soon() -> Callable[[Callable[[], None]], object] | None:
 def _loop_time() -> Callable[[], float]:
     try:
         loop = asyncio.get_running_loop()
-    except RuntimeError:  # trio, whose clock anyio reads
-        return anyio.current_time
+    except RuntimeError:
+        import trio
+
+        return trio.lowlevel.current_clock().current_time  # which any thread may call
     return loop.time

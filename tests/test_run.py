@@ -119,6 +119,18 @@ def test_a_set_up_that_failed_is_tried_again(checkout: Checkout) -> None:
     assert checkout.set_ups == 2
 
 
+@pytest.mark.parametrize("given", [["x"], ["-1"], [""], [], ["1.5"]])
+def test_a_first_seed_that_is_none_is_told_before_anything_is_installed(
+    checkout: Checkout, given: list[str]
+) -> None:
+    done = checkout.run("test", "tests/wire", "--first-seed", *given)
+    assert (done.returncode, done.stdout, checkout.set_ups) == (2, "", 0)
+    assert done.stderr.count("\n") == 1
+    assert "give a whole number" in done.stderr
+    assert checkout.run("test", f"--first-seed={given[0] if given else ''}").returncode == 2
+    assert checkout.run("test", "--first-seed", "17", "-x").returncode == 0
+
+
 @pytest.mark.parametrize(("release", "wanted"), [("17.0.15", 1), ("21", 1), ("11.0.2", 0), ("1.8.0_392", 0)])
 def test_spark_is_installed_once_for_tests_where_there_is_a_java_that_runs_it(
     checkout: Checkout, release: str, wanted: int

@@ -5,12 +5,10 @@ Pure. Names are looked up by the network, when it connects.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from delta_prop_wire.errors import UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 PORT = 7373
 _PORT_MAX = 65_535
@@ -49,7 +47,12 @@ class Address(NamedTuple):
 
 def parse_addresses(addresses: str | Iterable[str]) -> tuple[Address, ...]:
     """One address or several of one service, each once. Raises UsageError."""
-    texts = [addresses] if isinstance(addresses, str) else list(addresses)
+    if isinstance(addresses, str):
+        texts = [addresses]
+    elif isinstance(addresses, Iterable):
+        texts = list(addresses)
+    else:
+        raise _unfit(addresses)
     if not 1 <= len(texts) <= ADDRESSES_MAX:
         raise UsageError(f"{len(texts)} addresses: give 1 to {ADDRESSES_MAX}, as host:port")
     return tuple(dict.fromkeys(map(Address.parse, texts)))

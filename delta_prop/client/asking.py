@@ -7,11 +7,14 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from delta_prop.checks import check_timeout
 from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.arguments import check_connection
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.blocking import Wire
 from delta_prop.client.errors import Unreachable
 from delta_prop.client.settings import ClientSettings
+from delta_prop.misconfigured import Lasting, Misconfigured
 from delta_prop.tls_contexts import client_context
 from delta_prop_wire.errors import PeerError, Refused, UsageError
 from delta_prop_wire.frames import Ack, Hello, Nack, Welcome
@@ -45,18 +48,20 @@ class Asking:
     def ask(self, addresses: str | Iterable[str], request: Request) -> Response:
         """The answer. Raises Refused, Unreachable, UsageError."""
         where = parse_addresses(addresses)
-        if not self.timeout_s > 0:
-            raise UsageError(f"timeout_s: {self.timeout_s!r} is not above 0: give the seconds to wait")
+        check_connection(self.token, self.tls)
+        if not check_timeout(self.timeout_s):
+            raise UsageError("timeout_s 0: give the seconds to wait, above 0")
         began = time.monotonic()
         deadline = began + self.timeout_s
         context = None if self.tls is None else client_context(self.tls)
-        backoff, turn, unheard = Backoff(), 0, False
+        backoff, lasting, turn, unheard = Backoff(), Lasting(len(where)), 0, False
         while True:
             address = where[turn % len(where)]
             turn += 1
             try:
                 return self._ask_at(address, request, context, deadline)
-            except (OSError, PeerError) as error:
+            except (OSError, PeerError, Misconfigured) as error:
+                lasting.note(error)
                 cause: Exception = error
                 wait_s, unheard = 0.0, True
             except Refused as refused:
@@ -88,7 +93,7 @@ class Asking:
             wire.close()
 
     def _given_up(self, where: Sequence[Address], cause: Exception, waited_s: float) -> Exception:
-        if isinstance(cause, Refused):
+        if isinstance(cause, Refused | UsageError):
             return cause
         names = ", ".join(map(str, where))
         return Unreachable(

@@ -14,17 +14,27 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from delta_prop.checks import cause_of, check_columns, check_deltas, check_level, looked_over, with_parents
+from delta_prop.checks import (
+    cause_of,
+    check_columns,
+    check_deltas,
+    looked_over,
+    timeout_or,
+    with_parents,
+)
 from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.arguments import check_connection, member_of, settings_of
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect, Unreachable
 from delta_prop.client.offer import Columns, Offer
 from delta_prop.client.producing import Producing
 from delta_prop.client.refusing import late, left_over
 from delta_prop.client.session import Session
-from delta_prop.client.settings import ClientSettings
+from delta_prop.misconfigured import FIRST_BYTES_MAX, Lasting, Misconfigured, of_tls
 from delta_prop.published import Published
 from delta_prop.tls_contexts import client_context
+from delta_prop.unknown_hosts import unknown_host
+from delta_prop_wire.bounds import check_level
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Kind, Priority, Source
 from delta_prop_wire.errors import PeerError, Refused, UsageError
 from delta_prop_wire.frames import Ack
@@ -38,8 +48,9 @@ if TYPE_CHECKING:
 
     from delta_prop.checks import Cause
     from delta_prop.client.addresses import Address
+    from delta_prop.client.counts import Counts
     from delta_prop.client.offer import Place
-    from delta_prop.client.outgoing import Counts
+    from delta_prop.client.settings import ClientSettings
     from delta_prop.ports import Tls
     from delta_prop_wire.block import Block
     from delta_prop_wire.delta import AckLevel, Delta, Dot
@@ -82,7 +93,7 @@ class SyncProducer:
         name: str,
         token: str | None = None,
         tls: Tls | None = None,
-        ack_level: AckLevel | None = None,
+        ack_level: AckLevel | str | None = None,
         source: Source = Source.LOCAL,
         settings: ClientSettings | None = None,
         job: JobPart | None = None,
@@ -93,14 +104,15 @@ class SyncProducer:
         `priority`: that of which `watermark` tells before something is offered.
         """
         self.name = name
-        self.settings = settings or ClientSettings()
+        self.settings = settings_of(settings)
+        check_connection(token, tls)
         self._addresses = parse_addresses(addresses)
         self._context = None if tls is None else client_context(tls)
         self._server_name = None if tls is None else tls.server_name
         self._producing = Producing(
             name,
             token=token,
-            source=source,
+            source=member_of("source", source, Source),
             ack_level=None if ack_level is None else check_level(ack_level),
             chance=random.random,
             job=job,
@@ -115,6 +127,7 @@ class SyncProducer:
         self._last: Address | None = None
         self._cause: Exception | None = None
         self._faults = 0
+        self._lasting = Lasting(len(self._addresses))
         self._offered_rows = 0
         self.waited_s = 0.0
         """How long its calls have waited for the service: for credit, for room, for outcomes."""
@@ -166,7 +179,7 @@ class SyncProducer:
         self, *deltas: Delta, after: Sequence[SyncReceipt | Cause] = (), timeout_s: float | None = None
     ) -> Published:
         """Send and wait for the acknowledgement. Raises Refused, which says whether it may have happened."""
-        limit_s = self.settings.publish_s_max if timeout_s is None else timeout_s
+        limit_s = timeout_or(timeout_s, self.settings.publish_s_max)
         began = time.monotonic()
         priority, simple = looked_over(deltas)
         receipt = self._offer(priority, deltas, after, limit_s, simple=simple)
@@ -184,14 +197,14 @@ class SyncProducer:
     ) -> Published:
         """Publish whole vectors as columns: row i of `matrix` (n × dimension) is the vector `ids[i]`."""
         rows = check_columns(ids, matrix, namespace=namespace, kind=kind, priority=priority)
-        limit_s = self.settings.publish_s_max if timeout_s is None else timeout_s
+        limit_s = timeout_or(timeout_s, self.settings.publish_s_max)
         columns = Columns(ids, rows, namespace, kind)
         receipt = self._offer(priority, (), (), limit_s, columns=columns)
         return self.result_of(receipt, limit_s)
 
     def offer_numbered(self, counter: int, delta: Delta, after_s: float | None = None) -> SyncReceipt:
         """Send a delta under a counter of the caller's, which rises within a priority; see `Producer`."""
-        limit_s = self.settings.publish_s_max if after_s is None else after_s
+        limit_s = timeout_or(after_s, self.settings.publish_s_max, "after_s")
         return self._offer(check_deltas([delta]), [delta], (), limit_s, counter=counter)
 
     def offer_block(
@@ -207,7 +220,7 @@ class SyncProducer:
         With `counter` the caller numbers: rows have `counter`, `counter` + 1 and so on, above all that were
         given in this priority. Its rows are not looked at here: who made them has. Raises as `offer` does.
         """
-        limit_s = self.settings.publish_s_max if after_s is None else after_s
+        limit_s = timeout_or(after_s, self.settings.publish_s_max, "after_s")
         return self._offer(priority, (), (), limit_s, columns=block, counter=counter)
 
     def watermark(self, priority: Priority = Priority.NORMAL) -> int:
@@ -216,7 +229,7 @@ class SyncProducer:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything offered has its outcome. Raises TimeoutError, or why nothing goes."""
-        limit_s = self.settings.delivery_s_max if timeout_s is None else timeout_s
+        limit_s = timeout_or(timeout_s, self.settings.delivery_s_max)
         if not self._drive(lambda: not self._out.open_offers, limit_s):
             raise TimeoutError(f"{self._out.open_offers} calls have no outcome after {limit_s:g} s")
 
@@ -224,7 +237,7 @@ class SyncProducer:
         self, receipt: SyncReceipt, timeout_s: float | None = None, told_s: float | None = None
     ) -> Published:
         """Wait for a receipt's outcome. Raises Refused."""
-        limit_s = self.settings.delivery_s_max if timeout_s is None else timeout_s
+        limit_s = timeout_or(timeout_s, self.settings.delivery_s_max)
         if receipt.outcome is None and not self._drive(lambda: receipt.done, limit_s):
             offer = receipt.offer
             assert offer is not None
@@ -293,7 +306,7 @@ class SyncProducer:
                 self._lost(
                     again.cause or ConnectionError("the service asked to connect again"), again.after_s
                 )
-            except OSError as error:
+            except (OSError, Misconfigured) as error:
                 self._lost(error)
             except PeerError as error:
                 self._faults += 1
@@ -361,6 +374,11 @@ class SyncProducer:
     def _lost(self, cause: Exception, after_s: float = 0.0) -> None:
         self._cause = cause
         self._disconnect()
+        if self._last is None:  # no service has answered yet
+            try:
+                self._lasting.note(cause)
+            except Misconfigured as fault:
+                self._out.fail(fault)
         self._not_before = max(self._not_before, time.monotonic() + after_s)
 
     def _disconnect(self) -> None:
@@ -370,7 +388,7 @@ class SyncProducer:
         self._producing.disconnected()
 
     def _unreachable(self, limit_s: float) -> Exception:
-        if isinstance(self._cause, Refused):
+        if isinstance(self._cause, Refused | UsageError):
             return self._cause
         names = ", ".join(map(str, self._addresses))
         told = f"none of {names} has answered for {limit_s:g} s (the last one: {self._cause})"
@@ -378,7 +396,7 @@ class SyncProducer:
 
 
 class Wire:
-    """One connected socket and what is said over it. Raises OSError."""
+    """One connected socket and what is said over it. Raises OSError, Misconfigured."""
 
     def __init__(
         self,
@@ -389,11 +407,13 @@ class Wire:
         settings: ClientSettings,
     ) -> None:
         self.address = address
-        sock = socket.create_connection(address, timeout_s)
+        self._name = server_name or address.host
+        sock = _connected(address, timeout_s)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if context is not None:
-                sock = context.wrap_socket(sock, server_hostname=server_name or address.host)
+                sock = context.wrap_socket(sock, server_hostname=self._name, do_handshake_on_connect=False)
+                self._shake_hands(sock)
             sock.setblocking(False)
         except BaseException:
             sock.close()
@@ -402,7 +422,7 @@ class Wire:
         self._unsent: deque[memoryview] = deque()
         self._selector = selectors.DefaultSelector()
         self._selector.register(sock, selectors.EVENT_READ)
-        self.session = Session(settings, time.monotonic())
+        self.session = Session(settings, time.monotonic(), address, secured=context is not None)
 
     def send(self, parts: Iterable[Buffer]) -> None:
         """Have these sent by the next steps."""
@@ -411,7 +431,7 @@ class Wire:
     def step(self, wait_s: float) -> int:
         """Send what the system takes, receive what is there, waiting for either; how many bytes came.
 
-        Raises OSError.
+        Raises OSError, Misconfigured.
         """
         self._write()
         count = self.read()
@@ -425,14 +445,16 @@ class Wire:
         return self.read()
 
     def read(self) -> int:
-        """Receive what is there, without waiting; how many bytes. Raises OSError."""
+        """Receive what is there, without waiting; how many bytes. Raises OSError, Misconfigured."""
         connection = self.session.connection
         try:
             count = self._socket.recv_into(connection.buffer())
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return 0
+        except ssl.SSLError as error:
+            raise of_tls(error, str(self.address), self._name, b"") or error from error
         if not count:
-            raise ConnectionError(f"{self.address} ended the connection")
+            raise self.session.ended()
         connection.received(count)
         return count
 
@@ -441,6 +463,13 @@ class Wire:
         self._selector.close()
         with suppress(OSError):
             self._socket.close()
+
+    def _shake_hands(self, sock: ssl.SSLSocket) -> None:
+        try:
+            sock.do_handshake()
+        except ssl.SSLError as error:
+            fault = of_tls(error, str(self.address), self._name, _first_bytes(sock, error))
+            raise fault or error from error
 
     def _write(self) -> None:
         while self._unsent:
@@ -454,6 +483,23 @@ class Wire:
                 self._unsent[0] = part[sent:]
             else:
                 self._unsent.popleft()
+
+
+def _connected(address: Address, timeout_s: float) -> socket.socket:
+    try:
+        return socket.create_connection(address, timeout_s)
+    except (socket.gaierror, UnicodeError) as error:
+        raise unknown_host(address.host, error) or error from None
+
+
+def _first_bytes(sock: ssl.SSLSocket, error: ssl.SSLError) -> bytes:
+    """What a server that does not speak TLS answered: TLS has read five bytes, the rest still lies there."""
+    if error.reason != "WRONG_VERSION_NUMBER":
+        return b""
+    with suppress(OSError):
+        rest = socket.socket.recv(sock, FIRST_BYTES_MAX, socket.MSG_DONTWAIT)
+        return b"HTTP/" + rest if rest.startswith((b"1.0 ", b"1.1 ")) else b""
+    return b""
 
 
 def _named(after: Sequence[SyncReceipt | Cause]) -> tuple[list[Dot | bytes], list[Place]]:

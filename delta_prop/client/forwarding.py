@@ -5,16 +5,18 @@ It never re-encodes a body: a frame's head is made anew, with the Lamport number
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import anyio
 
 from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.arguments import check_connection, settings_of
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.link import Link
-from delta_prop.client.settings import ClientSettings
+from delta_prop.misconfigured import Misconfigured
 from delta_prop_wire.control_rows import uses_dots
 from delta_prop_wire.delta import Source
 from delta_prop_wire.errors import DeltaPropError, Refused, UsageError
@@ -28,9 +30,12 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
     from delta_prop.client.session import Session
+    from delta_prop.client.settings import ClientSettings
     from delta_prop.ports import Tls, World
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.frames import Frame, Welcome
+
+logger = logging.getLogger("delta_prop.client")
 
 SEND_BYTES_MAX = 256 * 1024
 FORWARD_S_MAX = 120.0
@@ -81,7 +86,8 @@ class ForwardLink:
         self._addresses = parse_addresses(addresses)
         self._given_world = world
         self._token, self._tls, self._name = token, tls, name
-        self._settings = settings or ClientSettings()
+        check_connection(token, tls, world)
+        self._settings = settings_of(settings)
         self._log_id: bytes | None = None
         self._link: Link | None = None
         self._call: _Call | None = None
@@ -89,6 +95,7 @@ class ForwardLink:
             int, int
         ] = {}  # what the other service has, by its watermarks and its acknowledgements
         self._connected = anyio.Event()
+        self._changed = anyio.Event()  # it is connected, or cannot be for now
         self._told = False  # what it has, since it is connected
         self._ended: DeltaPropError | None = None
         self._reconnects = self._sent = self._covered = 0
@@ -121,7 +128,10 @@ class ForwardLink:
             except DeltaPropError as error:
                 if self._link.welcomed.is_set():
                     backoff.reset()
+                if str(error) != str(self._ended):
+                    logger.warning("%s: %s", self._name, error)
                 self._ended = error
+                self._changed.set()
                 self._fail(_as_failure(error))
             finally:
                 self._reconnects += self._link.reconnects
@@ -155,7 +165,9 @@ class ForwardLink:
 
     async def _wait_connected(self) -> None:
         with anyio.move_on_after(GREETED_S_MAX):
-            await self._connected.wait()
+            while not (self._connected.is_set() or _lasts(self._ended)):
+                self._changed = anyio.Event()
+                await self._changed.wait()
         if not self._connected.is_set():
             failure = None if self._ended is None else _as_failure(self._ended)
             raise failure or ConnectionError(f"{self._addresses[0]} has not answered yet")
@@ -179,6 +191,7 @@ class ForwardLink:
         self._has = {one.origin: one.watermark for one in welcome.origins}
         self._told, self._ended = False, None
         self._connected.set()
+        self._changed.set()
 
     def take(self, frame: Frame, size: int, now: float) -> bool:
         """What became of some batches."""
@@ -302,10 +315,18 @@ def _in_doubt(logged: LoggedBatch) -> Refused:
 
 
 def _as_failure(error: DeltaPropError) -> Exception:
-    """What a call raises: a refusal that lasts ends the sink, all else passes."""
-    if isinstance(error, UsageError):
+    """What a call raises: a refusal that lasts ends the sink, all else passes.
+
+    What is misconfigured may be so at the other service, so that it passes once it is mended there.
+    """
+    if isinstance(error, UsageError) and not isinstance(error, Misconfigured):
         return Refused(ErrorCode.BAD_REQUEST, str(error))
     return error if isinstance(error, Refused) and not error.retryable else ConnectionError(str(error))
+
+
+def _lasts(error: DeltaPropError | None) -> bool:
+    """True if waiting for the connection is of no use before something is mended."""
+    return isinstance(error, UsageError) or (isinstance(error, Refused) and not error.retryable)
 
 
 def _real_world() -> World:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from delta_prop_wire.cursor import LOG_ID_BYTES
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -28,7 +29,7 @@ class KnownService:
 
     def __init__(self, wanted: bytes | None = None) -> None:
         self.log_id: bytes | None = None
-        self._wanted = wanted
+        self._wanted = None if wanted is None else check_log_id(wanted)
 
     def check(self, welcome: Welcome, *, may_begin_anew: bool = False) -> None:
         """Raise UsageError where this is another log than before. `may_begin_anew`: one in memory may be."""
@@ -50,6 +51,13 @@ class KnownService:
                 "open another client"
             )
         self.log_id = log.log_id
+
+
+def check_log_id(log_id: bytes) -> bytes:
+    """The id of a log. Raises UsageError."""
+    if not isinstance(log_id, bytes) or len(log_id) != LOG_ID_BYTES:
+        raise UsageError(f"log id {log_id!r:.60}: give {LOG_ID_BYTES} bytes")
+    return log_id
 
 
 def granted_level(asked: AckLevel | None, most: AckLevel | None) -> AckLevel:

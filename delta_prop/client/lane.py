@@ -39,8 +39,8 @@ class OpenFrame:
     `sequence`: its number on this connection, 0 while it is not under way. `doubt`: the service may have it.
     `void`: it was given up, and is sent as a batch that is refused for good. `question`: its dots were dealt
     with in a former life of the producer, and it asks what became of them. `unknown`: its origin was not
-    known once, though a hello had been said. `splits`: how often what
-    it is a part of was split.
+    known once, though a hello had been said. `number`: batches that were sent before it for the first time.
+    `splits`: how often what it is a part of was split.
     """
 
     __slots__ = (
@@ -48,6 +48,7 @@ class OpenFrame:
         "batch",
         "doubt",
         "lane",
+        "number",
         "offers",
         "question",
         "sent",
@@ -72,6 +73,7 @@ class OpenFrame:
         self.unknown = False
         self.splits = 0
         self.source = offers[0][1].source
+        self.number = 0
         self.told: list[tuple[int, int, int | None, bool]] = []
 
     @property

@@ -13,6 +13,7 @@ import anyio
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.errors import Reconnect, Unreachable
 from delta_prop.client.session import Session
+from delta_prop.misconfigured import Lasting, Misconfigured
 from delta_prop_wire.errors import DeltaPropError, PeerError, Refused, UsageError
 from delta_prop_wire.frames import Ack, Welcome
 from delta_prop_wire.requests import joined
@@ -87,6 +88,8 @@ class Link:
         self.welcomed = anyio.Event()
         """Set once a service has answered."""
         self.reconnects = 0
+        self.cause: Exception | None = None
+        """Why there is no connection at present."""
         self._addresses = addresses
         self._user = user
         self._now = world.clock.now
@@ -105,8 +108,12 @@ class Link:
         self._bell.set()
 
     async def run(self) -> None:
-        """Keep a connection until cancelled. Raises Unreachable, Refused, UsageError."""
+        """Keep a connection until cancelled. Raises Unreachable, Refused, UsageError.
+
+        Before a service has answered, what cannot work as it is configured ends it at once.
+        """
         backoff, turn = Backoff(), 0
+        lasting, warned = Lasting(len(self._addresses)), ""
         since, limit_s = self._now(), self._settings.open_s_max
         while True:
             address = self._addresses[turn % len(self._addresses)]
@@ -115,7 +122,12 @@ class Link:
                 cause = await self._connect(address)
             except Reconnect as again:
                 after_s, cause = again.after_s, again.cause or ConnectionError("it asked to connect again")
-            logger.info("%s: %s", address, cause)
+            is_news = isinstance(cause, Misconfigured) and str(cause) != warned
+            warned = str(cause) if is_news else warned
+            logger.log(logging.WARNING if is_news else logging.INFO, "%s: %s", address, cause)
+            if not self.welcomed.is_set():
+                lasting.note(cause)
+            self.cause = cause
             if self._answered:
                 since, limit_s = self._now(), self._settings.offline_s_max
                 self.reconnects += 1
@@ -135,11 +147,11 @@ class Link:
             stream = await self._network.connect(
                 address.host, address.port, tls=self._tls, timeout_s=self._settings.connect_s_max
             )
-        except (OSError, TimeoutError) as error:
+        except (OSError, TimeoutError, Misconfigured) as error:
             return error
         try:
             await self._converse(stream, address)
-        except OSError as error:
+        except (OSError, Misconfigured) as error:
             return error
         except PeerError as error:
             self._faults += 1
@@ -152,7 +164,7 @@ class Link:
         raise AssertionError("a conversation ends by an error")
 
     async def _converse(self, stream: Stream, address: Address) -> None:
-        session = Session(self._settings, self._now())
+        session = Session(self._settings, self._now(), address, secured=self._tls is not None)
         broken: list[Exception] = []
         async with anyio.create_task_group() as tasks:
 
@@ -179,7 +191,7 @@ class Link:
             if scope.cancelled_caught:
                 raise ConnectionError(f"{address} has been silent for too long")
             if not count:
-                raise ConnectionError(f"{address} ended the connection")
+                raise session.ended()
             connection.received(count)
             now = self._now()
             for frame in session.frames(now):
@@ -194,7 +206,7 @@ class Link:
             welcome, self._pages = joined(self._pages), []
             assert isinstance(welcome, Welcome)
             self._user.welcomed(welcome, same_address=self._last in (None, address))
-            self._last, self._answered = address, True
+            self._last, self._answered, self.cause = address, True, None
             self.welcomed.set()
         elif self._user.take(frame, size, now):
             self._got_on = True

@@ -6,12 +6,12 @@ what is not acknowledged is sent again, in order, under the same dots and as the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delta_prop.advice import Advice
 from delta_prop.client.answers import outcome_of, whole_place
 from delta_prop.client.calls import CALLS_BYTES_MAX, CALLS_MAX, CALLS_S_MAX, Calls
+from delta_prop.client.counts import Counts
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.flight import Flight
 from delta_prop.client.heads import Heads
@@ -19,6 +19,7 @@ from delta_prop.client.held import Held
 from delta_prop.client.known_service import KnownService, granted_level
 from delta_prop.client.lane import Lane
 from delta_prop.client.offer import ROW_BYTES, Joined, Offer, Place
+from delta_prop.client.probing import Probing
 from delta_prop.client.refusing import former, late, of_row, unanswered
 from delta_prop.client.splitting import around, singles
 from delta_prop.published import Published
@@ -47,22 +48,6 @@ _WEIGHTS = (8, 4, 2, 1)
 _DEALT_WITH = VOIDING | {ErrorCode.DOT_REUSED, ErrorCode.OUTCOME_UNKNOWN}
 """How a service refuses what it has dealt with before."""
 _AGAIN_S_MAX = 60.0
-
-
-@dataclass(slots=True)
-class Counts:
-    """Since the producer was made; batches and deltas that were sent, deltas that have an outcome.
-
-    `resent`: batches sent more than once. `lost`: deltas once acknowledged that the service does not have any
-    more, as their ack level allowed.
-    """
-
-    batches: int = 0
-    deltas: int = 0
-    resent: int = 0
-    acknowledged: int = 0
-    refused: int = 0
-    lost: int = 0
 
 
 class Outgoing:
@@ -102,6 +87,8 @@ class Outgoing:
         self._held = Held()
         self._gathering: Calls | None = None
         self._flight = Flight()
+        self._probing = Probing()
+        self._standing: Refused | None = None
         self._faults = 0
         self.counts = Counts()
 
@@ -116,6 +103,11 @@ class Outgoing:
     def open_bytes(self) -> int:
         """About how many bytes they take."""
         return self._held.bytes
+
+    @property
+    def waits_for(self) -> Refused | None:
+        """The refusal that stands in the way of all that is open, or of some of it; None: there is none."""
+        return self._probing.refusal or self._standing
 
     @property
     def log_id(self) -> bytes | None:
@@ -248,6 +240,7 @@ class Outgoing:
     def disconnected(self) -> None:
         """The connection is gone, and with it the sequences of what was under way."""
         self._flight.clear()
+        self._probing.disconnected()
         self.advice.forget()
         for lane in self._lanes:
             lane.claimed = lane.live = False
@@ -280,9 +273,9 @@ class Outgoing:
 
     def next_open(self, now: float) -> OpenFrame | None:
         """The same, with what is known of it here."""
-        if self.failure is not None or self.advice.wait_s(now) > 0:
+        if self.failure is not None or self.advice.wait_s(now) > 0 or self._probing.wait_s(now) > 0:
             return None
-        for lane in self._in_turn():
+        for lane in self._probing.choose(self._in_turn()):
             frame = self._next_of(lane, now)
             if frame is not None:
                 return self._send(lane, frame, now)
@@ -294,9 +287,9 @@ class Outgoing:
             return None
         waits = [max(lane.again_at - now, 0.0) for lane in self._used if lane.again and lane.live]
         waits += [0.0 for lane in self._used if lane.live and lane.waiting and not lane.again]
-        advised = self.advice.wait_s(now)
-        if advised > 0:
-            return advised
+        held_s = max(self.advice.wait_s(now), self._probing.wait_s(now))
+        if held_s > 0:
+            return held_s
         return min((one for one in waits if one > 0), default=None)
 
     # --- answers
@@ -306,6 +299,8 @@ class Outgoing:
         told_some = False
         for frame in self._flight.answered(ack):
             told_some = True
+            self._standing = None
+            self._probing.answered(frame)
             frame.lane.backoff.reset()
             self._acknowledged(frame)
         if told_some:
@@ -469,9 +464,11 @@ class Outgoing:
     def _send(self, lane: Lane, frame: OpenFrame, now: float) -> OpenFrame:
         count = frame.batch.count
         self._flight.add(frame)
+        self._probing.sent(frame, now)
         self.advice.spend(count, now)
         lane.turn += count / _WEIGHTS[lane.priority]
         if frame.sent == 1:
+            frame.number = self.counts.batches
             self.counts.batches += 1
             self.counts.deltas += count
         elif frame.sent == 2:
@@ -496,6 +493,7 @@ class Outgoing:
 
     def _frame_refused(self, frame: OpenFrame, refusal: Refused, now: float, chance: float) -> None:
         self._separate_all(frame)
+        self._probing.refused(frame, refusal)
         code = refusal.code
         parts = self._cut(frame, refusal) if code is ErrorCode.OVERLAP and not frame.question else ()
         if parts:
@@ -519,6 +517,7 @@ class Outgoing:
 
     def _again(self, frame: OpenFrame, refusal: Refused, now: float, chance: float) -> None:
         lane, batch = frame.lane, frame.batch
+        self._standing = refusal
         for _, offer in frame.offers:
             offer.refusal = refusal
         first = frame is next(iter(lane.open.values()))

@@ -11,17 +11,25 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.checks import cause_of, check_columns, check_deltas, check_level, looked_over, with_parents
+from delta_prop.checks import (
+    cause_of,
+    check_columns,
+    check_deltas,
+    looked_over,
+    timeout_or,
+    with_parents,
+)
 from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.arguments import check_connection, member_of, settings_of
+from delta_prop.client.ending import end_tasks
 from delta_prop.client.link import Link
 from delta_prop.client.offer import Columns, Offer
 from delta_prop.client.producing import Producing
 from delta_prop.client.refusing import late, left_over
-from delta_prop.client.settings import ClientSettings
 from delta_prop.published import Published, State
 from delta_prop.receipt import Receipt
 from delta_prop.waking import waker_maker
-from delta_prop_wire.bounds import check_whole
+from delta_prop_wire.bounds import check_level, check_whole
 from delta_prop_wire.delta import DEFAULT_NAMESPACE, Delta, Kind, Priority, Source
 from delta_prop_wire.errors import PeerError, Refused, UsageError
 from delta_prop_wire.spec import PARTITION_BITS, ErrorCode
@@ -35,8 +43,9 @@ if TYPE_CHECKING:
 
     from delta_prop.checks import Cause
     from delta_prop.client.calls import Calls
+    from delta_prop.client.counts import Counts
     from delta_prop.client.offer import Place
-    from delta_prop.client.outgoing import Counts
+    from delta_prop.client.settings import ClientSettings
     from delta_prop.ports import Tls, World
     from delta_prop.waking import Waker
     from delta_prop_wire.delta import AckLevel, Dot
@@ -64,7 +73,7 @@ class Producer:
         name: str,
         token: str | None = None,
         tls: Tls | None = None,
-        ack_level: AckLevel | None = None,
+        ack_level: AckLevel | str | None = None,
         source: Source = Source.LOCAL,
         partition: int = 0,
         log_id: bytes | None = None,
@@ -78,12 +87,13 @@ class Producer:
         several services, the number of this one. `log_id`: the only log that the service may have.
         """
         self.name = name
-        self.settings = settings or ClientSettings()
+        self.settings = settings_of(settings)
+        check_connection(token, tls, world)
         self._addresses = parse_addresses(addresses)
         self._token = token
         self._tls = tls
         self._ack_level = None if ack_level is None else check_level(ack_level)
-        self._source = source
+        self._source = member_of("source", source, Source)
         check_whole("partition", partition, (1 << PARTITION_BITS) - 1)
         self._partition = partition
         self._log_id = log_id
@@ -167,9 +177,7 @@ class Producer:
     async def _leave(self, error: BaseException | None) -> None:
         self._state = "closed"
         self._out.close()
-        cancelled = isinstance(error, anyio.get_cancelled_exc_class())
-        # The program's own exception goes on as it is; handed to the task group it would come out in a group.
-        await self._exit.__aexit__(*((type(error), error, None) if cancelled else (None, None, None)))
+        await end_tasks(self._exit, error)
 
     async def _run(self) -> None:
         try:
@@ -202,6 +210,13 @@ class Producer:
     def log_id(self) -> bytes | None:
         """The log of the service; None before it has answered."""
         return self._out.log_id
+
+    @property
+    def waits_for(self) -> Exception | None:
+        """What stands in the way of what is open: why there is no connection, or a refusal that may pass."""
+        if self._state == "not open yet":
+            return None
+        return self._link.cause or self._out.waits_for
 
     def check(self) -> None:
         """Raise why nothing goes any more, or Refused (QUEUE_FULL) where nothing goes now."""
@@ -299,15 +314,16 @@ class Producer:
         """Send a delta under a counter of the caller's, which rises within a priority and may leave gaps.
 
         A producer that is `numbered` sends those of one turn as one batch, another one each by itself. `then`
-        is called once, with the receipt that tells the outcome. A counter that was dealt with in a
-        former life is asked about: it is acknowledged as a duplicate with its first offset, where that is
-        known, or refused as it was then. Never waits. Raises as `offer` does, and sends nothing then.
+        is called once, with the receipt that tells the outcome, and must not block. A counter that was
+        dealt with in a former life is asked about: it is acknowledged as a duplicate with its first offset,
+        where that is known, or refused as it was then. Never waits. Raises as `offer` does, and sends nothing
+        then.
         """
         self._offer(check_deltas([delta]), [delta], (), counter=counter).when_done(then)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until everything offered so far has its outcome. Raises TimeoutError, or why nothing goes."""
-        with anyio.fail_after(self.settings.delivery_s_max if timeout_s is None else timeout_s):
+        with anyio.fail_after(timeout_or(timeout_s, self.settings.delivery_s_max)):
             while self._out.open_offers:
                 await self._change()
         self._out.check_open()
@@ -372,7 +388,7 @@ class Producer:
         return gone
 
     async def _publish(self, send: Callable[[], Receipt], timeout_s: float | None) -> Published:
-        limit_s = self.settings.publish_s_max if timeout_s is None else timeout_s
+        limit_s = timeout_or(timeout_s, self.settings.publish_s_max)
         receipt: Receipt | None = None
         offer: object = None
         with anyio.move_on_after(limit_s):

@@ -11,14 +11,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.arguments import check_connection, settings_of
 from delta_prop.client.backoff import Backoff
 from delta_prop.client.blocking import FAULTS_MAX, Wire
 from delta_prop.client.errors import Reconnect, Unreachable
 from delta_prop.client.producing import check_stages
-from delta_prop.client.settings import ClientSettings
 from delta_prop.client.wanted_range import CREDIT_BYTES, WantedRange
+from delta_prop.misconfigured import Lasting, Misconfigured
 from delta_prop.tls_contexts import client_context
-from delta_prop_wire.errors import PeerError, Refused
+from delta_prop_wire.errors import PeerError, Refused, UsageError
 from delta_prop_wire.frames import Ack, Credit, Hello, Nack, OriginClaim, Start, StartAt, Subscription
 from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.topics import ALL, Topic
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import TypeVar
 
+    from delta_prop.client.addresses import Address
+    from delta_prop.client.settings import ClientSettings
     from delta_prop.ports import Tls
     from delta_prop_wire.batch import LoggedBatch
     from delta_prop_wire.frames import Welcome
@@ -60,7 +63,8 @@ class Asker:
         self._addresses = parse_addresses(addresses)
         self._token = token
         self._tls = tls
-        self._settings = settings or ClientSettings()
+        check_connection(token, tls)
+        self._settings = settings_of(settings)
 
     def bounds(self) -> Bounds:
         """What there is to read now. Raises Refused, Unreachable."""
@@ -118,7 +122,7 @@ class Asker:
         what comes next), UsageError where it is another log, Unreachable.
         """
         wanted = WantedRange(start, end, topics, log=log, credit_bytes=credit_bytes)
-        tries = _Tries(self._settings)
+        tries = _Tries(self._settings, self._addresses)
         while not wanted.done:
             try:
                 with self._line(tries) as line:
@@ -127,19 +131,19 @@ class Asker:
                     for batch in _batches(line, wanted):
                         tries.went_well()
                         yield batch
-            except (OSError, PeerError, Reconnect) as error:
-                tries.failed(error, self._addresses)
+            except (OSError, PeerError, Reconnect, Misconfigured) as error:
+                tries.failed(error)
 
     # --- helpers
 
     def _ask(self, question: Callable[[_Line], T], claim: OriginClaim | None = None) -> T:
-        tries = _Tries(self._settings)
+        tries = _Tries(self._settings, self._addresses)
         while True:
             try:
                 with self._line(tries, claim) as line:
                     return question(line)
-            except (OSError, PeerError, Reconnect) as error:
-                tries.failed(error, self._addresses)
+            except (OSError, PeerError, Reconnect, Misconfigured) as error:
+                tries.failed(error)
 
     @contextmanager
     def _line(self, tries: _Tries, claim: OriginClaim | None = None) -> Iterator[_Line]:
@@ -158,7 +162,9 @@ class Asker:
 class _Tries:
     """How often and how long it was tried."""
 
-    def __init__(self, settings: ClientSettings) -> None:
+    def __init__(self, settings: ClientSettings, addresses: Sequence[Address]) -> None:
+        self._addresses = addresses
+        self._lasting = Lasting(len(addresses))
         self._limit_s = settings.open_s_max
         self._backoff = Backoff()
         self._turn = -1
@@ -173,8 +179,10 @@ class _Tries:
         self._backoff.reset()
         self._faults, self._since = 0, time.monotonic()
 
-    def failed(self, error: Exception, addresses: Sequence[object]) -> None:
+    def failed(self, error: Exception) -> None:
         """Wait until it is to be tried again. Raises why it is not."""
+        self._lasting.note(error)
+        addresses = self._addresses
         wait_s, cause = 0.0, error
         if isinstance(error, Reconnect):
             wait_s, cause = error.after_s, error.cause or ConnectionError("it asks to connect again")
@@ -185,7 +193,7 @@ class _Tries:
         if (self._turn + 1) % len(addresses) == 0:
             wait_s = max(wait_s, self._backoff.next_s(random.random()))
         if time.monotonic() + wait_s - self._since >= self._limit_s:
-            if isinstance(cause, Refused):
+            if isinstance(cause, Refused | UsageError):
                 raise cause from None
             names = ", ".join(map(str, addresses))
             raise Unreachable(

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from delta_prop.checks import cause_of, check_columns, check_deltas, looked_over
+from delta_prop.checks import cause_of, check_columns, check_deltas, looked_over, timeout_or
+from delta_prop.client.arguments import settings_of
 from delta_prop.client.errors import Unreachable
 from delta_prop.client.known_service import OtherLog
 from delta_prop.client.producer import Producer
-from delta_prop.client.settings import ClientSettings
 from delta_prop.client.spreading import (
     Part,
     Places,
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
     from delta_prop.checks import Cause
-    from delta_prop.client.outgoing import Counts
+    from delta_prop.client.counts import Counts
+    from delta_prop.client.settings import ClientSettings
     from delta_prop.ports import Tls, World
     from delta_prop.published import Published
     from delta_prop.receipt import Receipt
@@ -107,7 +108,7 @@ class SpreadProducer:
         log_ids: Sequence[bytes] | None = None,
         token: str | None = None,
         tls: Tls | None = None,
-        ack_level: AckLevel | None = None,
+        ack_level: AckLevel | str | None = None,
         source: Source = Source.LOCAL,
         settings: ClientSettings | None = None,
         world: World | None = None,
@@ -116,7 +117,7 @@ class SpreadProducer:
         order, or others, are refused then.
         """
         addresses = parse_services(services)
-        self.settings = settings or ClientSettings()
+        self.settings = settings_of(settings)
         self._wanted = check_log_ids(log_ids, len(addresses))
         self._places = Places(len(addresses))
         each = replace(self.settings, close_s_max=_CLOSE_S, open_s_max=self.settings.offline_s_max)
@@ -313,7 +314,7 @@ class SpreadProducer:
     async def _wait_for(
         self, after: Sequence[SpreadCause], places: Sequence[int], timeout_s: float | None
     ) -> None:
-        limit_s = self.settings.publish_s_max if timeout_s is None else timeout_s
+        limit_s = timeout_or(timeout_s, self.settings.publish_s_max)
         with anyio.move_on_after(limit_s):
             for receipt in _far(after, places):
                 await receipt.wait()

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import anyio
 
+from delta_prop.client.arguments import settings_of
 from delta_prop.client.errors import Unreachable
 from delta_prop.client.incoming import CREDIT
 from delta_prop.client.known_service import OtherLog
-from delta_prop.client.settings import ClientSettings
 from delta_prop.client.spreading import check_log_ids, check_told, misplaced, parse_services
 from delta_prop.client.subscriber import Subscriber
 from delta_prop_wire.cursor import Cursor
@@ -27,11 +27,12 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from delta_prop.client.delivered import DeliveredBatch
+    from delta_prop.client.settings import ClientSettings
     from delta_prop.client.subscriber import Place
     from delta_prop.ports import Tls, World
     from delta_prop_wire.delta import Delta, Priority, Source
 
-SpreadStart: TypeAlias = "Literal['earliest', 'latest'] | datetime | Sequence[Cursor | None]"
+SpreadStart: TypeAlias = "str | datetime | Sequence[Cursor | None]"
 """Where to start: at an end of all logs, a time, or where the cursors of another time stopped."""
 
 OTHERS_S_MAX = 2.0
@@ -79,7 +80,7 @@ class SpreadSubscriber:
         others, are refused then, as they are where cursors are given.
         """
         addresses = parse_services(services)
-        self.settings = settings or ClientSettings()
+        self.settings = settings_of(settings)
         starts, known = _starts(start, len(addresses))
         self._wanted = check_log_ids(log_ids, len(addresses)) if log_ids is not None else known
         each = replace(self.settings, open_s_max=self.settings.offline_s_max)

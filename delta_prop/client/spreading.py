@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.known_service import check_log_id
 from delta_prop.published import Published
-from delta_prop_wire.cursor import LOG_ID_BYTES
 from delta_prop_wire.delta import Dot, origin_partition
 from delta_prop_wire.errors import Refused, UsageError
 from delta_prop_wire.murmur import place_of, places_of
@@ -128,8 +128,7 @@ def check_log_ids(log_ids: Sequence[bytes] | None, count: int) -> Sequence[bytes
             f"{len(log_ids)} log ids for {count} services: all services that there are take part"
         )
     for one in log_ids:
-        if not isinstance(one, bytes) or len(one) != LOG_ID_BYTES:
-            raise UsageError(f"log id {one!r:.60}: give {LOG_ID_BYTES} bytes")
+        check_log_id(one)
     return log_ids
 
 

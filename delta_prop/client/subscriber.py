@@ -6,6 +6,7 @@ It waits and wakes; what comes, comes again and is dealt with is `incoming.py`'s
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -13,15 +14,18 @@ import anyio
 
 from delta_prop.checks import parse_topics
 from delta_prop.client.addresses import parse_addresses
+from delta_prop.client.arguments import check_connection, credit_of, members_of, settings_of
+from delta_prop.client.ending import end_tasks
 from delta_prop.client.incoming import CREDIT, Incoming
 from delta_prop.client.link import Link
-from delta_prop.client.settings import ClientSettings
+from delta_prop.dates import EXAMPLES, check_past, time_of
 from delta_prop.published import Delivered
 from delta_prop_wire.bounds import check_name, check_whole
 from delta_prop_wire.compression import available
 from delta_prop_wire.cursor import Cursor
+from delta_prop_wire.delta import Priority, Source
 from delta_prop_wire.errors import PeerError, Refused, UsageError
-from delta_prop_wire.frames import Credit, Filter, Hello, Start, StartAt, Subscription
+from delta_prop_wire.frames import Filter, Hello, Start, StartAt, Subscription
 from delta_prop_wire.spec import BATCH_ROWS_MAX, VECTOR_ID_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -31,12 +35,14 @@ if TYPE_CHECKING:
     from delta_prop.client.delivered import DeliveredBatch
     from delta_prop.client.incoming import Answer
     from delta_prop.client.session import Session
+    from delta_prop.client.settings import ClientSettings
     from delta_prop.ports import Tls, World
-    from delta_prop_wire.delta import Priority, Source
     from delta_prop_wire.frames import Backpressure, Frame, Welcome
 
-Place: TypeAlias = Literal["earliest", "latest"] | int | datetime | Cursor
-"""Where to start: at an end of the log, an offset, a time, or where a cursor stopped."""
+Place: TypeAlias = str | int | datetime | Cursor
+"""Where to start: at an end of the log (`earliest`, `latest`), an offset, a time (a datetime, or text such as
+`1h`, `yesterday`, `2026-01-31T12:00:00Z`), or where a cursor stopped.
+"""
 
 LAST_ACK_S_MAX = 1.0
 """How long the end waits until what was dealt with is said."""
@@ -92,7 +98,8 @@ class Subscriber:
             check_name("group", group, GROUP_BYTES_MAX)
         check_whole("batch_deltas_max", batch_deltas_max, BATCH_ROWS_MAX)
         check_whole("wait_ms_max", wait_ms_max, WAIT_MS_MAX)
-        self.settings = settings or ClientSettings()
+        self.settings = settings_of(settings)
+        check_connection(token, tls, world)
         self.name = name
         self._auto = ack == "auto"
         self._addresses = parse_addresses(addresses)
@@ -110,10 +117,12 @@ class Subscriber:
             filter=_filter(sources, priorities),
             deltas=deltas,
         )
+        self._start = start
+        self._credit, self._log_id = credit_of(credit), log_id
         self._numbers = 1
         self._sending = False
         self._bell: Callable[[], None] = _silent
-        self._in = Incoming(self._template, credit=Credit(*credit), log_id=log_id)
+        self._in = Incoming(self._template, credit=self._credit, log_id=log_id)
         self._exit = AsyncExitStack()
         self._state = "not open yet"
 
@@ -139,6 +148,7 @@ class Subscriber:
         world = self._given_world or _real_world()
         if world.network is None:
             raise UsageError("this world has no network to connect over")
+        self._resolve_time(world.clock.wall_us())
         self._changed = anyio.Event()
         self._bell = bell or _silent
         if self._template.group is not None:
@@ -173,9 +183,7 @@ class Subscriber:
         self._state = "closed"
         self._in.fail(UsageError("the subscriber is closed"))
         self._note()
-        cancelled = isinstance(error, anyio.get_cancelled_exc_class())
-        # The program's own exception goes on as it is; handed to the task group it would come out in a group.
-        await self._exit.__aexit__(*((type(error), error, None) if cancelled else (None, None, None)))
+        await end_tasks(self._exit, error)
 
     async def _say_all(self) -> None:
         while (self._in.unsaid or self._sending) and self._in.failure is None:
@@ -354,6 +362,17 @@ class Subscriber:
 
     # --- helpers
 
+    def _resolve_time(self, now_us: int) -> None:
+        """Have the start say which time is meant by a word. Raises UsageError where that is still to come."""
+        given, start = self._start, self._template.start
+        if start is None or start.at is not StartAt.TIME:
+            return
+        time_us = time_of(given, now_us) if isinstance(given, str) else start.value
+        assert isinstance(time_us, int), "looked at when this was made"
+        check_past("start", str(given), time_us, now_us)
+        self._template = replace(self._template, start=Start(StartAt.TIME, max(time_us, 0)))
+        self._in = Incoming(self._template, credit=self._credit, log_id=self._log_id)
+
     def _come_back(self) -> None:
         if self._auto:
             self._in.come_back()
@@ -404,11 +423,17 @@ def _start(start: Place | None, group: str | None) -> Start:
         return Start(StartAt.OFFSET, start)
     if start in ("earliest", "latest"):
         return Start(StartAt(start))
-    raise UsageError(f"start {start!r:.60}: give earliest, latest, an offset, a datetime or a Cursor")
+    if isinstance(start, str) and time_of(start, 0) is not None:
+        return Start(StartAt.TIME, 0)  # which time is meant is known when it opens
+    raise UsageError(
+        f"start {start!r:.60}: give earliest, latest, an offset, a datetime, a Cursor, or {EXAMPLES}"
+    )
 
 
 def _filter(sources: Sequence[Source], priorities: Sequence[Priority]) -> Filter | None:
-    return Filter(tuple(sources), tuple(priorities)) if sources or priorities else None
+    if not sources and not priorities:
+        return None
+    return Filter(members_of("sources", sources, Source), members_of("priorities", priorities, Priority))
 
 
 def _real_world() -> World:

@@ -141,16 +141,22 @@ def existing_disk(path: str) -> LocalDisk:
 def new_directory(path: str) -> Iterator[LocalDisk]:
     """The disk of a directory that is there under its name when this ends well, durable, else not at all.
 
-    Raises UsageError where something is there already.
+    Raises UsageError where something is there already, or no directory can be made.
     """
     end = Path(path)
     partial = end.absolute().with_name(end.absolute().name + ".partial")  # whatever the name ends with
-    if end.is_symlink() or (end.exists() and not (end.is_dir() and not any(end.iterdir()))):
-        raise UsageError(f"{path!r} is there already, and is not empty: name a new directory")
-    if partial.exists():
-        raise UsageError(f"'{partial}' is there, from a copy that was broken off: remove it first")
-    disk = LocalDisk(partial)
-    disk.make_directory("")
+    try:
+        if end.is_symlink() or (end.exists() and not (end.is_dir() and not any(end.iterdir()))):
+            raise UsageError(f"{path!r} is there already, and is not empty: name a new directory")
+        if partial.exists():
+            raise UsageError(f"'{partial}' is there, from a copy that was broken off: remove it first")
+        disk = LocalDisk(partial)
+        disk.make_directory("")
+    except (OSError, ValueError) as error:  # a name that no file can have, too
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(
+            f"{path!r:.300} cannot be made ({why}): name a new directory where this user may write"
+        ) from None
     try:
         yield disk
         partial.rename(end)

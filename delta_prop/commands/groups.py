@@ -32,7 +32,7 @@ def list_of_directory(data: str, *, as_json: bool) -> int:
     disk, log, _ = open_log(data)
     found = [one for one in all_sinks(disk, log) if one["kind"] == "group"]
     told = [
-        {"name": one["name"], "next_offset": one["offset"], "lag": one["lag"]}
+        {"name": one["name"], "offset": one["offset"], "lag": one["lag"]}
         | ({"damage": one["damage"]} if "damage" in one else {})
         for one in found
     ]
@@ -41,7 +41,7 @@ def list_of_directory(data: str, *, as_json: bool) -> int:
 
 
 async def list_of_server(link: Link, *, as_json: bool) -> int:
-    """Every group that a server's members read for, or stand by for. Raises UsageError, NotTold."""
+    """Every group, who reads for it at this server and who stands by. Raises UsageError, NotTold."""
     async with web_of(link) as web:
         status: dict[str, Any] = await web.get("/api/status")
     _put(status["groups"], as_json=as_json)
@@ -55,7 +55,7 @@ def reset(data: str, name: str, to: str, *, force: bool) -> int:
     """
     disk, log, _ = open_log(data)
     first, end = log.first_offset, log.visible
-    offset = offset_of(parse_at("--to", to), log)
+    offset = offset_of(parse_at("--to", to, edge.wall_us()), log)
     log.close()
     if not first <= offset <= end:
         raise UsageError(f"--to {to:.40}: give earliest, latest, a time or an offset from {first} to {end}")
@@ -96,7 +96,7 @@ def _put(groups: list[dict[str, Any]], *, as_json: bool) -> None:
         return
     edge.put(f"{'group':24}  {'offset':>12}  {'lag':>12}  notes")
     for one in groups:
-        offset, lag = ("?" if at is None else f"{at:,}" for at in (one["next_offset"], one["lag"]))
+        offset, lag = ("?" if at is None else f"{at:,}" for at in (one["offset"], one["lag"]))
         notes = [one["damage"]] if "damage" in one else []
         if "has_member" in one:
             notes.append("a member reads" if one["has_member"] else "nobody reads")

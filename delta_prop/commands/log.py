@@ -63,7 +63,7 @@ def show(part: Part, *, as_json: bool) -> int:
 
 def _rows(part: Part) -> Iterator[dict[str, Any]]:
     disk, log, _ = open_log(part.data)
-    start = EARLIEST if part.start is None else parse_at("--start", part.start)
+    start = EARLIEST if part.start is None else parse_at("--start", part.start, edge.wall_us())
     begin, left = offset_of(start, log), part.count
     _note_let_go(disk, begin)
     for place in log.frames(begin):
@@ -218,7 +218,7 @@ def export(part: Part, *, output: str | None, frames: bool, around: bool) -> int
     At damage it ends with LogDamaged; `around` it tells what is left out, and goes on behind. Raises
     UsageError, OSError.
     """
-    start = EARLIEST if part.start is None else parse_at("--start", part.start)
+    start = EARLIEST if part.start is None else parse_at("--start", part.start, edge.wall_us())
     disk = open_disk(part.data)
     if around:
         places = _around(disk)

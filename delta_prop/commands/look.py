@@ -9,12 +9,14 @@ from delta_prop.commands import edge
 from delta_prop.commands.asking import waiting_requests
 from delta_prop.commands.opened import open_disk, open_log, snapshot_told
 from delta_prop.commands.quarantine import quarantined
+from delta_prop.commands.screen import shown_lag
 from delta_prop.cursors import read_cursors, write_cursors
 from delta_prop.dates import shown_time
 from delta_prop.group_places import forget_group, read_groups
 from delta_prop.operator_requests import forget_requests
 from delta_prop.quarantine_file import path_of, remove_kept
 from delta_prop.server.job_files import JobFiles
+from delta_prop.server.lags import lags_of
 from delta_prop_broker.log.damage import LogBusy, LogDamaged
 from delta_prop_broker.log.files.identity import read_identity, read_small
 from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY, LOCK_PATH
@@ -22,6 +24,8 @@ from delta_prop_broker.log.files.times import read_times
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
 
@@ -49,6 +53,7 @@ def status(data: str, *, as_json: bool) -> int:
         told |= {"segments": report.segments, "bytes": report.bytes, "bytes_free": disk.free_bytes()}
         known = all_sinks(disk, log)
         told |= {"sinks": len(known), "snapshot": None}
+        told["lags"] = lags_of(known, "name")
         damaged = [one["damage"] for one in known if "damage" in one]
         told |= {"health": "damaged", "damage": "; ".join(damaged)} if damaged else {}
         try:
@@ -63,8 +68,19 @@ def status(data: str, *, as_json: bool) -> int:
     if as_json:
         edge.put(json.dumps(told))
     else:
-        edge.put_all(f"{name:13}  {shown(value)}" for name, value in told.items())
+        lags = dict(flat({"lags": told.pop("lags", {})}))
+        lines = told | lags if "log_id" in told else told
+        edge.put_all(f"{name:13}  {shown(value)}" for name, value in lines.items())
     return OK if told["health"] == "sound" else FAILED
+
+
+def flat(told: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """One value a name, `log.next_offset`; of lists how many there are."""
+    for name, value in told.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{above}{name}.")
+        else:
+            yield above + name, len(value) if isinstance(value, list) else value
 
 
 def shown(value: object) -> str:
@@ -90,12 +106,14 @@ def sinks(data: str, *, as_json: bool) -> int:
     if as_json:
         edge.put_all(map(json.dumps, found))
         return _judged(found)
-    heads = f"{'name':24}  {'kind':6}  {'offset':>12}  {'lag':>12}  {'quarantined':>11}  log kept  notes"
-    edge.put(heads)
+    edge.put(
+        f"{'name':24}  {'kind':6}  {'offset':>12}  {'lag':>12}  {'lag time':>8}  {'quarantined':>11}  "
+        "log kept  notes"
+    )
     for one in found:
         needed = "yes" if one["required"] else "no"
         offset, lag = ("?" if at is None else f"{at:,}" for at in (one["offset"], one["lag"]))
-        numbers = f"{offset:>12}  {lag:>12}  {one.get('quarantined', 0):>11,}"
+        numbers = f"{offset:>12}  {lag:>12}  {shown_lag(one['lag_s']):>8}  {one.get('quarantined', 0):>11,}"
         asked = [f"{verb} asked for" for verb in one.get("asked", ())]
         states = [state for state in ("rebuilding", "paused") if one.get(state)]
         notes = ", ".join(states + asked + ([one["damage"]] if "damage" in one else []))
@@ -124,11 +142,18 @@ def all_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
     for name, place in read_groups(disk, log.log_id).items():
         found.append({"name": name, "kind": "group", "offset": None, "required": False})
         found[-1] |= {"damage": str(place)} if isinstance(place, UsageError) else {"offset": place}
-    return [one | {"lag": _lag(log, one["offset"])} for one in found]
+    return [one | _lag(log, one["offset"]) for one in found]
 
 
-def _lag(log: DurableLog, offset: int | None) -> int | None:
-    return None if offset is None else max(log.visible - offset, 0)
+def _lag(log: DurableLog, offset: int | None) -> dict[str, Any]:
+    """How many deltas, and how long ago the oldest of them was appended, by the clock of this machine."""
+    if offset is None:
+        return {"lag": None, "lag_s": None}
+    if offset >= log.visible:
+        return {"lag": 0, "lag_s": 0.0}
+    time = log.append_time(offset)
+    age_s = None if time is None else round(max(edge.wall_us() - time, 0) / 1e6, 3)
+    return {"lag": log.visible - offset, "lag_s": age_s}
 
 
 def forget(data: str, name: str) -> int:

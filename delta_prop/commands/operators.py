@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands.parsers import (
+    AT_HELP,
     data_argument,
     directory,
     json_argument,
@@ -51,7 +52,7 @@ def _add_sinks(verbs: Any, run: Runner) -> None:
     reset = _below(
         below, "reset", "have it go on elsewhere in the log", "sinks reset audit --to earliest --data facts"
     )
-    reset.add_argument("--to", metavar="PLACE", required=True, help="earliest, latest or an offset")
+    reset.add_argument("--to", metavar="PLACE", required=True, help=f"earliest, latest, {AT_HELP}")
 
     def start(options: Namespace) -> int:
         from delta_prop.commands.look import forget, sinks
@@ -102,7 +103,7 @@ def _add_groups(verbs: Any, run: Runner) -> None:
     )
     below = parser.add_subparsers(title="verbs", metavar="VERB", dest="groups_verb", required=True)
     list_ = verb_parser(below, "list", "one line a group", "groups list --data facts")
-    place_arguments(list_, "--http", "a server's HTTP port: groups that it has members of")
+    place_arguments(list_, "--http", "a server's HTTP port")
     json_argument(list_)
     list_.set_defaults(run=partial(_list_groups, run))
     reset = verb_parser(
@@ -286,16 +287,17 @@ def _add_token(verbs: Any) -> None:
     new.add_argument("--operation", metavar="KIND", action="append", help="it may send these kinds alone")
     new.add_argument("--rate", metavar="R", help="deltas a second; inf for no bound")
     new.add_argument("--burst", metavar="B", help="deltas at once")
-    new.add_argument("--expires", metavar="TIME", help="like 2027-01-31T00:00:00Z")
+    new.add_argument("--expires", metavar="TIME", help="like 2027-01-31T00:00:00Z, or 30d from now on")
     json_argument(new)
     new.set_defaults(run=_new_token)
 
 
 def _new_token(options: Namespace) -> int:
-    from delta_prop.commands.tokens import Typed, new
+    from delta_prop.commands.tokens import Typed, expiry, new
 
     rights = {right: getattr(options, right) for right in ("publish", "subscribe", "forward", "admin")}
     rights |= {"namespaces": options.namespace, "operations": options.operation}
-    typed = {key: getattr(options, key) for key in ("rate", "burst", "expires")}
+    typed = {key: getattr(options, key) for key in ("rate", "burst")}
+    typed["expires"] = None if options.expires is None else expiry(options.expires)
     rights |= {key: Typed(text) for key, text in typed.items() if text is not None}
     return new(options.name, rights, as_json=options.json)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     Runner = Callable[[Callable[[], Awaitable[int]]], int]
 
-_AT_HELP = "an offset, or a time like 2026-01-31T12:00:00Z (UTC, unless it says otherwise)"
+AT_HELP = "an offset, a time like 2026-01-31T12:00:00Z (UTC, unless it says otherwise), or 1h for an hour ago"
 ACK_LEVELS = ("memory", "logged", "durable")
 
 
@@ -88,7 +88,7 @@ def json_argument(parser: ArgumentParser) -> None:
 
 def _start(parser: ArgumentParser, otherwise: str) -> None:
     parser.add_argument(
-        "--start", metavar="PLACE", help=f"earliest, latest, {_AT_HELP}; without it: {otherwise}"
+        "--start", metavar="PLACE", help=f"earliest, latest, {AT_HELP}; without it: {otherwise}"
     )
 
 
@@ -314,7 +314,7 @@ def _add_get(verbs: Any) -> None:
         "--namespace", metavar="N", help="default: what stands before a colon in the id, else default"
     )
     parser.add_argument(
-        "--at", metavar="PLACE", help=f"as of {_AT_HELP}; what stands there counts; without it: now"
+        "--at", metavar="PLACE", help=f"as of {AT_HELP}; what stands there counts; without it: now"
     )
 
     def start(options: Namespace) -> int:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from delta_prop.dates import EPOCH, US, shown_time
+from delta_prop.dates import EPOCH, EXAMPLES, US, check_past, shown_time, span_us, time_of
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
 from delta_prop_wire.spec import ErrorCode
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.files.snapshot import Snapshot
 
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DIGITS_MAX = 20
 """Of the highest offset that there can be."""
 
@@ -31,22 +29,22 @@ class At(NamedTuple):
 EARLIEST, LATEST = At(earliest=True), At()
 
 
-def parse_at(option: str, text: str, *, ends: bool = True) -> At:
-    """Read what somebody wrote; `ends`: earliest and latest too. Raises UsageError."""
+def parse_at(option: str, text: str, now_us: int, *, ends: bool = True, future: bool = False) -> At:
+    """Read what somebody wrote; `ends`: earliest and latest too; `future`: times to come too.
+
+    Raises UsageError.
+    """
     if ends and text in ("earliest", "latest"):
         return EARLIEST if text == "earliest" else LATEST
     if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
         return At(offset=int(text))
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
+    time_us = time_of(text, now_us)
+    if time_us is None:
         names = "earliest, latest, " if ends else ""
-        raise UsageError(
-            f"{option} {text!r:.60}: give {names}an offset, or a time like 2026-01-31T12:00:00Z"
-        ) from None
-    if time.tzinfo is None:  # as all times are shown
-        time = time.replace(tzinfo=UTC)
-    return At(time_us=(time - EPOCH) // US)
+        raise UsageError(f"{option} {text!r:.60}: give {names}an offset, {EXAMPLES}")
+    if not future:
+        check_past(option, text, time_us, now_us)
+    return At(time_us=time_us)
 
 
 def name_fault(option: str, name: str, bytes_max: int) -> str | None:
@@ -78,11 +76,10 @@ def place_of(at: At) -> Place:
 
 def parse_span_s(option: str, text: str) -> float:
     """How long somebody wants: 90s, 10m, 2h, 1d. Raises UsageError."""
-    number, unit = text[:-1], _UNITS_S.get(text[-1:])
-    digits = number.replace(".", "", 1)
-    if unit is None or not (digits.isascii() and digits.isdigit()) or len(digits) > _DIGITS_MAX:
+    found_us = span_us(text)
+    if found_us is None:
         raise UsageError(f"{option} {text!r:.60}: give a time like 90s, 10m, 2h or 1d")
-    return float(number) * unit
+    return found_us / 1_000_000
 
 
 def printable(text: str) -> str:

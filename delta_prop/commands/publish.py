@@ -19,6 +19,7 @@ from delta_prop.client import Producer
 from delta_prop.commands import edge
 from delta_prop.commands.places import name_fault
 from delta_prop.commands.sending import Kept, LocalSender, RemoteSender, of_line
+from delta_prop.commands.waiting import Waiting
 from delta_prop.embedded import Propagator
 from delta_prop_wire.delta import AckLevel, Source
 from delta_prop_wire.errors import InvalidDelta, Refused, UsageError
@@ -60,7 +61,7 @@ class Totals:
     duplicates: int = 0
     refused: int = 0
     forgotten: int = 0  # sent by an earlier run, and the log no longer tells what became of them
-    next_offset: int = 0
+    next_offset: int | None = None  # None: of a server that has acknowledged nothing
     seconds: float = 0.0
 
 
@@ -72,10 +73,13 @@ async def publish(job: Job) -> int:
         raise UsageError(fault)
     source = edge.Input(job.files)
     import_: _Import | None = None
+    waiting = Waiting()
     try:
-        async with _sender(job, name) as sender:
-            import_ = _Import(sender, acks=job.acks)
+        async with waiting.told(), _sender(job, name, waiting) as sender:
+            import_ = _Import(sender, acks=job.acks, waiting=waiting)
             await import_.run(source)
+            if import_.totals.next_offset is None:
+                import_.totals.next_offset = sender.log_end()
     finally:  # what was in flight at an interruption has its answer when the sender is closed
         if import_ is not None:
             import_.progress.end()
@@ -84,18 +88,23 @@ async def publish(job: Job) -> int:
 
 
 @asynccontextmanager
-async def _sender(job: Job, name: str) -> AsyncIterator[Sender]:
-    """Who sends. Raises UsageError, Refused, OSError."""
+async def _sender(job: Job, name: str, waiting: Waiting) -> AsyncIterator[Sender]:
+    """Who sends, and says what it waits for. Raises UsageError, Refused, OSError."""
     if isinstance(job.to, str):
         async with Propagator(data=job.to) as p:
             level = AckLevel.DURABLE if job.level is None else job.level
-            yield LocalSender(p, name, level)
+            local = LocalSender(p, name, level)
+            waiting.ask = local.waits_for
+            yield local
     else:
         link = job.to
-        async with Producer(
+        producer = Producer(
             link.addresses, name=name, token=link.token, tls=link.tls, ack_level=job.level, numbered=True
-        ) as producer:
-            yield RemoteSender(producer)
+        )
+        remote = RemoteSender(producer)
+        waiting.ask = remote.waits_for
+        async with producer:
+            yield remote
 
 
 @dataclass(slots=True)
@@ -104,6 +113,7 @@ class _Import:
     acks: bool
     totals: Totals = field(default_factory=Totals)
     progress: edge.Progress = field(default_factory=edge.Progress)
+    waiting: Waiting = field(default_factory=Waiting)
     _sizes: dict[int, int] = field(default_factory=dict)  # of the lines in flight, in bytes
     _bytes: int = 0
     _change: anyio.Event = field(default_factory=anyio.Event)
@@ -113,6 +123,7 @@ class _Import:
 
     async def run(self, source: edge.Input) -> None:
         """Send all lines and wait for their answers. Raises Refused, OSError."""
+        self.waiting.busy = lambda: bool(self._sizes)
         async with anyio.create_task_group() as tasks:
             self._scope = tasks.cancel_scope
             tasks.start_soon(self._keep_sending)
@@ -185,6 +196,7 @@ class _Import:
 
     def _done(self, number: int) -> None:
         self._bytes -= self._sizes.pop(number)
+        self.waiting.moved()
 
     # --- waiting
 
@@ -211,7 +223,7 @@ class _Import:
         totals, offset = self.totals, told.offset
         totals.acknowledged += 1
         totals.duplicates += told.duplicate
-        totals.next_offset = max(totals.next_offset, 0 if offset is None else offset + 1)
+        totals.next_offset = max(totals.next_offset or 0, offset + 1)
         if self.acks:
             self._put({"line": number, "offset": offset, "duplicate": told.duplicate})
 

@@ -32,8 +32,10 @@ def screen(now: Shot, before: Shot | None, *, name: str, width: int, height: int
         return [printable(line)[:width] for line in head[:height]]
     room = max(height - len(head) - 4, 2)
     peers = now.status["connections"]
-    sinks_room = min(len(now.sinks), max(room // 2, room - len(peers)))
-    lines = [*head, "", *_sinks(now, before, sinks_room)]
+    groups_room = min(len(now.status["groups"]), max(room // 4, 1))
+    room -= groups_room + 2 if groups_room else 0
+    sinks_room = min(len(now.sinks), max(room // 2, room - len(peers), 1))
+    lines = [*head, "", *_sinks(now, before, sinks_room), *_groups(now, groups_room)]
     lines += ["", *_connections(now, before, max(height - len(lines) - 2, 1))]
     return [printable(line)[:width].rstrip() for line in lines[:height]]
 
@@ -53,8 +55,10 @@ def _head(now: Shot, before: Shot | None, name: str) -> list[str]:
     nacks = ", ".join(f"{code} {number:,}" for code, number in sorted(count["nacks"].items()))
     limit = "" if pressure["rate_limit"] is None else f", {pressure['rate_limit']:,.0f}/s at most"
     by = f", by {pressure['paced_by']}" if pressure["paced_by"] else ""
+    full = status.get("full")
     return [
         title,
+        *([] if full is None else [f"full     {full['reason']}"]),
         f"log      offsets {log['first_offset']:,} to {log['next_offset']:,}, visible {log['visible']:,}; "
         f"{shown_bytes(log['bytes'])} of {shown_bytes(log['bytes_max'])}",
         f"in       {rate('deltas_in')} deltas/s  {rate.bytes('bytes_in')}/s  accepted "
@@ -99,7 +103,10 @@ class _Rates:
 
 
 def _sinks(now: Shot, before: Shot | None, room: int) -> list[str]:
-    heads = f"{'sink':{_NAME_CHARS}}  {'state':13}  {'offset':>13}  {'lag':>11}  {'deltas/s':>9}  quarantined"
+    heads = (
+        f"{'sink':{_NAME_CHARS}}  {'state':13}  {'offset':>13}  {'lag':>11}  {'lag time':>8}  "
+        f"{'deltas/s':>9}  quarantined"
+    )
     earlier = {} if before is None else {one["name"]: one["applied"] for one in before.sinks}
     lines = [heads]
     for one in _worst(now.sinks, room):
@@ -109,8 +116,8 @@ def _sinks(now: Shot, before: Shot | None, room: int) -> list[str]:
             rate = f"{max(one['applied'] - was, 0) / max(now.at_s - before.at_s, 1e-9):,.0f}"
         note = f"  {one['reason']}" if one["reason"] else ""
         lines.append(
-            f"{_name(one['name'])}  {one['state']:13}  {one['applied']:>13,}  {one['lag']:>11,}  {rate:>9}  "
-            f"{one['quarantined']:>11,}{note}"
+            f"{_name(one['name'])}  {one['state']:13}  {one['applied']:>13,}  {one['lag']:>11,}  "
+            f"{shown_lag(one['lag_s']):>8}  {rate:>9}  {one['quarantined']:>11,}{note}"
         )
     return lines + _more(len(now.sinks), room)
 
@@ -123,19 +130,33 @@ def _connections(now: Shot, before: Shot | None, room: int) -> list[str]:
     lines = [f"{len(peers):,} connections, {subscribed:,} subscribed, {behind:,} behind{stands}"]
     if not peers:
         return lines
-    heads = f"{'client':{_NAME_CHARS}}  {'address':22}  {'token':12}  {'since':>8}  {'open':>6}  {'lag':>11}"
-    visible = now.status["log"]["visible"]
-    told = [
-        one | {"lag": None if one["dealt_with"] is None else max(visible - one["dealt_with"], 0)}
-        for one in peers
-    ]
-    for one in _worst(told, room - 1):
+    heads = (
+        f"{'client':{_NAME_CHARS}}  {'address':22}  {'token':12}  {'since':>8}  {'open':>6}  {'lag':>11}  "
+        "lag time"
+    )
+    for one in _worst(peers, room - 1):
         lines.append(
             f"{_name(one['client'] or '-')}  {one['address']:22}  {(one['token'] or '-'):12.12}  "
             f"{shown_s(one['seconds']):>8}  {one['open_frames']:>6,}  "
-            f"{'stands by' if one.get('standing_by') else _count(one['lag']):>11}"
+            f"{'stands by' if one.get('standing_by') else _count(one['lag']):>11}  "
+            f"{shown_lag(one['lag_s']):>8}"
         )
     return [lines[0], heads, *lines[1:], *_more(len(peers), room - 1)]
+
+
+def _groups(now: Shot, room: int) -> list[str]:
+    groups = now.status["groups"]
+    if not groups:
+        return []
+    lines = ["", f"{'group':{_NAME_CHARS}}  {'read for':13}  {'offset':>13}  {'lag':>11}  lag time"]
+    for one in _worst(groups, room):
+        waiting = f", {one['standing_by']:,} wait" if one.get("standing_by") else ""
+        state = ("yes" if one["has_member"] else "no") + waiting
+        lines.append(
+            f"{_name(one['name'])}  {state:13}  {_count(one['offset']):>13}  {_count(one['lag']):>11}  "
+            f"{shown_lag(one['lag_s']):>8}"
+        )
+    return lines + _more(len(groups), room)
 
 
 def _worst(rows: Sequence[dict[str, Any]], room: int) -> list[dict[str, Any]]:
@@ -167,6 +188,11 @@ def shown_s(seconds: float) -> str:
     if seconds < 6_000:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:,.0f} h" if seconds < 360_000 else f"{seconds / 86_400:,.0f} d"
+
+
+def shown_lag(seconds: float | None) -> str:
+    """How long somebody is behind."""
+    return "-" if seconds is None else shown_s(seconds)
 
 
 def _name(name: str) -> str:

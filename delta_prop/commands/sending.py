@@ -61,6 +61,14 @@ class Sender(Protocol):
         """What sending needs meanwhile, until cancelled. Raises Refused where it cannot go on."""
         ...
 
+    def waits_for(self) -> Exception | None:
+        """What stands in the way of the lines that are open; None where that is not known."""
+        ...
+
+    def log_end(self) -> int | None:
+        """The next offset of the log; None where that is not known."""
+        ...
+
 
 class LocalSender:
     """Into a propagator of this process: what a client has on its way, without a connection between."""
@@ -79,6 +87,14 @@ class LocalSender:
         self._life = 0  # of the hello: what was sent before counts no more
         grants = self._chain.hello(producer_id_of(name), name, self._now())
         self._welcome(grants)
+
+    def waits_for(self) -> Exception | None:
+        """The refusal of the first open line, or why the log takes nothing."""
+        return self._out.waits_for
+
+    def log_end(self) -> int:
+        """The next offset of the log."""
+        return self._log.next_offset
 
     async def send(self, number: int, delta: Delta, then: Then) -> None:
         """Send it once there is room. Raises Refused."""
@@ -175,6 +191,10 @@ class RemoteSender:
     def __init__(self, producer: RemoteProducer) -> None:
         self._producer = producer
 
+    def waits_for(self) -> Exception | None:
+        """Why there is no connection, or the refusal that stands in the way."""
+        return self._producer.waits_for
+
     async def send(self, number: int, delta: Delta, then: Then) -> None:
         """Send it once there is room. Raises Refused."""
 
@@ -192,6 +212,9 @@ class RemoteSender:
     async def run(self) -> None:
         """The client has tasks of its own."""
         await anyio.sleep_forever()
+
+    def log_end(self) -> None:
+        """A producer is told of no log but what it is acknowledged."""
 
 
 def _tell(outcome: Published | Refused, then: Then) -> None:

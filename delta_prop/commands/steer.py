@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from delta_prop.commands import edge
 from delta_prop.commands.asking import ask, open_directory
 from delta_prop.commands.opened import open_log
+from delta_prop.commands.places import offset_of, parse_at
 from delta_prop.cursors import read_cursors
 from delta_prop.group_places import read_groups
 from delta_prop_wire.errors import UsageError
@@ -33,13 +35,12 @@ def reset(data: str, name: str, to: str) -> int:
             f"sink {name!r} keeps its cursor with its data, which would not follow: rebuild it, or give it "
             "data and a name of its own"
         )
+    at = parse_at("--to", to, edge.wall_us())
     _, log, _ = open_log(data)
-    first, end = log.first_offset, log.visible
+    first, end, offset = log.first_offset, log.visible, offset_of(at, log)
     log.close()
-    named = {"earliest": first, "latest": end}
-    offset = int(to) if to.isascii() and to.isdigit() and len(to) <= len(str(end)) else named.get(to, -1)
     if not first <= offset <= end:
-        raise UsageError(f"--to {to:.40}: give earliest, latest or an offset from {first} to {end}")
+        raise UsageError(f"--to {to:.40}: give earliest, latest, a time or an offset from {first} to {end}")
     ask(data, "reset", name, (offset,), f"reset of sink {name!r} to offset {offset}")
     return OK
 

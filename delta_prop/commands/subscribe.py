@@ -64,7 +64,7 @@ async def subscribe(wanted: Wanted) -> int:
     if wanted.count is not None and wanted.count < 1:
         raise UsageError(f"--count {wanted.count}: give 1 or more")
     topics = parse_topics(wanted.topics or "*")
-    at = None if wanted.start is None else parse_at("--start", wanted.start)
+    at = None if wanted.start is None else parse_at("--start", wanted.start, edge.wall_us())
     if not isinstance(wanted.place, str):
         await _subscribe_from(wanted.place, wanted, at)
         return OK

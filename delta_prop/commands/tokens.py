@@ -6,7 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
+from delta_prop.dates import shown_time, span_us, time_of
 from delta_prop.server.tokens import TOKEN_RANDOM_BYTES, Usual, digest_of, parse_tokens, token_from
+from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +32,23 @@ def new(name: str, rights: Mapping[str, Any], *, as_json: bool) -> int:
     edge.put(text + "\n")
     edge.note(f"the token of {name}, shown this once: {token}")
     return OK
+
+
+def expiry(text: str) -> str:
+    """When a token expires, as TOML writes it: a time, or how long from now on. Raises UsageError.
+
+    What is neither is left to the rules of the file.
+    """
+    now_us = edge.wall_us()
+    ahead_us = span_us(text)
+    time_us = time_of(text, now_us) if ahead_us is None else now_us + ahead_us
+    if time_us is None:
+        return text
+    if time_us <= now_us:
+        raise UsageError(
+            f"--expires {text!r:.60}: has passed, as it is {shown_time(now_us)} now: give a later time"
+        )
+    return text if ahead_us is None else shown_time(time_us)
 
 
 class Typed(str):

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from delta_prop.commands import edge
-from delta_prop.commands.look import shown
-from delta_prop.commands.screen import Shot, screen
+from delta_prop.commands.look import flat, shown
+from delta_prop.commands.screen import Shot, screen, shown_lag
 from delta_prop.commands.web import NotTold, Web
 from delta_prop.world import real_world
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from delta_prop.commands.connecting import Link
 
 OK, FAILED = 0, 1
@@ -36,9 +34,9 @@ async def status(link: Link, *, as_json: bool) -> int:
     if as_json:
         edge.put(json.dumps(told))
     else:
-        flat = dict(_flat(told))
-        width = max(map(len, flat))
-        edge.put_all(f"{name:{width}}  {shown(value)}" for name, value in flat.items())
+        lines = dict(flat(told))
+        width = max(map(len, lines))
+        edge.put_all(f"{name:{width}}  {shown(value)}" for name, value in lines.items())
     return OK if told["ready"] else FAILED
 
 
@@ -49,15 +47,18 @@ async def sinks(link: Link, *, as_json: bool) -> int:
     if as_json:
         edge.put_all(map(json.dumps, told))
         return OK
-    edge.put(f"{'name':24}  {'state':13}  {'offset':>12}  {'lag':>12}  {'quarantined':>11}  notes")
+    edge.put(
+        f"{'name':24}  {'state':13}  {'offset':>12}  {'lag':>12}  {'lag time':>8}  {'quarantined':>11}  notes"
+    )
     for one in told:
-        numbers = f"{one['applied']:>12,}  {one['lag']:>12,}  {one['quarantined']:>11,}"
+        late = shown_lag(one["lag_s"])
+        numbers = f"{one['applied']:>12,}  {one['lag']:>12,}  {late:>8}  {one['quarantined']:>11,}"
         edge.put(f"{one['name']:24}  {one['state']:13}  {numbers}  {one['reason'] or ''}".rstrip())
     return OK
 
 
 async def top(link: Link, *, once: bool) -> int:
-    """Draw what happens each second, until interrupted; once where there is no terminal.
+    """Draw what happens each second, until interrupted; once, a second later, where there is no terminal.
 
     Raises UsageError; NotTold where it cannot even be asked at the start.
     """
@@ -65,7 +66,9 @@ async def top(link: Link, *, once: bool) -> int:
         shot = await _look(web)
         if once or not edge.Canvas.possible():
             width, _ = edge.terminal_size()
-            edge.put_all(iter(screen(shot, None, name=web.name, width=width, height=1_000)))
+            await anyio.sleep(DRAW_S)  # rates are differences
+            lines = screen(await _look(web), shot, name=web.name, width=width, height=1_000)
+            edge.put_all(iter(lines))
             return OK
         with edge.Canvas() as canvas:
             before: Shot | None = None
@@ -83,15 +86,6 @@ async def _next_look(web: Web, canvas: edge.Canvas) -> Shot:
             return await _look(web)
         except NotTold as failure:
             canvas.note(str(failure))
-
-
-def _flat(told: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """One value a name, `log.next_offset`; of lists how many there are."""
-    for name, value in told.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{above}{name}.")
-        else:
-            yield above + name, len(value) if isinstance(value, list) else value
 
 
 async def _look(web: Web) -> Shot:

@@ -58,8 +58,8 @@ class Wanted:
 
 async def record(wanted: Wanted) -> int:
     """Write the recording. Raises UsageError, Refused (CURSOR_TOO_OLD, UNAUTHORIZED), LogDamaged, OSError."""
-    start = None if wanted.start is None else parse_at("--start", wanted.start)
-    until = None if wanted.until is None else parse_at("--until", wanted.until)
+    start = None if wanted.start is None else parse_at("--start", wanted.start, edge.wall_us())
+    until = None if wanted.until is None else parse_at("--until", wanted.until, edge.wall_us(), future=True)
     span_s = inf if wanted.span is None else parse_span_s("--for", wanted.span)
     part = _Part(start, until, span_s)
     if isinstance(wanted.place, str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands import edge
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import LoggedBatch
 
 OK, FAILED = 0, 1
+_FRAMES_MAX = 256
+_NAMESPACES_MAX = 5
+"""How much of a snapshot is looked through for other namespaces, and how many of them are told."""
 
 
 def get(data: str, vector_id: str, *, namespace: str | None, at: str | None) -> int:
@@ -32,7 +36,7 @@ def get(data: str, vector_id: str, *, namespace: str | None, at: str | None) -> 
     where that is before what is kept one by one, LogDamaged, OSError.
     """
     namespace = namespace or namespace_of(vector_id)
-    end_at = LATEST if at is None else parse_at("--at", at)
+    end_at = LATEST if at is None else parse_at("--at", at, edge.wall_us())
     _, log, _ = open_log(data)
     snapshot = log.snapshot() if log.first_offset else None
     begin = log.first_offset if snapshot is None else snapshot.offset
@@ -45,9 +49,12 @@ def get(data: str, vector_id: str, *, namespace: str | None, at: str | None) -> 
         end = log.offset_at(end_at.time_us + 1)
     state, last = _kept(snapshot, namespace, vector_id)
     span = (begin, begin if end_at.earliest else end)
-    places = list(_places(log, namespace, vector_id, span))
+    elsewhere: set[str] = set()
+    places = list(_places(log, namespace, vector_id, span, elsewhere))
     offsets = [logged.offset + row for logged, row in places]
     state = _folded(places, state, whole=begin == 0)
+    if not places and state.key is None:
+        _note_elsewhere(snapshot, namespace, vector_id, elsewhere)
     told: dict[str, Any] = {"vector_id": vector_id, "namespace": namespace}
     if state.alive:
         told |= delta_to_json(Delta(vector_id, _whole(state), namespace, metadata=state.metadata))
@@ -85,20 +92,42 @@ def _folded(places: list[tuple[LoggedBatch, int]], onto: State, *, whole: bool) 
     return replace(state, ignored=state.ignored + late)
 
 
+def _note_elsewhere(snapshot: Snapshot | None, namespace: str, vector_id: str, elsewhere: set[str]) -> None:
+    """Report the other namespaces that have a vector of this id; of a large snapshot only some are found."""
+    for logged in islice(() if snapshot is None else snapshot.frames(), _FRAMES_MAX):
+        rows = zip(logged.batch.keys, logged.batch.namespaces, strict=True)
+        elsewhere |= {name for key, name in rows if key == vector_id}
+    if not elsewhere:
+        return
+    names = ", ".join(map(repr, sorted(elsewhere)[:_NAMESPACES_MAX]))
+    more = f" and {len(elsewhere) - _NAMESPACES_MAX} more" if len(elsewhere) > _NAMESPACES_MAX else ""
+    edge.note(
+        f"{vector_id!r:.80} is not in namespace {namespace!r:.80}, but in {names}{more}: say which with "
+        "--namespace"
+    )
+
+
 def _places(
-    log: DurableLog, namespace: str, vector_id: str, span: tuple[int, int]
+    log: DurableLog, namespace: str, vector_id: str, span: tuple[int, int], elsewhere: set[str]
 ) -> Iterator[tuple[LoggedBatch, int]]:
-    """Where the log tells of a vector, from the one offset to the other."""
+    """Where the log tells of a vector, from the one offset to the other.
+
+    `elsewhere`: gets the namespaces of other vectors with the same id.
+    """
     begin, end = span
     for place in log.frames(begin):
         logged, batch = place.logged, place.logged.batch
         if logged.offset >= end:
             return
-        if batch.is_control or namespace not in batch.namespace_names or vector_id not in batch.keys:
+        if batch.is_control or vector_id not in batch.keys:
             continue
         for row, key in enumerate(batch.keys):
-            if key == vector_id and batch.namespaces[row] == namespace and begin <= logged.offset + row < end:
+            if key != vector_id or not begin <= logged.offset + row < end:
+                continue
+            if batch.namespaces[row] == namespace:
                 yield logged, row
+            else:
+                elsewhere.add(batch.namespaces[row])
 
 
 def _whole(state: State) -> Operation:

@@ -13,6 +13,7 @@ import anyio
 import h11
 
 from delta_prop.client.addresses import Address
+from delta_prop.misconfigured import FIRST_BYTES_MAX, no_http
 from delta_prop.server.settings import HTTP_PORT
 from delta_prop_wire.errors import DeltaPropError
 
@@ -48,6 +49,7 @@ class Web:
             self._headers.append(("Authorization", f"Bearer {link.token}"))
         self._timeout_s = timeout_s
         self._stream: Stream | None = None
+        self._greeted = False  # this connection has told something by HTTP
         self._connection = h11.Connection(h11.CLIENT)
 
     async def __aenter__(self) -> Web:
@@ -59,7 +61,7 @@ class Web:
         await self._close()
 
     async def get(self, path: str) -> Any:
-        """What stands at a path, as JSON. Raises NotTold."""
+        """What stands at a path, as JSON. Raises NotTold, Misconfigured."""
         try:
             with anyio.fail_after(self._timeout_s):
                 try:
@@ -83,6 +85,7 @@ class Web:
         """Ask, and take the whole answer. Raises OSError, RemoteProtocolError."""
         if self._stream is None:
             self._connection = h11.Connection(h11.CLIENT)
+            self._greeted = False
             self._stream = await self._network.connect(
                 self._address.host, self._address.port, tls=self._tls, timeout_s=self._timeout_s
             )
@@ -113,6 +116,12 @@ class Web:
             count = await stream.receive_into(memoryview(buffer))
             if count == 0:
                 raise ConnectionError("it ended the connection")
+            if not self._greeted:
+                first = bytes(buffer[: min(count, FIRST_BYTES_MAX)])
+                fault = no_http(self.name, first, secured=self._tls is not None)
+                if fault is not None:
+                    raise fault
+                self._greeted = True
             self._connection.receive_data(bytes(buffer[:count]))
         return event
 

@@ -144,6 +144,7 @@ class Lanes:
         self._refused_too_large = 0
         self._times_above_high = 0
         self._items_donated = 0
+        self._short_of: tuple[int, int] | None = None  # deltas and bytes of what found no room last
 
     def offer(self, item: Item, now: float) -> None:
         """Queue an item, or raise Refused and change nothing. Never waits."""
@@ -152,7 +153,7 @@ class Lanes:
         assert not item.queued
         depth, depth_bytes = self.depth + item.count, self.depth_bytes + item.size
         if depth > self.capacity_deltas or depth_bytes > self.capacity_bytes:
-            raise self._refusal(item, now)
+            raise self._refused(item, now)
         if self.depth == 0:
             self._meter.start(now)
         self.depth, self.depth_bytes = depth, depth_bytes
@@ -162,6 +163,16 @@ class Lanes:
         if self.level == 0 and (depth >= self._high[0] or depth_bytes >= self._high[1]):
             self.level = 1
             self._times_above_high += 1
+
+    def shortage(self, now: float) -> Refused | None:
+        """Why what found no room last would find none now; None while there is room."""
+        if self._short_of is None:
+            return None
+        count, size = self._short_of
+        if self.depth + count > self.capacity_deltas or self.depth_bytes + size > self.capacity_bytes:
+            return self._full(count, size, now)
+        self._short_of = None
+        return None
 
     def peek(self, now: float) -> Item | None:
         """The item that is next; it stays where it is, whatever becomes of it, until `take`."""
@@ -268,7 +279,7 @@ class Lanes:
         for lane in self._lanes:
             lane.start, lane.owes = 0.0, 0
 
-    def _refusal(self, item: Item, now: float) -> Refused:
+    def _refused(self, item: Item, now: float) -> Refused:
         if item.count > self.capacity_deltas or item.size > self.capacity_bytes:
             self._refused_too_large += item.count
             return Refused(
@@ -278,11 +289,15 @@ class Lanes:
                 details={"capacity": self.capacity_deltas, "capacity_bytes": self.capacity_bytes},
             )
         self._refused_full += item.count
+        self._short_of = item.count, item.size
+        return self._full(item.count, item.size, now)
+
+    def _full(self, count: int, size: int, now: float) -> Refused:
         retry_after_ms = self._retry_after_ms(now)
         return Refused(
             ErrorCode.QUEUE_FULL,
             f"the queue holds {self.depth} of {self.capacity_deltas} deltas and {self.depth_bytes} of "
-            f"{self.capacity_bytes} bytes, no room for {item.count} more of {item.size} bytes: try again in "
+            f"{self.capacity_bytes} bytes, no room for {count} more of {size} bytes: try again in "
             f"{retry_after_ms} ms",
             retry_after_ms=retry_after_ms,
             details={
@@ -290,6 +305,7 @@ class Lanes:
                 "capacity": self.capacity_deltas,
                 "depth_bytes": self.depth_bytes,
                 "capacity_bytes": self.capacity_bytes,
+                "full": "queue",
             },
         )
 

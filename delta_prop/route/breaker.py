@@ -47,12 +47,13 @@ class Breaker:
         self._limits = limits
         self._tries = 0
         self._successes = 0
+        self._progressed = False  # the call that runs fails, but has applied something
         self._ran_out: deque[float] = deque(maxlen=limits.breaker_deliveries)
 
     def failed(self, now: float, chance: float) -> float:
         """A call failed; seconds until the next one. `chance`, from 0 to 1, draws the jitter."""
         limits = self._limits
-        if self.state is not BreakerState.CLOSED:
+        if self.state is not BreakerState.CLOSED and not self._progressed:
             return self._open(now)
         self._tries += 1
         wait_s = min(limits.first_s * 2.0 ** min(self._tries - 1, 60), limits.max_s)
@@ -66,7 +67,8 @@ class Breaker:
 
     def progressed(self) -> None:
         """A call failed, but applied something first: what is left is another delivery."""
-        self._tries = 0
+        self.succeeded()
+        self._progressed = True
 
     def succeeded(self) -> None:
         """A call applied everything."""
@@ -78,6 +80,7 @@ class Breaker:
 
     def probe(self) -> None:
         """The next call is let through, to see how the sink is."""
+        self._progressed = False
         if self.state is BreakerState.OPEN:
             self.state = BreakerState.PROBING
 

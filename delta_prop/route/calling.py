@@ -17,16 +17,17 @@ import anyio.lowlevel
 
 from delta_prop.route import reasons
 from delta_prop.route.breaker import Breaker, BreakerState
+from delta_prop.route.call_size import CallSize
 from delta_prop.route.mailbox import Mailbox
 from delta_prop.route.progress import Progress
 from delta_prop.route.status import FeedState, text_of
-from delta_prop_sinks.sink import SinkFailure
+from delta_prop_sinks.sink import SinkFailure, TakesControlRows
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from delta_prop.ports import World
-    from delta_prop.route.status import FeedLimits
+    from delta_prop.route.status import FailingDelta, FeedLimits
     from delta_prop_broker.log.contract import Log
     from delta_prop_sinks.sink import Delivery, Sink
     from delta_prop_wire.errors import Refused
@@ -61,8 +62,11 @@ class Calling(Progress):
         self._chance = world.randomness.fork(f"retries of {name}")  # one sink's must not move another's
         self._mailbox = Mailbox(limits.mailbox_deltas_max, limits.mailbox_bytes_max)
         self._behind = start < log.visible
+        self._size = CallSize(cuts=not isinstance(sink, TakesControlRows))  # which takes batches as they lie
+        self._brought: Sequence[Delivery] = ()  # by the call that runs
         self._in_hand = self._handing = 0  # rows; behind the last of them
         self._called_at = inf  # no call runs
+        self._stuck = False  # it was broken off, and does not end
         self._probe_now = anyio.Event()
         self._deliveries = self._success = 0
         self._errors = self._defects = self._retries = 0
@@ -86,11 +90,14 @@ class Calling(Progress):
         self.note_done((delivery,))
         return True
 
-    async def call(self, deliveries: Sequence[Delivery]) -> Exception | None:
-        """Have these applied; what the sink failed with, None if it did not."""
-        count = sum(delivery.count for delivery in deliveries)
+    async def call(self, deliveries: Sequence[Delivery], waiting: int = 0) -> Exception | None:
+        """Have these applied; what the sink failed with, None if nothing. `waiting`: rows taken besides."""
+        count = waiting + sum(delivery.count for delivery in deliveries)
         self._handing = deliveries[-1].next_offset
-        return await self.attempt(partial(self.sink.apply, deliveries), FeedState.WORKING, count)
+        self._brought = deliveries
+        failure = await self.attempt(partial(self.sink.apply, deliveries), FeedState.WORKING, count)
+        self._brought = ()
+        return failure
 
     async def attempt(
         self, call: Callable[[], Awaitable[None]], state: FeedState, count: int
@@ -112,7 +119,7 @@ class Calling(Progress):
             self._errors += 1
             return reasons.only(failure)
         finally:
-            self._called_at = inf
+            self._called_at, self._stuck = inf, False
         self.breaker.succeeded()
         return None
 
@@ -129,14 +136,19 @@ class Calling(Progress):
             return
         opened = self.breaker.opened
         wait_s = self.breaker.failed(self._clock.now(), self._chance.random())
-        if self.breaker.state is BreakerState.CLOSED:
+        if self.breaker.state is not BreakerState.OPEN:
             self.state = FeedState.RETRYING
             await anyio.sleep(wait_s)
             return
         self.state = FeedState.BREAKER_OPEN
         if self.breaker.opened > opened:
+            cure = "" if self.failing is None else reasons.REJECT_IT
             logger.warning(
-                "sink %r fails on and on and is tried every %g s: %s", self.name, wait_s, self._told()
+                "sink %r fails on and on and is tried every %g s: %s%s",
+                self.name,
+                wait_s,
+                self._told(),
+                cure,
             )
         self._probe_now = anyio.Event()
         self._on_progress()
@@ -159,6 +171,12 @@ class Calling(Progress):
     # --- telling
 
     @property
+    def failing(self) -> FailingDelta | None:
+        """The delta at which it stands: calls that brought it alone have failed on and on."""
+        failing = self._size.failing
+        return failing if failing is not None and failing.failures > self.limits.retry.retries else None
+
+    @property
     def ended(self) -> bool:
         """Whether nothing is delivered any more, until someone acts."""
         raise NotImplementedError
@@ -175,9 +193,13 @@ class Calling(Progress):
         """Why the sink gets nothing at the moment."""
         if self.reason is not None:
             return self.reason.message
-        if self.state not in (FeedState.RETRYING, FeedState.BREAKER_OPEN):
+        if self._stuck:
+            return reasons.is_stuck(self.limits.apply_s_max)
+        failing = self.failing
+        if self.state not in (FeedState.RETRYING, FeedState.BREAKER_OPEN) and failing is None:
             return None
-        return text_of(self.last_failure)
+        told = text_of(self.last_failure)
+        return told if failing is None else f"{told}; {failing}"
 
 
 def takes_at_once(sink: Sink) -> bool:

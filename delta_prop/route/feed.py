@@ -44,6 +44,9 @@ READ_BYTES_MAX = 4 * 1024 * 1024
 READ_ROWS_MAX = 1_000
 """So many rows are read of the log at once: single deltas from the disk take some 20 ms."""
 
+STUCK_S = 1.0
+"""How long a call may take to end that was broken off, before that is told."""
+
 logger = logging.getLogger("delta_prop")
 
 
@@ -97,6 +100,7 @@ class Feed(Calling):
         self._set_aside = 0
         self._ahead: list[int] = []  # set aside out of the delivery in hand, before the cursor gets there
         self._backpressure = 0
+        self._recoveries = 0  # of the log
 
     # --- what others ask
 
@@ -131,6 +135,7 @@ class Feed(Calling):
             applied=applied,
             committed=self.committed,
             lag=max(0, self._log.visible - applied),
+            lag_s=self._log.age_s(applied),
             behind=self._behind,
             mailbox_deltas=self._mailbox.deltas,
             mailbox_bytes=self._mailbox.bytes,
@@ -150,6 +155,7 @@ class Feed(Calling):
             replayed=quarantine.replayed,
             dropped=quarantine.dropped,
             pacing=self.pacing,
+            failing=self.failing,
             rebuild=None if self.rebuilder is None else self.rebuilder.progress(),
             rebuilds=0 if self.rebuilder is None else self.rebuilder.rebuilds,
         )
@@ -206,6 +212,7 @@ class Feed(Calling):
     def note_recovered(self) -> None:
         """The log was recovered: more may be in it than was shown; or less, then who has that is ahead."""
         end, handed = self._log.visible, self._handing if self._in_hand else 0
+        self._recoveries += 1
         self.quarantine.cut(end)
         holds = max(self._handed_over, self._reported, handed)
         if holds > end and not self.rebuilding:
@@ -327,8 +334,12 @@ class Feed(Calling):
 
     def watch(self, now: float) -> None:
         """Break off a call that takes too long; what it was given comes again."""
-        if now - self._called_at > self.limits.apply_s_max:
+        late_s = now - self._called_at - self.limits.apply_s_max
+        if late_s > 0:
             self._calls.cancel()
+        if late_s > STUCK_S and not self._stuck:
+            self._stuck = True
+            logger.warning("sink %r: %s", self.name, self._told())
 
     # --- the loop
 
@@ -339,6 +350,8 @@ class Feed(Calling):
                 await self._run()
             self._forget_ahead()
             self._read_on()
+            if self._brought:
+                self._size.failed(self._brought, 0)
             late = TimeoutError(f"a call took longer than {self.limits.apply_s_max} s (apply_s_max)")
             self._errors += 1
             await self.back_off(late)
@@ -455,6 +468,7 @@ class Feed(Calling):
     async def _deliver(self, deliveries: list[Delivery]) -> None:
         """Have deliveries applied, whatever it takes; or set aside, as far as the sink rejects them."""
         end = deliveries[-1].next_offset if deliveries else 0
+        recoveries = self._recoveries
         while deliveries and not (self.ended or self.rebuilding or self.resetting):
             if self.quarantine.concerns(deliveries[0].first_offset):
                 deliveries = self._sift(deliveries)
@@ -464,11 +478,18 @@ class Feed(Calling):
                 break
             if not deliveries:
                 break
-            failure = await self.call(deliveries)
+            brought, rest = self._size.split(deliveries)
+            failure = await self.call(brought, sum(delivery.count for delivery in rest))
             if failure is None:
-                self.note_done(deliveries)
+                self.note_done(brought)
+                self._size.succeeded(self._deltas_a_call)
+                deliveries = rest
+            else:
+                deliveries = await self._after_failure(deliveries, brought, failure)
+            if self._recoveries != recoveries:  # the log may have lost what the sink was not shown yet
+                self._read_on()
+                end = 0
                 break
-            deliveries = await self._after_failure(deliveries, failure)
             if deliveries:
                 await anyio.lowlevel.checkpoint()  # a sink that only rejects must not keep others waiting
         self._in_hand = 0
@@ -478,29 +499,30 @@ class Feed(Calling):
                 self._stop_full(self._full_at)
         self._forget_ahead()
 
-    async def _after_failure(self, deliveries: list[Delivery], failure: Exception) -> list[Delivery]:
-        """Do what the failure asks for; what is left to deliver."""
+    async def _after_failure(
+        self, deliveries: list[Delivery], brought: list[Delivery], failure: Exception
+    ) -> list[Delivery]:
+        """Do what the failure asks for of a call that brought the first of these; what is left to deliver."""
         if isinstance(failure, StopSink):
             self.stop(self.failed(failure.reason))
             return deliveries
         if isinstance(failure, RejectDelta):
-            if not any(means(delivery, failure.offset) for delivery in deliveries):
+            if not any(means(delivery, failure.offset) for delivery in brought):
                 self.stop(self.failed(reasons.rejected_another(failure)))
                 return deliveries
             self.breaker.progressed()
             return await self._reject(self._drop_done(deliveries, failure.offset), failure)
-        rest = deliveries
-        if isinstance(failure, TryAgain):
-            rest = self._drop_done(deliveries, failure.done_offset)
+        rest, before = deliveries, self._success
+        if isinstance(failure, TryAgain) and failure.done_offset is not None:
+            rest = self._drop_done(deliveries, min(failure.done_offset, brought[-1].next_offset))
             if rest is not deliveries:
                 self.breaker.progressed()
+        self._size.failed(brought, self._success - before)
         await self.back_off(failure)
         return rest
 
-    def _drop_done(self, deliveries: list[Delivery], done: int | None) -> list[Delivery]:
+    def _drop_done(self, deliveries: list[Delivery], done: int) -> list[Delivery]:
         """Count what lies below `done` as applied; the same list where that is nothing."""
-        if done is None:
-            return deliveries
         finished = [delivery for delivery in deliveries if delivery.next_offset <= done]
         if finished:
             self.note_done(finished)

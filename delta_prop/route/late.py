@@ -96,6 +96,7 @@ async def answer_request(feed: Feed, request: ReplayRequest) -> Replayed:
             feed.stop(feed.failed(failure.reason))
         else:
             release.give_back(records[applied:])
+            count = applied or max(len(records) // 2, 1)
             if applied:
                 feed.breaker.progressed()
             await feed.back_off(failure)

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from delta_prop.route.quarantine import Quarantine
 
 
+REJECT_IT = ": if others would pass, have the sink raise RejectDelta for it, which sets it aside"
+"""What to do about a delta at which a sink fails on and on."""
+
+
 def has_stopped(name: str, applied: int, why: str) -> Refused:
     """It stopped by itself, or by what it did."""
     return Refused(
@@ -64,6 +68,14 @@ def is_paused(name: str, applied: int) -> Refused:
         ErrorCode.PROCESSING_FAILED,
         f"sink {name!r} is paused at offset {applied}: resume it",
         details={"sink": name, "applied": applied},
+    )
+
+
+def is_stuck(apply_s_max: float) -> str:
+    """Why nothing more is brought to a sink whose call does not end."""
+    return (
+        f"a call was broken off after {apply_s_max:g} s (apply_s_max), and does not end: what blocks in a "
+        "thread goes on until it returns, so give it a time limit of its own"
     )
 
 

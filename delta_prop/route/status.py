@@ -66,6 +66,22 @@ class FeedState(Enum):
     CLOSED = "closed"
 
 
+@dataclass(frozen=True, slots=True)
+class FailingDelta:
+    """A delta that holds up its sink: so many calls in a row that brought it alone have failed."""
+
+    offset: int
+    namespace: str
+    vector_id: str
+    failures: int
+
+    def __str__(self) -> str:
+        return (
+            f"offset {self.offset} (vector {self.vector_id!r} in namespace {self.namespace!r}), brought "
+            f"alone, has failed {self.failures} times"
+        )
+
+
 ENDED = (FeedState.STOPPED, FeedState.PAUSED, FeedState.NEEDS_SNAPSHOT, FeedState.CLOSED)
 """Nothing is delivered any more, until someone acts. Looked through quicker than an enum is hashed."""
 
@@ -91,7 +107,9 @@ class RebuildProgress:
 
 @dataclass(frozen=True, slots=True)
 class FeedStatistics:
-    """One sink's progress. Offsets are next offsets: everything below is dealt with.
+    """One sink's progress. Offsets are next offsets: everything below is dealt with. `lag_s`: how long ago
+    the oldest row was appended that is not dealt with, in seconds; 0 where there is none, None where that
+    cannot be told at present.
 
     Each row that lies between the feed's start and `applied` had one outcome: `success` (applied),
     `skipped` (not for this sink, or dropped before it was attached), in the quarantine now (`quarantined`)
@@ -99,6 +117,7 @@ class FeedStatistics:
     attached comes on top. `backpressure` counts rows that could not be pushed, because the mailbox was
     full or the sink behind, and are read from the log instead; `errors` calls of the sink that failed,
     `defects` those among them that failed with none of the contract's exceptions.
+    `failing`: the delta that holds up the sink, as it fails on and on.
     `rebuild`: how far a rebuild is, that is wanted or under way; it may be retrying then. `rebuilds`: how
     many came to their end; each begins these counts anew.
     """
@@ -109,6 +128,7 @@ class FeedStatistics:
     applied: int
     committed: int
     lag: int
+    lag_s: float | None
     behind: bool
     mailbox_deltas: int
     mailbox_bytes: int
@@ -128,5 +148,6 @@ class FeedStatistics:
     replayed: int
     dropped: int
     pacing: bool
+    failing: FailingDelta | None = None
     rebuild: RebuildProgress | None = None
     rebuilds: int = 0

@@ -8,15 +8,23 @@ for a group.
 from __future__ import annotations
 
 import logging
-import math
 from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import anyio
 
-from delta_prop.group_places import NAME_BYTES_MAX, Group, GroupBusy, names_taken, prepare, read_place
+from delta_prop.group_places import (
+    NAME_BYTES_MAX,
+    Group,
+    GroupBusy,
+    names_taken,
+    prepare,
+    read_groups,
+    read_place,
+)
 from delta_prop_broker.log.durable import DurableLog
 from delta_prop_wire.bounds import check_name
 from delta_prop_wire.delta import AckLevel
@@ -32,6 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("delta_prop.server")
 
+AWAY_S = 5.0
+"""How long what was read of groups that are away is good enough for who asks."""
 KEEP_S = 1.0
 """How often a place is written down, at most."""
 GROUPS_MAX = 10_000
@@ -116,6 +126,8 @@ class Groups:
         self._held: dict[str, _Held] = {}
         self._names: set[str] = set()  # every group there is, as far as this process knows
         self._prepared = False
+        self._away: dict[str, int] = {}  # groups that nobody reads for here, as they were read last
+        self._away_until = -inf
         self._bell = anyio.Event()
 
     def join(
@@ -191,7 +203,7 @@ class Groups:
         threads = self._world.new_threads()
         try:
             while True:
-                with anyio.move_on_after(KEEP_S if self._waits_for_others() else math.inf):
+                with anyio.move_on_after(KEEP_S if self._waits_for_others() else inf):
                     await self._bell.wait()
                 self._bell = anyio.Event()
                 self._look_elsewhere()
@@ -213,14 +225,23 @@ class Groups:
             for name, held in self._held.items()
         }
 
-    def told(self) -> list[dict[str, Any]]:
-        """The same for JSON, with how many deltas each group has before it."""
-        visible = self._log.visible
-        return [
-            {"name": name, "lag": None if one.next_offset is None else max(visible - one.next_offset, 0)}
-            | one._asdict()
-            for name, one in sorted(self.statistics().items())
-        ]
+    async def look(self, threads: Threads) -> None:
+        """Read how far groups are that nobody reads for, unless that was done just now."""
+        disk, now = self._disk, self._world.clock.now()
+        if disk is None or now < self._away_until:
+            return
+        self._away_until = now + AWAY_S
+        try:
+            found = await threads.run(lambda: read_groups(disk, self._log.log_id))
+        except OSError as error:
+            logger.warning("the places of groups cannot be read: %s", error)
+        else:
+            self._away = {name: place for name, place in found.items() if isinstance(place, int)}
+
+    def places(self) -> dict[str, GroupStatistics]:
+        """Every group, those that are away as `look` has read them."""
+        away = {name: GroupStatistics(place, False) for name, place in self._away.items()}
+        return dict(sorted((away | self.statistics()).items()))
 
     # --- helpers
 

@@ -20,6 +20,7 @@ from delta_prop.server.grants import Unauthorized
 from delta_prop.server.limits import Connections
 from delta_prop.server.metrics import Metrics
 from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import MAGIC
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup, TaskStatus
@@ -172,11 +173,13 @@ class HttpPort:
         return _json(503, {"ready": False, "reason": reason})
 
     async def _show_metrics(self, request: _Request) -> Answer:
+        await self._look.refresh()
         scrape = self._metrics.scrape()
         text, type_ = await self._threads.run(lambda: scrape.text(request.accepts))
         return Answer(200, text, type_)
 
     async def _show_status(self, _: _Request) -> Answer:
+        await self._look.refresh()
         return _json(200, self._look.status())
 
     async def _show_sinks(self, _: _Request) -> Answer:
@@ -260,6 +263,8 @@ class _Client:
     async def _next_event(self) -> object:
         while (event := self._protocol.next_event()) is h11.NEED_DATA:
             count = await self._stream.receive_into(self._buffer)
+            if count and self._buffer[0] == MAGIC and not self._protocol.trailing_data[0]:
+                raise _BadRequestError(400, "this is the HTTP port: the protocol 0xD3 has another one")
             self._protocol.receive_data(bytes(self._buffer[:count]))
         return event
 

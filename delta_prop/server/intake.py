@@ -255,6 +255,7 @@ class Intake:
             else:
                 at = origin_partition(delta.dot.origin) if frame.partition is None else frame.partition
                 check_origin(delta.dot.origin, frame.stream, at)
+                self._check_claimed(delta.dot.origin)
             self._rates.take_delta(self._grant, delta, self._now())
             self._check_scope((delta.namespace,), 1 << delta.operation.kind, len(delta.clock))
         except Refused as refused:
@@ -269,6 +270,15 @@ class Intake:
         else:
             draft = Draft((delta,), entry, delta.priority, level, self._session.source)
             self._chain.offer(draft, self._now())
+
+    def _check_claimed(self, origin: int) -> None:
+        """Raise Refused (UNKNOWN_ORIGIN) unless it was claimed here, so that its epoch is known."""
+        if origin not in self._epochs:
+            raise Refused(
+                ErrorCode.UNKNOWN_ORIGIN,
+                f"origin {origin:016x} was not claimed on this connection: say hello for it",
+                details={"origin": origin},
+            )
 
     def _encoded(self, delta: Delta, level: AckLevel) -> Batch:
         dot = delta.dot or _NO_DOT
@@ -338,9 +348,13 @@ class Intake:
             self._audit(refusal)
 
     def _add_ranges(self, entry: _Open, published: Published) -> None:
-        for one in ranges_of(entry.first, published):
+        first = entry.first + len(entry.cut_off)
+        for sequence, offset in enumerate(entry.cut_off, start=entry.first):
+            at = UNKNOWN_OFFSET if offset is None else offset
+            self._add_range(AckRange(sequence, sequence, at, duplicate=True))
+        for one in ranges_of(first, published):
             self._add_range(one)
-        self._counters.repeated += len(published.duplicates)
+        self._counters.repeated += len(entry.cut_off) + len(published.duplicates)
 
     def _add_range(self, one: AckRange) -> None:
         ranges = self._ranges

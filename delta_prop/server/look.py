@@ -44,7 +44,11 @@ class Look(Protocol):
         ...
 
     def groups(self) -> list[dict[str, Any]]:
-        """Each group that is read for, for JSON."""
+        """Each group of subscribers, for JSON."""
+        ...
+
+    async def refresh(self) -> None:
+        """Find out what has to be read from the disk, before it is told."""
         ...
 
     def jobs(self) -> list[dict[str, Any]]:

@@ -12,6 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from delta_prop.fullness import KINDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -94,6 +96,7 @@ LANE = (
 )
 SINK = (
     Row("sink_lag_deltas", "gauge", "lag", "Deltas in the log that the sink has not dealt with."),
+    Row("sink_lag_seconds", "gauge", "lag_s", "How old the oldest of them is; 0 where there are none."),
     Row("sink_applied_offset", "gauge", "applied", "Below it the sink has applied all."),
     Row("sink_committed_offset", "gauge", "committed", "Below it the sink has all durably."),
     Row("sink_behind", "gauge", "behind", "1 while the sink reads from the log what it could not be pushed."),
@@ -106,6 +109,7 @@ SINK = (
     Row("sink_errors_total", "counter", "errors", "Calls of the sink that failed."),
     Row("sink_retries_total", "counter", "retries", "Calls of the sink that were made again."),
     Row("sink_breaker_opened_total", "counter", "breaker_opened", "How often the breaker opened."),
+    Row("sink_failing_offset", "gauge", "failing.offset", "The delta at which the sink fails on and on."),
     Row("sink_quarantined_deltas", "gauge", "quarantined", "Deltas in the sink's quarantine."),
     Row("sink_quarantined_bytes", "gauge", "quarantined_bytes", "Bytes in the sink's quarantine."),
     Row("sink_rejected_deltas_total", "counter", "rejected", "Deltas that the sink rejected."),
@@ -142,13 +146,13 @@ CONNECTIONS = "connections"
 SUBSCRIBERS = "subscribers"
 SUBSCRIBERS_BEHIND = "subscribers_behind"
 SUBSCRIBERS_STANDING_BY = "subscribers_standing_by"
-GROUP_LAG = "group_lag_deltas"
 GROUP_STANDING_BY = "group_members_standing_by"
 GROUP_HAS_MEMBER = "group_has_member"
 NACKS = "nacks_total"
 SINK_STATE = "sink_state"
 SINK_BREAKER_OPEN = "sink_breaker_open"
 READY = "ready"
+FULL_SECONDS = "full_seconds"
 LANES = ("critical", "high", "normal", "low")
 
 
@@ -187,6 +191,11 @@ class Metrics:
         if statistics is not None:
             yield from _table(PROPAGATOR, (), [((), statistics)])
             yield from _table(LOG, (), [((), statistics.log)])
+            full = [
+                ((kind,), statistics.full.seconds if statistics.full and statistics.full.what == kind else 0)
+                for kind in KINDS
+            ]
+            yield _one(FULL_SECONDS, "gauge", "How long it has been full and takes nothing.", full, ("what",))
             lanes = zip(LANES, statistics.queue.lanes, strict=True)
             yield from _table(LANE, ("lane",), [((name,), lane) for name, lane in lanes])
             sinks = statistics.sinks.items()
@@ -213,19 +222,30 @@ class Metrics:
         yield _one(SUBSCRIBERS_BEHIND, "gauge", "Of these, who reads from the log.", [((), behind)])
         waiting = sum(peer["standing_by"] for peer in subscribed)
         yield _one(SUBSCRIBERS_STANDING_BY, "gauge", "Of these, who stands by in a group.", [((), waiting)])
-        yield from _groups(self._look.groups())
+        of_peers = [((str(peer["number"]), peer["client"] or ""), peer) for peer in subscribed]
+        yield from _lags("subscriber", ("connection", "client"), of_peers)
+        groups = self._look.groups()
+        yield from _lags("group", ("group",), [((group["name"],), group) for group in groups])
+        for name, key, help_ in (
+            (GROUP_HAS_MEMBER, "has_member", "1 while a member reads for the group."),
+            (GROUP_STANDING_BY, "standing_by", "Members that stand by."),
+        ):
+            told = [((one["name"],), one[key]) for one in groups]
+            if told:
+                yield _one(name, "gauge", help_, told, ("group",))
 
 
-def _groups(groups: Sequence[dict[str, Any]]) -> Iterator[Metric]:
-    """Those that are read for, or stood by for."""
-    for name, key, help_ in (
-        (GROUP_LAG, "lag", "Deltas in the log that the group has not dealt with."),
-        (GROUP_HAS_MEMBER, "has_member", "1 while a member reads for the group."),
-        (GROUP_STANDING_BY, "standing_by", "Members that stand by."),
+def _lags(
+    what: str, labels: Sequence[str], rows: Sequence[tuple[Sequence[str], dict[str, Any]]]
+) -> Iterator[Metric]:
+    """How far each is behind, in deltas and in seconds, as far as that is known."""
+    for name, where, help_ in (
+        (f"{what}_lag_deltas", "lag", f"Deltas in the log that the {what} has not processed."),
+        (f"{what}_lag_seconds", "lag_s", "How old the oldest of them is; 0 where there are none."),
     ):
-        told = [((one["name"],), one[key]) for one in groups if one[key] is not None]
-        if told:
-            yield _one(name, "gauge", help_, told, ("group",))
+        yield _one(
+            name, "gauge", help_, [(who, one[where]) for who, one in rows if one[where] is not None], labels
+        )
 
 
 def _table(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from delta_prop.server.lags import lags_of
 from delta_prop.server.look import plain
 
 if TYPE_CHECKING:
@@ -36,7 +37,11 @@ class Served(Protocol):
         ...
 
     def groups(self) -> list[dict[str, Any]]:
-        """Each group that is read for, for JSON."""
+        """Each group of subscribers, for JSON."""
+        ...
+
+    async def look_at_groups(self) -> None:
+        """Find out how far groups are that nobody reads for."""
         ...
 
     def jobs(self) -> list[dict[str, Any]]:
@@ -61,9 +66,12 @@ class Overview:
         """None where deltas are taken, else why not."""
         if self.service is not None and self.service.ending:
             return ENDING
-        statistics = self.statistics()
-        if statistics is None or self.service is None:
+        if self.propagator is None or self.service is None:
             return STARTING
+        self.propagator.inside().room.ask()
+        statistics = self.propagator.statistics()
+        if statistics.full is not None:
+            return str(statistics.full)
         failed = statistics.reopening is not None and statistics.reopening.failed
         return LOG_FAILED if failed else None
 
@@ -77,15 +85,28 @@ class Overview:
             log = self.propagator.inside().log
             told |= {"log_id": log.log_id.hex(), "epoch": log.epoch}
             told |= {name: value for name, value in plain(statistics).items() if name != "sinks"}
-            told["sinks"] = len(statistics.sinks)
+            sinks = statistics.sinks.values()
+            told["sinks"] = len(sinks)
+            told["failing_sinks"] = {one.name: one.reason for one in sinks if one.reason is not None}
+            told["lags"] = {
+                "sinks": lags_of(self.sinks(), "name"),
+                "groups": lags_of(self.groups(), "name"),
+                "subscribers": lags_of(self.peers(), "number"),
+            }
         told |= {"server": plain(self.counters()), "connections": plain(self.peers())}
         told["groups"] = plain(self.groups())
         return told
 
+    async def refresh(self) -> None:
+        """Find out what has to be read from the disk, before it is told."""
+        if self.service is not None:
+            await self.service.look_at_groups()
+
     def sinks(self) -> list[dict[str, Any]]:
         """Each attached sink: where it stands, what it does, what it counts."""
         statistics = self.statistics()
-        return [] if statistics is None else [plain(one) for one in statistics.sinks.values()]
+        told = [] if statistics is None else [plain(one) for one in statistics.sinks.values()]
+        return [one | {"lag_s": one["lag_s"] and round(one["lag_s"], 3)} for one in told]
 
     def statistics(self) -> Statistics | None:
         """What the propagator counts."""
@@ -100,7 +121,7 @@ class Overview:
         return [] if self.service is None else self.service.peers()
 
     def groups(self) -> list[dict[str, Any]]:
-        """Each group that is read for: how far it is, and who stands by."""
+        """Each group of subscribers: how far it is, and whether somebody reads for it."""
         return [] if self.service is None else self.service.groups()
 
     def jobs(self) -> list[dict[str, Any]]:

@@ -42,6 +42,8 @@ def check_claims(hello: Hello) -> None:
         check_stream(claim.stream)
         if claim.origin == 0:
             raise _bad_claim("origin 0 is the log's own: claim one from 1 on")
+    if len({claim.origin for claim in hello.origins}) < origins:
+        raise _bad_claim("an origin stands twice: claim each once")
 
 
 def _bad_claim(text: str) -> Refused:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -16,7 +18,7 @@ import anyio.lowlevel
 
 from delta_prop.advice import Advice
 from delta_prop.server.asking import Questions, welcomes
-from delta_prop.server.endings import recovered, shutting_down
+from delta_prop.server.endings import one_way, recovered, shutting_down, silent, too_slow
 from delta_prop.server.grants import Unauthorized
 from delta_prop.server.outbox import Outbox
 from delta_prop.server.outlet import NO_SUBSCRIPTION, Outlet
@@ -64,9 +66,6 @@ logger = logging.getLogger("delta_prop.server")
 _FINISH_S_MAX = 5.0
 _TURN_S_MAX = 0.002
 _PROGRESS_S = 1.0
-_ONE_WAY = (
-    "this connection publishes or stages something else already: open another one for each part of a job"
-)
 
 
 class Peer:
@@ -79,6 +78,7 @@ class Peer:
         self.grant: Grant | None = None
         self.intake: Intake | None = None
         self.outlet: Outlet | None = None
+        self._source = Source.LOCAL  # as its first hello says
         self._stream = stream
         self._hub = hub
         self._tasks: TaskGroup  # while it runs
@@ -89,6 +89,7 @@ class Peer:
         self.ring = self._outbox.ring
         """There may be something to write."""
         self._draining = self._finishing = False
+        self._drain_until = self._log_end = inf
         self._unanswered = 0  # requests whose answer waits for the disk
         self._questions = Questions(hub, self._respond, self._refuse_request)
         self._greeting: anyio.Event | None = None  # what follows the first hello waits for its answer
@@ -119,8 +120,9 @@ class Peer:
                     self.ring()
                     tasks.cancel_scope.deadline = anyio.current_time() + _FINISH_S_MAX  # of the writer
         finally:
+            reads = self._draining and self.outlet is not None  # and may still be reading what was written
             self._close_parts()
-            await self._stream.aclose()
+            await self._stream.aclose(self._drain_until - self._hub.now() if reads else 0.0)
 
     def _close_parts(self) -> None:
         if self.intake is not None:
@@ -143,21 +145,25 @@ class Peer:
         if not self._scope.cancel_called:  # to cancel again takes as long as the first time
             self._scope.cancel()
 
-    def drain(self) -> None:
-        """Take nothing more in; end as soon as what was taken is answered, and all there is delivered."""
-        self._draining = True
+    def drain(self, until: float, end: float = inf) -> None:
+        """Take nothing more in; end once what was taken is answered, and all below `end` is delivered."""
+        self._draining, self._drain_until, self._log_end = True, until, end
         self.ring()
+
+    @property
+    def waits_for_outcomes(self) -> bool:
+        """True while something that was taken in may still get its place in the log."""
+        return self.intake is not None and self.intake.open_frames > 0
 
     def finished(self) -> bool:
         """Whether nothing is to come that the client waits for: asked when there is nothing to write."""
-        intake_waits = self.intake is not None and self.intake.open_frames
-        if self._unanswered or self._questions.waiting or intake_waits:
+        if self._unanswered or self._questions.waiting or self.waits_for_outcomes:
             return False
         if self._draining and not self._finishing:
-            if self.outlet is not None and not self.outlet.told_all:
-                return False
-            self.end(Nack.of(0, shutting_down()))
-            return False  # that is to be written first
+            outlet = self.outlet
+            if outlet is None or outlet.standing_by or outlet.dealt_with >= self._log_end:
+                self.end(Nack.of(0, shutting_down()))  # which is to be written first
+            return False
         return self._finishing
 
     # --- reading
@@ -336,6 +342,8 @@ class Peer:
             self.grant = self._hub.access.check(hello.token)
             self.client = hello.client
             self.codecs = frozenset(one for one in self._hub.codecs if one.name.lower() in hello.features)
+            self._source = hello.source
+        hello = replace(hello, source=self._source)  # a later one says no other
         grant = self.grant
         assert grant is not None
         if hello.origins or hello.source is Source.REPLICA:
@@ -345,7 +353,7 @@ class Peer:
             self.intake = intake_for(self._hub, grant, hello, self.ring, self.address)
         elif hello.job is not None:
             grant.check_origins(hello.source)
-            raise Refused(ErrorCode.BAD_REQUEST, _ONE_WAY)
+            raise one_way()
         granted = self.intake.claim(hello.origins) if self.intake is not None and hello.origins else []
         if hello.source is Source.REPLICA:
             granted = self._hub.watermarks()
@@ -586,12 +594,8 @@ class Peer:
         if self._waits:
             return None
         if begun is None:
-            silent = now - self._heard_at > settings.silence_s_max
-            return f"not a frame for {settings.silence_s_max} s" if silent else None
-        took, came = now - begun, self._connection.buffered_bytes
-        if took > settings.silence_s_max and came < took * settings.receive_rate_min:
-            return f"a frame came at less than {settings.receive_rate_min} bytes a second for {took:.0f} s"
-        return None
+            return silent(now - self._heard_at, settings)
+        return too_slow(now - begun, self._connection.buffered_bytes, settings)
 
     def check_token(self) -> None:
         """End it where its token holds no more."""

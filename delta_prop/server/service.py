@@ -19,6 +19,7 @@ from delta_prop.server.endings import shutting_down
 from delta_prop.server.groups import Groups
 from delta_prop.server.hub import Hub
 from delta_prop.server.jobs import Jobs
+from delta_prop.server.lags import lag_at
 from delta_prop.server.limits import Connections, Rates
 from delta_prop.server.peer import Peer
 from delta_prop.server.room import Room
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delta_prop.server")
 
 TICK_S = 0.5
+SETTLE_S = 0.005
+"""How often the end looks whether what was taken is in the log."""
 _LAST_WORD_S_MAX = 1.0
 
 
@@ -81,6 +84,7 @@ class Service:
         network = inside.world.network
         if network is None:
             raise UsageError("this world has no network to listen on")
+        self._group_threads = inside.world.new_threads()
         access = self._access or Access(inside.world)
         self._check_open_to_others(access)
         counters = Counters()
@@ -160,13 +164,18 @@ class Service:
                 self._left.set()
 
     async def _drain(self) -> None:
-        """Have all connections answered and ended, for as long as it may take."""
+        """Have all connections answered, brought what the log has, and ended, for as long as it may take."""
         self._left = anyio.Event()
+        until = anyio.current_time() + self.settings.drain_s_max
         for peer in list(self._peers.values()):
-            peer.drain()
+            peer.drain(until)
         if self._peers:
-            with anyio.move_on_after(self.settings.drain_s_max):
-                await self._left.wait()
+            with anyio.CancelScope(deadline=until):
+                end = await self._end_of_deliveries()
+                for peer in list(self._peers.values()):
+                    peer.drain(until, end)
+                if self._peers:
+                    await self._left.wait()
         for peer in list(self._peers.values()):
             peer.end(Nack.of(0, shutting_down()))
         if self._peers:
@@ -174,6 +183,18 @@ class Service:
                 await self._left.wait()
         for peer in list(self._peers.values()):
             peer.break_off()
+
+    async def _end_of_deliveries(self) -> int:
+        """Wait until all that was taken is refused, or logged and may be read; where the log ended then."""
+        hub = self._hub
+        assert hub is not None
+        log, chain = hub.inside.log, hub.inside.chain
+        while any(peer.waits_for_outcomes for peer in self._peers.values()):  # noqa: ASYNC110 - of many
+            await anyio.sleep(SETTLE_S)
+        end = log.next_offset  # what others publish meanwhile is not waited for
+        while log.visible < end and chain.stopped is None:  # noqa: ASYNC110 - moved by commits and recoveries
+            await anyio.sleep(SETTLE_S)
+        return min(end, log.visible)
 
     # --- watching
 
@@ -222,11 +243,31 @@ class Service:
 
     def peers(self) -> list[dict[str, Any]]:
         """A snapshot of each connection."""
-        return [peer.statistics() for peer in self._peers.values()]
+        if self._hub is None:
+            return []
+        log, told = self._hub.inside.log, [peer.statistics() for peer in self._peers.values()]
+        return [one | lag_at(log, one["dealt_with"]) for one in told]
+
+    async def look_at_groups(self) -> None:
+        """Find out how far groups are that nobody reads for."""
+        if self._hub is not None:
+            await self._hub.groups.look(self._group_threads)
 
     def groups(self) -> list[dict[str, Any]]:
-        """A snapshot of each group that is read for, or waited for."""
-        return [] if self._hub is None else self._hub.groups.told()
+        """A snapshot of each group, those that are away as they were looked at last."""
+        if self._hub is None:
+            return []
+        log, places = self._hub.inside.log, self._hub.groups.places()
+        return [
+            {
+                "name": name,
+                "offset": one.next_offset,
+                "has_member": one.has_member,
+                "standing_by": one.standing_by,
+            }
+            | lag_at(log, one.next_offset)
+            for name, one in places.items()
+        ]
 
     def jobs(self) -> list[dict[str, Any]]:
         """A snapshot of each job."""

@@ -12,6 +12,7 @@ from delta_prop.checks import check_batch
 from delta_prop.published import Published
 from delta_prop.refusals import overlap
 from delta_prop.server.intake import Intake
+from delta_prop.server.partitions import check_origin
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import InvalidDelta, Refused
 from delta_prop_wire.frames import BatchFrame, OriginGrant
@@ -172,6 +173,8 @@ class StagingIntake(Intake):
                 raise attempt.gone
             if attempt.holder is not self:
                 raise _taken(attempt)
+            if frame.stamp is not None:
+                check_origin(batch.origin, frame.stamp.stream, frame.stamp.partition)
             if self._repeats(batch):
                 attempt.repeat(batch, entry)
             else:

@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 now = time.monotonic
 """Seconds, for how long something takes."""
 
+
+def wall_us() -> int:
+    """Microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
 pause = time.sleep
 """Wait some seconds; nothing else goes on in this task meanwhile."""
 

@@ -126,11 +126,11 @@ def seconds(name: str) -> Callable[[str], float]:
     return read
 
 
-def place(name: str) -> Callable[[str], At]:
+def place(name: str, now_us: int) -> Callable[[str], At]:
     """A place in the log; a time before the first one there is, is that one."""
 
     def read(text: str) -> At:
-        at = parse_at(f"option {name}", text)
+        at = parse_at(f"option {name}", text, now_us)
         return at if at.time_us is None else at._replace(time_us=max(at.time_us, 0))
 
     return read

@@ -86,9 +86,9 @@ class WriteOptions:
 
 
 def read_options(
-    given: Mapping[str, str], environment: Mapping[str, str], *, stream: bool = False
+    given: Mapping[str, str], environment: Mapping[str, str], now_us: int, *, stream: bool = False
 ) -> ReadOptions:
-    """Options of a read. Raises UsageError."""
+    """Options of a read, at a time. Raises UsageError."""
     options = _Given(given, "stream read" if stream else "batch read")
     namespace = options.take("namespace", values.namespace, None)
     topics = options.take("topics", values.topics, None)
@@ -98,8 +98,8 @@ def read_options(
         topics = (str(Topic(TopicKind.NAMESPACE, namespace)),)
     return ReadOptions(
         remote=_remote(options, environment),
-        since=options.take("since", values.place("since"), EARLIEST),
-        until=options.take("until", values.place("until"), LATEST),
+        since=options.take("since", values.place("since", now_us), EARLIEST),
+        until=options.take("until", values.place("until", now_us), LATEST),
         topics=topics or ("*",),
         partitions=options.take("partitions", values.number("partitions", values.PARTITIONS_MAX), None),
         rows_max=options.take("maxRowsPerTrigger", values.number("maxRowsPerTrigger", values.ROWS_MAX), None),

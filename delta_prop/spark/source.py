@@ -12,6 +12,7 @@ from pyspark.sql.datasource import DataSource
 
 from delta_prop.client.errors import Unreachable
 from delta_prop.spark import edge
+from delta_prop.spark.arguments import check_session
 from delta_prop.spark.options import read_options, write_options
 from delta_prop.spark.reach import check_on_driver, check_publishes
 from delta_prop_wire.errors import UsageError
@@ -33,6 +34,7 @@ NAME = "delta_prop"
 
 def register(spark: SparkSession) -> None:
     """Make `format("delta_prop")` known to a session; needed where Spark does not find it by itself."""
+    check_session(spark)
     spark.dataSource.register(DeltaPropSource)
 
 
@@ -85,7 +87,7 @@ class DeltaPropSource(DataSource):
         return writer
 
     def _to_read(self, *, stream: bool = False) -> ReadOptions:
-        options = read_options(self.options, edge.environment(), stream=stream)
+        options = read_options(self.options, edge.environment(), edge.wall_us(), stream=stream)
         check_on_driver(options.remote)
         return options
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.lowlevel
 
+from delta_prop.misconfigured import speaks_no_tls, speaks_tls
 from delta_prop.testing.link import Conditions, Way
 from delta_prop.testing.streams import Bell, VirtualConnection, VirtualStream
 from delta_prop_wire.errors import UsageError
@@ -131,8 +132,8 @@ class VirtualNetwork:
             told = f"cannot connect to {_name(host, port)}: Connection refused"
             raise ConnectionRefusedError(errno.ECONNREFUSED, told)
         if listener.secured != (tls is not None):
-            told = f"the secured connection to {_name(host, port)} broke: one side alone speaks TLS"
-            raise ConnectionError(told)
+            where = _name(host, port)
+            raise speaks_tls(where) if listener.secured else speaks_no_tls(where)
         connection = self._wires.new_connection(self.host, host, port)
         listener.waiting.append(connection.server)
         listener.bell.ring()

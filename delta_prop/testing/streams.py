@@ -186,13 +186,13 @@ class VirtualStream:
         for piece in part.pieces():
             await self.send([piece])
 
-    async def aclose(self) -> None:
-        """End it; what was sent arrives, and the other side has up to a second to end too."""
+    async def aclose(self, patience_s: float = 0.0) -> None:
+        """End it; what was sent arrives, and the other side has up to a second, or more, to end too."""
         with anyio.CancelScope(shield=True):
             await anyio.lowlevel.checkpoint()
             if self._failure is None:
                 self._failure = "the connection was closed on this side"
-                await self._linger()
+                await self._linger(max(LINGER_S_MAX, patience_s))
         self._be_over()
 
     def give_up(self, *, told: bool) -> None:
@@ -204,11 +204,11 @@ class VirtualStream:
 
     # --- within
 
-    async def _linger(self) -> None:
+    async def _linger(self, seconds: float) -> None:
         self._outgoing.put_end(anyio.current_time())
         self._incoming.discarding = True
         self.connection.ring()
-        with anyio.move_on_after(LINGER_S_MAX):
+        with anyio.move_on_after(seconds):
             while self._incoming.discarded_bytes < LINGER_BYTES_MAX:
                 now = anyio.current_time()
                 if self._incoming.is_ended(now) or self._incoming.is_reset(now):

@@ -41,6 +41,10 @@ class ForwardSink:
     """A call waits for the way there and back, however far that is."""
 
     def __init__(self, link: ForwardLink, *, name: str = "forward") -> None:
+        if not callable(getattr(link, "forward", None)):
+            raise UsageError(
+                f'link {link!r:.80}: give a ForwardLink, as in ForwardSink(ForwardLink("host:port"))'
+            )
         self.name = name
         self._link = link
         self._context: SinkContext | None = None

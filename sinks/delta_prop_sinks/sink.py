@@ -26,6 +26,10 @@ durable before `apply` returns.
 *A return* of `apply` means: every row of every delivery is applied and visible to the sink's readers.
 It does not mean durable; a sink that keeps its own cursor reports that with `SinkContext.committed`.
 
+*The event loop.* `apply` runs on the event loop that everybody shares, so what blocks goes to a thread:
+`SinkContext.threads`, whose calls a cancelled `apply` waits for, or `own_thread`. A call longer than
+`apply_s_max` is cancelled and comes again with less; what a thread does then ends when it returns.
+
 *At once.* A sink that hardly ever waits may have `apply_now(deliveries)`, no coroutine, beside `apply` in the
 same class. The delivery loop may call it in its place, from within the very publish that brought the deltas.
 True means what a return of `apply` means. False, or whatever it raises: the same deliveries come again by
@@ -36,7 +40,8 @@ True means what a return of `apply` means. False, or whatever it raises: the sam
 applied; everything before it is; it is set aside in the sink's quarantine and the rest is delivered again,
 but for what comes behind it: later rows of its vector, and those that name it as parent.
 `StopSink`: nothing more can be applied before someone acts; the cursor stays, the reason is shown.
-Any other exception is treated as `TryAgain`, counted as a defect.
+Any other exception is treated as `TryAgain`, counted as a defect. After a failure calls bring less, at last
+one delta alone, and twice as much after each success; a delta that fails on and on by itself is named.
 
 *Rebuilding.* A sink that can take whole states in place of the deltas that made them has the methods of
 `Rebuilds`. It is rebuilt where it has fallen behind what the log still holds, or where its owner says so:
@@ -155,6 +160,12 @@ class SinkContext(Protocol):
     @property
     def threads(self) -> Threads:
         """A thread of this sink's own."""
+        ...
+
+    def own_thread(self) -> AbstractAsyncContextManager[Threads]:
+        """A new thread, as long as the scope lasts. Its end waits for no call: one that runs goes on, and who
+        waited for it is told that its thread was given up.
+        """
         ...
 
     def background_thread(self) -> AbstractAsyncContextManager[Threads]:

@@ -242,6 +242,7 @@ def test_at_the_hard_limit_an_append_is_refused_with_who_holds_and_how_full() ->
         "depth_bytes": log.statistics().bytes,
         "capacity_bytes": 40_000,
         "blocked_by": "slow",
+        "full": "log",
     }
     assert 40_000 - batch_of(2).size < log.statistics().bytes <= 40_000
     assert 0.95 < log.fill(0) <= 1
@@ -313,6 +314,9 @@ def test_a_disk_that_runs_short_refuses_before_it_is_full_and_goes_on_when_there
         ({"bytes_max": 4_000}, "at least 4 segments"),
         ({"keep_bytes_max": 50_000}, "above bytes_max"),
         ({"tail_bytes_max": 0}, "0 or below"),
+        ({"keep_s": float("nan")}, "keep_s = nan: give a number"),
+        ({"history_s": "5"}, "history_s = '5': give a number"),
+        ({"segment_s_max": True}, "segment_s_max = True: give a number"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(wrong: dict[str, int], told: str) -> None:

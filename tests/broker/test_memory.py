@@ -113,6 +113,7 @@ def test_what_a_holder_needs_is_kept_and_the_refusal_says_who_and_how_full() -> 
         "depth_bytes": log.statistics().bytes,
         "capacity_bytes": log.statistics().bytes_max,
         "blocked_by": "index",
+        "full": "log",
     }
     assert (log.next_offset, log.statistics().held_by, log.statistics().refused) == (14, "index", 1)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import delta_prop
 from delta_prop.cli import FAILED, OK, SPOILABLE, WRONG_USE, main, make_parser
 from delta_prop.demo.wiring import SINKS
 
@@ -61,6 +62,7 @@ def test_a_mistake_gets_one_line_and_status_2(
 def test_the_version(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == OK
     assert capsys.readouterr().out == f"delta-prop {version('delta-prop')}\n"
+    assert delta_prop.__version__ == version("delta-prop")
 
 
 def test_help_loads_nothing_that_is_slow() -> None:

@@ -226,7 +226,7 @@ def test_one_bad_row_refuses_its_call() -> None:
         (lambda p: p.publish_many(["a"], [[1.0]], kind=Kind.SCALE), "CREATE or DENSE"),
         (lambda p: p.publish_many([""], [[1.0]]), "vector_id"),
         (lambda p: p.publish(made("a"), ack_level=AckLevel.DURABLE), "data directory"),
-        (lambda p: p.publish(made("a"), ack_level=9), "none of MEMORY, LOGGED"),
+        (lambda p: p.publish(made("a"), ack_level=9), "give memory, logged or durable"),
         (lambda p: p.publish("a"), "no Delta: make one"),
         (lambda p: p.publish({"vector_id": "a"}), "no Delta: make one"),
         (lambda p: p.publish(Delta("a", "create")), "no operation: make one"),

@@ -15,6 +15,7 @@ import anyio
 import pytest
 
 from delta_prop import sockets
+from delta_prop.misconfigured import Misconfigured
 from delta_prop.sockets import SocketNetwork, SocketStream, Turns
 from delta_prop.world import real_world
 from delta_prop_broker.disk import FileRange
@@ -85,7 +86,7 @@ def test_what_cannot_be_reached_is_named() -> None:
         for ask in (network.listen, network.connect):
             with pytest.raises(UsageError, match="port 65536 is none"):
                 await ask(HOST, 65_536)
-            with pytest.raises(OSError, match="host 'no host' has no address"):
+            with pytest.raises(Misconfigured, match="host 'no host' is not known here"):
                 await ask("no host", 7)
         with pytest.raises(OSError, match=r"cannot listen on 192\.0\.2\.1:0: "):
             await network.listen("192.0.2.1", 0)

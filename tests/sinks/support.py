@@ -71,6 +71,9 @@ class FakeLog:
         self.ids: set[bytes] = set()
         self.counters: dict[int, int] = {}
 
+    def own_thread(self) -> AbstractAsyncContextManager[InlineThreads]:
+        return nullcontext(self.threads)
+
     def background_thread(self) -> AbstractAsyncContextManager[InlineThreads]:
         return nullcontext(self.threads)
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgpack
 import numpy as np
 
-from delta_prop_wire.delta import ABSENT, Dot, Kind, Operation
-from delta_prop_wire.errors import InvalidDelta
+from delta_prop_wire.delta import ABSENT, AckLevel, Dot, Kind, Operation
+from delta_prop_wire.errors import InvalidDelta, UsageError
 from delta_prop_wire.packed_metadata import PackedMetadata, json_fault, json_fault_of
 from delta_prop_wire.spec import (
     CLOCK_ENTRIES_MAX,
@@ -68,6 +68,18 @@ for _kind, _least, _most in (
 BYTES_MAX[Kind.TRANSFORM] = TRANSFORM_NAME_BYTES_MAX
 _FEW = 40
 """Below so many numbers a Python loop is quicker than a call of numpy."""
+
+
+def check_level(level: AckLevel | str) -> AckLevel:
+    """The ack level, which may be given by its name. Raises UsageError."""
+    if type(level) is AckLevel:
+        return level
+    found = AckLevel.__members__.get(level.upper()) if isinstance(level, str) else None
+    if found is None and type(level) is int and level in set(AckLevel):
+        found = AckLevel(level)
+    if found is None:
+        raise UsageError(f"ack level {level!r:.40}: give memory, logged or durable")
+    return found
 
 
 def check_name(field: str, name: object, bytes_max: int) -> None:

@@ -7,6 +7,7 @@ Pure. Two questions are asked of them: whether they are one map at all, which is
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +22,8 @@ _SMALL_BYTES = 512
 """What so few bytes can announce costs nothing; more is walked before it is built."""
 _DEPTH_MAX = 63
 """No reader runs out of stack for so many levels; those of a sound change are fewer."""
+_NOT_JSON_LEADS = re.compile(rb"[\xc4-\xc9\xd4-\xd8]")
+"""What a binary or an extension type begins with; in text and numbers these bytes mean something else."""
 _MAP_LEADS = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 
 
@@ -62,8 +65,8 @@ def read_packed(packed: Buffer, bytes_max: int = METADATA_BYTES_MAX) -> dict[str
     """Read a metadata change. Raises ValueError where these bytes are not one msgpack map.
 
     None where they are one that breaks the bounds of deltas so far that nobody is to read it: it is too long,
-    much too deep, or has keys or extension types that JSON has not. Of a key that stands twice the last value
-    counts.
+    much too deep, or has keys, binaries or extension types, which JSON has not. Of a key that stands twice
+    the last value counts.
     """
     size = len(memoryview(packed))
     if size > _SMALL_BYTES:
@@ -79,7 +82,23 @@ def read_packed(packed: Buffer, bytes_max: int = METADATA_BYTES_MAX) -> dict[str
         return None
     if not isinstance(found, dict):
         raise ValueError(f"it is a {type(found).__name__}, not a map")
-    return None if size > _SMALL_BYTES and _is_deep(found) else found
+    if size > _SMALL_BYTES and _is_deep(found):
+        return None
+    return None if _NOT_JSON_LEADS.search(packed) and _is_foreign(found) else found
+
+
+def _is_foreign(value: object) -> bool:
+    """Return True if a binary or an extension type is among the members."""
+    left = [value]
+    while left:
+        one = left.pop()
+        if isinstance(one, dict):
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+        elif isinstance(one, (bytes, msgpack.ExtType, msgpack.Timestamp)):
+            return True
+    return False
 
 
 def _is_deep(value: object) -> bool:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from delta_prop_wire.batch import Batch, LoggedBatch
     from delta_prop_wire.delta import AckLevel, Source
+    from delta_prop_wire.errors import Refused
 
 
 class Log(Protocol):
@@ -69,6 +70,14 @@ class Log(Protocol):
         Says nothing of one that is larger than the whole log: that never gets room.
         """
 
+    def shortage(self) -> Refused | None:
+        """Why nothing can be appended at present for want of room; None while there is room, as far as is
+        known. What was refused last for that is asked for again: nobody else gives way for a question.
+        """
+
+    def look_at_room(self) -> None:
+        """Find out what room there is, where others may have taken it since it was looked at last."""
+
     def append(
         self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE
     ) -> LoggedBatch:
@@ -106,6 +115,14 @@ class Log(Protocol):
 
     def kept_share(self, offset: int) -> float:
         """How near what lies at `offset` is to going: at 1 it may, unless somebody needs it."""
+
+    def age_s(self, offset: int) -> float | None:
+        """How long ago the row at an offset was appended, in seconds, or the oldest that is still held where
+        it is gone; 0 from `visible` on; None where that cannot be told at present.
+        """
+
+    def mark_time(self) -> None:
+        """Note what time it is, ten times a second: a log that stamps nothing tells ages by that."""
 
     def hold(
         self, holder: str, needed: Callable[[], int], give_way: Callable[[], None] | None = None

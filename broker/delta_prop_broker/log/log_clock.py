@@ -75,6 +75,12 @@ class LogClock:
         self.ahead_us = wall - self.time_us
         return self.time_us
 
+    def peek(self) -> int:
+        """Return log time as it is by now, without moving it on."""
+        if self._began is None:
+            return max(self.time_us, self._read_wall_us())
+        return self.time_us + max(self._base_us + int((self._now() - self._began) * 1e6) - self.seen_us, 0)
+
     def look(self) -> int:
         """Move both times on, and return seen time."""
         self.read()

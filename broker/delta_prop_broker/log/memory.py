@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 DELTAS_MAX = 1_000_000
 BYTES_MAX = 256 * 1024 * 1024
 RETRY_AFTER_MS = 50
+MARKS_MAX = 4_096
+"""How many times are remembered, to tell how old a row is; older ones lie further apart."""
 
 BATCH_OVERHEAD_BYTES = 3_072
 ROW_OVERHEAD_BYTES = 96
@@ -53,7 +55,15 @@ class MemoryLog:
     level = AckLevel.MEMORY
     accepting = True
 
-    def __init__(self, log_id: bytes, *, deltas_max: int = DELTAS_MAX, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(
+        self,
+        log_id: bytes,
+        *,
+        deltas_max: int = DELTAS_MAX,
+        bytes_max: int = BYTES_MAX,
+        now: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`now`: monotonic seconds."""
         assert deltas_max > 0
         assert bytes_max > 0
         self.log_id = log_id
@@ -68,7 +78,11 @@ class MemoryLog:
         self._appended_bytes = 0
         self._dropped = 0
         self._refused = 0
+        self._short_of: tuple[int, int] | None = None  # deltas and bytes of what found no room last
         self._holders = Holders()
+        self._now = now
+        self._mark_ends: list[int] = []  # up to where the log came by the time below
+        self._mark_times: list[float] = []
 
     @property
     def visible(self) -> int:
@@ -100,7 +114,17 @@ class MemoryLog:
         """Why a batch of about so many deltas and bytes would find no room now, None if it would."""
         size += BATCH_OVERHEAD_BYTES + ROW_OVERHEAD_BYTES * count
         too_large = count > self._deltas_max or size > self._bytes_max
-        return None if too_large or self._find_room(count, size) else self._full()
+        return None if too_large or self._find_room(count, size) else self._full(count, size)
+
+    def shortage(self) -> Refused | None:
+        """Why what found no room last would find none now; None while there is room."""
+        if self._short_of is None or self._find_room(*self._short_of):
+            self._short_of = None
+            return None
+        return self._full(*self._short_of)
+
+    def look_at_room(self) -> None:
+        """Nobody else takes of it."""
 
     def append(
         self, batch: Batch, *, lamport: int, source: Source, known_ids: KnownIds = KnownIds.NONE
@@ -180,6 +204,28 @@ class MemoryLog:
         """How near what lies at `offset` is to going; nothing goes for its age."""
         return self.fill(offset)
 
+    def age_s(self, offset: int) -> float | None:
+        """How long ago the row at an offset was appended, in seconds, by the marks of `mark_time`; of rows
+        that are gone, the oldest there is.
+        """
+        if offset >= self.next_offset:
+            return 0.0
+        place = bisect_right(self._mark_ends, max(offset, self.first_offset))
+        return 0.0 if place == len(self._mark_ends) else max(self._now() - self._mark_times[place], 0.0)
+
+    def mark_time(self) -> None:
+        """Note up to where the log has come, so that nothing has to be noted with each batch."""
+        if self._mark_ends and self._mark_ends[-1] == self.next_offset:
+            return
+        self._mark_ends.append(self.next_offset)
+        self._mark_times.append(self._now())
+        if len(self._mark_ends) > MARKS_MAX:
+            gone = bisect_right(self._mark_ends, self.first_offset)
+            if gone * 2 > MARKS_MAX:
+                del self._mark_ends[:gone], self._mark_times[:gone]
+            else:  # of what is older, every other one does
+                del self._mark_ends[: MARKS_MAX // 2 : 2], self._mark_times[: MARKS_MAX // 2 : 2]
+
     def hold(
         self, holder: str, needed: Callable[[], int], give_way: Callable[[], None] | None = None
     ) -> None:
@@ -224,7 +270,7 @@ class MemoryLog:
                 f"a batch of {count} deltas and {size} bytes is larger than the whole log "
                 f"({self._deltas_max} deltas, {self._bytes_max} bytes): send smaller batches",
             )
-        return None if self._find_room(count, size) else self._full()
+        return None if self._find_room(count, size) else self._full(count, size)
 
     def _fits(self, count: int, size: int) -> bool:
         held = self.next_offset - self.first_offset
@@ -269,7 +315,8 @@ class MemoryLog:
             del self._weights[: self._head]
             self._head = 0
 
-    def _full(self) -> Refused:
+    def _full(self, count: int, size: int) -> Refused:
+        self._short_of = count, size
         holder = self._holders.slowest()
         held = self.next_offset - self.first_offset
         return Refused(
@@ -284,6 +331,7 @@ class MemoryLog:
                 "depth_bytes": self._bytes,
                 "capacity_bytes": self._bytes_max,
                 "blocked_by": holder,
+                refusals.FULL: "log",
             },
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from delta_prop_broker.log.files.reserve import is_no_room
 from delta_prop_wire.errors import DeltaPropError, Refused
 from delta_prop_wire.spec import ErrorCode
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from delta_prop_wire.batch import Batch
 
 RETRY_AFTER_MS = 50
+FULL = "full"
+"""The detail of a refusal for want of room: what is full, `disk` or `log`."""
 
 
 def level_refusal(batch: Batch) -> Refused:
@@ -26,12 +29,23 @@ def stopped(failure: Exception | None) -> Refused:
     """Of a log whose disk has failed."""
     if isinstance(failure, DeltaPropError):  # nothing that another try could mend
         return Refused(ErrorCode.LOG_FAILED, f"the log has stopped: {failure}")
+    details = full_disk(failure)
+    cure = (
+        "when there is room: make room, and send it again"
+        if details
+        else "when that is well again: send it again"
+    )
     return Refused(
         ErrorCode.LOG_FAILED,
-        f"the log stopped at a failure of its disk ({failure}) and is recovered when that is well "
-        "again: send it again then",
+        f"the log stopped at a failure of its disk ({failure}) and is recovered {cure} then",
         retry_after_ms=1000,
+        details=details,
     )
+
+
+def full_disk(failure: Exception | None) -> dict[str, object]:
+    """The details of a failure of the disk: that it is full, where it says so."""
+    return {FULL: "disk"} if isinstance(failure, OSError) and is_no_room(failure) else {}
 
 
 def too_large(size: int, bytes_max: int) -> Refused:
@@ -49,7 +63,12 @@ def too_slow(unwritten_bytes: int, bytes_max: int) -> Refused:
         ErrorCode.LOG_FULL,
         f"{unwritten_bytes} of {bytes_max} bytes wait to be written: try again when the disk has caught up",
         retry_after_ms=RETRY_AFTER_MS,
-        details={"depth_bytes": unwritten_bytes, "capacity_bytes": bytes_max, "blocked_by": None},
+        details={
+            "depth_bytes": unwritten_bytes,
+            "capacity_bytes": bytes_max,
+            "blocked_by": None,
+            FULL: "log",
+        },
     )
 
 
@@ -60,7 +79,7 @@ def disk_full(free_bytes: int, kept_bytes: int) -> Refused:
         f"the disk has {free_bytes} bytes left, of which {kept_bytes} stay free: "
         "make room, or let the log keep less",
         retry_after_ms=RETRY_AFTER_MS * 20,
-        details={"free_bytes": free_bytes, "blocked_by": None},
+        details={"free_bytes": free_bytes, "blocked_by": None, FULL: "disk"},
     )
 
 
@@ -70,7 +89,7 @@ def disk_unasked(error: OSError) -> Refused:
         ErrorCode.LOG_FULL,
         f"the disk does not tell how many bytes it has left ({error}): mend it, and try again",
         retry_after_ms=RETRY_AFTER_MS * 20,
-        details={"blocked_by": None},
+        details={"blocked_by": None, FULL: "disk"},
     )
 
 
@@ -89,6 +108,7 @@ def log_full(
             "depth_bytes": held_bytes,
             "capacity_bytes": bytes_max,
             "blocked_by": holder,
+            FULL: "log",
         },
     )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias, get_args
 
+from delta_prop_wire.bounds import check_level
 from delta_prop_wire.compression import Compression, available
 from delta_prop_wire.delta import AckLevel
 from delta_prop_wire.errors import UsageError
@@ -51,8 +53,11 @@ class LogSettings:
     made_by: str = ""
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "level", check_level(self.level))  # it may be given by its name
         if self.level not in (AckLevel.LOGGED, AckLevel.DURABLE):
             raise UsageError(f"a log on disk shows what is logged or durable, not {self.level.name.lower()}")
+        for one in fields(self):
+            _check_number(one.name, getattr(self, one.name), one.default)
         if self.segment_bytes_max < 1 or self.bytes_max < SEGMENTS_MIN * self.segment_bytes_max:
             raise UsageError(
                 f"bytes_max is {self.bytes_max}, segment_bytes_max {self.segment_bytes_max}: a log holds at "
@@ -95,3 +100,11 @@ class LogSettings:
     def codec(self) -> Compression | None:
         """What sealed segments are compressed with."""
         return None if self.compress == "none" else Compression[self.compress.upper()]
+
+
+def _check_number(name: str, value: object, default: object) -> None:
+    """Refuse what is no number where one is wanted. Raises UsageError."""
+    if isinstance(default, bool | str) or (value is None and default is None) or name == "level":
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise UsageError(f"{name} = {value!r:.40}: give a number")

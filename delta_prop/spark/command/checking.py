@@ -122,4 +122,4 @@ def check_answers(target: Remote | None) -> None:
 
 def at_of(options: Namespace) -> At:
     """`--at`."""
-    return LATEST if options.at is None else parse_at("--at", options.at, ends=False)
+    return LATEST if options.at is None else parse_at("--at", options.at, edge.wall_us(), ends=False)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable
 
-_AT_HELP = "as of an offset, or a time like 2026-01-31T12:00:00Z; what stands there counts; default: now"
+_AT_HELP = "as of an offset, a time like 2026-01-31T12:00:00Z, or 1h for an hour ago; default: now"
 _MASTERS = r"local(\[(\d+|\*)(,\d+)?\])?|local-cluster\[[\d,]+\]|yarn|(spark|k8s)://.+"
 _TABLE_HELP = "Parquet, CSV or JSON lines; a file, or a folder of them"
 

@@ -257,8 +257,8 @@ def _producer(target: Remote, options: Namespace) -> SyncProducer:
 
 def run_stats(options: Namespace) -> int:
     """`stats`. Raises UsageError, JobFailed, and what reading the log raises."""
-    since = EARLIEST if options.start is None else parse_at("--start", options.start)
-    until = LATEST if options.until is None else parse_at("--until", options.until)
+    since = EARLIEST if options.start is None else parse_at("--start", options.start, edge.wall_us())
+    until = LATEST if options.until is None else parse_at("--until", options.until, edge.wall_us())
     check_spark()
     place = place_of(options)
 

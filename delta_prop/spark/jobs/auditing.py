@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame
 
 from delta_prop.commands.opened import open_log
 from delta_prop.commands.quarantine import quarantined
+from delta_prop.spark.arguments import check_session, check_table, path_of
 from delta_prop.spark.jobs.replaying import placed, read_parts
 from delta_prop.spark.reads.segments import states_of
 from delta_prop.spark.states.buckets import BLOBS_DDL, buckets_for, spread_held
@@ -56,6 +57,10 @@ def audit(
 
     Raises UsageError where the file, or the log, cannot tell; Refused, LogDamaged, OSError.
     """
+    check_session(spark)
+    path = path_of("path", path)
+    if not isinstance(sink, DataFrame):
+        sink = path_of("sink", sink)
     log = log_to_audit(path)
     buckets = buckets_for(log.bytes)
     if isinstance(sink, DataFrame):
@@ -120,6 +125,7 @@ def repairs(found: DataFrame) -> Iterator[Delta]:
     is deleted again: also where only one sink held too much, every sink takes the delta and ends up right.
     Each expects the last delta that the log has of its vector, and is refused where that has moved on.
     """
+    check_table("found", found)
     for row in found.where("op is not null").toLocalIterator():
         yield _delta(row)
 

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from delta_prop.commands.look import all_sinks
 from delta_prop.commands.opened import open_log
 from delta_prop.commands.places import EARLIEST, LATEST
+from delta_prop.spark.arguments import at_of, check_session, place_of
 from delta_prop.spark.reads.segments import log_of, spark_parts
 from delta_prop.spark.reads.served import remote_of, served_range
 from delta_prop.spark.states.changes import CHANGES, changes_of, split_keys
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from delta_prop.commands.places import At
+    from delta_prop.spark.arguments import Place, When
     from delta_prop.spark.options import Remote
     from delta_prop.spark.reads.segments import Log, Part
     from delta_prop_wire.batch import LoggedBatch
@@ -65,12 +67,15 @@ class Stats(NamedTuple):
     sinks: list[dict[str, Any]]
 
 
-def stats(spark: SparkSession, place: str | Remote, *, since: At = EARLIEST, until: At = LATEST) -> Stats:
+def stats(spark: SparkSession, place: Place, *, since: When = None, until: When = None) -> Stats:
     """Count the deltas in a data directory, or of a service, from one place up to another.
 
     Raises UsageError, Refused, LogDamaged, OSError, Unreachable.
     """
-    return counted(spark, *log_to_count(place, since, until))
+    check_session(spark)
+    begin = at_of(since, EARLIEST, name="since", ends=True)
+    end = at_of(until, LATEST, name="until", ends=True)
+    return counted(spark, *log_to_count(place_of(place), begin, end))
 
 
 def log_to_count(place: str | Remote, since: At, until: At) -> tuple[Log, list[dict[str, Any]]]:

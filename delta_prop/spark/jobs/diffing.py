@@ -6,6 +6,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
+from delta_prop.spark.arguments import check_table
 from delta_prop.spark.jobs.comparing import DELTAS_DDL, compare
 from delta_prop.spark.jobs.pairs import NEW, OLD
 from delta_prop.spark.jobs.tables import facts, has_whole_metadata, shape_of
@@ -39,6 +40,8 @@ def diff(
     Raises UsageError. Tasks fail with INVALID_DELTA where a key is NULL or there twice, or a vector or a
     number is NULL or not finite, naming table, vector id and column.
     """
+    check_table("old", old)
+    check_table("new", new)
     if not (threshold >= 0 and math.isfinite(threshold)):
         raise UsageError(f"threshold {threshold!r}: give a number from 0 on")
     shape = shape_of([old, new], key, vector, namespace)

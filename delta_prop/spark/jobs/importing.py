@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
+from delta_prop.spark.arguments import check_table
 from delta_prop.spark.jobs.formats import format_of
 from delta_prop.spark.jobs.pairs import MEMBER, NEW
 from delta_prop.spark.jobs.tables import facts, joined, shape_of
@@ -27,6 +28,7 @@ def to_deltas(
 
     Raises UsageError.
     """
+    check_table("table", table)
     found = facts(table, shape_of([table], key, vector, namespace), NEW)
     members = [F.col(f"`{name.replace('`', '``')}`") for name in found.columns if name.startswith(MEMBER)]
     metadata = F.col("metadata")

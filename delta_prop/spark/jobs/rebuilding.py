@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from delta_prop.spark.jobs.replaying import STATES, at_of, replayed
+from delta_prop.spark.arguments import at_of, check_session, path_of
+from delta_prop.spark.jobs.replaying import STATES, replayed
 from delta_prop.spark.reads.segments import states_of
 from delta_prop.spark.states.buckets import buckets_for
 from delta_prop_sinks.storage_file import StorageFile
@@ -24,11 +25,10 @@ from delta_prop_wire.states import StateRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from datetime import datetime
 
     from pyspark.sql import SparkSession
 
-    from delta_prop.commands.places import At
+    from delta_prop.spark.arguments import When
     from delta_prop.spark.reads.segments import Log
     from delta_prop_sinks.storage_file import Opened
 
@@ -48,7 +48,7 @@ def rebuild(
     path: str,
     file: str,
     *,
-    at: int | datetime | At | None = None,
+    at: When = None,
     replace: bool = False,
     tell: Callable[[int], None] = lambda _: None,
 ) -> Rebuilt:
@@ -59,13 +59,15 @@ def rebuild(
     void, and is made anew by this or by the sink. Raises UsageError, Refused, FileFailed, LogDamaged,
     OSError.
     """
+    check_session(spark)
+    file = path_of("file", file)
     log = log_to_rebuild(path, at)
     return rebuilt(spark, log, file, replace=replace, tell=tell)
 
 
-def log_to_rebuild(path: str, at: int | datetime | At | None = None) -> Log:
+def log_to_rebuild(path: str, at: When = None) -> Log:
     """What a file is made of. Raises as `rebuild` does."""
-    log = states_of(path, at=at_of(at))
+    log = states_of(path_of("path", path), at=at_of(at))
     if not log.whole:
         raise UsageError(f"the log in {path!r} lost its beginning without a snapshot: it cannot tell of all")
     return log

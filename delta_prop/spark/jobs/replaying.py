@@ -7,7 +7,6 @@ folded by one task, in canonical order, by columns.
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -15,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from delta_prop.commands.places import LATEST, At
+from delta_prop.spark.arguments import at_of, check_session, place_of
 from delta_prop.spark.reads.segments import spark_parts, states_of
 from delta_prop.spark.reads.served import remote_of, served_log
 from delta_prop.spark.states.buckets import BLOBS_DDL, buckets_for, folded, spread
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from delta_prop.spark.options import Remote
+    from delta_prop.spark.arguments import Place, When
     from delta_prop.spark.reads.segments import Log, Part
 
 STATES = pa.schema(
@@ -55,10 +54,9 @@ STATES_DDL = (
 CONTENT = ("namespace", "vector_id", "vector", "data", "metadata")
 """The columns of what a vector is, which `diff` takes too."""
 _ROWS = 8_192
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def replay(spark: SparkSession, place: str | Remote, at: int | datetime | At | None = None) -> DataFrame:
+def replay(spark: SparkSession, place: Place, at: When = None) -> DataFrame:
     """The state of every vector in a log, one row each, with the columns of `STATES`.
 
     `place`: a data directory, or a service as `delta://host:port`, which needs to have all of its log still.
@@ -66,16 +64,18 @@ def replay(spark: SparkSession, place: str | Remote, at: int | datetime | At | N
     a time; None: now. Raises UsageError, Refused (CURSOR_TOO_OLD) where the log tells no more of that place,
     LogDamaged, OSError, Unreachable.
     """
+    check_session(spark)
     return replayed(spark, log_at(place, at))
 
 
-def log_at(place: str | Remote, at: int | datetime | At | None = None) -> Log:
+def log_at(place: Place, at: When = None) -> Log:
     """What there is to fold, in a directory or at a service. Raises as `replay` does."""
-    remote = remote_of(place)
+    found, end = place_of(place), at_of(at)
+    remote = remote_of(found)
     if remote is None:
-        assert isinstance(place, str)
-        return states_of(place, at=at_of(at))
-    log = served_log(remote, at=at_of(at))
+        assert isinstance(found, str)
+        return states_of(found, at=end)
+    log = served_log(remote, at=end)
     if not log.whole:
         raise UsageError(
             f"the service has its log from offset {log.begin} on, what was before is in its snapshot alone: "
@@ -98,18 +98,6 @@ def read_parts(spark: SparkSession, log: Log, buckets: int) -> DataFrame:
 def placed(blobs: DataFrame, buckets: int) -> DataFrame:
     """Blobs where they belong, a partition a bucket, in order within it."""
     return blobs.repartitionById(buckets, "bucket").sortWithinPartitions("first")
-
-
-def at_of(at: int | datetime | At | None) -> At:
-    """An offset or a time as the log's readers name it. Raises UsageError."""
-    if at is None or isinstance(at, At):
-        return LATEST if at is None else at
-    if isinstance(at, datetime):
-        time = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
-        return At(time_us=(time - _EPOCH) // timedelta(microseconds=1))
-    if isinstance(at, bool) or not isinstance(at, int) or at < 0:
-        raise UsageError(f"at {at!r:.60}: give an offset, from 0 on, or a datetime")
-    return At(offset=at)
 
 
 def shown(states: pa.Table) -> Iterator[pa.RecordBatch]:

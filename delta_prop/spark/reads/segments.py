@@ -15,6 +15,7 @@ import numpy as np
 from delta_prop.commands.edge import existing_disk
 from delta_prop.commands.opened import open_log
 from delta_prop.commands.places import EARLIEST, LATEST, check_within, offset_of
+from delta_prop.spark.arguments import at_of, check_session, path_of
 from delta_prop.spark.reads.beyond import check_reached
 from delta_prop.spark.reads.rows import merged
 from delta_prop_broker.log.beside.follow import Follower
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from delta_prop.commands.places import At
+    from delta_prop.spark.arguments import When
     from delta_prop_broker.disk import Disk
     from delta_prop_broker.log.durable import DurableLog
     from delta_prop_broker.log.files.snapshot import Snapshot
@@ -121,14 +123,17 @@ class Log:
         return sum(part.bytes for part in self.parts)
 
 
-def deltas_of(spark: SparkSession, path: str, *, since: At = EARLIEST, until: At = LATEST) -> DataFrame:
+def deltas_of(spark: SparkSession, path: str, *, since: When = None, until: When = None) -> DataFrame:
     """The deltas in a data directory as a DataFrame, with the columns that a read from a service has.
 
     From `since` on, up to `until`, which is left out. Raises UsageError, Refused, LogDamaged, OSError.
     """
     from delta_prop.spark.columns import READ
 
-    log = log_of(path, since=since, until=until)
+    check_session(spark)
+    begin = at_of(since, EARLIEST, name="since", ends=True)
+    end = at_of(until, LATEST, name="until", ends=True)
+    log = log_of(path_of("path", path), since=begin, until=end)
     return spark_parts(spark, log.parts, _rows(log.begin, log.end), READ)
 
 

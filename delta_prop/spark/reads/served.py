@@ -55,7 +55,7 @@ def remote_of(place: str | Remote) -> Remote | None:
         return place
     if not place.startswith("delta://"):
         return None
-    remote = read_options({"url": place}, edge.environment()).remote
+    remote = read_options({"url": place}, edge.environment(), edge.wall_us()).remote
     check_on_driver(remote)
     return remote
 

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from delta_prop.spark.arguments import check_session
 from delta_prop.spark.jobs.replaying import STATES
 from delta_prop.spark.states.changes import CHANGES, STATE, join_keys
 from delta_prop.spark.states.stored import UNTOLD, packed
@@ -33,6 +34,7 @@ _ROWS = 8_192
 
 def contents_of(spark: SparkSession, rows: Iterable[tuple[str, str, State]]) -> DataFrame:
     """What a sink of this process holds, such as `index.rows()`, as a table for `audit`."""
+    check_session(spark)
     return spark.createDataFrame(pa.Table.from_pylist(list(map(_row, rows)), schema=_TOLD))
 
 

@@ -49,11 +49,15 @@ class SinkResult:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a promise was kept. `ok`: None where the scenario never put it to the test."""
+    """Whether a promise was kept. `ok`: None where the scenario never put it to the test.
+
+    `limited`: it was kept as it says it is, and somebody went without all the same; `what` says who.
+    """
 
     promise: str
     ok: bool | None
     what: str
+    limited: bool = False
 
 
 @dataclass(frozen=True)

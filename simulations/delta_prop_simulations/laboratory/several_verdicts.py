@@ -84,9 +84,23 @@ def _kept(seen: SeenTogether) -> Verdict:
     where = (
         "at its service" if len(seen.sites) == 1 else "where it was said, and at every service linked to it"
     )
-    return Verdict(
-        "P1", True, f"{acknowledged:,} acknowledged deltas stand {where}, and came to every sink and reader"
-    )
+    without = [*_without_place(seen)]
+    whom = "every other sink and every reader" if without else "every sink and reader"
+    what = f"{acknowledged:,} acknowledged deltas stand {where}, and came to {whom}"
+    return Verdict("P1", True, "; ".join([what, *without]), limited=bool(without))
+
+
+def _without_place(seen: SeenTogether) -> Iterator[str]:
+    for name, at in seen.sites.items():
+        if at.held is None or at.statistics is None:
+            continue
+        for sink_name, (_, sink) in at.site.sinks.items():
+            feed = at.statistics.sinks[sink_name]
+            if feed.state == LOST_PLACE:
+                missed = at.held.deltas - sink.fresh - feed.quarantined
+                yield (
+                    f"{sink_name} at {name} lost its place, and says so: {missed:,} deltas did not come to it"
+                )
 
 
 def _lost(seen: SeenTogether) -> Iterator[str]:

@@ -64,7 +64,8 @@ def _applied(seen: Seen) -> Verdict:
         if feed.quarantined:
             told.append(f"{sink.name} has {feed.quarantined:,} in its quarantine")
         if feed.state in STANDS:
-            told.append(_standing(feed, log.first_offset))
+            missed = log.next_offset - feed.success - feed.skipped - feed.quarantined
+            told.append(_standing(feed, log.first_offset, missed))
         elif feed.applied < log.next_offset or sink.applied != feed.success:
             missing.append(f"{sink.name} has applied {feed.applied:,} of {log.next_offset:,}: {feed.state}")
     if seen.outcomes.acknowledged > seen.statistics.accepted:
@@ -73,17 +74,17 @@ def _applied(seen: Seen) -> Verdict:
         return Verdict("P1", False, "; ".join(missing))
     if not seen.outcomes.acknowledged:
         return Verdict("P1", None, "nothing was acknowledged")
-    whose = (
-        "every sink" if not any(feed.state in STANDS for feed in seen.statistics.sinks.values()) else "others"
+    stands = any(feed.state in STANDS for feed in seen.statistics.sinks.values())
+    what = (
+        f"{seen.outcomes.acknowledged:,} acknowledged deltas came to {'others' if stands else 'every sink'}"
     )
-    what = f"{seen.outcomes.acknowledged:,} acknowledged deltas came to {whose}"
-    return Verdict("P1", True, "; ".join([what, *told]))
+    return Verdict("P1", True, "; ".join([what, *told]), limited=stands)
 
 
-def _standing(feed: FeedStatistics, first_offset: int) -> str:
+def _standing(feed: FeedStatistics, first_offset: int, missed: int) -> str:
     """What a sink says that stands; what it still needs is in the log, or it has lost its place."""
     if feed.state == LOST_PLACE or feed.applied < first_offset:
-        return f"{feed.name} lost its place, and says so"
+        return f"{feed.name} lost its place, and says so: {missed:,} deltas did not come to it"
     return f"{feed.name} is {feed.state}, and says why; {feed.lag:,} wait for it in the log"
 
 

@@ -28,7 +28,7 @@ PROMISES = {
     "P8": "clocks, restarts, repeats change nothing",
     "P9": "the network can do no harm",
 }
-KEPT, BROKEN, NOT_EXERCISED = "kept", "BROKEN", "not put to the test"
+KEPT, LIMITED, BROKEN, NOT_EXERCISED = "kept", "kept, but", "BROKEN", "not put to the test"
 
 
 class Row(NamedTuple):
@@ -132,7 +132,9 @@ def _late(latency: Latency, key: str) -> str:
 
 
 def _verdict(alternative: Alternative, promise: str) -> str:
-    said = [one.ok for one in alternative.verdicts if one.promise == promise]
+    verdicts = [one for one in alternative.verdicts if one.promise == promise]
+    said = [one.ok for one in verdicts]
     if not said:
         return NOTHING
-    return BROKEN if False in said else KEPT if True in said else NOT_EXERCISED
+    kept = LIMITED if any(one.limited for one in verdicts) else KEPT
+    return BROKEN if False in said else kept if True in said else NOT_EXERCISED

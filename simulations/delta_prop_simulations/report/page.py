@@ -14,6 +14,7 @@ from delta_prop_simulations.report.figures import sections
 from delta_prop_simulations.report.numbers import (
     BROKEN,
     KEPT,
+    LIMITED,
     NOT_EXERCISED,
     NOTHING,
     Row,
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
     from delta_prop_simulations.laboratory.result import Result
 POINTS_OF_PAGE_MAX = 80_000
 """Of all lines together, at about 8 bytes each; where there are very many lines, each has fewer."""
-_CLASSES = {KEPT: "kept", BROKEN: "broken", NOT_EXERCISED: "not", NOTHING: "not"}
-_SIGNS = {KEPT: "✓ ", BROKEN: "✗ "}
+_CLASSES = {KEPT: "kept", LIMITED: "kept", BROKEN: "broken", NOT_EXERCISED: "not", NOTHING: "not"}
+_SIGNS = {KEPT: "✓ ", LIMITED: "✓ ", BROKEN: "✗ "}
 
 
 def html(result: Result, command: str = "") -> str:

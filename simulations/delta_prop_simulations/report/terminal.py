@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from delta_prop_simulations.report.axis import shown
-from delta_prop_simulations.report.numbers import BROKEN, Row, evidence, groups, promised, verdicts
+from delta_prop_simulations.report.numbers import BROKEN, LIMITED, Row, evidence, groups, promised, verdicts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ def table(result: Result, *, width: int = WIDTH) -> str:
     lines = [
         f"{result.scenario}, seed {result.seed}, {shown(result.duration_s, 's')} of virtual time",
         *_tables(result, width),
-        *_broken(result),
+        *_explained(result),
     ]
     return "\n".join(line.rstrip() for line in lines) + "\n"
 
@@ -72,9 +72,9 @@ def _line(name: str, cells: Sequence[str], label: int, cell: int) -> str:
     return f"{name:<{label}}" + "".join(f"{text:>{cell}}" for text in cells)
 
 
-def _broken(result: Result) -> Iterator[str]:
-    """Why a promise counts as broken: what nobody should have to look for."""
+def _explained(result: Result) -> Iterator[str]:
+    """Why a promise counts as broken, or was not kept for all: what nobody should have to look for."""
     for row in verdicts(result):
         for alternative, said in zip(result.alternatives, row.cells, strict=True):
-            if said == BROKEN:
-                yield f"{BROKEN}: {row.name} by {alternative.name!r}: {evidence(alternative, row.name)}"
+            if said in (BROKEN, LIMITED):
+                yield f"{said}: {row.name} by {alternative.name!r}: {evidence(alternative, row.name)}"

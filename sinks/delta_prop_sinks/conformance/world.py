@@ -165,6 +165,11 @@ class FalseLog:
         self.reported = max(self.reported, next_offset)
 
     @asynccontextmanager
+    async def own_thread(self) -> AsyncIterator[FalseThreads]:
+        """A thread for functions of the sink's owner: what they do does not fail unless they do."""
+        yield FalseThreads(Fault())
+
+    @asynccontextmanager
     async def background_thread(self) -> AsyncIterator[FalseThreads]:
         """A second thread, which fails and waits as the first does."""
         yield FalseThreads(self.fault)

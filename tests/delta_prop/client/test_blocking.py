@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from delta_prop.client import ClientSettings, SyncProducer, Unreachable
+from delta_prop.misconfigured import Misconfigured
 from delta_prop.ports import Tls
 from delta_prop_wire.delta import AckLevel, Delta, Priority, create, opaque
 from delta_prop_wire.errors import Refused, UsageError
@@ -117,9 +118,12 @@ def test_it_speaks_tls_and_shows_a_certificate() -> None:
         stranger = SyncProducer(
             service.address, name="x", tls=Tls(authorities=made_files.authority), settings=quickly
         )
-        with pytest.raises(Unreachable), stranger:
+        with pytest.raises(Misconfigured, match="certificate required"), stranger:
             pass
-        with pytest.raises(Unreachable), SyncProducer(service.address, name="x", settings=quickly):
+        with (
+            pytest.raises(Misconfigured, match="speaks TLS"),
+            SyncProducer(service.address, name="x", settings=quickly),
+        ):
             pass
 
 

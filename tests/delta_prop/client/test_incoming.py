@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delta_prop.client.addresses import Address
 from delta_prop.client.errors import Reconnect
 from delta_prop.client.incoming import Incoming
 from delta_prop.client.session import Session
@@ -64,7 +65,7 @@ class Talk:
 
     def connect(self) -> None:
         self.incoming.disconnected()
-        self.session = Session(ClientSettings(), self.now)
+        self.session = Session(ClientSettings(), self.now, Address("service", 7373), secured=False)
         self.server = Connection(Role.SERVER)
         self.place = 0
         self.sent = 0

@@ -105,8 +105,8 @@ def test_what_is_refused_for_now_comes_again_in_order_as_the_same_bytes_after_it
     wire.offer(made("b"))
     wire.send()
     first, second = wire.between
-    wire.out.refused(Nack(2, ErrorCode.QUEUE_FULL, "full", 50), 1.0)
-    wire.out.refused(Nack(1, ErrorCode.QUEUE_FULL, "full", 20), 1.0)
+    wire.out.refused(Nack(2, ErrorCode.RATE_LIMITED, "too fast", 50), 1.0)
+    wire.out.refused(Nack(1, ErrorCode.RATE_LIMITED, "too fast", 20), 1.0)
     wire.offer(made("c"))
     assert wire.out.next_frame(1.0) is None, "nothing overtakes"
     assert wire.out.wait_s(1.0) == pytest.approx(0.05)

@@ -43,7 +43,9 @@ class Places(NamedTuple):
 
 
 @contextmanager
-def served(data: Path, *, tokens: bytes | None = None, tls: Tls | None = None) -> Iterator[Places]:
+def served(
+    data: Path, *, tokens: bytes | None = None, tls: Tls | None = None, port: int = 0
+) -> Iterator[Places]:
     """A server until the block ends."""
     found: list[Places] = []
     ready, stop = threading.Event(), threading.Event()
@@ -55,7 +57,7 @@ def served(data: Path, *, tokens: bytes | None = None, tls: Tls | None = None) -
         overview = Overview(version="1.2.3", now=world.clock.now)
         async with anyio.create_task_group() as tasks, Propagator(data=data, world=world) as propagator:
             await propagator.attach(CacheSink())
-            service = Service(propagator, ServerSettings(port=0, drain_s_max=1), access=access, tls=tls)
+            service = Service(propagator, ServerSettings(port=port, drain_s_max=1), access=access, tls=tls)
             overview.propagator, overview.service = propagator, service
             http = HttpPort(world.network, world, overview, access=access, tls=tls)
             _, http_port = await tasks.start(http.run)

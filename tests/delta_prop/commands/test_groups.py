@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 def test_reset_refuses_what_cannot_be_and_says_where_it_goes_on(command: Command) -> None:
     command.publish(many(5))
     assert command("subscribe", "--group", "g", "--count", "3").status == 0
-    assert command("groups", "list", "--json").lines == [{"name": "g", "next_offset": 3, "lag": 2}]
+    assert command("groups", "list", "--json").lines == [{"name": "g", "offset": 3, "lag": 2}]
     for arguments, cure in [
         (("nobody", "--to", "earliest"), "groups that have: g"),
         (("g", "--to", "9"), "an offset from 0 to 5"),
-        (("g", "--to", "soon"), "or a time like"),
+        (("g", "--to", "soon"), "a time like"),
     ]:
         done = command("groups", "reset", *arguments)
         assert (done.status, done.out) == (2, "")

@@ -13,13 +13,14 @@ from delta_prop.commands.screen import Shot, screen, shown_bytes, shown_s
 
 def sink(name: str, applied: int, lag: int, **more: Any) -> dict[str, Any]:
     told = {"name": name, "state": "idle", "applied": applied, "lag": lag, "quarantined": 0, "reason": None}
-    return told | more
+    return told | {"lag_s": 57.2 if lag else 0.0} | more
 
 
 def peer(client: str | None, dealt_with: int | None, **more: Any) -> dict[str, Any]:
     told: dict[str, Any] = {"client": client, "address": "127.0.0.1:5", "token": None, "seconds": 3.2}
     told |= {"open_frames": 1, "subscribed": dealt_with is not None, "dealt_with": dealt_with}
-    return told | {"behind": False} | more
+    late = {"lag": None, "lag_s": None} if dealt_with is None else {"lag": 1500 - dealt_with, "lag_s": 1.6}
+    return told | {"behind": False} | late | more
 
 
 def shot(at_s: float, deltas: int, *, sinks: Any = (), peers: Any = (), **more: Any) -> Shot:
@@ -43,11 +44,12 @@ def shot(at_s: float, deltas: int, *, sinks: Any = (), peers: Any = (), **more: 
         "refused": 0,
         "server": server | {"nacks": {"QUEUE_FULL": 2}},
         "connections": list(peers),
+        "groups": [],
     }
     return Shot(at_s, status | more, list(sinks))
 
 
-def drawn(now: Shot, before: Shot | None = None, *, width: int = 110, height: int = 40) -> list[str]:
+def drawn(now: Shot, before: Shot | None = None, *, width: int = 120, height: int = 40) -> list[str]:
     return screen(now, before, name="h:1", width=width, height=height)
 
 
@@ -62,15 +64,40 @@ def test_a_whole_screen() -> None:
         "out            500 deltas/s        0 B/s  nacks: QUEUE_FULL 2",
         "queue    3 of 100  waiting for their causes 0  pressure: warn, 250/s at most, by slow",
         "",
-        "sink                  state                 offset          lag   deltas/s  quarantined",
-        "a                     retrying               1,100          400        100            2  "
+        "sink                  state                 offset          lag  lag time   deltas/s  quarantined",
+        "a                     retrying               1,100          400      57 s        100            2  "
         "the disk is full",
         "",
         "2 connections, 1 subscribed, 1 behind",
-        "client                address                 token            since    open          lag",
-        "importer              127.0.0.1:5             imp                3 s       1            -",
-        "-                     127.0.0.1:5             -                  3 s       1          100",
+        "client                address                 token            since    open          lag  lag time",
+        "importer              127.0.0.1:5             imp                3 s       1            -         -",
+        "-                     127.0.0.1:5             -                  3 s       1          100       2 s",
     ]
+
+
+def test_groups_are_drawn_where_there_are_any() -> None:
+    groups = [
+        {"name": "indexer", "offset": 1400, "has_member": True, "lag": 100, "lag_s": 7.4},
+        {"name": "away", "offset": 0, "has_member": False, "lag": 1500, "lag_s": 7300.0},
+    ]
+    lines = drawn(shot(12, 1500, sinks=[sink("a", 1100, 400)], groups=groups))
+    at = lines.index("group                 read for              offset          lag  lag time")
+    assert lines[at + 1 : at + 3] == [
+        "indexer               yes                    1,400          100       7 s",
+        "away                  no                         0        1,500       2 h",
+    ]
+    for height in range(1, 30):
+        assert (
+            len(drawn(shot(12, 1500, sinks=[sink("a", 1, 2)] * 5, groups=groups * 9), height=height))
+            <= height
+        )
+
+
+def test_what_is_full_stands_below_the_title() -> None:
+    full = {"what": "disk", "reason": "the disk has 0 bytes left: make room"}
+    told = drawn(shot(12, 1500, full=full, reason="the disk is full since 9:00, for 57 s: nothing is taken"))
+    assert told[0].endswith("not ready: the disk is full since 9:00, for 57 s: nothing is taken")
+    assert told[1] == "full     the disk has 0 bytes left: make room"
 
 
 def test_the_first_look_has_no_rates_and_a_restart_no_negative_ones() -> None:

@@ -64,7 +64,7 @@ def test_places_to_start_and_how_many(either: Command) -> None:
     assert offsets(either, "--start", "latest", "--no-follow") == []
     assert offsets(either, "--no-follow") == []
     assert offsets(either, "--start", "2020-01-01", "--no-follow") == [0, 1, 2, 3, 4]
-    assert offsets(either, "--start", "2999-01-01T00:00:00+01:00", "--no-follow") == []
+    assert offsets(either, "--start", "now", "--no-follow") == []
 
 
 @pytest.mark.parametrize("lost", ["missing", "empty"])
@@ -109,6 +109,7 @@ def test_a_group_goes_on_where_it_stopped(command: Command) -> None:
     assert offsets(command, *group) == []
     command.publish(many(1))
     (kept,) = command("sinks", "--json").lines
+    assert 0 < kept.pop("lag_s") < 600
     assert kept == {"name": "a/.. b", "kind": "group", "offset": 5, "required": False, "lag": 1}
     assert offsets(command, *group) == [5]
     assert offsets(command, *group, "--start", "4") == [], "that is for a new group"
@@ -169,7 +170,7 @@ def test_a_damaged_place_is_not_guessed(command: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--start", "soon"], "give earliest, latest, an offset, or a time like"),
+        (["--start", "soon"], "give earliest, latest, an offset, a time like"),
         (["--start", "7"], "the log ends at offset 1"),
         (["--count", "0"], "give 1 or more"),
         (["--topic", "docs"], "none of: * (all)"),

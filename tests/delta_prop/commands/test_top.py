@@ -42,6 +42,7 @@ def test_the_status(places: Places, capsys: pytest.CaptureFixture[str]) -> None:
     assert (told["version"], told["ready"], told["log"]["next_offset"]) == ("1.2.3", True, 7)
     assert main(["status", "--http", places.told_at]) == 0
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (shown["lags.sinks.cache.deltas"], shown["lags.sinks.cache.seconds"]) == ("0", "0.0")
     assert (shown["ready"], shown["reason"], shown["log.next_offset"], shown["connections"]) == (
         "yes",
         "none",
@@ -56,7 +57,7 @@ def test_the_sinks(places: Places, capsys: pytest.CaptureFixture[str]) -> None:
     assert (told["name"], told["applied"], told["lag"]) == ("cache", 7, 0)
     assert main(["sinks", "--http", places.told_at]) == 0
     heads, row = capsys.readouterr().out.splitlines()
-    assert row.split() == ["cache", told["state"], "7", "0", "0"]
+    assert row.split() == ["cache", told["state"], "7", "0", "0", "s", "0"]
     assert heads.split()[:2] == ["name", "state"]
 
 
@@ -68,7 +69,9 @@ def test_top_draws_once_where_there_is_no_terminal(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"delta-prop 1.2.3 at {places.told_at}, up ")
     assert lines[1].startswith("log      offsets 0 to 7, visible 7; ")
-    assert any(line.startswith("cache ") for line in lines)
+    (cache,) = [line.split() for line in lines if line.startswith("cache ")]
+    assert cache[4] == "0", cache  # deltas a second
+    assert lines[2].startswith("in               0 deltas/s")
     assert "\x1b" not in "".join(lines)
 
 
@@ -110,7 +113,7 @@ def test_top_draws_again_and_again_on_a_terminal_and_leaves_it_as_it_was(
     ("arguments", "status", "said"),
     [
         (["top", "--http", "127.0.0.1:1"], 1, "127.0.0.1:1 cannot be asked"),
-        (["status", "--http", "TO"], 1, "name the HTTP port that `serve` told as http=…"),
+        (["status", "--http", "TO"], 2, "name the HTTP port, which `serve` prints as http=…"),
         (["sinks", "--http", "a b:1"], 2, "give host:port"),
         (["status"], 2, "one of the arguments --data --http is required"),
         (["sinks"], 2, "say where: --data DIR or --http HOST:PORT"),
@@ -155,5 +158,5 @@ def test_tokens_and_tls(
             assert main(verb) == 0
         assert main([*status, "--tls-name", "server.example"]) == 0
         capsys.readouterr()
-        assert main([*status, "--tls-name", "elsewhere.example"]) == 1
+        assert main([*status, "--tls-name", "elsewhere.example"]) == 2
         assert "elsewhere.example" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import pytest
 from delta_prop.commands import web
 from delta_prop.commands.connecting import Link
 from delta_prop.commands.web import NotTold, Web
+from delta_prop.misconfigured import Misconfigured
 from delta_prop.testing import VirtualNetwork, run_virtual
 from delta_prop_wire.errors import UsageError
 
@@ -101,7 +102,8 @@ def test_a_connection_that_was_let_go_is_made_again_once() -> None:
         ([[b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n"]], "an admin's token alone: give --token-file"),
         ([[b'HTTP/1.1 503 X\r\nContent-Length: 14\r\n\r\n{"error":"no"}']], "with status 503: no"),
         ([[answer(b"no JSON")]], "answers / with status 200"),
-        ([[b"\xd3\x01\r\n\r\n"]], "cannot be asked"),
+        ([[b"HTTP/none\r\n\r\n"]], "cannot be asked"),
+        ([[b"\xd3\x01\r\n\r\n"]], "speaks the protocol 0xD3: name the HTTP port"),
         ([[None], [None]], "it ended the connection"),
         ([[]], "did not answer within 10 s"),
         ([[answer(b"[%s]" % (b" " * 100))]], "more than 50 bytes"),
@@ -111,7 +113,7 @@ def test_what_is_no_answer_is_told_in_a_sentence(
     connections: list[list[bytes | None]], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web, "BODY_BYTES_MAX", 50)
-    with pytest.raises(NotTold) as told:
+    with pytest.raises((NotTold, Misconfigured)) as told:
         ask(Scripted(*connections), "/")
     assert said in str(told.value)
     assert str(told.value).startswith("10.0.0.9:7374 ")

@@ -51,6 +51,7 @@ def test_the_delta_above_the_capacity_is_refused_with_the_facts() -> None:
         "capacity": 100_000,
         "depth_bytes": 1_000_000,
         "capacity_bytes": 256 * 1024 * 1024,
+        "full": "queue",
     }
     assert "100000 of 100000 deltas" in refused.value.message
     lanes.next(0.0)

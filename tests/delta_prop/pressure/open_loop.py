@@ -108,7 +108,7 @@ class StampedCache(CacheSink):
 
 class StampedCallback(CallbackSink):
     def __init__(self) -> None:
-        super().__init__(self.take, per="delivery")
+        super().__init__(self.take, per="delivery", nonblocking=True)
         self.stamps = Stamps()
         self.total = 0.0
 

@@ -91,6 +91,19 @@ def offsets_of(deliveries: Sequence[Delivery]) -> list[int]:
     ]
 
 
+class CutLog(MemoryLog):
+    """A log that may be told to end earlier, as one does that was recovered without its tail."""
+
+    end: int | None = None
+
+    @property
+    def visible(self) -> int:
+        return super().visible if self.end is None else self.end
+
+    def read(self, offset: int, **bounds: int) -> list[LoggedBatch]:
+        return [logged for logged in super().read(offset, **bounds) if logged.offset < self.visible]
+
+
 class Route:
     """What stands behind the chain. `publish` appends and offers, as the chain does."""
 

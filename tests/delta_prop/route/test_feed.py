@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from delta_prop.route.status import FeedState
 from delta_prop.testing import run_virtual
-from delta_prop_broker.log.memory import MemoryLog
 from delta_prop_sinks.sink import StopSink, TryAgain
 from delta_prop_wire.encode import encode_void
 from delta_prop_wire.errors import Refused
@@ -22,6 +21,7 @@ from tests.delta_prop.route.support import (
     LIMITS,
     ORIGIN,
     SMALL,
+    CutLog,
     Route,
     TinySink,
     offsets_of,
@@ -443,19 +443,9 @@ def test_a_sink_says_before_each_call_how_many_deltas_it_takes() -> None:
 
 
 def test_what_was_read_of_a_log_that_is_recovered_meanwhile_is_read_again() -> None:
-    class Cut(MemoryLog):
-        end: int | None = None
-
-        @property
-        def visible(self) -> int:
-            return super().visible if self.end is None else self.end
-
-        def read(self, offset: int, **bounds: int) -> list[LoggedBatch]:
-            return [logged for logged in super().read(offset, **bounds) if logged.offset < self.visible]
-
     async def main() -> None:
         async with Route.running() as route:
-            log = route.log = Cut(bytes(16))
+            log = route.log = CutLog(bytes(16))
             for _ in range(2_500):
                 route.publish("a")
             sink = Greedy()

@@ -17,6 +17,7 @@ from delta_prop_wire.errors import Refused
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.route.support import (
     SMALL,
+    CutLog,
     Route,
     TinySink,
     takes,
@@ -50,11 +51,40 @@ def test_a_passing_failure_is_retried_from_where_it_was_done() -> None:
                 for offset in range(1, 6):
                     await feed.wait(offset)
                     seen.append((offset, feed.applied))
-            assert seen == [(1, 1), (2, 3), (3, 3), (4, 4), (5, 5)]
+            assert seen == [(1, 1), (2, 2), (3, 3), (4, 4), (5, 5)]
             assert sink.offsets == [0, 1, 2, 3, 4]
-            assert [count for _, count in sink.calls] == [5, 5, 4, 2, 1]
+            assert [count for _, count in sink.calls] == [5, 2, 1, 1, 1, 1]
             assert feed.statistics().success == 5
             assert feed.statistics().errors == feed.statistics().retries == 4
+
+    run_virtual(main)
+
+
+def test_what_a_failing_sink_was_not_shown_of_a_log_that_lost_it_is_never_shown() -> None:
+    async def main() -> None:
+        async with Route.running() as route:
+            log = route.log = CutLog(bytes(16))
+            sink = TinySink()
+
+            async def before(_: Sequence[Delivery]) -> None:
+                if len(sink.calls) == 1:
+                    raise TryAgain("busy")
+                if log.end is None and len(sink.calls) == 2:
+                    log.end = 5
+                    feed.note_recovered()
+
+            sink.before = before
+            feed = route.feed(sink)
+            for _ in range(8):
+                route.publish("a")
+            await feed.wait(5)
+            await anyio.sleep(1)
+            assert [count for _, count in sink.calls] == [8, 4, 1]
+            assert (sink.offsets, feed.applied) == ([0, 1, 2, 3, 4], 5)
+            log.end = None
+            feed.note_recovered()
+            await feed.wait(8)
+            assert (sink.offsets, feed.statistics().success) == (list(range(8)), 8)
 
     run_virtual(main)
 
@@ -94,7 +124,8 @@ def test_retries_come_ever_more_slowly_then_the_breaker_opens_and_probes() -> No
             route.publish("a")
             await anyio.sleep(13)
             assert feed.state is FeedState.RETRYING
-            assert feed.statistics().reason == "TryAgain: down"
+            told = "TryAgain: down; offset 0 (vector 'v' in namespace 'a'), brought alone, has failed"
+            assert feed.statistics().reason == f"{told} 28 times"
             await anyio.sleep(587)
             times = [at for at, _ in sink.calls]
             gaps = [later - sooner for sooner, later in pairwise(times)]
@@ -106,7 +137,7 @@ def test_retries_come_ever_more_slowly_then_the_breaker_opens_and_probes() -> No
             assert len({round(gap, 9) for gap in gaps[:29]}) == 29  # jittered
             assert (feed.state, feed.statistics().breaker) == (FeedState.BREAKER_OPEN, "open")
             assert (feed.statistics().breaker_opened, feed.applied) == (1, 0)
-            assert feed.statistics().reason == "TryAgain: down"
+            assert str(feed.statistics().reason).startswith(told)
             assert feed.statistics().quarantined == 0
             sink.before = None
             await feed.wait(1)

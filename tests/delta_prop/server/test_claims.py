@@ -16,8 +16,8 @@ from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.local_disk import LocalDisk
 from delta_prop_broker.log.files.identity import read_identity, write_identity
 from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY
-from delta_prop_wire.delta import Source
-from delta_prop_wire.frames import Ack, Hello, JobPart, Nack, OriginClaim, OriginGrant, Subscribe
+from delta_prop_wire.delta import Dot, Source
+from delta_prop_wire.frames import Ack, DeltaFrame, Hello, JobPart, Nack, OriginClaim, OriginGrant, Subscribe
 from delta_prop_wire.spec import ErrorCode
 from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
 
@@ -130,11 +130,19 @@ async def test_producer_goes_on_when_its_log_comes_back_empty(tmp_path: Path) ->
     [
         Hello(origins=(OriginClaim(0, 0),)),
         Hello(origins=(OriginClaim(ORIGIN, 0), OriginClaim(0, 0))),
+        Hello(origins=(OriginClaim(ORIGIN, 0), OriginClaim(ORIGIN, 1))),
         Hello(source=Source.REPLICA, origins=(OriginClaim(ORIGIN, 0),)),
         Hello(job=JobPart("nightly", 0, 1)),
         Hello(job=JobPart("nightly", 0, 1), origins=(OriginClaim(ORIGIN, 0), OriginClaim(ORIGIN + 1, 0))),
     ],
-    ids=["origin 0", "origin 0 among others", "of a forwarder", "a job without one", "a job with two"],
+    ids=[
+        "origin 0",
+        "origin 0 among others",
+        "one twice",
+        "of a forwarder",
+        "a job without one",
+        "a job with two",
+    ],
 )
 async def test_origins_that_a_hello_may_not_claim_are_refused(hello: Hello, tmp_path: Path) -> None:
     async with Propagator(data=tmp_path) as p, serving(p) as (_, address), connected(address) as client:
@@ -142,3 +150,28 @@ async def test_origins_that_a_hello_may_not_claim_are_refused(hello: Hello, tmp_
         answer = await client.next()
     assert isinstance(answer, Nack)
     assert (answer.code, answer.field, answer.correlation_id) == (ErrorCode.BAD_REQUEST, "origins", 1)
+
+
+async def test_a_later_hello_says_no_other_source(tmp_path: Path) -> None:
+    async with Propagator(data=tmp_path) as p, serving(p) as (_, address):
+        async with connected(address) as producer:
+            await producer.hello(ORIGIN)
+            await producer.send(
+                Subscribe(2, Hello(source=Source.REPLICA, origins=(OriginClaim(ORIGIN + 1, 0),)))
+            )
+            answer = await producer.until(Ack)
+            assert [one.origin for one in answer.welcome.origins] == [ORIGIN + 1]
+        async with connected(address) as forwarder:
+            await forwarder.hello(source=Source.REPLICA)
+            await forwarder.send(Subscribe(2, Hello(origins=(OriginClaim(ORIGIN + 2, 0),))))
+            nack = await forwarder.until(Nack)
+            assert (nack.code, nack.field, nack.correlation_id) == (ErrorCode.BAD_REQUEST, "origins", 2)
+
+
+async def test_a_delta_of_an_origin_that_another_claimed_is_of_an_unknown_one() -> None:
+    async with Propagator() as p, serving(p) as (_, at), connected(at) as holder, connected(at) as other:
+        await holder.hello(ORIGIN)
+        await other.hello(ORIGIN + 1)
+        await other.send(DeltaFrame(1, Delta("v", opaque(b"x"), dot=Dot(ORIGIN, 1)), ack_wanted=True))
+        nack = await other.until(Nack)
+        assert (nack.code, nack.details) == (ErrorCode.UNKNOWN_ORIGIN, {"origin": ORIGIN})

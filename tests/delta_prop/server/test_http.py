@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from delta_prop.misconfigured import Misconfigured
 from delta_prop.ports import Tls
 from delta_prop.server.access import Access
 from delta_prop.server.counters import Counters
@@ -52,6 +53,12 @@ class Told:
 
     def counters(self) -> Counters | None:
         return None
+
+    def groups(self) -> list[dict[str, Any]]:
+        return []
+
+    async def refresh(self) -> None:
+        pass
 
     def jobs(self) -> list[dict[str, Any]]:
         return [{"job": "nightly"}]
@@ -421,7 +428,7 @@ def test_over_tls_where_a_certificate_is_given() -> None:
         port = HttpPort(network, world, Told(), access=Access(world), port=PORT, tls=tls)
         async with anyio.create_task_group() as tasks:
             await tasks.start(port.run)
-            with pytest.raises(ConnectionError):
+            with pytest.raises(Misconfigured):
                 await network.connect("127.0.0.1", PORT)
             client = Client(await network.connect("127.0.0.1", PORT, tls=Tls()))
             await client.send(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")

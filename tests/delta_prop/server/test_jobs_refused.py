@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -14,10 +15,20 @@ from delta_prop.testing import run_virtual
 from delta_prop_simulations.disk import SimDisk
 from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.errors import Refused
-from delta_prop_wire.frames import BatchFrame, Decision, JobState, JobStatus
+from delta_prop_wire.frames import (
+    BatchFrame,
+    Decision,
+    Hello,
+    JobState,
+    JobStatus,
+    Nack,
+    OriginClaim,
+    Subscribe,
+)
 from delta_prop_wire.spec import ErrorCode
+from delta_prop_wire.stamp import Stamp
 from tests.delta_prop.server.jobs import NAMESPACE, at_fault, block_of, counts, keys_in, rows
-from tests.delta_prop.server.jobs_virtual import NO_ROOM_KEPT, Site, on, origin_of, site
+from tests.delta_prop.server.jobs_virtual import NO_ROOM_KEPT, Site, frame, on, origin_of, site, staged_hello
 
 FIRST = Delta("first", opaque(b"x"), NAMESPACE)
 """The service knows the namespace, so it tells which of its vectors are not there."""
@@ -163,3 +174,20 @@ def test_a_log_that_fails_before_a_refusal_is_told_asks_again(nth: int) -> None:
         ]
 
     on(disk, story, log=NO_ROOM_KEPT)
+
+
+def test_a_part_keeps_its_origin_and_is_of_this_stream() -> None:
+    async def main() -> None:
+        async with site(SimDisk()) as at, at.connected() as raw:
+            await staged_hello(raw, 0, 1)
+            sound = frame(0, rows(0, 1), 1)
+            await raw.send(replace(sound, stamp=Stamp(stream=1)))
+            nack = await raw.until(Nack)
+            assert (nack.code, nack.sequence) == (ErrorCode.UNKNOWN_STREAM, 1)
+            await raw.send(replace(sound, sequence=2))
+            await raw.told(2)
+            await raw.send(Subscribe(2, Hello(origins=(OriginClaim(origin_of(1)),))))
+            nack = await raw.until(Nack)
+            assert (nack.code, nack.correlation_id) == (ErrorCode.BAD_REQUEST, 2)
+
+    run_virtual(main)

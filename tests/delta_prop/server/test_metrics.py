@@ -11,11 +11,12 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 
 from delta_prop.backpressure.pacer import Pressure
+from delta_prop.fullness import Full
 from delta_prop.ingest.lanes import LanesStatistics, LaneStatistics
 from delta_prop.ingest.seen_ids import SeenIdsStatistics
 from delta_prop.order.orderer import OrdererStatistics
 from delta_prop.reopening import ReopeningStatistics
-from delta_prop.route.status import FeedState, FeedStatistics, RebuildProgress
+from delta_prop.route.status import FailingDelta, FeedState, FeedStatistics, RebuildProgress
 from delta_prop.server import metrics
 from delta_prop.server.counters import Counters, JobCounts
 from delta_prop.server.metrics import Metrics
@@ -37,12 +38,13 @@ def filled(kind: type, **known: Any) -> Any:
     return kind(**{name: known.get(name, 100 + place) for place, name in enumerate(names)})
 
 
-class Full:
+class Whole:
     """A look in which nothing is absent."""
 
     def __init__(self) -> None:
         rebuild = RebuildProgress("x", 7, 70, 700)
         known = {"name": "storage", "state": "idle", "reason": None, "breaker": "open"}
+        known |= {"failing": FailingDelta(17, "docs", "a", 6)}
         sink = filled(FeedStatistics, **known, behind=True, pacing=False, rebuild=rebuild)
         self.whole = filled(
             Statistics,
@@ -51,6 +53,7 @@ class Full:
             log=filled(DurableLogStatistics, held_by=None),
             sinks={"storage": sink},
             ids=filled(SeenIdsStatistics),
+            full=Full("disk", "2026-01-31T09:00:00.000Z", 57.5, "no bytes left", 1000),
             pressure=Pressure(Level.THROTTLE, 1234.5, 1, 2, None, None, ""),
             reopening=ReopeningStatistics(True, 1, 17, None, None),
         )
@@ -73,12 +76,22 @@ class Full:
     def counters(self) -> Counters | None:
         return self.counted
 
+    def groups(self) -> list[dict[str, Any]]:
+        return [{"name": "g", "lag": 7, "lag_s": 3.5}, {"name": "begins", "lag": None, "lag_s": None}]
+
+    async def refresh(self) -> None:
+        pass
+
     def jobs(self) -> list[dict[str, Any]]:
         return [{"job": "nightly"}]
 
     def peers(self) -> list[dict[str, Any]]:
         states = [(False, False), (True, True), (True, False)]
-        return [{"subscribed": subscribed, "behind": behind} for subscribed, behind in states]
+        told = {"client": "c", "lag": 5, "lag_s": 2.5}
+        return [
+            {"number": number, "subscribed": subscribed, "behind": behind} | told
+            for number, (subscribed, behind) in enumerate(states)
+        ]
 
 
 def scraped(text: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
@@ -90,7 +103,7 @@ def scraped(text: bytes) -> dict[tuple[str, tuple[str, ...]], float]:
 
 
 def test_every_row_of_the_tables_finds_its_number() -> None:
-    look = Full()
+    look = Whole()
     found = scraped(Metrics(look).scrape().text("")[0])
     sink = look.whole.sinks["storage"]
     subjects = {"": look.whole, "log": look.whole.log, "lane": look.whole.queue.lanes[1], "sink": sink}
@@ -117,10 +130,15 @@ def test_every_row_of_the_tables_finds_its_number() -> None:
     assert found["sink_breaker_open", ("storage",)] == 1
     assert found["pressure_deltas_per_second", ()] == 1234.5
     assert found["sink_rebuild_rows_max", ("storage",)] == 700
+    assert [found[f"subscriber_lag_{unit}", ("c", "2")] for unit in ("deltas", "seconds")] == [5, 2.5]
+    assert ("subscriber_lag_deltas", ("c", "0")) not in found
+    assert [found[f"group_lag_{unit}", ("g",)] for unit in ("deltas", "seconds")] == [7, 3.5]
+    assert ("group_lag_deltas", ("begins",)) not in found
+    assert [found["full_seconds", (what,)] for what in ("disk", "log", "queue")] == [57.5, 0, 0]
 
 
 def test_the_page_has_every_metric_with_its_type_and_no_other() -> None:
-    text = Metrics(Full()).scrape().text("")[0].decode()
+    text = Metrics(Whole()).scrape().text("")[0].decode()
     types = dict(re.findall(r"^# TYPE delta_prop_(\S+) (\S+)$", text, re.MULTILINE))
     told: dict[str, str] = {}
     for names, type_ in re.findall(r"^\| (.+?) \| (gauge|counter) \|", PAGE, re.MULTILINE):
@@ -169,7 +187,7 @@ def test_what_has_no_value_has_no_sample() -> None:
 
 
 def test_nothing_is_global_and_nothing_asked_before_a_scrape() -> None:
-    class Silent(Full):
+    class Silent(Whole):
         def statistics(self) -> Statistics | None:
             raise AssertionError("asked too early")
 

@@ -29,7 +29,13 @@ class Served:
         return [{"job": "nightly"}]
 
     def peers(self) -> list[dict[str, Any]]:
-        return [{"number": 1, "client": None}]
+        return [{"number": 1, "client": None, "lag": None, "lag_s": None}]
+
+    def groups(self) -> list[dict[str, Any]]:
+        return [{"name": "g", "offset": 3, "has_member": False, "lag": 7, "lag_s": 3.5}]
+
+    async def look_at_groups(self) -> None:
+        pass
 
 
 def test_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +48,7 @@ def test_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
             "reason": "it is starting",
             "server": None,
             "connections": [],
+            "groups": [],
         }
         assert overview.sinks() == []
         overview.propagator = propagator
@@ -59,9 +66,15 @@ def test_from_its_start_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
         assert told["epoch"] == 1
         assert told["queue"]["lanes"][0]["depth"] == 0
         assert told["pressure"]["level"] == "ok"
-        assert told["sinks"] == 1
+        assert (told["sinks"], told["failing_sinks"]) == (1, {})
         assert told["server"]["connections"] == 3
-        assert told["connections"] == [{"number": 1, "client": None}]
+        assert told["connections"] == served.peers()
+        assert told["groups"] == served.groups()
+        assert told["lags"] == {
+            "sinks": {"recorder": {"deltas": 0, "seconds": 0.0}},
+            "groups": {"g": {"deltas": 7, "seconds": 3.5}},
+            "subscribers": {},
+        }
         (sink,) = overview.sinks()
         assert (sink["name"], sink["state"], sink["lag"]) == ("recorder", "idle", 0)
         failed = replace(propagator.statistics(), reopening=ReopeningStatistics(True, 1, 0, "disk", None))

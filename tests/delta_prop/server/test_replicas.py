@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from delta_prop import Delta, opaque
 from delta_prop.embedded import Propagator
+from delta_prop_sinks.storage import StorageSink
 from delta_prop_wire.delta import Source
 from delta_prop_wire.encode import encode_void
 from delta_prop_wire.frames import Ack, AckRange, BatchFrame, Nack
@@ -15,6 +17,10 @@ from delta_prop_wire.spec import ErrorCode
 from delta_prop_wire.stamp import Stamp
 from tests.delta_prop.server.raw import ORIGIN, connected, opaque_batch, serving
 from tests.wire.control_batches import control_batch
+from tests.wire.twice import with_metadata
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.anyio
 
@@ -74,6 +80,42 @@ async def test_a_repeat_is_told_as_one() -> None:
             ack = await forwarder.told(sequence + 2)
         assert ack.ranges == (AckRange(4, 6, 0, True),)
         assert p.statistics().accepted == 3
+
+
+@pytest.mark.parametrize("void", [False, True])
+async def test_of_a_batch_that_was_there_in_part_each_row_is_told_by_its_place(void: bool) -> None:
+    async with Propagator() as p, serving(p) as (_, address), connected(address) as forwarder:
+        await forwarder.hello(source=Source.REPLICA)
+        longer = opaque_batch(1, 3).batch
+        if void:
+            longer = encode_void(origin=ORIGIN, base=1, count=3, code=ErrorCode.INVALID_DELTA)
+        await forwarder.send(stamped(opaque_batch(1, 2), 100))
+        await forwarder.told(2)
+        await p.publish(Delta("between", opaque(b"x")))
+        await forwarder.send(stamped(BatchFrame(3, longer), 100))
+        assert (await forwarder.told(5)).ranges == (AckRange(3, 4, 0, True), AckRange(5, 5, 3))
+        assert p.statistics().accepted + p.statistics().voided == 4
+
+
+@pytest.mark.parametrize(
+    "member", [b"\xc4\x01x", b"\xd4\x05x", b"\xd6\xff\0\0\0\0", b"\x91\xc4\x01x", b"\x81\xa1k\xd4\x05x"]
+)
+@pytest.mark.parametrize("rest", [b"", b"\xa1b\xda\x02\x01" + b"x" * 513], ids=["short", "long"])
+async def test_metadata_that_no_service_takes_end_a_forwarder_and_hurt_no_sink(
+    member: bytes, rest: bytes, tmp_path: Path
+) -> None:
+    packed = (b"\x82" if rest else b"\x81") + b"\xa1a" + member + rest
+    async with Propagator() as p, serving(p) as (_, address):
+        storage = StorageSink(tmp_path / "rows.db")
+        await p.attach(storage)
+        async with connected(address) as forwarder:
+            await forwarder.hello(source=Source.REPLICA)
+            batch = with_metadata({0: packed}, deltas=[Delta("v", opaque(b"x"), "n")], origin=ORIGIN, base=1)
+            await forwarder.send(stamped(BatchFrame(1, batch), 100))
+            assert (await forwarder.until(Nack)).code is ErrorCode.BAD_FRAME
+        await p.wait_visible(await p.publish(Delta("other", opaque(b"x"), "n")))
+        assert await storage.get("n", "v") is None
+        assert await storage.get("n", "other") is not None
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -166,7 +166,7 @@ def test_a_table_goes_to_a_server_once_however_often_it_is_imported(
         ),
         (["import", "a.csv", "--to", "localhost:1"], "--to: give the job a --producer too"),
         (["audit", "--data", "x", "--storage", "y", "--to", "localhost:1"], "--to: only a repair sends"),
-        (["replay", "--data", "x", "--at", "soon"], "--at 'soon': give an offset, or a time like"),
+        (["replay", "--data", "x", "--at", "soon"], "--at 'soon': give an offset, a time like"),
         (["replay"], "one of the arguments --data --from is required"),
         (["stats", "--data", "x", "--top", "0"], "argument --top: '0': give a whole number, 1 or more"),
         (["diff", "a.csv", "b.csv", "--threshold", "nan"], "--threshold nan: give a number from 0 on"),

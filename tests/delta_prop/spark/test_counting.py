@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
 
+from delta_prop.spark.arguments import at_of  # noqa: E402
 from delta_prop.spark.jobs.counting import COUNTS, COUNTS_DDL, count, stats  # noqa: E402
-from delta_prop.spark.jobs.replaying import at_of  # noqa: E402
 from delta_prop_wire.topics import kind_name  # noqa: E402
 from tests.broker.histories import Step, changes, steps  # noqa: E402
 from tests.delta_prop.spark.logs import write  # noqa: E402

@@ -13,11 +13,14 @@ from delta_prop.spark.options import ReadOptions, WriteOptions, read_options, wr
 from delta_prop_wire.delta import Priority
 from delta_prop_wire.errors import UsageError
 
+NOW_US = 1_900_000_000_000_000
+"""Behind every time that the tests name."""
+
 URL = {"url": "delta://one:7373"}
 
 
 def read(**options: str) -> ReadOptions:
-    return read_options(URL | options, {})
+    return read_options(URL | options, {}, NOW_US)
 
 
 def write(**options: str) -> WriteOptions:
@@ -38,9 +41,9 @@ def test_addresses(url: str, addresses: tuple[str, ...]) -> None:
 
 def test_what_the_environment_says_where_the_options_do_not() -> None:
     environment = {"DELTA_PROP_URL": "delta://there:1", "DELTA_PROP_TOKEN": "hush"}
-    found = read_options({}, environment).remote
+    found = read_options({}, environment, NOW_US).remote
     assert (found.addresses, found.token) == (("there:1",), "hush")
-    given = read_options({"URL": "here:2", "Token": "mine"}, environment).remote
+    given = read_options({"URL": "here:2", "Token": "mine"}, environment, NOW_US).remote
     assert (given.addresses, given.token) == (("here:2",), "mine")
 
 
@@ -64,11 +67,11 @@ def test_all_that_a_read_can_say() -> None:
 
 
 def test_what_a_stream_can_say_more() -> None:
-    assert read_options(URL | {"maxrowspertrigger": "100"}, {}, stream=True).rows_max == 100
+    assert read_options(URL | {"maxrowspertrigger": "100"}, {}, NOW_US, stream=True).rows_max == 100
     with pytest.raises(
         UsageError, match="option until is one of a batch read: leave it out of this stream read"
     ):
-        read_options(URL | {"until": "9"}, {}, stream=True)
+        read_options(URL | {"until": "9"}, {}, NOW_US, stream=True)
     with pytest.raises(UsageError, match="option maxRowsPerTrigger is one of a stream read: leave it out"):
         read(maxrowspertrigger="9")  # as Spark hands it over
     with pytest.raises(
@@ -136,7 +139,7 @@ def test_what_spark_adds_for_itself_is_passed_over() -> None:
             "option producer is one of a batch write and a stream write: leave it out of this bat",
         ),
         ({"path": "/x"}, r"a path is given, and a service has none: give load\(\) and save\(\) no argument"),
-        ({"since": "soon"}, "option since 'soon': give earliest, latest, an offset, or a time like 2026"),
+        ({"since": "soon"}, "option since 'soon': give earliest, latest, an offset, a time like 2026"),
         ({"until": "-1"}, "option until '-1': give"),
         ({"partitions": "0"}, "option partitions '0': give a whole number from 1 to 10,000"),
         ({"partitions": "many"}, "option partitions 'many': give a whole number from 1"),
@@ -185,7 +188,7 @@ def test_what_a_write_refuses(options: dict[str, str], told: str) -> None:
 
 def test_a_variable_that_names_no_address_is_named() -> None:
     with pytest.raises(UsageError, match="variable DELTA_PROP_URL: 'nonsense' is no address: give host:port"):
-        read_options({}, {"DELTA_PROP_URL": "nonsense"})
+        read_options({}, {"DELTA_PROP_URL": "nonsense"}, NOW_US)
 
 
 def test_a_time_before_all_is_the_first_one() -> None:

@@ -27,6 +27,9 @@ from tests.delta_prop.server.tokens import table
 if TYPE_CHECKING:
     from pathlib import Path
 
+NOW_US = 1_900_000_000_000_000
+"""Behind every time that the tests name."""
+
 URL = "delta://127.0.0.1:1"
 WRITTEN = StructType().add("vector_id", StringType()).add("op", StringType())
 
@@ -55,14 +58,14 @@ def test_a_host_that_nobody_knows_is_told_on_the_driver(unknown_hosts: list[int]
     ):
         with pytest.raises(UsageError, match=told):
             call(DeltaPropSource({"url": "delta://nonsense:7373"}))
-    check_on_driver(read_options({"url": "nonsense:7373,127.0.0.1:7373"}, {}).remote)
+    check_on_driver(read_options({"url": "nonsense:7373,127.0.0.1:7373"}, {}, NOW_US).remote)
     unknown_hosts[0] = socket.EAI_AGAIN  # nobody can tell for now
-    check_on_driver(read_options({"url": "nonsense:7373"}, {}).remote)
+    check_on_driver(read_options({"url": "nonsense:7373"}, {}, NOW_US).remote)
 
 
 def test_a_name_that_no_host_can_have() -> None:
     with pytest.raises(UsageError, match="no name of a host looks so"):
-        check_on_driver(read_options({"url": "x" * 64 + ".org:7373"}, {}).remote)
+        check_on_driver(read_options({"url": "x" * 64 + ".org:7373"}, {}, NOW_US).remote)
 
 
 def test_files_of_tls_are_looked_at_on_the_driver(tmp_path: Path) -> None:
@@ -129,6 +132,6 @@ def test_a_file_that_only_the_driver_has_is_told_by_the_task(tmp_path: Path) -> 
     given = {"url": URL, "tlsCa": str(tmp_path / "gone.pem")}
     told = f"option tlsCa '.*gone.pem': No such file or directory on the worker {edge.HOST}, while the dr"
     with pytest.raises(UsageError, match=told):
-        Reader(read_options(given, {}), READ).read(OffsetRange(0, 1, bytes(16), 1))
+        Reader(read_options(given, {}, NOW_US), READ).read(OffsetRange(0, 1, bytes(16), 1))
     with pytest.raises(UsageError, match=told):
         producer_of(write_options(given, {}), "job/0")

@@ -34,6 +34,9 @@ from delta_prop_wire.delta import Delta, Source, create
 from delta_prop_wire.encode import encode_batch
 from delta_prop_wire.topics import ALL, Topic
 
+NOW_US = 1_900_000_000_000_000
+"""Behind every time that the tests name."""
+
 BOUNDS = Bounds(bytes(16), 3, 0, 1_000_000)
 NEWS = (Topic.parse("c:news"),)
 
@@ -120,6 +123,6 @@ def test_what_is_left_of_a_range(first: int, end: int | None, wanted: tuple[int,
 
 
 def test_a_reader_travels_without_a_connection() -> None:
-    options = read_options({"url": "delta://nowhere:1", "namespace": "docs"}, {})
+    options = read_options({"url": "delta://nowhere:1", "namespace": "docs"}, {}, NOW_US)
     there = pickle.loads(pickle.dumps(Reader(options, READ)))
     assert there._narrowed.topics == (Topic.parse("ns:docs"),)

@@ -13,7 +13,8 @@ pytest.importorskip("pyspark")
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from delta_prop.spark.jobs.replaying import STATES, STATES_DDL, at_of, replay
+from delta_prop.spark.arguments import at_of
+from delta_prop.spark.jobs.replaying import STATES, STATES_DDL, replay
 from delta_prop.spark.reads import segments
 from delta_prop.spark.reads.segments import deltas_of
 from delta_prop.spark.states import buckets
@@ -116,6 +117,7 @@ def test_a_place_is_an_offset_or_a_time() -> None:
     assert at_of(7).offset == 7
     assert at_of(datetime(1970, 1, 2)).time_us == 86_400_000_000
     assert at_of(datetime(1970, 1, 2, tzinfo=UTC)).time_us == 86_400_000_000
-    for wrong in (-1, True, "7"):
-        with pytest.raises(UsageError, match=r"give an offset, from 0 on, or a datetime"):
+    assert at_of("7").offset == 7
+    for wrong in (-1, True, 1.5):
+        with pytest.raises(UsageError, match=r"give an offset, from 0 on, a datetime"):
             at_of(wrong)  # type: ignore[arg-type]

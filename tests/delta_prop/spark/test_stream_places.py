@@ -21,11 +21,14 @@ from delta_prop_wire.delta import Delta, opaque
 from delta_prop_wire.errors import Refused, UsageError
 from tests.delta_prop.client.threaded import Served, served
 
+NOW_US = 1_900_000_000_000_000
+"""Behind every time that the tests name."""
+
 ALL_THERE_IS = ReadAllAvailable()
 
 
 def stream(service: Served, **options: str) -> StreamReader:
-    return StreamReader(read_options({"url": service.address} | options, {}, stream=True), READ)
+    return StreamReader(read_options({"url": service.address} | options, {}, NOW_US, stream=True), READ)
 
 
 def publish(service: Served, count: int) -> None:
@@ -86,9 +89,9 @@ def test_a_place_outside_the_log_is_told_on_the_driver() -> None:
         with pytest.raises(UsageError, match=told):
             stream(service, since="8").initialOffset()
         with pytest.raises(UsageError, match=told):
-            Reader(read_options({"url": service.address, "since": "8"}, {}), READ).partitions()
+            Reader(read_options({"url": service.address, "since": "8"}, {}, NOW_US), READ).partitions()
         with pytest.raises(UsageError, match="offset 8 is beyond the end of the log"):
-            served_range(read_options({"url": service.address}, {}).remote, since=At(offset=8))
+            served_range(read_options({"url": service.address}, {}, NOW_US).remote, since=At(offset=8))
 
 
 def test_another_log_is_refused_and_not_skipped() -> None:

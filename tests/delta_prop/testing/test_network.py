@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from delta_prop.misconfigured import Misconfigured
 from delta_prop.ports import Tls
 from delta_prop.testing import Conditions, VirtualNetwork, run_virtual, virtual_world
 from delta_prop_wire.errors import UsageError
@@ -266,7 +267,7 @@ async def test_both_sides_must_want_tls() -> None:
     with pytest.raises(UsageError, match="certificate"):
         await network.listen("", 0, tls=Tls())
     listener = await network.listen("", 0, tls=Tls("server.pem", "key.pem"))
-    with pytest.raises(ConnectionError, match="one side alone"):
+    with pytest.raises(Misconfigured, match="speaks TLS"):
         await network.connect(*listener.address)
     await network.connect(*listener.address, tls=Tls())
     for ask in (network.listen, network.connect):

@@ -8,7 +8,9 @@ import pytest
 
 from delta_prop_simulations.disasters.invariants import Steps
 from delta_prop_simulations.disasters.violation import Violation
+from delta_prop_simulations.laboratory.result import Result
 from delta_prop_simulations.laboratory.run import Needs
+from delta_prop_simulations.report import html, table
 from tests.simulations.laboratory.scenes import TWO_SINKS, ran, sink, verdict
 
 
@@ -67,6 +69,29 @@ def test_a_sink_whose_quarantine_is_full_stands_and_says_so() -> None:
     assert verdict(result, "P1")
     assert "slow is stopped, and says why" in result.verdicts[0].what
     assert sink(result, "slow").applied < sink(result, "quick").applied
+
+
+LOSES_ITS_PLACE = (
+    TWO_SINKS.replace(
+        "noise = 0.3", 'on_log_full = "needs_snapshot"\nat = [{from = 1, for = 60, what = "pauses"}]'
+    )
+    + "[service]\nlog_deltas_max = 1000\n"
+)
+
+
+def test_a_sink_that_lost_its_place_stands_in_the_terminal_report_as_on_the_page() -> None:
+    lost = ran(LOSES_ITS_PLACE, duration=4.0)
+    result = Result("lost", "", 1, 4.0, [ran(duration=1.0), lost])
+    missed = int(lost.totals["offered"]) - sink(lost, "slow").applied
+    assert missed > 1_000
+    told = f"slow lost its place, and says so: {missed:,} deltas did not come to it"
+    text, page = table(result, width=200), html(result)
+    row = next(line for line in text.splitlines() if line.startswith("  P1 "))
+    assert row.split()[-3:] == ["kept", "kept,", "but"]
+    assert f"kept, but: P1 by {lost.name!r}: " in text
+    assert text.count("kept, but: ") == 1
+    for report in (text, page):
+        assert told in report
 
 
 def test_checks_at_every_step_change_nothing() -> None:

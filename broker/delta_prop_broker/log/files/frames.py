@@ -195,7 +195,9 @@ def _skip(head: Head) -> int:
     return head.size if head.plain is None else ALIGNMENT
 
 
-def heads_behind(file: File, position: int, end: int) -> Iterator[tuple[int, Head]]:
+def heads_behind(
+    file: File, position: int, end: int, *, chunk_bytes: int = CHUNK_BYTES
+) -> Iterator[tuple[int, Head]]:
     """Heads that look sound from `position` on, beyond damage: evidence of what was written, no more.
 
     Steps over bodies where a head is sound, by 8 bytes where it is not.
@@ -204,7 +206,7 @@ def heads_behind(file: File, position: int, end: int) -> Iterator[tuple[int, Hea
     while position + HEAD_BYTES <= end:
         at = position - chunk_at
         if at + PEEK_BYTES > len(chunk):
-            chunk, chunk_at, at = memoryview(file.read(position, CHUNK_BYTES)), position, 0
+            chunk, chunk_at, at = memoryview(file.read(position, chunk_bytes)), position, 0
             if len(chunk) < HEAD_BYTES:
                 return
         if chunk[at] != MAGIC:

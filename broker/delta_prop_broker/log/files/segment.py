@@ -11,7 +11,7 @@ from sortedcontainers import SortedDict
 from delta_prop_broker.log.damage import BadFrame, LogDamaged
 from delta_prop_broker.log.files.frames import CHUNK_BYTES, Walk, heads_behind
 from delta_prop_broker.log.files.identity import read_small
-from delta_prop_broker.log.files.sparse_index import Entry, SparseIndex
+from delta_prop_broker.log.files.sparse_index import STEP_BYTES, Entry, SparseIndex
 from delta_prop_broker.log.files.writing import write_all
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ WALKS_MAX = 4
 """Readers for whom it is kept where they stopped, with up to `CHUNK_BYTES` of what comes next."""
 INDEX_BYTES_MAX = 1 << 30
 _SMALLEST_CHUNK_BYTES = 64 * 1024
+_HEADS_BYTES = 2 * STEP_BYTES
 
 
 def segment_bases(names: list[str], suffix: str = SUFFIX) -> list[int]:
@@ -218,6 +219,19 @@ class Segments:
                 if found.stamp.append_time >= time:
                     return found.logged.offset
         return end
+
+    def append_time(self, offset: int) -> int | None:
+        """When the batch that holds an offset was stamped (us since 1970); None where its head is unsound.
+
+        Reads the heads behind the entry of the index that leads there. Raises LogDamaged, OSError.
+        """
+        segment = self.holding(offset)
+        at, time = self.index_of(segment).before(offset).position, None
+        for _, head in heads_behind(self._file(segment), at, segment.readable, chunk_bytes=_HEADS_BYTES):
+            if head.offset > offset:
+                break
+            time = head.stamp.append_time
+        return time
 
     def index_of(self, segment: Segment) -> SparseIndex:
         """The index of a segment: in memory, or read, or made anew. Raises LogDamaged, OSError."""

@@ -6,12 +6,14 @@ commit.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log import refusals
 from delta_prop_broker.log.files.names import DIRECTORY
 from delta_prop_broker.log.files.times import Times, write_times
 from delta_prop_broker.log.parts.state import LogState
+from delta_prop_wire.spec import ErrorCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,7 +151,31 @@ class Keeping(LogState):
             and self._room.bytes + size <= settings.bytes_max
         )
 
+    def shortage(self) -> Refused | None:
+        """Why nothing can be appended at present for want of room: the disk is full, or what was refused last
+        for that would be refused again. None while there is room, as far as is known.
+        """
+        refusal = self._disk_full(0) if self.failure is None else refusals.stopped(self.failure)
+        if refusal is None and self._short_of is not None:
+            refusal = self._refusal(self._short_of)
+        if refusal is not None and refusals.FULL in refusal.details:
+            return refusal
+        self._short_of = None
+        return None
+
+    def look_at_room(self) -> None:
+        """Ask the disk what it has left, unless that was done just now: others write to it, too."""
+        if self.failure is None and not self._closed and self._free.is_due():
+            with suppress(OSError):
+                self._free.ask()
+
     def _refusal(self, size: int) -> Refused | None:
+        refusal = self._why_not(size)
+        if refusal is not None and refusal.code is ErrorCode.LOG_FULL:
+            self._short_of = size
+        return refusal
+
+    def _why_not(self, size: int) -> Refused | None:
         if self.failure is not None:
             return refusals.stopped(self.failure)
         if size > self._batch_bytes_max:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from delta_prop_broker.log import refusals
+from delta_prop_broker.log.damage import LogDamaged
 from delta_prop_broker.log.parts.state import LogState
+from delta_prop_wire.stamp import unpack_logged_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +71,31 @@ class Reading(LogState):
     def offset_at(self, time_us: int) -> int:
         """The first visible offset appended at that time (us since 1970) or later, else `visible`."""
         return self._segments.offset_at(time_us, self.visible)
+
+    def age_s(self, offset: int) -> float | None:
+        """How long ago the row at an offset was appended, by log time; 0 from `visible` on; None where that
+        cannot be read at present.
+        """
+        if offset >= self.visible:
+            return 0.0
+        time = self.append_time(offset)
+        return None if time is None else max(self.clock.peek() - time, 0) / 1e6
+
+    def append_time(self, offset: int) -> int | None:
+        """When the row at an offset below `visible` was appended (us since 1970), or the oldest row where it
+        is gone; None where that cannot be read. Heads of frames are looked at, a few, and no bodies.
+        """
+        if offset >= self._tail.first:
+            (logged,) = self._tail.read(offset, self.next_offset, rows_max=1, bytes_max=1)
+            known = unpack_logged_head(logged.head)
+            return None if known is None else known[2].append_time
+        try:
+            return self._segments.append_time(max(offset, self._start))
+        except (LogDamaged, OSError):
+            return None
+
+    def mark_time(self) -> None:
+        """Batches are stamped one by one here."""
 
     def _fetch(self, offset: int) -> LoggedBatch | None:
         found = self.read_appended(offset, rows_max=1, bytes_max=1)

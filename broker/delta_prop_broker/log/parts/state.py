@@ -65,6 +65,8 @@ class LogState:
         self.needed_from: int | None = None
         """From where on a start would read it, if it were now: that stays, whoever needs it no more."""
         self._closed = False
+        self._short_of: int | None = None
+        """The size of what found no room last; None since there was some."""
         self._commits = self._syncs_skipped = self._removed_segments = self._refused = self._reopened = 0
         self._cover = Cover(disk, DIRECTORY, settings=settings, holders=self._holders)
         start, end, read_only = recovered.start, recovered.next_offset, recovered.mark is None

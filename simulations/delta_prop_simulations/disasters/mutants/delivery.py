@@ -20,8 +20,8 @@ DELIVERY = (
             edit(
                 Feed._deliver,
                 (
-                    "deliveries = await self._after_failure(deliveries, failure)",
-                    "await self._after_failure(deliveries, failure)\n        break",
+                    "deliveries = await self._after_failure(deliveries, brought, failure)",
+                    "await self._after_failure(deliveries, brought, failure)\n            break",
                 ),
             ),
         ),

@@ -1,0 +1,60 @@
+"""What every client is made with, checked when it is made: each refusal names the argument and the cure.
+
+Pure.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, TypeVar
+
+from delta_prop.checks import check_instance
+from delta_prop.client.settings import ClientSettings
+from delta_prop.ports import Tls, World
+from delta_prop_wire.errors import UsageError
+from delta_prop_wire.frames import Credit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    E = TypeVar("E", bound=IntEnum)
+
+
+def settings_of(settings: ClientSettings | None) -> ClientSettings:
+    """The settings given, or the usual ones. Raises UsageError."""
+    if settings is None:
+        return ClientSettings()
+    return check_instance("settings", settings, ClientSettings, "delta_prop.client.ClientSettings(…)")
+
+
+def check_connection(token: str | None, tls: Tls | None, world: World | None = None) -> None:
+    """Refuse what no connection is made with. Raises UsageError, which never shows the token."""
+    if token is not None and not isinstance(token, str):
+        raise UsageError(f"token: a {type(token).__name__} is not a token: give text")
+    if tls is not None:
+        check_instance("tls", tls, Tls, "delta_prop.ports.Tls(authorities=FILE)")
+    if world is not None:
+        check_instance("world", world, World, "delta_prop.world.real_world(), or leave it out")
+
+
+def member_of(field: str, value: object, kind: type[E]) -> E:
+    """The member that is meant. Raises UsageError."""
+    if isinstance(value, int) and not isinstance(value, bool) and value in set(kind):
+        return kind(value)
+    names = ", ".join(f"{kind.__name__}.{one.name}" for one in kind)
+    raise UsageError(f"{field} {value!r:.60}: give one of {names}")
+
+
+def members_of(field: str, values: Iterable[object], kind: type[E]) -> tuple[E, ...]:
+    """The members that are meant. Raises UsageError."""
+    if isinstance(values, str) or not isinstance(values, (list, tuple, set, frozenset)):
+        names = ", ".join(f"{kind.__name__}.{one.name}" for one in kind)
+        raise UsageError(f"{field} {values!r:.60}: give a list of some of {names}")
+    return tuple(member_of(field, one, kind) for one in values)
+
+
+def credit_of(credit: tuple[int, int]) -> Credit:
+    """Deltas and bytes that may lie unread. Raises UsageError."""
+    if not isinstance(credit, tuple) or len(credit) != len(Credit._fields):
+        raise UsageError(f"credit {credit!r:.60}: give deltas and bytes, such as (10_000, 8_388_608)")
+    return Credit(*credit)

@@ -1,0 +1,83 @@
+"""What `publish` waits for: told to people within seconds where nothing moves, and again now and then."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop.commands import edge
+from delta_prop_wire.errors import Refused
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+WAIT_S = 3.0
+"""How long nothing has to move before it is told."""
+AGAIN_S = 30.0
+"""How often the same is told."""
+_LOOK_S = 0.25
+
+
+class Waiting:
+    """`ask` says what stands in the way, None where that is not known; `busy`, whether lines are open.
+
+    Whoever opens what is asked sets them.
+    """
+
+    def __init__(self) -> None:
+        self.ask: Callable[[], Exception | None] = lambda: None
+        self.busy: Callable[[], bool] = lambda: True
+        self._since = edge.now()
+        self._told: str | None = None
+        self._told_at = 0.0
+
+    def moved(self) -> None:
+        """A line has its fate."""
+        now = edge.now()
+        if self._told is not None:
+            edge.note(f"goes on after {now - self._since:.0f} s")
+            self._told = None
+        self._since = now
+
+    @asynccontextmanager
+    async def told(self) -> AsyncIterator[None]:
+        """Tell, until the block ends, what is waited for."""
+        failure: Exception | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._run)
+            try:
+                yield
+            except Exception as error:  # a task group would wrap it
+                failure = error
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _run(self) -> None:
+        while True:
+            await anyio.sleep(_LOOK_S)
+            self._look(edge.now())
+
+    def _look(self, now: float) -> None:
+        if not self.busy():
+            self._since, self._told = now, None
+            return
+        if now - self._since < WAIT_S:
+            return
+        cause = self.ask()
+        if cause is None and self._told is not None:  # it is being sent again
+            return
+        kind = cause.code.name if isinstance(cause, Refused) else type(cause).__name__
+        if kind != self._told or now - self._told_at >= AGAIN_S:
+            self._told, self._told_at = kind, now
+            edge.note(f"waits, as nothing was answered for {now - self._since:.0f} s: {_shown(cause)}")
+
+
+def _shown(cause: Exception | None) -> str:
+    if cause is None:
+        return "no answer has come yet"
+    if isinstance(cause, Refused):
+        return str(cause)
+    return f"no connection ({str(cause) or type(cause).__name__}), which is tried again"

@@ -1,0 +1,107 @@
+"""How old a row of a log is: by the stamps of a log on disk, by marks beside one in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from delta_prop_broker.log.memory import MARKS_MAX, MemoryLog
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_wire.delta import AckLevel, Source
+from tests.broker.compressed import rewrite
+from tests.broker.durable import BEGIN_US, LOG_ID, SMALL, Clock, Writer, batch_of, commit, open_log
+
+ROWS = 3
+PAUSE_S = 30.0
+BATCHES = 60
+
+
+@pytest.mark.parametrize("tail_bytes_max", [1, 1 << 30])
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_each_row_of_a_log_on_disk_is_as_old_as_its_batch(tail_bytes_max: int, codec: str) -> None:
+    disk, clock = SimDisk(1), Clock(step_us=0)
+    settings = replace(SMALL, tail_bytes_max=tail_bytes_max, segment_bytes_max=6_000, compress=codec)
+    log, _ = open_log(disk, settings, clock=clock)
+    writer, appended = Writer(log), list[int]()
+    for _ in range(BATCHES):
+        clock.wait(PAUSE_S)
+        writer.append(ROWS)
+        appended += [clock.us] * ROWS
+        commit(log)
+    while rewrite(log) is not None:
+        pass
+    clock.wait(7.0)
+    assert log.age_s(log.visible) == log.age_s(log.visible + 5) == 0.0
+    for offset, at_us in enumerate(appended):
+        assert log.append_time(offset) == at_us
+        assert log.age_s(offset) == pytest.approx((clock.us - at_us) / 1e6)
+    log.close()
+    again, _ = open_log(disk, settings, read_only=True)
+    assert [again.append_time(offset) for offset in range(len(appended))] == appended
+
+
+def test_what_is_gone_is_as_old_as_the_oldest_row_that_is_there() -> None:
+    clock = Clock(step_us=0)
+    log, _ = open_log(SimDisk(1), replace(SMALL, keep_bytes_max=4_000), clock=clock)
+    writer = Writer(log)
+    for _ in range(BATCHES):
+        clock.wait(PAUSE_S)
+        writer.append(ROWS)
+        commit(log)
+        log.retain()
+    commit(log)
+    assert log.first_offset > 0
+    assert log.age_s(0) == log.age_s(log.first_offset)
+
+
+def test_a_disk_that_cannot_be_read_tells_no_age() -> None:
+    disk, clock = SimDisk(1), Clock(step_us=0)
+    log, _ = open_log(disk, clock=clock)
+    writer = Writer(log)
+    for _ in range(BATCHES):
+        writer.append(ROWS)
+        commit(log)
+    disk.fail(lambda call: call.name == "read", times=None)
+    assert log.age_s(0) is None
+
+
+def test_rows_of_a_log_in_memory_are_as_old_as_the_next_mark() -> None:
+    now = [0.0]
+    log = MemoryLog(LOG_ID, now=lambda: now[0])
+    appended = list[float]()
+    for number in range(3 * MARKS_MAX):
+        now[0] = number * 0.1
+        if number % 3:
+            log.append(_batch(number), lamport=1, source=Source.LOCAL)
+            appended.append(now[0])
+        log.mark_time()
+    now[0] += 60.0
+    assert log.age_s(log.next_offset) == 0.0
+    for offset, at in enumerate(appended):
+        age_s = log.age_s(offset)
+        assert age_s is not None
+        newest = offset > len(appended) - MARKS_MAX // 4
+        assert 0 <= now[0] - at - age_s <= (0.11 if newest else 120.0)
+    assert len(log._mark_ends) <= MARKS_MAX
+
+
+def test_a_row_that_came_since_the_last_mark_is_new() -> None:
+    log = MemoryLog(LOG_ID, now=lambda: 5.0)
+    log.mark_time()
+    log.append(_batch(1), lamport=1, source=Source.LOCAL)
+    assert log.age_s(0) == 0.0
+
+
+def _batch(number: int):  # type: ignore[no-untyped-def]
+    return batch_of(1, base=number + 1, level=AckLevel.MEMORY)
+
+
+def test_log_time_is_looked_at_without_moving_it() -> None:
+    clock = Clock(step_us=0)
+    log, _ = open_log(SimDisk(1), clock=clock)
+    before = (log.clock.read(), log.clock.seen_us)
+    clock.wait(12.0)
+    assert log.clock.peek() == before[0] + 12_000_000
+    assert (log.clock.time_us, log.clock.seen_us) == before
+    assert log.clock.read() == log.clock.peek() >= BEGIN_US

@@ -1,0 +1,231 @@
+"""What a client is made with: each wrong argument is told by name with its cure, and as the plain error."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from delta_prop import AckLevel, Delta, Dot, LogSettings, Propagator, Settings, SyncPropagator, create
+from delta_prop.client import (
+    ClientSettings,
+    ForwardLink,
+    Producer,
+    SpreadProducer,
+    SpreadSubscriber,
+    Subscriber,
+    SyncProducer,
+    facts,
+    jobs,
+)
+from delta_prop.client.ranges import Asker
+from delta_prop.ports import Tls
+from delta_prop.testing import run_virtual, virtual_world
+from delta_prop_sinks import ForwardSink
+from delta_prop_wire.errors import UsageError
+from tests.delta_prop.client.serving import ADDRESS, Site, with_service
+from tests.delta_prop.client.threaded import served
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+NONE = "127.0.0.1:9"
+MAKERS: dict[str, Callable[..., object]] = {
+    "producer": lambda **more: Producer(**({"addresses": NONE, "name": "p"} | more)),
+    "subscriber": lambda addresses=NONE, **more: Subscriber(addresses, "*", **more),
+    "sync producer": lambda **more: SyncProducer(**({"addresses": NONE, "name": "p"} | more)),
+    "forward link": lambda **more: ForwardLink(**({"addresses": NONE} | more)),
+    "asker": lambda **more: Asker(**({"addresses": NONE} | more)),
+    "spread producer": lambda **more: SpreadProducer([NONE], **({"name": "p"} | more)),
+    "spread subscriber": lambda **more: SpreadSubscriber([NONE], "*", **more),
+    "facts.get": lambda **more: facts.get(**({"addresses": NONE, "vector_id": "v"} | more)),
+    "jobs.decide": lambda **more: jobs.decide(
+        **({"addresses": NONE, "job": "j", "decision": jobs.Decision.QUERY} | more)
+    ),
+}
+WITHOUT_SETTINGS = {"facts.get", "jobs.decide"}
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"settings": Settings()}, r"settings: a delta_prop\.config\.Settings .*ClientSettings\("),
+    ({"settings": {"open_s_max": 1}}, r"settings: a dict .*ClientSettings\("),
+    ({"tls": "ca.pem"}, r"tls: a str .*Tls\("),
+    ({"tls": True}, r"tls: a bool .*Tls\("),
+    ({"token": 5}, "token: a int.*give text"),
+    ({"token": b"secret"}, "token: a bytes.*give text"),
+]
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+@pytest.mark.parametrize(("given", "told"), WRONG, ids=lambda one: str(one)[:20])
+def test_a_wrong_argument_is_told_when_a_client_is_made(maker: str, given: dict[str, Any], told: str) -> None:
+    if maker in WITHOUT_SETTINGS and "settings" in given:
+        pytest.skip("has no settings")
+    with pytest.raises(UsageError, match=told) as caught:
+        MAKERS[maker](**given)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("maker", "given", "told"),
+    [
+        ("producer", {"log_id": "abc"}, "log id 'abc': give 16 bytes"),
+        ("subscriber", {"log_id": "abc"}, "log id 'abc': give 16 bytes"),
+        ("producer", {"source": "local"}, "source 'local'.*Source.LOCAL"),
+        ("sync producer", {"source": 9}, "source 9.*Source.LOCAL"),
+        ("subscriber", {"sources": "local"}, "sources .*Source.LOCAL"),
+        ("subscriber", {"priorities": ["high"]}, "priorities .*Priority.NORMAL"),
+        ("subscriber", {"credit": 5}, "credit 5: give"),
+        ("subscriber", {"credit": (5,)}, r"credit \(5,\): give"),
+        ("producer", {"addresses": 5}, "address 5: give host:port"),
+        ("sync producer", {"addresses": [5]}, "address 5: give host:port"),
+        ("producer", {"world": 5}, "world: a int"),
+        ("subscriber", {"world": 5}, "world: a int"),
+    ],
+)
+def test_arguments_of_one_client(maker: str, given: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        MAKERS[maker](**given)
+
+
+def test_a_propagator_wants_its_own_settings() -> None:
+    with pytest.raises(UsageError, match=r"settings: a .*ClientSettings .*Settings\("):
+        Propagator(ClientSettings())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"log: a .*Settings .*LogSettings\("):
+        Propagator(log=Settings())  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"settings: a .*ClientSettings .*Settings\("):
+        SyncPropagator(ClientSettings())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("link", ["host:7373", ("host", 7373), None])
+def test_a_forward_sink_wants_a_link(link: object) -> None:
+    with pytest.raises(UsageError, match=r"link .*: give a ForwardLink.*ForwardLink\(\"host:port\"\)"):
+        ForwardSink(link)  # type: ignore[arg-type]
+
+
+# --- failures of tasks
+
+
+class Broken:
+    """A network that fails as nothing is expected to."""
+
+    async def connect(self, host: str, port: int, *, tls: Tls | None = None, timeout_s: float = 10.0) -> None:
+        raise ZeroDivisionError("a defect")
+
+
+@pytest.mark.parametrize("maker", ["producer", "subscriber", "spread producer", "spread subscriber"])
+def test_a_failure_comes_out_of_a_client_as_itself(maker: str) -> None:
+    async def run() -> None:
+        world = replace(virtual_world(), network=Broken())  # type: ignore[arg-type]
+        with pytest.raises(ZeroDivisionError, match="a defect"):
+            async with MAKERS[maker](world=world):  # type: ignore[attr-defined]
+                await anyio.sleep(10)
+
+    run_virtual(run)
+
+
+# --- levels
+
+
+@pytest.mark.parametrize("level", ["memory", "MEMORY", AckLevel.MEMORY, 0])
+def test_a_level_may_be_given_by_its_name(level: Any) -> None:
+    async def story(site: Site) -> None:
+        one = Delta("a", create([1.0]))
+        async with Producer(ADDRESS, name="p", ack_level=level, world=site.world) as p:
+            assert (await p.publish(one)).level is AckLevel.MEMORY
+        p = site.propagator
+        assert (await p.publish(one, ack_level=level)).level is AckLevel.MEMORY
+        assert (await p.publish_many(["b"], [[1.0]], ack_level=level)).level is AckLevel.MEMORY
+        assert (await p.offer(one, ack_level=level).wait()).level is AckLevel.MEMORY
+        assert (await p.producer("x", ack_level=level).publish(one)).level is AckLevel.MEMORY
+
+    with_service(story)
+    with SyncPropagator() as sync:
+        assert sync.publish(Delta("a", create([1.0])), ack_level=level).level is AckLevel.MEMORY
+
+
+def test_a_log_takes_its_level_by_name() -> None:
+    assert LogSettings(level="logged").level is AckLevel.LOGGED  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("level", ["safe", 7, True, 1.0, None])
+def test_what_is_no_level_is_told(level: Any) -> None:
+    async def story(site: Site) -> None:
+        one, told = Delta("a", create([1.0])), "ack level .*: give memory, logged or durable"
+        for call in (
+            lambda: Producer(ADDRESS, name="p", ack_level=level),
+            lambda: SyncProducer(ADDRESS, name="p", ack_level=level),
+            lambda: site.propagator.offer(one, ack_level=level),
+            lambda: site.propagator.producer("x", ack_level=level),
+            lambda: LogSettings(level=level),
+        ):
+            if level is None and call.__code__.co_names[0] != "LogSettings":
+                continue
+            with pytest.raises(UsageError, match=told):
+                call()
+
+    with_service(story)
+
+
+# --- times to wait
+
+
+@pytest.mark.parametrize("wrong", [-1, -0.5, float("nan"), "5", True])
+def test_a_time_to_wait_that_is_none_is_refused_everywhere(wrong: Any) -> None:
+    one = Delta("a", create([1.0]))
+
+    async def story(site: Site) -> None:
+        p = site.propagator
+        own = p.producer("own")
+        async with (
+            Producer(ADDRESS, name="p", world=site.world) as remote,
+            SpreadProducer([ADDRESS], name="s", world=site.world) as spread,
+        ):
+            calls: list[Callable[[], Awaitable[object]]] = [
+                lambda: remote.publish(one, timeout_s=wrong),
+                lambda: remote.publish(one, one, timeout_s=wrong),
+                lambda: remote.publish_many(["b"], [[1.0]], timeout_s=wrong),
+                lambda: remote.flush(wrong),
+                lambda: spread.publish(one, timeout_s=wrong),
+                lambda: spread.publish(one, replace(one, vector_id="b"), timeout_s=wrong),
+                lambda: spread.publish_many(["b"], [[1.0]], timeout_s=wrong),
+                lambda: spread.flush(wrong),
+                lambda: p.publish(one, timeout_s=wrong),
+                lambda: p.publish(one, one, timeout_s=wrong),
+                lambda: p.publish_many(["b"], [[1.0]], timeout_s=wrong),
+                lambda: p.wait_visible(0, timeout_s=wrong),
+                lambda: p.outcome(Dot(1, 1), timeout_s=wrong),
+                lambda: p.reset("x", "earliest", timeout_s=wrong),
+                lambda: p.replay("x", timeout_s=wrong),
+                lambda: p.drop("x", timeout_s=wrong),
+                lambda: own.publish(one, timeout_s=wrong),
+                lambda: own.outcome(1, timeout_s=wrong),
+            ]
+            for call in calls:
+                with pytest.raises(UsageError, match=r"timeout_s .*: give 0 or more seconds"):
+                    await call()
+            assert not site.keys()
+
+    with_service(story)
+
+
+@pytest.mark.parametrize("wrong", [-1, float("nan"), "5", True])
+def test_a_time_to_wait_that_is_none_is_refused_by_blocking_calls(wrong: Any) -> None:
+    one = Delta("a", create([1.0]))
+    with served() as service, SyncProducer(service.address, name="p") as p:
+        receipt = p.offer(one)
+        for call in (
+            lambda: p.publish(one, timeout_s=wrong),
+            lambda: p.publish_many(["b"], [[1.0]], timeout_s=wrong),
+            lambda: p.flush(wrong),
+            lambda: p.offer_numbered(9, one, wrong),
+            lambda: receipt.result(wrong),
+            lambda: facts.get(service.address, "v", timeout_s=wrong),
+            lambda: facts.find_offsets(service.address, [0], timeout_s=wrong),
+            lambda: facts.describe(service.address, timeout_s=wrong),
+            lambda: jobs.decide(service.address, "j", jobs.Decision.QUERY, timeout_s=wrong),
+        ):
+            with pytest.raises(UsageError, match=r"(timeout_s|after_s) .*: give"):
+                call()
+        p.flush()
+        assert service.keys() == ["a"]

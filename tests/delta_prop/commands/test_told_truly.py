@@ -1,0 +1,74 @@
+"""What verbs tell where they found nothing: the truth, and where to look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import anyio
+import pytest
+
+from delta_prop import LogSettings, Propagator
+from delta_prop_wire.delta import Delta, create
+from tests.delta_prop.commands.support import Command, created, many
+
+
+@pytest.mark.parametrize("place", ["/proc/x", "/dev/null/x", "x" * 300, "a\0b"])
+def test_a_copy_that_cannot_be_made_is_told_with_its_cure(place: str, command: Command) -> None:
+    command.publish(many(1))
+    for verb in (("log", "export", "--to", place), ("log", "restore", "--from", command.data)):
+        to_restore = verb[1] == "restore"
+        command.data, before = (Path(place), command.data) if to_restore else (command.data, command.data)
+        done = command(*verb)
+        command.data = before
+        assert done.status == 2, done.err
+        assert done.err.count("\n") == 1
+        assert "cannot be made" in done.err
+        assert "name a new directory" in done.err
+
+
+def test_an_import_of_refused_lines_tells_where_the_log_ends(command: Command) -> None:
+    assert command.publish(["nonsense"]).lines[-1]["next_offset"] == 0
+    command.publish(many(3))
+    done = command.publish(["nonsense", "{}"])
+    assert (done.status, done.lines[-1]["acknowledged"]) == (1, 0)
+    assert done.lines[-1]["next_offset"] == 3
+    assert command.publish([]).lines[-1]["next_offset"] == 3
+
+
+def test_a_server_that_acknowledged_nothing_told_no_offset(command: Command) -> None:
+    from tests.delta_prop.commands.served import served
+
+    with served(command.data) as command.places:
+        assert command.publish(["nonsense"]).lines[-1]["next_offset"] is None
+
+
+def test_get_names_the_namespaces_that_have_the_id(command: Command) -> None:
+    command.publish(
+        [created("a", namespace="docs"), created("a", namespace="other"), created("b", namespace="docs")]
+    )
+    done = command("get", "a")
+    assert (done.status, done.lines[0]["alive"]) == (1, False)
+    assert "'a' is not in namespace 'default', but in 'docs', 'other'" in done.err
+    assert "--namespace" in done.err
+    assert command("get", "a", "--namespace", "docs").err == ""
+    assert command("get", "c").err == ""
+    command.publish([created("d", namespace=f"n{at}") for at in range(9)])
+    assert "and 4 more" in command("get", "d").err
+
+
+def test_get_names_namespaces_that_only_a_snapshot_knows(command: Command) -> None:
+    small = LogSettings(
+        segment_bytes_max=4096, bytes_max=1 << 20, keep_bytes_max=8192, history_s=0.001, checkpoint_frames=10
+    )
+
+    async def fill() -> None:
+        async with Propagator(data=command.data, log=small) as p:
+            await p.publish(Delta("a", create([1.0]), "docs"))
+            for at in range(400):
+                await p.publish(Delta(f"v{at}", create([1.0] * 32), "fill"))
+            with anyio.fail_after(20):
+                while not list(command.data.rglob("*.snapshot")):  # noqa: ASYNC110 - a file tells it
+                    await anyio.sleep(0.05)
+
+    anyio.run(fill)
+    assert "'a' is not in namespace 'default', but in 'docs'" in command("get", "a").err

@@ -1,0 +1,101 @@
+"""`publish` where nothing moves: within seconds it says what it waits for, and that it goes on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop.commands import edge, waiting
+from delta_prop.commands.waiting import Waiting
+from delta_prop_broker.local_disk import LocalDisk
+from delta_prop_wire.errors import Refused
+from delta_prop_wire.spec import ErrorCode
+from tests.delta_prop.commands.support import many
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.delta_prop.commands.support import Command
+
+FULL = Refused(ErrorCode.LOG_FULL, "the disk is full", retry_after_ms=1000)
+
+
+def test_publish_says_what_it_waits_for_and_that_it_goes_on(
+    either: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full, real, note = [False], LocalDisk.free_bytes, edge.note
+
+    def told(line: str) -> None:
+        full[0] = full[0] and "LOG_FULL" not in line  # until somebody knows
+        note(line)
+
+    monkeypatch.setattr(LocalDisk, "free_bytes", lambda disk: 0 if full[0] else real(disk))
+    monkeypatch.setattr(edge, "note", told)
+    monkeypatch.setattr(waiting, "WAIT_S", 0.5)
+    either.publish(many(1))
+    full[0] = True
+    time.sleep(0.2)
+    if either.places is not None:
+        either.publish(many(1))  # how much is left is asked with a commit, ten times a second at most
+    done = either.publish(many(20))
+    assert (done.status, done.lines[-1]["acknowledged"]) == (0, 20)
+    *_, waits, goes_on = done.err.splitlines()  # on a busy machine the connection is waited for as well
+    assert waits.startswith("delta-prop: waits, as nothing was answered for ")
+    assert ": LOG_FULL: the disk has 0 bytes left, " in waits
+    assert goes_on.startswith("delta-prop: goes on after ")
+
+
+def told(
+    steps: list[tuple[float, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ask: Callable[[], Exception | None] = lambda: FULL,
+) -> list[str]:
+    """What is printed when this happens at these seconds: `look`, `moved`, `rest`, `work`."""
+    clock, busy = [0.0], [True]
+    monkeypatch.setattr(waiting.edge, "now", lambda: clock[0])
+    one = Waiting()
+    one.ask, one.busy = ask, lambda: busy[0]
+    for at, what in steps:
+        clock[0] = at
+        if what == "moved":
+            one.moved()
+        elif what == "look":
+            one._look(at)
+        else:
+            busy[0] = what == "work"
+            one._look(at)
+    return capsys.readouterr().err.splitlines()
+
+
+def test_what_is_waited_for_is_told_once_and_again_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [(1.0, "moved"), (3.5, "look"), (4.1, "look"), (10.0, "look"), (34.2, "look"), (40.0, "moved")]
+    assert told([*steps, (42.0, "look"), (42.5, "moved")], monkeypatch, capsys) == [
+        "delta-prop: waits, as nothing was answered for 3 s: LOG_FULL: the disk is full",
+        "delta-prop: waits, as nothing was answered for 33 s: LOG_FULL: the disk is full",
+        "delta-prop: goes on after 39 s",
+    ]
+
+
+def test_another_cause_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    causes = iter([None, ConnectionRefusedError(111, "Connection refused"), FULL, None])
+    steps = [(4.0, "look"), (4.2, "look"), (4.4, "look"), (4.6, "look")]
+    assert told(steps, monkeypatch, capsys, lambda: next(causes)) == [
+        "delta-prop: waits, as nothing was answered for 4 s: no answer has come yet",
+        "delta-prop: waits, as nothing was answered for 4 s: no connection ([Errno 111] Connection refused), "
+        "which is tried again",
+        "delta-prop: waits, as nothing was answered for 4 s: LOG_FULL: the disk is full",
+    ]
+
+
+def test_nothing_is_told_while_lines_are_waited_for_that_have_not_come(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = [(0.0, "rest"), (50.0, "look"), (51.0, "work"), (52.0, "look")]
+    assert told(steps, monkeypatch, capsys) == []

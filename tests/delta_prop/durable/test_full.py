@@ -1,0 +1,215 @@
+"""A service without room, in virtual time: everybody says what is full and since when, and goes on with room.
+
+The disk, the log within its own bounds, the queue before it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from delta_prop import LogSettings, Propagator, Settings
+from delta_prop.client import Producer
+from delta_prop.client.settings import ClientSettings
+from delta_prop.server.metrics import Metrics
+from delta_prop.server.overview import Overview
+from delta_prop.server.service import Service
+from delta_prop.server.settings import ServerSettings
+from delta_prop.testing import VirtualNetwork, run_virtual, virtual_world
+from delta_prop_simulations.disk import SimDisk
+from delta_prop_sinks import CallbackSink
+from delta_prop_wire.delta import Delta, create
+from delta_prop_wire.frames import Level
+from tests.delta_prop.support import made
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from delta_prop.ports import World
+
+ROOM = 400_000
+LOG = LogSettings(
+    segment_bytes_max=10_000,
+    bytes_max=150_000,
+    keep_bytes_max=150_000,
+    free_bytes_min=60_000,
+    reserve_bytes=0,
+)
+CALLS = 52
+WAITING = ClientSettings(publish_s_max=3_000, delivery_s_max=3_000)
+
+
+class Site:
+    """A server and the world of its clients."""
+
+    def __init__(self, log: LogSettings, settings: Settings) -> None:
+        network = VirtualNetwork(1, host="server")
+        self.disk = SimDisk(1, capacity_bytes=ROOM)
+        self.world: World = virtual_world(1, disk=self.disk, network=network)
+        self.clients = virtual_world(2, network=network.at("client"))
+        self.propagator = Propagator(settings, data="facts", log=log, world=self.world)
+        self.overview = Overview(version="1", now=self.world.clock.now)
+
+    def nacks(self) -> int:
+        counters = self.overview.counters()
+        assert counters is not None
+        return sum(counters.nacks.values())
+
+    def fill_disk(self, left: int = 50_000) -> None:
+        self.disk.put("others", bytes(self.disk.free_bytes() - left))
+
+    def make_room(self) -> None:
+        self.disk.remove("others")
+
+
+def with_site(
+    story: Callable[[Site, Producer], Awaitable[None]],
+    *,
+    log: LogSettings = LOG,
+    settings: Settings | None = None,
+) -> None:
+    async def main() -> None:
+        site = Site(log, settings or Settings())
+        async with site.propagator as p, anyio.create_task_group() as tasks:
+            service = Service(p, ServerSettings(host="server", port=7373, allow_anonymous=True))
+            site.overview.propagator, site.overview.service = p, service
+            await tasks.start(service.run)
+            async with Producer("server:7373", name="p", settings=WAITING, world=site.clients) as producer:
+                await producer.publish(made("before"))
+                await story(site, producer)
+            tasks.cancel_scope.cancel()
+
+    run_virtual(main)
+
+
+async def offered_in_batches(producer: Producer, count: int = CALLS) -> None:
+    """So many calls, each in a batch of its own."""
+    for number in range(count):
+        producer.offer(made(str(number)))
+        await anyio.sleep(0.001)
+
+
+async def is_told(site: Site, what: str, since_s: float) -> None:
+    """Health, pressure, statistics and metrics say that this is full, since then."""
+    now_s = site.world.clock.now()
+    full = site.propagator.statistics().full
+    assert full is not None
+    assert full.what == what
+    assert abs(now_s - since_s - full.seconds) < 0.5
+    reason = site.overview.ready()
+    assert reason is not None
+    assert reason.startswith(f"the {what} is full since {full.since}, for ")
+    status = site.overview.status()
+    assert not status["ready"]
+    assert status["full"]["reason"] == full.reason
+    pressure = site.propagator.pressure()
+    assert pressure.level is Level.STOP
+    assert f"the {what} is full since" in pressure.reason
+    assert pressure.retry_after_ms is not None
+    text = Metrics(site.overview).scrape().text("")[0].decode()
+    assert f'delta_prop_full_seconds{{what="{what}"}} {full.seconds}' in text
+
+
+async def is_well(site: Site) -> None:
+    await anyio.sleep(0.3)
+    assert site.propagator.statistics().full is None
+    assert site.overview.ready() is None
+    assert site.propagator.pressure().level is Level.OK
+
+
+def test_a_full_disk_is_told_by_everybody_and_each_try_is_one_frame() -> None:
+    async def story(site: Site, producer: Producer) -> None:
+        site.fill_disk()
+        await anyio.sleep(0.2)
+        await producer.publish(made("asks how much is left"))
+        began_s = site.world.clock.now()
+        await offered_in_batches(producer)
+        await anyio.sleep(57)
+        print("nacks", site.nacks(), site.overview.counters().nacks)
+        await is_told(site, "disk", began_s)
+        full = site.propagator.statistics().full
+        assert full is not None
+        assert "bytes left" in full.reason
+        assert CALLS <= site.nacks() < 2 * CALLS + 70, "what was under way, then one frame a try"
+        site.make_room()
+        await producer.flush(3)
+        await is_well(site)
+
+    with_site(story)
+
+
+def test_a_disk_that_others_fill_is_told_though_nobody_publishes() -> None:
+    async def story(site: Site, producer: Producer) -> None:
+        assert site.overview.ready() is None
+        site.fill_disk()
+        await anyio.sleep(1)
+        began_s = site.world.clock.now()
+        for _ in range(3):
+            site.overview.ready()  # as something that probes asks again and again
+            await anyio.sleep(1)
+        await is_told(site, "disk", began_s)
+        site.make_room()
+        await is_well(site)
+
+    with_site(story)
+
+
+def test_a_commit_that_finds_no_room_is_told_as_a_full_disk_until_the_log_is_back() -> None:
+    async def story(site: Site, producer: Producer) -> None:
+        free_bytes = site.disk.free_bytes
+        site.fill_disk(0)
+        site.disk.free_bytes = lambda: 1 << 40  # type: ignore[method-assign]  # a quota that it does not know
+        began_s = site.world.clock.now()
+        await offered_in_batches(producer)
+        await anyio.sleep(20)
+        await is_told(site, "disk", began_s)
+        site.disk.free_bytes = free_bytes  # type: ignore[method-assign]
+        site.make_room()
+        await producer.flush(60)
+        await is_well(site)
+
+    with_site(story)
+
+
+def test_a_log_that_a_paused_sink_keeps_full_is_told_with_its_name() -> None:
+    async def story(site: Site, producer: Producer) -> None:
+        p = site.propagator
+        await p.attach(CallbackSink(lambda _at, _delta: None, name="slow"), on_log_full="refuse")
+        p.pause("slow")
+        log = p.inside().log
+        number = 0
+        while p.statistics().log.refused == 0:
+            producer.offer(Delta(f"n{number}", create([0.5] * 100), "large"))
+            number += 1
+            await anyio.sleep(0.01)
+        assert log.statistics().held_by == "slow"
+        began_s = site.world.clock.now()
+        await offered_in_batches(producer)
+        await anyio.sleep(10)
+        await is_told(site, "log", began_s)
+        full = p.statistics().full
+        assert full is not None
+        assert "'slow'" in full.reason
+        p.resume("slow")
+        await producer.flush(60)
+        await is_well(site)
+
+    with_site(story)
+
+
+def test_a_queue_that_nothing_leaves_is_told() -> None:
+    async def story(site: Site, producer: Producer) -> None:
+        p = site.propagator
+        gate = p.inside().chain._gate
+        gate.admits = lambda *_: False  # type: ignore[method-assign]
+        began_s = site.world.clock.now()
+        for number in range(30):
+            p.offer(made(str(number)))
+        await anyio.sleep(5)
+        await is_told(site, "queue", began_s)
+        del gate.admits
+        await anyio.sleep(1)
+        await is_well(site)
+
+    with_site(story, settings=Settings(queue_deltas_max=20))

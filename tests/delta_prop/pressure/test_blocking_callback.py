@@ -1,0 +1,118 @@
+"""A callback that blocks holds up itself alone: no other sink, no producer, no transform's neighbours."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+import numpy as np
+import pytest
+
+from delta_prop import Delta, Propagator, Settings, create, opaque, transform
+from delta_prop.sinks import CacheSink, CallbackSink
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+BLOCKS_S = 0.05
+ROUNDS, TRIES = 8, 4
+PUBLISHED, EVERY_S = 40, 0.005
+P50_RATIO_MAX = 1.2
+
+
+def blocks(offset: int, delta: Delta) -> None:
+    """What a program that knows nothing of event loops writes."""
+    time.sleep(BLOCKS_S)
+
+
+async def latencies_s(*, beside: bool) -> list[float]:
+    """How late each of some deltas is at another sink, with a callback that blocks beside it, or without."""
+    took: list[float] = []
+    began: dict[int, float] = {}
+
+    def note(offset: int, _: Delta) -> None:
+        took.append(time.perf_counter() - began[offset])
+
+    async with Propagator(Settings(close_timeout_s=0.1)) as p:
+        await p.attach(CallbackSink(note, name="quick", nonblocking=True))
+        if beside:
+            await p.attach(CallbackSink(blocks, name="blocks"), required=False)
+        first = time.perf_counter() + EVERY_S
+        for number in range(PUBLISHED):  # each at its time, whatever became of those before
+            began[number] = first + number * EVERY_S
+            await anyio.sleep(max(began[number] - time.perf_counter(), 0))
+            await p.publish(Delta(f"v{number}", opaque(b"x")))
+        if beside:
+            assert p.statistics().sinks["blocks"].lag > PUBLISHED // 4
+        await p.wait_visible(PUBLISHED, sinks=["quick"])
+        assert len(took) == PUBLISHED
+    return took
+
+
+@pytest.mark.alone
+def test_a_callback_that_blocks_leaves_another_sinks_median_as_it_is() -> None:
+    without, beside = list[float](), list[float]()
+    anyio.run(lambda: latencies_s(beside=True))
+    for _ in range(TRIES):
+        for _ in range(ROUNDS):
+            without += anyio.run(lambda: latencies_s(beside=False))
+            beside += anyio.run(lambda: latencies_s(beside=True))
+        p50, p99 = (np.quantile([without, beside], share, axis=1) for share in (0.5, 0.99))
+        print(
+            f"another sink, ms, without and beside a callback that blocks for {BLOCKS_S * 1000:.0f}: "
+            f"p50 {p50[0] * 1e3:.3f} {p50[1] * 1e3:.3f}, p99 {p99[0] * 1e3:.3f} {p99[1] * 1e3:.3f}"
+        )
+        if p50[1] <= P50_RATIO_MAX * p50[0]:
+            return
+    raise AssertionError(f"p50 is {p50[1] / p50[0]:.2f} of what it is without")
+
+
+@pytest.mark.parametrize("per", ["delta", "delivery"])
+def test_the_loop_goes_on_while_a_callback_blocks(per: str) -> None:
+    go, entered = threading.Event(), threading.Event()
+
+    def stands(*_: object) -> None:
+        entered.set()
+        assert go.wait(30)
+
+    async def main() -> None:
+        async with Propagator() as p:
+            await p.attach(CallbackSink(stands, name="stands", per=per))  # type: ignore[arg-type]
+            await p.attach(CacheSink())
+            first = await p.publish(Delta("v", create([1.0])))
+            assert await anyio.to_thread.run_sync(entered.wait, 30)
+            await p.wait_visible(first, sinks=["cache"], timeout_s=30)
+            assert p.statistics().sinks["stands"].lag == 1
+            go.set()
+            await p.wait_visible(first, timeout_s=30)
+
+    try:
+        anyio.run(main)
+    finally:
+        go.set()
+
+
+@pytest.mark.parametrize("nonblocking", [False, True])
+def test_a_transform_is_applied_in_a_thread_unless_it_is_nonblocking(nonblocking: bool) -> None:
+    ran: list[int] = []
+
+    def double(vector: NDArray[np.float32]) -> NDArray[np.float32]:
+        ran.append(threading.get_ident())
+        return 2 * vector
+
+    async def main() -> None:
+        async with Propagator() as p:
+            cache = await p.attach(CacheSink())
+            p.register_transform("double", double, reads="cache", nonblocking=nonblocking)
+            await p.publish(Delta("v", create([1.0])))
+            await p.wait_visible(await p.publish(Delta("v", transform("double"))))
+            state = cache.peek("default", "v")
+            assert state is not None
+            assert state.vector is not None
+            assert state.vector.tolist() == [2.0]
+
+    anyio.run(main)
+    assert (ran == [threading.get_ident()]) is nonblocking

@@ -1,0 +1,101 @@
+"""Wrong arguments of the functions for Spark: each is told before Spark is asked for anything."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from delta_prop import Propagator
+from delta_prop_wire.delta import Delta, create
+from delta_prop_wire.errors import UsageError
+
+pytest.importorskip("pyspark")
+spark = pytest.importorskip("delta_prop.spark")
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Session:
+    """Stands where Spark is not reached."""
+
+    def range(self, *_: object) -> Any:
+        raise AssertionError("asked for nothing")
+
+
+@pytest.fixture
+def facts(tmp_path: Path) -> Path:
+    async def fill() -> None:
+        async with Propagator(data=tmp_path / "facts") as p:
+            await p.publish(Delta("v", create([1.0])))
+
+    anyio.run(fill)
+    return tmp_path / "facts"
+
+
+@pytest.mark.parametrize("wrong", [None, "local", 5])
+def test_what_is_no_session_is_told(wrong: Any, facts: Path) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: spark.replay(wrong, facts),
+        lambda: spark.stats(wrong, facts),
+        lambda: spark.audit(wrong, facts, "store.db"),
+        lambda: spark.rebuild(wrong, facts, "store.db"),
+        lambda: spark.deltas_of(wrong, facts),
+        lambda: spark.register(wrong),
+        lambda: spark.contents_of(wrong, []),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match=r"spark: a .* is not a Spark session: .*session\(\)"):
+            call()
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "", b"facts"])
+def test_what_is_no_place_is_told(wrong: Any, facts: Path) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: spark.replay(Session(), wrong),
+        lambda: spark.stats(Session(), wrong),
+        lambda: spark.audit(Session(), wrong, "store.db"),
+        lambda: spark.audit(Session(), facts, wrong),
+        lambda: spark.rebuild(Session(), wrong, "store.db"),
+        lambda: spark.rebuild(Session(), facts, wrong),
+        lambda: spark.deltas_of(Session(), wrong),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match=r"(place|path|sink|file) .*: give a "):
+            call()
+
+
+@pytest.mark.parametrize("wrong", ["soon", -1, True, 1.5, "2099-01-01", datetime(2099, 1, 1, tzinfo=UTC)])
+def test_what_is_no_place_in_a_log_is_told(wrong: Any, facts: Path) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: spark.replay(Session(), facts, wrong),
+        lambda: spark.rebuild(Session(), facts, "store.db", at=wrong),
+        lambda: spark.stats(Session(), facts, since=wrong),
+        lambda: spark.stats(Session(), facts, until=wrong),
+        lambda: spark.deltas_of(Session(), facts, since=wrong),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match=r"(at|since|until) .*(in the future|: give .*an offset)"):
+            call()
+
+
+def test_what_is_no_table_is_told() -> None:
+    for call in (
+        lambda: spark.diff(None, None),
+        lambda: spark.to_deltas("facts.parquet"),
+        lambda: list(spark.repairs([])),
+    ):
+        with pytest.raises(UsageError, match=r"is not a DataFrame: .*spark\.read"):
+            call()
+
+
+def test_words_and_paths_are_taken(facts: Path) -> None:
+    for at in ("now", 0, None):
+        with pytest.raises(AssertionError, match="asked for nothing"):
+            spark.replay(Session(), facts, at)
+    with pytest.raises(AssertionError, match="asked for nothing"):
+        spark.deltas_of(Session(), str(facts), since="earliest", until="latest")

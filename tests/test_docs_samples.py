@@ -1,0 +1,185 @@
+"""The samples of the documentation are what the program prints, and what it names is there.
+
+Each block of commands runs from its first line to its last in a folder that holds what it speaks of; what it
+prints is compared with the page, numbers aside.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+import delta_prop
+from delta_prop import Propagator
+from delta_prop.cli import main, make_parser
+from delta_prop.client import Producer, Subscriber, facts
+from delta_prop.sinks import CallbackSink
+from delta_prop_wire.delta import Delta, create
+from delta_prop_wire.errors import Refused
+from tests.delta_prop.commands.served import served
+from tests.delta_prop.networks import files
+from tests.delta_prop.server.jobs import stage
+from tests.delta_prop.server.tokens import table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.delta_prop.commands.served import Places
+
+ROOT = Path(__file__).parent.parent
+PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))} | {
+    "README.md": (ROOT / "README.md").read_text()
+}
+FAILS = {"delta-prop serve --data facts": 1}  # in the block on directories of an earlier format
+
+
+def blocks(page: str) -> list[list[str]]:
+    """The blocks of commands of a page, as lines."""
+    return [text.splitlines() for text in re.findall(r"```console\n(.*?)```", PAGES[page], re.DOTALL)]
+
+
+ELSEWHERE = {
+    "$ curl -s localhost:7374/readyz": "tests/delta_prop/durable/test_full.py",
+    "$ delta-prop publish changes.jsonl --to localhost:7373": "tests/delta_prop/commands/test_waiting.py",
+}
+"""Blocks by their first line that need more than a folder, such as a full disk, and the test that has it."""
+BLOCKS = [block for block in blocks("operating.md") if block[0] not in ELSEWHERE]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the samples speak of: a data directory, a configuration."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DELTA_PROP_TOKEN", raising=False)
+
+    async def fill() -> None:
+        async with Propagator(data="facts") as p:
+            await p.attach(CallbackSink(lambda *_: None, name="audit"))
+            seen = await p.publish(*(Delta(f"doc-{at}", create([float(at)]), "docs") for at in range(5)))
+            await p.wait_visible(seen)
+
+    anyio.run(fill)
+    (toml,) = re.findall(r"```toml\n(.*?)```", PAGES["operating.md"], re.DOTALL)
+    Path("delta-prop.toml").write_text(toml)
+    shutil.copy(files().server, "server.pem")
+    shutil.copy(files().server_key, "server.key")
+    Path("tokens.toml").write_text(table("all", "t", publish=True, namespaces='["*"]'))
+    return tmp_path
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    """A server with something in it, and a job that waits."""
+    with served(tmp_path / "served") as found:
+        stage(found.to, 0, 1, [Delta("a", create([1.0]))], job="nightly")
+        yield found
+
+
+def shape(line: str) -> str:
+    """A line without its numbers, and without the s of a plural."""
+    line = re.sub(r"\b(\d[\d,.]*)\b", "#", line)
+    return re.sub(r"\b(segment|batche?|row|file)s?\b", r"\1", line).rstrip()
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block[0][2:40])
+def test_samples_of_operating_print_what_the_page_says(
+    block: list[str], folder: Path, places: Places, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if any("log migrate" in line for line in block):
+        shutil.rmtree("facts")
+        with tarfile.open(ROOT / "tests" / "golden" / "0.1.0-all.tar.gz") as old:
+            old.extractall("facts")
+    told: list[str] = []
+    for line in block:
+        if not line.startswith("$ "):
+            continue
+        told.append(line)
+        text = line[2:].replace("localhost:7374", places.told_at).replace("localhost:7373", places.to)
+        arguments = shlex.split(text.replace("--for 10m", "--for 1s"))[1:]
+        if arguments[0] == "serve" and "log migrate" not in str(block):
+            told.append(first_line(arguments))
+            continue
+        assert main(arguments) == FAILS.get(line[2:], 0), (line, capfd.readouterr())
+        shown = capfd.readouterr()
+        if any(not one.startswith("$ ") for one in answer(block, line)):
+            told += [*shown.err.splitlines(), *shown.out.splitlines()]
+    assert list(map(shape, told)) == list(map(shape, block))
+
+
+def answer(block: list[str], command: str) -> list[str]:
+    """What the page shows below a command."""
+    below = block[block.index(command) + 1 :]
+    return below[:1]
+
+
+def first_line(arguments: list[str]) -> str:
+    """What a server prints, which is ended then."""
+    free = [*arguments, "--port", "0", "--http-port", "0"]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "delta_prop", *free], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        return server.stdout.readline().rstrip()
+    finally:
+        server.terminate()
+        server.communicate(timeout=30)
+
+
+def test_no_block_of_the_page_is_left_out() -> None:
+    assert all(block[0].startswith("$ delta-prop ") for block in BLOCKS)
+    assert len(BLOCKS) + len(ELSEWHERE) == len(blocks("operating.md"))
+    assert all((ROOT / test).exists() for test in ELSEWHERE.values())
+
+
+# --- what pages name
+
+
+def named_commands() -> list[tuple[str, str]]:
+    found = []
+    for page, text in PAGES.items():
+        for span in re.findall(r"`([^`\n]+)`", text):
+            words = span.split()
+            if words[:1] == ["delta-prop"] and len(words) > 1:
+                found.append((page, span))
+    return found
+
+
+@pytest.mark.parametrize(("page", "command"), named_commands())
+def test_each_command_that_a_page_names_exists(page: str, command: str) -> None:
+    words = []
+    for word in command.split()[1:]:
+        if not re.fullmatch(r"[a-z]+", word):
+            break
+        words.append(word)
+    parser = make_parser()
+    for word in words:
+        below = [one.choices for one in parser._actions if hasattr(one, "choices") and one.choices]
+        verbs = next((one for one in below if isinstance(one, dict)), None)
+        if verbs is None:  # an argument, such as a name
+            return
+        assert word in verbs, command
+        parser = verbs[word]
+
+
+HOLDERS = (delta_prop, Propagator, Producer, Subscriber, facts, Refused, delta_prop.Receipt)
+
+
+def test_each_call_that_the_page_of_errors_names_exists() -> None:
+    text = PAGES["errors.md"]
+    calls = set(re.findall(r"`([a-z_.]+)\(", text))
+    calls |= set(re.findall(r"In Python, `([a-z_]+)`", text))
+    calls |= set(re.findall(r"`([a-z_]+)` (?:the sink|a paused|its|what)", text))
+    assert {"attach", "restart", "resume", "replay", "drop", "publish"} <= calls
+    for call in sorted(calls):
+        name = call.rpartition(".")[2]
+        assert any(hasattr(one, name) for one in HOLDERS), call
