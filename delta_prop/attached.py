@@ -5,12 +5,14 @@ Decides nothing about deltas; `route/feed.py` brings them.
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import anyio
 
+from delta_prop.refusals import HoldsOtherData
 from delta_prop.route.late import ReplayRequest
 from delta_prop.route.reasons import cannot_be_rebuilt
 from delta_prop.route.rebuild import has_snapshot, newest_snapshot, told_from
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 
 Start: TypeAlias = Literal["resume", "earliest", "latest"] | int
 """Where a sink begins: where it stopped, at what the log still has, at what comes next, at an offset."""
+
+logger = logging.getLogger("delta_prop")
 
 READ_AGAIN_S = 0.5
 """When a sink reads on for which the log could not be read."""
@@ -187,10 +191,12 @@ class Attached:
                 self.rebuild = "its owner asked for it"
             elif kept.rebuilding or (resume is not None and resume.rebuilding):
                 self.rebuild = "a rebuild was begun and did not come to its end"
+            elif kept.rebuild_asked and await self._can_be_rebuilt(rebuilds):
+                self.rebuild = "an operator asked for it"
             if self.rebuild is not None:
                 await self._check_can_be_rebuilt(rebuilds)
                 return self._log.first_offset, resume is not None
-            begin, stopped = self._resumed(start, kept, resume)
+            begin, stopped = self._resumed(start, kept, resume, rebuilds=rebuilds)
             first = self._log.first_offset
             if (
                 start in ("resume", "earliest")
@@ -206,7 +212,9 @@ class Attached:
             await self.sink.aclose()
             raise
 
-    def _resumed(self, start: Start, kept: KeptCursor, resume: ResumePoint | None) -> tuple[int, int]:
+    def _resumed(
+        self, start: Start, kept: KeptCursor, resume: ResumePoint | None, *, rebuilds: bool
+    ) -> tuple[int, int]:
         """Where to begin, and how far it is, by what the sink and the service know."""
         if resume is None:
             return self._begin(start, kept.dealt_with), kept.dealt_with
@@ -215,12 +223,12 @@ class Attached:
         cursor = resume.cursor
         stopped = cursor.next_offset if cursor.log_id == self._log.log_id else 0
         if cursor.log_id == self._log.log_id:
-            self._check_not_ahead(cursor.epoch, max(cursor.next_offset, resume.reach))
+            self._check_not_ahead(cursor.epoch, max(cursor.next_offset, resume.reach), rebuilds=rebuilds)
             self.reported = stopped
             if stopped >= kept.reported:  # else it lost something since, and reads on from its own
                 stopped = max(stopped, kept.dealt_with)
         if self.has_past and self._log.level > AckLevel.MEMORY and self._log.next_offset:
-            raise self._of_another_log(cursor)
+            raise self._of_another_log(cursor, rebuilds=rebuilds)
         # Beside a log in memory a cursor of another log is normal: the sink keeps its data and
         # begins with the new log; Lamport numbers go on above what it holds.
         return self._begin(start, stopped), stopped
@@ -228,11 +236,21 @@ class Attached:
     async def _has_snapshot(self) -> bool:
         return await self.threads.run(partial(has_snapshot, self._log))
 
+    async def _can_be_rebuilt(self, rebuilds: bool) -> bool:
+        """True if it can be; else the wish is told and passed over, so that the sink goes on as it was."""
+        try:
+            await self._check_can_be_rebuilt(rebuilds)
+        except (UsageError, Refused) as error:
+            logger.warning("rebuild of sink %r, as asked, was not done: %s", self.name, error)
+            return False
+        return True
+
     async def _check_can_be_rebuilt(self, rebuilds: bool) -> None:
         if not rebuilds:
             raise UsageError(
-                f"sink {self.name!r} has to be rebuilt ({self.rebuild}), and cannot be: it is made of "
-                "deltas, or its topics do not match whole vectors: give it data and a name of its own"
+                f"sink {self.name!r} has to be rebuilt ({self.rebuild or 'an operator asked for it'}), and "
+                "cannot be: it is made of deltas, or its topics do not match whole vectors: give it data and "
+                "a name of its own"
             )
         if self._log.first_offset and not await self._has_snapshot():
             raise cannot_be_rebuilt(self.name, self._log.first_offset)
@@ -324,24 +342,22 @@ class Attached:
                 details={"offset": begin, "start_offset": log.first_offset},
             )
 
-    def _of_another_log(self, cursor: Cursor) -> Refused:
-        return Refused(
-            ErrorCode.CURSOR_TOO_OLD,
+    def _of_another_log(self, cursor: Cursor, *, rebuilds: bool) -> Refused:
+        return HoldsOtherData(
             f"sink {self.name!r} holds data of another log ({cursor.log_id.hex()}, up to offset "
-            f"{cursor.next_offset}), this one is {self._log.log_id.hex()}: give it its own data, or the "
-            "directory it belongs to, or attach it with rebuild=True, which replaces what it holds",
+            f"{cursor.next_offset}), this one is {self._log.log_id.hex()}",
+            rebuilds=rebuilds,
             details={"offset": cursor.next_offset},
         )
 
-    def _check_not_ahead(self, epoch: int, next_offset: int) -> None:
+    def _check_not_ahead(self, epoch: int, next_offset: int, *, rebuilds: bool) -> None:
         end = self._log.epoch_end(epoch)  # behind it that epoch's tail was lost
         end = self._log.next_offset if end is None else end
         if epoch > self._log.epoch or next_offset > end:
-            raise Refused(
-                ErrorCode.CURSOR_TOO_OLD,
+            raise HoldsOtherData(
                 f"sink {self.name!r} is ahead: it holds epoch {epoch} up to offset {next_offset}, the log "
-                f"epoch {self._log.epoch} up to {end}: attach it with rebuild=True, which replaces what it "
-                "holds",
+                f"epoch {self._log.epoch} up to {end}",
+                rebuilds=rebuilds,
                 details={"offset": next_offset, "next_offset": end},
             )
 

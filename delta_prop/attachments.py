@@ -224,11 +224,12 @@ class Attachments:
         return min(feed.needed, _resumes_at(feed.kept_cursor, written))
 
     def rebuild(self, name: str) -> None:
-        """Have an attached sink rebuilt, from the newest snapshot or a whole log. Raises UsageError, Refused
-        where there is neither: the sink goes on as it was.
+        """Have a sink rebuilt, from the newest snapshot or a whole log; one that is away when it comes back.
+
+        Raises UsageError, Refused where there is neither: the sink goes on as it was.
         """
-        feed = self.feed(name)
-        if feed.rebuilder is None:
+        feed = self.feed(name) if name in self.attached else None
+        if feed is not None and feed.rebuilder is None:
             raise UsageError(
                 f"sink {name!r} cannot be rebuilt: it is made of deltas, or its topics do not match whole "
                 "vectors"
@@ -236,7 +237,10 @@ class Attachments:
         first_offset = self._log.first_offset
         if first_offset and not may_have_snapshot(self._log):
             raise cannot_be_rebuilt(name, first_offset)
-        feed.rebuild("an operator asked for it")
+        if feed is None:
+            self._remember(name, self._remembered(name)._replace(rebuild_asked=True))
+        else:
+            feed.rebuild("an operator asked for it", lasting=True)
 
     async def detach(self, name: str) -> None:
         """Let a sink go; its name is taken, and the log keeps what it needs, until that is done."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 OK, FAILED, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+PROGRAM = "delta-prop"
 VERBS_GROUP = "delta_prop.verbs"
 SPOILABLE = ("storage", "index", "cache", "subscriber", "audit", "replica")
 
@@ -48,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         open_standard_streams()
     try:
-        options = make_parser().parse_args(arguments)
+        given = sys.argv[1:] if arguments is None else list(arguments)
+        options = make_parser().parse_args(given)
+        options.command = shlex.join([PROGRAM, *given])
         if options.verb != "demo":  # which is for eyes alone, and follows the terminal
             _write_utf8()
         status: int = options.run(options)
@@ -68,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def make_parser() -> Parser:
     """The parser of all verbs."""
     parser = Parser(
-        prog="delta-prop",
+        prog=PROGRAM,
         description="Propagates every change of a fact to everything derived from it.",
         epilog="example: delta-prop demo --once",
         allow_abbrev=False,

@@ -113,6 +113,11 @@ class Settings:
             raise UsageError(
                 f"retry_s_first {self.retry_s_first} is above retry_s_max {self.retry_s_max}: waits grow"
             )
+        if not self.rate_min <= self.rate_initial <= self.rate_max:
+            raise UsageError(
+                f"rate_min {self.rate_min}, rate_initial {self.rate_initial}, rate_max {self.rate_max}: they "
+                "must not fall: give a rate to begin with that lies between the other two"
+            )
         self.rate_limits()  # asserts its own relations
         for name in ("queue_bytes_max", "pending_bytes_max", "mailbox_bytes_max", "quarantine_bytes_max"):
             if getattr(self, name) < DELTA_BYTES_MAX:

@@ -294,8 +294,9 @@ class Propagator(Publishing):
     def rebuild(self, name: str) -> None:
         """Have a sink's data replaced by the newest snapshot of the log and what follows it, or, where the
         log still has all it ever got, by that. `statistics()` tells how far it is, `wait_visible` waits for
-        its end. Deltas in its quarantine are in the states, so it is emptied. Raises UsageError, Refused
-        (CURSOR_TOO_OLD) where there is neither: the sink goes on as it was.
+        its end. Deltas in its quarantine are in the states, so it is emptied. One that is away is rebuilt
+        when it comes back; one whose rebuild has not begun at the end, at the next start. Raises UsageError,
+        Refused (CURSOR_TOO_OLD) where there is neither: the sink goes on as it was.
         """
         self._check_open()
         self._sinks.rebuild(name)

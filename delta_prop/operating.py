@@ -7,13 +7,14 @@ others at the same time. What cannot be done now, as the sink is away or stands,
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
 from delta_prop.group_places import GroupBusy, reset_group
-from delta_prop.operator_requests import read_requests, remove_request
+from delta_prop.operator_requests import read_requests, refuse_request, remove_refusals, remove_request
 from delta_prop.route.late import ReplayRequest
 from delta_prop_wire.errors import Refused, UsageError
 
@@ -55,6 +56,8 @@ class Operating:
 
     async def begin(self) -> None:
         """Do what was asked before the service was there, as far as that needs no attached sink."""
+        with suppress(OSError):  # they are in nobody's way
+            await self._threads.run(partial(remove_refusals, self._disk))
         await self._try_to_look(None)
 
     async def run(self) -> None:
@@ -83,7 +86,7 @@ class Operating:
             elif request.verb == "reset-group":
                 await self._carry_out(path, request)
             elif request.sink not in passed:
-                if request.verb in ("pause", "resume") or request.sink not in self._sinks.attached:
+                if request.verb in ("pause", "resume", "rebuild") or request.sink not in self._sinks.attached:
                     done = await self._carry_out(path, request)
                 else:
                     done = False
@@ -103,16 +106,17 @@ class Operating:
 
     async def _carry_out(self, path: str, request: OperatorRequest) -> bool:
         """Whether it is done, durably."""
+        end = partial(remove_request, self._disk, path)
         try:
             done = await self._do(request)
         except TimeoutError:
             done = False
         except (Refused, UsageError) as error:
             logger.warning("%s of %r, as asked, was not done: %s", request.verb, request.sink, error)
-            done = True
+            done, end = True, partial(refuse_request, self._disk, path, str(error))
         if done:
             await self._keep_cursors()
-            await self._threads.run(partial(remove_request, self._disk, path))
+            await self._threads.run(end)
         return done
 
     async def _do(self, request: OperatorRequest) -> bool:
@@ -123,6 +127,9 @@ class Operating:
             return True
         if request.verb == "resume":
             sinks.resume(name)
+            return True
+        if request.verb == "rebuild":
+            sinks.rebuild(name)
             return True
         if request.verb == "reset":
             await sinks.reset(name, request.offsets[0], _PATIENCE_S)

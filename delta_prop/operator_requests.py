@@ -25,10 +25,12 @@ COUNT_MAX = 1000
 OFFSETS_MAX = 10_000
 """Offsets that one request may name."""
 
-Verb: TypeAlias = Literal["replay", "drop", "pause", "resume", "reset", "reset-group"]
+Verb: TypeAlias = Literal["replay", "drop", "pause", "resume", "reset", "reset-group", "rebuild"]
 
 _RESETS = ("reset", "reset-group")
 _SUFFIX = ".json"
+_REFUSED = ".refused"
+"""Added to the name of a request that was refused; the file says why, to the command that made it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,28 @@ def _read(disk: Disk, path: str) -> OperatorRequest | Literal[False] | None:
         return None
     sound = checksum == b"%08x" % crc32c(body) and request.verb in get_args(Verb)
     return request if sound and (request.verb not in _RESETS or len(request.offsets) == 1) else None
+
+
+def refuse_request(disk: Disk, path: str, why: str) -> None:
+    """Say why it is not done, to a command that waits for it, and remove it. Raises OSError."""
+    replace_file(disk, DIRECTORY, path + _REFUSED, [why.encode(errors="backslashreplace")])
+    remove_request(disk, path)
+
+
+def take_refusal(disk: Disk, path: str) -> str | None:
+    """Why a request that is gone was refused, once; None where it was not. Raises OSError."""
+    raw = read_small(disk, path + _REFUSED)
+    if raw is None:
+        return None
+    remove_request(disk, path + _REFUSED)
+    return raw.decode(errors="replace")
+
+
+def remove_refusals(disk: Disk) -> None:
+    """Remove what nobody waits for any more. Raises OSError."""
+    for name in disk.list(DIRECTORY):
+        if name.endswith(_REFUSED):
+            remove_request(disk, f"{DIRECTORY}/{name}")
 
 
 def remove_request(disk: Disk, path: str) -> None:

@@ -25,6 +25,22 @@ class Remembered(Refused):
     """
 
 
+class HoldsOtherData(Refused):
+    """A sink holds what the log it is attached to does not have. `what` says what; the message also the cure,
+    for programs. `rebuilds`: it can be rebuilt.
+    """
+
+    def __init__(self, what: str, *, rebuilds: bool, details: dict[str, int]) -> None:
+        cure = (
+            "give it the log that it belongs to, or attach it with rebuild=True, which replaces what it holds"
+            if rebuilds
+            else "it cannot be rebuilt: give it data of its own, in a new place"
+        )
+        super().__init__(ErrorCode.CURSOR_TOO_OLD, f"{what}: {cure}", details=details)
+        self.what = what
+        self.rebuilds = rebuilds
+
+
 def withdrawn() -> Refused:
     """Why a dot is void whose delta was taken back before it got its place."""
     return Refused(ErrorCode.INVALID_DELTA, "withdrawn by its producer")

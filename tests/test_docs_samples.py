@@ -50,6 +50,11 @@ def blocks(page: str) -> list[list[str]]:
 ELSEWHERE = {
     "$ curl -s localhost:7374/readyz": "tests/delta_prop/durable/test_full.py",
     "$ delta-prop publish changes.jsonl --to localhost:7373": "tests/delta_prop/commands/test_waiting.py",
+    "$ delta-prop log export --data facts --to backup": "tests/delta_prop/commands/test_runbook.py",
+    "$ mv facts facts.lost": "tests/delta_prop/commands/test_runbook.py",
+    "$ delta-prop serve --config delta-prop.toml": "tests/delta_prop/commands/test_runbook.py",
+    "$ delta-prop sinks --http localhost:7374": "tests/delta_prop/commands/test_runbook.py",
+    "$ delta-prop sinks rebuild storage --data facts": "tests/delta_prop/commands/test_runbook.py",
 }
 """Blocks by their first line that need more than a folder, such as a full disk, and the test that has it."""
 BLOCKS = [block for block in blocks("operating.md") if block[0] not in ELSEWHERE]

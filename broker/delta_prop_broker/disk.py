@@ -96,6 +96,11 @@ class Lock(Protocol):
 class Disk(Protocol):
     """The directory that one service keeps its data in."""
 
+    @property
+    def name(self) -> str:
+        """The directory's own path, as commands take it."""
+        ...
+
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> File:
         """Open a file; with `create` make it, where there is none. Raises FileNotFoundError."""
         ...

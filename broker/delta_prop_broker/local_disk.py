@@ -159,6 +159,11 @@ class LocalDisk:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
 
+    @property
+    def name(self) -> str:
+        """The directory's path, as it was given."""
+        return str(self.root)
+
     def open(self, path: str, *, create: bool = False, read_only: bool = False) -> LocalFile:
         """Open a regular file; with `create` make it, where there is none. Read-only changes nothing."""
         if create and read_only:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from delta_prop.commands import edge
 from delta_prop.commands.opened import open_disk
-from delta_prop.operator_requests import OperatorRequest, put_request, read_requests
+from delta_prop.operator_requests import OperatorRequest, put_request, read_requests, take_refusal
 from delta_prop_broker.log.files.identity import read_identity
 from delta_prop_broker.log.files.names import DIRECTORY, IDENTITY, LOCK_PATH
-from delta_prop_wire.errors import UsageError
+from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
     from delta_prop.operator_requests import Verb
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 WAIT_S = 10.0
 """How long a command waits for the process that has the directory."""
 _LOOK_S = 0.05
+
+
+class NotDone(DeltaPropError):
+    """The service refused what an operator asked for; the message says why."""
 
 
 def open_directory(data: str) -> tuple[Disk, Identity]:
@@ -38,10 +42,12 @@ def waiting_requests(disk: Disk, log_id: bytes) -> list[OperatorRequest]:
     return [one for one in read_requests(disk).values() if one is not None and one.log_id == log_id.hex()]
 
 
-def ask(data: str, verb: Verb, sink: str, offsets: tuple[int, ...], what: str) -> None:
-    """Leave a request, wait for it, tell what became of it; `what` names it for people.
+def ask(
+    data: str, verb: Verb, sink: str, offsets: tuple[int, ...], what: str, *, done: str | None = None
+) -> None:
+    """Leave a request, wait for it, tell what became of it; `what` names it for people, `done` its end.
 
-    Raises UsageError where too many wait, OSError.
+    Raises UsageError where too many wait, NotDone where the service refuses it, OSError.
     """
     disk, identity = open_directory(data)
     path = put_request(disk, OperatorRequest(verb, sink, identity.log_id.hex(), offsets), edge.wall_us())
@@ -58,4 +64,7 @@ def ask(data: str, verb: Verb, sink: str, offsets: tuple[int, ...], what: str) -
             )
             return
         edge.pause(_LOOK_S)
-    edge.put(f"done: {what}")
+    refusal = take_refusal(disk, path)
+    if refusal is not None:
+        raise NotDone(f"{what} was not done: {refusal}")
+    edge.put(f"done: {done or what}")

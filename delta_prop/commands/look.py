@@ -138,7 +138,8 @@ def all_sinks(disk: Disk, log: DurableLog) -> list[dict[str, Any]]:
             "quarantined": len(held.get(name, ())),
         }
         asked = [one.verb for one in requests if one.sink == name]
-        found[-1] |= {"asked": asked} if asked else {}
+        asked += ["rebuild"] if cursor.rebuild_asked else []
+        found[-1] |= {"asked": list(dict.fromkeys(asked))} if asked else {}
     for name, place in read_groups(disk, log.log_id).items():
         found.append({"name": name, "kind": "group", "offset": None, "required": False})
         found[-1] |= {"damage": str(place)} if isinstance(place, UsageError) else {"offset": place}

@@ -49,6 +49,7 @@ def _add_sinks(verbs: Any, run: Runner) -> None:
     _below(below, "forget", "remember nothing of a sink or group", "sinks forget audit --data facts")
     _below(below, "pause", "bring it nothing until it is resumed", "sinks pause audit --data facts")
     _below(below, "resume", "end a pause, or a stop", "sinks resume audit --data facts")
+    _below(below, "rebuild", "replace its data by what the log holds", "sinks rebuild storage --data facts")
     reset = _below(
         below, "reset", "have it go on elsewhere in the log", "sinks reset audit --to earliest --data facts"
     )
@@ -56,7 +57,7 @@ def _add_sinks(verbs: Any, run: Runner) -> None:
 
     def start(options: Namespace) -> int:
         from delta_prop.commands.look import forget, sinks
-        from delta_prop.commands.steer import reset, set_paused
+        from delta_prop.commands.steer import rebuild, reset, set_paused
 
         data = getattr(options, "below_data", None) or options.data
         if options.server is not None and options.sinks_verb is None:
@@ -67,6 +68,8 @@ def _add_sinks(verbs: Any, run: Runner) -> None:
             return forget(data, options.name)
         if options.sinks_verb == "reset":
             return reset(data, options.name, options.to)
+        if options.sinks_verb == "rebuild":
+            return rebuild(data, options.name)
         if options.sinks_verb is not None:
             return set_paused(data, options.name, options.sinks_verb)
         return sinks(data, as_json=options.json)

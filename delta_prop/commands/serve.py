@@ -6,21 +6,21 @@ Exactly one line goes to standard output, once clients are accepted; all else is
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
 from dataclasses import replace
-from errno import EADDRINUSE
-from functools import partial
 from importlib.metadata import version
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from delta_prop.commands import edge
-from delta_prop.commands.configure import load, usual
+from delta_prop.commands.configure import load
+from delta_prop.commands.leftovers import removing_if_failed
 from delta_prop.commands.logs import logging_to
-from delta_prop.configuration import make_sinks
+from delta_prop.commands.startup import judge, listening
+from delta_prop.configuration.values import placed
 from delta_prop.embedded import Propagator
-from delta_prop.server.access import Access
+from delta_prop.refusals import HoldsOtherData
 from delta_prop.server.http import HttpPort
 from delta_prop.server.overview import Overview
 from delta_prop.server.service import Service
@@ -28,10 +28,11 @@ from delta_prop.world import real_world
 from delta_prop_wire.errors import DeltaPropError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Mapping
 
     from anyio.abc import TaskGroup
 
+    from delta_prop.commands.startup import Startable
     from delta_prop.configuration import Configuration
     from delta_prop.ports import World
 
@@ -39,48 +40,78 @@ OK = 0
 logger = logging.getLogger("delta_prop.serve")
 
 
-def configured(file: str | None, options: Mapping[str, Mapping[str, Any]]) -> Configuration:
+def configured(
+    file: str | None, options: Mapping[str, Mapping[str, Any]], *, rebuild: Collection[str] = ()
+) -> Configuration:
     """What is to be served: a file and the environment, and what options say instead.
 
-    `options`: values by section, "" for the top, and key; None: not given. Raises UsageError.
+    `options`: values by section, "" for the top, and key; None: not given. `rebuild`: names of sinks. Raises
+    UsageError.
     """
     configuration = load(file)
     changes: dict[str, Any] = {}
     for section, keys in options.items():
         given = {name: value for name, value in keys.items() if value is not None}
-        changes |= {section: replace(getattr(configuration, section), **given)} if section else given
+        try:
+            changes |= {section: replace(getattr(configuration, section), **given)} if section else given
+        except UsageError as error:
+            raise placed(error, section, keys) from None
+    sinks = configuration.sinks
+    for name in rebuild:
+        if name not in [one.name for one in sinks]:
+            known = ", ".join(one.name for one in sinks) or "none"
+            raise UsageError(
+                f"--rebuild {name!r}: no sink of the configuration has that name; there are {known}"
+            )
+    changes["sinks"] = tuple(replace(one, rebuild=one.rebuild or one.name in rebuild) for one in sinks)
     configuration = replace(configuration, **changes)
     if configuration.data is None:
         raise UsageError("no data directory: give --data DIR, or `data` in the configuration")
     return configuration
 
 
-async def serve(configuration: Configuration) -> int:
-    """Serve until a signal. Raises UsageError, LogBusy, LogDamaged, FormatUnknown, OSError."""
+async def serve(configuration: Configuration, *, command: str = "delta-prop serve") -> int:
+    """Serve until a signal. `command`: what was typed, for whoever has to type more.
+
+    Raises UsageError, SinksHoldOtherData, LogBusy, LogDamaged, FormatUnknown, OSError.
+    """
     wanted = configuration.logging
     with (
         logging_to(edge.standard_error(), level=wanted.level, format_=wanted.format),
         edge.signals() as asked,
     ):
         async with anyio.create_task_group() as tasks:
-            serving = _Serving(configuration, real_world())
+            world = real_world()
+            serving = _Serving(configuration, world, await judge(configuration, world), command)
             tasks.start_soon(serving.obey, asked)
             await serving.run()
             tasks.cancel_scope.cancel()
     return OK
 
 
-class CannotListen(DeltaPropError):
-    """A port is taken, or may not be had."""
+class SinksHoldOtherData(DeltaPropError):
+    """Sinks hold what the log does not have, as beside a log from a backup."""
+
+    def __init__(self, refusals: Mapping[str, HoldsOtherData], command: str) -> None:
+        what = "; ".join(one.what for one in refusals.values())
+        options = " ".join(f"--rebuild {quote(name)}" for name, one in refusals.items() if one.rebuilds)
+        cures = [f"`{command} {options}` replaces what is held by what the log has"] if options else []
+        cures += [
+            f"{name!r} cannot be rebuilt: move its data away, so that it begins anew, or name another place"
+            for name, one in refusals.items()
+            if not one.rebuilds
+        ]
+        super().__init__(f"{what}: if this is the right directory, {'; '.join(cures)}")
 
 
 class _Serving:
     """One server from its start to its end."""
 
-    def __init__(self, configuration: Configuration, world: World) -> None:
+    def __init__(self, configuration: Configuration, world: World, judged: Startable, command: str) -> None:
         self._configuration = configuration
         self._world = world
-        self._access = _access(configuration, world)
+        self._access, self._sinks = judged
+        self._command = command
         self._overview = Overview(version=version("delta-prop"), now=world.clock.now)
         self._whole = anyio.CancelScope()
         self._service: Service | None = None
@@ -129,28 +160,48 @@ class _Serving:
             tls=self._configuration.served_tls,
             connections_max=server.http_connections_max,
         )
-        with _listening("http_port"):
+        with listening("http_port"):
             _, http_port = await tasks.start(port.run)
         return int(http_port)
 
     async def _serve(self, http_port: int) -> None:
         """Open, attach, listen, say so, and go on until the service ends."""
+        data = self._configuration.data
+        assert data is not None
+        with removing_if_failed(data) as keep:
+            await self._serve_log(http_port, keep)
+
+    async def _serve_log(self, http_port: int, keep: Callable[[], None]) -> None:
         wanted, overview = self._configuration, self._overview
-        sinks = make_sinks(wanted.sinks)
         async with Propagator(wanted.settings, data=wanted.data, log=wanted.log, world=self._world) as p:
             overview.propagator = p
             try:
-                remembered = frozenset(p.inside().sinks.cursors())
-                for one in sinks:
-                    await one.attach(p, remembered)
+                await self._attach(p)
                 service = Service(p, wanted.server, access=self._access, tls=wanted.served_tls)
                 async with anyio.create_task_group() as tasks:
-                    with _listening("port"):
+                    with listening("port"):
                         address = await tasks.start(service.run)
                     self._service = overview.service = service
+                    keep()
                     self._say_ready(address.port, http_port, p)
             finally:
                 overview.propagator = None
+
+    async def _attach(self, propagator: Propagator) -> None:
+        """Attach all sinks. Raises SinksHoldOtherData with a cure for all of them at once."""
+        remembered = frozenset(propagator.inside().sinks.cursors())
+        refusals: dict[str, HoldsOtherData] = {}
+        for one in self._sinks:
+            try:
+                await one.attach(propagator, remembered)
+            except HoldsOtherData as refusal:
+                if getattr(one.terms, "vectors", None) not in refusals:  # else it is rebuilt with that sink
+                    refusals[one.terms.name] = refusal
+            except (DeltaPropError, OSError):
+                if not refusals:  # else it may be for want of a sink that is to be rebuilt
+                    raise
+        if refusals:
+            raise SinksHoldOtherData(refusals, self._command)
 
     def _say_ready(self, port: int, http_port: int, propagator: Propagator) -> None:
         wanted = self._configuration
@@ -171,28 +222,3 @@ class _Serving:
         )
         edge.settle_memory()
         edge.put(f"ready port={port} http={http_port}")
-
-
-@contextmanager
-def _listening(key: str) -> Iterator[None]:
-    """Tell what can be done where nothing can listen. Raises CannotListen."""
-    try:
-        yield
-    except OSError as error:
-        option = f"--{key.replace('_', '-')}"
-        cure = f"stop what has it, or give another one with {option} (or server.{key}), 0 for any"
-        if error.errno != EADDRINUSE:
-            cure = f"name an address of this machine with --host, and with {option} a port you may have"
-        raise CannotListen(f"{error.strerror or error}: {cure}") from None
-
-
-def _access(configuration: Configuration, world: World) -> Access:
-    """Who may do what. Raises UsageError where the tokens cannot be read."""
-    file = configuration.access.tokens
-    try:
-        read = None if file is None else partial(edge.file_bytes, file)
-        return Access(world, read, usual(configuration))
-    except OSError as error:
-        raise UsageError(f"access.tokens: {file!r} cannot be read ({error.strerror})") from None
-    except UsageError as error:
-        raise UsageError(f"access.tokens: {error}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.commands.parsers import directory, server_arguments, verb_parser
@@ -19,7 +20,7 @@ def add_server_verbs(verbs: Any, run: Runner) -> None:
     """Add them all; `run` runs a coroutine to its end."""
     _add_serve(verbs, run)
     _add_top(verbs, run)
-    _add_config(verbs)
+    _add_config(verbs, run)
 
 
 # --- serve
@@ -51,6 +52,12 @@ def _add_serve(verbs: Any, run: Runner) -> None:
         default=None,
         help="serve without tokens where other machines can connect",
     )
+    parser.add_argument(
+        "--rebuild",
+        metavar="SINK",
+        action="append",
+        help="at this start, replace what this sink holds by what the log has; may be given several times",
+    )
     parser.add_argument("--log-level", choices=LOG_LEVELS, help="default: info")
     parser.add_argument("--log-format", choices=LOG_FORMATS, help="default: text on a terminal, else json")
 
@@ -71,8 +78,8 @@ def _add_serve(verbs: Any, run: Runner) -> None:
             "access": {"tokens": options.tokens},
             "logging": {"level": options.log_level, "format": options.log_format},
         }
-        configuration = configured(options.config, given)
-        return run(lambda: serve(configuration))
+        configuration = configured(options.config, given, rebuild=options.rebuild or ())
+        return run(lambda: serve(configuration, command=options.command))
 
     parser.set_defaults(run=start)
 
@@ -104,7 +111,7 @@ def _add_top(verbs: Any, run: Runner) -> None:
 # --- config
 
 
-def _add_config(verbs: Any) -> None:
+def _add_config(verbs: Any, run: Runner) -> None:
     parser = verb_parser(
         verbs,
         "config",
@@ -116,7 +123,7 @@ def _add_config(verbs: Any) -> None:
     below = parser.add_subparsers(title="verbs", metavar="VERB", dest="config_verb", required=True)
     check = verb_parser(below, "check", "1 line: sound, or what is wrong", "config check delta-prop.toml")
     check.add_argument("file", metavar="FILE")
-    check.set_defaults(run=_check)
+    check.set_defaults(run=partial(_check, run))
 
     show = verb_parser(below, "show", "every key with its value, as TOML", "config show delta-prop.toml")
     show.add_argument("file", metavar="FILE", nargs="?", help="without it: the defaults")
@@ -124,10 +131,10 @@ def _add_config(verbs: Any) -> None:
     show.set_defaults(run=_show)
 
 
-def _check(options: Namespace) -> int:
+def _check(run: Runner, options: Namespace) -> int:
     from delta_prop.commands.configure import check
 
-    return check(options.file)
+    return run(lambda: check(options.file))
 
 
 def _show(options: Namespace) -> int:

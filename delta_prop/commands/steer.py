@@ -1,7 +1,11 @@
-"""`sinks pause`, `resume`, `reset`: whether a sink gets deltas, and from where on. They leave a request."""
+"""`sinks pause`, `resume`, `reset`, `rebuild`: whether a sink gets deltas, from where on, or all of it anew.
+
+They leave a request.
+"""
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING, Literal
 
 from delta_prop.commands import edge
@@ -32,7 +36,8 @@ def reset(data: str, name: str, to: str) -> int:
     """
     if _remembered(data, name).own:
         raise UsageError(
-            f"sink {name!r} keeps its cursor with its data, which would not follow: rebuild it, or give it "
+            f"sink {name!r} keeps its cursor with its data, which would not follow: `delta-prop sinks "
+            f"rebuild {quote(name)} --data {quote(data)}` makes it anew, if it can be rebuilt; else give it "
             "data and a name of its own"
         )
     at = parse_at("--to", to, edge.wall_us())
@@ -42,6 +47,14 @@ def reset(data: str, name: str, to: str) -> int:
     if not first <= offset <= end:
         raise UsageError(f"--to {to:.40}: give earliest, latest, a time or an offset from {first} to {end}")
     ask(data, "reset", name, (offset,), f"reset of sink {name!r} to offset {offset}")
+    return OK
+
+
+def rebuild(data: str, name: str) -> int:
+    """Have a sink's data replaced by what the log holds. Raises UsageError, NotDone, OSError."""
+    _remembered(data, name)
+    begun = f"rebuild of sink {name!r} is asked for; `delta-prop sinks --http HOST:PORT` shows how far it is"
+    ask(data, "rebuild", name, (), f"rebuild of sink {name!r}", done=begun)
     return OK
 
 

@@ -53,7 +53,10 @@ async def sinks(link: Link, *, as_json: bool) -> int:
     for one in told:
         late = shown_lag(one["lag_s"])
         numbers = f"{one['applied']:>12,}  {one['lag']:>12,}  {late:>8}  {one['quarantined']:>11,}"
-        edge.put(f"{one['name']:24}  {one['state']:13}  {numbers}  {one['reason'] or ''}".rstrip())
+        progress = one["rebuild"]
+        rebuilt = progress and f"{progress['rows_done']:,} of {progress['rows_total']:,} rows are rebuilt"
+        notes = "; ".join(filter(None, (rebuilt, one["reason"])))
+        edge.put(f"{one['name']:24}  {one['state']:13}  {numbers}  {notes}".rstrip())
     return OK
 
 

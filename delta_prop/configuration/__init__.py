@@ -8,6 +8,7 @@ from delta_prop.configuration.reading import ENVIRONMENT_PREFIX, read_configurat
 from delta_prop.configuration.shape import Access, Configuration, Logging, TlsFiles
 from delta_prop.configuration.sinks import (
     CacheTerms,
+    ForwardTerms,
     IndexTerms,
     JsonLinesTerms,
     SinkTerms,
@@ -21,6 +22,7 @@ __all__ = [
     "Attachment",
     "CacheTerms",
     "Configuration",
+    "ForwardTerms",
     "IndexTerms",
     "JsonLinesTerms",
     "Logging",

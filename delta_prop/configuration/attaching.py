@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import delta_prop_sinks as sinks  # what a sink needs is loaded where one is made
@@ -15,6 +15,7 @@ from delta_prop.configuration.sinks import (
     SinkTerms,
     StorageTerms,
 )
+from delta_prop.configuration.values import placed
 from delta_prop.ports import Tls
 from delta_prop_wire.errors import UsageError
 
@@ -47,18 +48,22 @@ class Attachment:
             on_log_full=terms.on_log_full,
             batch_deltas=terms.batch_deltas,
             linger_ms_max=terms.linger_ms_max,
+            rebuild=terms.rebuild,
         )
 
 
 def make_sinks(terms: tuple[SinkTerms, ...]) -> tuple[Attachment, ...]:
     """The sinks, in the order in which they are attached. Raises UsageError with the place of the one."""
     residents: dict[str, Resident] = {}
+    rebuilt = {one.name for one in terms if one.rebuild}
     made: list[Attachment] = []
     for place, one in enumerate(terms):
+        shared = getattr(one, "vectors", None)  # which are what an index holds
         try:
-            made.append(Attachment(_made(one, residents), one))
+            sink = _made(one, residents)
+            made.append(Attachment(sink, replace(one, rebuild=one.rebuild or shared in rebuilt)))
         except UsageError as error:
-            raise UsageError(f"sinks[{place}]: {error}") from None
+            raise placed(error, f"sinks[{place}]", [key.name for key in fields(one)]) from None
     return tuple(made)
 
 

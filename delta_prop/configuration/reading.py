@@ -6,12 +6,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from delta_prop.configuration.shape import Configuration
 from delta_prop.configuration.values import FromEnvironment, join, made_of
+from delta_prop.toml_text import parse_toml
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,10 +31,7 @@ def read_configuration(
     `folder`: from where names of files in the text count, the one that it lies in; in the environment they
     count from the working directory. Raises UsageError that begins with the path of the key.
     """
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"this is no TOML: {error}") from None
+    table = parse_toml(text, "this")
     if folder is not None:
         _anchor(table, PurePath(folder))
     for variable in sorted(environment or {}, key=_by_place):

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from delta_prop.config import Settings
 from delta_prop.configuration.sinks import SinkTerms, check_together
-from delta_prop.configuration.values import File
+from delta_prop.configuration.values import File, placed
 from delta_prop.ports import Tls
 from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.log.settings import LogSettings
@@ -63,6 +63,11 @@ class Configuration:
 
     def __post_init__(self) -> None:
         check_together(self.sinks)
+        for place, one in enumerate(self.sinks):
+            try:
+                self.settings.feed_limits(one.batch_deltas, one.linger_ms_max)
+            except UsageError as error:
+                raise placed(error, f"sinks[{place}]", ("batch_deltas", "linger_ms_max")) from None
         if (self.tls.certificate is None) != (self.tls.key is None):
             missing = "key" if self.tls.key is None else "certificate"
             raise UsageError(f"tls.{missing}: it is missing: a server shows a certificate and has its key")

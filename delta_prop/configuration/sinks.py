@@ -27,7 +27,8 @@ class SinkTerms:
 
     `name`: under which it is remembered; one of its own where there are several of a kind. `start`: where
     one that is not remembered yet begins: at offset 0, or, where the log no longer has that, by a rebuild
-    (`resume`); at what the log still has; at its end. See `Propagator.attach` for the rest.
+    (`resume`); at what the log still has; at its end. `rebuild`: at each start what it holds is replaced by
+    what the log has. See `Propagator.attach` for the rest.
     """
 
     kind: ClassVar[str]
@@ -39,6 +40,7 @@ class SinkTerms:
     on_log_full: OnLogFull | None = None
     batch_deltas: int | None = None
     linger_ms_max: float | None = None
+    rebuild: bool = False
 
     @classmethod
     def chosen(cls, table: Mapping[str, Any], path: str) -> tuple[type[SinkTerms], dict[str, Any]]:
@@ -137,6 +139,10 @@ def check_together(sinks: tuple[SinkTerms, ...]) -> None:
             raise UsageError(
                 f"{path}.name: sinks[{names[one.name]}] is named {one.name!r} too: give each its own"
             )
+        if not one.name.isprintable():
+            raise UsageError(f"{path}.name: {shown(one.name)} cannot be printed: give letters, digits, '-'")
+        if not one.name:
+            raise UsageError(f'{path}.name: "" names no sink: give a name, or leave the key out')
         try:
             parse_topics(one.topics)
         except UsageError as error:
@@ -146,10 +152,24 @@ def check_together(sinks: tuple[SinkTerms, ...]) -> None:
         file = getattr(one, "path", None)
         if file in files and file is not None:
             raise UsageError(f"{path}.path: sinks[{files[file]}] writes {file!r} too: name another file")
-        if isinstance(one, IndexTerms) and one.vectors is not None:
-            _check_shared(sinks[:place], one, path)
+        if isinstance(one, IndexTerms):
+            _check_index(sinks[:place], one, path)
         names[one.name] = place
         files |= {} if file is None else {file: place}
+
+
+def _check_index(before: tuple[SinkTerms, ...], index: IndexTerms, path: str) -> None:
+    if index.vectors is None and index.path is not None:
+        raise UsageError(
+            f"{path}.path: {shown(index.path)} is read at the start, where an index without vectors has "
+            "nothing yet that it could stand for: give vectors, the name of a storage sink above it"
+        )
+    if index.path is not None and index.linked is False:
+        raise UsageError(
+            f"{path}.path: {shown(index.path)}: only a graph has a file: give linked = true, or leave it out"
+        )
+    if index.vectors is not None:
+        _check_shared(before, index, path)
 
 
 def _check_shared(before: tuple[SinkTerms, ...], index: IndexTerms, path: str) -> None:
@@ -174,3 +194,7 @@ def _check_forward(forward: ForwardTerms, path: str) -> None:
         raise UsageError(f"{path}.to: {error}") from None
     if tuple(forward.topics) != ("*",):
         raise UsageError(f"{path}.topics: a log is forwarded whole: leave topics out")
+    if forward.token is not None and not (forward.token.isascii() and forward.token.strip()):
+        raise UsageError(f"{path}.token: this is no token: give one as it was made, or leave the key out")
+    if forward.server_name == "":
+        raise UsageError(f'{path}.server_name: "" is no name: give that in the certificate, or leave it out')

@@ -6,7 +6,6 @@ Every mistake is a UsageError that begins with the path of the key, as it is wri
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import MISSING, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -26,6 +25,7 @@ from typing import (
     runtime_checkable,
 )
 
+from delta_prop.toml_text import parse_toml
 from delta_prop_wire.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,10 +33,13 @@ if TYPE_CHECKING:
     from dataclasses import Field
 
 T = TypeVar("T")
-File: TypeAlias = Annotated[str, "a file"]
+_A_FILE = "a file"
+File: TypeAlias = Annotated[str, _A_FILE]
 """The name of a file or directory."""
 
 _SHOWN_MAX = 60
+_NUMBER_MAX = 10**15
+"""Seconds of 30 million years, bytes of a petabyte: more is a slip, and too much for some clocks."""
 
 
 class FromEnvironment(str):
@@ -73,9 +76,16 @@ def shown(value: object) -> str:
     """A value as the file has it, as far as it fits into a line."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    text = repr(str(value)) if isinstance(value, str) else str(value)
+    try:
+        text = repr(str(value)) if isinstance(value, str) else str(value)
+    except ValueError:  # more digits than Python prints
+        text = "a number of thousands of digits"
     if isinstance(value, str) and "'" not in value and '"' not in value:
         text = f'"{text[1:-1]}"'
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _SHOWN_MAX else text[: _SHOWN_MAX - 1] + "…"
 
 
@@ -95,7 +105,7 @@ def made_of(kind: type[T], table: Mapping[str, Any], path: str) -> T:
     try:
         return kind(**given)
     except UsageError as error:
-        raise _placed(error, path, known) from None
+        raise placed(error, path, known) from None
 
 
 def check_keys(table: Mapping[str, Any], known: Iterable[str], path: str) -> None:
@@ -115,7 +125,7 @@ def suggested(name: str, known: Iterable[str]) -> str:
 
 def join(path: str, name: str) -> str:
     """The path of a key in the table at `path`."""
-    bare = name if name.replace("_", "a").replace("-", "a").isalnum() else repr(name)
+    bare = _cut(name if name.replace("_", "a").replace("-", "a").isalnum() else repr(name))
     return f"{path}.{bare}" if path else bare
 
 
@@ -124,8 +134,8 @@ def default_of(one: Field[Any]) -> object:
     return one.default if one.default_factory is MISSING else one.default_factory()
 
 
-def _placed(error: UsageError, path: str, known: Iterable[str]) -> UsageError:
-    """What a dataclass says of its own fields, with where they stand."""
+def placed(error: UsageError, path: str, known: Iterable[str]) -> UsageError:
+    """Make an error about some fields one that says where they stand."""
     text = str(error)
     first = text.partition(" ")[0].rstrip(":")
     if not path:
@@ -142,13 +152,12 @@ def converted(value: object, kind: Any, path: str) -> Any:
     if origin in (Union, UnionType):
         return _one_of(value, get_args(kind), path)
     if origin is Annotated:
-        return _file(value, path)
+        _, meant = get_args(kind)
+        return _file(value, path) if meant == _A_FILE else _chosen(value, _by_name(meant), path)
     if origin is Literal:
-        return _chosen(value, {str(one): one for one in get_args(kind)}, path)
+        return _chosen(value, _by_name(get_args(kind)), path)
     if origin is tuple:
         return _several(value, get_args(kind)[0], path)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return _chosen(value, {one.name.lower(): one for one in kind}, path)
     if is_dataclass(kind):
         if not isinstance(value, dict):
             raise fault(path, value, f"{shown(value)} is no table: give keys and values below [{path}]")
@@ -162,15 +171,18 @@ def converted(value: object, kind: Any, path: str) -> Any:
 def _one_of(value: object, kinds: tuple[Any, ...], path: str) -> Any:
     """As the first of these types that it has; where it has none, what the first of them says."""
     told: UsageError | None = None
-    for kind in kinds:
-        if kind is type(None) or (isinstance(value, dict) and not is_dataclass(kind)):
-            continue
+    kinds = tuple(kind for kind in kinds if kind is not type(None))
+    for kind in (isinstance(value, dict) and tuple(filter(is_dataclass, kinds))) or kinds:
         try:
             return converted(value, kind, path)
         except UsageError as error:
             told = told or error
     assert told is not None
     raise told
+
+
+def _by_name(choices: Iterable[object]) -> dict[str, object]:
+    return {one.name.lower() if isinstance(one, Enum) else str(one): one for one in choices}
 
 
 def _chosen(value: object, choices: Mapping[str, T], path: str) -> T:
@@ -189,22 +201,25 @@ def _several(value: object, kind: Any, path: str) -> tuple[Any, ...]:
     elif isinstance(value, str):
         value = [value]
     if not isinstance(value, list) or not value:
-        how = f"write [[{path}]] above each" if isinstance(value, dict) else "give a list of at least one"
+        how = "give a list of at least one"
+        if isinstance(value, dict) or is_dataclass(kind):
+            how = f"write [[{path}]] above the keys of each"
         raise fault(path, value, f"{shown(value)}: {how}")
     return tuple(converted(one, kind, f"{path}[{place}]") for place, one in enumerate(value))
 
 
 def _toml_list(value: FromEnvironment, path: str) -> list[Any]:
     try:
-        found: list[Any] = tomllib.loads(f"list = {value}")["list"]
-    except tomllib.TOMLDecodeError:
+        found: list[Any] = parse_toml(f"list = {value}", "this")["list"]
+    except UsageError:
         raise fault(path, value, f"{shown(value)} is no list: give a, b or ['a', 'b']") from None
     return found
 
 
 def _text(value: object, path: str) -> str:
     if not isinstance(value, str):
-        raise fault(path, value, f"{shown(value)} is no text: write it in quotes")
+        cure = f'write {path} = "…" instead of [{path}]' if isinstance(value, dict) else "write it in quotes"
+        raise fault(path, value, f"{shown(value)} is no text: {cure}")
     return str(value)
 
 
@@ -231,22 +246,27 @@ def _whole(value: object, path: str) -> int:
 
 
 def _real(value: object, path: str) -> float:
-    number = float(_number(value, path))
-    if not math.isfinite(number):
-        raise fault(path, value, f"{shown(value)} is not finite: give a large number instead")
-    return number
+    return float(_number(value, path))
 
 
 def _number(value: object, path: str) -> int | float:
-    if isinstance(value, FromEnvironment):
-        for kind in (int, float):
-            try:
-                return kind(value)
-            except ValueError:
-                continue
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    number = _parsed(value) if isinstance(value, FromEnvironment) else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
         raise fault(path, value, f"{shown(value)} is no number: give one without quotes, such as 5")
-    return value
+    if isinstance(number, float) and not math.isfinite(number):
+        raise fault(path, value, f"{shown(value)} is not finite: give a large number instead")
+    if abs(number) > _NUMBER_MAX:
+        raise fault(path, value, f"{shown(value)}: give at most {_NUMBER_MAX:,}")
+    return number
+
+
+def _parsed(text: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
 
 
 _READERS = {bool: _truth, int: _whole, float: _real, str: _text}

@@ -216,7 +216,8 @@ class Feed(Calling):
         self.quarantine.cut(end)
         holds = max(self._handed_over, self._reported, handed)
         if holds > end and not self.rebuilding:
-            self.stop(reasons.ahead(self.name, holds, end), FeedState.NEEDS_SNAPSHOT)
+            refusal = reasons.ahead(self.name, holds, end, rebuilds=self.rebuilder is not None)
+            self.stop(refusal, FeedState.NEEDS_SNAPSHOT)
         elif self._end > end:
             self._mailbox.clear()
             self._applied, self._committed = min(self._applied, end), min(self._committed, end)
@@ -235,10 +236,10 @@ class Feed(Calling):
             self.breaker.reset()
             self._ring_bell()
 
-    def rebuild(self, why: str) -> None:
+    def rebuild(self, why: str, *, lasting: bool = False) -> None:
         """Have the sink rebuilt, or rebuilt again from the beginning, before it gets another delta."""
         assert self.rebuilder is not None
-        self.rebuilder.ask(why)
+        self.rebuilder.ask(why, lasting=lasting)
         if self.state in (FeedState.STOPPED, FeedState.NEEDS_SNAPSHOT):
             self._go_on()
             self.breaker.reset()

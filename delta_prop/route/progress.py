@@ -77,6 +77,7 @@ class Progress:
             rebuilding=void,
             paused=self.paused,
             own=self._keeps_cursor,
+            rebuild_asked=self.rebuilder is not None and self.rebuilder.lasting,
         )
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from delta_prop_sinks.sink import RejectDelta, TryAgain
@@ -25,13 +26,17 @@ def has_stopped(name: str, applied: int, why: str) -> Refused:
     )
 
 
-def ahead(name: str, holds: int, end: int) -> Refused:
+def ahead(name: str, holds: int, end: int, *, rebuilds: bool) -> Refused:
     """It was shown what the log lost."""
+    cure = (
+        f"`rebuild({name!r})` or `delta-prop sinks rebuild {quote(name)} --data DIR` replaces what it holds"
+    )
+    if not rebuilds:
+        cure = "it cannot be rebuilt: detach it, and give it data of its own, in a new place"
     return Refused(
         ErrorCode.CURSOR_TOO_OLD,
         f"sink {name!r} is ahead: it was shown deltas up to offset {holds}, and those from {end} on went "
-        "with a failure of the log's disk before they were synced; detach it, and attach it with "
-        "rebuild=True, which replaces what it holds",
+        f"with a failure of the log's disk before they were synced: {cure}",
         details={"sink": name, "offset": holds, "next_offset": end},
     )
 

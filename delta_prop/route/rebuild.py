@@ -91,6 +91,8 @@ class Rebuilder:
         """Why one is wanted, or under way; None: neither."""
         self.begun = False
         """Whether what the sink holds is void."""
+        self.lasting = False
+        """True while a rebuild that an operator asked for has not begun: the next process has to know."""
         self.rebuilds = 0
         self._sink = sink
         self._log = log
@@ -106,9 +108,10 @@ class Rebuilder:
         """From where on the log must be kept for the rebuild; None where none is under way."""
         return self._offset if self._holds and self.why is not None else None
 
-    def ask(self, why: str) -> None:
-        """Begin one, or begin the one under way again."""
+    def ask(self, why: str, *, lasting: bool = False) -> None:
+        """Begin one, or begin the one under way again. `lasting`: the next process does, if this one ends."""
         self.why = why
+        self.lasting = self.lasting or lasting
         self._asked += 1
 
     def progress(self) -> RebuildProgress | None:
@@ -135,7 +138,7 @@ class Rebuilder:
             offset = 0 if snapshot is None else snapshot.offset
             self._keep_from(offset)
             self._rows_done, self._rows_total = 0, 0 if snapshot is None else snapshot.rows
-            self.begun, feed.before = True, None
+            self.begun, self.lasting, feed.before = True, False, None
             feed.begin_at(offset)
             await self._try(feed, asked, self._keep)
             await self._try(feed, asked, partial(self._sink.begin_rebuild, offset))

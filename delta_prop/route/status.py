@@ -33,6 +33,7 @@ class KeptCursor(NamedTuple):
     was begun and has not ended, so the sink holds nothing whole, and is rebuilt when it comes back.
     `paused`: it gets nothing until it is resumed. `own`: the sink keeps its cursor with its data.
     `gives_way`: where the log is full on its account it loses its place, rather than producers be refused.
+    `rebuild_asked`: an operator wants it rebuilt, which has not begun.
     """
 
     reported: int
@@ -42,6 +43,7 @@ class KeptCursor(NamedTuple):
     paused: bool = False
     own: bool = False
     gives_way: bool = False
+    rebuild_asked: bool = False
 
 
 def text_of(failure: BaseException | None) -> str:

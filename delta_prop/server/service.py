@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import AsyncExitStack, suppress
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
@@ -86,7 +87,7 @@ class Service:
             raise UsageError("this world has no network to listen on")
         self._group_threads = inside.world.new_threads()
         access = self._access or Access(inside.world)
-        self._check_open_to_others(access)
+        check_open_to_others(self.settings, access)
         counters = Counters()
         hub = self._hub = Hub(
             inside=inside,
@@ -125,14 +126,6 @@ class Service:
     def stop(self) -> None:
         """Take nothing more, answer what was taken, tell all, end."""
         self._stop.set()
-
-    def _check_open_to_others(self, access: Access) -> None:
-        host = self.settings.host
-        if access.is_open and not self.settings.allow_anonymous and not is_loopback(host):
-            raise UsageError(
-                f"host {host!r} can be reached by others, and no tokens are asked for: give a file of "
-                "tokens, or say allow_anonymous = true"
-            )
 
     async def _accept(self, listener: Listener, serving: Any, scope: anyio.CancelScope) -> None:
         with scope:
@@ -274,9 +267,21 @@ class Service:
         return [] if self._hub is None else self._hub.jobs.told()
 
 
+def check_open_to_others(settings: ServerSettings, access: Access) -> None:
+    """Refuse to listen where others can connect and nobody asks who they are. Raises UsageError."""
+    if access.is_open and not settings.allow_anonymous and not is_loopback(settings.host):
+        raise UsageError(
+            f"host {settings.host!r} can be reached by others, and no tokens are asked for: give a file of "
+            "tokens (--tokens, or access.tokens), or say allow_anonymous = true (--allow-anonymous)"
+        )
+
+
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
-    return host in ("localhost", "::1") or host.startswith("127.")
+    """True if only this machine can reach what listens there."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 async def _turn_away(stream: Stream, refused: Refused) -> None:

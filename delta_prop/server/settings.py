@@ -101,8 +101,8 @@ class ServerSettings:
 
 def _check(name: str, value: object, default: object) -> None:
     if isinstance(default, str):
-        if not isinstance(value, str) or not value:
-            raise UsageError(f"{name} = {value!r}: give a text")
+        if not isinstance(value, str) or not value.isprintable() or value.split() != [value]:
+            raise UsageError(f"{name} = {value!r:.80}: give an address or a name of this machine")
         return
     if isinstance(default, bool):
         if not isinstance(value, bool):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-import tomllib
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from difflib import get_close_matches
@@ -17,6 +16,7 @@ from math import inf, isnan
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from delta_prop.server.grants import ALL_KINDS, ANONYMOUS, Grant
+from delta_prop.toml_text import parse_toml
 from delta_prop_wire.errors import UsageError
 from delta_prop_wire.spec import NAMESPACE_BYTES_MAX
 from delta_prop_wire.topics import kind_names, kind_number
@@ -82,10 +82,7 @@ def parse_tokens(text: str, usual: Usual) -> tuple[Token, ...]:
     """All tokens of a file. Raises UsageError with the path of the key that is wrong."""
     if len(text) > FILE_BYTES_MAX:
         raise UsageError(f"the file of tokens has {len(text)} characters: {FILE_BYTES_MAX} at most")
-    try:
-        whole = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"the file of tokens is no TOML: {error}") from None
+    whole = parse_toml(text, "the file of tokens")
     _check_keys("", whole, ("token",))
     tables = whole.get("token", [])
     if not isinstance(tables, list) or not all(isinstance(one, dict) for one in tables):

@@ -34,6 +34,8 @@ _ENDLESS_BYTES = 1 << 50
 class SimDisk(Faults):
     """The disk of one machine. With `capacity_bytes`, files fill it by their length, holes too."""
 
+    name = "facts"
+
     def __init__(self, seed: int = 0, *, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
         super().__init__(Random(seed))

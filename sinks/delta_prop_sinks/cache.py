@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 import numpy as np
 
+from delta_prop_sinks.bounds import check_at_least
 from delta_prop_sinks.runs import SETTING_KINDS, Run, Unfolded, fold_new
 from delta_prop_sinks.sink import ResumePoint
 from delta_prop_sinks.table import (
@@ -112,8 +113,7 @@ class CacheSink:
         loader: Callable[[str, str], Awaitable[State | None]] | None = None,
         loader_offset: Callable[[], int] | None = None,
     ) -> None:
-        if entries_max < 1 or bytes_max < 1:
-            raise UsageError(f"entries_max {entries_max} and bytes_max {bytes_max} must be at least 1")
+        check_at_least(1, entries_max=entries_max, bytes_max=bytes_max)
         if mode not in ("refresh", "invalidate"):
             raise UsageError(f'mode {mode!r} is not "refresh" or "invalidate"')
         self.name = name

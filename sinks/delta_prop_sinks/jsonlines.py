@@ -69,6 +69,16 @@ class JsonLinesSink:
         self._next_offset = 0
         self._lines = self._bytes = self._repeats = 0
 
+    def check_file(self) -> None:
+        """Check that the file can be this sink's; nothing is changed. Raises UsageError."""
+        if not self.path.is_file():
+            return
+        try:
+            with self.path.open("rb") as file:
+                self._check_opening(file.read(len(_OPENING)))
+        except OSError:  # opening it tells why
+            return
+
     async def open(self, context: SinkContext) -> ResumePoint:
         """Open or create the file, cut a torn last line, read how far it is. Raises UsageError, StopSink."""
         try:
@@ -130,15 +140,20 @@ class JsonLinesSink:
         length = file.seek(0, os.SEEK_END)
         line, self._good = _last_line(file, length)
         file.seek(0)
-        foreign = UsageError(f"{self.path} holds lines that this sink did not write: name another file")
-        if not _OPENING.startswith(file.read(len(_OPENING))):  # part of it, where the first line was torn
-            raise foreign
+        self._check_opening(file.read(len(_OPENING)))
         try:
             found = _End.of(line)
         except (ValueError, KeyError, TypeError, UsageError):
-            raise foreign from None
+            raise self._foreign() from None
         file.truncate(self._good)  # only now: nothing of a foreign file is touched
         return found
+
+    def _check_opening(self, begin: bytes) -> None:
+        if not _OPENING.startswith(begin):  # part of it, where the first line was torn
+            raise self._foreign()
+
+    def _foreign(self) -> UsageError:
+        return UsageError(f"{self.path} holds lines that this sink did not write: name another file")
 
     def _append(self, deliveries: Sequence[Delivery], log_id: bytes, epoch: int) -> None:
         lines: list[str] = []

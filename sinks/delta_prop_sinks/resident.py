@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import anyio
 import numpy as np
 
+from delta_prop_sinks.bounds import check_at_least
 from delta_prop_sinks.chain import Chains, Entry
 from delta_prop_sinks.evicting import missing_of, oldest_first
 from delta_prop_sinks.pace import Pace
@@ -75,6 +76,7 @@ class Resident:
         chain_age_s_max: float = 60.0,
         chain_bytes_max: int = 64 << 20,
     ) -> None:
+        check_at_least(0, resident_bytes_max=resident_bytes_max)
         self.resident_bytes_max = resident_bytes_max
         self.chains = Chains(age_s_max=chain_age_s_max, bytes_max=chain_bytes_max)
         self._refolding = Refolding(self.chains)

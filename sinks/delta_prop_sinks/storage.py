@@ -16,6 +16,7 @@ import anyio
 import anyio.lowlevel
 import numpy as np
 
+from delta_prop_sinks.bounds import check_above_zero, check_at_least
 from delta_prop_sinks.resident import Resident
 from delta_prop_sinks.sink import RejectDelta, ResumePoint, SinkFailure, StopSink, TryAgain
 from delta_prop_sinks.storage_file import FileFailed, FileLost, StorageFile
@@ -92,14 +93,10 @@ class StorageSink:
     ) -> None:
         if mode not in ("behind", "through"):
             raise UsageError(f'mode {mode!r} is not "behind" or "through"')
-        if flush_s <= 0 or rows_unflushed_max < 1:
-            raise UsageError(
-                f"flush_s {flush_s} must be above 0 and rows_unflushed_max {rows_unflushed_max} at least 1"
-            )
-        if image_rows_min < 1 or image_s < 0:
-            raise UsageError(
-                f"image_rows_min {image_rows_min} must be at least 1 and image_s {image_s} 0 or more"
-            )
+        check_above_zero(flush_s=flush_s, close_s=close_s)
+        check_at_least(1, rows_unflushed_max=rows_unflushed_max, wal_bytes_max=wal_bytes_max)
+        check_at_least(1, image_rows_min=image_rows_min)
+        check_at_least(0, image_s=image_s)
         self.name = name
         self.mode = mode
         self.flush_s = flush_s
@@ -125,6 +122,10 @@ class StorageSink:
         self._flushing = anyio.Lock()
 
     # --- the contract
+
+    def check_file(self) -> None:
+        """Check that the file can be this sink's; nothing is changed. Raises UsageError."""
+        self._file.check_header()
 
     async def open(self, context: SinkContext) -> ResumePoint:
         """Open or create the file and load its rows, as far as they fit. Raises UsageError, StopSink."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from delta_prop_wire.states import StateRow
 
 
+_MAGIC = b"SQLite format 3\0"
 APPLICATION_ID = 0x64507270
 """`dPrp`: marks the file as ours."""
 
@@ -169,8 +170,24 @@ class StorageFile:
                 self._users -= 1
                 self._unused.notify_all()
 
+    def check_header(self) -> None:
+        """Check that a file that is there is one of SQLite's, before anything is made beside it.
+
+        Raises UsageError.
+        """
+        if not self.path.is_file():
+            return
+        try:
+            with open(self.path, "rb") as file:
+                begin = file.read(len(_MAGIC))
+        except OSError:  # opening it tells why
+            return
+        if not _MAGIC.startswith(begin):
+            raise UsageError(f"{self.path} is not a SQLite file: name another file")
+
     def connect(self, log_id: bytes) -> Opened:
         """Open or create. Raises UsageError where the file is in use, or is not ours."""
+        self.check_header()
         try:
             self._lock()
             self._writer = self._new_connection(f"{self.path.resolve().as_uri()}?mode=rwc")

@@ -260,7 +260,7 @@ def test_damage_is_told_and_nothing_more_goes() -> None:
 
 @pytest.mark.parametrize("wrong", [{"history_s": 0.0}, {"compact_memory_bytes_max": 0}])
 def test_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="give positive values"):
+    with pytest.raises(UsageError, match="must be above 0"):
         replace(COMPACT, **wrong)  # type: ignore[arg-type]
 
 

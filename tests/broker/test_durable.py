@@ -310,10 +310,10 @@ def test_a_disk_that_runs_short_refuses_before_it_is_full_and_goes_on_when_there
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"level": AckLevel.MEMORY}, "not memory"),
+        ({"level": AckLevel.MEMORY}, "logged or durable"),
         ({"bytes_max": 4_000}, "at least 4 segments"),
-        ({"keep_bytes_max": 50_000}, "above bytes_max"),
-        ({"tail_bytes_max": 0}, "0 or below"),
+        ({"keep_bytes_max": 50_000}, "at most bytes_max"),
+        ({"tail_bytes_max": 0}, "it must be above 0"),
         ({"keep_s": float("nan")}, "keep_s = nan: give a number"),
         ({"history_s": "5"}, "history_s = '5': give a number"),
         ({"segment_s_max": True}, "segment_s_max = True: give a number"),

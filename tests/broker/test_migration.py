@@ -222,7 +222,7 @@ def test_migrated_directory_is_left_alone() -> None:
 
 
 def test_what_is_no_log_or_in_use_is_refused() -> None:
-    with pytest.raises(UsageError, match="no log to migrate"):
+    with pytest.raises(UsageError, match="is not a data directory"):
         migrate_disk(SimDisk())
     history = History(1, typed=False)
     lock = history.disk.lock("lock")

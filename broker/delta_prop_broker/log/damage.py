@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 from delta_prop_wire.errors import DeltaPropError
 
 CURE = (
@@ -61,11 +63,12 @@ class FormatUnknown(DeltaPropError):
 class FormatOutdated(DeltaPropError):
     """The data directory is of an earlier format, or on its way from there. `format` is its number."""
 
-    def __init__(self, path: str, found: int, known: int, *, unfinished: bool) -> None:
+    def __init__(self, directory: str, found: int, known: int, *, unfinished: bool) -> None:
         why = "its migration was broken off" if unfinished else f"this version reads format {known} alone"
         again = " once more" if unfinished else ""
         super().__init__(
-            f"{path} says format {found}: {why}: run `delta-prop log migrate DIR`{again}; nothing was changed"
+            f"{directory!r} has format {found}: {why}: run `delta-prop log migrate {quote(directory)}`"
+            f"{again}; nothing was changed"
         )
         self.format = found
         self.known = known

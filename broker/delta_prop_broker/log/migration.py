@@ -107,7 +107,7 @@ def migrate(disk: Disk, *, draw: Callable[[int], bytes], watching: Watching) -> 
     """
     found = read_format(disk)
     if found is None:
-        raise UsageError("there is no log to migrate there: name a data directory")
+        raise UsageError(f"{disk.name!r} is not a data directory: name the one that `serve --data DIR` made")
     try:
         lock = disk.lock(LOCK_PATH)
     except BlockingIOError as error:

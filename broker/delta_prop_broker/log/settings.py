@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal, TypeAlias, get_args
+from typing import Annotated, Literal, TypeAlias, get_args
 
 from delta_prop_wire.bounds import check_level
 from delta_prop_wire.compression import Compression, available
@@ -13,7 +13,22 @@ from delta_prop_wire.errors import UsageError
 
 Compress: TypeAlias = Literal["none", "lz4", "zstd"]
 COMPRESS = get_args(Compress)
+READ_LEVELS = (AckLevel.LOGGED, AckLevel.DURABLE)
+ReadLevel: TypeAlias = Annotated[AckLevel, READ_LEVELS]
 MIB = 1024 * 1024
+_ABOVE_ZERO = (
+    "segment_bytes_max",
+    "segment_s_max",
+    "bytes_max",
+    "keep_s",
+    "unwritten_bytes_max",
+    "tail_bytes_max",
+    "history_s",
+    "compact_memory_bytes_max",
+    "checkpoint_frames",
+    "checkpoint_bytes",
+)
+_AT_LEAST_ZERO = ("keep_bytes_max", "free_bytes_min", "reserve_bytes")
 SEGMENTS_MIN = 4
 """The hard limit holds at least so many segments: one is written to, whole ones are removed."""
 
@@ -34,7 +49,7 @@ class LogSettings:
     `compress`: with what sealed segments are compressed, `none`, `lz4` or `zstd`.
     """
 
-    level: AckLevel = AckLevel.DURABLE
+    level: ReadLevel = AckLevel.DURABLE
     segment_bytes_max: int = 64 * MIB
     segment_s_max: float = 24 * 3600.0
     bytes_max: int = 10 * 1024 * MIB
@@ -54,28 +69,28 @@ class LogSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "level", check_level(self.level))  # it may be given by its name
-        if self.level not in (AckLevel.LOGGED, AckLevel.DURABLE):
-            raise UsageError(f"a log on disk shows what is logged or durable, not {self.level.name.lower()}")
         for one in fields(self):
             _check_number(one.name, getattr(self, one.name), one.default)
-        if self.segment_bytes_max < 1 or self.bytes_max < SEGMENTS_MIN * self.segment_bytes_max:
+        if self.level not in READ_LEVELS:
             raise UsageError(
-                f"bytes_max is {self.bytes_max}, segment_bytes_max {self.segment_bytes_max}: a log holds at "
+                f"level = {self.level.name.lower()}: a log on disk shows what is logged or durable"
+            )
+        for name in _ABOVE_ZERO:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise UsageError(f"{name} = {value}: it must be above 0")
+        for name in _AT_LEAST_ZERO:
+            value = getattr(self, name)
+            if not value >= 0:
+                raise UsageError(f"{name} = {value}: it must be at least 0")
+        if self.bytes_max < SEGMENTS_MIN * self.segment_bytes_max:
+            raise UsageError(
+                f"segment_bytes_max {self.segment_bytes_max} and bytes_max {self.bytes_max}: a log holds at "
                 f"least {SEGMENTS_MIN} segments; make it larger, or its segments smaller"
             )
         if self.keep_bytes_max > self.bytes_max:
             raise UsageError(
-                f"keep_bytes_max is {self.keep_bytes_max}, above bytes_max ({self.bytes_max}): lower it"
-            )
-        bounds = (self.unwritten_bytes_max, self.tail_bytes_max, self.segment_s_max, self.keep_s)
-        if min(*bounds, self.checkpoint_frames, self.checkpoint_bytes) <= 0:
-            raise UsageError("a bound of the log is 0 or below: give it a positive value")
-        if min(self.free_bytes_min, self.reserve_bytes) < 0:
-            raise UsageError("free_bytes_min or reserve_bytes is below 0: give 0 for none")
-        if self.kept_s <= 0 or self.compact_memory_bytes_max < 1:
-            raise UsageError(
-                f"history_s is {self.history_s}, compact_memory_bytes_max {self.compact_memory_bytes_max}: "
-                "give positive values"
+                f"keep_bytes_max {self.keep_bytes_max}: give at most bytes_max ({self.bytes_max})"
             )
         if self.compress not in COMPRESS:
             raise UsageError(f"compress = {self.compress!r}: give one of {', '.join(COMPRESS)}")

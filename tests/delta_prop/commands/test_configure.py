@@ -27,7 +27,7 @@ def test_a_sound_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     ("text", "said"),
     [
         (b"server.port = 'x'", 'server.port: "x" is no number'),
-        (b"[[sinks]]\nkind = 'cache'\nbytes_max = 0", "sinks[0]: entries_max"),
+        (b"[[sinks]]\nkind = 'cache'\nbytes_max = 0", "sinks[0].bytes_max"),
         (b"\xff", "cannot be read (it is not UTF-8)"),
         (None, "cannot be read (No such file or directory)"),
     ],
@@ -68,7 +68,7 @@ def test_the_files_that_a_server_would_read_are_tried(
 ) -> None:
     file = tmp_path / "dp.toml"
     for text, said in (
-        ("access.tokens = 'none'", "access.tokens: the file of tokens"),
+        ("access.tokens = 'none'", f"access.tokens: '{tmp_path}/none' cannot be read"),
         ("access.tokens = 'dp.toml'", "access.tokens: access: "),
         ("tls = { certificate = 'none', key = 'none' }", "tls: "),
     ):

@@ -231,15 +231,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "stop what has it, or give another one with --port (or server.port), 0 for any",
         ),
         (["--http-port", "TAKEN"], 1, "with --http-port (or server.http_port)"),
-        (["--host", "192.0.2.1"], 1, "name an address of this machine with --host"),
+        (["--host", "192.0.2.1", "--allow-anonymous"], 1, "name an address of this machine with --host"),
         (["--host", "0.0.0.0"], 2, "allow_anonymous"),
         (["--port", "70000"], 2, "port = 70000: ports end at 65535"),
         (["--port", "x"], 2, "--port"),
         (["--tokens", "nowhere"], 2, "access.tokens: 'nowhere' cannot be read (No such file or directory)"),
         (["--config", "nowhere"], 2, "the configuration 'nowhere' cannot be read"),
-        (["--data", "FILE"], 1, "FILE"),
+        (["--data", "FILE"], 2, "data: 'FILE' is not a directory: name another one"),
         (["--data", ""], 2, "the name is empty"),
         (["--level", "memory"], 2, "--level"),
+        (["--rebuild", "x"], 2, "--rebuild 'x': no sink of the configuration has that name; there are none"),
     ],
 )
 def test_what_cannot_be_served_is_told_in_one_line(

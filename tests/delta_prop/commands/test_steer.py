@@ -1,7 +1,8 @@
-"""`sinks pause`, `resume`, `reset`: a sink is steered beside the service, or before the next one."""
+"""`sinks pause`, `resume`, `reset`, `rebuild`: a sink is steered beside the service, or before the next."""
 
 from __future__ import annotations
 
+import sqlite3
 from typing import TYPE_CHECKING
 
 import anyio
@@ -110,10 +111,116 @@ def test_what_cannot_be_is_refused_with_its_cure(command: Command, tmp_path: Pat
     for arguments, cure in [
         (("pause", "nobody"), "sinks that are: audit, storage"),
         (("pause", "g"), "`groups reset g --to PLACE` moves it"),
-        (("reset", "storage", "--to", "earliest"), "rebuild it"),
+        (("reset", "storage", "--to", "earliest"), "sinks rebuild storage --data "),
         (("reset", "audit", "--to", "3"), "an offset from 0 to 2"),
         (("reset", "audit", "--to", "soon"), "give earliest, latest"),
     ]:
         done = command("sinks", *arguments)
         assert (done.status, done.out) == (2, "")
         assert cure in done.err
+
+
+# --- rebuilding
+
+
+def serve_storage(command: Command, path: Path, main: Callable[[Propagator], Awaitable[None]]) -> None:
+    """A service with a store in that file, and a sink that cannot be rebuilt."""
+
+    async def run() -> None:
+        async with Propagator(data=command.data) as p:
+            await p.attach(StorageSink(path))
+            await p.attach(CallbackSink(lambda *_: None, name="audit"))
+            await all_of_it(p)
+            await main(p)
+
+    anyio.run(run)
+
+
+async def nothing(_: Propagator) -> None:
+    """Open and close."""
+
+
+def spoil(path: Path) -> None:
+    """Change a row of a store behind its back."""
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE vectors SET value = zeroblob(4) WHERE vector_id = 'v2'")
+    connection.close()
+
+
+def spoiled(path: Path) -> bool:
+    with sqlite3.connect(path) as connection:
+        (value,) = connection.execute("SELECT value FROM vectors WHERE vector_id = 'v2'").fetchone()
+    connection.close()
+    return bytes(value) == bytes(4)
+
+
+async def rebuilt(p: Propagator) -> None:
+    with anyio.fail_after(10):
+        while not p.statistics().sinks["storage"].rebuilds:  # noqa: ASYNC110
+            await anyio.sleep(0.01)
+
+
+def test_a_served_sink_is_rebuilt(command: Command, tmp_path: Path) -> None:
+    command.publish(many(4))
+    store = tmp_path / "facts.db"
+    serve_storage(command, store, nothing)
+    spoil(store)
+
+    async def main(p: Propagator) -> None:
+        await anyio.sleep(1.2)  # within a second the sink is known in the directory
+        assert spoiled(store), "else nothing is shown"
+        done = await from_outside(command, "sinks", "rebuild", "storage")
+        assert (done.status, done.out.startswith("done: rebuild of sink 'storage' is asked for; `")) == (
+            0,
+            True,
+        )
+        await rebuilt(p)
+        await all_of_it(p)
+
+    serve_storage(command, store, main)
+    assert not spoiled(store)
+
+
+def test_a_sink_that_is_away_is_rebuilt_when_it_comes_back(command: Command, tmp_path: Path) -> None:
+    command.publish(many(4))
+    store = tmp_path / "facts.db"
+    serve_storage(command, store, nothing)
+    spoil(store)
+    done = command("sinks", "rebuild", "storage")
+    assert done.out.startswith("recorded: rebuild of sink 'storage'; it is done when a service next opens")
+    assert command("sinks").out.splitlines()[2].endswith("rebuild asked for")
+
+    async def without_it() -> None:
+        async with Propagator(data=command.data):
+            pass  # the request is taken over, and outlasts this process
+
+    anyio.run(without_it)
+    assert not list((command.data / "requests").iterdir())
+    assert command("sinks").out.splitlines()[2].endswith("rebuild asked for")
+    serve_storage(command, store, rebuilt)
+    assert not spoiled(store)
+    assert "rebuild asked" not in command("sinks").out
+    spoil(store)
+    serve_storage(command, store, nothing)
+    assert spoiled(store), "it is rebuilt once"
+
+
+def test_a_rebuild_that_cannot_be_is_told_to_who_asks(command: Command, tmp_path: Path) -> None:
+    command.publish(many(2))
+    store = tmp_path / "facts.db"
+
+    async def main(p: Propagator) -> None:
+        await anyio.sleep(1.2)
+        done = await from_outside(command, "sinks", "rebuild", "audit")
+        assert (done.status, done.out, done.err.count("\n")) == (1, "", 1)
+        assert (
+            "rebuild of sink 'audit' was not done: sink 'audit' cannot be rebuilt: it is made of" in done.err
+        )
+        assert not list((command.data / "requests").iterdir())
+        assert p.statistics().sinks["audit"].state == "idle"
+
+    serve_storage(command, store, main)
+    assert command("sinks", "rebuild", "audit").status == 0, "nobody knows yet what it is"
+    serve_storage(command, store, nothing)  # which passes the wish over, with a warning
+    nobody = command("sinks", "rebuild", "nobody")
+    assert (nobody.status, "sinks that are: audit, storage" in nobody.err) == (2, True)

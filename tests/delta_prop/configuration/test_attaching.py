@@ -82,7 +82,7 @@ def test_every_sink_is_made_with_what_its_terms_say(tmp_path: Path) -> None:
 
 def test_what_a_sink_refuses_is_told_with_its_place() -> None:
     terms = read_configuration("[[sinks]]\nkind = 'cache'\nentries_max = 0").sinks
-    with pytest.raises(UsageError, match=r"^sinks\[0\]: entries_max 0"):
+    with pytest.raises(UsageError, match=r"^sinks\[0\].entries_max 0"):
         make_sinks(terms)
 
 
@@ -98,6 +98,7 @@ def test_everything_that_the_terms_say_is_handed_on() -> None:
         on_log_full = "needs_snapshot"
         batch_deltas = 7
         linger_ms_max = 2.5
+        rebuild = true
     """
     told: dict[str, Any] = {}
 
@@ -116,6 +117,7 @@ def test_everything_that_the_terms_say_is_handed_on() -> None:
         "on_log_full": "needs_snapshot",
         "batch_deltas": 7,
         "linger_ms_max": 2.5,
+        "rebuild": True,
     }
 
 

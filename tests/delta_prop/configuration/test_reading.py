@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import tomllib
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +23,7 @@ from delta_prop.configuration import (
 )
 from delta_prop.configuration.reading import _FILES, _FILES_OF_SINKS
 from delta_prop.configuration.sinks import KINDS
+from delta_prop.configuration.values import File
 from delta_prop.ports import Tls
 from delta_prop.server.settings import ServerSettings
 from delta_prop_broker.log.settings import LogSettings
@@ -109,13 +110,13 @@ def test_a_certificate_makes_it_tls() -> None:
         ('settings.rate_law = "x"', 'settings.rate_law: "x": give one of drain, specification'),
         ("log.compact = 1", "log.compact: 1: give true or false"),
         ("log.keep_s = inf", "log.keep_s: inf is not finite"),
-        ('log.level = "sync"', 'log.level: "sync": give one of memory, logged, durable'),
-        ('log.level = "memory"', "log: a log on disk shows what is logged or durable"),
+        ('log.level = "sync"', 'log.level: "sync": give one of logged, durable'),
+        ('log.level = "memory"', 'log.level: "memory": give one of logged, durable'),
         ('tls.key = "k"', "tls.certificate: it is missing"),
         ('tls.authorities = "a"', "tls.authorities: without tls.certificate"),
         ('logging.level = "all"', 'logging.level: "all": give one of debug, info'),
-        ("sinks = 1", "sinks: 1: give a list"),
-        ("[sinks]\nkind = 'cache'", "sinks: {'kind': 'cache'}: write [[sinks]] above each"),
+        ("sinks = 1", "sinks: 1: write [[sinks]] above the keys of each"),
+        ("[sinks]\nkind = 'cache'", "sinks: {'kind': 'cache'}: write [[sinks]] above the keys of each"),
         ("sinks = [1]", "sinks[0]: 1 is no table"),
         ("[[sinks]]", "sinks[0].kind: it is missing: give one of storage"),
         ("[[sinks]]\nkind = 'sql'", 'sinks[0].kind: "sql": give one of storage'),
@@ -254,7 +255,7 @@ def test_every_key_is_shown() -> None:
 
 
 def _holds_a_file(kind: Any) -> bool:
-    return get_origin(kind) is Annotated or any(map(_holds_a_file, get_args(kind)))
+    return kind == File or any(map(_holds_a_file, get_args(kind)))
 
 
 def test_every_name_of_a_file_counts_from_the_folder_of_the_configuration() -> None:

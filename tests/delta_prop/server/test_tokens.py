@@ -70,6 +70,8 @@ def test_a_rate_alone_lets_a_tenth_of_a_second_go_at_once(rate: str, burst: int)
     [
         ("", "has 0 tables"),
         ("[[token]", "no TOML"),
+        (f"x = {'9' * 5000}", "no TOML: a number in it has more digits than can be read"),
+        (f"x = {'[' * 20_000}", "no TOML: its lists or tables lie too deep in each other"),
         ("token = 3", "begin each token with a line"),
         ("token = [1]", "begin each token with a line"),
         ("tokens = 1", "tokens: unknown key; did you mean token?"),

@@ -92,7 +92,7 @@ def copy_log(
     there), LogDamaged, FormatUnknown, CopyFailed, OSError; what was written by then is no log.
     """
     if not check_format(source):
-        raise UsageError("there is no log to copy: name a data directory, or a copy of one")
+        raise UsageError(f"{source.name!r} holds no log to copy: name a data directory, or a copy of one")
     copying = _Copying(source, target, directory, draw)
     for tried in range(TRIES):
         try:

@@ -83,7 +83,7 @@ def check_format(disk: Disk, *, oldest: int = FORMAT) -> bool:
     """
     found = read_format(disk)
     if found is not None and (found.number < oldest or found.unfinished):
-        raise FormatOutdated(FORMAT_PATH, found.number, FORMAT, unfinished=found.unfinished)
+        raise FormatOutdated(disk.name, found.number, FORMAT, unfinished=found.unfinished)
     return found is not None
 
 

@@ -1,0 +1,214 @@
+"""The runbook of the page on operating, run as it is printed: backup, restore, start, rebuild, verify."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+import numpy as np
+
+from delta_prop.client import Producer
+from delta_prop_wire.delta import Delta, create
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGE = Path(__file__).parents[3] / "docs" / "operating.md"
+WAIT_S = 60.0
+
+
+class Step(NamedTuple):
+    """A command of the page, and what it prints."""
+
+    command: str
+    printed: list[str]
+
+
+def steps() -> list[Step]:
+    """The commands of the runbook, in their order."""
+    section = PAGE.read_text().partition("\n## From backup to serving\n")[2].partition("\n## ")[0]
+    found: list[Step] = []
+    for block in re.findall(r"```console\n(.*?)```", section, re.DOTALL):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                found.append(Step(line[2:], []))
+            else:
+                found[-1].printed.append(line)
+    return found
+
+
+def alike(line: str) -> str:
+    """A line without its numbers, and the blanks that depend on them."""
+    return re.sub(r"\s+", " ", re.sub(r"[\d,]*\d", "N", line)).strip()
+
+
+class Machine:
+    """A folder in which commands are run as somebody types them, the server in a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ports = free_ports()
+        self._server: subprocess.Popen[str] | None = None
+
+    def run(self, step: Step) -> list[str]:
+        """Run a step to its end, a server until it is ready; the lines that it printed."""
+        words = shlex.split(self._here(step.command))
+        if words[0] == "delta-prop":
+            words[:1] = [sys.executable, "-m", "delta_prop"]
+        if "serve" in words:
+            return self._serve(words)
+        done = subprocess.run(
+            words, cwd=self.folder, capture_output=True, text=True, timeout=WAIT_S, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    def expected(self, step: Step) -> list[str]:
+        """What the page says that a step prints, beside this machine's ports."""
+        return [alike(self._here(line)) for line in step.printed]
+
+    @contextmanager
+    def server(self) -> Iterator[None]:
+        """Whatever server is started, end it at the end, as an operator does."""
+        try:
+            yield
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """End the server."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.send_signal(signal.SIGTERM)
+            try:
+                server.communicate(timeout=WAIT_S)
+            finally:
+                server.kill()
+
+    def _serve(self, words: list[str]) -> list[str]:
+        server = subprocess.Popen(
+            words,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"DELTA_PROP_LOGGING__LEVEL": "error"},
+        )
+        self._server = server
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        if line:
+            return [line.rstrip("\n")]
+        self._server = None
+        assert server.stderr is not None
+        told = server.stderr.read()
+        server.wait(WAIT_S)
+        server.stdout.close()
+        server.stderr.close()
+        return told.splitlines()
+
+    def _here(self, text: str) -> str:
+        return text.replace("7373", str(self.ports[0])).replace("7374", str(self.ports[1]))
+
+
+def free_ports() -> tuple[int, int]:
+    """Two ports that nobody has."""
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
+        return one.getsockname()[1], two.getsockname()[1]
+
+
+async def publish(port: int, first: int, count: int) -> None:
+    async with Producer(f"127.0.0.1:{port}", name="orders") as producer:
+        await producer.publish(*[Delta(f"v{n}", create([float(n)])) for n in range(first, first + count)])
+
+
+def stored(path: Path) -> dict[str, list[float]]:
+    """The vectors in a store's file."""
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as connection:
+        rows = connection.execute("SELECT vector_id, value FROM vectors").fetchall()
+    return {key: np.frombuffer(raw, "<f4").tolist() for key, raw in rows}
+
+
+def logged(machine: Machine) -> dict[str, list[float]]:
+    """The vectors that the log's deltas make."""
+    lines = machine.run(Step("delta-prop log export --data facts", []))
+    rows = [json.loads(line) for line in lines]
+    return {row["vector_id"]: row["vector"] for row in rows}
+
+
+def configure(machine: Machine, more: str = "") -> None:
+    port, http_port = machine.ports
+    (machine.folder / "delta-prop.toml").write_text(
+        f"data = 'facts'\nserver = {{ port = {port}, http_port = {http_port} }}\n"
+        f"[[sinks]]\nkind = 'storage'\npath = 'facts.db'\n{more}"
+    )
+
+
+def lose_all_but_a_backup(machine: Machine) -> list[Step]:
+    """Serve, make the backup, publish more, end; the steps that follow."""
+    port, _ = machine.ports
+    backup, *after = steps()
+    machine.run(Step("delta-prop serve --config delta-prop.toml", []))
+    anyio.run(publish, port, 0, 50)
+    assert [alike(line) for line in machine.run(backup)] == machine.expected(backup)
+    anyio.run(publish, port, 50, 5)
+    machine.end()
+    assert len(stored(machine.folder / "facts.db")) == 55, "the store outlives the directory"
+    return after
+
+
+def until_rebuilt(machine: Machine, step: Step) -> list[str]:
+    printed = machine.run(step)
+    while "rebuilding" in "".join(printed):
+        printed = machine.run(step)
+    return printed
+
+
+EXPECTED = {f"v{n}": [float(n)] for n in range(50)}
+
+
+def test_the_runbook_leads_from_a_backup_to_serving(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    configure(machine)
+    with machine.server():
+        for step in lose_all_but_a_backup(machine):
+            shown = "sinks --http" in step.command
+            printed = until_rebuilt(machine, step) if shown else machine.run(step)
+            assert [alike(line) for line in printed] == machine.expected(step), step.command
+    assert logged(machine) == EXPECTED
+    assert stored(tmp_path / "facts.db") == EXPECTED
+
+
+def test_the_runbook_works_for_every_kind_of_sink_at_once(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    configure(
+        machine,
+        "[[sinks]]\nkind = 'index'\nvectors = 'storage'\n[[sinks]]\nkind = 'cache'\n"
+        "[[sinks]]\nkind = 'jsonlines'\npath = 'lines'\n",
+    )
+    with machine.server():
+        for step in lose_all_but_a_backup(machine):
+            printed = until_rebuilt(machine, step) if "sinks --http" in step.command else machine.run(step)
+            if "is ahead" in "".join(printed):
+                assert "`delta-prop serve --config delta-prop.toml --rebuild storage` replaces" in printed[0]
+                assert "'jsonlines' cannot be rebuilt: move its data away" in printed[0]
+                (tmp_path / "lines").rename(tmp_path / "lines.lost")
+            elif "sinks --http" in step.command:
+                names = ("storage", "index", "cache", "jsonlines")
+                assert [line.split()[:4] for line in printed[1:]] == [[n, "idle", "50", "0"] for n in names]
+    assert logged(machine) == EXPECTED
+    assert stored(tmp_path / "facts.db") == EXPECTED
+    lines = [json.loads(line) for line in (tmp_path / "lines").read_text().splitlines()]
+    assert {row["vector_id"] for row in lines} == set(EXPECTED)
+    assert len(lines) == 50

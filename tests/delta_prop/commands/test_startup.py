@@ -1,0 +1,233 @@
+"""`config check` and `serve` judge alike, in one line, and a start that fails leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delta_prop.cli import main
+from tests.delta_prop.commands.support import created
+from tests.delta_prop.server.process import served
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.delta_prop.commands.support import Command
+
+HOST = "127.0.0.1"
+PORTS = "server = { port = 0, http_port = 0 }\n"
+STORAGE = "[[sinks]]\nkind = 'storage'\npath = "
+LINES = "[[sinks]]\nkind = 'jsonlines'\npath = "
+NOBODY = 65534
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory: a file, a folder, a log in each."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "gone").symlink_to(tmp_path / "none" / "s.db")
+    (tmp_path / "text").write_text("not a database, whatever the name says " * 100)
+    return tmp_path
+
+
+def everything(folder: Path) -> set[str]:
+    """What lies there, whatever it is."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+WRONG = [
+    ("server = { host = '0.0.0.0', port = 0 }\ndata = 'new'", 2, "server.host '0.0.0.0' can be reached by "),
+    ("server = { host = '127.0.0.1.example.com' }\ndata = 'new'", 2, "server.host '127.0.0.1.example.com'"),
+    ("server = { port = 7001, http_port = 7001 }\ndata = 'new'", 2, "server.http_port: 7001 is server.port"),
+    ("server = { port = 7374 }\ndata = 'new'", 2, "server.http_port: 7374 is server.port too: give each"),
+    (
+        "server = { host = '192.0.2.1', port = 0, http_port = 0, allow_anonymous = true }\ndata = 'new'",
+        1,
+        "name an address of this machine with --host",
+    ),
+    (f"{PORTS}data = 'file'", 2, "data: 'FOLDER/file' is not a directory: name another one"),
+    (f"{PORTS}data = 'file/below'", 2, "data: 'FOLDER/file/below' cannot be made, as 'FOLDER/file' is not a"),
+    (f"{PORTS}data = '/proc/facts'", 2, "data: '/proc/facts': nothing can be made in '/proc' (No such file"),
+    (f"{PORTS}data = '/proc/a/b'", 2, "data: '/proc/a/b': nothing can be made in '/proc' (No such file"),
+    (f"{PORTS}data = '{'x' * 300}'", 2, "cannot be used (File name too long): name another one"),
+    (f"{PORTS}data = 'outdated'", 1, "run `delta-prop log migrate FOLDER/outdated`"),
+    (f"{PORTS}data = 'new'\n{STORAGE}'none/s.db'", 2, "sinks[0].path: 'FOLDER/none/s.db': there is no fold"),
+    (f"{PORTS}data = 'new'\n{STORAGE}'file/s.db'", 2, "there is no folder 'FOLDER/file': make it, or name"),
+    (f"{PORTS}data = 'new'\n{STORAGE}'folder'", 2, "sinks[0].path: 'FOLDER/folder' is a directory: name a"),
+    (f"{PORTS}data = 'new'\n{STORAGE}'text'", 2, "sinks[0].path: FOLDER/text is not a SQLite file: name"),
+    (f"{PORTS}data = 'new'\n{LINES}'text'", 2, "sinks[0].path: FOLDER/text holds lines that this sink did"),
+    (f"{PORTS}data = 'new'\n{LINES}'/proc/lines'", 2, "sinks[0].path: '/proc/lines': nothing can be made in"),
+    (f"{PORTS}data = 'new'\n{LINES}'pipe'", 2, "sinks[0].path: 'FOLDER/pipe' is a device or pipe: name"),
+    (f"{PORTS}data = 'new'\n{STORAGE}'pipe'", 2, "sinks[0].path: 'FOLDER/pipe' is a device or pipe: name a"),
+    (f"{PORTS}data = 'new'\n{STORAGE}'gone'", 2, "there is no folder 'FOLDER/none': make it, or name"),
+    (f"{PORTS}data = 'gone'", 2, "data: 'FOLDER/gone' is not a directory: name another one"),
+    (f"{PORTS}data = 'new'\n{LINES}'a'\nbatch_deltas = 0", 2, "sinks[0].batch_deltas 0: give 1 to 1000"),
+    (
+        f"{PORTS}data = 'new'\n[[sinks]]\nkind = 'forward'\nto = 'a:1'\nauthorities = 'none'",
+        2,
+        "sinks[0].authorities: TLS cannot use FOLDER/none: No such file",
+    ),
+    (f"{PORTS}data = 'new'\n{LINES}'a'\nrebuild = true", 2, "sinks[0].rebuild: sink 'jsonlines' cannot be"),
+    (f"{PORTS}data = 'new'\naccess.tokens = 'none'", 2, "access.tokens: 'FOLDER/none' cannot be read (No"),
+    (f"{PORTS}data = 'new'\naccess.tokens = 'folder'", 2, "access.tokens: 'FOLDER/folder' cannot be read (I"),
+    (f"{PORTS}data = 'new'\ntls = {{ certificate = 'none', key = 'none' }}", 2, "tls: TLS cannot use "),
+    (f"{PORTS}[data]\nx = 1", 2, "data: {'x': 1} is no text"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", ["check", "serve"])
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong[2][:50])
+def test_both_refuse_the_same_in_one_line(
+    verb: str, wrong: tuple[str, int, str], folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text, status, said = wrong
+    outdate(folder / "outdated")
+    (folder / "dp.toml").write_text(text)
+    before = everything(folder)
+    arguments = {"check": ["config", "check"], "serve": ["serve", "--log-level", "error", "--config"]}
+    assert main([*arguments[verb], "dp.toml"]) == status
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
+    assert said.replace("FOLDER", str(folder)) in shown.err
+    assert everything(folder) == before
+
+
+def outdate(directory: Path) -> None:
+    """Make a directory whose format is that of an earlier version."""
+    from delta_prop_broker.local_disk import LocalDisk
+    from delta_prop_broker.log.files.identity import Format, _format_file
+
+    LocalDisk(directory).make_directory("")
+    (directory / "format").write_bytes(_format_file(Format(1, "0.1.0")))
+
+
+@pytest.fixture
+def closed_folder() -> Iterator[Path]:
+    """A folder that this user may not write to, with a file in it and a data directory."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        folder.chmod(0o755)
+        (folder / "lines").write_text("")
+        (folder / "lines").chmod(0o444)
+        outdate(folder / "facts")
+        (folder / "facts").chmod(0o555)
+        if os.geteuid() == 0:
+            os.seteuid(NOBODY)
+        else:
+            folder.chmod(0o555)
+        try:
+            yield folder
+        finally:
+            if os.getuid() == 0:
+                os.seteuid(0)
+            folder.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "said"),
+    [
+        (
+            "new",
+            "",
+            "data: 'FOLDER/new': nothing can be made in 'FOLDER' (Permission denied): let the user of",
+        ),
+        ("", "", "data: 'FOLDER': nothing can be made in 'FOLDER' (Permission denied): let the user of this"),
+        ("facts", "", "data: 'FOLDER/facts' cannot be written to: let the user of this process do so, or"),
+        ("/tmp", f"{STORAGE}'FOLDER/s.db'", "sinks[0].path: 'FOLDER/s.db': nothing can be made in 'FOLDER'"),
+        ("/tmp", f"{LINES}'FOLDER/lines'", "sinks[0].path: 'FOLDER/lines' cannot be read and written: let"),
+    ],
+)
+def test_what_this_user_may_not_write_to_is_told(
+    data: str, more: str, said: str, closed_folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = everything(closed_folder)
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(f"data = '{closed_folder / data}'\n{more.replace('FOLDER', str(closed_folder))}")
+        file.flush()
+        for arguments in (["config", "check"], ["serve", "--log-level", "error", "--config"]):
+            assert main([*arguments, file.name]) == 2
+            shown = capfd.readouterr()
+            assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
+            assert said.replace("FOLDER", str(closed_folder)) in shown.err
+    assert everything(closed_folder) == before
+
+
+@pytest.mark.parametrize("name", ["folder", "none", "latin", "zeros"])
+def test_a_configuration_that_is_no_text_is_told(
+    name: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "latin").write_bytes("data = 'é'".encode("latin-1"))
+    (folder / "zeros").write_bytes(bytes(2_000_000))
+    for arguments in (["config", "check"], ["config", "show"], ["serve", "--data", "facts", "--config"]):
+        assert main([*arguments, name]) == 2
+        shown = capfd.readouterr()
+        assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
+        assert f"the configuration '{name}' cannot be read (" in shown.err
+
+
+def test_an_endless_configuration_is_not_read_to_its_end(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["config", "check", "/dev/zero"]) == 2
+    assert "it is larger than 1,048,576 bytes" in capfd.readouterr().err
+
+
+def test_a_mark_of_the_byte_order_is_passed_over(folder: Path) -> None:
+    (folder / "dp.toml").write_bytes(b"\xef\xbb\xbfdata = 'facts'\n")
+    assert main(["config", "check", "dp.toml"]) == 0
+
+
+# --- what a start that fails leaves behind
+
+
+@pytest.mark.parametrize("data", ["new", "a/b/new", "folder"])
+@pytest.mark.parametrize("broken", ["port", "sink"])
+def test_a_start_that_fails_leaves_nothing_behind(
+    broken: str, data: str, folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = everything(folder)
+    arguments = ["serve", "--data", data, "--port", "0", "--http-port", "0", "--log-level", "error"]
+    with socket.create_server((HOST, 0)) as taken:
+        if broken == "port":
+            arguments += ["--port", str(taken.getsockname()[1])]
+        else:  # which only its own opening tells
+            sqlite3.connect(folder / "other").execute("CREATE TABLE one (two)")
+            (folder / "dp.toml").write_text(f"{STORAGE}'other'")
+            before |= {"other", "other-lock"}
+            before.add("dp.toml")
+            arguments += ["--config", "dp.toml"]
+        assert main(arguments) != 0
+    shown = capfd.readouterr()
+    assert (shown.out, shown.err.count("\n")) == ("", 1), shown.err
+    assert everything(folder) == before
+
+
+def test_a_start_works_once_what_was_wrong_is_mended(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sqlite3.connect(folder / "other").execute("CREATE TABLE one (two)")
+    usual = ["--config", "dp.toml", "--http-port", "0", "--log-level", "error"]
+    first = f"{STORAGE}'first.db'\nname = 'first'\n"
+    (folder / "dp.toml").write_text(f"{first}{STORAGE}'other'")
+    assert main(["serve", "--data", "facts", "--port", "0", *usual]) == 2
+    assert "other is a SQLite file of another program" in capfd.readouterr().err
+    (folder / "dp.toml").write_text(f"{first}{STORAGE}'second.db'")
+    with served(folder / "facts", "--config", str(folder / "dp.toml")):
+        assert (folder / "facts" / "format").exists()
+
+
+def test_a_start_that_fails_leaves_what_was_there(folder: Path, command: Command) -> None:
+    command.publish([created("a")])
+    sqlite3.connect(folder / "other").execute("CREATE TABLE one (two)")
+    (folder / "dp.toml").write_text(f"{STORAGE}'other'")
+    failed = command("serve", "--config", "dp.toml", "--port", "0", "--http-port", "0")
+    assert failed.status == 2
+    assert "is a SQLite file of another program: name another file" in failed.err
+    assert command("log", "verify").status == 0
+    assert command("status").status == 0
+    assert len(command("log", "show", "--json").lines) == 1

@@ -1,0 +1,219 @@
+"""Every key of a configuration with wrong types and values: one line with the key, the value, the bound."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delta_prop.configuration import Configuration, make_sinks, read_configuration
+from delta_prop.configuration.sinks import KINDS
+from delta_prop_broker.log.settings import ReadLevel
+from delta_prop_sinks.linking import Linked
+from delta_prop_wire.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HUGE = "1" + "0" * 400
+"""A whole number that no float holds."""
+DIGITS = "9" * 5000
+"""A number of more digits than Python converts."""
+HEX = "0x" + "f" * 5000
+"""The same, which Python reads and does not print."""
+
+TEXTS = ["7", "true", "[]", "{a = 1}", "1979-05-27", "''"]
+TRUTHS = ["'x'", "1", "[]", "{a = 1}"]
+NUMBERS = [
+    "'5'", "true", "[]", "[1]", "{}", "{a = 1}", "07:32:00", "inf", "-inf", "nan",
+    "-1", "-1.0", "1e300", "1000000000000001", HUGE, HEX,
+]  # fmt: skip
+CHOICES = ["'x'", "''", "1", "[]", "{a = 1}"]
+LISTS = ["7", "[]", "[7]", "[{}]", "{a = 1}", "''", "['']"]
+
+MAY_BE_ZERO = {
+    "server.port", "server.http_port", "server.vector_rate", "settings.linger_ms_max", "settings.retries_max",
+    "log.keep_bytes_max", "log.free_bytes_min", "log.reserve_bytes", "sinks[0].linger_ms_max",
+    "sinks[0].image_s", "sinks[0].linked.drift_share_max", "sinks[0].resident_bytes_max",
+}  # fmt: skip
+ANY_TEXT = {"log.made_by"}
+CURES = (
+    "give ", "leave ", "write ", "at least ", "above 0", "at most ", "end at ", "is no table", "is none of",
+    "must rise", "is not from ", "is below ", "did you mean ", "those that are: ",
+)  # fmt: skip
+NEEDED = {"storage": "path = 's.db'", "jsonlines": "path = 'lines'", "forward": "to = ['a:1']"}
+
+
+class Key(NamedTuple):
+    """A key, its type, and the text before its value."""
+
+    path: str
+    hint: Any
+    before: str
+    after: str = ""
+
+
+def keys() -> Iterator[Key]:
+    for section, kind in get_type_hints(Configuration, include_extras=True).items():
+        if section == "sinks":
+            yield Key(section, kind, "sinks = ")
+        elif dataclasses.is_dataclass(kind):
+            for name, hint in get_type_hints(kind, include_extras=True).items():
+                yield Key(f"{section}.{name}", hint, f"{section}.{name} = ")
+        else:
+            yield Key(section, kind, f"{section} = ")
+    for kind, terms in KINDS.items():
+        for name, hint in get_type_hints(terms, include_extras=True).items():
+            needed = NEEDED.get(kind, "")
+            needed = "" if needed.startswith(f"{name} ") else needed
+            if name != "kind":
+                yield Key(f"sinks[0].{name}", hint, f"[[sinks]]\nkind = '{kind}'\n{needed}\n{name} = ")
+    for name, hint in get_type_hints(Linked, include_extras=True).items():
+        before = f"[[sinks]]\nkind = 'index'\nlinked = {{{name} = "
+        yield Key(f"sinks[0].linked.{name}", hint, before, "}")
+
+
+def wrong_values(key: Key, hint: Any) -> list[str]:
+    """Values that are wrong for a type."""
+    kinds = [one for one in get_args(hint) if one is not NoneType]
+    if get_origin(hint) in (Union, UnionType):
+        return wrong_values(key, kinds[0]) if len(kinds) == 1 else ["'x'", "1", "[]", "{metrik = 1}"]
+    if hint == ReadLevel:
+        return CHOICES
+    if get_origin(hint) is Annotated or hint is str:
+        return [one for one in TEXTS if one != "''" or key.path not in ANY_TEXT]
+    if get_origin(hint) is Literal:
+        return CHOICES
+    if get_origin(hint) is tuple:
+        return LISTS
+    if hint is bool:
+        return TRUTHS
+    zero = [] if key.path in MAY_BE_ZERO else ["0"]
+    return NUMBERS + zero + (["1.5"] if hint is int else [])
+
+
+KEYS = list(keys())
+
+
+def refusal_of(text: str) -> str | None:
+    """Why a configuration is refused; None where it is taken."""
+    try:
+        make_sinks(read_configuration(text).sinks)
+    except UsageError as refused:
+        return str(refused)
+    return None
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: f"{key.path} {key.before[18:26].strip()}")
+def test_a_wrong_value_is_told_with_its_key_and_bound(key: Key) -> None:
+    for value in wrong_values(key, key.hint):
+        text = f"{key.before}{value}{key.after}"
+        said = refusal_of(text)
+        assert said, f"{text[:200]} was taken"
+        assert "\n" not in said
+        assert len(said) < 400, said
+        assert said.startswith(key.path), f"{value[:40]}: {said}"
+        assert any(cure in said for cure in CURES), said
+
+
+@pytest.mark.parametrize(
+    "key", [key for key in KEYS if key.hint in (int, float, bool)], ids=lambda key: key.path
+)
+def test_a_wrong_value_of_the_environment_names_its_variable(key: Key) -> None:
+    name = "DELTA_PROP_" + re.sub(r"\W+", "__", key.path).upper()
+    kind = re.search(r"kind = '(\w+)'", key.before)
+    sink = {"DELTA_PROP_SINKS__0__KIND": kind[1]} if kind else {}
+    for value in ("", "x", "1 2", DIGITS if key.hint is not bool else "1", "nan"):
+        with pytest.raises(UsageError) as told:
+            read_configuration(environment=sink | {name: value})
+        assert str(told.value).startswith(f"{key.path} ({name}): "), str(told.value)[:200]
+        assert len(str(told.value)) < 300
+
+
+LEAVES = st.one_of(
+    st.booleans().map(lambda truth: str(truth).lower()),
+    st.integers().map(str),
+    st.floats().map(str),
+    st.text(st.characters(exclude_categories=["Cs"])).map(lambda text: json.dumps(text).replace("\x7f", "")),
+    st.sampled_from(["1979-05-27T07:32:00Z", "0o17", "0xff", "1_000", "''", DIGITS, HEX, HUGE]),
+)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3).map(lambda some: f"[{', '.join(some)}]")
+        | st.dictionaries(st.sampled_from(["a", "kind", "path", "metric"]), inner, max_size=3).map(
+            lambda table: "{" + ", ".join(f"{name} = {value}" for name, value in table.items()) + "}"
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from(KEYS), VALUES)
+def test_any_value_is_taken_or_refused_in_one_line(key: Key, value: str) -> None:
+    said = refusal_of(f"{key.before}{value}{key.after}")
+    assert said is None or ("\n" not in said and len(said) < 400), said
+
+
+def test_every_key_is_tried() -> None:
+    assert len(KEYS) > 140
+    assert {key.path for key in KEYS} >= MAY_BE_ZERO
+
+
+@pytest.mark.parametrize("path", sorted(MAY_BE_ZERO))
+def test_zero_is_taken_where_it_means_something(path: str) -> None:
+    (key, *_) = [one for one in KEYS if one.path == path]
+    make_sinks(read_configuration(f"{key.before}0{key.after}").sinks)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[data]", 'data: {} is no text: write data = "…" instead of [data]'),
+        ("[data]\npath = 'x'", "data: {'path': 'x'} is no text"),
+        ("data = 'a'\ndata = 'b'", "this is no TOML: "),
+        ("[server]\nport = 1\n[server]\nhost = 'x'", "this is no TOML: "),
+        ("[server]\nport = 1\nport = 2", "this is no TOML: "),
+        ("server.port.x = 1", "server.port: {'x': 1} is no number"),
+        ("server = [{port = 1}]", "server: [{'port': 1}] is no table"),
+        ("[[server]]\nport = 1", "server: [{'port': 1}] is no table"),
+        ("[[data]]", "data: [{}] is no text"),
+        ("[sinks.storage]\npath = 'x'", "sinks: "),
+        (f"server.port = {DIGITS}", "this is no TOML: a number in it has more digits than can be read"),
+        (f"x = {'[' * 20_000}", "this is no TOML: "),
+        (f"x = {'[' * 20_000}{']' * 20_000}", "this is no TOML: "),
+        (f"{'k' * 5000} = 1", "kkkk"),
+        ("'a\\nb' = 1\n", "'a\\\\nb': there is no such key"),
+        ("server.host = 'a\0b'", "this is no TOML: "),
+        ('server.host = "a\\u0000b"', "server.host = "),
+        ('data = "a\\u0000b"', "data: "),
+        ("sinks = [{kind = 'cache'}, {kind = 'cache', name = ''}]", "sinks[1].name: "),
+        ('[[sinks]]\nkind = "cache"\nname = "a\\nb"', "sinks[0].name: "),
+        ("[[sinks]]\nkind = 'forward'\nto = 'a:1'\ntoken = 'ä'", "sinks[0].token: "),
+        ("[[sinks]]\nkind = 'cache'\nbatch_deltas = 1001", "sinks[0].batch_deltas 1001: give 1 to 1000"),
+    ],
+    ids=lambda text: text[:30].replace("\n", " "),
+)
+def test_a_hostile_text_is_told_in_one_short_line(text: str, said: str) -> None:
+    refused = refusal_of(text)
+    assert refused
+    assert refused.startswith(said)
+    assert "\n" not in refused
+    assert len(refused) < 400
